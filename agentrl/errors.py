@@ -1,0 +1,149 @@
+"""One tree of errors, named for the boundary that a failure crossed.
+
+A message says the setting or thing, the rule, the value found and what to do. ``exit_code`` is what
+the command line returns: 2 configuration, 3 data, 4 the machine (no GPU, server or sandbox), 1 otherwise.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AgentRLError",
+    "ConfigError",
+    "DataError",
+    "EngineError",
+    "EnvError",
+    "GoldenRuleError",
+    "MachineError",
+    "RewardError",
+    "SandboxError",
+    "StoreError",
+    "ToolError",
+    "TrainingError",
+]
+
+
+class AgentRLError(Exception):
+    """Root of every error that agentrl raises on purpose."""
+
+    boundary = "agentrl"
+    exit_code = 1
+
+
+class ConfigError(AgentRLError):
+    """A setting breaks a rule. The message names the setting, the rule, the value and the mend."""
+
+    boundary = "config"
+    exit_code = 2
+
+
+class DataError(AgentRLError):
+    """A data set, model folder or stored file cannot be used as it is."""
+
+    boundary = "data"
+    exit_code = 3
+
+
+class MachineError(AgentRLError):
+    """This machine lacks what the configuration requires: a sandbox, a GPU, a server, a package."""
+
+    boundary = "machine"
+    exit_code = 4
+
+
+class EnvError(AgentRLError):
+    """An environment broke its contract or raised."""
+
+    boundary = "env"
+
+
+class ToolError(AgentRLError):
+    """A tool is declared wrongly, or the executor itself (never a tool's body) failed."""
+
+    boundary = "tool"
+
+
+class SandboxError(AgentRLError):
+    """The sandbox itself failed; what the CODE in it did is a result, never this error.
+
+    Args:
+        message: what failed and what to do.
+        retryable: whether another sandbox may succeed where this one failed.
+    """
+
+    boundary = "sandbox"
+
+    def __init__(self, message: str, *, retryable: bool = True) -> None:
+        super().__init__(message)
+        self.retryable = retryable
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild_retryable, (type(self), str(self), self.retryable)
+
+
+class EngineError(AgentRLError):
+    """A rollout engine failed.
+
+    Args:
+        message: what failed and what to do.
+        retryable: whether the same request may succeed on this or another engine.
+    """
+
+    boundary = "engine"
+
+    def __init__(self, message: str, *, retryable: bool = True) -> None:
+        super().__init__(message)
+        self.retryable = retryable
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild_retryable, (type(self), str(self), self.retryable)
+
+
+class GoldenRuleError(EngineError):
+    """The recorded tokens differ from what the engine was given or made: never retried, never trained."""
+
+    def __init__(self, message: str, *, retryable: bool = False) -> None:
+        super().__init__(message, retryable=retryable)
+
+
+class RewardError(AgentRLError):
+    """A rubric, judge or reward model failed: the trajectory is failed, its reward is never 0."""
+
+    boundary = "reward"
+
+
+class StoreError(AgentRLError):
+    """A trajectory or checkpoint could not be written or read back."""
+
+    boundary = "store"
+
+
+class TrainingError(AgentRLError):
+    """A rank of a worker group failed.
+
+    Args:
+        message: what failed.
+        rank: the global rank that raised first, or None where no rank is to blame.
+        host: the host of that rank.
+        traceback_text: the rank's own traceback.
+    """
+
+    boundary = "training"
+
+    def __init__(
+        self, message: str, *, rank: int | None = None, host: str | None = None, traceback_text: str = ""
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.host = host
+        self.traceback_text = traceback_text
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild_training, (str(self), self.rank, self.host, self.traceback_text)
+
+
+def _rebuild_retryable(cls: type[SandboxError | EngineError], message: str, retryable: bool) -> AgentRLError:
+    return cls(message, retryable=retryable)
+
+
+def _rebuild_training(message: str, rank: int | None, host: str | None, traceback_text: str) -> TrainingError:
+    return TrainingError(message, rank=rank, host=host, traceback_text=traceback_text)

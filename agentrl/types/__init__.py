@@ -1,0 +1,81 @@
+"""The data that travels: the whole vocabulary of agentrl, in numpy, never torch."""
+
+from __future__ import annotations
+
+from agentrl.types.arrays import BoolArray, FloatArray, IntArray, frozen_floats, frozen_ints
+from agentrl.types.batch import Batch, BatchShard
+from agentrl.types.completion import (
+    Completion,
+    EngineAccount,
+    EngineInfo,
+    FinishReason,
+    GenerateRequest,
+    SamplingParams,
+    StaleKV,
+)
+from agentrl.types.dispatch import Collect, Dispatch, Registration, register, registration
+from agentrl.types.env import Action, Observation, StepResult, Task
+from agentrl.types.messages import (
+    CallProblem,
+    CallRecord,
+    Message,
+    ParsedMessage,
+    ProblemKind,
+    ToolCall,
+    ToolErrorKind,
+    ToolResult,
+    ToolSpec,
+)
+from agentrl.types.seeds import seed_for
+from agentrl.types.segment import MediaSpan, Segment, SegmentKind, concat_ids
+from agentrl.types.stats import Stat, Stats
+from agentrl.types.trajectory import Purpose, Sample, Status, StatusKind, Trajectory, TrajectoryGroup, Turn
+
+__all__ = [
+    "Action",
+    "Batch",
+    "BatchShard",
+    "BoolArray",
+    "CallProblem",
+    "CallRecord",
+    "Collect",
+    "Completion",
+    "Dispatch",
+    "EngineAccount",
+    "EngineInfo",
+    "FinishReason",
+    "FloatArray",
+    "GenerateRequest",
+    "IntArray",
+    "MediaSpan",
+    "Message",
+    "Observation",
+    "ParsedMessage",
+    "ProblemKind",
+    "Purpose",
+    "Registration",
+    "Sample",
+    "SamplingParams",
+    "Segment",
+    "SegmentKind",
+    "StaleKV",
+    "Stat",
+    "Stats",
+    "Status",
+    "StatusKind",
+    "StepResult",
+    "Task",
+    "ToolCall",
+    "ToolErrorKind",
+    "ToolResult",
+    "ToolSpec",
+    "Trajectory",
+    "TrajectoryGroup",
+    "Turn",
+    "concat_ids",
+    "frozen_floats",
+    "frozen_ints",
+    "register",
+    "registration",
+    "seed_for",
+]

@@ -1,0 +1,34 @@
+"""Array aliases, and the one way to make an array that nobody can change by accident."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["BoolArray", "FloatArray", "IntArray", "frozen_floats", "frozen_ints"]
+
+IntArray: TypeAlias = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+FloatArray: TypeAlias = npt.NDArray[np.float32] | npt.NDArray[np.float64]
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+
+
+def frozen_ints(values: Any) -> npt.NDArray[np.int32]:
+    """A read-only int32 array ``[n]`` of ``values`` (a copy only where one is needed to freeze it)."""
+    return _frozen(values, np.int32)
+
+
+def frozen_floats(values: Any) -> npt.NDArray[np.float32]:
+    """A read-only float32 array ``[n]`` of ``values``."""
+    return _frozen(values, np.float32)
+
+
+def _frozen(values: Any, dtype: Any) -> npt.NDArray[Any]:
+    array = np.asarray(values, dtype=dtype)
+    if array.ndim != 1:
+        raise ValueError(f"expected a one-dimensional array, got shape {array.shape}")
+    if array.flags.writeable:
+        array = array.copy() if array.base is not None or array is values else array
+        array.setflags(write=False)
+    return array

@@ -1,0 +1,163 @@
+"""The batch: packed columns that the trainer learns from (design/tokens.md, Batch).
+
+Axes: T tokens, S samples, U turns, J trajectories. Entry t of every [T] array is about token t.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Batch", "BatchShard"]
+
+I32 = npt.NDArray[np.int32]
+F32 = npt.NDArray[np.float32]
+
+_LATER = ("old_logprobs", "ref_logprobs", "values", "advantages", "returns")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """Samples packed end to end. Off-mask entries are 0, never NaN.
+
+    Args:
+        token_ids: ``[T]`` int32.
+        kind: ``[T]`` int8, a ``SegmentKind`` each.
+        loss_mask: ``[T]`` float32: 0 for what is not trained, else the token's weight within its sample (1).
+        rollout_logprobs: ``[T]`` float32, the sampler's log p(token | earlier tokens of its sample).
+        policy_versions: ``[T]`` int32, -1 where no version applies.
+        turn_index: ``[T]`` int32, row of the token's turn in the [U] columns.
+        cu_seqlens: ``[S+1]`` int32, sample boundaries.
+        trajectory: ``[S]`` int32, row of the sample's trajectory.
+        temperature: ``[S]`` float32, the sampler's.
+        turn_trajectory: ``[U]`` int32.
+        turn_reward: ``[U]`` float32, the step's reward.
+        turn_credit: ``[U]`` float32, what the algorithm's ``credit`` gives a turn.
+        state_key: ``[U]`` uint64, hash of the observation before the action.
+        group: ``[J]`` int32, row of the trajectory's group (its draw's rank in the batch).
+        draw: ``[J]`` int64, the group's draw.
+        sibling: ``[J]`` int32.
+        reward: ``[J]`` float32, the total.
+        credit: ``[J]`` float32, what the algorithm's ``credit`` gives a trajectory.
+        truncated: ``[J]`` bool, whether the value at the end is bootstrapped.
+        old_logprobs, ref_logprobs, values, advantages, returns: ``[T]`` float32, joined as passes return.
+    """
+
+    token_ids: I32
+    kind: npt.NDArray[np.int8]
+    loss_mask: F32
+    rollout_logprobs: F32
+    policy_versions: I32
+    turn_index: I32
+    cu_seqlens: I32
+    trajectory: I32
+    temperature: F32
+    turn_trajectory: I32
+    turn_reward: F32
+    turn_credit: F32
+    state_key: npt.NDArray[np.uint64]
+    group: I32
+    draw: npt.NDArray[np.int64]
+    sibling: I32
+    reward: F32
+    credit: F32
+    truncated: npt.NDArray[np.bool_]
+    old_logprobs: F32 | None = None
+    ref_logprobs: F32 | None = None
+    values: F32 | None = None
+    advantages: F32 | None = None
+    returns: F32 | None = None
+
+    def __post_init__(self) -> None:
+        expected = {
+            self.num_tokens: ("kind", "loss_mask", "rollout_logprobs", "policy_versions", "turn_index", *_LATER),
+        }
+        for size, names in expected.items():
+            for name in names:
+                column = getattr(self, name)
+                if column is not None and column.shape != (size,):
+                    raise ValueError(f"batch.{name} must have shape ({size},), got {column.shape}")
+        if self.cu_seqlens[0] != 0 or self.cu_seqlens[-1] != self.num_tokens:
+            raise ValueError(f"batch.cu_seqlens must run from 0 to {self.num_tokens}, got {self.cu_seqlens[[0, -1]]}")
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.token_ids.size)
+
+    @property
+    def num_samples(self) -> int:
+        return int(self.cu_seqlens.size) - 1
+
+    @property
+    def num_trajectories(self) -> int:
+        return int(self.reward.size)
+
+    @property
+    def num_groups(self) -> int:
+        return int(np.unique(self.group).size)
+
+    @property
+    def lengths(self) -> I32:
+        """``[S]`` tokens of each sample."""
+        return np.diff(self.cu_seqlens).astype(np.int32)
+
+    def join(self, columns: Mapping[str, npt.NDArray[np.float32]]) -> Batch:
+        """This batch with ``[T]`` columns that a pass returned.
+
+        Raises:
+            KeyError: a name that is no later column.
+            ValueError: a wrong shape, or a value that is not finite.
+        """
+        for name, column in columns.items():
+            if name not in _LATER:
+                raise KeyError(f"{name!r} is no column that a pass may join; those are {', '.join(_LATER)}")
+            if not bool(np.isfinite(column).all()):
+                raise ValueError(f"batch.{name} holds {int((~np.isfinite(column)).sum())} values that are not finite")
+        return replace(self, **columns)  # type: ignore[arg-type]
+
+    def token_columns(self) -> dict[str, npt.NDArray[np.generic]]:
+        """The ``[T]`` columns that are present, by name."""
+        names = ("token_ids", "kind", "loss_mask", "rollout_logprobs", "policy_versions", "turn_index", *_LATER)
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+    def select(self, samples: Sequence[int] | npt.NDArray[np.integer]) -> Batch:
+        """The batch of the given samples, in the given order; [U] and [J] columns stay whole, so rows keep meaning."""
+        rows = np.asarray(samples, dtype=np.int64)
+        lengths = self.lengths[rows] if rows.size else np.zeros(0, dtype=np.int32)
+        cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        index = token_rows(self.cu_seqlens, rows)
+        columns = {name: column[index] for name, column in self.token_columns().items()}
+        chosen = {field.name: getattr(self, field.name) for field in fields(self)} | columns
+        chosen |= {
+            "cu_seqlens": cu_seqlens,
+            "trajectory": self.trajectory[rows],
+            "temperature": self.temperature[rows],
+        }
+        return Batch(**chosen)
+
+
+def token_rows(cu_seqlens: I32, samples: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Positions in the packed axis of the tokens of ``samples``, in their order."""
+    parts = [np.arange(cu_seqlens[row], cu_seqlens[row + 1], dtype=np.int64) for row in samples]
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BatchShard:
+    """What one data-parallel coordinate is given: its samples and how to cut them.
+
+    Args:
+        batch: this coordinate's samples.
+        samples: ``[S_local]`` rows that they have in the whole batch, so that columns can be put back.
+        micro_batches: row indices into ``batch`` for each micro-batch; an empty one is a filler of one token and
+            weight 0, run so that collectives match on every coordinate.
+        sample_weight: ``[S_local]`` float64, w_s of design/training.md; None for passes without a loss.
+    """
+
+    batch: Batch
+    samples: npt.NDArray[np.int64]
+    micro_batches: tuple[tuple[int, ...], ...]
+    sample_weight: npt.NDArray[np.float64] | None = None

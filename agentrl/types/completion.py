@@ -1,0 +1,139 @@
+"""What a rollout engine is asked and what it answers: tokens in, tokens out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from agentrl.types.segment import MediaSpan, Segment
+
+__all__ = ["Completion", "EngineAccount", "EngineInfo", "FinishReason", "GenerateRequest", "SamplingParams", "StaleKV"]
+
+FinishReason = Literal["stop", "length", "abort"]
+StaleKV = Literal["never", "within_call", "always"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens are drawn.
+
+    Args:
+        max_new_tokens: at most this many tokens are sampled.
+        temperature: 0 is greedy; logprobs are then those at temperature 1.
+        top_p, top_k, min_p: 1, 0 and 0 switch them off; anything else makes the sampler another distribution,
+            which is refused for training unless ``rollout.allow_truncated_sampling``.
+        stop_token_ids: sampling one ends the completion; the sampled token is kept.
+        stop: strings that end the completion; the whole last token is kept, only the text is cut.
+
+    Raises:
+        ValueError: a value outside its range, named.
+    """
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    stop_token_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        rules = (
+            ("max_new_tokens", self.max_new_tokens >= 1, "at least 1"),
+            ("temperature", 0.0 <= self.temperature < float("inf"), "finite and at least 0"),
+            ("top_p", 0.0 < self.top_p <= 1.0, "in (0, 1]"),
+            ("top_k", self.top_k >= 0, "at least 0 (0 is off)"),
+            ("min_p", 0.0 <= self.min_p < 1.0, "in [0, 1)"),
+            ("stop", all(self.stop), "non-empty strings"),
+        )
+        for name, holds, rule in rules:
+            if not holds:
+                raise ValueError(f"sampling.{name} must be {rule}, got {getattr(self, name)!r}")
+
+    @property
+    def truncates(self) -> bool:
+        """Whether the behaviour distribution differs from the softmax whose logprobs are recorded."""
+        return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GenerateRequest:
+    """One completion.
+
+    Args:
+        request_id: unique among the requests in flight; ``abort`` names it.
+        session_id: one episode's KV cache and its server; ``release`` names it.
+        token_ids: ``[n]`` int32, the whole sequence so far, n >= 1.
+        sampling: how tokens are drawn.
+        seed: the counter-based generator's key; token position is its counter.
+        min_version: the engine must serve at least this policy version.
+        deadline_s: seconds of engine time after which the request fails; None waits for the caller's own deadline.
+        media: images of the sequence, spans relative to its start.
+    """
+
+    request_id: str
+    session_id: str
+    token_ids: npt.NDArray[np.int32]
+    sampling: SamplingParams
+    seed: int
+    min_version: int = 0
+    deadline_s: float | None = None
+    media: tuple[MediaSpan, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAccount:
+    """The engine's own count of what it was given and made, against which the golden rule is asserted.
+
+    Args:
+        prompt_tokens: ids that the engine says it was given.
+        completion_tokens: ids that it says it sampled.
+        kv_tokens: positions in its KV cache after the call, where it can tell. The last sampled token has no KV yet.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    kv_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Completion:
+    """One finished completion.
+
+    Args:
+        request_id: as asked.
+        segments: POLICY segments, one a policy version, in order; empty for an engine without ids and logprobs.
+        text: the text, for an engine without ids; None where the caller decodes the ids.
+        finish_reason: ``stop`` (a stop token or string), ``length``, or ``abort``.
+        stop_string: the stop string that matched, where one did.
+        account: the engine's own count.
+        cached_tokens: prompt tokens whose KV was reused.
+        stale_kv: the rule under which KV of an older version was used.
+        timings: seconds by stage, such as ``queue_s``, ``prefill_s`` and ``decode_s``.
+    """
+
+    request_id: str
+    segments: tuple[Segment, ...]
+    finish_reason: FinishReason
+    account: EngineAccount
+    text: str | None = None
+    stop_string: str | None = None
+    cached_tokens: int = 0
+    stale_kv: StaleKV = "never"
+    timings: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What a client must know of an engine: ``vocab_size`` bounds ids sent, ``context_tokens`` bounds sequences."""
+
+    name: str
+    model: str
+    vocab_size: int
+    context_tokens: int
+    policy_version: int
+    returns_ids: bool = True

@@ -1,0 +1,99 @@
+"""A run of tokens that share one origin. Provenance is never edited."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
+
+from agentrl.types.arrays import frozen_floats, frozen_ints
+
+__all__ = ["MediaSpan", "Segment", "SegmentKind", "concat_ids"]
+
+
+class SegmentKind(IntEnum):
+    """Where a token comes from (design/tokens.md, Segment)."""
+
+    PROMPT = 0
+    POLICY = 1
+    OBSERVATION = 2
+    SCAFFOLD = 3
+    TARGET = 4
+
+
+@dataclass(frozen=True, slots=True)
+class MediaSpan:
+    """Placeholder tokens of one image: ``[start, start + num_tokens)`` within its segment."""
+
+    start: int
+    num_tokens: int
+    sha256: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """Consecutive tokens of one kind.
+
+    Args:
+        kind: the tokens' origin.
+        token_ids: ``[n]`` int32, made read-only.
+        logprobs: ``[n]`` float32 in nats, of log-softmax(logits / temperature) over the whole vocabulary;
+            exactly on POLICY segments.
+        policy_version: the one version whose weights made every token; exactly on POLICY segments.
+        media: images whose placeholders lie within.
+        side: declared per-token arrays, ``[n, ...]`` each.
+
+    Raises:
+        ValueError: logprobs or version missing on POLICY or present elsewhere; lengths differ; a logprob is
+            NaN or above 0 by more than rounding.
+    """
+
+    kind: SegmentKind
+    token_ids: npt.NDArray[np.int32]
+    logprobs: npt.NDArray[np.float32] | None = None
+    policy_version: int | None = None
+    media: tuple[MediaSpan, ...] = ()
+    side: Mapping[str, npt.NDArray[np.generic]] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "token_ids", frozen_ints(self.token_ids))
+        is_policy = self.kind is SegmentKind.POLICY
+        if (self.logprobs is not None) != is_policy or (self.policy_version is not None) != is_policy:
+            raise ValueError(
+                f"logprobs and policy_version belong exactly on POLICY segments, got kind={self.kind.name}, "
+                f"logprobs {'given' if self.logprobs is not None else 'missing'}, policy_version={self.policy_version}"
+            )
+        if self.logprobs is not None:
+            logprobs = frozen_floats(self.logprobs)
+            object.__setattr__(self, "logprobs", logprobs)
+            if logprobs.shape != self.token_ids.shape:
+                raise ValueError(f"{self.token_ids.size} tokens but {logprobs.size} logprobs")
+            if logprobs.size and not bool((logprobs <= 1e-3).all()):  # NaN compares false as well
+                raise ValueError(f"a logprob is at most 0, got {float(np.max(logprobs))}")
+        for name, array in self.side.items():
+            if array.shape[0] != self.token_ids.size:
+                raise ValueError(f"side array {name!r} has {array.shape[0]} rows for {self.token_ids.size} tokens")
+
+    def __len__(self) -> int:
+        return int(self.token_ids.size)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Segment, (
+            self.kind,
+            self.token_ids,
+            self.logprobs,
+            self.policy_version,
+            self.media,
+            dict(self.side),
+        )
+
+
+def concat_ids(segments: Iterable[Segment]) -> npt.NDArray[np.int32]:
+    """The token ids of ``segments`` in order, ``[n]`` int32, read-only."""
+    arrays = [segment.token_ids for segment in segments]
+    return frozen_ints(np.concatenate(arrays) if arrays else np.zeros(0, dtype=np.int32))

@@ -1,0 +1,58 @@
+"""Numbers that merge exactly: sums, counts, minima and maxima."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+__all__ = ["Stat", "Stats"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """A mergeable statistic: ``sum`` over ``count`` observations, and their extremes."""
+
+    sum: float
+    count: float
+    min: float = float("inf")
+    max: float = float("-inf")
+
+    @property
+    def mean(self) -> float:
+        """The mean; NaN without observations."""
+        return self.sum / self.count if self.count else float("nan")
+
+    def __add__(self, other: Stat) -> Stat:
+        return Stat(self.sum + other.sum, self.count + other.count, min(self.min, other.min), max(self.max, other.max))
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Stat:
+        """The statistic of given values."""
+        items = [float(value) for value in values]
+        return cls(sum(items), len(items), min(items, default=float("inf")), max(items, default=float("-inf")))
+
+
+class Stats(Mapping[str, Stat]):
+    """Named statistics; adding two merges equal names."""
+
+    def __init__(self, entries: Mapping[str, Stat] | None = None) -> None:
+        self._entries = dict(entries or {})
+
+    def __getitem__(self, name: str) -> Stat:
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __add__(self, other: Mapping[str, Stat]) -> Stats:
+        merged = dict(self._entries)
+        for name, stat in other.items():
+            merged[name] = merged[name] + stat if name in merged else stat
+        return Stats(merged)
+
+    def means(self) -> dict[str, float]:
+        """The mean of each statistic that has observations."""
+        return {name: stat.mean for name, stat in self._entries.items() if stat.count}

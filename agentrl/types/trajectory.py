@@ -1,0 +1,203 @@
+"""Turns, trajectories and the groups they are compared in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from agentrl.types.completion import FinishReason, SamplingParams, StaleKV
+from agentrl.types.env import Task
+from agentrl.types.messages import CallRecord, Message
+from agentrl.types.segment import Segment, SegmentKind, concat_ids
+
+__all__ = ["Purpose", "Sample", "Status", "StatusKind", "Trajectory", "TrajectoryGroup", "Turn"]
+
+Purpose = Literal["train", "baseline", "eval"]
+StatusKind = Literal["terminated", "truncated", "failed", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How an episode ended: ``truncated`` has a reason, ``failed`` a boundary, ``cancelled`` a reason."""
+
+    kind: StatusKind
+    reason: str = ""
+    detail: str = ""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the trajectory counts: terminated and truncated do, failed and cancelled never."""
+        return self.kind in ("terminated", "truncated")
+
+    def __str__(self) -> str:
+        return f"{self.kind}({self.reason})" if self.reason else self.kind
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Turn:
+    """One model call and what it caused; it holds only what it adds to its parent's sequence.
+
+    Args:
+        index: position among the trajectory's turns.
+        parent: the turn whose sequence this one extends; None starts a new sequence with its own PROMPT.
+        context: segments added since the parent, before the completion.
+        completion: POLICY segments as sampled (or TARGET ones to imitate); empty for engines without ids.
+        text: the completion's text, cut at a stop string.
+        message: the assistant's message as parsed.
+        observed: messages that led to this turn (from ``reset`` or the previous step).
+        calls: each call and problem with its result.
+        finish_reason: how the completion ended.
+        sampling: how it was drawn; None for turns that no engine made.
+        rewards: the step's reward by part.
+        state_key: hash of the observation before the action.
+        agent: whose turn it is.
+        stale_kv: the rule under which KV of an older version was used.
+        cached_tokens: prompt tokens whose KV was reused.
+        timings: seconds by stage.
+        info: what the environment wanted kept, JSON.
+    """
+
+    index: int
+    parent: int | None
+    context: tuple[Segment, ...]
+    completion: tuple[Segment, ...]
+    text: str
+    message: Message
+    observed: tuple[Message, ...] = ()
+    calls: tuple[CallRecord, ...] = ()
+    finish_reason: FinishReason = "stop"
+    sampling: SamplingParams | None = None
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    state_key: str = ""
+    agent: str = "main"
+    stale_kv: StaleKV = "never"
+    cached_tokens: int = 0
+    timings: Mapping[str, float] = field(default_factory=dict)
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """What this turn adds, in order."""
+        return self.context + self.completion
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """One unbroken sequence to train on: the path of a leaf turn.
+
+    Args:
+        turns: indices of the turns on the path, root first.
+        owned: those of them that are trained here; the others are context, trained in an earlier sample.
+        segments: the path's segments.
+        segment_turns: for each segment, the turn that added it.
+    """
+
+    turns: tuple[int, ...]
+    owned: frozenset[int]
+    segments: tuple[Segment, ...]
+    segment_turns: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return sum(len(segment) for segment in self.segments)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trajectory:
+    """One episode.
+
+    Args:
+        task: the problem.
+        draw: position of its group in the data order.
+        sibling: position within the group.
+        attempt: grows with each retry after an infrastructure failure.
+        purpose: training, a greedy baseline, or evaluation.
+        turns: in order of the calls.
+        status: how it ended.
+        rewards: the rubric's parts, and ``step`` for the sum of step rewards.
+        reward: their weighted sum; None where the trajectory failed or was cancelled.
+        label: empty in training; names the evaluation (``code/before/greedy``) that a draw counts in.
+        timings: seconds by stage.
+        info: JSON, such as counts of restarts.
+    """
+
+    task: Task
+    draw: int
+    sibling: int
+    attempt: int
+    purpose: Purpose
+    turns: tuple[Turn, ...]
+    status: Status
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    reward: float | None = None
+    label: str = ""
+    timings: Mapping[str, float] = field(default_factory=dict)
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        """``draw-sibling-attempt``, with the evaluation's label in front. Equal ids, equal episode."""
+        own = f"{self.draw}-{self.sibling}-{self.attempt}"
+        return f"{self.label}/{own}" if self.label else own
+
+    def path(self, index: int) -> tuple[int, ...]:
+        """The turns from the root of ``index``'s sequence to it."""
+        path = [index]
+        while (parent := self.turns[path[-1]].parent) is not None:
+            path.append(parent)
+        return tuple(reversed(path))
+
+    def sequence(self, index: int) -> npt.NDArray[np.int32]:
+        """All ids of a turn's sequence: exactly what the engine was given and made in that call."""
+        return concat_ids(segment for turn in self.path(index) for segment in self.turns[turn].segments)
+
+    def samples(self) -> tuple[Sample, ...]:
+        """The leaves' sequences; a turn on several paths is owned by the first of them (design/tokens.md)."""
+        parents = {turn.parent for turn in self.turns if turn.parent is not None}
+        seen: set[int] = set()
+        samples = []
+        for leaf in (turn.index for turn in self.turns if turn.index not in parents):
+            path = self.path(leaf)
+            pairs = [(segment, turn) for turn in path for segment in self.turns[turn].segments]
+            if not pairs:
+                continue
+            samples.append(
+                Sample(
+                    turns=path,
+                    owned=frozenset(path) - seen,
+                    segments=tuple(segment for segment, _ in pairs),
+                    segment_turns=tuple(turn for _, turn in pairs),
+                )
+            )
+            seen.update(path)
+        return tuple(samples)
+
+    def policy_segments(self) -> tuple[Segment, ...]:
+        """Every sampled segment, once, in turn order."""
+        return tuple(s for turn in self.turns for s in turn.completion if s.kind is SegmentKind.POLICY)
+
+    @property
+    def num_policy_tokens(self) -> int:
+        return sum(len(segment) for segment in self.policy_segments())
+
+    @property
+    def policy_versions(self) -> tuple[int, ...]:
+        """The versions that made its tokens, in order of sampling."""
+        return tuple(s.policy_version for s in self.policy_segments() if s.policy_version is not None)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrajectoryGroup:
+    """The siblings of one draw; equal task, equal environment seed."""
+
+    draw: int
+    task: Task
+    trajectories: tuple[Trajectory, ...]
+
+    @property
+    def finished(self) -> tuple[Trajectory, ...]:
+        """Siblings that count; failed and cancelled ones enter no statistic, baseline or loss."""
+        return tuple(t for t in self.trajectories if t.status.finished and t.reward is not None)

@@ -1,0 +1,64 @@
+# make demo  trains the code agent; make test  runs the fast tests; make check  lints; make bench  measures.
+#
+#   PYTHON=python3.12   the interpreter of .venv (3.11 or 3.12; by default the first of these that works)
+#   ARGS='...'          more arguments: for agentrl in demo, for pytest in test
+#   TORCH_INDEX=URL     one more package index, for another build of torch
+
+ARGS ?=
+TORCH_INDEX ?=
+PYTHON ?=
+
+VENV := .venv
+PIP_INSTALL := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-cpu.txt \
+	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+FAST := not slow and not docker and not sglang and not browser and not gpu
+
+.PHONY: help demo test check bench clean python
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo             train the code agent (ARGS='train.steps=10 run.dir=runs/mine' overrides settings)"
+	@echo "make test             run the fast tests (ARGS='-m slow', ARGS='tests/tools -x' go to pytest)"
+	@echo "make check            ruff, mypy --strict, import-linter"
+	@echo "make bench            run benchmarks/*.py, record them and rewrite docs/benchmarks.md"
+	@echo "make python           make .venv alone, with nothing installed"
+	@echo "make clean            delete .venv and the caches"
+	@echo "PYTHON=python3.12 picks the interpreter, TORCH_INDEX=URL adds a package index for torch"
+
+demo: $(VENV)/.installed
+	$(VENV)/bin/agentrl train examples/code/config.yaml $(ARGS)
+
+test: $(VENV)/.installed-test
+	$(VENV)/bin/python -m pytest -m "$(FAST)" --durations=15 $(ARGS)
+
+check: $(VENV)/.installed-test
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+
+bench: $(VENV)/.installed-test
+	$(VENV)/bin/python -m benchmarks.report --run $(ARGS)
+
+clean:
+	rm -rf $(VENV) agentrl.egg-info build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+
+# The stamps are younger than pyproject.toml and the pins, so a second call installs nothing.
+$(VENV)/.installed: pyproject.toml constraints-cpu.txt | $(VENV)/bin/python
+	$(PIP_INSTALL) -e .
+	@touch $@
+
+$(VENV)/.installed-test: pyproject.toml constraints-cpu.txt | $(VENV)/bin/python
+	$(PIP_INSTALL) -e '.[test]'
+	@touch $(VENV)/.installed $@
+
+python: $(VENV)/bin/python
+
+$(VENV)/bin/python:
+	@for python in $(if $(PYTHON),$(PYTHON),python3 python3.12 python3.11); do \
+		$$python -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null \
+			&& exec $$python -m venv $(VENV); \
+	done; \
+	echo "agentrl needs Python 3.11 or 3.12 with venv$(if $(PYTHON), (PYTHON=$(PYTHON) is not that)): install one" \
+		"(Debian and Ubuntu: apt install python3.12-venv; macOS: brew install python@3.12)" \
+		"or name it: make PYTHON=/path/to/python3.12" >&2; exit 1

@@ -1,0 +1,62 @@
+"""What every test gets: no hub, one thread a process, and in CI no silent skip.
+
+Under ``AGENTRL_CI=1`` a skipped test fails the session, by name and with its reason: a phase of ``.ci/run`` selects
+the tests that this machine must be able to run, so a skip there means that something is missing.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import settings
+
+# Before torch, transformers or ray is imported by any test, and inherited by each process that a test starts.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+# A property is bounded by the number of its examples, never by time: a busy machine is no failure. CI repeats itself.
+settings.register_profile("agentrl", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("agentrl")
+
+# The only reasons for which CI, which runs on Linux, may skip: the test is about another platform.
+ALLOWED_IN_CI = ("needs macOS",)
+
+
+class SkipGate:
+    """Fails a session in which a test was skipped for a reason that is not allowed."""
+
+    def __init__(self) -> None:
+        self.skips: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.skipped and not hasattr(report, "wasxfail"):
+            self._note(report.nodeid, report.longrepr)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.skipped:
+            self._note(report.nodeid, report.longrepr)
+
+    def _note(self, nodeid: str, longrepr: object) -> None:
+        # pytest gives a skip as (file, line, "Skipped: reason")
+        reason = str(longrepr[2] if isinstance(longrepr, tuple) else longrepr).removeprefix("Skipped: ")
+        if not reason.startswith(ALLOWED_IN_CI):
+            self.skips.append(f"{nodeid}: {reason}")
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.skips:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if self.skips:
+            terminalreporter.section("skipped, which AGENTRL_CI=1 forbids", red=True, bold=True)
+            for skip in self.skips:
+                terminalreporter.line(skip, red=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if os.environ.get("AGENTRL_CI") == "1":
+        config.pluginmanager.register(SkipGate(), "agentrl-skip-gate")

@@ -1,0 +1,61 @@
+"""The Python blocks of README.md and docs/*.md run as they stand, and the links between pages lead somewhere.
+
+The blocks of a page are one program, in order, run in an empty folder that holds ``examples``. What is not to be run
+is marked ```text.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+
+
+def program(page: str) -> str:
+    """The page with every line that is not in a Python block made empty, so that line numbers stay the page's."""
+    lines = []
+    inside = False
+    for line in page.splitlines():
+        if line.startswith("```"):
+            inside = line.strip() == "```python"
+            lines.append("")
+        else:
+            lines.append(line if inside else "")
+    return "\n".join(lines) + "\n"
+
+
+WITH_PYTHON = [page for page in PAGES if program(page.read_text(encoding="utf-8")).strip()]
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=page.name) for page in WITH_PYTHON])
+def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
+    script = tmp_path / f"{page.stem.replace('-', '_')}.py"
+    script.write_text(program(page.read_text(encoding="utf-8")), encoding="utf-8")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+
+    command = [sys.executable, str(script)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=110, check=False
+    )
+
+    assert result.returncode == 0, f"{page.name} (line numbers are the page's):\n{result.stderr}"
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=page.name) for page in PAGES])
+def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
+    links = [link for link in LINK.findall(page.read_text(encoding="utf-8")) if "://" not in link]
+
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_a_block_keeps_its_line_numbers() -> None:
+    assert program("text\n```python\nx = 1\n```\n```text\nno\n```\n") == "\n\nx = 1\n\n\n\n\n"

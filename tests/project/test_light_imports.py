@@ -1,0 +1,47 @@
+"""What a newcomer's first seconds may not pay for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "ray", "transformers")
+
+
+def loaded_after(source: str) -> set[str]:
+    """The heavy packages in ``sys.modules`` of a fresh interpreter after it ran ``source``."""
+    check = f"\nimport sys; sys.stderr.write(','.join(n for n in {HEAVY} if n in sys.modules) + '\\n')"
+    command = [sys.executable, "-c", source + check]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    return set(result.stderr.splitlines()[-1].split(",")) - {""}
+
+
+def test_import_agentrl_is_light() -> None:
+    assert loaded_after("import agentrl") == set()
+
+
+@pytest.mark.parametrize("module", ["types", "errors", "sandbox", "tools", "envs"])
+def test_what_an_environment_author_imports_is_light(module: str) -> None:
+    assert loaded_after(f"import agentrl.{module}") == set()
+
+
+def test_every_public_name_can_be_imported() -> None:
+    import agentrl
+
+    assert [name for name in agentrl.__all__ if not hasattr(agentrl, name)] == []
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["show", "--help"]])
+def test_help_is_light(arguments: list[str]) -> None:
+    source = f"""
+import sys
+from agentrl.cli.main import main
+sys.argv = ["agentrl", *{arguments}]
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code, ended.code
+"""
+    assert loaded_after(source) == set()

@@ -15,6 +15,7 @@ from agentrl.types.completion import (
 )
 from agentrl.types.dispatch import Collect, Dispatch, Registration, register, registration
 from agentrl.types.env import Action, Observation, StepResult, Task
+from agentrl.types.load import load_object
 from agentrl.types.messages import (
     CallProblem,
     CallRecord,
@@ -75,6 +76,7 @@ __all__ = [
     "concat_ids",
     "frozen_floats",
     "frozen_ints",
+    "load_object",
     "register",
     "registration",
     "seed_for",

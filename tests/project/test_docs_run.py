@@ -57,5 +57,11 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+def test_the_index_names_each_page() -> None:
+    named = LINK.findall((ROOT / "docs" / "index.md").read_text(encoding="utf-8"))
+
+    assert sorted({page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"} - set(named)) == []
+
+
 def test_a_block_keeps_its_line_numbers() -> None:
     assert program("text\n```python\nx = 1\n```\n```text\nno\n```\n") == "\n\nx = 1\n\n\n\n\n"

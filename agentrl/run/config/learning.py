@@ -1,0 +1,129 @@
+"""The sections that say how it is learned: rollout, train, optimizer and algorithm."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from agentrl.run.config.section import Arguments, Count, Fraction, Listed, Natural, Positive, Seconds, Section, Weight
+from agentrl.run.config.task import Dtype
+
+__all__ = ["AlgorithmConfig", "OptimConfig", "RolloutConfig", "TrainConfig"]
+
+
+class RolloutConfig(Section):
+    """How episodes are played."""
+
+    engine: Literal["torch", "sglang", "openai", "scripted"] = "torch"
+    """``torch`` in process, ``sglang`` servers, ``openai``-compatible servers (never trained), or ``scripted``."""
+    engine_args: Arguments = Field(default_factory=dict)
+    """Settings of that engine alone."""
+    schedule: Literal["sync"] = "sync"
+    """``sync``: every batch is played by the weights that it trains."""
+    group_size: Count = 8
+    """Episodes of each task in a batch."""
+    max_turns: Count = 8
+    """Model calls in an episode."""
+    max_turn_tokens: Count = 512
+    """Tokens sampled in one model call."""
+    max_response_tokens: Count = 4096
+    """Tokens of a sequence after its opening prompt, the policy's and the tools' together."""
+    context_tokens: Count | None = None
+    """Tokens of a whole sequence; by default ``data.max_prompt_tokens + rollout.max_response_tokens``."""
+    temperature: Weight = 1.0
+    """Of sampling for training; 0 is greedy."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus of sampling for training; 1 is off."""
+    top_k: Natural = 0
+    """Only the k likeliest tokens; 0 is off."""
+    allow_truncated_sampling: bool = False
+    """Train although ``top_p`` or ``top_k`` make the sampler another distribution than the policy."""
+    stop: Listed[str] = ()
+    """Texts that end a model call, beside the end-of-turn token."""
+    max_running: Count = 32
+    """Episodes in flight at once."""
+    kv_tokens: Count | None = None
+    """Tokens of KV cache kept for waiting episodes; by default room for all that run."""
+    dtype: Dtype | None = None
+    """Of the engine's weights; by default ``model.dtype``."""
+    turn_timeout_s: Seconds = 120.0
+    """Wall-clock seconds of one turn: generation, tools and environment."""
+    episode_timeout_s: Seconds = 600.0
+    """Wall-clock seconds of one episode."""
+    tool_timeout_s: Seconds = 30.0
+    """Wall-clock seconds of one tool call, where the tool sets no limit of its own."""
+    retries: Natural = 2
+    """Further attempts at an episode that infrastructure failed."""
+    min_siblings: Count = Field(default_factory=lambda data: min(2, data["group_size"]))
+    """A group with fewer finished episodes is dropped; by default 2, or 1 with ``group_size: 1``."""
+    max_refill: Weight = 1.0
+    """Draws that may replace dropped groups in a step, as a share of ``train.batch_prompts``."""
+
+
+class TrainConfig(Section):
+    """How much is trained, and in which portions. Sizes are global, never per process."""
+
+    steps: Count | None = None
+    """Training steps, one batch each."""
+    epochs: Count | None = None
+    """Passes over the data, instead of ``steps``; 1 where neither is given."""
+    world_size: Count = 1
+    """Training processes (ranks)."""
+    batch_prompts: Count = 16
+    """Tasks in a batch; each is played ``rollout.group_size`` times."""
+    mini_batch_prompts: Count = Field(default_factory=lambda data: data["batch_prompts"])
+    """Tasks of one optimizer step; by default the whole batch."""
+    updates_per_batch: Count = 1
+    """Passes over a batch."""
+    micro_batch_tokens: Count = 8192
+    """Tokens in one forward and backward of a rank; a matter of memory, it changes no number."""
+    logprob_micro_batch_tokens: Count = Field(default_factory=lambda data: data["micro_batch_tokens"])
+    """Tokens in one forward without gradients; by default ``micro_batch_tokens``."""
+    gradient_checkpointing: bool = False
+    """Compute activations again in the backward instead of keeping them."""
+    threads_per_rank: Count = 1
+    """CPU threads of a rank; more than one is slower for tiny models."""
+
+
+class OptimConfig(Section):
+    """The optimizer and its learning-rate schedule."""
+
+    name: Literal["adamw", "muon"] = "adamw"
+    """``muon`` takes the hidden matrices and leaves the rest to AdamW."""
+    lr: Positive = 1e-6
+    """Peak learning rate (of AdamW's parameters)."""
+    betas: Listed[float] = Field(default=(0.9, 0.95), min_length=2, max_length=2)
+    """Decay of AdamW's two moments."""
+    eps: Positive = 1e-8
+    """Added to AdamW's denominator."""
+    weight_decay: Weight = 0.0
+    """Decoupled weight decay."""
+    clip_grad_norm: Positive | None = 1.0
+    """Largest norm of the whole gradient; null clips nothing."""
+    muon_lr: Positive = 0.02
+    """Peak learning rate of Muon's matrices."""
+    muon_momentum: Fraction = 0.95
+    """Muon's momentum."""
+    warmup_steps: Natural = 0
+    """Optimizer steps of linear rise from 0."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """What follows the rise and the flat part, down to ``final_fraction``."""
+    flat_fraction: Fraction = 0.0
+    """Share of all optimizer steps after which the descent begins."""
+    final_fraction: Fraction = 0.0
+    """Learning rate at the end, as a share of the peak."""
+
+
+class AlgorithmConfig(Section):
+    """The algorithm by name, and its own settings beside it (see ``docs/configuration.md``)."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = "grpo"
+    """Name of an algorithm of agentrl."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The algorithm's own settings, as given."""
+        return dict(self.__pydantic_extra__ or {})

@@ -1,0 +1,45 @@
+"""What is wrong with a configuration: every fault with its place, its key, the rule and the value found."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from agentrl.errors import ConfigError
+
+__all__ = ["Problem", "raise_problems", "suggestion"]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One fault.
+
+    Args:
+        place: where it was written, such as ``config.yaml:12:3`` or ``command line: a.b=1``.
+        message: the key, the rule, the value found, and the mend.
+        position: line and column in the file, by which problems are listed; those of the command line come last.
+    """
+
+    place: str
+    message: str
+    position: tuple[int, int] = (sys.maxsize, 0)
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.message}"
+
+
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """``; did you mean 'x'?`` for the closest known name, or nothing."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def raise_problems(problems: Sequence[Problem]) -> None:
+    """Raises one ConfigError that lists every distinct problem, if there is any."""
+    lines = list(dict.fromkeys(str(problem) for problem in sorted(problems, key=lambda problem: problem.position)))
+    if len(lines) == 1:
+        raise ConfigError(lines[0])
+    if lines:
+        raise ConfigError("\n  ".join([f"{len(lines)} problems in the configuration:", *lines]))

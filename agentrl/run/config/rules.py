@@ -1,0 +1,131 @@
+"""Rules between settings, which no single field can know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from agentrl.run.config.checks import Fault
+from agentrl.run.config.schema import RunConfig, StageConfig
+
+__all__ = ["run_faults", "stage_faults"]
+
+
+def run_faults(config: RunConfig) -> Iterator[Fault]:
+    """Rules about the run as a whole."""
+    if config.model.path is None and config.model.build is None:
+        yield Fault(
+            (("model", "path"),),
+            "model.path or model.build is required: name a folder in Hugging Face's layout, or a function that "
+            "writes one; got neither",
+        )
+    if config.run.deterministic and config.model.dtype != "float32":
+        yield Fault(
+            (("model", "dtype"), ("run", "deterministic")),
+            f"run.deterministic needs model.dtype='float32', got {config.model.dtype!r}; "
+            "set it, or run.deterministic=false",
+        )
+    yield from _stage_name_faults(config)
+
+
+def _stage_name_faults(config: RunConfig) -> Iterator[Fault]:
+    earlier: list[str] = ["model"]
+    for index, entry in enumerate(config.stages):
+        if entry.name in earlier:
+            yield Fault(
+                (("stages", index, "name"),),
+                f"stages need different names, and 'model' is taken, got {entry.name!r} again; rename this one",
+            )
+        if entry.from_ is not None and entry.from_ not in earlier:
+            yield Fault(
+                (("stages", index, "from"),),
+                f"{{key}} must be one of {', '.join(earlier)} (the stages before it), got {entry.from_!r}",
+            )
+        if entry.steps is not None and "steps" in entry.train:
+            yield Fault(
+                (("stages", index, "steps"),),
+                f"{{key}} is short for train.steps, got both ({entry.steps} and {entry.train['steps']}); keep one",
+            )
+        earlier.append(entry.name)
+
+
+def stage_faults(stage: StageConfig) -> Iterator[Fault]:
+    """Rules within one stage."""
+    yield from _data_faults(stage)
+    yield from _size_faults(stage)
+    yield from _rollout_faults(stage)
+
+
+def _data_faults(stage: StageConfig) -> Iterator[Fault]:
+    if stage.data.train is None:
+        yield Fault(
+            (("data", "train"),),
+            "data.train is required: a function as file.py:name, a .jsonl or .parquet file, or a folder; got none",
+        )
+
+
+def _size_faults(stage: StageConfig) -> Iterator[Fault]:
+    train = stage.train
+    if train.steps is not None and train.epochs is not None:
+        yield Fault(
+            (("train", "epochs"), ("train", "steps")),
+            f"train.steps and train.epochs exclude each other, got {train.steps} and {train.epochs}; keep one",
+        )
+    if train.batch_prompts % train.mini_batch_prompts:
+        yield Fault(
+            (("train", "mini_batch_prompts"), ("train", "batch_prompts")),
+            f"train.mini_batch_prompts must divide train.batch_prompts={train.batch_prompts}, "
+            f"got {train.mini_batch_prompts}; the divisors are {_divisors(train.batch_prompts)}",
+        )
+    episodes = train.mini_batch_prompts * stage.rollout.group_size
+    if train.world_size > episodes:
+        yield Fault(
+            (("train", "world_size"), ("train", "mini_batch_prompts"), ("rollout", "group_size")),
+            f"train.world_size must be at most the episodes of a mini-batch, train.mini_batch_prompts * "
+            f"rollout.group_size = {episodes} (a rank without one would only wait), got {train.world_size}; "
+            "lower it, or raise the mini-batch",
+        )
+
+
+def _rollout_faults(stage: StageConfig) -> Iterator[Fault]:
+    rollout = stage.rollout
+    if rollout.min_siblings > rollout.group_size:
+        yield Fault(
+            (("rollout", "min_siblings"), ("rollout", "group_size")),
+            f"rollout.min_siblings must be at most rollout.group_size={rollout.group_size}, got {rollout.min_siblings}",
+        )
+    if (rollout.top_p < 1 or rollout.top_k > 0) and not rollout.allow_truncated_sampling:
+        off = "rollout.top_p" if rollout.top_p < 1 else "rollout.top_k"
+        yield Fault(
+            (("rollout", off.removeprefix("rollout.")), ("rollout", "allow_truncated_sampling")),
+            f"rollout.top_p=1 and rollout.top_k=0 are needed for training (anything else samples from another "
+            f"distribution than the one whose logprobs are trained), got top_p={rollout.top_p}, "
+            f"top_k={rollout.top_k}; set rollout.allow_truncated_sampling=true to train all the same",
+        )
+    if rollout.temperature == 0 and rollout.group_size > 1:
+        yield Fault(
+            (("rollout", "temperature"), ("rollout", "group_size")),
+            "rollout.temperature must be more than 0 for training (greedy siblings are all alike), got 0; "
+            "eval.greedy examines the greedy policy",
+        )
+    if rollout.engine == "openai":
+        yield Fault(
+            (("rollout", "engine"),),
+            "rollout.engine='openai' cannot train (such a server returns neither token ids nor logprobs); "
+            "use 'torch' or 'sglang' here",
+        )
+    if stage.run.deterministic and rollout.engine not in ("torch", "scripted"):
+        yield Fault(
+            (("rollout", "engine"), ("run", "deterministic")),
+            f"run.deterministic needs rollout.engine='torch' (other engines batch by arrival), "
+            f"got {rollout.engine!r}; set it, or run.deterministic=false",
+        )
+    if rollout.context_tokens is not None and rollout.context_tokens <= stage.data.max_prompt_tokens:
+        yield Fault(
+            (("rollout", "context_tokens"), ("data", "max_prompt_tokens")),
+            f"rollout.context_tokens must be more than data.max_prompt_tokens={stage.data.max_prompt_tokens} "
+            f"(nothing could be sampled after the longest prompt), got {rollout.context_tokens}",
+        )
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(divisor) for divisor in range(1, number + 1) if number % divisor == 0)

@@ -1,0 +1,39 @@
+"""What every section of the configuration has in common: frozen, strict about types, closed to unknown keys."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeAlias, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+__all__ = ["Arguments", "Count", "Fraction", "Listed", "Natural", "Positive", "Seconds", "Section", "Weight"]
+
+T = TypeVar("T")
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+Natural: TypeAlias = Annotated[int, Field(ge=0)]
+Count: TypeAlias = Annotated[int, Field(ge=1)]
+Positive: TypeAlias = Annotated[float, Field(gt=0)]
+Weight: TypeAlias = Annotated[float, Field(ge=0)]
+Fraction: TypeAlias = Annotated[float, Field(ge=0, le=1)]
+Seconds: TypeAlias = Annotated[float, Field(gt=0)]
+Arguments: TypeAlias = dict[str, Any]
+Listed: TypeAlias = Annotated[tuple[T, ...], BeforeValidator(_as_tuple)]
+
+
+class Section(BaseModel):
+    """A section. ``strict``: a text is never read as a number, nor 1.0 as an int; an int is a float."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        validate_default=False,
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
+    )

@@ -1,0 +1,115 @@
+"""The sections that say what is learned: model, data, environment, reward and sandbox."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from agentrl.run.config.section import Arguments, Count, Listed, Seconds, Section
+
+__all__ = [
+    "DataConfig",
+    "Dtype",
+    "EnvConfig",
+    "ModelConfig",
+    "RewardConfig",
+    "RewardFunctionConfig",
+    "SandboxConfig",
+    "ToolConfig",
+]
+
+Dtype = Literal["float32", "bfloat16"]
+
+
+class ModelConfig(Section):
+    """The policy, and how messages become its tokens."""
+
+    path: str | None = None
+    """Folder of a causal model and its tokenizer in Hugging Face's layout. Goes before ``build``."""
+    build: str | None = None
+    """Function ``(folder, **build_args)`` that writes such a folder: ``file.py:function`` or ``module:function``."""
+    build_args: Arguments = Field(default_factory=dict)
+    """Keyword arguments of ``build``."""
+    dtype: Dtype = "float32"
+    """Of the weights and the arithmetic."""
+    chat_template: str | None = None
+    """A Jinja file for a tokenizer that has no chat template."""
+    family: str = "auto"
+    """Template family of the renderer; ``auto`` asks the tokenizer."""
+    tool_parser: str = "hermes"
+    """How tool calls are written in the model's text."""
+
+
+class DataConfig(Section):
+    """The tasks to train on (or the demonstrations, for an algorithm that imitates)."""
+
+    train: str | None = None
+    """``file.py:function``, ``module:function``, a ``.jsonl`` or ``.parquet`` file, or a folder of HF datasets."""
+    args: Arguments = Field(default_factory=dict)
+    """Keyword arguments of the function."""
+    max_prompt_tokens: Count = 1024
+    """Longest opening prompt; a task with a longer one is left out and counted."""
+    shuffle: bool = True
+    """Draw the tasks of each epoch in a seeded order; false keeps the data's own."""
+
+
+class ToolConfig(Section):
+    """One tool on offer. A plain text is short for ``function`` alone."""
+
+    function: str
+    """``file.py:name``, ``module:name``, or the name of a built-in tool."""
+    args: Arguments = Field(default_factory=dict)
+    """Keyword arguments for a tool that is a class or a factory."""
+
+
+class EnvConfig(Section):
+    """The environment that an episode runs in."""
+
+    entry: str | None = None
+    """``file.py:name`` or ``module:name`` of an Env class or factory; by default the built-in ToolEnv."""
+    args: Arguments = Field(default_factory=dict)
+    """Keyword arguments of ``entry``."""
+    tools: Listed[ToolConfig] = ()
+    """Tools on offer in every episode."""
+    system_prompt: str | None = None
+    """Opens every conversation whose task has no system message of its own."""
+    announce_tools: bool = True
+    """Describe the tools in the prompt, as the model's chat template does."""
+
+
+class RewardFunctionConfig(Section):
+    """One part of the reward. A plain text is short for ``function`` alone."""
+
+    function: str
+    """``file.py:name`` or ``module:name``; given the task and the trajectory it returns a number."""
+    name: str | None = None
+    """Name in metrics; by default the function's own."""
+    weight: float = 1.0
+    """Weight in the sum."""
+    args: Arguments = Field(default_factory=dict)
+    """Keyword arguments bound to the function."""
+
+
+class RewardConfig(Section):
+    """What an episode is worth: the weighted sum of the parts, and of the environment's step rewards."""
+
+    functions: Listed[RewardFunctionConfig] = ()
+    """The parts."""
+    step_weight: float = 1.0
+    """Weight of the sum of the environment's step rewards."""
+
+
+class SandboxConfig(Section):
+    """Where the model's code runs, and within which limits."""
+
+    backend: Literal["auto", "landlock", "unsafe", "docker", "bubblewrap"] = "auto"
+    """``auto`` takes the strongest that this machine offers; ``unsafe`` isolates nothing."""
+    require: Listed[str] = ("filesystem", "network")
+    """Guarantees without which no episode starts (``agentrl doctor`` lists what this machine offers)."""
+    timeout_s: Seconds = 10.0
+    """Wall-clock seconds of one execution."""
+    memory_bytes: Count = 512 * 1024**2
+    """Memory of one execution and its children."""
+    max_running: Count = 8
+    """Executions at once."""

@@ -1,0 +1,273 @@
+"""The ChatML family as Qwen's models use it: turns between markers, Hermes tool calls, grouped tool responses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from agentrl.errors import DataError
+from agentrl.render.encode import Piece, PieceEncoder, Source
+from agentrl.types import Message, Segment, SegmentKind, ToolSpec
+
+__all__ = ["ChatMLRenderer", "ChatMLStyle", "chatml_pieces"]
+
+TURN_START, TURN_END = "<|im_start|>", "<|im_end|>"
+DOCUMENT_END = "<|endoftext|>"
+ASSISTANT_MARKERS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+
+_TOOLS_HEAD = (
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"
+)
+_TOOLS_TAIL = (
+    "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
+    "<tool_call></tool_call> XML tags:\n<tool_call>\n"
+    '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMLStyle:
+    """What tells the templates of the family apart.
+
+    Args:
+        default_system: the system message of a conversation that has none (Qwen2.5); None for no system turn.
+        thinking: an assistant's reasoning is a ``<think>`` block that is dropped from turns before the last real
+            user turn, and from turns where it is empty (Qwen3).
+        generation_prefix: what the template writes after ``assistant\\n`` for the model to go on from: empty, or
+            Qwen3's empty thinking block where thinking is switched off.
+    """
+
+    default_system: str | None = None
+    thinking: bool = False
+    generation_prefix: str = ""
+
+
+class ChatMLRenderer:
+    """A ``Renderer`` for one tokenizer and style.
+
+    Args:
+        tokenizer: a fast Hugging Face tokenizer with ``<|im_start|>`` and ``<|im_end|>`` among its added tokens.
+        style: the template's variant.
+
+    Raises:
+        DataError: a marker is missing, or the tokenizer is of a kind that cannot be used.
+    """
+
+    def __init__(self, tokenizer: Any, style: ChatMLStyle) -> None:
+        self.style = style
+        self._backend = tokenizer.backend_tokenizer
+        self._encoder = PieceEncoder(self._backend, ASSISTANT_MARKERS)
+        if missing := [marker for marker in (TURN_START, TURN_END) if marker not in self._encoder.added_ids]:
+            raise DataError(
+                f"the ChatML family needs {' and '.join(missing)} among the tokenizer's added tokens, and "
+                f"{tokenizer.name_or_path} has {', '.join(self._encoder.added_ids) or 'none'}; add them to the "
+                "tokenizer and resize the model's embeddings, or use a model that has them"
+            )
+        self._turn_end_id = self._encoder.added_ids[TURN_END]
+        self._known_ids: frozenset[int] = frozenset(self._backend.get_vocab(with_added_tokens=True).values())
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id that the tokenizer knows."""
+        return max(self._known_ids) + 1
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """``<|im_end|>``, and ``<|endoftext|>`` where the tokenizer has it, as base models end with that."""
+        added = self._encoder.added_ids
+        return (self._turn_end_id, added[DOCUMENT_END]) if DOCUMENT_END in added else (self._turn_end_id,)
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> tuple[Segment, ...]:
+        """See ``Renderer.prompt``.
+
+        Raises:
+            DataError: a message's content is not text, or a tool call's arguments are not a mapping.
+        """
+        pieces = [*chatml_pieces(messages, tools, self.style), *_generation(self.style)]
+        return (Segment(SegmentKind.PROMPT, self._encoder.encode(pieces)[0]),)
+
+    def extend(self, completion: npt.NDArray[np.int32], messages: Sequence[Message]) -> tuple[Segment, ...] | None:
+        """See ``Renderer.extend``.
+
+        With ``style.thinking``, None where the template would drop thinking from what is already there: a user's
+        message follows, or the turn's thinking block is empty.
+        """
+        if self.style.thinking and self._rewrites(completion, messages):
+            return None
+        pieces = [Piece("\n", Source.TEMPLATE), *_turns(messages, self.style), *_generation(self.style)]
+        if completion.size == 0 or int(completion[-1]) != self._turn_end_id:
+            pieces.insert(0, Piece(TURN_END, Source.TEMPLATE))
+        return _segments(*self._encoder.encode(pieces))
+
+    def target(self, message: Message) -> Segment:
+        """See ``Renderer.target``. What the generation prompt already says of the turn is left out.
+
+        Raises:
+            DataError: the turn cannot follow the generation prompt, such as reasoning where thinking is off.
+        """
+        body = list(_assistant_body(message, style=self.style, think=self.style.thinking))
+        body = _after_prefix(self.style.generation_prefix, body)
+        ids, _ = self._encoder.encode([*body, Piece(TURN_END, Source.TEMPLATE)])
+        return Segment(SegmentKind.TARGET, ids)
+
+    def decode(self, token_ids: npt.NDArray[np.int32]) -> str:
+        """See ``Renderer.decode``."""
+        ids = token_ids.tolist()
+        if ids and ids[-1] in self.stop_token_ids:
+            ids.pop()
+        parts, known = [], []
+        for token_id in ids:
+            if token_id in self._known_ids:
+                known.append(token_id)
+                continue
+            parts += [self._backend.decode(known, skip_special_tokens=False), "\N{REPLACEMENT CHARACTER}"]
+            known = []
+        return "".join([*parts, self._backend.decode(known, skip_special_tokens=False)])
+
+    def _rewrites(self, completion: npt.NDArray[np.int32], messages: Sequence[Message]) -> bool:
+        if any(message["role"] != "tool" for message in messages):
+            return True
+        turn = self.style.generation_prefix + self.decode(completion)
+        return "</think>" in turn and not _split_thinking(turn)[0]
+
+
+def chatml_pieces(messages: Sequence[Message], tools: Sequence[ToolSpec], style: ChatMLStyle) -> Iterator[Piece]:
+    """The conversation as the template renders it, without the generation prompt."""
+    has_system = bool(messages) and messages[0]["role"] == "system"
+    system = _text(messages[0]) if has_system else style.default_system
+    if system is not None or tools:
+        yield Piece(f"{TURN_START}system\n", Source.TEMPLATE)
+        if system is not None:
+            yield Piece(system, Source.CONTENT)
+        if tools:
+            yield Piece(f"{'' if system is None else chr(10) * 2}{_TOOLS_HEAD}", Source.TEMPLATE)
+            for tool in tools:
+                yield Piece("\n", Source.TEMPLATE)
+                yield Piece(json.dumps(tool.openai(), ensure_ascii=False), Source.CONTENT)
+            yield Piece(_TOOLS_TAIL, Source.TEMPLATE)
+        yield Piece(f"{TURN_END}\n", Source.TEMPLATE)
+    yield from _turns(messages[1:] if has_system else messages, style)
+
+
+def _turns(messages: Sequence[Message], style: ChatMLStyle) -> Iterator[Piece]:
+    last_query = _last_query(messages)
+    for index, message in enumerate(messages):
+        role = message["role"]
+        if role == "tool":
+            if index == 0 or messages[index - 1]["role"] != "tool":
+                yield Piece(f"{TURN_START}user", Source.TEMPLATE)
+            yield Piece("\n<tool_response>\n", Source.TEMPLATE)
+            yield Piece(_text(message), Source.CONTENT)
+            yield Piece("\n</tool_response>", Source.TEMPLATE)
+            if index + 1 < len(messages) and messages[index + 1]["role"] == "tool":
+                continue
+        else:
+            yield Piece(f"{TURN_START}{role}\n", Source.TEMPLATE)
+            if role == "assistant":
+                reasoning = style.thinking and bool(_thinking_of(message)[0])
+                think = style.thinking and index > last_query and (reasoning or index == len(messages) - 1)
+                yield from _assistant_body(message, style=style, think=think)
+            else:
+                yield Piece(_text(message), Source.CONTENT)
+        yield Piece(f"{TURN_END}\n", Source.TEMPLATE)
+
+
+def _last_query(messages: Sequence[Message]) -> int:
+    """The last user turn that is no tool's response in disguise; the last message where there is none."""
+    for index in range(len(messages) - 1, -1, -1):
+        if messages[index]["role"] == "user":
+            content = _text(messages[index])
+            if not (content.startswith("<tool_response>") and content.endswith("</tool_response>")):
+                return index
+    return len(messages) - 1
+
+
+def _assistant_body(message: Message, *, style: ChatMLStyle, think: bool) -> Iterator[Piece]:
+    content = _text(message)
+    if style.thinking:
+        reasoning, content = _thinking_of(message)
+        if think:
+            yield Piece("<think>\n", Source.TEMPLATE)
+            yield Piece(reasoning.strip("\n"), Source.ASSISTANT)
+            yield Piece("\n</think>\n\n", Source.TEMPLATE)
+            content = content.lstrip("\n")
+    yield Piece(content, Source.ASSISTANT)
+    for index, call in enumerate(message.get("tool_calls") or ()):
+        function = call.get("function", call)
+        arguments = function["arguments"]
+        if not isinstance(arguments, Mapping):
+            raise DataError(
+                f"a tool call's arguments must be a mapping, got {type(arguments).__name__} for "
+                f"{function['name']!r}; parse them with json.loads before they become a message"
+            )
+        written = f'{{"name": "{function["name"]}", "arguments": {json.dumps(arguments, ensure_ascii=False)}}}'
+        yield Piece("\n<tool_call>\n" if content or index else "<tool_call>\n", Source.TEMPLATE)
+        yield Piece(written, Source.ASSISTANT)
+        yield Piece("\n</tool_call>", Source.TEMPLATE)
+
+
+def _thinking_of(message: Message) -> tuple[str, str]:
+    """An assistant's reasoning and content, from its own field or from a block inside the content."""
+    content = _text(message)
+    reasoning = message.get("reasoning_content")
+    return (reasoning, content) if isinstance(reasoning, str) else _split_thinking(content)
+
+
+def _split_thinking(text: str) -> tuple[str, str]:
+    if "</think>" not in text:
+        return "", text
+    reasoning = text.split("</think>")[0].rstrip("\n").split("<think>")[-1].lstrip("\n")
+    return reasoning, text.split("</think>")[-1].lstrip("\n")
+
+
+def _generation(style: ChatMLStyle) -> Iterator[Piece]:
+    yield Piece(f"{TURN_START}assistant\n{style.generation_prefix}", Source.TEMPLATE)
+
+
+def _after_prefix(prefix: str, body: Sequence[Piece]) -> list[Piece]:
+    """``body`` without its first characters, which must be ``prefix``."""
+    rest = list(body)
+    while prefix and rest:
+        piece = rest.pop(0)
+        if prefix.startswith(piece.text):
+            prefix = prefix[len(piece.text) :]
+        elif piece.text.startswith(prefix):
+            rest.insert(0, Piece(piece.text[len(prefix) :], piece.source))
+            prefix = ""
+        else:
+            break
+    else:
+        return rest
+    text = "".join(piece.text for piece in body)
+    raise DataError(
+        f"the generation prompt has already written {prefix!r} of the assistant's turn, which the message to imitate "
+        f"does not begin with: {text[:80]!r}; drop its reasoning, or switch thinking on"
+    )
+
+
+def _text(message: Message) -> str:
+    content = message.get("content")
+    if content is None:
+        return ""
+    if not isinstance(content, str):
+        raise DataError(
+            f"the content of a {message['role']} message must be text for the ChatML family, got "
+            f"{type(content).__name__}; join its text parts first (images need a family for vision)"
+        )
+    return content
+
+
+def _segments(ids: npt.NDArray[np.int32], content: npt.NDArray[np.bool_]) -> tuple[Segment, ...]:
+    """Consecutive tokens of one kind: OBSERVATION where they cover content, else SCAFFOLD."""
+    bounds = [0, *(np.flatnonzero(np.diff(content)) + 1).tolist(), ids.size]
+    return tuple(
+        Segment(SegmentKind.OBSERVATION if content[start] else SegmentKind.SCAFFOLD, ids[start:end])
+        for start, end in pairwise(bounds)
+    )

@@ -1,0 +1,43 @@
+"""Algorithms as frozen records of pure functions. Importing this package imports no torch; making an algorithm does."""
+
+from __future__ import annotations
+
+from agentrl.algorithms.catalog import ALGORITHMS, check_settings, make_algorithm
+from agentrl.algorithms.settings import GRPOSettings, Reduction, SFTSettings
+from agentrl.algorithms.spec import (
+    Advantages,
+    AlgorithmSpec,
+    AlgorithmState,
+    Counts,
+    Credit,
+    GroupSummary,
+    Keep,
+    Needs,
+    PolicyInputs,
+    Rewards,
+    TokenCredit,
+    TokenLoss,
+    TokenStat,
+)
+
+__all__ = [
+    "ALGORITHMS",
+    "Advantages",
+    "AlgorithmSpec",
+    "AlgorithmState",
+    "Counts",
+    "Credit",
+    "GRPOSettings",
+    "GroupSummary",
+    "Keep",
+    "Needs",
+    "PolicyInputs",
+    "Reduction",
+    "Rewards",
+    "SFTSettings",
+    "TokenCredit",
+    "TokenLoss",
+    "TokenStat",
+    "check_settings",
+    "make_algorithm",
+]

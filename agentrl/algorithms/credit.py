@@ -1,0 +1,83 @@
+"""Credit on the driver: what each trajectory deserves beside its siblings."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from agentrl.algorithms.spec import GroupSummary, Keep
+from agentrl.errors import RewardError
+
+__all__ = ["finite_rewards", "group_advantages", "keep_with_spread"]
+
+F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
+
+
+def finite_rewards(rewards: F64, what: str) -> F64:
+    """``rewards`` as they are.
+
+    Raises:
+        RewardError: one is NaN or infinite.
+    """
+    bad = np.flatnonzero(~np.isfinite(rewards))
+    if bad.size:
+        raise RewardError(
+            f"{what} must be finite, got {rewards[bad[0]]} at position {bad[0]} ({bad.size} in all); mend the reward "
+            "function: a trajectory that can't be scored must fail instead"
+        )
+    return rewards
+
+
+def group_advantages(rewards_J: F64, group_J: I64, *, scale: Literal["none", "std"] = "std", eps: float = 1e-4) -> F64:
+    """Centre every reward on the mean of its own group.
+
+    The mean of the finished siblings is GRPO's baseline (arXiv:2402.03300, sec. 4.1). ``scale="std"`` also divides by
+    the group's sample standard deviation (n - 1), as that paper does; ``"none"`` leaves it out, because it favours
+    prompts that are nearly always or nearly never solved (arXiv:2503.20783).
+
+    Args:
+        rewards_J: ``[J]`` rewards of finished trajectories; a failed sibling is absent.
+        group_J: ``[J]`` equal for siblings, in any order.
+        scale: ``"none"`` keeps reward units; ``"std"`` makes the result unitless.
+        eps: added to the standard deviation; unused for ``"none"``.
+
+    Returns:
+        ``[J]`` advantages; a group of equal rewards gets exact zeros.
+
+    Raises:
+        RewardError: a reward is not finite.
+        ValueError: the shapes differ, or a group has a single trajectory and so no baseline.
+    """
+    if rewards_J.shape != group_J.shape or rewards_J.ndim != 1:
+        raise ValueError(
+            f"rewards and groups must be one-dimensional and alike, got {rewards_J.shape}, {group_J.shape}"
+        )
+    finite_rewards(rewards_J, "rewards")
+    advantages_J = np.zeros(rewards_J.shape, dtype=np.float64)
+    for group in np.unique(group_J):
+        rows = np.flatnonzero(group_J == group)
+        if rows.size < 2:
+            raise ValueError(f"group {group} has one finished trajectory and no baseline; keep_group drops such groups")
+        own = rewards_J[rows].astype(np.float64)
+        if own.max() == own.min():  # the mean of equal numbers may differ from them by rounding
+            continue
+        centred = own - own.mean()
+        advantages_J[rows] = centred / (own.std(ddof=1) + eps) if scale == "std" else centred
+    return advantages_J
+
+
+def keep_with_spread(group: GroupSummary, *, drop_zero_spread: bool = True) -> Keep:
+    """Keep a group that has something to compare.
+
+    Raises:
+        RewardError: a reward is not finite.
+    """
+    finite_rewards(group.rewards, f"rewards of draw {group.draw}")
+    if group.rewards.size < 2:
+        return Keep(False, "too_few_finished")
+    if drop_zero_spread and float(group.rewards.max()) == float(group.rewards.min()):
+        return Keep(False, "no_spread")
+    return Keep(True)

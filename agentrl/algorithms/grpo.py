@@ -1,0 +1,62 @@
+"""GRPO: advantages beside the siblings, a clipped loss on the policy's own tokens."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+import numpy as np
+
+from agentrl.algorithms.credit import group_advantages, keep_with_spread
+from agentrl.algorithms.losses import clipped_policy_loss, spread_credit, truncated_importance
+from agentrl.algorithms.reductions import reduction_of
+from agentrl.algorithms.settings import GRPOSettings
+from agentrl.algorithms.spec import AlgorithmSpec, AlgorithmState, Credit, Needs, Rewards
+from agentrl.types import SegmentKind
+
+__all__ = ["make_grpo"]
+
+
+def make_grpo(settings: GRPOSettings) -> AlgorithmSpec:
+    """GRPO as ``settings`` say (arXiv:2402.03300, arXiv:2503.14476)."""
+    trains = {SegmentKind.POLICY}
+    if settings.train_tool_tokens:
+        trains |= {SegmentKind.OBSERVATION, SegmentKind.SCAFFOLD}
+    use_rollout = settings.old_logprobs == "rollout"
+    return AlgorithmSpec(
+        name="grpo",
+        keep_group=partial(keep_with_spread, drop_zero_spread=settings.drop_zero_spread),
+        credit=partial(
+            sibling_credit, scale=settings.scale, eps=settings.std_eps, shuffle_rewards=settings.shuffle_rewards
+        ),
+        reduction=reduction_of(settings.reduction, settings.constant_tokens),
+        policy_loss=partial(
+            clipped_policy_loss,
+            clip_low=settings.clip_low,
+            clip_high=settings.clip_high,
+            kl_coef=settings.kl_coef,
+            use_rollout_logprobs=use_rollout,
+        ),
+        advantages=spread_credit,
+        trains=frozenset(trains),
+        correction=partial(truncated_importance, cap=settings.correction_cap)
+        if settings.correction == "token"
+        else None,
+        needs=Needs(old_logprobs=not use_rollout, reference=settings.kl_coef > 0),
+        num_epochs=settings.num_epochs,
+        group_size_min=2,
+        max_staleness=0 if use_rollout else None,
+    )
+
+
+def sibling_credit(
+    rewards: Rewards, state: AlgorithmState, *, scale: Literal["none", "std"], eps: float, shuffle_rewards: bool
+) -> Credit:
+    """A trajectory's credit is its advantage over its siblings; turns get nothing of their own."""
+    reward = rewards.reward
+    if shuffle_rewards:
+        reward = np.random.default_rng(rewards.seed).permutation(reward)
+    return Credit(
+        trajectory=group_advantages(reward, rewards.group, scale=scale, eps=eps),
+        turn=np.zeros(rewards.turn_trajectory.shape, dtype=np.float64),
+    )

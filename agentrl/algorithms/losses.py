@@ -1,0 +1,88 @@
+"""Losses and estimators on the ranks: per token, unreduced, without communication.
+
+Axes: N trained tokens of a micro-batch, T packed tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from agentrl.algorithms.spec import Advantages, PolicyInputs, TokenCredit, TokenLoss, TokenStat
+
+__all__ = ["clipped_policy_loss", "imitation_loss", "k3", "spread_credit", "truncated_importance"]
+
+
+def spread_credit(credit: TokenCredit) -> Advantages:
+    """Every trained token gets the credit of its trajectory and its turn; others get exact zeros."""
+    total = credit.trajectory + credit.turn
+    return Advantages(torch.where(credit.mask != 0, total, torch.zeros_like(total)))
+
+
+def k3(logprobs: Tensor, other: Tensor) -> Tensor:
+    """``[N]`` estimates of KL(policy, other) from tokens of the policy: exp(d) - d - 1, d = other - policy.
+
+    Unbiased and never negative (http://joschu.net/blog/kl-approx.html).
+    """
+    difference = other - logprobs
+    return torch.expm1(difference) - difference
+
+
+def clipped_policy_loss(
+    inputs: PolicyInputs, *, clip_low: float, clip_high: float, kl_coef: float, use_rollout_logprobs: bool
+) -> TokenLoss:
+    """PPO's clipped surrogate with two bounds: -min(r·A, clip(r, 1 - low, 1 + high)·A) (arXiv:1707.06347, eq. 7).
+
+    Args:
+        inputs: ``[N]`` trained tokens with advantages.
+        clip_low, clip_high: the bounds (arXiv:2503.14476, sec. 3.1 tells them apart).
+        kl_coef: adds kl_coef · k3 against the reference, in the loss as in arXiv:2402.03300, eq. 4.
+        use_rollout_logprobs: π_old is the sampler's own account.
+
+    Returns:
+        ``[N]`` losses; statistics ``policy/ratio``, ``policy/kl_old``, ``policy/clip_frac_low``, ``_high`` (the share
+        of tokens whose gradient a bound removed) and ``policy/kl_ref``.
+    """
+    old = _given(inputs.rollout_logprobs if use_rollout_logprobs else inputs.old_logprobs, "old_logprobs")
+    advantages = _given(inputs.advantages, "advantages")
+    ratio = torch.exp(inputs.logprobs - old)
+    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
+    loss = -torch.minimum(ratio * advantages, clipped * advantages)
+    with torch.no_grad():
+        stats = {
+            "policy/ratio": ratio,
+            "policy/kl_old": k3(old, inputs.logprobs),
+            "policy/clip_frac_low": (ratio < 1 - clip_low) & (advantages < 0),
+            "policy/clip_frac_high": (ratio > 1 + clip_high) & (advantages > 0),
+        }
+    if kl_coef > 0:
+        kl_ref = k3(inputs.logprobs, _given(inputs.ref_logprobs, "ref_logprobs"))
+        stats["policy/kl_ref"] = kl_ref.detach()
+        loss = loss + kl_coef * kl_ref
+    return TokenLoss(loss, {name: _stat(values) for name, values in stats.items()})
+
+
+def imitation_loss(inputs: PolicyInputs) -> TokenLoss:
+    """Minus the logprob of each token; statistic ``policy/nll``."""
+    loss = -inputs.logprobs
+    return TokenLoss(loss, {"policy/nll": _stat(loss)})
+
+
+def truncated_importance(inputs: PolicyInputs, *, cap: float) -> Tensor:
+    """``[N]`` factors min(π_old / π_rollout, cap), 1 for tokens that no engine sampled; detached.
+
+    Makes up for a sampler whose probabilities differ from the trainer's, at bounded variance.
+    """
+    old = _given(inputs.old_logprobs, "old_logprobs").detach()
+    factor = torch.exp(old - inputs.rollout_logprobs).clamp(max=cap)
+    return torch.where(inputs.sampled, factor, torch.ones_like(factor))
+
+
+def _stat(values: Tensor) -> TokenStat:
+    return TokenStat(values.detach().sum(dtype=torch.float64), values.numel())
+
+
+def _given(column: Tensor | None, name: str) -> Tensor:
+    if column is None:
+        raise ValueError(f"batch.{name} is missing: join the pass that computes it before the update")
+    return column

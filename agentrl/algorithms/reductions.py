@@ -1,0 +1,62 @@
+"""Sample weights of a mini-batch, from integers known before its first forward (design/training.md, Loss).
+
+Axes: S samples. Zeros of the correction stay in the denominators: weights never depend on a forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from agentrl.algorithms.settings import Reduction
+from agentrl.algorithms.spec import Counts
+
+__all__ = ["constant", "reduction_of", "token_mean", "trajectory_mean"]
+
+F64 = npt.NDArray[np.float64]
+
+
+def token_mean(counts: Counts) -> F64:
+    """Every trained token weighs the same: w = 1/N (arXiv:2503.14476, sec. 3.3).
+
+    Returns:
+        ``[S]`` weights; zeros where nothing is trained.
+    """
+    total = int(counts.tokens.sum())
+    return np.full(counts.tokens.shape, 1.0 / total if total else 0.0)
+
+
+def trajectory_mean(counts: Counts) -> F64:
+    """Every trained trajectory weighs the same: w = 1/(J·n_j), n_j over all samples of trajectory j (arXiv:2402.03300).
+
+    Returns:
+        ``[S]`` weights; 0 for samples of a trajectory without trained tokens.
+    """
+    per_trajectory = np.bincount(counts.trajectory, weights=counts.tokens)
+    own = per_trajectory[counts.trajectory]
+    trained = np.count_nonzero(per_trajectory)
+    weights = np.zeros(own.shape)
+    np.divide(1.0, trained * own, out=weights, where=own > 0)
+    return weights
+
+
+def constant(counts: Counts, *, tokens: int) -> F64:
+    """Sums divided by a constant length: w = 1/(J·C), free of the length's bias (arXiv:2503.20783).
+
+    Args:
+        counts: the mini-batch.
+        tokens: C.
+    """
+    trained = np.unique(counts.trajectory[counts.tokens > 0]).size
+    return np.full(counts.tokens.shape, 1.0 / (trained * tokens) if trained else 0.0)
+
+
+def reduction_of(name: Reduction, constant_tokens: int | None) -> Callable[[Counts], F64]:
+    """The function that settings name."""
+    if name == "constant":
+        assert constant_tokens is not None, "settings are validated"
+        return partial(constant, tokens=constant_tokens)
+    return {"token_mean": token_mean, "trajectory_mean": trajectory_mean}[name]

@@ -1,0 +1,122 @@
+"""Each algorithm's own settings: frozen, validated, and free of torch, so that they can be checked without it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from agentrl.errors import ConfigError
+
+__all__ = ["GRPOSettings", "Reduction", "SFTSettings"]
+
+Reduction = Literal["token_mean", "trajectory_mean", "constant"]
+_REDUCTIONS = ("token_mean", "trajectory_mean", "constant")
+
+
+@dataclass(frozen=True, slots=True)
+class GRPOSettings:
+    """Group-relative policy optimisation (arXiv:2402.03300) with a token-level loss and clip-higher (arXiv:2503.14476).
+
+    Args:
+        clip_low: the ratio is clipped below at 1 - clip_low; in [0, 1).
+        clip_high: and above at 1 + clip_high; at least 0.
+        scale: ``std`` divides centred rewards by their group's standard deviation, ``none`` keeps reward units.
+        std_eps: added to the standard deviation.
+        reduction: how the tokens of a mini-batch are weighted (``reductions.py``).
+        constant_tokens: the C of ``reduction='constant'``, tokens; needed there and unused elsewhere.
+        kl_coef: weight of the k3 estimate of KL(policy, reference); above 0 a reference is loaded.
+        old_logprobs: ``recompute`` asks the trainer for π_old; ``rollout`` takes the sampler's and saves a forward,
+            for one on-policy update a batch.
+        correction: ``token`` weights each sampled token by min(π_old / π_rollout, correction_cap).
+        correction_cap: at least 1.
+        drop_zero_spread: leave out groups whose rewards are all equal: they teach nothing and dilute the mean.
+        num_epochs: passes over a batch.
+        train_tool_tokens: a control: also trains on observations and template tokens.
+        shuffle_rewards: a control: rewards are shuffled within the batch, so nothing may be learned.
+    """
+
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    scale: Literal["none", "std"] = "std"
+    std_eps: float = 1e-4
+    reduction: Reduction = "token_mean"
+    constant_tokens: int | None = None
+    kl_coef: float = 0.0
+    old_logprobs: Literal["recompute", "rollout"] = "recompute"
+    correction: Literal["none", "token"] = "none"
+    correction_cap: float = 2.0
+    drop_zero_spread: bool = True
+    num_epochs: int = 1
+    train_tool_tokens: bool = False
+    shuffle_rewards: bool = False
+
+    def __post_init__(self) -> None:
+        _check_number("clip_low", self.clip_low, low=0.0, high=1.0)
+        _check_number("clip_high", self.clip_high, low=0.0)
+        _check_number("std_eps", self.std_eps, low=0.0)
+        _check_number("kl_coef", self.kl_coef, low=0.0)
+        _check_number("correction_cap", self.correction_cap, low=1.0)
+        _check_choice("scale", self.scale, ("none", "std"))
+        _check_choice("old_logprobs", self.old_logprobs, ("recompute", "rollout"))
+        _check_choice("correction", self.correction, ("none", "token"))
+        _check_reduction(self.reduction, self.constant_tokens)
+        _check_number("num_epochs", self.num_epochs, low=1)
+        if self.old_logprobs == "rollout":
+            self._check_rollout_logprobs()
+
+    def _check_rollout_logprobs(self) -> None:
+        rules = (
+            (self.num_epochs == 1, f"algorithm.num_epochs=1 (one on-policy update a batch), got {self.num_epochs}"),
+            (not self.train_tool_tokens, "algorithm.train_tool_tokens=false (no sampler gave those tokens a logprob)"),
+            (self.correction == "none", "algorithm.correction='none' (its ratio would be 1 by definition)"),
+        )
+        for holds, rule in rules:
+            if not holds:
+                raise ConfigError(
+                    f"algorithm.old_logprobs='rollout' needs {rule}; change it, or set "
+                    "algorithm.old_logprobs='recompute'"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class SFTSettings:
+    """Imitation: minus the logprob of TARGET tokens.
+
+    Args:
+        reduction: how the tokens of a mini-batch are weighted (``reductions.py``).
+        constant_tokens: the C of ``reduction='constant'``, tokens.
+        num_epochs: passes over a batch.
+    """
+
+    reduction: Reduction = "token_mean"
+    constant_tokens: int | None = None
+    num_epochs: int = 1
+
+    def __post_init__(self) -> None:
+        _check_reduction(self.reduction, self.constant_tokens)
+        _check_number("num_epochs", self.num_epochs, low=1)
+
+
+def _check_number(field: str, value: float, *, low: float, high: float = math.inf) -> None:
+    """``value`` in [low, high); a bool, NaN or infinity is refused."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value < high:
+        bound = f"in [{low:g}, {high:g})" if math.isfinite(high) else f"finite and at least {low:g}"
+        raise ConfigError(f"algorithm.{field} must be {bound}, got {value!r}; change it")
+
+
+def _check_choice(field: str, value: object, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ConfigError(f"algorithm.{field} must be one of {', '.join(choices)}, got {value!r}; choose one")
+
+
+def _check_reduction(reduction: str, constant_tokens: int | None) -> None:
+    _check_choice("reduction", reduction, _REDUCTIONS)
+    if reduction == "constant":
+        if constant_tokens is None:
+            raise ConfigError(
+                "algorithm.reduction='constant' needs algorithm.constant_tokens (the tokens that each trajectory is "
+                "divided by), got none; set it, for instance to rollout.max_response_tokens"
+            )
+        _check_number("constant_tokens", constant_tokens, low=1)

@@ -1,0 +1,38 @@
+"""Supervised fine-tuning: imitate TARGET tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from agentrl.algorithms.losses import imitation_loss, spread_credit
+from agentrl.algorithms.reductions import reduction_of
+from agentrl.algorithms.settings import SFTSettings
+from agentrl.algorithms.spec import AlgorithmSpec, AlgorithmState, Credit, GroupSummary, Keep, Needs, Rewards
+from agentrl.types import SegmentKind
+
+__all__ = ["make_sft"]
+
+
+def make_sft(settings: SFTSettings) -> AlgorithmSpec:
+    """Imitation as ``settings`` say. Rewards, where the data have any, are not read."""
+    return AlgorithmSpec(
+        name="sft",
+        keep_group=keep_all,
+        credit=no_credit,
+        reduction=reduction_of(settings.reduction, settings.constant_tokens),
+        policy_loss=imitation_loss,
+        advantages=spread_credit,
+        trains=frozenset({SegmentKind.TARGET}),
+        needs=Needs(advantages=False),
+        num_epochs=settings.num_epochs,
+    )
+
+
+def keep_all(group: GroupSummary) -> Keep:
+    """Demonstrations need no comparison."""
+    return Keep(True)
+
+
+def no_credit(rewards: Rewards, state: AlgorithmState) -> Credit:
+    """Zeros: imitation has no credit to assign."""
+    return Credit(np.zeros(rewards.reward.shape), np.zeros(rewards.turn_trajectory.shape))

@@ -1,0 +1,239 @@
+"""What an algorithm is to the trainer: one frozen record of functions, and the records that they read and return.
+
+The driver's functions work in numpy, the ranks' in torch without communication. Nothing outside this package compares
+an algorithm's name: whatever the trainer must do is declared here.
+
+Axes: G siblings, J trajectories, S samples, U turns, N trained tokens of a micro-batch, T packed tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from agentrl.errors import ConfigError
+from agentrl.types import SegmentKind, Stats
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "Advantages",
+    "AlgorithmSpec",
+    "AlgorithmState",
+    "Counts",
+    "Credit",
+    "GroupSummary",
+    "Keep",
+    "Needs",
+    "PolicyInputs",
+    "Rewards",
+    "TokenCredit",
+    "TokenLoss",
+    "TokenStat",
+]
+
+F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
+
+AlgorithmState = Mapping[str, float]
+"""What an algorithm carries from step to step (an adaptive coefficient); it is kept in checkpoints as JSON."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupSummary:
+    """A finished group before it enters a batch.
+
+    Args:
+        draw: its position in the data order.
+        rewards: ``[G]`` float64, of the siblings that finished; failed and cancelled ones are absent.
+    """
+
+    draw: int
+    rewards: F64
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Whether a group is trained; ``reason`` names why not, as counted in metrics and ledger."""
+
+    keep: bool
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rewards:
+    """The rewards of a batch.
+
+    Args:
+        reward: ``[J]`` float64, totals of finished trajectories.
+        group: ``[J]`` int64, equal for siblings.
+        turn_trajectory: ``[U]`` int64, row of a turn's trajectory.
+        turn_reward: ``[U]`` float64, the steps' own rewards (already part of the totals).
+        seed: for whatever the algorithm draws at random.
+    """
+
+    reward: F64
+    group: I64
+    turn_trajectory: I64
+    turn_reward: F64
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Credit:
+    """What each trajectory ``[J]`` and each turn ``[U]`` deserves; float64, finite."""
+
+    trajectory: F64
+    turn: F64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Counts:
+    """Integers of a mini-batch, known before its first forward.
+
+    Args:
+        tokens: ``[S]`` int64, trained tokens of each sample.
+        trajectory: ``[S]`` int64, row of each sample's trajectory.
+    """
+
+    tokens: I64
+    trajectory: I64
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What the loop must compute before the update.
+
+    Args:
+        old_logprobs: the policy's own logprobs before the first update of the batch, recomputed by the trainer.
+        reference: ``ref_logprobs`` of a frozen reference.
+        critic: ``values``.
+        advantages: credit spread over tokens; imitation needs none.
+    """
+
+    old_logprobs: bool = False
+    reference: bool = False
+    critic: bool = False
+    advantages: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenCredit:
+    """Credit brought to the tokens of a shard, ``[T]`` float32 each; zero off the mask.
+
+    Args:
+        trajectory: the credit of the token's trajectory.
+        turn: the credit of the token's turn.
+        mask: whether the token is trained, as 0 or 1.
+    """
+
+    trajectory: Tensor
+    turn: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Advantages:
+    """``[T]`` float32 advantages."""
+
+    advantages: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PolicyInputs:
+    """The trained tokens of a micro-batch and nothing else: an untrained token cannot reach a loss.
+
+    Args:
+        logprobs: ``[N]`` float32 with gradient, of the current policy at each sample's temperature.
+        rollout_logprobs: ``[N]`` the sampler's; 0 for tokens that no engine sampled.
+        sampled: ``[N]`` bool, whether the policy sampled the token.
+        old_logprobs: ``[N]``, or None where ``needs.old_logprobs`` is false.
+        ref_logprobs: ``[N]``, or None where ``needs.reference`` is false.
+        advantages: ``[N]``, or None where ``needs.advantages`` is false.
+    """
+
+    logprobs: Tensor
+    rollout_logprobs: Tensor
+    sampled: Tensor
+    old_logprobs: Tensor | None = None
+    ref_logprobs: Tensor | None = None
+    advantages: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenStat:
+    """A statistic of a micro-batch before it is merged: a detached sum over ``count`` tokens."""
+
+    sum: Tensor
+    count: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TokenLoss:
+    """``[N]`` losses, one a token, unreduced, and statistics by metric name."""
+
+    loss: Tensor
+    stats: Mapping[str, TokenStat] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def _same_state(state: AlgorithmState, stats: Stats) -> AlgorithmState:
+    return state
+
+
+@dataclass(frozen=True, slots=True)
+class AlgorithmSpec:
+    """An algorithm, as the loop and the ranks call it.
+
+    Args:
+        name: for messages and records; nobody branches on it.
+        keep_group: whether a finished group is trained.
+        credit: numbers for each trajectory and turn of a batch.
+        reduction: ``[S]`` float64 weights w_s; the loss of a mini-batch is ``Σ_t w_s(t) · c_t · ℓ_t``.
+        policy_loss: ℓ, per token.
+        advantages: credit brought to tokens.
+        correction: ``[N]`` detached factors c_t against the sampler's own probabilities; None is 1.
+        next_state: the state after a step.
+        initial_state: the state before the first.
+        trains: kinds of token that the loss mask may select.
+        needs: what must be computed before the update.
+        normalize_advantages: centre and scale advantages by their moments over the whole batch.
+        num_epochs: passes over a batch.
+        critic_warmup_steps: steps in which the critic alone is updated.
+        group_size_min: siblings that a group needs at least.
+        max_staleness: published versions that a token may lie back; None sets no bound of the algorithm's own.
+    """
+
+    name: str
+    keep_group: Callable[[GroupSummary], Keep]
+    credit: Callable[[Rewards, AlgorithmState], Credit]
+    reduction: Callable[[Counts], F64]
+    policy_loss: Callable[[PolicyInputs], TokenLoss]
+    advantages: Callable[[TokenCredit], Advantages]
+    trains: frozenset[SegmentKind]
+    correction: Callable[[PolicyInputs], Tensor] | None = None
+    next_state: Callable[[AlgorithmState, Stats], AlgorithmState] = _same_state
+    initial_state: AlgorithmState = field(default_factory=dict)
+    needs: Needs = Needs()
+    normalize_advantages: bool = False
+    num_epochs: int = 1
+    critic_warmup_steps: int = 0
+    group_size_min: int = 1
+    max_staleness: int | None = None
+
+    def check(self, group_size: int) -> None:
+        """Whether groups of this size can be trained.
+
+        Raises:
+            ConfigError: ``group_size`` is below what the algorithm needs.
+        """
+        if group_size < self.group_size_min:
+            raise ConfigError(
+                f"algorithm.name={self.name!r} needs rollout.group_size >= {self.group_size_min} (a trajectory is "
+                f"compared with its siblings), got {group_size}; raise rollout.group_size"
+            )

@@ -1,0 +1,192 @@
+"""The sandbox that lives in a slot of the fork server; ``landlock`` and ``unsafe`` differ in what the slot enters."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from agentrl.errors import SandboxError
+
+from .channel import Reply
+from .forkserver import ForkServer, Slot
+from .interface import ExecResult, FileRefusedError, Sandbox
+from .limits import Limits
+
+_OPEN_S = 60.0
+_STALL_S = 60.0  # how long a slot may be silent beyond the deadlines of what it was asked
+_CLOSE_S = 20.0
+
+
+class ForkedSandbox(Sandbox):
+    """A session in a slot, opened on the first use.
+
+    Args:
+        server: gives the fork server, starting it if need be.
+        limits: for every run that brings none of its own.
+    """
+
+    def __init__(self, server: Callable[[], ForkServer], limits: Limits) -> None:
+        self.limits = limits
+        self._server = server
+        self._slot: Slot | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+        self._allowed_s = 0.0  # the deadlines of everything asked and not yet answered
+
+    async def run(
+        self,
+        code: str | bytes | None = None,
+        *,
+        argv: Sequence[str] | None = None,
+        stdin: bytes = b"",
+        timeout_s: float | None = None,
+        files: Mapping[str, bytes] | None = None,
+        fetch: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        limits: Limits | None = None,
+    ) -> ExecResult:
+        limits = limits or self.limits
+        if timeout_s is not None:
+            limits = replace(limits, wall_s=timeout_s)
+        _check_program(code, argv, env or {})
+        source = code.encode(errors="surrogatepass") if isinstance(code, str) else code or b""
+        uploads = dict(files or {})
+        for path, data in uploads.items():
+            _check_size(path, data, limits)
+        header = {
+            "op": "run",
+            "argv": None if argv is None else list(argv),
+            "files": list(uploads),
+            "fetch": list(fetch),
+            "env": dict(env or {}),
+            "limits": limits.as_dict(),
+        }
+        reply, blobs = await self._ask(header, [stdin, source, *uploads.values()], limits.wall_s)
+        stdout, stderr, *contents = blobs
+        return ExecResult(
+            status=reply["status"],
+            exit_code=reply["exit_code"],
+            signal=reply["signal"],
+            stdout=stdout,
+            stderr=stderr,
+            stdout_truncated=reply["stdout_truncated"],
+            stderr_truncated=reply["stderr_truncated"],
+            wall_s=reply["wall_s"],
+            cpu_s=reply["cpu_s"],
+            files=MappingProxyType(dict(zip(reply["fetched"], contents, strict=True))),
+            refused_files=MappingProxyType(reply["refused_files"]),
+            detail=reply["detail"],
+        )
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        _check_size(path, data, self.limits)
+        await self._ask({"op": "write", "path": path}, [data])
+
+    async def read_file(self, path: str) -> bytes:
+        _, blobs = await self._ask({"op": "read", "path": path, "limit": self.limits.file_bytes})
+        return blobs[0]
+
+    async def list_files(self) -> Mapping[str, int]:
+        reply, _ = await self._ask({"op": "list"})
+        return MappingProxyType(dict(reply["listed"]))
+
+    async def reset(self) -> None:
+        await self._end_slot()
+        with self._lock:
+            self._closed = False
+
+    async def close(self) -> None:
+        with self._lock:
+            self._closed = True
+        await self._end_slot()
+
+    def kill_now(self) -> None:
+        with self._lock:
+            slot = self._slot
+        if slot is not None:
+            slot.kill()
+
+    async def _open(self) -> Slot:
+        with self._lock:
+            if self._closed:
+                raise SandboxError("the sandbox is closed; reset() it or open another", retryable=False)
+            slot = self._slot
+        if slot is None:
+            # starting the host takes a moment, on the first use in a process; never on the event loop
+            server = await asyncio.to_thread(self._server)
+            with self._lock:
+                if self._slot is None:
+                    self._slot = server.open_slot()
+                slot = self._slot
+        if not slot.opened.done() or slot.opened.exception() is not None or "failed" in slot.opened.result()[0]:
+            reply, _ = await _wait(slot.opened, _OPEN_S, "open")
+            if "failed" in reply:
+                raise SandboxError(reply["failed"])
+        return slot
+
+    async def _ask(self, header: dict[str, Any], blobs: Sequence[bytes] = (), allowed_s: float = 0.0) -> Reply:
+        slot = await self._open()
+        with self._lock:
+            self._allowed_s += allowed_s
+            patience_s = self._allowed_s + _STALL_S
+        number, future = slot.request(header, blobs)
+        try:
+            reply, out = await _wait(future, patience_s, header["op"])
+        except asyncio.CancelledError:
+            slot.cancel(number)
+            raise
+        except SandboxError:
+            slot.kill()
+            raise
+        finally:
+            with self._lock:
+                self._allowed_s -= allowed_s
+        if "refused" in reply:
+            raise FileRefusedError(reply["refused"])
+        if "failed" in reply:
+            slot.kill()
+            raise SandboxError(f"the sandbox failed: {reply['failed']}")
+        return reply, out
+
+    async def _end_slot(self) -> None:
+        with self._lock:
+            slot, self._slot = self._slot, None
+        if slot is None:
+            return
+        slot.close()
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(slot.closed), _CLOSE_S)
+        except TimeoutError:
+            slot.kill()
+            raise SandboxError(f"a sandbox did not end within {_CLOSE_S:g} s") from None
+
+
+async def _wait(future: Future[Reply], timeout_s: float, what: str) -> Reply:
+    try:
+        return await asyncio.wait_for(asyncio.wrap_future(future), timeout_s)
+    except TimeoutError:
+        raise SandboxError(f"the sandbox did not answer {what!r} within {timeout_s:g} s") from None
+
+
+def _check_program(code: str | bytes | None, argv: Sequence[str] | None, env: Mapping[str, str]) -> None:
+    if (code is None) == (argv is None):
+        raise ValueError("give either code or argv, not both and not neither")
+    if argv is not None and (isinstance(argv, str) or not argv or not all(isinstance(arg, str) for arg in argv)):
+        raise ValueError(f"argv must be a non-empty sequence of strings, got {argv!r}")
+    if any("\0" in arg for arg in argv or ()):
+        raise ValueError("argv: an argument cannot hold a NUL character")
+    for name, value in env.items():
+        if not name or "=" in name or "\0" in name + value:
+            raise ValueError(f"env: {name!r} cannot be a variable; a name holds no '=' and neither part a NUL")
+
+
+def _check_size(path: str, data: bytes, limits: Limits) -> None:
+    if len(data) > limits.file_bytes:
+        raise FileRefusedError(
+            f"{path!r}: {len(data)} bytes exceed the limit of {limits.file_bytes}; raise sandbox.limits.file_bytes"
+        )

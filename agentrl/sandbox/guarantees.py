@@ -1,0 +1,82 @@
+"""What a sandbox can promise, in words that every backend fills and every configuration can require."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from agentrl.errors import ConfigError
+
+GUARANTEES: Mapping[str, str] = MappingProxyType(
+    {
+        "files": "reads and writes nothing but its own folder and the system's programs",
+        "secrets": "sees no environment or memory of another process",
+        "network": "no socket of any family: no TCP, UDP, unix, vsock or raw traffic",
+        "processes": "signals and traces nothing outside itself, and nothing outlives a run",
+        "kernel": "no namespaces, mounts, io_uring, BPF, keys, modules or foreign system call tables",
+        "memory": "memory is bounded, for one process and for all of a run together",
+        "user": "runs under a uid that nothing else uses, never as root",
+        "disk": "all files together are bounded by the kernel",
+    }
+)
+
+LEVELS: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "none": frozenset(),
+        "isolated": frozenset({"files", "secrets", "network", "processes", "kernel", "memory"}),
+        "full": frozenset(GUARANTEES),
+    }
+)
+
+
+def parse_require(require: str | Iterable[str]) -> frozenset[str]:
+    """The guarantees that a value of ``sandbox.require`` asks for.
+
+    Args:
+        require: a level, a guarantee, or several of either.
+
+    Raises:
+        ConfigError: a word is neither.
+    """
+    asked: set[str] = set()
+    for word in [require] if isinstance(require, str) else require:
+        if word in LEVELS:
+            asked |= LEVELS[word]
+        elif word in GUARANTEES:
+            asked.add(word)
+        else:
+            known = [*LEVELS, *GUARANTEES]
+            near = difflib.get_close_matches(str(word), known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(known)}"
+            raise ConfigError(f"sandbox.require: {word!r} is neither a level nor a guarantee; {hint}")
+    return frozenset(asked)
+
+
+@dataclass(frozen=True, slots=True)
+class BackendReport:
+    """What one backend was seen to guarantee on this machine.
+
+    Attributes:
+        backend: its name.
+        guarantees: every word of ``GUARANTEES``, and whether it held when tried.
+        problem: why the backend cannot be used here; None where it can.
+        notes: what was found out on the way (kernel ABI, uid), for people.
+    """
+
+    backend: str
+    guarantees: Mapping[str, bool] = field(default_factory=lambda: MappingProxyType(dict.fromkeys(GUARANTEES, False)))
+    problem: str | None = None
+    notes: str = ""
+
+    @property
+    def held(self) -> frozenset[str]:
+        """The guarantees that held."""
+        return frozenset(name for name, holds in self.guarantees.items() if holds)
+
+    def __str__(self) -> str:
+        if self.problem is not None:
+            return f"{self.backend}: cannot be used: {self.problem}"
+        held = ", ".join(name for name in GUARANTEES if name in self.held) or "nothing"
+        return f"{self.backend}: guarantees {held}{f' ({self.notes})' if self.notes else ''}"

@@ -1,0 +1,219 @@
+"""The process that runs the code: it gives up every right it has, then runs Python or a program."""
+
+from __future__ import annotations
+
+import _sitebuiltins
+import atexit
+import builtins
+import gc
+import io
+import linecache
+import os
+import resource
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, NoReturn
+
+from . import landlock, seccomp
+
+CODE_NAME = "main.py"
+NOT_EXECUTABLE, NOT_FOUND = 126, 127
+_OOM_HEADROOM = 16 * 2**20  # lets an interpreter that ran out of memory still print that it did
+_PR_SET_DUMPABLE = 4
+
+
+@dataclass(frozen=True)
+class Confinement:
+    """What the child enters before it runs anything: made once a slot."""
+
+    abi: int
+    ruleset: int
+    own_uid: bool
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run, as the child sees it."""
+
+    code: bytes | None
+    argv: tuple[str, ...]
+    env: dict[str, str]
+    cwd: str
+    limits: dict[str, Any]
+    confinement: Confinement | None
+    address_space: int | None  # bytes mapped already; the memory limit counts from here
+    process_limit: int | None
+    keep: Sequence[int] = field(default=())
+
+
+def run(job: Job, stdio: tuple[int, int, int], status: int) -> NoReturn:
+    """Never returns. What fails before the code starts is written to ``status``; nothing written means it started."""
+    code = 1
+    try:
+        try:
+            _prepare(job, stdio, status)
+        except BaseException as error:  # noqa: BLE001  the boundary: reported to the slot, which names it
+            os.write(status, f"{type(error).__name__}: {error}".encode())
+            os._exit(1)
+        if job.code is None:
+            code = _execute(job.argv, job.env)  # the status pipe closes on exec
+        else:
+            os.close(status)
+            code = _interpret(job.code)
+    finally:
+        os._exit(code)
+
+
+def _prepare(job: Job, stdio: tuple[int, int, int], status: int) -> None:
+    os.setsid()
+    for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.set_wakeup_fd(-1)
+    for target, fd in enumerate(stdio):
+        os.dup2(fd, target)
+    _close_all_but({0, 1, 2, status, *job.keep, *([job.confinement.ruleset] if job.confinement else [])})
+    os.chdir(job.cwd)
+    os.environ.clear()
+    os.environ.update(job.env)
+    _set_limits(job)
+    if job.confinement is not None:
+        landlock.prctl(_PR_SET_DUMPABLE, 0)
+        landlock.restrict_self(job.confinement.abi, job.confinement.ruleset)
+        os.close(job.confinement.ruleset)
+        own_uid, abi = job.confinement.own_uid, job.confinement.abi
+        seccomp.install(seccomp.build_filter(own_uid=own_uid, abi=abi, pid=os.getpid()))
+
+
+def _close_all_but(keep: set[int]) -> None:
+    """No descriptor of the host may be forged or read by the code."""
+    start = 0
+    for fd in sorted(keep):
+        if start < fd:  # an empty range would mean "to the end"
+            os.closerange(start, fd)
+        start = fd + 1
+    os.closerange(start, os.sysconf("SC_OPEN_MAX"))
+
+
+def _set_limits(job: Job) -> None:
+    limits = job.limits
+    wanted: list[tuple[int, int, int]] = [
+        (resource.RLIMIT_CORE, 0, 0),
+        (resource.RLIMIT_FSIZE, limits["file_bytes"], limits["file_bytes"]),
+        (resource.RLIMIT_NOFILE, limits["open_files"], limits["open_files"]),
+    ]
+    if limits["cpu_s"] is not None:
+        seconds = max(1, -int(-limits["cpu_s"] // 1))
+        wanted.append((resource.RLIMIT_CPU, seconds, seconds + 1))
+    if job.process_limit is not None:
+        wanted.append((resource.RLIMIT_NPROC, job.process_limit, job.process_limit))
+    if job.address_space is not None:
+        soft = job.address_space + limits["memory_bytes"]
+        wanted.append((resource.RLIMIT_AS, soft, soft + _OOM_HEADROOM))
+    for kind, soft, hard in wanted:
+        ceiling = resource.getrlimit(kind)[1]
+        if ceiling != resource.RLIM_INFINITY:
+            soft, hard = min(soft, ceiling), min(hard, ceiling)
+        resource.setrlimit(kind, (soft, hard))
+
+
+def _execute(argv: tuple[str, ...], env: dict[str, str]) -> int:
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        os.execvpe(argv[0], argv, env)
+    except FileNotFoundError:
+        os.write(2, f"{argv[0]}: not found\n".encode())
+        return NOT_FOUND
+    except (OSError, ValueError) as error:
+        os.write(2, f"{argv[0]}: {error}\n".encode())
+        return NOT_EXECUTABLE
+
+
+def _interpret(code: bytes) -> int:
+    """Run ``code`` as ``__main__`` and answer with the exit code that an interpreter would give."""
+    _fresh_interpreter()
+    try:
+        exit_code = _run_main(code)
+        threading._shutdown()  # type: ignore[attr-defined]  # what an ending interpreter does: wait for threads
+    finally:
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                continue  # the code closed it, or nobody reads any more
+    return exit_code
+
+
+def _fresh_interpreter() -> None:
+    package = __package__ or ""
+    for name in [name for name in sys.modules if name == package or name.startswith(package + ".")]:
+        del sys.modules[name]
+    sys.argv = [CODE_NAME]
+    sys.path.insert(0, os.getcwd())
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8", "surrogateescape")
+    # unbuffered, so that what was printed before a timeout is kept
+    raw = [io.FileIO(fd, "w", closefd=False) for fd in (1, 2)]
+    sys.stdout = io.TextIOWrapper(raw[0], "utf-8", "surrogateescape", write_through=True)
+    sys.stderr = io.TextIOWrapper(raw[1], "utf-8", "backslashreplace", write_through=True)
+    for name in ("exit", "quit"):
+        setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D"))
+    if "numpy.random" in sys.modules:  # the standard library's generator reseeds itself after a fork
+        sys.modules["numpy.random"].seed()
+    gc.enable()
+
+
+def _run_main(code: bytes) -> int:
+    main = type(sys)("__main__")
+    main.__dict__.update(__builtins__=builtins, __file__=CODE_NAME)
+    sys.modules["__main__"] = main
+    try:
+        exec(_compile(code), main.__dict__)
+    except SystemExit as error:
+        return _exit_code(error)
+    except BaseException as error:  # noqa: BLE001  the boundary: what an interpreter prints for its main program
+        _report(type(error), error, error.__traceback__)
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+    return 0
+
+
+def _compile(code: bytes) -> Any:
+    try:
+        text = code.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SyntaxError(f"the code is not valid UTF-8: {error.reason} at byte {error.start}") from None
+    linecache.cache[CODE_NAME] = (len(text), None, text.splitlines(True), CODE_NAME)
+    return compile(text, CODE_NAME, "exec", dont_inherit=True)
+
+
+def _exit_code(error: SystemExit) -> int:
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code & 0xFF
+    print(error.code, file=sys.stderr)  # noqa: T201  what an interpreter does with sys.exit("text")
+    return 1
+
+
+def _report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next  # the frames above the code's own
+    try:
+        if isinstance(error, MemoryError):
+            soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+            if soft != hard:
+                resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+        if sys.excepthook is sys.__excepthook__:
+            traceback.print_exception(kind, error, trace, file=sys.stderr)
+        else:
+            sys.excepthook(kind, error, trace)
+    except MemoryError:
+        os.write(2, b"MemoryError\n")
+    except BaseException:  # noqa: BLE001  the boundary: the code broke its own standard error or hook
+        os.write(2, f"{kind.__name__}\n".encode())

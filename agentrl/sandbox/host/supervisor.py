@@ -1,0 +1,300 @@
+"""The warm process that forks the slots, reaps them, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from . import folder, frames, landlock, seccomp, tree
+from .interpreter import Interpreter, preload
+from .slot import SlotConfig, slot_main
+
+_TICK_S = 1.0
+_SLOTS = 1000
+_UIDS_A_BLOCK = 1024
+_FIRST_UID, _LAST_UID = 1 << 30, (1 << 31) - 1
+_FIRST_SMALL_UID = 20_000
+_SLOT_END_S = 2.0
+_MAX_FDS = 16
+
+
+class Refused(Exception):  # noqa: N818
+    """This machine, or a setting, cannot be served; the owner names it to the user.
+
+    Args:
+        why: one line.
+        setting: whether a setting is to blame rather than the machine.
+    """
+
+    def __init__(self, why: str, *, setting: bool = False) -> None:
+        super().__init__(why)
+        self.setting = setting
+
+
+@dataclass
+class _SlotEntry:
+    number: int
+    index: int
+    pid: int
+    root: str
+    killed_at: float | None = None
+
+
+class Supervisor:
+    """See the module.
+
+    Args:
+        control: the owner's socket; its end of file ends everything.
+        settings: the owner's first frame: ``confine``, ``abi_cap``, ``preload``, ``folders``.
+    """
+
+    def __init__(self, control: socket.socket, settings: frames.Header) -> None:
+        self.control = control
+        self.owner = os.getppid()
+        self.slots: dict[int, _SlotEntry] = {}
+        self.abi: int | None = None
+        self.first_uid: int | None = None
+        self._fds: list[int] = []
+        self._decoder = frames.Decoder()
+        if settings["confine"]:
+            self.abi = min(landlock.abi_version(), settings["abi_cap"] or sys.maxsize)
+            if not self.abi:
+                raise Refused("the kernel offers no Landlock (Linux 5.13 or later with CONFIG_SECURITY_LANDLOCK)")
+            if not seccomp.supported():
+                raise Refused(f"the system call numbers of {os.uname().machine} are not known")
+            if os.getuid() == 0:
+                self.first_uid = self._reserve_uids()
+        extra = tuple(settings["folders"])
+        self.interpreter = Interpreter(other_uid=self.first_uid is not None, extra=extra)
+        if failed := preload(tuple(settings["preload"])):
+            raise Refused(f"sandbox.preload_modules: {failed}; correct the name or remove it", setting=True)
+        self.base = tempfile.mkdtemp(prefix="agentrl-sandbox-")
+        os.chmod(self.base, 0o711)
+        self.wake, wake_write = os.pipe()
+        for fd in (self.wake, wake_write):
+            os.set_blocking(fd, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        tree.become_subreaper()
+        gc.disable()
+        gc.freeze()
+
+    def _reserve_uids(self) -> int:
+        """The first of a block of uids that no other supervisor on this machine uses.
+
+        The block is held by an abstract socket's name, which the kernel frees when this process ends.
+        """
+        with open("/proc/self/uid_map") as file:
+            mapped = [tuple(map(int, line.split())) for line in file]
+        end = max(inside + count for inside, _, count in mapped)
+        first, last = (_FIRST_UID, _LAST_UID) if end > _LAST_UID else (_FIRST_SMALL_UID, end)
+        blocks = (last - first) // _UIDS_A_BLOCK
+        for _ in range(64 if blocks > 0 else 0):
+            block = int.from_bytes(os.urandom(4), "big") % blocks
+            self._reservation = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                self._reservation.bind(f"\0agentrl-sandbox-uids-{block}")
+            except OSError:
+                self._reservation.close()
+                continue
+            return first + block * _UIDS_A_BLOCK
+        raise Refused("runs as root, and this user namespace has no other uids to run the code under")
+
+    def serve(self) -> None:
+        """Until the owner is gone."""
+        poller = select.poll()
+        poller.register(self.control, select.POLLIN)
+        poller.register(self.wake, select.POLLIN)
+        self.reply({"op": "ready", "abi": self.abi, "own_uid": self.first_uid is not None, "pid": os.getpid()})
+        while os.getppid() == self.owner:  # a fork of the owner may hold the socket open after its death
+            for fd, _ in poller.poll(_TICK_S * 1000):
+                if fd == self.wake:
+                    os.read(self.wake, 4096)
+                elif not self.receive():
+                    return
+            self.reap()
+            self.end_overdue()
+
+    def receive(self) -> bool:
+        """One read from the owner; False at its end."""
+        try:
+            data, fds, _, _ = socket.recv_fds(self.control, 1 << 16, _MAX_FDS)
+        except ConnectionResetError:
+            return False
+        self._fds += fds
+        for header, _ in self._decoder.feed(data):
+            if header["op"] == "open":
+                self.open(header["slot"], socket.socket(fileno=self._fds.pop(0)))
+            elif header["op"] == "kill" and (entry := self.find(header["slot"])):
+                entry.killed_at = time.monotonic()
+                tree.kill(entry.pid)
+        return bool(data)
+
+    def reply(self, header: frames.Header) -> None:
+        try:
+            self.control.sendall(frames.encode(header))
+        except (BrokenPipeError, ConnectionResetError):
+            return  # the next read sees the end of file
+
+    def find(self, number: int) -> _SlotEntry | None:
+        return next((entry for entry in self.slots.values() if entry.number == number), None)
+
+    def open(self, number: int, sock: socket.socket) -> None:
+        """Fork a slot that listens on ``sock``."""
+        with sock:
+            root = os.path.join(self.base, f"{number}-{os.urandom(6).hex()}")
+            used = {entry.index for entry in self.slots.values()}
+            try:
+                if len(used) >= _SLOTS:
+                    raise OSError(f"{_SLOTS} sandboxes are open already; close some")
+                # taken in turn, so that a uid rests before another sandbox gets it
+                index = next(i % _SLOTS for i in range(number, number + _SLOTS) if i % _SLOTS not in used)
+                uid = None if self.first_uid is None else self.first_uid + index
+                for path in (root, os.path.join(root, "work"), os.path.join(root, "tmp")):
+                    os.mkdir(path, 0o700)
+                    if uid is not None:
+                        os.chown(path, uid, uid)
+                config = self.slot_config(root, uid)
+                pid = os.fork()
+            except OSError as error:
+                self.reply({"op": "open_failed", "slot": number, "error": str(error)})
+                return
+            if pid == 0:
+                self.control.close()
+                os.close(self.wake)
+                slot_main(sock, config)
+            self.slots[pid] = _SlotEntry(number, index, pid, root)
+
+    def slot_config(self, root: str, uid: int | None) -> SlotConfig:
+        host = self.interpreter
+        return SlotConfig(
+            root=root,
+            uid=uid,
+            abi=self.abi,
+            read_exec=host.read_exec,
+            read=host.read,
+            path=host.path,
+            keep=host.keep,
+            process_base=None if self.abi is None or uid is not None else _threads_of(os.getuid()),
+        )
+
+    def reap(self) -> None:
+        """Collect what has ended; a slot's strays and folder go with it."""
+        while True:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if (entry := self.slots.pop(pid, None)) is not None:
+                self.sweep()
+                self.remove(entry)
+                self.reply({"op": "closed", "slot": entry.number})
+
+    def sweep(self) -> None:
+        """End what a dead slot left: it came to this process, and is no slot."""
+        tree.kill_below(self.slots.keys(), None, self._collect_strays, _SLOT_END_S)
+
+    def _collect_strays(self) -> None:
+        for pid in tree.children(os.getpid()):
+            if pid not in self.slots:
+                try:
+                    os.waitpid(pid, os.WNOHANG)
+                except ChildProcessError:
+                    continue
+
+    def remove(self, entry: _SlotEntry) -> None:
+        try:
+            folder.remove(entry.root)
+        except OSError as error:
+            self.reply({"op": "left_behind", "path": entry.root, "error": str(error)})
+
+    def end_overdue(self) -> None:
+        now = time.monotonic()
+        for entry in self.slots.values():
+            if entry.killed_at is not None and now - entry.killed_at > _SLOT_END_S:
+                tree.kill(entry.pid)
+
+    def close(self) -> None:
+        """End every slot and remove every folder."""
+        self.control.close()
+        signal.set_wakeup_fd(-1)
+        end = time.monotonic() + _SLOT_END_S
+        while self._collect_all() and time.monotonic() < end:
+            time.sleep(0.005)  # a slot sees the same end of file and ends its own tree in one step
+        for entry in self.slots.values():
+            tree.kill(entry.pid)
+        tree.kill_below((), None, self._collect_strays, 2 * _SLOT_END_S)
+        for entry in self.slots.values():
+            self._remove_silently(entry)
+        if not os.listdir(self.base):
+            os.rmdir(self.base)
+
+    def _remove_silently(self, entry: _SlotEntry) -> None:
+        try:
+            folder.remove(entry.root)
+        except OSError:
+            return  # nobody is left to tell; the base folder stays and names itself
+
+    def _collect_all(self) -> bool:
+        """Reap what has ended; whether a child is left."""
+        while True:
+            try:
+                pid, _ = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            if (entry := self.slots.pop(pid, None)) is not None:
+                self._remove_silently(entry)
+
+
+def _threads_of(uid: int) -> int:
+    """Tasks that this user runs now: what RLIMIT_NPROC counts."""
+    total = 0
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                if os.stat(f"/proc/{name}").st_uid == uid:
+                    total += len(os.listdir(f"/proc/{name}/task"))
+            except OSError:
+                continue
+    return total
+
+
+def _first_frame(control: socket.socket) -> frames.Header | None:
+    decoder = frames.Decoder()
+    while data := control.recv(1 << 16):
+        for header, _ in decoder.feed(data):
+            return header
+    return None
+
+
+def main() -> None:
+    """Serve the owner behind standard input until it is gone."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the owner decides when to end, by closing
+    control = socket.socket(fileno=os.dup(0))
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    settings: dict[str, Any] | None = _first_frame(control)
+    if settings is None:
+        return
+    try:
+        supervisor = Supervisor(control, settings)
+    except Refused as refusal:
+        control.sendall(frames.encode({"op": "refused", "why": str(refusal), "setting": refusal.setting}))
+        return
+    try:
+        supervisor.serve()
+    finally:
+        supervisor.close()

@@ -1,0 +1,120 @@
+"""The processes below one process: found, measured, ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Collection
+
+from .landlock import prctl
+
+_PR_SET_CHILD_SUBREAPER = 36
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_LINUX = sys.platform == "linux"
+
+
+def become_subreaper() -> None:
+    """Orphans below this process become its children instead of init's (Linux; elsewhere groups must do)."""
+    if _LINUX:
+        prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _children_by_scan(pid: int) -> list[int]:
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    fields = file.read().rpartition(b")")[2].split()
+            except OSError:
+                continue
+            if int(fields[1]) == pid:
+                found.append(int(name))
+    return found
+
+
+def children(pid: int) -> list[int]:
+    """The living and unreaped children of every thread of ``pid``; empty where there is no /proc."""
+    if not _LINUX:
+        return []
+    try:
+        found = []
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                found += [int(child) for child in file.read().split()]
+        return found
+    except FileNotFoundError:
+        # the process is gone, or a kernel without CONFIG_PROC_CHILDREN
+        return _children_by_scan(pid) if os.path.exists(f"/proc/{pid}") else []
+    except ProcessLookupError:
+        return []
+
+
+def descendants(pid: int) -> list[int]:
+    """Everything below ``pid``, nearest first."""
+    found: list[int] = []
+    pending = [pid]
+    while pending:
+        below = children(pending.pop())
+        found += below
+        pending += below
+    return found
+
+
+def private_bytes(pids: Collection[int]) -> int:
+    """Resident memory that these processes do not share with a file, in bytes."""
+    total = 0
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/statm", "rb") as file:
+                fields = file.read().split()
+        except OSError:
+            continue
+        total += (int(fields[1]) - int(fields[2])) * _PAGE
+    return total
+
+
+def kill(pid: int) -> None:
+    """SIGKILL; a process that is gone already is no error."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def kill_below(keep: Collection[int], group: int | None, reap: Callable[[], None], deadline_s: float) -> bool:
+    """End and reap every descendant of this process that is not below one of ``keep``.
+
+    Walks the tree until it is empty: a fork bomb makes children while it is walked, but each round
+    stops what it found before killing it, and the process limit bounds the rest.
+
+    Args:
+        keep: children of this process that stay.
+        group: a process group to kill as well; all there is to go by without /proc.
+        reap: collects the children that have ended.
+        deadline_s: how long to go on.
+
+    Returns:
+        Whether nothing is left.
+    """
+    end = time.monotonic() + deadline_s
+    while True:
+        if group is not None:
+            # empty, or only zombies are left (macOS then answers EPERM)
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, signal.SIGKILL)
+        own = [pid for pid in children(os.getpid()) if pid not in keep]
+        if not own:
+            return True
+        below = [deeper for pid in own for deeper in descendants(pid)]
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in own + below:
+                try:
+                    os.kill(pid, number)
+                except ProcessLookupError:
+                    continue
+        reap()
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.001)

@@ -1,0 +1,140 @@
+"""The contract of every sandbox: run code or a program, move files, start afresh, end."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType, TracebackType
+from typing import Literal, Self
+
+from .limits import Limits
+
+Status = Literal["ok", "error", "timeout", "oom", "killed", "output_limit"]
+
+
+class FileRefusedError(ValueError):
+    """A path or file that a sandbox does not read or write: absent, outside, a link, a device, too large.
+
+    The fault of whoever named the file, often the model; never a failure of the sandbox.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecResult:
+    """What the code did. A sandbox's own failure is never a result: it raises ``SandboxError``.
+
+    Attributes:
+        status: ``ok`` exit code 0; ``error`` another exit code or a signal of its own making;
+            ``timeout`` wall or processor time spent; ``oom`` memory spent; ``output_limit`` stdout or
+            stderr passed its limit; ``killed`` ended by SIGKILL, by another limit or by the caller.
+        exit_code: None where a signal ended the code.
+        signal: the number of that signal, or None.
+        stdout, stderr: bytes as written, up to the limit; kept whatever the status.
+        stdout_truncated, stderr_truncated: whether the code wrote more than was kept.
+        wall_s: seconds from start to end.
+        cpu_s: user and system seconds of all its processes.
+        files: contents of the files asked for by ``fetch``, by path.
+        refused_files: why a file asked for is not in ``files``, by path.
+        detail: one line on what ended the run, for people; empty for a plain exit.
+    """
+
+    status: Status
+    exit_code: int | None
+    signal: int | None
+    stdout: bytes
+    stderr: bytes
+    stdout_truncated: bool = False
+    stderr_truncated: bool = False
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+    files: Mapping[str, bytes] = field(default_factory=lambda: MappingProxyType({}))
+    refused_files: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    detail: str = ""
+
+    @property
+    def truncated(self) -> bool:
+        """Whether either output was cut at its limit."""
+        return self.stdout_truncated or self.stderr_truncated
+
+
+class Sandbox(ABC):
+    """One session: files persist over its runs until :meth:`reset`; nothing reaches another session.
+
+    Usable from any event loop and thread; the runs of one sandbox happen one after another. Every
+    method raises ``SandboxError`` where the sandbox itself failed; :meth:`reset` then gives a fresh one.
+    """
+
+    limits: Limits
+
+    @abstractmethod
+    async def run(
+        self,
+        code: str | bytes | None = None,
+        *,
+        argv: Sequence[str] | None = None,
+        stdin: bytes = b"",
+        timeout_s: float | None = None,
+        files: Mapping[str, bytes] | None = None,
+        fetch: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        limits: Limits | None = None,
+    ) -> ExecResult:
+        """Run Python ``code``, or the program ``argv``, in the working folder.
+
+        Args:
+            code: Python source; text or UTF-8 bytes. Any content runs: what is wrong with it is a result.
+            argv: a program and its arguments instead of ``code``.
+            stdin: what the code reads; then end of file.
+            timeout_s: replaces ``limits.wall_s``.
+            files: written before the run, by path relative to the working folder.
+            fetch: files to bring back afterwards, by path relative to the working folder.
+            env: variables beyond the sandbox's own few; the owner's are never passed.
+            limits: replaces the sandbox's own for this run.
+
+        Raises:
+            ValueError: neither or both of ``code`` and ``argv``, or an argument or variable that no program can take.
+            FileRefusedError: a path in ``files`` or its size is refused; nothing has run.
+            ConfigError: ``timeout_s`` is negative, zero or not finite.
+            SandboxError: the sandbox failed; nothing is known about the code.
+        """
+
+    @abstractmethod
+    async def write_file(self, path: str, data: bytes) -> None:
+        """Create or replace a file of the working folder.
+
+        Raises:
+            FileRefusedError: the path leaves the folder or is no plain file's, or ``data`` passes the limit.
+        """
+
+    @abstractmethod
+    async def read_file(self, path: str) -> bytes:
+        """The contents of a regular file of the working folder.
+
+        Raises:
+            FileRefusedError: absent, outside, a link, a device, or larger than ``limits.file_bytes``.
+        """
+
+    @abstractmethod
+    async def list_files(self) -> Mapping[str, int]:
+        """Sizes in bytes of the regular files of the working folder, by path (10,000 at most)."""
+
+    @abstractmethod
+    async def reset(self) -> None:
+        """End everything that runs and start afresh with an empty folder."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End everything and remove every file; a second call does nothing."""
+
+    @abstractmethod
+    def kill_now(self) -> None:
+        """End everything at once without waiting; for exit paths, and safe to call from any thread."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()

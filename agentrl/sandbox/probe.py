@@ -1,0 +1,97 @@
+"""Finds out what a backend guarantees by running code that tries to break each guarantee.
+
+Every attempt is harmless where it succeeds: files are opened and not written, signals are number 0.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from types import MappingProxyType
+
+from agentrl.errors import SandboxError
+
+from .guarantees import GUARANTEES
+from .interface import Sandbox
+
+_PROBE = r"""
+import ctypes, errno, json, os, socket, sys, time
+
+canary, owner, owner_uid, memory_bytes = json.load(sys.stdin)
+libc = ctypes.CDLL(None, use_errno=True)
+
+def refused(*actions):
+    for action in actions:
+        try:
+            action()
+        except (OSError, MemoryError):
+            continue
+        return False
+    return True
+
+def call(number, *args):
+    if libc.syscall(number, *args) < 0 and ctypes.get_errno() == errno.EPERM:
+        raise PermissionError
+
+def sock(family, kind=socket.SOCK_STREAM):
+    return lambda: socket.socket(family, kind)
+
+def reads(path):
+    return lambda: open(path, "rb").close()
+
+with open("own", "w") as file:
+    file.write("x")
+listing = os.path.dirname(canary)
+held = {
+    "files": refused(
+        reads(canary), lambda: os.listdir(listing), lambda: open(listing + "/made", "xb"),
+        lambda: os.mkdir(listing + "/folder"), lambda: open("/proc/sys/kernel/core_pattern", "r+b").close(),
+    ),
+    "secrets": refused(*(reads(f"/proc/{pid}/{name}") for pid in (owner, os.getppid()) for name in ("environ", "mem"))),
+    "network": refused(
+        sock(socket.AF_INET), sock(socket.AF_INET6), sock(socket.AF_INET, socket.SOCK_DGRAM), sock(socket.AF_UNIX),
+        sock(40), sock(16, socket.SOCK_RAW), sock(17, socket.SOCK_RAW),
+    ),
+    "processes": refused(lambda: os.kill(owner, 0), lambda: os.kill(os.getppid(), 0)),
+    "kernel": refused(lambda: call(425, 1, None), lambda: call(438, -1, 0, 0))
+    and libc.unshare(0x10000000) != 0 and libc.ptrace(0x4206, owner, 0, 0) != 0,
+    "memory": refused(lambda: bytearray(memory_bytes)),
+    "user": os.getuid() not in (0, owner_uid),
+    "disk": False,
+}
+stray = os.fork()
+if stray == 0:
+    os.setsid()
+    for fd in (0, 1, 2):
+        os.close(fd)
+    time.sleep(30)
+    os._exit(0)
+print(json.dumps([held, stray]))
+"""
+
+
+async def measure(sandbox: Sandbox) -> MappingProxyType[str, bool]:
+    """Try every guarantee in ``sandbox``; the answer has every word of ``GUARANTEES``.
+
+    Raises:
+        SandboxError: the probe itself did not run to its end.
+    """
+    with tempfile.TemporaryDirectory(prefix="agentrl-probe-") as folder:
+        os.chmod(folder, 0o755)
+        canary = os.path.join(folder, "canary")
+        with open(canary, "w") as file:
+            file.write("a file that the code must not read")
+        os.chmod(canary, 0o644)
+        owner = [canary, os.getpid(), os.getuid(), sandbox.limits.memory_bytes]
+        result = await sandbox.run(_PROBE, stdin=json.dumps(owner).encode())
+    if result.status != "ok":
+        said = result.stderr.decode(errors="replace").strip()
+        raise SandboxError(f"the probe of the sandbox ended with {result.status} {result.detail}: {said[-500:]}")
+    held, stray = json.loads(result.stdout)
+    try:
+        os.kill(stray, 0)
+        held["processes"] = False  # it outlived its run
+    except (ProcessLookupError, PermissionError) as gone:
+        held["processes"] = held["processes"] and isinstance(gone, ProcessLookupError)
+    return MappingProxyType({name: bool(held[name]) for name in GUARANTEES})

@@ -56,7 +56,7 @@ held = {
     "processes": refused(lambda: os.kill(owner, 0), lambda: os.kill(os.getppid(), 0)),
     "kernel": refused(lambda: call(425, 1, None), lambda: call(438, -1, 0, 0))
     and libc.unshare(0x10000000) != 0 and libc.ptrace(0x4206, owner, 0, 0) != 0,
-    "memory": refused(lambda: bytearray(memory_bytes)),
+    "memory": refused(lambda: bytearray(memory_bytes * 5 // 4)),
     "user": os.getuid() not in (0, owner_uid),
     "disk": False,
 }

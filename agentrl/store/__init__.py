@@ -1,0 +1,39 @@
+"""Trajectories on disk, and the run directory they lie in (docs/run-directory.md)."""
+
+from __future__ import annotations
+
+from agentrl.store.annotations import Annotation
+from agentrl.store.atomic import replacing, sync_folder, write_bytes, write_json, write_text
+from agentrl.store.codec import decode_trajectory, encode_trajectory
+from agentrl.store.events import EventLevel, EventLog
+from agentrl.store.jsonl import JsonlWriter, keep_lines, read_jsonl
+from agentrl.store.masking import SecretMask, mask_secrets
+from agentrl.store.reader import StoredTrajectory, TrajectoryReader, TrajectorySummary
+from agentrl.store.run_directory import RunDirectory
+from agentrl.store.token_arrays import TokenArrays
+from agentrl.store.writer import TrajectoryWriter, WriterCounts
+
+__all__ = [
+    "Annotation",
+    "EventLevel",
+    "EventLog",
+    "JsonlWriter",
+    "RunDirectory",
+    "SecretMask",
+    "StoredTrajectory",
+    "TokenArrays",
+    "TrajectoryReader",
+    "TrajectorySummary",
+    "TrajectoryWriter",
+    "WriterCounts",
+    "decode_trajectory",
+    "encode_trajectory",
+    "keep_lines",
+    "mask_secrets",
+    "read_jsonl",
+    "replacing",
+    "sync_folder",
+    "write_bytes",
+    "write_json",
+    "write_text",
+]

@@ -1,0 +1,86 @@
+"""Files that exist whole or not at all: written beside their place, synced, then renamed into it."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import StoreError
+
+__all__ = ["replacing", "sync_folder", "write_bytes", "write_json", "write_text"]
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path beside ``path`` that takes its place, durably, when the block ends without an exception.
+
+    Raises:
+        StoreError: the file cannot be written, synced or renamed.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        _sync(temporary)
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise StoreError(f"{path} cannot be written: {error.strerror or error}") from error
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Replace ``path`` by ``data``, durably and in one step.
+
+    Raises:
+        StoreError: the file cannot be written.
+    """
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace ``path`` by ``text`` in UTF-8, durably and in one step.
+
+    Raises:
+        StoreError: the file cannot be written.
+    """
+    write_bytes(path, text.encode())
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace ``path`` by ``value`` as indented JSON, durably and in one step.
+
+    Raises:
+        StoreError: ``value`` is not JSON (a NaN or infinity is not), or the file cannot be written.
+    """
+    try:
+        text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise StoreError(f"{path} must hold JSON: {error}") from error
+    write_text(path, text + "\n")
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in ``folder`` durable."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

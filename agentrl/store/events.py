@@ -1,0 +1,59 @@
+"""``events.jsonl``: what a person would want to be told of, one line an event."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Literal
+
+from agentrl.errors import AgentRLError
+from agentrl.store.jsonl import JsonlWriter
+from agentrl.store.masking import SecretMask
+from agentrl.store.run_directory import RunDirectory
+
+__all__ = ["EventLevel", "EventLog"]
+
+EventLevel = Literal["info", "warning", "error"]
+
+
+class EventLog:
+    """Alerts, retries and failures, each named for the boundary it crossed; safe to use from several threads.
+
+    Args:
+        run: whose ``events.jsonl`` is appended to.
+        mask: hides secrets; made from this process's environment where None.
+
+    Raises:
+        StoreError: the file cannot be opened.
+    """
+
+    def __init__(self, run: RunDirectory, mask: SecretMask | None = None) -> None:
+        self._lines = JsonlWriter(run.events_path, mask=mask or SecretMask())
+
+    def log(self, event: str, message: str, *, boundary: str, level: EventLevel = "info", **fields: Any) -> None:
+        """Write one event.
+
+        Args:
+            event: its name, such as ``engine_retry``.
+            message: what happened and what to do, for a person.
+            boundary: where, as in ``agentrl.errors``: config, data, env, tool, sandbox, engine, reward, store, ...
+            level: ``warning`` for what went on all the same, ``error`` for what did not.
+            fields: JSON to go with it, such as ``step=3``.
+
+        Raises:
+            StoreError: the line cannot be written.
+        """
+        head = {"time": time.time(), "level": level, "event": event, "boundary": boundary, "message": message}
+        self._lines.append({**fields, **head})
+
+    def failure(self, event: str, error: BaseException, **fields: Any) -> None:
+        """Write an error, under the boundary that it names.
+
+        Raises:
+            StoreError: the line cannot be written.
+        """
+        boundary = error.boundary if isinstance(error, AgentRLError) else "agentrl"
+        self.log(event, str(error), boundary=boundary, level="error", error=type(error).__name__, **fields)
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        self._lines.close()

@@ -1,0 +1,86 @@
+"""JSON for what environments, models and tools may hand over, standard JSON whatever they do.
+
+What JSON has no word for is marked, never dropped: a NaN or infinity becomes ``{"$float": "nan"}`` and comes back as
+the number; an object that is no JSON value becomes ``{"$repr": "<type>: <repr>"}`` and comes back as that mapping.
+Numpy numbers and arrays become numbers and lists.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+__all__ = ["from_json", "to_json"]
+
+_MAX_DEPTH = 64
+_MAX_REPR = 1000
+_FLOAT = "$float"
+_NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def to_json(value: Any) -> str:
+    """``value`` on one line of standard JSON that can be encoded in UTF-8."""
+    try:
+        text = _ENCODER.encode(value)
+    except (TypeError, ValueError, RecursionError):
+        # a NaN, a key that is no string, or a cycle: rare, so that only these pay for a walk
+        value = _storable(value, 0)
+        text = _ENCODER.encode(value)
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which only an escape can carry
+        return _ASCII_ENCODER.encode(value)
+    return text
+
+
+def from_json(text: str | bytes) -> Any:
+    """What ``to_json`` was given, with lists for tuples.
+
+    Raises:
+        ValueError: ``text`` is not JSON.
+    """
+    marked = _FLOAT in text if isinstance(text, str) else _FLOAT.encode() in text
+    return json.loads(text, object_hook=_restore if marked else None)
+
+
+def _default(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, np.generic | np.ndarray):
+        plain = value.tolist()
+        return plain if isinstance(plain, bool | int | float | str | list) else _marked(value)
+    return _marked(value)
+
+
+def _marked(value: Any) -> dict[str, str]:
+    return {"$repr": f"{type(value).__name__}: {value!r}"[:_MAX_REPR]}
+
+
+def _storable(value: Any, depth: int) -> Any:
+    if depth > _MAX_DEPTH:
+        return _marked(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {_FLOAT: str(float(value))}
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, Mapping):
+        return {key if isinstance(key, str) else str(key): _storable(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_storable(item, depth + 1) for item in value]
+    return _storable(_default(value), depth + 1)
+
+
+def _restore(mapping: dict[str, Any]) -> Any:
+    if len(mapping) == 1 and mapping.get(_FLOAT) in _NON_FINITE:
+        return _NON_FINITE[mapping[_FLOAT]]
+    return mapping
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_default)
+_ASCII_ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"), default=_default)

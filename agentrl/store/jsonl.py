@@ -1,0 +1,167 @@
+"""Append-only files of one JSON object a line.
+
+A line is there from its first byte to its newline, or it was torn by a death and never counted: reading passes over
+one torn last line, opening for append cuts it off.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import StoreError
+from agentrl.store.atomic import sync_folder, write_bytes
+from agentrl.store.json_text import from_json, to_json
+from agentrl.store.masking import SecretMask
+
+__all__ = ["JsonlWriter", "keep_lines", "read_jsonl", "write_all"]
+
+
+class JsonlWriter:
+    """Appends objects to a file; safe to use from several threads.
+
+    A line survives the death of the process as soon as ``append`` returns, and the death of the machine once
+    ``sync`` has returned.
+
+    Args:
+        path: the file; made where there is none, cut back to its last whole line where there is one.
+        mask: hides secrets in every line; None writes lines as given, for files of numbers.
+
+    Raises:
+        StoreError: the file cannot be opened.
+    """
+
+    def __init__(self, path: Path, *, mask: SecretMask | None = None) -> None:
+        self.path = path
+        self._mask = mask
+        self._lock = threading.Lock()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            self._size = cut_torn_line(self._file)
+            sync_folder(path.parent)
+        except OSError as error:
+            raise StoreError(f"{path} cannot be opened: {error.strerror or error}") from error
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole lines so far: the offset at which the next one starts."""
+        return self._size
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Write one line.
+
+        Raises:
+            StoreError: the file is closed, or the line cannot be written.
+        """
+        text = to_json(record)
+        data = ((self._mask(text) if self._mask else text) + "\n").encode()
+        with self._lock:
+            file = self._opened()
+            try:
+                write_all(file, data)
+            except OSError as error:
+                raise StoreError(f"{self.path} cannot be written: {error.strerror or error}") from error
+            self._size += len(data)
+
+    def sync(self) -> None:
+        """Make every line so far durable.
+
+        Raises:
+            StoreError: the file is closed, or the disk refuses.
+        """
+        with self._lock:
+            try:
+                os.fsync(self._opened())
+            except OSError as error:
+                raise StoreError(f"{self.path} cannot be synced: {error.strerror or error}") from error
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+        with self._lock:
+            if self._file is not None:
+                os.close(self._file)
+                self._file = None
+
+    def _opened(self) -> int:
+        if self._file is None:
+            raise StoreError(f"{self.path} is closed")
+        return self._file
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file in order, but for a torn last line; nothing where there is no file.
+
+    Raises:
+        StoreError: the file cannot be read, or a whole line is no JSON object.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror or error}") from error
+    *lines, _torn = data.split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        yield parse_line(path, number, line)
+
+
+def parse_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    """The object of a whole line.
+
+    Raises:
+        StoreError: it is none.
+    """
+    try:
+        record = from_json(line)
+    except ValueError as error:
+        raise StoreError(f"{path}:{number} must be a JSON object: {error}") from error
+    if not isinstance(record, dict):
+        raise StoreError(f"{path}:{number} must be a JSON object, got {type(record).__name__}")
+    return record
+
+
+def keep_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
+    """Rewrite a file, in one step, without the lines that ``keep`` refuses; for a run that goes back to a checkpoint.
+
+    Returns:
+        How many lines went.
+
+    Raises:
+        StoreError: the file cannot be read or written.
+    """
+    records = list(read_jsonl(path))
+    kept = [record for record in records if keep(record)]
+    if len(kept) < len(records):
+        write_bytes(path, "".join(to_json(record) + "\n" for record in kept).encode())
+    return len(records) - len(kept)
+
+
+def write_all(file: int, data: bytes) -> None:
+    """Write all of ``data`` at the end of a file.
+
+    Raises:
+        OSError: the disk is full, or any other refusal; part of ``data`` may have been written.
+    """
+    view = memoryview(data)
+    while view:
+        view = view[os.write(file, view) :]
+
+
+def cut_torn_line(file: int) -> int:
+    """Cut what follows the last newline of an open file; the size that is left."""
+    size = end = os.fstat(file).st_size
+    block = 1 << 16
+    while end > 0:
+        start = max(0, end - block)
+        newline = os.pread(file, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
+            break
+        end = start
+    if end < size:
+        os.ftruncate(file, end)
+    return end

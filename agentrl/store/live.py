@@ -1,0 +1,152 @@
+"""Live files: a line a finished trajectory, its arrays in a zstd frame of the file beside it.
+
+The frame is written before its line, so a whole line has a whole frame; what a death tore is at the end of both files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import zstandard
+
+from agentrl.errors import StoreError
+from agentrl.store.json_text import to_json
+from agentrl.store.jsonl import cut_torn_line, read_jsonl, write_all
+
+__all__ = [
+    "FramedRecord",
+    "FramedWriter",
+    "frames_path",
+    "read_frame",
+    "read_framed",
+    "read_with_arrays",
+    "remove_framed",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class FramedRecord:
+    """A record as it is written: one JSON object as text, and the zstd frame of its arrays."""
+
+    text: str
+    frame: bytes
+
+    @property
+    def size(self) -> int:
+        """Bytes, about."""
+        return len(self.text) + len(self.frame)
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any], arrays: bytes, compressor: zstandard.ZstdCompressor) -> FramedRecord:
+        """The record of a JSON object and bytes; ``record`` has no key ``frame``."""
+        return cls(to_json(record), compressor.compress(arrays))
+
+
+class FramedWriter:
+    """Appends records to a pair of files; what a death tore is cut off first.
+
+    Raises:
+        StoreError: a file cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._lines = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            self._frames = os.open(frames_path(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+            cut_torn_line(self._lines)
+            # a frame whose line was torn stays as a gap that no line names
+            self._end = os.fstat(self._frames).st_size
+        except OSError as error:
+            raise StoreError(f"{path} cannot be opened: {error.strerror or error}") from error
+
+    def append(self, record: FramedRecord) -> None:
+        """Write one record; it survives the death of the process as soon as this returns.
+
+        Raises:
+            OSError: it cannot be written; the files may then end in a torn record.
+        """
+        write_all(self._frames, record.frame)
+        line = f'{record.text[:-1]},"frame":[{self._end},{len(record.frame)}]}}\n'
+        self._end += len(record.frame)
+        write_all(self._lines, line.encode())
+
+    def sync(self) -> None:
+        """Make every record so far durable.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        os.fsync(self._frames)
+        os.fsync(self._lines)
+
+    def close(self) -> None:
+        """Close both files; called once."""
+        os.close(self._frames)
+        os.close(self._lines)
+
+
+def frames_path(path: Path) -> Path:
+    """The frames' file beside the lines' file."""
+    return path.with_suffix(".zst")
+
+
+def remove_framed(path: Path) -> None:
+    """Remove a pair of files: the lines first, so that no line is ever without its frame.
+
+    Raises:
+        OSError: the disk refuses.
+    """
+    path.unlink(missing_ok=True)
+    frames_path(path).unlink(missing_ok=True)
+
+
+def read_framed(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of the whole lines, in order, ``frame`` included; nothing where there is no file.
+
+    Raises:
+        StoreError: a whole line is no JSON object with a frame.
+    """
+    for number, record in enumerate(read_jsonl(path), start=1):
+        frame = record.get("frame")
+        if not (isinstance(frame, list) and len(frame) == 2):
+            raise StoreError(f"{path}:{number} must name its frame as [offset, bytes], got {frame!r}")
+        yield record
+
+
+def read_frame(path: Path, frame: Sequence[int]) -> bytes:
+    """The arrays' bytes of a record in the lines' file ``path``.
+
+    Raises:
+        StoreError: the frame is not there or is damaged.
+    """
+    try:
+        with frames_path(path).open("rb") as file:
+            return _decompress(file, frame)
+    except (OSError, zstandard.ZstdError) as error:
+        raise StoreError(f"the frame at {frame[0]} of {frames_path(path)} cannot be read: {error}") from error
+
+
+def read_with_arrays(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """Each record with its arrays' bytes, in order.
+
+    Raises:
+        StoreError: a whole line is no record, or its frame is not there or is damaged.
+    """
+    try:
+        with frames_path(path).open("rb") as file:
+            for record in read_framed(path):
+                yield record, _decompress(file, record["frame"])
+    except (OSError, zstandard.ZstdError) as error:
+        raise StoreError(f"{frames_path(path)} cannot be read: {error}") from error
+
+
+def _decompress(file: BinaryIO, frame: Sequence[int]) -> bytes:
+    offset, size = frame
+    file.seek(offset)
+    return zstandard.ZstdDecompressor().decompress(file.read(size))

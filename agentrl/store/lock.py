@@ -1,0 +1,36 @@
+"""One process at a time writes under a name."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from agentrl.errors import StoreError
+
+__all__ = ["hold_name"]
+
+
+def hold_name(path: Path) -> int:
+    """Hold a lock file until the returned descriptor is closed or the process dies.
+
+    A POSIX record lock: children forked by the process do not hold it, so that a run can be resumed while what a
+    killed one started is still ending.
+
+    Raises:
+        StoreError: another process holds it, or the file cannot be made.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be made: {error.strerror or error}") from error
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(file)
+        raise StoreError(f"{path} is held by another process: end it first, or write under another name") from error
+    except OSError as error:
+        os.close(file)
+        raise StoreError(f"{path} cannot be locked: {error.strerror or error}") from error
+    return file

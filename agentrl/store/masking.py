@@ -1,0 +1,53 @@
+"""Secrets come from the environment and are masked wherever they would be stored.
+
+What is masked is text. Token ids stay as they were sampled, since training needs them, so whoever decodes ids for
+people masks the decoded text again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+
+__all__ = ["SecretMask", "mask_secrets"]
+
+_SECRET_NAME = re.compile(r"(^|_)(API_?KEY|KEY|KEY_ID|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
+# Shorter values are words such as "true" or "changeme", and masking them would tear ordinary text apart.
+_MIN_LENGTH = 8
+
+
+class SecretMask:
+    """Replaces the values of secret environment variables by ``<masked:NAME>``.
+
+    A variable is secret when its name ends in KEY, KEY_ID, TOKEN, SECRET, PASSWORD, PASSWD or CREDENTIALS, and its
+    value has at least 8 characters. The value is found as it is, and as JSON would escape it.
+
+    Args:
+        environment: the variables; this process's where None. They are read once.
+    """
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        variables = os.environ if environment is None else environment
+        names = {
+            value: name for name, value in variables.items() if _SECRET_NAME.search(name) and len(value) >= _MIN_LENGTH
+        }
+        marks: dict[str, str] = {}
+        for value, name in names.items():
+            for spelling in (value, json.dumps(value, ensure_ascii=False)[1:-1], json.dumps(value)[1:-1]):
+                marks[spelling] = f"<masked:{name}>"
+        # a value that contains another one is replaced first
+        self._marks = sorted(marks.items(), key=lambda mark: len(mark[0]), reverse=True)
+
+    def __call__(self, text: str) -> str:
+        """``text`` without the secrets."""
+        for value, mark in self._marks:
+            if value in text:
+                text = text.replace(value, mark)
+        return text
+
+
+def mask_secrets(text: str) -> str:
+    """``text`` without the secrets of this process's environment. For many texts, keep a ``SecretMask``."""
+    return SecretMask()(text)

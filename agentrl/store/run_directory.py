@@ -1,0 +1,209 @@
+"""The run directory: where everything of a run is (docs/run-directory.md)."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import ConfigError, StoreError
+from agentrl.store.atomic import write_bytes, write_json
+from agentrl.store.json_text import from_json
+
+__all__ = ["FORMAT", "RunDirectory"]
+
+FORMAT = 1
+"""The layout's version, in ``run.json``; it grows when a reader of the old one would misread the new one."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """Paths of a run. ``create`` starts one, ``open`` finds one; the constructor only names paths.
+
+    Args:
+        root: the folder.
+    """
+
+    root: Path
+
+    @classmethod
+    def create(cls, root: Path | str, record: Mapping[str, Any] | None = None) -> RunDirectory:
+        """Make a new run, whose ``run.json`` is ``record`` and the layout's ``format``.
+
+        Raises:
+            ConfigError: the folder holds files, or cannot be made.
+            StoreError: ``record`` cannot be written.
+        """
+        run = cls(Path(root))
+        try:
+            found = next((name for _, _, names in os.walk(run.root) for name in sorted(names)), None)
+            if found is not None:
+                what = "already holds a run" if run.record_path.is_file() else f"already holds files, such as {found}"
+                mend = "go on with it by --resume, or name" if run.record_path.is_file() else "name"
+                raise ConfigError(f"run.dir='{root}' must be a new or empty folder, and {what}; {mend} another run.dir")
+            for folder in (run.live_folder, run.sealed_folder, run.annotations_folder, run.blobs_folder):
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"run.dir='{root}' cannot be made: {error.strerror or error}; name a folder that you may write to"
+            ) from error
+        write_json(run.record_path, {"format": FORMAT, **(record or {})})
+        return run
+
+    @classmethod
+    def open(cls, root: Path | str) -> RunDirectory:
+        """Find an existing run.
+
+        Raises:
+            StoreError: there is none, or its layout is newer than this agentrl reads.
+        """
+        run = cls(Path(root))
+        if not run.record_path.is_file():
+            state = "has no run.json" if run.root.is_dir() else "does not exist"
+            raise StoreError(f"'{root}' is not a run directory: it {state}; name the run.dir of a run")
+        found = run.read_record().get("format")
+        if found != FORMAT:
+            raise StoreError(
+                f"{run.record_path} has format={found!r} and this agentrl reads {FORMAT}; read it with the one that made it"
+            )
+        return run
+
+    def read_record(self) -> dict[str, Any]:
+        """``run.json``.
+
+        Raises:
+            StoreError: it cannot be read as a JSON object.
+        """
+        try:
+            record = from_json(self.record_path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{self.record_path} must be a JSON object: {error}") from error
+        if not isinstance(record, dict):
+            raise StoreError(f"{self.record_path} must be a JSON object, got {type(record).__name__}")
+        return record
+
+    @property
+    def config_path(self) -> Path:
+        """The resolved configuration."""
+        return self.root / "config.resolved.yaml"
+
+    @property
+    def record_path(self) -> Path:
+        """What ran: commit, versions, host, seeds. A folder is a run when it holds this file."""
+        return self.root / "run.json"
+
+    @property
+    def metrics_path(self) -> Path:
+        """One JSON object a step."""
+        return self.root / "metrics.jsonl"
+
+    @property
+    def events_path(self) -> Path:
+        """Alerts, retries and failures (``EventLog``)."""
+        return self.root / "events.jsonl"
+
+    @property
+    def ledger_path(self) -> Path:
+        """Each change of state of each draw."""
+        return self.root / "ledger.jsonl"
+
+    @property
+    def summary_path(self) -> Path:
+        """What the run came to."""
+        return self.root / "summary.json"
+
+    @property
+    def live_folder(self) -> Path:
+        """Trajectories that are not sealed yet."""
+        return self.root / "traj" / "live"
+
+    @property
+    def sealed_folder(self) -> Path:
+        """Trajectories for good."""
+        return self.root / "traj" / "sealed"
+
+    @property
+    def annotations_folder(self) -> Path:
+        """What is learned of trajectories later."""
+        return self.root / "traj" / "ann"
+
+    @property
+    def blobs_folder(self) -> Path:
+        """Images and other bytes, each named by its SHA-256."""
+        return self.root / "blobs"
+
+    @property
+    def notes_folder(self) -> Path:
+        """What people wrote, ``<user>.jsonl``."""
+        return self.root / "notes"
+
+    @property
+    def checkpoints_folder(self) -> Path:
+        return self.root / "checkpoints"
+
+    def live_path(self, step: int, writer: str, number: int) -> Path:
+        """The lines of one future shard; their arrays lie beside them in ``.zst``."""
+        return self.live_folder / _step(step) / f"{_writer(writer)}-{number:04d}.jsonl"
+
+    def shard_path(self, step: int, writer: str, number: int) -> Path:
+        """A sealed shard: trajectories that finished in ``step``."""
+        return self.sealed_folder / _step(step) / f"{_writer(writer)}-{number:04d}.parquet"
+
+    def annotations_path(self, writer: str) -> Path:
+        """The annotations of one writer; their arrays lie beside them in ``.zst``."""
+        return self.annotations_folder / f"{_writer(writer)}.jsonl"
+
+    def checkpoint_folder(self, stage: str, step: int) -> Path:
+        """One checkpoint, which exists when its ``manifest.json`` does.
+
+        Raises:
+            StoreError: ``stage`` cannot name a folder.
+        """
+        if not _NAME.fullmatch(stage):
+            raise StoreError(f"a stage names a folder, so it must match {_NAME.pattern}, got {stage!r}")
+        return self.checkpoints_folder / stage / _step(step)
+
+    def write_blob(self, data: bytes) -> str:
+        """Keep bytes once; their SHA-256 in hexadecimal is their name.
+
+        Raises:
+            StoreError: they cannot be written.
+        """
+        sha256 = hashlib.sha256(data).hexdigest()
+        path = self.blobs_folder / sha256
+        if not path.exists():
+            write_bytes(path, data)
+        return sha256
+
+    def read_blob(self, sha256: str) -> bytes:
+        """The bytes of that name.
+
+        Raises:
+            StoreError: there are none, or what is there has another hash.
+        """
+        if not _SHA256.fullmatch(sha256):
+            raise StoreError(f"a blob is named by 64 hexadecimal digits, got {sha256!r}")
+        try:
+            data = (self.blobs_folder / sha256).read_bytes()
+        except OSError as error:
+            raise StoreError(f"blob {sha256} cannot be read: {error.strerror or error}") from error
+        if hashlib.sha256(data).hexdigest() != sha256:
+            raise StoreError(f"blob {sha256} is damaged: its bytes have another hash")
+        return data
+
+
+def _step(step: int) -> str:
+    return f"step={step:06d}"
+
+
+def _writer(writer: str) -> str:
+    if not _NAME.fullmatch(writer):
+        raise StoreError(f"a writer names files, so it must match {_NAME.pattern}, got {writer!r}")
+    return writer

@@ -22,7 +22,7 @@ def make_grpo(settings: GRPOSettings) -> AlgorithmSpec:
     trains = {SegmentKind.POLICY}
     if settings.train_tool_tokens:
         trains |= {SegmentKind.OBSERVATION, SegmentKind.SCAFFOLD}
-    use_rollout = settings.old_logprobs == "rollout"
+    use_rollout = settings.on_policy_only
     return AlgorithmSpec(
         name="grpo",
         keep_group=partial(keep_with_spread, drop_zero_spread=settings.drop_zero_spread),
@@ -44,7 +44,7 @@ def make_grpo(settings: GRPOSettings) -> AlgorithmSpec:
         else None,
         needs=Needs(old_logprobs=not use_rollout, reference=settings.kl_coef > 0),
         num_epochs=settings.num_epochs,
-        group_size_min=2,
+        group_size_min=settings.group_size_min,
         max_staleness=0 if use_rollout else None,
     )
 

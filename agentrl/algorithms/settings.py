@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from agentrl.errors import ConfigError
 
@@ -37,6 +37,9 @@ class GRPOSettings:
         shuffle_rewards: a control: rewards are shuffled within the batch, so nothing may be learned.
     """
 
+    group_size_min: ClassVar[int] = 2
+    """Siblings that a group needs at least: a trajectory is compared with the others."""
+
     clip_low: float = 0.2
     clip_high: float = 0.28
     scale: Literal["none", "std"] = "std"
@@ -66,6 +69,11 @@ class GRPOSettings:
         if self.old_logprobs == "rollout":
             self._check_rollout_logprobs()
 
+    @property
+    def on_policy_only(self) -> bool:
+        """Whether a batch may get one update only, by the very weights that sampled it."""
+        return self.old_logprobs == "rollout"
+
     def _check_rollout_logprobs(self) -> None:
         rules = (
             (self.num_epochs == 1, f"algorithm.num_epochs=1 (one on-policy update a batch), got {self.num_epochs}"),
@@ -90,9 +98,17 @@ class SFTSettings:
         num_epochs: passes over a batch.
     """
 
+    group_size_min: ClassVar[int] = 1
+    """Demonstrations need no siblings."""
+
     reduction: Reduction = "token_mean"
     constant_tokens: int | None = None
     num_epochs: int = 1
+
+    @property
+    def on_policy_only(self) -> bool:
+        """Never: no policy sampled the demonstrations."""
+        return False
 
     def __post_init__(self) -> None:
         _check_reduction(self.reduction, self.constant_tokens)

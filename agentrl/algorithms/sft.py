@@ -25,6 +25,7 @@ def make_sft(settings: SFTSettings) -> AlgorithmSpec:
         trains=frozenset({SegmentKind.TARGET}),
         needs=Needs(advantages=False),
         num_epochs=settings.num_epochs,
+        group_size_min=settings.group_size_min,
     )
 
 

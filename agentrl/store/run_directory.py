@@ -71,7 +71,7 @@ class RunDirectory:
         found = run.read_record().get("format")
         if found != FORMAT:
             raise StoreError(
-                f"{run.record_path} has format={found!r} and this agentrl reads {FORMAT}; read it with the one that made it"
+                f"{run.record_path} has format={found!r} and this agentrl reads {FORMAT}; use the one that made it"
             )
         return run
 

@@ -7,6 +7,7 @@ death, and is only to be removed.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 from agentrl.errors import StoreError
@@ -111,8 +112,9 @@ class StepFiles:
                 count += 1
                 yield pair
 
-        if live.stat().st_size:
-            write_shard(shard, rows())
+        first = next(pairs := rows(), None)
+        if first is not None:
+            write_shard(shard, chain([first], pairs))
         return count
 
     def _remove(self, live: Path) -> None:

@@ -26,7 +26,9 @@ from agentrl.types import (
 __all__ = ["SegmentReader", "decode_turn", "encode_turn", "fields_of"]
 
 
-def fields_of(value: Task | SamplingParams | ToolCall | CallProblem | ToolResult | MediaSpan) -> dict[str, Any]:
+def fields_of(
+    value: Task | SamplingParams | CallRecord | ToolCall | CallProblem | ToolResult | MediaSpan,
+) -> dict[str, Any]:
     """The fields of a flat dataclass, not copied."""
     return {name: getattr(value, name) for name in value.__slots__}
 
@@ -40,10 +42,7 @@ def encode_turn(turn: Turn) -> dict[str, Any]:
         "text": turn.text,
         "message": turn.message,
         "calls": [
-            {
-                part: None if (value := getattr(call, part)) is None else fields_of(value)
-                for part in CallRecord.__slots__
-            }
+            {name: None if part is None else fields_of(part) for name, part in fields_of(call).items()}
             for call in turn.calls
         ],
         "finish_reason": turn.finish_reason,

@@ -305,7 +305,7 @@ class TrajectoryWriter:
                 self._done(entry)
                 if isinstance(entry, _Close):
                     return
-        except Exception as error:  # noqa: BLE001: whatever ended the thread is raised by the next call
+        except Exception as error:  # noqa: BLE001  whatever ended the thread is raised by the next call
             with self._changed:
                 self._fail(error, f"the trajectory writer {self._writer!r} failed")
         finally:

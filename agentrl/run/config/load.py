@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from agentrl.errors import ConfigError
+from agentrl.run.config.algorithm import algorithm_faults
 from agentrl.run.config.checks import Fault, validation_faults
 from agentrl.run.config.document import Document, Key, Origin, dotted, parse_document
 from agentrl.run.config.overrides import apply_overrides, expand_short_forms
@@ -28,10 +29,12 @@ class LoadedConfig:
     def __init__(self, config: RunConfig, document: Document) -> None:
         self.config = config
         self._document = document
+        self._stages = stage_trees(document.tree)
 
     def origin(self, key: Key, stage: int | None = None) -> str:
         """Where the value at ``key`` (of one stage) comes from: a place, ``command line: ...`` or ``default``."""
-        for written in _written_as(key, stage):
+        tree = self._document.tree if stage is None else self._stages[stage]
+        for written in _written_as(key, stage) if _holds(tree, key) else ():
             if written in self._document.origins:
                 return self._document.origins[written].text
         return "default"
@@ -69,7 +72,7 @@ def load_with_origins(
     raise_problems(problems)
     expand_short_forms(document)
     problems += apply_overrides(document, overrides)
-    problems += _problems(document)
+    problems += _problems(document, folder)
     raise_problems(problems)
     config = RunConfig.model_validate(document.tree)
     base_dir = str((folder / (config.run.base_dir or ".")).resolve())
@@ -94,7 +97,7 @@ def _document_of(source: Mapping[str, Any]) -> Document:
     return document
 
 
-def _problems(document: Document) -> list[Problem]:
+def _problems(document: Document, folder: Path) -> list[Problem]:
     """All problems of a document whose overrides are applied."""
     problems = []
     top, top_faults = _validate(RunConfig, document.tree)
@@ -108,7 +111,8 @@ def _problems(document: Document) -> list[Problem]:
         number = index if document.tree.get("stages") else None
         if stage is not None:
             broken = [key for fault in faults for key in fault.keys]
-            faults += [fault for fault in stage_faults(stage) if not _touches(fault, broken)]
+            crossing = [*stage_faults(stage), *algorithm_faults(stage, folder / (stage.run.base_dir or "."))]
+            faults += [fault for fault in crossing if not _touches(fault, broken)]
         problems += [_located(document, fault, number) for fault in faults]
     return problems
 
@@ -138,6 +142,15 @@ def _remove(tree: Any, key: Key) -> None:
             return
     if isinstance(tree, dict):
         tree.pop(last, None)
+
+
+def _holds(tree: Any, key: Key) -> bool:
+    for part in key:
+        try:
+            tree = tree[part]
+        except (KeyError, IndexError, TypeError):
+            return False
+    return True
 
 
 def _touches(fault: Fault, broken: list[Key]) -> bool:

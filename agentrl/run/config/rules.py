@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
+from agentrl.errors import ConfigError
 from agentrl.run.config.checks import Fault
 from agentrl.run.config.schema import RunConfig, StageConfig
+from agentrl.run.config.task import SandboxConfig, SandboxLimitsConfig
 
 __all__ = ["run_faults", "stage_faults"]
 
@@ -53,6 +56,7 @@ def stage_faults(stage: StageConfig) -> Iterator[Fault]:
     yield from _data_faults(stage)
     yield from _size_faults(stage)
     yield from _rollout_faults(stage)
+    yield from _sandbox_faults(stage)
 
 
 def _data_faults(stage: StageConfig) -> Iterator[Fault]:
@@ -125,6 +129,18 @@ def _rollout_faults(stage: StageConfig) -> Iterator[Fault]:
             f"rollout.context_tokens must be more than data.max_prompt_tokens={stage.data.max_prompt_tokens} "
             f"(nothing could be sampled after the longest prompt), got {rollout.context_tokens}",
         )
+
+
+def _sandbox_faults(stage: StageConfig) -> Iterator[Fault]:
+    limits_alone = SandboxConfig(limits=stage.sandbox.limits)
+    all_else = stage.sandbox.model_copy(update={"limits": SandboxLimitsConfig()})
+    for sandbox in (limits_alone, all_else):
+        try:
+            sandbox.spec()
+        except ConfigError as error:
+            named = re.search(r"sandbox\.(\w+)(?:\.(\w+))?", str(error))
+            key = tuple(part for part in named.groups() if part) if named else ()
+            yield Fault((("sandbox", *key),), str(error))
 
 
 def _divisors(number: int) -> str:

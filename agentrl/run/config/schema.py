@@ -67,6 +67,11 @@ class StageConfig(_StageSections, _RunSections):
         return self.rollout.dtype or self.model.dtype
 
     @property
+    def algorithm_settings(self) -> dict[str, Any]:
+        """What ``make_algorithm`` is given for a built-in algorithm: its own settings, and the passes over a batch."""
+        return {**self.algorithm.settings, "num_epochs": self.train.updates_per_batch}
+
+    @property
     def updates_are_on_policy(self) -> bool:
         """Whether each batch gets one single optimizer step, so that the policy trained is the one that sampled."""
         return self.train.updates_per_batch == 1 and self.train.mini_batch_prompts == self.train.batch_prompts

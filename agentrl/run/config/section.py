@@ -6,13 +6,17 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-__all__ = ["Arguments", "Count", "Fraction", "Listed", "Natural", "Positive", "Seconds", "Section", "Weight"]
+__all__ = ["Arguments", "Count", "Fraction", "Listed", "Natural", "Positive", "Seconds", "Section", "Weight", "Words"]
 
 T = TypeVar("T")
 
 
 def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
+
+
+def _as_words(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else _as_tuple(value)
 
 
 Natural: TypeAlias = Annotated[int, Field(ge=0)]
@@ -23,6 +27,7 @@ Fraction: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 Seconds: TypeAlias = Annotated[float, Field(gt=0)]
 Arguments: TypeAlias = dict[str, Any]
 Listed: TypeAlias = Annotated[tuple[T, ...], BeforeValidator(_as_tuple)]
+Words: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_as_words)]
 
 
 class Section(BaseModel):

@@ -33,10 +33,7 @@ def merge(base: Any, patch: Any) -> Any:
     """``patch`` over ``base``: mappings key by key, anything else replaces."""
     if not isinstance(base, dict) or not isinstance(patch, dict):
         return patch
-    return {
-        key: merge(base[key], patch[key]) if key in base and key in patch else {**base, **patch}[key]
-        for key in {**base, **patch}
-    }
+    return {**base, **{key: merge(base[key], value) if key in base else value for key, value in patch.items()}}
 
 
 def stage_trees(tree: Mapping[str, Any]) -> list[Tree]:

@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from agentrl.run.config.section import Arguments, Count, Listed, Seconds, Section
+from agentrl.run.config.section import Arguments, Count, Listed, Seconds, Section, Words
+from agentrl.sandbox import Limits, SandboxSpec
 
 __all__ = [
     "DataConfig",
@@ -16,6 +17,7 @@ __all__ = [
     "RewardConfig",
     "RewardFunctionConfig",
     "SandboxConfig",
+    "SandboxLimitsConfig",
     "ToolConfig",
 ]
 
@@ -100,16 +102,54 @@ class RewardConfig(Section):
     """Weight of the sum of the environment's step rewards."""
 
 
+class SandboxLimitsConfig(Section):
+    """What one execution may use; passing a limit ends it and is a result that the model sees."""
+
+    wall_s: Seconds = 10.0
+    """Seconds of wall time."""
+    cpu_s: Seconds | None = None
+    """Seconds of processor time of one process; by default bounded by ``wall_s`` alone."""
+    memory_bytes: Count = 512 * 2**20
+    """Memory, of one process and of all together."""
+    processes: Count = 32
+    """Processes and threads at one time."""
+    file_bytes: Count = 64 * 2**20
+    """Size of one file."""
+    disk_bytes: Count = 256 * 2**20
+    """All files together."""
+    output_bytes: Count = 2**20
+    """Standard output and standard error, each."""
+    open_files: Count = 256
+    """Descriptors of one process."""
+
+
 class SandboxConfig(Section):
     """Where the model's code runs, and within which limits."""
 
-    backend: Literal["auto", "landlock", "unsafe", "docker", "bubblewrap"] = "auto"
-    """``auto`` takes the strongest that this machine offers; ``unsafe`` isolates nothing."""
-    require: Listed[str] = ("filesystem", "network")
-    """Guarantees without which no episode starts (``agentrl doctor`` lists what this machine offers)."""
-    timeout_s: Seconds = 10.0
-    """Wall-clock seconds of one execution."""
-    memory_bytes: Count = 512 * 1024**2
-    """Memory of one execution and its children."""
+    backend: str = "auto"
+    """``auto`` takes the strongest that this machine offers; ``unsafe`` isolates nothing (see ``agentrl doctor``)."""
+    require: Words | None = None
+    """Level (``none``, ``isolated``, ``full``) or guarantees below which nothing runs; by default ``isolated``, and
+    ``none`` where ``unsafe`` is named."""
+    limits: SandboxLimitsConfig = Field(default_factory=SandboxLimitsConfig)
+    """Of one execution."""
+    preload_modules: Listed[str] = ()
+    """Python modules imported once, so that executions find them loaded."""
+    site_packages: bool = False
+    """Let the code import the packages installed beside agentrl."""
     max_running: Count = 8
-    """Executions at once."""
+    """Sandboxes at one time; episodes beyond wait."""
+
+    def spec(self) -> SandboxSpec:
+        """What builds the sandboxes.
+
+        Raises:
+            ConfigError: an unknown backend or guarantee, or a limit that no interpreter can live with.
+        """
+        return SandboxSpec(
+            backend=self.backend,
+            require=self.require,
+            limits=Limits(**self.limits.model_dump()),
+            preload_modules=self.preload_modules,
+            site_packages=self.site_packages,
+        )

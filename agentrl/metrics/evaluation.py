@@ -1,0 +1,223 @@
+"""What a set of scored episodes says: avg@N, pass@k and maj@k, with intervals, by data source.
+
+Tasks are the units that were drawn at random, and the samples of one task resemble each other: every interval is
+therefore made of one number a task (clustered by task), never of the samples as if they were independent.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Estimate", "TaskScores", "evaluation_report", "interval", "maj_at_k", "mcnemar_p_value", "pass_at_k"]
+
+F64 = npt.NDArray[np.float64]
+
+ALL_SOURCES = "all"
+_MAX_SUBSETS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class TaskScores:
+    """The scored samples of one task.
+
+    Args:
+        task_id: unique within its data source.
+        data_source: by which reports are split.
+        scores: one a finished sample; failed samples are left out by the caller.
+        answers: what each sample is taken to answer, for voting; None where a sample has no answer. Empty where
+            the task has nothing to vote on.
+    """
+
+    task_id: str
+    data_source: str
+    scores: tuple[float, ...]
+    answers: tuple[str | None, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.answers and len(self.answers) != len(self.scores):
+            raise ValueError(f"task {self.task_id!r} has {len(self.scores)} scores but {len(self.answers)} answers")
+        if not all(math.isfinite(score) for score in self.scores):
+            raise ValueError(f"task {self.task_id!r} has a score that is not finite: {self.scores}")
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean over tasks with its confidence interval ``[low, high]``."""
+
+    value: float
+    low: float
+    high: float
+    num_tasks: int
+
+
+def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
+    """The chance that at least one of ``k`` samples is correct, unbiased (Chen et al. 2021, arXiv:2107.03374, eq. 1).
+
+    ``1 - C(n - c, k) / C(n, k)``, as a product that neither overflows nor cancels.
+
+    Raises:
+        ValueError: not ``0 <= num_correct <= num_samples`` or not ``1 <= k <= num_samples``.
+    """
+    if not 0 <= num_correct <= num_samples or not 1 <= k <= num_samples:
+        raise ValueError(f"pass@k needs 0 <= c <= n and 1 <= k <= n, got n={num_samples}, c={num_correct}, k={k}")
+    if num_samples - num_correct < k:
+        return 1.0
+    index = np.arange(num_samples - num_correct + 1, num_samples + 1, dtype=np.float64)
+    return float(1.0 - np.prod(1.0 - k / index))
+
+
+def maj_at_k(
+    answers: Sequence[str | None], correct: Sequence[bool], k: int, rng: np.random.Generator | None = None
+) -> float:
+    """The chance that the commonest answer among ``k`` of the samples is correct (arXiv:2203.11171).
+
+    All subsets of ``k`` samples are counted where there are at most 256, else 256 drawn ones. Equally common
+    answers win equally often; a sample without an answer has no vote, and a subset without any vote is wrong. An
+    answer counts as correct by the share of correct samples among those that give it.
+
+    Args:
+        answers: ``[n]``, None for a sample without one.
+        correct: ``[n]`` whether each sample is correct.
+        k: votes, at most n.
+        rng: draws the subsets; needed where there are more than 256.
+
+    Raises:
+        ValueError: lengths differ, not ``1 <= k <= n``, or ``rng`` is missing.
+    """
+    n = len(answers)
+    if len(correct) != n or not 1 <= k <= n:
+        raise ValueError(f"maj@k needs as many answers as verdicts and 1 <= k <= n, got n={n}, {len(correct)}, k={k}")
+    verdicts: dict[str, list[bool]] = defaultdict(list)
+    for answer, verdict in zip(answers, correct, strict=True):
+        if answer is not None:
+            verdicts[answer].append(verdict)
+    worth = {answer: sum(own) / len(own) for answer, own in verdicts.items()}
+    subsets: Iterable[Sequence[int]]
+    if math.comb(n, k) <= _MAX_SUBSETS:
+        subsets = list(itertools.combinations(range(n), k))
+    elif rng is None:
+        raise ValueError(f"maj@k over {math.comb(n, k)} subsets needs a random generator to draw some of them")
+    else:
+        subsets = [rng.choice(n, size=k, replace=False).tolist() for _ in range(_MAX_SUBSETS)]
+    return float(np.mean([_vote([answers[i] for i in subset], worth) for subset in subsets]))
+
+
+def _vote(answers: Iterable[str | None], worth: Mapping[str, float]) -> float:
+    votes: dict[str, int] = defaultdict(int)
+    for answer in answers:
+        if answer is not None:
+            votes[answer] += 1
+    if not votes:
+        return 0.0
+    most = max(votes.values())
+    winners = [worth[answer] for answer, count in votes.items() if count == most]
+    return sum(winners) / len(winners)
+
+
+def interval(
+    task_values: Sequence[float] | F64, *, num_samples: int | None = None, confidence: float = 0.95
+) -> Estimate:
+    """The mean of one number a task, with a confidence interval clustered by task.
+
+    For values in [0, 1] it is Wilson's score interval with the number of independent observations that the spread
+    over tasks implies, ``p(1-p) / se**2`` (Kish's effective sample size), between the number of tasks and that of
+    samples; so it keeps its width where every task was solved. For other values it is the normal interval.
+
+    Args:
+        task_values: ``[n]``, n >= 1.
+        num_samples: how many samples are behind them, by default one a task.
+        confidence: of the interval, in (0, 1).
+
+    Raises:
+        ValueError: no value at all.
+    """
+    values = np.asarray(task_values, dtype=np.float64)
+    n = int(values.size)
+    if n == 0:
+        raise ValueError("an interval needs the value of at least one task")
+    mean = float(values.mean())
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    variance = float(values.var(ddof=1)) / n if n > 1 else math.nan
+    if values.min() >= 0.0 and values.max() <= 1.0:
+        effective = mean * (1 - mean) / variance if variance > 0 else float(n)
+        effective = min(max(effective, n), max(num_samples or n, n))
+        centre = (mean + z * z / (2 * effective)) / (1 + z * z / effective)
+        half = z / (1 + z * z / effective)
+        half *= math.sqrt(mean * (1 - mean) / effective + z * z / (4 * effective * effective))
+        return Estimate(mean, max(0.0, centre - half), min(1.0, centre + half), n)
+    half = z * math.sqrt(variance) if n > 1 else math.inf
+    return Estimate(mean, mean - half, mean + half, n)
+
+
+def evaluation_report(
+    tasks: Sequence[TaskScores], *, threshold: float = 0.5, confidence: float = 0.95, seed: int = 0
+) -> dict[str, dict[str, Estimate]]:
+    """Every statistic of an evaluation, by data source and, where there are several, for all of them.
+
+    ``avg@N`` is the mean over tasks of the mean score of a task's samples, N being the most that a task has.
+    ``pass@k`` and ``maj@k`` are given for the powers of two up to N and for N, over the tasks with k samples or
+    more; ``maj@k`` only from k = 2 on and where tasks have answers.
+
+    Args:
+        tasks: one entry a task; those without a finished sample are left out.
+        threshold: a sample with a score above it is correct.
+        confidence: of the intervals.
+        seed: of the subsets that ``maj@k`` draws.
+    """
+    by_source: dict[str, list[TaskScores]] = defaultdict(list)
+    for task in tasks:
+        if task.scores:
+            by_source[task.data_source].append(task)
+    if len(by_source) > 1:
+        by_source[ALL_SOURCES] = [task for task in tasks if task.scores]
+    return {source: _source_report(own, threshold, confidence, seed) for source, own in by_source.items()}
+
+
+def _source_report(tasks: Sequence[TaskScores], threshold: float, confidence: float, seed: int) -> dict[str, Estimate]:
+    most = max(len(task.scores) for task in tasks)
+    report = {f"avg@{most}": _estimate(tasks, [float(np.mean(task.scores)) for task in tasks], confidence)}
+    correct = [[score > threshold for score in task.scores] for task in tasks]
+    for k in _ks(most):
+        rows = [i for i, task in enumerate(tasks) if len(task.scores) >= k]
+        values = [pass_at_k(len(correct[i]), sum(correct[i]), k) for i in rows]
+        report[f"pass@{k}"] = _estimate([tasks[i] for i in rows], values, confidence)
+    for k in _ks(most)[1:]:
+        rows = [i for i, task in enumerate(tasks) if len(task.answers) >= k]
+        rng = np.random.default_rng([seed, k])
+        values = [maj_at_k(tasks[i].answers, correct[i], k, rng) for i in rows]
+        if values:
+            report[f"maj@{k}"] = _estimate([tasks[i] for i in rows], values, confidence)
+    return report
+
+
+def _estimate(tasks: Sequence[TaskScores], values: Sequence[float], confidence: float) -> Estimate:
+    return interval(values, num_samples=sum(len(task.scores) for task in tasks), confidence=confidence)
+
+
+def _ks(most: int) -> list[int]:
+    powers = [2**i for i in range(most.bit_length()) if 2**i <= most]
+    return powers if powers[-1] == most else [*powers, most]
+
+
+def mcnemar_p_value(before: Sequence[bool], after: Sequence[bool]) -> float:
+    """Exact two-sided McNemar test of two policies on the same tasks: the chance of a split at least as uneven
+    among the tasks on which they differ, were both equally good.
+
+    Raises:
+        ValueError: the two are not about the same number of tasks.
+    """
+    if len(before) != len(after):
+        raise ValueError(f"a paired test needs the same tasks twice, got {len(before)} and {len(after)}")
+    gained = sum(not old and new for old, new in zip(before, after, strict=True))
+    lost = sum(old and not new for old, new in zip(before, after, strict=True))
+    differing = gained + lost
+    tail = sum(math.comb(differing, i) for i in range(min(gained, lost) + 1))
+    return min(1.0, 2 * tail / 2**differing)

@@ -1,0 +1,96 @@
+"""An algorithm's own settings, checked like any other section although their schema lives with the algorithm."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import MISSING, fields
+from functools import cache
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from pydantic import Field, ValidationError, create_model
+
+from agentrl.algorithms import ALGORITHMS, check_settings, make_algorithm
+from agentrl.errors import ConfigError
+from agentrl.run.config.checks import Fault, validation_faults
+from agentrl.run.config.schema import StageConfig
+from agentrl.run.config.section import Section
+
+__all__ = ["algorithm_faults"]
+
+# A record's field that a setting outside the section decides, so that no run has it twice.
+_DECIDED_BY = {"num_epochs": "train.updates_per_batch"}
+
+
+def algorithm_faults(stage: StageConfig, base_dir: Path) -> Iterator[Fault]:
+    """What is wrong with the section ``algorithm``, and with settings that do not fit its algorithm.
+
+    A user's own algorithm (``file.py:function``) is made, which imports its file; a built-in one is not.
+    """
+    name = stage.algorithm.name
+    try:
+        if name not in ALGORITHMS:
+            spec = make_algorithm(name, stage.algorithm.settings, base_dir=base_dir)
+            yield from _group_size_fault(stage, spec.group_size_min)
+            return
+        yield from _group_size_fault(stage, ALGORITHMS[name].settings.group_size_min)
+        faults = list(_schema_faults(stage))
+        yield from faults
+        if faults:
+            return
+        settings = check_settings(name, stage.algorithm.settings)
+    except ConfigError as error:
+        yield Fault((_key_of(error),), str(error))
+        return
+    if settings.on_policy_only and not stage.updates_are_on_policy:
+        train = stage.train
+        yield Fault(
+            (("algorithm", "old_logprobs"), ("train", "updates_per_batch"), ("train", "mini_batch_prompts")),
+            "algorithm.old_logprobs='rollout' allows one update a batch, train.updates_per_batch=1 and "
+            "train.mini_batch_prompts=train.batch_prompts (after the first, the sampler's policy is no longer the one "
+            f"trained), got {train.updates_per_batch} passes over {train.batch_prompts} prompts in mini-batches of "
+            f"{train.mini_batch_prompts}; change these, or set algorithm.old_logprobs='recompute'",
+        )
+
+
+def _group_size_fault(stage: StageConfig, least: int) -> Iterator[Fault]:
+    if stage.rollout.group_size < least:
+        yield Fault(
+            (("rollout", "group_size"),),
+            f"algorithm.name={stage.algorithm.name!r} needs rollout.group_size >= {least} (a trajectory is compared "
+            f"with its siblings), got {stage.rollout.group_size}; raise it, or choose another algorithm",
+        )
+
+
+def _schema_faults(stage: StageConfig) -> Iterator[Fault]:
+    given = stage.algorithm.settings
+    for name in _DECIDED_BY.keys() & given.keys():
+        yield Fault(
+            (("algorithm", name),), f"{{key}} is not set here; set {_DECIDED_BY[name]}, got {given.pop(name)!r}"
+        )
+    root = _root_of(stage.algorithm.name)
+    try:
+        root.model_validate({"algorithm": given})
+    except ValidationError as error:
+        yield from validation_faults(error, root)
+
+
+@cache
+def _root_of(algorithm: str) -> type[Section]:
+    """A schema whose one section ``algorithm`` has the fields of the algorithm's settings."""
+    kind = ALGORITHMS[algorithm].settings
+    hints = get_type_hints(kind)
+    settings: dict[str, Any] = {
+        field.name: (hints[field.name], ... if field.default is MISSING else field.default)
+        for field in fields(kind)
+        if field.name not in _DECIDED_BY
+    }
+    section = create_model(f"{kind.__name__}Section", __base__=Section, **settings)
+    return create_model("AlgorithmRoot", __base__=Section, algorithm=(section, Field(default_factory=section)))
+
+
+def _key_of(error: ConfigError) -> tuple[str, str]:
+    """The setting that an algorithm's own message is about: the first that it names."""
+    named = re.search(r"algorithm\.(\w+)", str(error))
+    return "algorithm", named[1] if named else "name"

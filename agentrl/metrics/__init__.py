@@ -1,0 +1,40 @@
+"""Metric names, what a step's trajectories say, where the numbers go, and the terminal."""
+
+from __future__ import annotations
+
+from agentrl.metrics.display import (
+    RL_COLUMNS,
+    SFT_COLUMNS,
+    Column,
+    ResultRow,
+    StepDisplay,
+    format_duration,
+    result_rows,
+)
+from agentrl.metrics.names import NAMES, VERL_NAMES, describe, with_verl_names
+from agentrl.metrics.rollout import correctness, rollout_metrics
+from agentrl.metrics.sinks import JsonlSink, LineWriter, Sink, Sinks, TensorBoardSink
+from agentrl.metrics.timing import PhaseTimer, tokens_per_s
+
+__all__ = [
+    "NAMES",
+    "RL_COLUMNS",
+    "SFT_COLUMNS",
+    "VERL_NAMES",
+    "Column",
+    "JsonlSink",
+    "LineWriter",
+    "PhaseTimer",
+    "ResultRow",
+    "Sink",
+    "Sinks",
+    "StepDisplay",
+    "TensorBoardSink",
+    "correctness",
+    "describe",
+    "format_duration",
+    "result_rows",
+    "rollout_metrics",
+    "tokens_per_s",
+    "with_verl_names",
+]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,8 @@ from agentrl.types import (
 )
 
 __all__ = ["SegmentReader", "decode_turn", "encode_turn", "fields_of"]
+
+_Flat: TypeAlias = Task | SamplingParams | CallRecord | ToolCall | CallProblem | ToolResult | MediaSpan
 
 
 def fields_of(

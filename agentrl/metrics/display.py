@@ -1,0 +1,239 @@
+"""The terminal's view of a run: the run directory first, a line a step, a table at the end."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+__all__ = ["RL_COLUMNS", "SFT_COLUMNS", "Column", "ResultRow", "StepDisplay", "format_duration", "result_rows"]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One number of a step's line.
+
+    Args:
+        title: the heading.
+        metric: its name in ``names.NAMES``; a step without it shows ``-``.
+        form: a format specification for the number.
+    """
+
+    title: str
+    metric: str
+    form: str
+
+    @property
+    def width(self) -> int:
+        """Characters: the heading's, and at least seven."""
+        return max(len(self.title), 7)
+
+    def cell(self, values: Mapping[str, float]) -> str:
+        """The number, right-aligned."""
+        value = values.get(self.metric)
+        return ("-" if value is None else format(value, self.form)).rjust(self.width)
+
+
+RL_COLUMNS = (
+    Column("reward", "reward/mean", ".3f"),
+    Column("accuracy", "accuracy/mean", ".3f"),
+    Column("turns", "turns/mean", ".2f"),
+    Column("tool ok", "tool/success_frac", ".0%"),
+    Column("tokens/s", "perf/tokens_per_s", ",.0f"),
+)
+SFT_COLUMNS = (
+    Column("loss", "sft/loss", ".4f"),
+    Column("lr", "optim/lr", ".1e"),
+    Column("tokens/s", "perf/tokens_per_s", ",.0f"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ResultRow:
+    """One line of the final table; accuracies from 0 to 1, None where not measured."""
+
+    name: str
+    before: float | None
+    after: float | None
+
+
+class StepDisplay:
+    """Shows a run on a console; on a terminal with a live line at the bottom, elsewhere in plain lines.
+
+    Use as a context manager, so that the terminal is given back whatever happens.
+
+    Args:
+        console: where to print.
+        run_dir: printed first.
+        columns: the numbers of a step's line, until ``stage`` names others.
+        clock: seconds that never go back.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        run_dir: Path,
+        *,
+        columns: Sequence[Column] = RL_COLUMNS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console = console
+        self._columns = tuple(columns)
+        self._clock = clock
+        self._num_steps = 0
+        self._done = 0
+        self._last = clock()
+        self._recent: deque[float] = deque(maxlen=20)
+        self._status = ""
+        self._live: Live | None = None
+        console.print(f"[bold]run[/bold] {escape(str(run_dir))}", soft_wrap=True)
+        if console.is_terminal:
+            self._live = Live(console=console, get_renderable=self._line, refresh_per_second=4, transient=True)
+            self._live.start()
+
+    def __enter__(self) -> StepDisplay:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the terminal back; a second call does nothing."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def stage(self, name: str, num_steps: int, *, columns: Sequence[Column] | None = None, done: int = 0) -> None:
+        """Start a stage.
+
+        Args:
+            name: its name, and what to say of it.
+            num_steps: its steps.
+            columns: the numbers of its steps' lines.
+            done: steps done before a resume.
+        """
+        self._columns = tuple(columns) if columns is not None else self._columns
+        self._num_steps, self._done = num_steps, done
+        self._recent.clear()
+        self._last = self._clock()
+        resumed = f", resumed after {done}" if done else ""
+        self._console.print(f"\n[bold]{escape(name)}[/bold] {num_steps} steps{resumed}", soft_wrap=True)
+        headings = "  ".join(column.title.rjust(column.width) for column in self._columns)
+        self._console.print(f"{'step'.rjust(self._step_width)}  {headings}  time left", style="dim", soft_wrap=True)
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        """Show a step's line.
+
+        Args:
+            step: how many steps of the stage are done with it, from 1.
+            values: its metrics by name.
+        """
+        now = self._clock()
+        self._recent.append((now - self._last) / max(1, step - self._done))
+        self._last, self._done = now, step
+        cells = "  ".join(column.cell(values) for column in self._columns)
+        label = f"{step}/{self._num_steps}".rjust(self._step_width)
+        left = format_duration(self._seconds_left()).rjust(len("time left"))
+        self._console.print(Text(f"{label}  {cells}  {left}"), soft_wrap=True)
+
+    def status(self, text: str) -> None:
+        """Say what the run is doing now, such as ``evaluating code, 120 of 512``; shown on a terminal alone."""
+        self._status = text
+
+    def message(self, text: str, *, style: str = "") -> None:
+        """Print a line between the steps."""
+        self._console.print(Text(text, style=style), soft_wrap=True)
+
+    def alert(self, text: str) -> None:
+        """Print a warning between the steps."""
+        self.message(f"! {text}", style="yellow")
+
+    def finish(self, rows: Sequence[ResultRow], seconds: Mapping[str, float], hints: Sequence[str] = ()) -> None:
+        """End with the results, the seconds by phase and where to look next.
+
+        Args:
+            rows: held-out accuracies.
+            seconds: by phase, as in ``summary.json``.
+            hints: commands to go on with.
+        """
+        self.close()
+        if rows:
+            self._console.print()
+            self._console.print(_results(rows))
+        if seconds:
+            longest = sorted(seconds.items(), key=lambda item: -item[1])
+            phases = "  ".join(f"{name} {format_duration(spent)}" for name, spent in longest)
+            self._console.print(Text(f"\nseconds by phase: {phases}"), soft_wrap=True)
+        for hint in hints:
+            self._console.print(Text(hint), soft_wrap=True)
+
+    @property
+    def _step_width(self) -> int:
+        return max(len("step"), 2 * len(str(self._num_steps)) + 1)
+
+    def _seconds_left(self) -> float:
+        mean = sum(self._recent) / len(self._recent) if self._recent else 0.0
+        return mean * (self._num_steps - self._done)
+
+    def _line(self) -> Table:
+        """The live line: how far, how long this step has run, what is being done."""
+        table = Table.grid(padding=(0, 1))
+        bar = ProgressBar(total=max(1, self._num_steps), completed=self._done, width=24)
+        running = f"{self._done}/{self._num_steps}, this step {format_duration(self._clock() - self._last)}"
+        table.add_row(bar, Text(running, style="dim"), Text(self._status, style="dim", overflow="ellipsis"))
+        return table
+
+
+def result_rows(evaluations: Mapping[str, Mapping[str, object]]) -> list[ResultRow]:
+    """The rows of ``summary.json``'s ``eval``: ``{set: {"before": {"sampled": .., "greedy": ..}, "after": {..}}}``."""
+    rows = []
+    for name, evaluation in evaluations.items():
+        before, after = _numbers(evaluation.get("before")), _numbers(evaluation.get("after"))
+        kinds = dict.fromkeys([*before, *after])
+        rows += [ResultRow(f"{name}, {kind}", before.get(kind), after.get(kind)) for kind in kinds]
+    return rows
+
+
+def format_duration(seconds: float) -> str:
+    """``0.4s``, ``42s``, ``3m 05s``, ``2h 07m``."""
+    if seconds < 10:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+
+
+def _numbers(value: object) -> dict[str, float]:
+    if not isinstance(value, Mapping):
+        return {}
+    return {name: float(number) for name, number in value.items() if isinstance(number, int | float)}
+
+
+def _results(rows: Sequence[ResultRow]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("held-out accuracy")
+    for title in ("before", "after", "change"):
+        table.add_column(title, justify="right")
+    for row in rows:
+        change = "" if row.before is None or row.after is None else f"{row.after - row.before:+.3f}"
+        table.add_row(escape(row.name), _accuracy(row.before), _accuracy(row.after), change)
+    return table
+
+
+def _accuracy(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"

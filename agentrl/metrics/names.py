@@ -1,0 +1,114 @@
+"""The metric names: one table, by which every name that is logged can be looked up.
+
+``{...}`` stands for a data set, a reward part, a tool, a phase or the like. Seconds end in ``_s``, shares of one in
+``_frac``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+
+__all__ = ["NAMES", "VERL_NAMES", "describe", "with_verl_names"]
+
+NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        # finished trajectories of the step; failed and cancelled ones enter none of these
+        "reward/mean": "mean reward",
+        "reward/std": "standard deviation of the reward",
+        "reward/{data_source}/mean": "mean reward by data set",
+        "reward/{data_source}/std": "standard deviation of the reward by data set",
+        "reward_part/{part}/mean": "mean of one part of the rubric",
+        "accuracy/mean": "mean of the rubric's part `correct`; where there is none, the share of rewards above 0",
+        "accuracy/{data_source}/mean": "accuracy by data set",
+        "group/zero_std_frac": "share of groups whose rewards are all equal, which teach nothing by comparison",
+        "length/response/mean": "policy tokens a trajectory",
+        "length/response/max": "policy tokens of the longest",
+        "length/total/mean": "all tokens a trajectory, prompts and observations included",
+        "length/truncated_frac": "share of trajectories that were cut",
+        "turns/mean": "turns a trajectory",
+        "turns/max": "turns of the longest",
+        "tool/calls_per_traj": "calls a trajectory, unreadable ones included",
+        "tool/success_frac": "share of calls that succeeded",
+        "tool/error/{kind}_frac": "share of calls that failed in this way",
+        "tool/{tool}/error_frac": "share of one tool's calls that failed",
+        "tool/{tool}/latency_s/p50": "median seconds of one tool's calls",
+        "tool/{tool}/latency_s/p95": "95th percentile of the seconds of one tool's calls",
+        # what happened to the step's trajectories
+        "count/trajectories": "all trajectories of the step's groups",
+        "count/effective": "those that finished, and so enter the statistics",
+        "count/with_signal": "those that finished in a group whose rewards differ",
+        "count/groups": "groups",
+        "excluded_frac": "share of trajectories that failed or were cancelled",
+        "failed/{boundary}": "trajectories that failed at this boundary",
+        "cancelled/{reason}": "trajectories that were cancelled for this reason",
+        # training
+        "policy/entropy": "mean entropy of the policy in nats",
+        "policy/loss": "the policy's loss",
+        "policy/kl_ref": "KL divergence from the reference in nats",
+        "policy/kl_old": "KL divergence from the policy before the step in nats",
+        "policy/clip_frac_low": "share of tokens clipped from below",
+        "policy/clip_frac_high": "share of tokens clipped from above",
+        "sft/loss": "mean negative logprob of the demonstrations' tokens in nats",
+        "mismatch/logp_abs/mean": "mean difference of the sampler's and the trainer's logprobs in nats",
+        "mismatch/logp_abs/max": "largest difference of the sampler's and the trainer's logprobs in nats",
+        "mismatch/k3_kl": "KL divergence of the trainer from the sampler, estimator k3",
+        "mismatch/ess": "effective share of samples under the trainer's weights",
+        "mismatch/retok_frac": "share of trajectories whose text would be tokenized otherwise",
+        "async/staleness/mean": "mean staleness of trained tokens in versions",
+        "async/staleness/max": "largest staleness of a trained token in versions",
+        "async/dropped": "groups dropped as too stale",
+        "optim/grad_norm": "norm of the gradient before clipping",
+        "optim/lr": "learning rate",
+        # speed
+        "perf/tokens_per_s": "tokens that the step trained on or prepared, by its seconds",
+        "perf/rollout_tokens_per_s": "sampled tokens by the seconds of the rollouts",
+        "perf/mfu": "share of the hardware's peak floating-point operations",
+        "time/step_s": "seconds of the step",
+        "time/{phase}_s": "seconds of one phase; phases may overlap",
+        # evaluation
+        "eval/{name}/{metric}": "a held-out set's metric, such as sampled, greedy, pass@k, avg@n or maj@k",
+    }
+)
+
+VERL_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "reward/mean": "critic/rewards/mean",
+        "length/response/mean": "response_length/mean",
+        "length/response/max": "response_length/max",
+        "length/truncated_frac": "response_length/clip_ratio",
+        "turns/mean": "num_turns/mean",
+        "turns/max": "num_turns/max",
+        "policy/entropy": "actor/entropy",
+        "policy/loss": "actor/pg_loss",
+        "policy/kl_ref": "actor/kl_loss",
+        "policy/kl_old": "actor/ppo_kl",
+        "policy/clip_frac_high": "actor/pg_clipfrac",
+        "policy/clip_frac_low": "actor/pg_clipfrac_lower",
+        "optim/grad_norm": "actor/grad_norm",
+        "optim/lr": "actor/lr",
+        "perf/tokens_per_s": "perf/throughput",
+        "perf/mfu": "perf/mfu/actor",
+        "time/step_s": "timing_s/step",
+        "time/rollout_s": "timing_s/gen",
+        "time/old_logprobs_s": "timing_s/old_log_prob",
+        "time/ref_logprobs_s": "timing_s/ref",
+        "time/advantages_s": "timing_s/adv",
+        "time/update_s": "timing_s/update_actor",
+    }
+)
+"""Ours to verl's, for dashboards made for verl."""
+
+_PLACE = re.compile(r"\\\{\w+\\\}")
+_PATTERNS = tuple((re.compile(_PLACE.sub("[^/]+", re.escape(name))), text) for name, text in NAMES.items())
+
+
+def describe(name: str) -> str | None:
+    """What a logged name means; None where the table has none for it."""
+    return next((text for pattern, text in _PATTERNS if pattern.fullmatch(name)), None)
+
+
+def with_verl_names(values: Mapping[str, float]) -> dict[str, float]:
+    """``values``, and once more under verl's names those that verl has."""
+    return {**values, **{VERL_NAMES[name]: value for name, value in values.items() if name in VERL_NAMES}}

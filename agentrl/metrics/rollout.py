@@ -1,0 +1,138 @@
+"""What a step's trajectories say, as numbers by name (``names.NAMES``).
+
+Failed and cancelled trajectories are counted and enter nothing else: the zeros of errors would skew every mean.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from agentrl.types import CallRecord, Trajectory, TrajectoryGroup
+
+__all__ = ["correctness", "rollout_metrics"]
+
+CORRECT = "correct"
+"""The rubric's part that says whether the answer is right, from 0 to 1."""
+
+
+def correctness(trajectory: Trajectory) -> float:
+    """Whether a finished trajectory solved its task: the rubric's ``correct``; without it, 1 for a reward above 0.
+
+    Raises:
+        ValueError: the trajectory has no reward, since it failed or was cancelled.
+    """
+    if CORRECT in trajectory.rewards:
+        return float(trajectory.rewards[CORRECT])
+    if trajectory.reward is None:
+        raise ValueError(f"trajectory {trajectory.id} has no reward: its status is {trajectory.status}")
+    return float(trajectory.reward > 0)
+
+
+def rollout_metrics(groups: Iterable[TrajectoryGroup]) -> dict[str, float]:
+    """The metrics of a step's groups, finished and failed siblings together.
+
+    A name whose statistic has no observation is left out, so no value is NaN.
+
+    Args:
+        groups: each with all its siblings, whatever became of them.
+    """
+    group_list = list(groups)
+    everyone = [trajectory for group in group_list for trajectory in group.trajectories]
+    finished = [trajectory for group in group_list for trajectory in group.finished]
+    metrics = _counts(group_list, everyone, finished)
+    if finished:
+        metrics |= _rewards(finished) | _lengths(finished) | _tools(finished)
+    return metrics
+
+
+def _counts(
+    groups: Sequence[TrajectoryGroup], everyone: Sequence[Trajectory], finished: Sequence[Trajectory]
+) -> dict[str, float]:
+    compared = [group for group in groups if len(group.finished) >= 2]
+    with_signal = [group for group in compared if len({trajectory.reward for trajectory in group.finished}) > 1]
+    metrics = {
+        "count/groups": float(len(groups)),
+        "count/trajectories": float(len(everyone)),
+        "count/effective": float(len(finished)),
+        "count/with_signal": float(sum(len(group.finished) for group in with_signal)),
+    }
+    if everyone:
+        metrics["excluded_frac"] = 1.0 - len(finished) / len(everyone)
+    if compared:
+        metrics["group/zero_std_frac"] = 1.0 - len(with_signal) / len(compared)
+    excluded = Counter(
+        f"{trajectory.status.kind}/{trajectory.status.reason or 'unknown'}"
+        for trajectory in everyone
+        if not trajectory.status.finished
+    )
+    return metrics | {name: float(count) for name, count in excluded.items()}
+
+
+def _rewards(finished: Sequence[Trajectory]) -> dict[str, float]:
+    rewards: defaultdict[str, list[float]] = defaultdict(list)
+    accuracy: defaultdict[str, list[float]] = defaultdict(list)
+    parts: defaultdict[str, list[float]] = defaultdict(list)
+    for trajectory in finished:
+        source = f"/{_segment(trajectory.task.data_source)}"
+        for scope in ("", source):
+            rewards[scope].append(float(trajectory.reward or 0.0))
+            accuracy[scope].append(correctness(trajectory))
+        for part, value in trajectory.rewards.items():
+            parts[_segment(part)].append(float(value))
+    metrics = {f"reward{scope}/mean": float(np.mean(values)) for scope, values in rewards.items()}
+    metrics |= {f"reward{scope}/std": float(np.std(values)) for scope, values in rewards.items()}
+    metrics |= {f"accuracy{scope}/mean": float(np.mean(values)) for scope, values in accuracy.items()}
+    return metrics | {f"reward_part/{part}/mean": float(np.mean(values)) for part, values in parts.items()}
+
+
+def _lengths(finished: Sequence[Trajectory]) -> dict[str, float]:
+    response = [trajectory.num_policy_tokens for trajectory in finished]
+    total = [sum(len(s) for turn in trajectory.turns for s in turn.segments) for trajectory in finished]
+    turns = [len(trajectory.turns) for trajectory in finished]
+    return {
+        "length/response/mean": float(np.mean(response)),
+        "length/response/max": float(max(response)),
+        "length/total/mean": float(np.mean(total)),
+        "length/truncated_frac": float(np.mean([t.status.kind == "truncated" for t in finished])),
+        "turns/mean": float(np.mean(turns)),
+        "turns/max": float(max(turns)),
+    }
+
+
+def _tools(finished: Sequence[Trajectory]) -> dict[str, float]:
+    calls = [call for trajectory in finished for turn in trajectory.turns for call in turn.calls]
+    metrics = {"tool/calls_per_traj": len(calls) / len(finished)}
+    if not calls:
+        return metrics
+    errors = [_error(call) for call in calls]
+    metrics["tool/success_frac"] = errors.count(None) / len(calls)
+    kinds = Counter(error for error in errors if error is not None)
+    metrics |= {f"tool/error/{kind}_frac": count / len(calls) for kind, count in kinds.items()}
+    by_tool: defaultdict[str, list[CallRecord]] = defaultdict(list)
+    for call, error in zip(calls, errors, strict=True):
+        # a name that the model invented is no tool, and would make a new metric each time
+        if call.call is not None and error != "unknown_tool":
+            by_tool[_segment(call.call.name)].append(call)
+    for name, own in by_tool.items():
+        metrics[f"tool/{name}/error_frac"] = float(np.mean([_error(call) is not None for call in own]))
+        # invalid arguments are refused before the tool runs: their latency is not the tool's
+        latencies = [c.result.latency_s for c in own if c.result is not None and c.result.error != "invalid_arguments"]
+        if latencies:
+            p50, p95 = np.percentile(latencies, [50, 95])
+            metrics |= {f"tool/{name}/latency_s/p50": float(p50), f"tool/{name}/latency_s/p95": float(p95)}
+    return metrics
+
+
+def _error(call: CallRecord) -> str | None:
+    """How a call failed; None for success. A call without a result was cut off with its episode."""
+    if call.result is not None:
+        return call.result.error
+    return "malformed" if call.problem is not None else "no_result"
+
+
+def _segment(name: str) -> str:
+    """``name`` as one part of a metric's name."""
+    return name.replace("/", ".") or "unnamed"

@@ -1,0 +1,112 @@
+"""Where metrics go: JSONL always, TensorBoard where asked for."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from agentrl.errors import MachineError
+from agentrl.metrics.names import with_verl_names
+
+__all__ = ["JsonlSink", "LineWriter", "Sink", "Sinks", "TensorBoardSink"]
+
+
+class Sink(Protocol):
+    """Takes the numbers of a step."""
+
+    def log(self, step: int, values: Mapping[str, float], prefix: str = "") -> None:
+        """Take the numbers of ``step`` of the stage ``prefix``; names as in ``names.NAMES``."""
+
+    def close(self) -> None:
+        """Write what is left; a second call does nothing."""
+
+
+class LineWriter(Protocol):
+    """What appends an object as one JSON line, such as ``agentrl.store.JsonlWriter``."""
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Write one line."""
+
+    def close(self) -> None:
+        """Close the file; a second call does nothing."""
+
+
+class JsonlSink:
+    """One line a step: ``step``, ``stage``, then the numbers by name.
+
+    A NaN or infinity has no word in JSON: it is written as null, and ``nonfinite`` counts them.
+
+    Args:
+        lines: the file.
+    """
+
+    def __init__(self, lines: LineWriter) -> None:
+        self._lines = lines
+
+    def log(self, step: int, values: Mapping[str, float], prefix: str = "") -> None:
+        numbers = {name: float(value) for name, value in values.items()}
+        nonfinite = [name for name, value in numbers.items() if not math.isfinite(value)]
+        record: dict[str, Any] = {"step": step, "stage": prefix, **numbers, **dict.fromkeys(nonfinite)}
+        self._lines.append({**record, "nonfinite": len(nonfinite)} if nonfinite else record)
+
+    def close(self) -> None:
+        self._lines.close()
+
+
+class TensorBoardSink:
+    """Event files for TensorBoard, each name under its stage.
+
+    Args:
+        folder: where they go.
+
+    Raises:
+        MachineError: the package ``tensorboard`` is not installed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from tensorboard.compat.proto.event_pb2 import Event
+            from tensorboard.compat.proto.summary_pb2 import Summary
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        except ImportError as error:
+            raise MachineError(
+                "metrics for TensorBoard need the package tensorboard, which is not installed; "
+                "pip install 'agentrl[tensorboard]', or switch them off"
+            ) from error
+        self._event, self._summary = Event, Summary
+        self._writer = EventFileWriter(str(folder))
+
+    def log(self, step: int, values: Mapping[str, float], prefix: str = "") -> None:
+        head = f"{prefix}/" if prefix else ""
+        numbers = [self._summary.Value(tag=head + name, simple_value=float(value)) for name, value in values.items()]
+        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=numbers)))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Sinks:
+    """Several sinks as one.
+
+    Args:
+        sinks: each gets every step.
+        verl_names: give each number that verl has a name for under that name too.
+    """
+
+    def __init__(self, sinks: Iterable[Sink], *, verl_names: bool = False) -> None:
+        self._sinks = tuple(sinks)
+        self._verl_names = verl_names
+
+    def log(self, step: int, values: Mapping[str, float], prefix: str = "") -> None:
+        """Give the numbers of ``step`` of the stage ``prefix`` to every sink."""
+        named = with_verl_names(values) if self._verl_names else values
+        for sink in self._sinks:
+            sink.log(step, named, prefix)
+
+    def close(self) -> None:
+        """Close every sink."""
+        for sink in self._sinks:
+            sink.close()

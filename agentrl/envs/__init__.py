@@ -1,0 +1,30 @@
+"""Environments: the world of one episode, how it is scored, and the check that it keeps its contract."""
+
+from __future__ import annotations
+
+from agentrl.envs.check import check_env, env_findings
+from agentrl.envs.contract import Finding
+from agentrl.envs.drive import ENV_THREADS, AsyncEnv, call_env
+from agentrl.envs.env import Env
+from agentrl.envs.rewards import exact_answer, stated_answer
+from agentrl.envs.rubric import RewardFn, Rubric
+from agentrl.envs.spec import EnvSpec
+from agentrl.envs.tool_env import ToolEnv
+from agentrl.envs.view import EpisodeView
+
+__all__ = [
+    "ENV_THREADS",
+    "AsyncEnv",
+    "Env",
+    "EnvSpec",
+    "EpisodeView",
+    "Finding",
+    "RewardFn",
+    "Rubric",
+    "ToolEnv",
+    "call_env",
+    "check_env",
+    "env_findings",
+    "exact_answer",
+    "stated_answer",
+]

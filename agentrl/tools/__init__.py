@@ -1,0 +1,36 @@
+"""Tools: what the model can call, how its calls are read, and how they are run."""
+
+from __future__ import annotations
+
+from agentrl.tools.base import FunctionTool, InvalidArgumentsError, Tool
+from agentrl.tools.context import ToolContext, ToolOutput
+from agentrl.tools.decorator import ToolFactory, resolve_tools, tool
+from agentrl.tools.executor import ToolExecutor
+from agentrl.tools.parsers import HermesParser, PlainParser, ToolCallParser, load_parser
+from agentrl.tools.python import PythonTool
+from agentrl.tools.search import Document, Hit, SearchIndex, SearchTool
+from agentrl.tools.threads import TOOL_THREADS, BoundedThreads, DeadlineError
+
+__all__ = [
+    "TOOL_THREADS",
+    "BoundedThreads",
+    "DeadlineError",
+    "Document",
+    "FunctionTool",
+    "HermesParser",
+    "Hit",
+    "InvalidArgumentsError",
+    "PlainParser",
+    "PythonTool",
+    "SearchIndex",
+    "SearchTool",
+    "Tool",
+    "ToolCallParser",
+    "ToolContext",
+    "ToolExecutor",
+    "ToolFactory",
+    "ToolOutput",
+    "load_parser",
+    "resolve_tools",
+    "tool",
+]

@@ -1,0 +1,151 @@
+"""The rules that an environment's answers keep, each a check that names rule, value and mend."""
+
+from __future__ import annotations
+
+import json
+import math
+import numbers
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.types import CallRecord, Observation, StepResult, ToolSpec
+
+__all__ = ["Finding", "observation_findings", "step_findings"]
+
+_ROLES = ("system", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A broken rule.
+
+    Args:
+        rule: the rule's name.
+        detail: where, the value found, and the mend.
+    """
+
+    rule: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"[{self.rule}] {self.detail}"
+
+
+def observation_findings(observation: object, *, verb: str) -> Iterator[Finding]:
+    """What is wrong with an observation from ``verb`` (``reset`` or ``step``) after which the policy speaks."""
+    if not isinstance(observation, Observation):
+        wanted = "an Observation" if verb == "reset" else "an Observation in its StepResult"
+        found = f"got {type(observation).__name__}"
+        yield Finding("observation-type", f"{verb} must give {wanted}, {found}; use agentrl.types.Observation")
+        return
+    if not observation.messages and observation.rewrite is None:
+        yield Finding(
+            "something-to-answer",
+            f"{verb} must give at least one message (or a rewrite) while the episode goes on, got none; "
+            "add one, or end the episode with terminated=True",
+        )
+    yield from _message_findings(observation.messages, f"{verb}: messages", own_turns=verb == "reset")
+    if observation.rewrite is not None:
+        yield from _message_findings(observation.rewrite, f"{verb}: rewrite", own_turns=True)
+    if observation.tools is not None:
+        yield from _tool_findings(observation.tools, verb)
+    yield from _json_findings(observation.info, f"{verb}: observation.info")
+
+
+def step_findings(result: object) -> Iterator[Finding]:
+    """What is wrong with a step's result."""
+    if not isinstance(result, StepResult):
+        yield Finding(
+            "step-type",
+            f"step must give a StepResult, got {type(result).__name__}; use agentrl.types.StepResult(observation, ...)",
+        )
+        return
+    for name in ("terminated", "truncated"):
+        if not isinstance(flag := getattr(result, name), bool):
+            yield Finding("end-flags", f"step: {name} must be True or False, got {flag!r}; wrap it in bool(...)")
+    if result.terminated is True and result.truncated is True:
+        yield Finding(
+            "end-flags",
+            "step: terminated and truncated must not both hold, since the value of what follows is 0 after the one "
+            "and bootstrapped after the other; choose terminated where the task came to its end",
+        )
+    reward: Any = result.reward
+    if not isinstance(reward, numbers.Real) or isinstance(reward, bool) or not math.isfinite(reward):
+        yield Finding("step-reward", f"step: reward must be a finite number, got {reward!r}; 0.0 where there is none")
+    if not isinstance(result.calls, tuple) or not all(isinstance(record, CallRecord) for record in result.calls):
+        yield Finding("step-calls", f"step: calls must be a tuple of CallRecord, got {_short(result.calls)}")
+    yield from _json_findings(result.info, "step: info")
+    if not result.terminated and not result.truncated:
+        yield from observation_findings(result.observation, verb="step")
+
+
+def _message_findings(messages: object, where: str, *, own_turns: bool) -> Iterator[Finding]:
+    if not isinstance(messages, tuple):
+        yield Finding(
+            "messages-type", f"{where} must be a tuple of messages, got {_short(messages)}; wrap it in tuple()"
+        )
+        return
+    for position, message in enumerate(messages):
+        for fault in _message_faults(message, own_turns=own_turns):
+            yield Finding("message-shape", f"{where}[{position}] {fault}, got {_short(message)}")
+
+
+def _message_faults(message: Any, *, own_turns: bool) -> Iterator[str]:
+    if not isinstance(message, Mapping):
+        yield 'must be a mapping such as {"role": "user", "content": "..."}'
+        return
+    role = message.get("role")
+    if role not in _ROLES:
+        yield f"needs a role, one of {', '.join(_ROLES)}"
+    elif role == "assistant" and not own_turns:
+        yield "must not be an assistant's: only the policy speaks as the assistant; use the role user"
+    content = message.get("content")
+    if not isinstance(content, str) and not _is_parts(content) and not (content is None and message.get("tool_calls")):
+        yield "needs a content that is a string, or a list of parts that each have a type"
+    if role == "tool" and not isinstance(message.get("tool_call_id"), str):
+        yield "answers a call, so it needs the tool_call_id of that call"
+    calls = message.get("tool_calls", [])
+    if not isinstance(calls, list) or not all(_is_call(call) for call in calls):
+        yield 'needs tool_calls like {"id": ..., "type": "function", "function": {"name": ..., "arguments": {...}}}'
+
+
+def _is_parts(content: object) -> bool:
+    return isinstance(content, list) and all(isinstance(part, Mapping) and "type" in part for part in content)
+
+
+def _is_call(call: Any) -> bool:
+    function = call.get("function") if isinstance(call, Mapping) and isinstance(call.get("id"), str) else None
+    return (
+        isinstance(function, Mapping)
+        and isinstance(function.get("name"), str)
+        and isinstance(function.get("arguments"), Mapping)
+    )
+
+
+def _tool_findings(tools: Sequence[object], verb: str) -> Iterator[Finding]:
+    if not isinstance(tools, tuple) or not all(isinstance(tool, ToolSpec) for tool in tools):
+        yield Finding("tool-specs", f"{verb}: tools must be a tuple of ToolSpec, got {_short(tools)}; use tool.spec")
+        return
+    names = [tool.name for tool in tools if isinstance(tool, ToolSpec)]
+    if len(set(names)) < len(names):
+        yield Finding("tool-specs", f"{verb}: tools need different names, got {names}")
+
+
+def _json_findings(info: object, where: str) -> Iterator[Finding]:
+    if not isinstance(info, Mapping):
+        yield Finding("json-info", f"{where} must be a mapping, got {_short(info)}")
+        return
+    try:
+        json.dumps(dict(info), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        yield Finding(
+            "json-info",
+            f"{where} must be JSON, since it is stored with the turn, got {_short(info)} ({error}); "
+            "convert it to str, int, float, bool, list and dict",
+        )
+
+
+def _short(value: object, limit: int = 160) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}…"

@@ -1,0 +1,100 @@
+"""An environment as an event loop sees it: async throughout, held to its contract, and never in the loop's way."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from itertools import chain
+from typing import Any, Literal
+
+from agentrl.envs.contract import Finding, observation_findings, step_findings
+from agentrl.envs.env import Env
+from agentrl.errors import AgentRLError, EnvError
+from agentrl.tools import BoundedThreads
+from agentrl.types import Action, Observation, StepResult
+
+__all__ = ["ENV_THREADS", "AsyncEnv", "call_env"]
+
+ENV_THREADS = BoundedThreads(32, "agentrl-env")
+"""The threads of every environment with synchronous methods in this process."""
+
+
+async def call_env(env: Env, verb: Literal["reset", "step", "close", "snapshot"], *args: Any, **kwargs: Any) -> Any:
+    """Call a method of ``env``: on the loop if it is async, in one of ``ENV_THREADS`` if it is not.
+
+    Raises:
+        EnvError: the method raised; an AgentRLError, such as SandboxError, passes as it is.
+    """
+    method: Callable[..., Any] = getattr(env, verb)
+    try:
+        if inspect.iscoroutinefunction(method):
+            return await method(*args, **kwargs)
+        result = await ENV_THREADS.run(lambda: method(*args, **kwargs))
+        return await result if inspect.isawaitable(result) else result
+    except AgentRLError:
+        raise
+    except Exception as error:
+        raise EnvError(f"{type(env).__name__}.{verb} raised {type(error).__name__}: {error}") from error
+
+
+class AsyncEnv:
+    """Drives one Env and holds both sides to the contract.
+
+    Args:
+        env: fresh from its factory.
+    """
+
+    def __init__(self, env: Env) -> None:
+        self.env = env
+        self._state: Literal["new", "running", "ended", "closed"] = "new"
+
+    async def reset(self, *, seed: int) -> Observation:
+        """The opening observation.
+
+        Raises:
+            EnvError: it is not the first call, or the environment broke a rule or raised.
+        """
+        if self._state != "new":
+            raise EnvError(f"{self._name}: an Env is single use, so reset comes once and first; build another one")
+        self._state = "running"
+        observation = await call_env(self.env, "reset", seed=seed)
+        self._hold(observation_findings(observation, verb="reset"))
+        assert isinstance(observation, Observation)
+        return observation
+
+    async def step(self, action: Action) -> StepResult:
+        """What ``action`` caused.
+
+        Raises:
+            EnvError: before reset or after the end, or the environment broke a rule or raised.
+        """
+        if self._state != "running":
+            mend = "call reset first" if self._state == "new" else "the episode has ended; build another Env"
+            raise EnvError(f"{self._name}: step comes after reset and before the end; {mend}")
+        result = await call_env(self.env, "step", action)
+        self._hold(step_findings(result))
+        assert isinstance(result, StepResult)
+        if result.terminated or result.truncated:
+            self._state = "ended"
+        return result
+
+    async def close(self) -> None:
+        """Close the environment, once; later calls do nothing.
+
+        Raises:
+            EnvError: the environment raised.
+        """
+        if self._state != "closed":
+            self._state = "closed"
+            await call_env(self.env, "close")
+
+    @property
+    def _name(self) -> str:
+        return type(self.env).__name__
+
+    def _hold(self, findings: Iterator[Finding]) -> None:
+        first = next(findings, None)
+        if first is not None:
+            self._state = "ended"
+            broken = "; ".join(str(finding) for finding in chain([first], findings))
+            raise EnvError(f"{self._name} breaks the contract of an Env: {broken}")

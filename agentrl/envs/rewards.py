@@ -1,0 +1,56 @@
+"""Built-in reward functions."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal, InvalidOperation
+
+from agentrl.envs.view import EpisodeView
+from agentrl.errors import RewardError
+
+__all__ = ["exact_answer", "stated_answer"]
+
+_LABEL = re.compile(r"\banswer\s*(?:is|:|=)\s*:?\s*(.+)", re.IGNORECASE)
+_NUMBER = re.compile(r"(?:(?<!\d)[-+])?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:[eE][-+]?\d+)?")
+_EDGES = " \t\r\n.,;:!?\"'`*_$()[]{}<>"
+
+
+def exact_answer(view: EpisodeView) -> float:
+    """1.0 where the final text's answer is ``task.answer`` (or one of them, if it is a list), else 0.0.
+
+    Numbers are equal by value (``1,200`` is ``1200.0``), text without case, outer punctuation and repeated spaces.
+
+    Raises:
+        RewardError: the task has no answer.
+    """
+    truths = view.task.answer if isinstance(view.task.answer, (list, tuple)) else [view.task.answer]
+    if not truths or None in truths:
+        raise RewardError(f"exact_answer needs the answer of task {view.task.id!r}, got {view.task.answer!r}")
+    return float(any(_agrees(view.final_text, truth) for truth in truths))
+
+
+def stated_answer(text: str) -> str:
+    """What follows the last ``answer:`` (or ``answer is``) on its line; the whole text where there is none."""
+    stated = _LABEL.findall(text)
+    return str(stated[-1]) if stated else text
+
+
+def _agrees(text: str, truth: object) -> bool:
+    answer = stated_answer(text)
+    number = _as_number(str(truth))
+    if number is None:
+        return _normal(answer) == _normal(str(truth))
+    numbers = [found for match in _NUMBER.findall(answer) if (found := _as_number(match)) is not None]
+    return bool(numbers) and numbers[-1] == number
+
+
+def _as_number(text: str) -> Decimal | None:
+    try:
+        number = Decimal(text.strip(_EDGES.replace(".", "")).replace(",", "").rstrip("."))
+    except InvalidOperation:
+        return None
+    return number if number.is_finite() else None
+
+
+def _normal(text: str) -> str:
+    return " ".join(text.casefold().strip(_EDGES).split())

@@ -1,0 +1,106 @@
+"""A weighted list of reward functions."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import numbers
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.envs.drive import ENV_THREADS
+from agentrl.envs.view import EpisodeView
+from agentrl.errors import ConfigError, RewardError
+
+__all__ = ["RewardFn", "Rubric"]
+
+RewardFn = Callable[[EpisodeView], float | Awaitable[float]]
+"""A reward function: sync (it runs in a thread) or async."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    name: str
+    reward: RewardFn
+    weight: float
+
+
+class Rubric:
+    """Scores an episode by parts, each the raw value of one function; the weights come in with the total.
+
+    Args:
+        rewards: functions of weight 1, or ``(function, weight)`` pairs; their names are the parts' names.
+        deadline_s: seconds that one function may take.
+
+    Raises:
+        ConfigError: two functions of one name, one called ``step``, or a weight that is not a finite number.
+    """
+
+    def __init__(self, rewards: Sequence[RewardFn | tuple[RewardFn, float]], *, deadline_s: float = 60.0) -> None:
+        parts = [_part(entry) for entry in rewards]
+        names = [part.name for part in parts]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"rewards need different names, got {name!r} twice; rename one of the functions")
+            if name == "step":
+                raise ConfigError("the part 'step' is the sum of the environment's step rewards; rename the function")
+        if not deadline_s > 0:
+            raise ConfigError(f"a rubric's deadline_s must be above 0, got {deadline_s!r}")
+        self._parts = tuple(parts)
+        self._deadline_s = deadline_s
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """The weight of each part, in order."""
+        return {part.name: part.weight for part in self._parts}
+
+    async def score(self, view: EpisodeView) -> dict[str, float]:
+        """Every part's value; the functions run at once.
+
+        Raises:
+            RewardError: a function raised, took too long, or gave no finite number; named with the task. A failed
+                rubric is never a reward of 0.
+        """
+        values = await asyncio.gather(*(self._value(part, view) for part in self._parts), return_exceptions=True)
+        scores: dict[str, float] = {}
+        for part, value in zip(self._parts, values, strict=True):
+            if isinstance(value, BaseException):
+                raise value
+            scores[part.name] = value
+        return scores
+
+    def total(self, parts: Mapping[str, float], *, step_reward: float = 0.0, step_weight: float = 1.0) -> float:
+        """The episode's reward: the weighted parts and the weighted sum of its step rewards."""
+        return sum(part.weight * parts[part.name] for part in self._parts) + step_weight * step_reward
+
+    async def _value(self, part: _Part, view: EpisodeView) -> float:
+        who = f"reward {part.name!r} of task {view.task.id!r}"
+        try:
+            async with asyncio.timeout(self._deadline_s) as deadline:
+                value = await _call(part.reward, view)
+        except Exception as error:
+            if isinstance(error, TimeoutError) and deadline.expired():
+                raise RewardError(f"{who} took longer than {self._deadline_s:g} s; raise deadline_s") from error
+            raise RewardError(f"{who} raised {type(error).__name__}: {error}") from error
+        if not isinstance(value, numbers.Real) or not math.isfinite(value):
+            raise RewardError(f"{who} must be a finite number, got {value!r}")
+        return float(value)
+
+
+async def _call(reward: RewardFn, view: EpisodeView) -> Any:
+    if inspect.iscoroutinefunction(reward):
+        return await reward(view)
+    value = await ENV_THREADS.run(lambda: reward(view))
+    return await value if inspect.isawaitable(value) else value
+
+
+def _part(entry: RewardFn | tuple[RewardFn, float]) -> _Part:
+    reward, weight = entry if isinstance(entry, tuple) else (entry, 1.0)
+    if not callable(reward):
+        raise ConfigError(f"a reward must be a function of an EpisodeView, got {reward!r}")
+    name = getattr(reward, "__name__", None) or type(reward).__name__
+    if not isinstance(weight, numbers.Real) or not math.isfinite(weight):
+        raise ConfigError(f"the weight of reward {name!r} must be a finite number, got {weight!r}")
+    return _Part(name, reward, float(weight))

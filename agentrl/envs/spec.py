@@ -1,0 +1,57 @@
+"""An environment as data: whoever hosts it builds it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentrl.envs.env import Env
+from agentrl.errors import AgentRLError, EnvError
+from agentrl.sandbox import SandboxPool, SandboxSpec
+from agentrl.types import Task, load_object
+
+__all__ = ["EnvSpec"]
+
+
+@dataclass(frozen=True)
+class EnvSpec:
+    """How to make the environment of an episode. It pickles where its parts do; text always does.
+
+    Args:
+        factory: called as ``factory(task, **kwargs)``; a class, a function, or text for ``load_object``.
+        kwargs: the same for every episode.
+        base_dir: the folder that a relative path in ``factory`` starts from.
+        sandbox: passed to the factory as ``sandbox=``, where given: the spec, or its host's pool of them.
+    """
+
+    factory: Callable[..., Env] | str
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    base_dir: str | None = None
+    sandbox: SandboxSpec | None = None
+
+    def build(self, task: Task, *, sandboxes: SandboxPool | None = None) -> Env:
+        """A fresh environment for ``task``.
+
+        Args:
+            task: the problem.
+            sandboxes: the host's pool, from which the environment takes its sandbox instead of building one.
+
+        Raises:
+            ConfigError: ``factory`` is text that names nothing.
+            EnvError: the factory raised, or gave something else than an Env.
+        """
+        factory = load_object(self.factory, self.base_dir) if isinstance(self.factory, str) else self.factory
+        name = self.factory if isinstance(self.factory, str) else getattr(factory, "__qualname__", repr(factory))
+        if not callable(factory):
+            raise EnvError(f"{name} must be a class or function that makes an Env, got {type(factory).__name__}")
+        extra = {} if self.sandbox is None else {"sandbox": sandboxes or self.sandbox}
+        try:
+            env = factory(task, **self.kwargs, **extra)
+        except AgentRLError:
+            raise
+        except Exception as error:
+            raise EnvError(f"{name} raised for task {task.id!r}: {type(error).__name__}: {error}") from error
+        if not isinstance(env, Env):
+            raise EnvError(f"{name} must make an agentrl.envs.Env, got {type(env).__name__}; let it subclass Env")
+        return env

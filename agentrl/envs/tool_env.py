@@ -1,0 +1,154 @@
+"""The environment of most tasks: a prompt, some tools, and an end when the model calls none of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+from agentrl.envs.env import Env
+from agentrl.errors import EnvError
+from agentrl.sandbox import Sandbox, SandboxPool, SandboxSpec
+from agentrl.tools import Tool, ToolExecutor, ToolFactory, resolve_tools
+from agentrl.types import Action, CallRecord, Message, Observation, StepResult, Task, seed_for
+
+__all__ = ["ToolEnv"]
+
+
+class ToolEnv(Env):
+    """Answers calls until the assistant makes none; that message is its answer, and the episode is terminated.
+
+    A malformed call is answered like any other, by a tool message that says what to mend, and does not end the
+    episode. A completion that was cut by its length before one call was complete ends it as truncated.
+
+    Args:
+        task: its messages are the prompt.
+        tools: tools, which episodes share; factories, which make this episode its own; or text for ``load_object``.
+        system_prompt: put in front of the task's messages, which then must bring none of their own.
+        max_turns: assistant's messages after which the episode is truncated; None leaves it to the rollout.
+        sandbox: a spec or a pool: the episode gets a sandbox from ``reset`` to ``close``, and tools and rewards
+            find it as ``context.sandbox`` and ``env.sandbox``.
+        tool_deadline_s: seconds a call may take, for tools that set none.
+        max_tool_output_chars: characters of output kept, for tools that set none.
+        base_dir: the folder that relative paths in ``tools`` start from.
+
+    Raises:
+        EnvError: the task has no messages, two system prompts, or a tool needs a sandbox and there is none.
+        ToolError: something among ``tools`` is none, or two have one name.
+        ConfigError: text among ``tools`` names nothing.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        *,
+        tools: Sequence[Tool | ToolFactory | str] = (),
+        system_prompt: str | None = None,
+        max_turns: int | None = None,
+        sandbox: SandboxPool | SandboxSpec | None = None,
+        tool_deadline_s: float = 30.0,
+        max_tool_output_chars: int = 8_000,
+        base_dir: str | Path | None = None,
+    ) -> None:
+        if max_turns is not None and max_turns < 1:
+            raise EnvError(f"max_turns must be at least 1, got {max_turns}")
+        self.task = task
+        self.sandbox: Sandbox | None = None
+        self._opening = _opening(task, system_prompt)
+        self._max_turns = max_turns
+        self._sandbox_source = sandbox
+        self._own_tools: list[Tool] = []
+        built: list[Tool] = []
+        for entry in resolve_tools(tools, base_dir):
+            made = entry.build() if isinstance(entry, ToolFactory) else (entry,)
+            built += made
+            self._own_tools += made if isinstance(entry, ToolFactory) else ()
+        for tool in built:
+            if tool.needs_sandbox and sandbox is None:
+                raise EnvError(
+                    f"tool {tool.spec.name!r} needs a sandbox, got none; pass ToolEnv(sandbox=SandboxSpec())"
+                )
+        self._executor = ToolExecutor(built, deadline_s=tool_deadline_s, max_output_chars=max_tool_output_chars)
+        self._seed = 0
+        self._num_turns = 0
+
+    async def reset(self, *, seed: int) -> Observation:
+        """The system prompt, the task's messages, and the tools.
+
+        Raises:
+            SandboxError, MachineError: there is no sandbox to be had.
+        """
+        self._seed = seed
+        if isinstance(self._sandbox_source, SandboxPool):
+            self.sandbox = await self._sandbox_source.acquire()
+        elif self._sandbox_source is not None:
+            self.sandbox = await asyncio.to_thread(self._sandbox_source.build)
+        return Observation(messages=self._opening, tools=self._executor.specs)
+
+    async def step(self, action: Action) -> StepResult:
+        """Run the action's calls; the answers are the observation.
+
+        ``info`` counts what went wrong: ``tool_errors`` by ToolErrorKind, ``call_problems`` by ProblemKind; and gives
+        ``truncated_by`` (``length``, ``max_turns``) where the episode was cut.
+        """
+        turn = self._num_turns
+        self._num_turns += 1
+        if not action.tool_calls and action.finish_reason == "length":
+            records = await self._answer(action, turn)
+            return StepResult(
+                Observation(), truncated=True, calls=records, info=_counts(records) | {"truncated_by": "length"}
+            )
+        if not action.tool_calls and not action.problems:
+            return StepResult(Observation(), terminated=True)
+        records = await self._answer(action, turn)
+        answers = tuple(record.result.message() for record in records if record.result is not None)
+        last = self._num_turns == self._max_turns
+        info = _counts(records) | ({"truncated_by": "max_turns"} if last else {})
+        return StepResult(Observation(messages=answers), truncated=last, calls=records, info=info)
+
+    async def close(self) -> None:
+        """End the sandbox and the tools that belong to this episode; a second call does nothing."""
+        async with AsyncExitStack() as stack:  # each one is ended, whatever another one raises
+            sandbox, self.sandbox = self.sandbox, None
+            if sandbox is not None:
+                source = self._sandbox_source
+                if isinstance(source, SandboxPool):
+                    stack.push_async_callback(source.release, sandbox)
+                else:
+                    stack.push_async_callback(sandbox.close)
+            while self._own_tools:
+                stack.push_async_callback(self._own_tools.pop().close)
+
+    @property
+    def num_abandoned(self) -> int:
+        """Tool calls that went on after their deadline, since Python could not stop them."""
+        return self._executor.num_abandoned
+
+    async def _answer(self, action: Action, turn: int) -> tuple[CallRecord, ...]:
+        return await self._executor.run(
+            action.tool_calls,
+            action.problems,
+            seed=seed_for(self._seed, "tools", turn),
+            episode_id=self.task.id,
+            sandbox=self.sandbox,
+        )
+
+
+def _opening(task: Task, system_prompt: str | None) -> tuple[Message, ...]:
+    if not task.messages:
+        raise EnvError(f"task {task.id!r} has no messages, and ToolEnv makes its prompt of them; add a user's message")
+    if system_prompt is None:
+        return task.messages
+    if task.messages[0]["role"] == "system":
+        raise EnvError(f"task {task.id!r} brings a system prompt of its own, and system_prompt is another; keep one")
+    return ({"role": "system", "content": system_prompt}, *task.messages)
+
+
+def _counts(records: Sequence[CallRecord]) -> dict[str, Any]:
+    errors = Counter(record.result.error for record in records if record.result and record.result.error)
+    problems = Counter(record.problem.kind for record in records if record.problem)
+    counts = {"tool_errors": dict(errors), "call_problems": dict(problems)}
+    return {name: count for name, count in counts.items() if count}

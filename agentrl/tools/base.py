@@ -1,0 +1,254 @@
+"""What a tool is, and the tool that a function makes."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import importlib
+import inspect
+import json
+import re
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from agentrl.errors import ToolError
+from agentrl.tools.context import ToolContext, ToolOutput
+from agentrl.tools.signature import Signature, context_parameter, read_signature
+from agentrl.tools.threads import TOOL_THREADS
+from agentrl.tools.validate import schema_validator
+from agentrl.types import ToolSpec
+
+__all__ = ["FunctionTool", "InvalidArgumentsError", "Tool", "find_tool", "place_in_module"]
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+
+
+class InvalidArgumentsError(ValueError):
+    """Arguments fit the JSON Schema but not the tool; the model is told ``invalid_arguments``."""
+
+
+class Tool(ABC):
+    """Something that the model can call.
+
+    An instance may serve many episodes at once, so one with state belongs to one episode: give a ToolFactory.
+
+    Args:
+        spec: what the model is told. The arguments are valid under ``spec.parameters`` when ``call`` gets them.
+        deadline_s: seconds a call may take; None takes the executor's.
+        max_output_chars: characters of output kept; None takes the executor's.
+        needs_sandbox: whether ``call`` uses ``context.sandbox``.
+        keeps_deadline: whether ``call`` itself ends by ``context.deadline_s``, raising DeadlineError or saying so in
+            its output; the executor cancels any other call at its deadline.
+    """
+
+    spec: ToolSpec
+    deadline_s: float | None = None
+    max_output_chars: int | None = None
+    needs_sandbox: bool = False
+    keeps_deadline: bool = False
+
+    @abstractmethod
+    async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> str | ToolOutput:
+        """Do it. What it raises goes to the model as text, except an AgentRLError, which is ours."""
+
+    async def close(self) -> None:
+        """Free what the tool holds; called once, by whoever built it."""
+        return None
+
+    @staticmethod
+    def from_schema(
+        schema: Mapping[str, Any],
+        function: Callable[..., Any],
+        *,
+        deadline_s: float | None = None,
+        max_output_chars: int | None = None,
+    ) -> FunctionTool:
+        """A tool from a JSON Schema given by hand; ``function`` gets the arguments by name.
+
+        Args:
+            schema: ``{"name", "description", "parameters"}``, or that in the OpenAI shape
+                ``{"type": "function", "function": {...}}``. Unless it says otherwise, or the function takes
+                ``**kwargs``, the schema is closed: an unknown argument is refused.
+            function: sync or async; a parameter annotated with ToolContext gets the context.
+            deadline_s: seconds a call may take.
+            max_output_chars: characters of output kept.
+
+        Raises:
+            ToolError: the schema is none, or the function does not take its properties.
+        """
+        body = schema.get("function", schema) if schema.get("type") == "function" else schema
+        missing = [key for key in ("name", "parameters") if key not in body]
+        if missing or not isinstance(body["parameters"], Mapping):
+            raise ToolError(
+                f"a tool's schema needs {' and '.join(missing) or 'parameters as an object'}, got keys {sorted(body)}; "
+                'write {"name": ..., "description": ..., "parameters": {"type": "object", "properties": {...}}}'
+            )
+        name = str(body["name"])
+        parameters = dict(body["parameters"])
+        context = context_parameter(function, name)
+        open_ended = _check_takes(function, parameters, context, name)
+        if not open_ended:
+            parameters.setdefault("additionalProperties", False)
+        spec = ToolSpec(name, str(body.get("description", "")), parameters)
+        return FunctionTool(spec, function, context, deadline_s=deadline_s, max_output_chars=max_output_chars)
+
+
+class FunctionTool(Tool):
+    """A tool that calls a function; calling the tool itself calls the function, as if it had never been a tool.
+
+    A synchronous function runs in one of the process's tool threads, an async one on the event loop.
+
+    Args:
+        spec: what the model is told.
+        function: what is called, with the arguments by name.
+        context: the name of its ToolContext parameter, or None.
+        signature: turns JSON into the function's own types; None passes JSON as it is.
+        deadline_s: seconds a call may take.
+        max_output_chars: characters of output kept.
+
+    Raises:
+        ToolError: the name or the schema breaks a rule.
+    """
+
+    def __init__(
+        self,
+        spec: ToolSpec,
+        function: Callable[..., Any],
+        context: str | None = None,
+        *,
+        signature: Signature | None = None,
+        deadline_s: float | None = None,
+        max_output_chars: int | None = None,
+    ) -> None:
+        if not _NAME.fullmatch(spec.name):
+            raise ToolError(f"a tool's name must be 1 to 64 of a-z A-Z 0-9 _ -, got {spec.name!r}; pass name=")
+        schema_validator(spec.parameters, spec.name)
+        for setting, limit in (("deadline_s", deadline_s), ("max_output_chars", max_output_chars)):
+            if limit is not None and not limit > 0:
+                raise ToolError(f"tool {spec.name!r}: {setting} must be above 0, got {limit!r}")
+        self.spec = spec
+        self.function = function
+        self.deadline_s = deadline_s
+        self.max_output_chars = max_output_chars
+        self.keeps_deadline = not _is_async(function)  # a thread's time counts from when the thread takes it up
+        self._context = context
+        self._signature = signature
+        self.__doc__ = inspect.getdoc(function)
+
+    @classmethod
+    def from_function(
+        cls,
+        function: Callable[..., Any],
+        *,
+        name: str | None = None,
+        deadline_s: float | None = None,
+        max_output_chars: int | None = None,
+    ) -> FunctionTool:
+        """A tool whose schema is made from the function's type hints and docstring."""
+        own_name = name or getattr(function, "__name__", None) or type(function).__name__
+        signature = read_signature(function, own_name)
+        spec = ToolSpec(own_name, signature.description, signature.schema)
+        return cls(
+            spec,
+            function,
+            signature.context,
+            signature=signature,
+            deadline_s=deadline_s,
+            max_output_chars=max_output_chars,
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> str | ToolOutput:
+        """The function's result: text as it is, a ToolOutput as it is, anything else as JSON."""
+        try:
+            keywords = self._signature.convert(arguments) if self._signature else dict(arguments)
+        except ValueError as error:
+            raise InvalidArgumentsError(str(error)) from None
+        if self._context is not None:
+            keywords[self._context] = context
+        if not self.keeps_deadline:
+            return _as_output(await self.function(**keywords))
+        return _as_output(await TOOL_THREADS.run(lambda: self.function(**keywords), deadline_s=context.deadline_s))
+
+    async def close(self) -> None:
+        """Call the ``close`` of the object that the function is, where it has one."""
+        closing = getattr(self.function, "close", None)
+        if closing is not None:
+            result = closing()
+            if inspect.isawaitable(result):
+                await result
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The tool took the place of a decorated function in its module: pickle that place.
+        if place := place_in_module(self, self.function):
+            return find_tool, place
+        options = (self.deadline_s, self.max_output_chars)
+        return _rebuild_tool, (self.spec, self.function, self._context, self._signature is not None, options)
+
+
+def place_in_module(made: object, decorated: object) -> tuple[str, str] | None:
+    """Module and name under which ``made`` stands where ``decorated`` was defined; None where another process
+    could not find it so."""
+    module, name = getattr(decorated, "__module__", ""), getattr(decorated, "__qualname__", "")
+    return (module, name) if module != "__main__" and getattr(sys.modules.get(module), name, None) is made else None
+
+
+def find_tool(module: str, name: str) -> Any:
+    """What stands at a place that ``place_in_module`` gave."""
+    return getattr(importlib.import_module(module), name)
+
+
+def _rebuild_tool(
+    spec: ToolSpec, function: Callable[..., Any], context: str | None, typed: bool, options: tuple[Any, Any]
+) -> FunctionTool:
+    signature = read_signature(function, spec.name) if typed else None
+    return FunctionTool(
+        spec, function, context, signature=signature, deadline_s=options[0], max_output_chars=options[1]
+    )
+
+
+def _check_takes(function: Callable[..., Any], parameters: Mapping[str, Any], context: str | None, name: str) -> bool:
+    """Whether the function takes ``**kwargs``; raises a ToolError where it cannot take the schema's properties."""
+    taken = inspect.signature(function).parameters
+    open_ended = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken.values())
+    properties = set(parameters.get("properties", {}))
+    if not open_ended and (extra := sorted(properties - taken.keys())):
+        raise ToolError(f"tool {name!r}: the schema has arguments {extra} that the function does not take; add them")
+    needed = {
+        key
+        for key, parameter in taken.items()
+        if parameter.default is inspect.Parameter.empty
+        and parameter.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    }
+    if lacking := sorted(needed - {context} - set(parameters.get("required", ()))):
+        raise ToolError(
+            f"tool {name!r}: the function needs {lacking}, which the schema does not require; "
+            "add them to 'required' or give the parameters a default"
+        )
+    return open_ended
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function) or (
+        not inspect.isroutine(function) and inspect.iscoroutinefunction(type(function).__call__)
+    )
+
+
+def _as_output(value: Any) -> str | ToolOutput:
+    if isinstance(value, (str, ToolOutput)) and not isinstance(value, enum.Enum):
+        return value
+    if isinstance(value, (bytes, bytearray)):
+        return ToolOutput(bytes(value))
+    return json.dumps(value, ensure_ascii=False, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return TypeAdapter(type(value)).dump_python(value, mode="json")

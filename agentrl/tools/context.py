@@ -1,0 +1,50 @@
+"""What a tool is told beside its arguments, and what it may give back beside text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from agentrl.types import ToolErrorKind
+
+if TYPE_CHECKING:
+    from agentrl.sandbox import Sandbox
+
+__all__ = ["ToolContext", "ToolOutput"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolContext:
+    """The circumstances of one call. A tool function gets it by a parameter of this type, which the model never sees.
+
+    Args:
+        seed: for the tool's own random numbers; equal for the same call of the same episode seed.
+        episode_id: whose call it is.
+        call_id: which call of the turn.
+        deadline_s: seconds that the call may take from its start.
+        sandbox: the episode's sandbox, where its environment has one.
+    """
+
+    seed: int = 0
+    episode_id: str = ""
+    call_id: str = ""
+    deadline_s: float = 30.0
+    sandbox: Sandbox | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOutput:
+    """A tool's answer with more to say than text.
+
+    Args:
+        content: the text for the model; bytes are read as UTF-8, with U+FFFD for what is not.
+        error: what went wrong, by kind; None for success.
+        truncated: the tool itself has cut the content already.
+        metrics: numbers about the call that are kept with it, such as ``cpu_s``.
+    """
+
+    content: str | bytes
+    error: ToolErrorKind | None = None
+    truncated: bool = False
+    metrics: Mapping[str, float] | None = None

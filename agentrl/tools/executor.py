@@ -1,0 +1,210 @@
+"""Runs the calls of one turn and gives back a record for each call and each problem, in the order written."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import re
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
+from typing import Any
+
+from agentrl.errors import AgentRLError, ToolError
+from agentrl.sandbox import Sandbox
+from agentrl.tools.base import InvalidArgumentsError, Tool
+from agentrl.tools.context import ToolContext, ToolOutput
+from agentrl.tools.output import clip_text, valid_text
+from agentrl.tools.threads import DeadlineError
+from agentrl.tools.validate import argument_faults, schema_validator
+from agentrl.types import CallProblem, CallRecord, ToolCall, ToolErrorKind, ToolResult, ToolSpec, seed_for
+
+__all__ = ["ToolExecutor"]
+
+_NUMBERED = re.compile(r"call_(\d+)")
+_CANCEL_GRACE_S = 5.0
+
+
+class ToolExecutor:
+    """The tools of one environment, and how they are called.
+
+    Args:
+        tools: with different names.
+        deadline_s: seconds a call may take, for tools that set none.
+        max_output_chars: characters of output kept, for tools that set none.
+
+    Raises:
+        ToolError: two tools of one name, or a limit that is not above 0.
+    """
+
+    def __init__(self, tools: Sequence[Tool], *, deadline_s: float = 30.0, max_output_chars: int = 8_000) -> None:
+        self._tools = {tool.spec.name: tool for tool in tools}
+        if len(self._tools) < len(tools):
+            names = [tool.spec.name for tool in tools]
+            twice = sorted({name for name in names if names.count(name) > 1})
+            raise ToolError(f"tools need different names, got {twice} more than once; rename one with name=")
+        if not deadline_s > 0 or not max_output_chars > 0:
+            raise ToolError(f"limits must be above 0, got {deadline_s=} and {max_output_chars=}")
+        self._validators = {name: schema_validator(tool.spec.parameters, name) for name, tool in self._tools.items()}
+        self._deadline_s = deadline_s
+        self._max_output_chars = max_output_chars
+        self._num_abandoned = 0
+        self._abandoned: set[asyncio.Task[Any]] = set()
+
+    @property
+    def specs(self) -> tuple[ToolSpec, ...]:
+        """What the model is told, in the order given."""
+        return tuple(tool.spec for tool in self._tools.values())
+
+    @property
+    def num_abandoned(self) -> int:
+        """Calls that went on after their deadline: a thread that cannot be stopped, a coroutine that will not end."""
+        return self._num_abandoned
+
+    async def run(
+        self,
+        calls: Sequence[ToolCall],
+        problems: Sequence[CallProblem] = (),
+        *,
+        seed: int = 0,
+        episode_id: str = "",
+        sandbox: Sandbox | None = None,
+    ) -> tuple[CallRecord, ...]:
+        """Run all calls of a turn at once and answer every problem.
+
+        What goes wrong in a call is a result whose text says what to mend. What goes wrong with us is raised, the
+        other calls being cancelled: any AgentRLError from a tool's body, such as SandboxError.
+
+        Args:
+            calls: well-formed calls.
+            problems: calls that could not be read.
+            seed: of this turn; each call gets one of its own from it.
+            episode_id: told to the tools.
+            sandbox: told to the tools.
+
+        Returns:
+            A record for each call and problem, by the number in its id (``call_0``, ``call_1``, ...); ids of another
+            form keep their order, behind those.
+        """
+        told = ToolContext(episode_id=episode_id, sandbox=sandbox)
+        tasks = [
+            asyncio.create_task(
+                self._record(call, replace(told, seed=seed_for(seed, "call", call.id), call_id=call.id))
+            )
+            for call in calls
+        ]
+        try:
+            records = [*await asyncio.gather(*tasks), *map(_answer_problem, problems)]
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
+        return tuple(sorted(records, key=_position))
+
+    async def _record(self, call: ToolCall, context: ToolContext) -> CallRecord:
+        started = time.monotonic()
+        tool = self._tools.get(call.name)
+        if tool is None:
+            output, limit = self._unknown_tool(call.name), self._max_output_chars
+        else:
+            output = await self._output(tool, call, context)
+            limit = tool.max_output_chars or self._max_output_chars
+        content, cut = clip_text(valid_text(output.content), limit)
+        result = ToolResult(
+            call_id=call.id,
+            name=call.name,
+            content=content,
+            error=output.error,
+            latency_s=time.monotonic() - started,
+            truncated=cut or output.truncated,
+            metrics=output.metrics,
+        )
+        return CallRecord(call=call, problem=None, result=result)
+
+    async def _output(self, tool: Tool, call: ToolCall, context: ToolContext) -> ToolOutput:
+        faults = argument_faults(self._validators[call.name], call.arguments)
+        if faults:
+            return _error(
+                "invalid_arguments", f"{'; '.join(faults)}. Mend the arguments of {call.name} and call again."
+            )
+        context = replace(context, deadline_s=tool.deadline_s or self._deadline_s)
+        work = _contained(tool.call(call.arguments, context))
+        try:
+            output = await (work if tool.keeps_deadline else self._within(context.deadline_s, work))
+        except AgentRLError:
+            raise
+        except InvalidArgumentsError as error:
+            return _error("invalid_arguments", f"{error}. Mend the arguments of {call.name} and call again.")
+        except DeadlineError:
+            self._num_abandoned += tool.keeps_deadline  # only a thread keeps its deadline by leaving the call behind
+            return _error("timeout", f"{call.name} took longer than {context.deadline_s:g} s and was ended.")
+        except Exception as error:  # noqa: BLE001 - the boundary: what a tool raises goes to the model as text
+            return _error("exception", f"{call.name} raised {type(error).__name__}: {error}")
+        output = output if isinstance(output, ToolOutput) else ToolOutput(output)
+        if not isinstance(output.content, (str, bytes)):
+            raise ToolError(f"tool {call.name!r}: call must give a str or a ToolOutput of one, got {output.content!r}")
+        return output
+
+    async def _within(self, deadline_s: float, work: Coroutine[Any, Any, str | ToolOutput]) -> str | ToolOutput:
+        """What ``work`` gives, unless the deadline passes first: then it is cancelled, and left behind if that fails.
+
+        Raises:
+            DeadlineError: the deadline passed.
+            AgentRLError: it passed, and ``work`` failed for a reason of ours while it was ended.
+        """
+        task = asyncio.create_task(work)
+        try:
+            done, _ = await asyncio.wait({task}, timeout=deadline_s)
+        except asyncio.CancelledError:
+            await self._stop(task)
+            raise
+        if done:
+            return task.result()
+        if await self._stop(task) and not task.cancelled() and isinstance(failure := task.exception(), AgentRLError):
+            raise failure
+        raise DeadlineError
+
+    async def _stop(self, task: asyncio.Task[Any]) -> bool:
+        """Cancel; whether it ended within the grace. One that did not is counted and kept from the collector."""
+        task.cancel()
+        done, _ = await asyncio.wait({task}, timeout=_CANCEL_GRACE_S)
+        if not done:
+            self._num_abandoned += 1
+            self._abandoned.add(task)
+            task.add_done_callback(self._forget)
+        return bool(done)
+
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._abandoned.discard(task)
+        if not task.cancelled():
+            task.exception()  # looked at, so that asyncio does not report it as lost: it was counted long ago
+
+    def _unknown_tool(self, name: str) -> ToolOutput:
+        close = difflib.get_close_matches(name, self._tools, n=1)
+        meant = f" Did you mean {close[0]!r}?" if close else ""
+        known = ", ".join(self._tools) or "none"
+        return _error("unknown_tool", f"there is no tool {clip_text(name, 64)[0]!r}.{meant} The tools are: {known}.")
+
+
+async def _contained(work: Coroutine[Any, Any, str | ToolOutput]) -> str | ToolOutput:
+    """``work``, but an ``exit()`` in a tool's body ends the call and not the process."""
+    try:
+        return await work
+    except SystemExit as error:
+        raise RuntimeError(f"it called exit({error.code!r})") from None
+
+
+def _error(kind: ToolErrorKind, text: str) -> ToolOutput:
+    return ToolOutput(f"Error: {text}", error=kind)
+
+
+def _answer_problem(problem: CallProblem) -> CallRecord:
+    result = ToolResult(call_id=problem.id, name="", content=f"Error: {problem.detail}", error="malformed")
+    return CallRecord(call=None, problem=problem, result=result)
+
+
+def _position(record: CallRecord) -> float:
+    written = record.call or record.problem
+    numbered = _NUMBERED.fullmatch(written.id) if written else None
+    return int(numbered.group(1)) if numbered else float("inf")

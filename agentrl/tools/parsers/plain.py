@@ -1,0 +1,20 @@
+"""For models and tasks without tools: all is content."""
+
+from __future__ import annotations
+
+from agentrl.tools.parsers.reasoning import split_reasoning
+from agentrl.types import Message, ParsedMessage
+
+__all__ = ["PlainParser"]
+
+
+class PlainParser:
+    """Finds no calls; only a leading ``<think>`` block is set apart."""
+
+    def parse(self, text: str) -> ParsedMessage:
+        """The text as an assistant's message."""
+        reasoning, content = split_reasoning(text)
+        message: Message = {"role": "assistant", "content": content.strip()}
+        if reasoning is not None:
+            message["reasoning_content"] = reasoning
+        return ParsedMessage(message, (), ())

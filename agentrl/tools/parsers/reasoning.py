@@ -1,0 +1,31 @@
+"""The model's thoughts, apart from what it says."""
+
+from __future__ import annotations
+
+__all__ = ["split_reasoning"]
+
+_OPEN, _CLOSE = "<think>", "</think>"
+
+
+def split_reasoning(text: str, *, before: str | None = None) -> tuple[str | None, str]:
+    """The leading ``<think>`` block and the rest.
+
+    The opening tag may be missing, because some templates end the prompt with it. A block that is never closed takes
+    the rest of the text.
+
+    Args:
+        text: a completion.
+        before: without an opening tag, a closing one counts only in front of the first of these.
+
+    Returns:
+        The thoughts without their tags, None where there are none; and what follows them.
+    """
+    stripped = text.lstrip()
+    if stripped.startswith(_OPEN):
+        thoughts, _, rest = stripped.removeprefix(_OPEN).partition(_CLOSE)
+        return thoughts.strip(), rest
+    limit = text.find(before) if before is not None else -1
+    end = text.find(_CLOSE, 0, limit if limit >= 0 else len(text))
+    if end < 0:
+        return None, text
+    return text[:end].strip(), text[end + len(_CLOSE) :]

@@ -1,0 +1,92 @@
+"""The ``python`` tool: the model's code runs in the episode's sandbox and its output comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from agentrl.errors import ToolError
+from agentrl.sandbox import ExecResult
+from agentrl.tools.base import Tool
+from agentrl.tools.context import ToolContext, ToolOutput
+from agentrl.types import ToolErrorKind, ToolSpec
+
+__all__ = ["PythonTool"]
+
+_KINDS: Mapping[str, ToolErrorKind] = {"timeout": "timeout", "output_limit": "output_limit"}
+_NO_OUTPUT = "(no output; print what you want to see)"
+
+
+class PythonTool(Tool):
+    """Runs Python code in ``context.sandbox`` and gives what it printed; files last until the episode ends.
+
+    What the code did wrong (an exception, a timeout, memory, too much output) is told in words behind its output.
+    A failure of the sandbox itself raises SandboxError.
+
+    Args:
+        name: the tool's name.
+        description: what the model is told.
+        timeout_s: seconds one run may take. Runs of one sandbox wait for each other; the wait does not count.
+        stderr_lines: how many of the last lines of stderr are shown when the code fails.
+        max_output_chars: characters of output kept; None takes the executor's.
+
+    Raises:
+        ToolError: a limit is out of its range.
+    """
+
+    needs_sandbox = True
+    keeps_deadline = True
+
+    def __init__(
+        self,
+        *,
+        name: str = "python",
+        description: str = "Run Python code and get what it prints.",
+        timeout_s: float = 10.0,
+        stderr_lines: int = 3,
+        max_output_chars: int | None = None,
+    ) -> None:
+        if not timeout_s > 0 or stderr_lines < 1:
+            raise ToolError(
+                f"tool {name!r}: needs timeout_s > 0 and stderr_lines >= 1, got {timeout_s=} {stderr_lines=}"
+            )
+        code = {"type": "string", "description": "Python source code."}
+        parameters = {
+            "type": "object",
+            "properties": {"code": code},
+            "required": ["code"],
+            "additionalProperties": False,
+        }
+        self.spec = ToolSpec(name, description, parameters)
+        self.deadline_s = timeout_s
+        self.max_output_chars = max_output_chars
+        self._stderr_lines = stderr_lines
+
+    async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolOutput:
+        """Run ``arguments["code"]``."""
+        if context.sandbox is None:
+            raise ToolError(f"tool {self.spec.name!r} needs a sandbox; give the environment one: ToolEnv(sandbox=...)")
+        result = await context.sandbox.run(arguments["code"], timeout_s=context.deadline_s)
+        text = result.stdout.decode("utf-8", "replace").rstrip("\n")
+        fault = self._fault(result, context.deadline_s)
+        return ToolOutput(
+            "\n".join(part for part in (text, fault) if part) or _NO_OUTPUT,
+            error=None if result.status == "ok" else _KINDS.get(result.status, "exception"),
+            truncated=result.truncated,
+            metrics={"cpu_s": result.cpu_s, "wall_s": result.wall_s},
+        )
+
+    def _fault(self, result: ExecResult, timeout_s: float) -> str:
+        match result.status:
+            case "ok":
+                return ""
+            case "timeout":
+                return f"Error: the code took longer than {timeout_s:g} s and was ended."
+            case "oom":
+                return "Error: the code used more memory than it may and was ended."
+            case "output_limit":
+                return "Error: the code printed more than it may and was ended."
+            case "killed":
+                return f"Error: the code was ended: {result.detail or 'killed'}."
+        lines = result.stderr.decode("utf-8", "replace").rstrip().splitlines()[-self._stderr_lines :]
+        return "\n".join(lines) or f"Error: the code ended with exit code {result.exit_code}."

@@ -1,0 +1,179 @@
+"""A JSON Schema from a function's type hints, and the way back from JSON to the function's own types."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, get_args, get_origin
+
+from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
+from pydantic.errors import PydanticInvalidForJsonSchema
+from pydantic_core import PydanticSerializationError
+
+from agentrl.errors import ToolError
+from agentrl.tools.context import ToolContext
+from agentrl.tools.docstring import read_docstring
+
+__all__ = ["Signature", "context_parameter", "read_signature", "typed_parameters"]
+
+_LITERAL_KEYS = ("default", "enum", "const", "examples")
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What the model may pass to a function.
+
+    Args:
+        description: from the docstring, without its sections.
+        schema: a closed JSON Schema object (Draft 2020-12) with a property for each parameter.
+        adapters: for each parameter, what turns JSON into the annotated type.
+        context: the parameter that takes the ToolContext, where there is one.
+    """
+
+    description: str
+    schema: dict[str, Any]
+    adapters: Mapping[str, TypeAdapter[Any]]
+    context: str | None
+
+    def convert(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments of valid JSON as the function's own types (an Enum's member, a dataclass, ...).
+
+        Raises:
+            ValueError: a value breaks a rule that JSON Schema does not tell; the message names the argument.
+        """
+        converted: dict[str, Any] = {}
+        for name, value in arguments.items():
+            try:
+                converted[name] = self.adapters[name].validate_python(value)
+            except ValidationError as error:
+                first = error.errors(include_url=False)[0]
+                raise ValueError(f"argument {name!r}: {first['msg']}, got {value!r}") from None
+        return converted
+
+
+def read_signature(function: Callable[..., Any], name: str) -> Signature:
+    """The schema that ``function``'s hints and docstring make.
+
+    Args:
+        function: a function, a bound method, or an object with ``__call__``.
+        name: the tool's name, for messages.
+
+    Raises:
+        ToolError: a parameter without a hint, with one that JSON cannot carry, or of a kind that has no name;
+            the docstring describes a parameter that does not exist.
+    """
+    hints = _hints(function, name)
+    parameters = typed_parameters(function, name)
+    context = context_parameter(function, name)
+    description, documented = _documentation(function)
+    _refuse_unknown_entries(documented, parameters, name)
+    adapters: dict[str, TypeAdapter[Any]] = {}
+    properties: dict[str, Any] = {}
+    for parameter in parameters.values():
+        if parameter.name == context:
+            continue
+        if parameter.name not in hints:
+            raise ToolError(
+                f"tool {name!r}: parameter {parameter.name!r} needs a type hint, from which the model's JSON Schema is "
+                f"made; write for example {parameter.name}: str, or give a schema with Tool.from_schema"
+            )
+        adapters[parameter.name], schema = _adapt(hints[parameter.name], parameter, name)
+        text = documented.get(parameter.name) or _annotated_text(hints[parameter.name])
+        properties[parameter.name] = {**schema, "description": text} if text else schema
+    definitions: dict[str, Any] = {}
+    for schema in properties.values():
+        definitions |= schema.pop("$defs", {})
+    required = [key for key in properties if parameters[key].default is inspect.Parameter.empty]
+    schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+    return Signature(description, schema | ({"$defs": definitions} if definitions else {}), adapters, context)
+
+
+def typed_parameters(function: Callable[..., Any], name: str) -> dict[str, inspect.Parameter]:
+    """The parameters that can be passed by name.
+
+    Raises:
+        ToolError: there is one that cannot: positional-only, ``*args`` or ``**kwargs``.
+    """
+    parameters = dict(inspect.signature(function).parameters)
+    for parameter in parameters.values():
+        if parameter.kind not in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
+            raise ToolError(
+                f"tool {name!r}: parameter {str(parameter)!r} is {parameter.kind.description}; a model passes "
+                "arguments by name, so give each one a name and a type hint"
+            )
+    return parameters
+
+
+def context_parameter(function: Callable[..., Any], name: str) -> str | None:
+    """The name of the parameter annotated with ToolContext, or None."""
+    hints = _hints(function, name)
+    names = [key for key, hint in hints.items() if hint is ToolContext and key != "return"]
+    return names[0] if names else None
+
+
+def _documentation(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:
+    """An object is described by its class, and its arguments by its ``__call__``."""
+    if inspect.isroutine(function):
+        return read_docstring(function)
+    description, documented = read_docstring(type(function).__call__)
+    return read_docstring(type(function))[0] or description, documented
+
+
+def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
+    annotated = function if inspect.isroutine(function) else type(function).__call__
+    try:
+        return typing.get_type_hints(annotated, include_extras=True)
+    except NameError as error:
+        raise ToolError(
+            f"tool {name!r}: a type hint cannot be resolved ({error}); import the type at the module's top level, "
+            "outside TYPE_CHECKING, or define it there"
+        ) from error
+
+
+def _refuse_unknown_entries(documented: Mapping[str, str], parameters: Mapping[str, Any], name: str) -> None:
+    for entry in documented:
+        if entry not in parameters:
+            close = difflib.get_close_matches(entry, parameters, n=1)
+            meant = f"did you mean {close[0]!r}?" if close else f"the parameters are {sorted(parameters)}"
+            raise ToolError(f"tool {name!r}: the docstring's Args describe {entry!r}, which is no parameter; {meant}")
+
+
+def _adapt(hint: Any, parameter: inspect.Parameter, name: str) -> tuple[TypeAdapter[Any], dict[str, Any]]:
+    try:
+        adapter = TypeAdapter(hint)
+        schema = _without_titles(adapter.json_schema())
+        if parameter.default is not inspect.Parameter.empty and parameter.default is not None:
+            schema["default"] = adapter.dump_python(parameter.default, mode="json", warnings="error")
+    except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema, PydanticUserError) as error:
+        raise ToolError(
+            f"tool {name!r}: parameter {parameter.name!r} has type {hint!r}, which JSON cannot carry; use str, int, "
+            "float, bool, list, dict, Literal, Enum, Optional, TypedDict or a dataclass of these"
+        ) from error
+    except PydanticSerializationError as error:
+        raise ToolError(
+            f"tool {name!r}: the default of parameter {parameter.name!r} must be of its type {hint!r}, "
+            f"got {parameter.default!r}"
+        ) from error
+    return adapter, schema
+
+
+def _annotated_text(hint: Any) -> str:
+    """The description in ``Annotated[T, "description"]``."""
+    texts = [item for item in get_args(hint)[1:] if isinstance(item, str)] if get_origin(hint) is Annotated else []
+    return texts[0] if texts else ""
+
+
+def _without_titles(schema: Any) -> Any:
+    """The schema without the titles that pydantic makes of names: they cost prompt tokens and tell nothing."""
+    if isinstance(schema, list):
+        return [_without_titles(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: value if key in _LITERAL_KEYS else _without_titles(value)
+        for key, value in schema.items()
+        if not (key == "title" and isinstance(value, str))
+    }

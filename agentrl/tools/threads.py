@@ -1,0 +1,151 @@
+"""Synchronous code beside an event loop: bounded daemon threads, and one that overruns is abandoned and counted."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+__all__ = ["TOOL_THREADS", "BoundedThreads", "DeadlineError"]
+
+R = TypeVar("R")
+
+
+class DeadlineError(TimeoutError):
+    """The deadline of a call passed; a TimeoutError that the call itself raised is another thing."""
+
+
+@dataclass(eq=False)
+class _Job:
+    """One call on its way through a thread; ``left`` means that nobody waits for it any more."""
+
+    work: Callable[[], Any]
+    loop: asyncio.AbstractEventLoop
+    started: asyncio.Future[None]
+    done: asyncio.Future[tuple[Any, BaseException | None]]
+    running: bool = False
+    finished: bool = False
+    left: bool = False
+
+
+class BoundedThreads:
+    """At most ``max_threads`` calls at once, from any event loop of the process.
+
+    Python cannot stop a thread. A call whose caller stopped waiting (a deadline, a cancellation) is abandoned: it
+    keeps its daemon thread, which ends with it and never holds up the interpreter's exit, and another thread takes
+    its place.
+
+    Args:
+        max_threads: calls that run at once; further ones wait their turn, and a deadline starts with the turn.
+        name: how the threads are called in a stack dump.
+    """
+
+    def __init__(self, max_threads: int, name: str) -> None:
+        if max_threads < 1:
+            raise ValueError(f"max_threads must be at least 1, got {max_threads}")
+        self._max_threads = max_threads
+        self._name = name
+        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._num_threads = 0
+        self._num_idle = 0
+        self._num_abandoned = 0
+
+    @property
+    def num_abandoned(self) -> int:
+        """Calls given up while they ran, since the process started."""
+        return self._num_abandoned
+
+    async def run(self, work: Callable[[], R], *, deadline_s: float | None = None) -> R:
+        """Call ``work`` in a thread, with the caller's context variables.
+
+        Args:
+            work: a synchronous callable.
+            deadline_s: seconds from the moment when a thread takes it up; None waits as long as it runs.
+
+        Raises:
+            DeadlineError: the deadline passed; the call is abandoned.
+            BaseException: whatever ``work`` raised.
+        """
+        loop = asyncio.get_running_loop()
+        context = contextvars.copy_context()
+        job = _Job(lambda: context.run(work), loop, loop.create_future(), loop.create_future())
+        self._submit(job)
+        try:
+            await job.started
+            async with asyncio.timeout(deadline_s):
+                value, error = await job.done
+        except asyncio.CancelledError:
+            self._leave(job)
+            raise
+        except TimeoutError:
+            self._leave(job)
+            raise DeadlineError(f"took longer than {deadline_s:g} s") from None
+        if error is not None:
+            raise error
+        return value  # type: ignore[no-any-return]
+
+    def _submit(self, job: _Job) -> None:
+        with self._lock:
+            if self._num_idle < self._jobs.qsize() + 1 and self._num_threads < self._max_threads:
+                self._start_thread()
+            self._jobs.put(job)
+
+    def _start_thread(self) -> None:
+        self._num_threads += 1
+        threading.Thread(target=self._work, name=self._name, daemon=True).start()
+
+    def _leave(self, job: _Job) -> None:
+        with self._lock:
+            job.left = True
+            if job.running and not job.finished:
+                self._num_abandoned += 1
+                self._num_threads -= 1
+                if not self._jobs.empty():
+                    self._start_thread()
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                self._num_idle += 1
+            job = self._jobs.get()
+            with self._lock:
+                self._num_idle -= 1
+                if job.left:
+                    continue
+                job.running = True
+            _tell(job.loop, job.started, None)
+            outcome = _outcome(job.work)
+            with self._lock:
+                job.finished = True
+                if job.left:  # abandoned: its place was given away
+                    return
+            _tell(job.loop, job.done, outcome)
+            del job, outcome  # an idle thread keeps nothing alive
+
+
+def _outcome(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    try:
+        return work(), None
+    except BaseException as error:  # noqa: BLE001 - handed to the waiting coroutine, which raises it
+        return None, error
+
+
+def _tell(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], value: Any) -> None:
+    def settle() -> None:
+        if not future.done():
+            future.set_result(value)
+
+    try:
+        loop.call_soon_threadsafe(settle)
+    except RuntimeError:
+        if not loop.is_closed():  # a closed loop has nobody left to tell
+            raise
+
+
+TOOL_THREADS = BoundedThreads(32, "agentrl-tool")
+"""The threads of every synchronous tool in this process."""

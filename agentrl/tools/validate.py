@@ -1,0 +1,93 @@
+"""Arguments against a JSON Schema (Draft 2020-12), with errors that tell a model what to mend."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError, ValidationError
+
+from agentrl.errors import ToolError
+
+__all__ = ["argument_faults", "schema_validator"]
+
+_MAX_FAULTS = 3
+_MAX_VALUE_CHARS = 80
+
+
+def schema_validator(parameters: Mapping[str, Any], name: str) -> Draft202012Validator:
+    """A validator for a tool's ``parameters``.
+
+    Raises:
+        ToolError: they are no JSON Schema, or not one of an object.
+    """
+    schema = dict(parameters)
+    try:
+        Draft202012Validator.check_schema(schema)
+    except SchemaError as error:
+        raise ToolError(
+            f"tool {name!r}: its parameters are no JSON Schema at {error.json_path}: {error.message}"
+        ) from None
+    if schema.get("type") != "object":
+        raise ToolError(
+            f"tool {name!r}: the schema of its parameters must have type 'object', got {schema.get('type')!r}; "
+            'wrap the arguments as {"type": "object", "properties": {...}}'
+        )
+    return Draft202012Validator(schema)
+
+
+def argument_faults(validator: Draft202012Validator, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+    """What is wrong with ``arguments``: a sentence a fault, at most three, naming argument, rule and value."""
+    errors = sorted(
+        validator.iter_errors(dict(arguments)), key=lambda error: (list(map(str, error.path)), error.message)
+    )
+    sentences = dict.fromkeys(_sentence(error) for error in errors)  # two missing arguments are two equal sentences
+    return tuple(sentences)[:_MAX_FAULTS]
+
+
+def _sentence(error: ValidationError) -> str:
+    where = _place(error)
+    instance: Any = error.instance
+    rule: Any = error.validator_value
+    schema: Any = error.schema
+    match error.validator:
+        case "required":
+            return f"{_inside(where)}{_listed([key for key in rule if key not in instance])} missing"
+        case "additionalProperties" if rule is False:
+            return _inside(where) + _unknown(instance, list(schema.get("properties", ())))
+        case "type":
+            wanted = rule if isinstance(rule, str) else " or ".join(rule)
+            return f"{where} must be of type {wanted}, got {_short(instance)}"
+        case "enum":
+            return f"{where} must be one of {_short(rule)}, got {_short(instance)}"
+        case _:
+            return f"{where} breaks the rule {error.validator} {_short(rule)}, got {_short(instance)}"
+
+
+def _place(error: ValidationError) -> str:
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path)
+    return f"argument {path.removeprefix('.')!r}" if path else "the arguments"
+
+
+def _inside(where: str) -> str:
+    return "" if where == "the arguments" else f"in {where}: "
+
+
+def _listed(names: list[str]) -> str:
+    quoted = " and ".join(repr(name) for name in names)
+    return f"argument {quoted} is" if len(names) == 1 else f"arguments {quoted} are"
+
+
+def _unknown(instance: Mapping[str, Any], known: list[str]) -> str:
+    unknown = [key for key in instance if key not in known]
+    close = difflib.get_close_matches(unknown[0], known, n=1)
+    meant = f"did you mean {close[0]!r}?" if close else f"the arguments are {', '.join(known) or 'none'}"
+    return f"there is no argument {_short(unknown[0])}; {meant}"
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]}…"

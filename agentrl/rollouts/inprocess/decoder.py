@@ -1,0 +1,128 @@
+"""The forward pass: one token a row (``decode``), or a chunk of tokens a row (``prefill``).
+
+Legend: N decode rows, M rows being prefilled, T tokens of a chunk, L keys attended to, D width, H heads,
+K key-value heads, G = H/K queries a key-value head, E head_dim, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from agentrl.rollouts.inprocess.kv import KVCache
+from agentrl.rollouts.inprocess.weights import DecoderWeights, LayerWeights
+
+__all__ = ["Decoder"]
+
+
+class Decoder:
+    """A Llama-family decoder over a static KV cache.
+
+    Attention is two batched matrix products, not ``scaled_dot_product_attention``: with one query a row they are
+    faster on a CPU, and they do not slow down under ``torch.set_float32_matmul_precision("medium")``.
+    """
+
+    def __init__(self, weights: DecoderWeights, kv: KVCache) -> None:
+        config = weights.config
+        self._weights = weights
+        self._kv = kv
+        self._H, self._K, self._E = config.num_heads, config.num_kv_heads, config.head_dim
+        self._qk_width = (self._H + self._K) * self._E
+        self._scale = self._E**-0.5
+        self._eps = config.norm_eps
+        self._fp32 = weights.dtype == torch.float32
+        device = weights.device
+        exponents = torch.arange(0, self._E, 2, dtype=torch.int64).float() / self._E
+        angles = torch.outer(torch.arange(kv.capacity).float(), 1.0 / config.rope_theta**exponents)
+        self._rope = torch.polar(torch.ones_like(angles), angles).to(device)  # [capacity, E/2]
+        self._key_positions = torch.arange(kv.capacity, device=device)
+
+    def decode(self, tokens_N: Tensor, positions_N: Tensor, num_keys: int) -> Tensor:
+        """Logits ``[N, V]`` fp32 after one token each of rows 0..N-1, whose KV is written.
+
+        Args:
+            tokens_N: int64 ids.
+            positions_N: int64 position of each token; a row's ``kv.trash`` writes where nothing is read.
+            num_keys: L, at least every live position + 1.
+        """
+        kv, K, E = self._kv, self._K, self._E
+        N = tokens_N.shape[0]
+        index = kv.show(positions_N)
+        hidden = self._weights.embedding.index_select(0, tokens_N)
+        rope = self._rope.index_select(0, positions_N).unsqueeze(1)
+        bias = kv.bias[:N].view(N * K, 1, kv.capacity)[:, :, :num_keys]
+        for number, layer in enumerate(self._weights.layers):
+            queries, keys, values = self._project(hidden, layer, rope)
+            kv.write(number, index, keys.view(N * K, E), values.reshape(N * K, E))
+            keys = kv.keys[number, :N].view(N * K, kv.capacity, E)[:, :num_keys]
+            values = kv.values[number, :N].view(N * K, kv.capacity, E)[:, :num_keys]
+            scores = torch.baddbmm(bias, queries.view(N * K, -1, E), keys.transpose(1, 2), alpha=self._scale)
+            attended = torch.bmm(self._softmax(scores), values)
+            hidden = self._finish_layer(hidden, attended.view(N, -1), layer)
+        return self._logits(hidden)
+
+    def prefill(self, tokens_MT: Tensor, positions_MT: Tensor, rows_M: Tensor, last_M: Tensor, num_keys: int) -> Tensor:
+        """Logits ``[M, V]`` fp32 after a chunk a row, whose KV is written.
+
+        Args:
+            tokens_MT: int64 ids, padded at the end.
+            positions_MT: int64, increasing along T; padding has ``kv.trash``.
+            rows_M: int64 rows of the cache.
+            last_M: int64 index within T of each row's last real token.
+            num_keys: L, at least every real position + 1.
+        """
+        kv, K, E = self._kv, self._K, self._E
+        M, T = tokens_MT.shape
+        hidden = self._weights.embedding.index_select(0, tokens_MT.view(-1))
+        rope = self._rope.index_select(0, positions_MT.view(-1)).unsqueeze(1)
+        index = kv.flat_index(rows_M, positions_MT)
+        hidden_keys = self._key_positions[:num_keys] > positions_MT[:, :, None]  # [M, T, L]
+        mask = torch.zeros(hidden_keys.shape, device=hidden.device, dtype=hidden.dtype)
+        mask = mask.masked_fill_(hidden_keys, float("-inf")).view(M, 1, 1, T, num_keys)
+        for number, layer in enumerate(self._weights.layers):
+            queries, keys, values = self._project(hidden, layer, rope)
+            kv.write(number, index, keys.view(M * T * K, E), values.reshape(M * T * K, E))
+            keys, values = kv.gather(number, rows_M, num_keys)  # [M·K, L, E]
+            grouped = queries.view(M, T, K, -1, E).permute(0, 2, 3, 1, 4).reshape(M * K, -1, E)  # [M·K, G·T, E]
+            scores = torch.bmm(grouped, keys.transpose(1, 2)).mul_(self._scale)
+            scores.view(M, K, -1, T, num_keys).add_(mask)
+            attended = torch.bmm(self._softmax(scores), values).view(M, K, -1, T, E)
+            attended = attended.permute(0, 3, 1, 2, 4).reshape(M * T, -1)
+            hidden = self._finish_layer(hidden, attended, layer)
+        ends = torch.arange(M, device=hidden.device) * T + last_M
+        return self._logits(hidden.index_select(0, ends))
+
+    def _project(self, hidden: Tensor, layer: LayerWeights, rope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries ``[n, H, E]`` and keys ``[n, K, E]``, contiguous, and values ``[n, K·E]``, a view."""
+        normed = functional.rms_norm(hidden, (hidden.shape[-1],), layer.attention_norm, self._eps)
+        qkv = functional.linear(normed, layer.qkv, layer.qkv_bias)
+        heads = qkv[:, : self._qk_width].view(-1, self._H + self._K, self._E)  # HF's order of heads, halves interleaved
+        if layer.qk_norm is not None:
+            heads = functional.rms_norm(heads, (self._E,), None, self._eps) * layer.qk_norm
+        pairs = torch.view_as_complex(
+            (heads if self._fp32 else heads.float()).view(-1, self._H + self._K, self._E // 2, 2)
+        )
+        queries = torch.view_as_real(pairs[:, : self._H] * rope).flatten(-2)
+        keys = torch.view_as_real(pairs[:, self._H :] * rope).flatten(-2)
+        if not self._fp32:
+            queries, keys = queries.to(hidden.dtype), keys.to(hidden.dtype)
+        return queries, keys, qkv[:, self._qk_width :]
+
+    def _softmax(self, scores: Tensor) -> Tensor:
+        return scores.softmax(-1) if self._fp32 else scores.softmax(-1, dtype=torch.float32).to(scores.dtype)
+
+    def _finish_layer(self, hidden: Tensor, attended: Tensor, layer: LayerWeights) -> Tensor:
+        hidden = _residual(hidden, attended, layer.output, layer.output_bias)
+        normed = functional.rms_norm(hidden, (hidden.shape[-1],), layer.ffn_norm, self._eps)
+        gate, up = functional.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
+        return _residual(hidden, functional.silu(gate).mul_(up), layer.down, layer.down_bias)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        normed = functional.rms_norm(hidden, (hidden.shape[-1],), self._weights.norm, self._eps)
+        return functional.linear(normed.float(), self._weights.head_fp32)
+
+
+def _residual(hidden: Tensor, update: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    total = torch.addmm(hidden, update, weight.t())
+    return total if bias is None else total.add_(bias)

@@ -1,0 +1,165 @@
+"""TorchEngine: a rollout engine in this process, on a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agentrl.errors import ConfigError, EngineError
+from agentrl.rollouts.engine import EngineHealth, EngineLayout, PauseMode, Tag
+from agentrl.rollouts.inprocess.config import DecoderConfig
+from agentrl.rollouts.inprocess.control import Control, TorchUpdateSession
+from agentrl.rollouts.inprocess.core import EngineCore
+from agentrl.rollouts.inprocess.job import Job
+from agentrl.rollouts.inprocess.spec import TorchEngineSpec
+from agentrl.rollouts.inprocess.thread import EngineThread
+from agentrl.rollouts.inprocess.weights import DecoderWeights, folder_tensors
+from agentrl.types import Completion, EngineInfo, GenerateRequest
+
+__all__ = ["TorchEngine"]
+
+
+class TorchEngine:
+    """``RolloutEngine`` and ``EngineControl`` over a Llama-family decoder (docs/engines.md).
+
+    Args:
+        spec: how; ``spec.model_path`` names the folder that is read.
+        config: a Hugging Face configuration as a mapping, instead of the folder's.
+        state_dict: weights under Hugging Face names, instead of the folder's.
+
+    Raises:
+        ConfigError: ``context_tokens`` above what the model was made for.
+        EngineError: a model that this engine does not compute, a folder that cannot be read, or incomplete weights.
+    """
+
+    def __init__(
+        self,
+        spec: TorchEngineSpec,
+        *,
+        config: Mapping[str, Any] | None = None,
+        state_dict: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        folder = Path(spec.model_path)
+        self._spec = spec
+        self._config = DecoderConfig.from_hugging_face(_read_config(folder) if config is None else config)
+        if spec.context_tokens > self._config.max_positions:
+            raise ConfigError(
+                f"rollout.context_tokens must be at most the model's max_position_embeddings="
+                f"{self._config.max_positions}, got {spec.context_tokens}; lower it"
+            )
+        with torch.inference_mode():
+            weights = DecoderWeights(self._config, getattr(torch, spec.dtype), torch.device(spec.device))
+            for name, tensor in folder_tensors(folder) if state_dict is None else state_dict.items():
+                weights.put(name, tensor)
+            weights.finish()
+            self._core = EngineCore(spec, weights)
+        self._thread = EngineThread(self._core, spec.num_threads)
+        self._control = Control(self._core, weights, self._thread)
+        self._thread.start()
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        """See ``RolloutEngine.generate``. A session's requests run one after the other."""
+        self._validate(request)
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        job = Job(request, future, self._core.now(), np.array(request.token_ids, dtype=np.int32))
+        self._thread.submit(job)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._thread.post(lambda: self._core.abort_job(job))
+            raise
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """See ``RolloutEngine.abort``."""
+        chosen = tuple(request_ids)
+        self._thread.post(lambda: self._core.abort(chosen))
+
+    async def release(self, session_id: str) -> None:
+        """See ``RolloutEngine.release``; a session whose request runs is freed when that ends."""
+        self._thread.post(lambda: self._core.release(session_id))
+
+    def info(self) -> EngineInfo:
+        """See ``RolloutEngine.info``. ``vocab_size`` is the model's, padding included: no id is masked, because the
+        recorded logprobs are those of the whole softmax."""
+        return EngineInfo(
+            name="torch",
+            model=self._spec.model_path,
+            vocab_size=self._config.vocab_size,
+            context_tokens=self._spec.context_tokens,
+            policy_version=self._core.policy_version,
+        )
+
+    def pause(self, mode: PauseMode) -> None:
+        """See ``EngineControl.pause``. ``in_place`` keeps KV across the pause; an update drops it all the same
+        (``stale_kv: never``), and interrupted requests are re-prefilled."""
+        self._control.pause(mode)
+
+    def resume(self) -> None:
+        """Goes on; see ``EngineControl.resume``."""
+        self._control.resume()
+
+    def sleep(self, tags: Sequence[Tag]) -> None:
+        """Frees KV memory for ``kv_cache``; weights stay, because an update writes into them."""
+        self._control.sleep(tags)
+
+    def wake(self, tags: Sequence[Tag]) -> None:
+        """Takes back what ``sleep`` freed."""
+        self._control.wake(tags)
+
+    def layout(self) -> EngineLayout:
+        """Whole tensors under Hugging Face names; the engine fuses them."""
+        return EngineLayout(kind="whole", dtype=self._spec.dtype)
+
+    def begin_update(self, version: int) -> TorchUpdateSession:
+        """See ``EngineControl.begin_update``."""
+        return self._control.begin_update(version)
+
+    def checksum(self) -> Mapping[str, int]:
+        """See ``EngineControl.checksum``."""
+        return self._control.checksum()
+
+    def health(self) -> EngineHealth:
+        """See ``EngineControl.health``; answers at once, even while a step runs."""
+        return self._control.health()
+
+    def close(self) -> None:
+        """Ends the thread; requests in flight fail."""
+        self._thread.close()
+
+    def _validate(self, request: GenerateRequest) -> None:
+        ids, sampling, name = request.token_ids, request.sampling, f"request {request.request_id!r}"
+        vocab, context = self._config.vocab_size, self._spec.context_tokens
+        problem = ""
+        if ids.ndim != 1 or ids.size < 1 or ids.dtype.kind not in "iu":
+            problem = f"token_ids must be at least one integer in one dimension, got {ids.dtype}{list(ids.shape)}"
+        elif int(ids.min()) < 0 or int(ids.max()) >= vocab:
+            wrong = ids[(ids < 0) | (ids >= vocab)][0]
+            problem = f"token_ids must lie in [0, {vocab}), the model's vocabulary, got {wrong}; use its own tokenizer"
+        elif ids.size + sampling.max_new_tokens > context:
+            problem = (
+                f"prompt and max_new_tokens must fit rollout.context_tokens={context}, got {ids.size} + "
+                f"{sampling.max_new_tokens}; shorten one, or raise rollout.context_tokens"
+            )
+        elif request.media:
+            problem = f"TorchEngine takes no images, got {len(request.media)}; use rollout.engine=sglang"
+        elif sampling.stop and self._spec.decode is None:
+            problem = "stop strings need TorchEngineSpec.decode, which is None; give it, or use stop_token_ids"
+        if problem:
+            raise EngineError(f"{name}: {problem}", retryable=False)
+
+
+def _read_config(folder: Path) -> Mapping[str, Any]:
+    try:
+        config: Mapping[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EngineError(
+            f"model.path must be a Hugging Face folder with a config.json, {folder} is not: {error}", retryable=False
+        ) from error
+    return config

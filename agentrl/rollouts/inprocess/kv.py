@@ -1,0 +1,83 @@
+"""The static KV cache: one row for each running request or waiting session."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from agentrl.rollouts.inprocess.config import DecoderConfig
+
+__all__ = ["KVCache"]
+
+_ALIGN = 16
+
+
+class KVCache:
+    """Keys and values ``[layers, rows, K, capacity, E]`` and the decode mask ``bias`` ``[rows, K, capacity]``.
+
+    ``capacity`` exceeds ``max_keys`` (the context, rounded up): the last position, ``trash``, takes the writes of
+    padding and of rows that are not running, and is never read. Everything starts at zero and stays finite, because
+    a masked NaN would still poison the product with the values.
+    """
+
+    def __init__(
+        self, config: DecoderConfig, rows: int, context_tokens: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.max_keys = -(-context_tokens // _ALIGN) * _ALIGN
+        self.capacity = self.max_keys + _ALIGN
+        self.trash = self.capacity - 1
+        K = config.num_kv_heads
+        self._both = torch.zeros(
+            (2, config.num_layers, rows, K, self.capacity, config.head_dim), dtype=dtype, device=device
+        )
+        self.keys, self.values = self._both[0], self._both[1]
+        self.bias = torch.full((rows, K, self.capacity), float("-inf"), dtype=dtype, device=device)
+        self.bias[:, :, 0] = 0.0  # a row without any visible key would be NaN
+        self._row_base = (torch.arange(rows * K, device=device) * self.capacity).view(rows, K)
+        self._flat = [
+            (self.keys[n].view(-1, config.head_dim), self.values[n].view(-1, config.head_dim))
+            for n in range(config.num_layers)
+        ]
+        self._flat_bias = self.bias.view(-1)
+
+    def show(self, positions_N: Tensor) -> Tensor:
+        """Flat index ``[N·K]`` of one position a row for rows 0..N-1, made visible to ``decode``."""
+        index = (self._row_base[: positions_N.shape[0]] + positions_N[:, None]).view(-1)
+        self._flat_bias.index_fill_(0, index, 0.0)
+        return index
+
+    def flat_index(self, rows_M: Tensor, positions_MT: Tensor) -> Tensor:
+        """Flat index ``[M·T·K]`` of a chunk's positions."""
+        return (self._row_base.index_select(0, rows_M)[:, None, :] + positions_MT[:, :, None]).view(-1)
+
+    def write(self, layer: int, index: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Stores keys and values ``[n, E]`` at a flat index ``[n]``."""
+        flat_keys, flat_values = self._flat[layer]
+        flat_keys.index_copy_(0, index, keys)
+        flat_values.index_copy_(0, index, values)
+
+    def gather(self, layer: int, rows_M: Tensor, num_keys: int) -> tuple[Tensor, Tensor]:
+        """Keys and values ``[M·K, num_keys, E]`` of some rows."""
+        both = self._both[:, layer, :, :, :num_keys].index_select(1, rows_M).flatten(1, 2)
+        return both[0], both[1]
+
+    def set_visible(self, row: int, length: int) -> None:
+        """Makes exactly positions 0..length-1 visible to ``decode``."""
+        self.bias[row, :, :length] = 0.0
+        self.bias[row, :, max(length, 1) :] = float("-inf")
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copies the first ``length`` positions of a row into another."""
+        self._both[:, :, target, :, :length] = self._both[:, :, source, :, :length]
+
+    def take(self, row: int, length: int) -> Tensor:
+        """A copy ``[2, layers, K, length, E]`` of a row, to be parked."""
+        return self._both[:, :, row, :, :length].clone()
+
+    def give(self, row: int, parked: Tensor) -> None:
+        """Puts a parked copy into a row."""
+        self._both[:, :, row, :, : parked.shape[3]] = parked
+
+    def clear_row(self, row: int) -> None:
+        """Zeroes a row, so that no NaN remains in it."""
+        self._both[:, :, row] = 0.0

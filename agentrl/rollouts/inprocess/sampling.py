@@ -1,0 +1,105 @@
+"""Drawing tokens from logits with a counter-based generator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+__all__ = ["SamplingRows", "sample", "uniforms"]
+
+_GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_S30, _S27, _S31, _S11 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11)
+
+
+def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    x = (x ^ (x >> _S30)) * _MIX_1
+    x = (x ^ (x >> _S27)) * _MIX_2
+    return x ^ (x >> _S31)
+
+
+def uniforms(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Uniform numbers in [0, 1), a pure function of (seed, absolute token position).
+
+    SplitMix64 (Steele, Lea & Flood 2014, OOPSLA, fig. 17) of the mixed seed at counter ``position``: no state, so a
+    request gives the same numbers whatever else runs, and a resumed one goes on where it stopped.
+
+    Args:
+        seeds: ``[n]``.
+        positions: ``[n]`` position, in the whole sequence, of the token to be drawn.
+
+    Returns:
+        ``[n]`` multiples of 2**-53.
+    """
+    mixed = _mix(_mix(seeds + _GAMMA) + positions.astype(np.uint64) * _GAMMA)
+    return (mixed >> _S11).astype(np.float64) * 2.0**-53
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """Sampling parameters of N rows; None where no row uses the feature, so that the usual case stays short.
+
+    Args:
+        inverse_temperature: ``[N, 1]`` float32 (1 for greedy rows).
+        greedy: ``[N]`` bool.
+        top_p, min_p: ``[N, 1]`` float32. top_k: ``[N, 1]`` int64, 0 for off.
+    """
+
+    inverse_temperature: Tensor | None = None
+    greedy: Tensor | None = None
+    top_p: Tensor | None = None
+    top_k: Tensor | None = None
+    min_p: Tensor | None = None
+
+    @property
+    def truncates(self) -> bool:
+        return self.top_p is not None or self.top_k is not None or self.min_p is not None
+
+
+def sample(logits_NV: Tensor, uniforms_N: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
+    """Draws one token a row by inverting the cumulative distribution at ``uniforms_N``.
+
+    Args:
+        logits_NV: float32.
+        uniforms_N: float64 in [0, 1).
+        rows: sampling parameters.
+
+    Returns:
+        ids ``[N]`` int64 and logprobs ``[N]`` float32 of log-softmax(logits / temperature) over the whole
+        vocabulary, before any truncation. Logits that are not finite give a logprob that is not finite.
+    """
+    if rows.inverse_temperature is not None:
+        logits_NV = logits_NV * rows.inverse_temperature
+    logprobs = logits_NV.log_softmax(-1)
+    probs = logits_NV.softmax(-1)
+    if rows.truncates:
+        probs = _truncated(probs, rows)
+    cumulative = probs.cumsum(-1, dtype=torch.float64)
+    threshold = uniforms_N[:, None] * cumulative[:, -1:]
+    ids = torch.searchsorted(cumulative, threshold, right=True).clamp_(max=logits_NV.shape[-1] - 1)
+    if rows.greedy is not None:
+        ids = torch.where(rows.greedy[:, None], logits_NV.argmax(-1, keepdim=True), ids)
+    return ids.view(-1), logprobs.gather(1, ids).view(-1)
+
+
+def _truncated(probs: Tensor, rows: SamplingRows) -> Tensor:
+    """``probs`` with what top-k, top-p and min-p exclude set to 0, in the vocabulary's order.
+
+    Top-p keeps the smallest set of most probable tokens whose sum reaches p (arXiv:1904.09751), min-p those of at
+    least min_p times the most probable (arXiv:2407.01082). The three sets are intersected.
+    """
+    ranked, order = torch.sort(probs, dim=-1, descending=True, stable=True)
+    keep = torch.ones_like(ranked, dtype=torch.bool)
+    if rows.top_k is not None:
+        rank = torch.arange(probs.shape[-1], device=probs.device)
+        keep &= (rank < rows.top_k) | (rows.top_k == 0)
+    if rows.top_p is not None:
+        keep &= (ranked.cumsum(-1) - ranked < rows.top_p) | (rows.top_p >= 1.0)
+    if rows.min_p is not None:
+        keep &= ranked >= rows.min_p * ranked[:, :1]
+    keep[:, 0] = True
+    return probs * torch.zeros_like(keep).scatter_(1, order, keep)

@@ -181,8 +181,18 @@ def _check_program(code: str | bytes | None, argv: Sequence[str] | None, env: Ma
     if any("\0" in arg for arg in argv or ()):
         raise ValueError("argv: an argument cannot hold a NUL character")
     for name, value in env.items():
-        if not name or "=" in name or "\0" in name + value:
-            raise ValueError(f"env: {name!r} cannot be a variable; a name holds no '=' and neither part a NUL")
+        if not name or "=" in name or "\0" in name + value or not _is_encodable(name + value):
+            raise ValueError(
+                f"env: {name!r}={value!r} cannot be a variable; a name holds no '=', and both are UTF-8 without a NUL"
+            )
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check_size(path: str, data: bytes, limits: Limits) -> None:

@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Sequence
@@ -128,10 +129,10 @@ def _execute(argv: tuple[str, ...], env: dict[str, str]) -> int:
     try:
         os.execvpe(argv[0], argv, env)
     except FileNotFoundError:
-        os.write(2, f"{argv[0]}: not found\n".encode())
+        os.write(2, f"{argv[0]}: not found\n".encode(errors="replace"))
         return NOT_FOUND
     except (OSError, ValueError) as error:
-        os.write(2, f"{argv[0]}: {error}\n".encode())
+        os.write(2, f"{argv[0]}: {error}\n".encode(errors="replace"))
         return NOT_EXECUTABLE
 
 
@@ -155,6 +156,7 @@ def _fresh_interpreter() -> None:
     package = __package__ or ""
     for name in [name for name in sys.modules if name == package or name.startswith(package + ".")]:
         del sys.modules[name]
+    tempfile.tempdir = None  # the host's own choice, made before TMPDIR was the sandbox's
     sys.argv = [CODE_NAME]
     sys.path.insert(0, os.getcwd())
     sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8", "surrogateescape")

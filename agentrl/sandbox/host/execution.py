@@ -162,7 +162,7 @@ class _Execution:
         pids = tree.descendants(os.getpid())
         if len(pids) > self.limits["processes"]:
             self.end("killed", f"more than {self.limits['processes']} processes")
-        if len(pids) > 1 and tree.private_bytes(pids) > self.limits["memory_bytes"]:
+        if len(pids) > 1 and tree.memory_beyond_own(pids) > self.limits["memory_bytes"]:
             self.end("oom", f"all processes together passed {self.limits['memory_bytes']} bytes")
         if disk:
             used, entries = folder.usage(self.slot.config.root, _MAX_ENTRIES)
@@ -220,7 +220,8 @@ class _Execution:
         if exit_code is not None:
             last = self.err.kept.rstrip().rpartition(b"\n")[2]
             return ("oom", "MemoryError") if last.startswith(b"MemoryError") else ("error", "")
-        if cpu_limit is not None and killed_by in (signal.SIGXCPU, signal.SIGKILL) and self.cpu_s >= cpu_limit:
+        overran = killed_by == signal.SIGXCPU or (killed_by == signal.SIGKILL and self.cpu_s >= (cpu_limit or 0))
+        if cpu_limit is not None and overran:
             return "timeout", f"used {self.cpu_s:.2f} s of processor time; the limit is {cpu_limit:g} s"
         if killed_by == signal.SIGKILL and self.peak_bytes > _OOM_SHARE * self.limits["memory_bytes"]:
             return "oom", f"killed with {self.peak_bytes} bytes in use"

@@ -96,9 +96,10 @@ def read_file(root: str, path: str, limit: int) -> bytes:
         raise PathRefused(f"{path!r}: {error.strerror}") from error
     finally:
         os.close(parent)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise PathRefused(f"{path!r}: not a regular file")
     with os.fdopen(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise PathRefused(f"{path!r}: not a regular file")
         data = file.read(limit + 1)
     if len(data) > limit:
         raise PathRefused(f"{path!r}: larger than the limit of {limit} bytes; raise sandbox.limits.file_bytes")

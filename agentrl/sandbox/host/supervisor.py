@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import select
@@ -11,7 +12,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from . import folder, frames, landlock, seccomp, tree
 from .interpreter import Interpreter, preload
@@ -60,6 +61,7 @@ class Supervisor:
         self.control = control
         self.owner = os.getppid()
         self.slots: dict[int, _SlotEntry] = {}
+        self.cleaners: dict[int, _SlotEntry] = {}
         self.abi: int | None = None
         self.first_uid: int | None = None
         self._fds: list[int] = []
@@ -198,25 +200,31 @@ class Supervisor:
             if (entry := self.slots.pop(pid, None)) is not None:
                 self.sweep()
                 self.remove(entry)
+            elif (entry := self.cleaners.pop(pid, None)) is not None:
                 self.reply({"op": "closed", "slot": entry.number})
 
     def sweep(self) -> None:
-        """End what a dead slot left: it came to this process, and is no slot."""
-        tree.kill_below(self.slots.keys(), None, self._collect_strays, _SLOT_END_S)
+        """End what a dead slot left: it came to this process, and is neither slot nor cleaner."""
+        tree.kill_below({*self.slots, *self.cleaners}, None, self._collect_strays, _SLOT_END_S)
 
     def _collect_strays(self) -> None:
         for pid in tree.children(os.getpid()):
-            if pid not in self.slots:
-                try:
+            if pid not in self.slots and pid not in self.cleaners:
+                with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
-                except ChildProcessError:
-                    continue
 
     def remove(self, entry: _SlotEntry) -> None:
+        """Remove a slot's folder: an empty one here, a full one in a process of its own, since it may take long."""
         try:
-            folder.remove(entry.root)
-        except OSError as error:
-            self.reply({"op": "left_behind", "path": entry.root, "error": str(error)})
+            for path in (os.path.join(entry.root, "work"), os.path.join(entry.root, "tmp"), entry.root):
+                os.rmdir(path)
+        except OSError:
+            pid = os.fork()
+            if pid == 0:
+                _remove_and_exit(entry.root)
+            self.cleaners[pid] = entry
+        else:
+            self.reply({"op": "closed", "slot": entry.number})
 
     def end_overdue(self) -> None:
         now = time.monotonic()
@@ -231,19 +239,11 @@ class Supervisor:
         end = time.monotonic() + _SLOT_END_S
         while self._collect_all() and time.monotonic() < end:
             time.sleep(0.005)  # a slot sees the same end of file and ends its own tree in one step
-        for entry in self.slots.values():
-            tree.kill(entry.pid)
-        tree.kill_below((), None, self._collect_strays, 2 * _SLOT_END_S)
-        for entry in self.slots.values():
-            self._remove_silently(entry)
-        if not os.listdir(self.base):
-            os.rmdir(self.base)
-
-    def _remove_silently(self, entry: _SlotEntry) -> None:
-        try:
-            folder.remove(entry.root)
-        except OSError:
-            return  # nobody is left to tell; the base folder stays and names itself
+        for pid in self.slots:
+            tree.kill(pid)
+        self.slots.clear()
+        tree.kill_below(self.cleaners.keys(), None, self._collect_strays, _SLOT_END_S)
+        folder.remove(self.base)
 
     def _collect_all(self) -> bool:
         """Reap what has ended; whether a child is left."""
@@ -254,8 +254,8 @@ class Supervisor:
                 return False
             if pid == 0:
                 return True
-            if (entry := self.slots.pop(pid, None)) is not None:
-                self._remove_silently(entry)
+            self.slots.pop(pid, None)
+            self.cleaners.pop(pid, None)
 
 
 def _threads_of(uid: int) -> int:
@@ -269,6 +269,15 @@ def _threads_of(uid: int) -> int:
             except OSError:
                 continue
     return total
+
+
+def _remove_and_exit(root: str) -> NoReturn:
+    try:
+        folder.remove(root)
+    except OSError as error:
+        os.write(2, f"{root} could not be removed: {error}\n".encode())
+    finally:
+        os._exit(0)
 
 
 def _first_frame(control: socket.socket) -> frames.Header | None:

@@ -64,17 +64,19 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def private_bytes(pids: Collection[int]) -> int:
-    """Resident memory that these processes do not share with a file, in bytes."""
-    total = 0
-    for pid in pids:
-        try:
-            with open(f"/proc/{pid}/statm", "rb") as file:
-                fields = file.read().split()
-        except OSError:
-            continue
-        total += (int(fields[1]) - int(fields[2])) * _PAGE
-    return total
+def memory_beyond_own(pids: Collection[int]) -> int:
+    """Bytes of resident memory that these processes made, beyond what each inherits from this one."""
+    own = _private_bytes(os.getpid())
+    return sum(max(0, _private_bytes(pid) - own) for pid in pids)
+
+
+def _private_bytes(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            fields = file.read().split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return (int(fields[1]) - int(fields[2])) * _PAGE
 
 
 def kill(pid: int) -> None:

@@ -1,0 +1,204 @@
+"""Attacks on each guarantee. An attack that succeeds prints BREACH, and does no harm in doing so.
+
+Files are opened for writing and nothing is written, signals are number 0 or SIGCONT, bombs stop by
+themselves at a size that any machine bears.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import tempfile
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+
+from agentrl.sandbox.limits import Limits
+
+from .programs import FILES, KERNEL, NETWORK, PROCESSES, SECRETS, USER, prelude
+from .verdict import Check, Factory, expect, expect_status
+
+_SMALL = Limits(wall_s=20, memory_bytes=96 * 2**20, processes=16)
+
+
+async def _attack(code: str, factory: Factory) -> None:
+    """Run one program beside a target of each kind, and see that none was reached."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="agentrl-target-"))
+        os.chmod(folder, 0o777)
+        canary = os.path.join(folder, "canary")
+        with open(canary, "w") as file:
+            file.write("canary")
+        os.chmod(canary, 0o666)
+        before = os.stat(canary)
+        target: dict[str, object] = {"canary": canary, "folder": folder, "owner": os.getpid(), "owner_uid": os.getuid()}
+        target |= _listeners(stack, folder)
+        async with factory() as sandbox:
+            result = await sandbox.run(prelude(json.dumps(target)) + code, limits=_SMALL)
+            expect(b"BREACH" not in result.stdout, "the attack must fail", result)
+            expect(b"DONE" in result.stdout, "the attack must run to its end", result)
+            expect(result.status in ("ok", "killed"), "and be no failure of the sandbox", result)
+        after = os.stat(canary)
+        expect(set(os.listdir(folder)) == {"canary", "socket"}, "the target's folder is untouched", os.listdir(folder))
+        same = (before.st_mode, before.st_size, before.st_mtime_ns) == (after.st_mode, after.st_size, after.st_mtime_ns)
+        expect(same, "the target file is untouched", after)
+
+
+def _listeners(stack: ExitStack, folder: str) -> dict[str, object]:
+    addresses: dict[str, object] = {}
+    abstract = f"agentrl-target-{os.getpid()}-{os.urandom(4).hex()}"
+    tcp = stack.enter_context(socket.socket())
+    tcp.bind(("127.0.0.1", 0))
+    addresses["tcp"] = tcp.getsockname()[1]
+    udp = stack.enter_context(socket.socket(type=socket.SOCK_DGRAM))
+    udp.bind(("127.0.0.1", 0))
+    addresses["udp"] = udp.getsockname()[1]
+    path = os.path.join(folder, "socket")
+    named = stack.enter_context(socket.socket(socket.AF_UNIX))
+    named.bind(path)
+    os.chmod(path, 0o777)
+    addresses["unix"] = path
+    listening = [tcp, named]
+    if os.uname().sysname == "Linux":
+        hidden = stack.enter_context(socket.socket(socket.AF_UNIX))
+        hidden.bind("\0" + abstract)
+        listening.append(hidden)
+    addresses["abstract"] = abstract
+    for sock in listening:
+        sock.listen()
+    return addresses
+
+
+async def _outliving(code: str, timeout_s: float, status: str, factory: Factory) -> None:
+    """A child that writes a heartbeat must be dead when its run has ended."""
+    async with factory() as sandbox:
+        result = await sandbox.run(code, timeout_s=timeout_s)
+        expect(result.status == status, f"the run itself must end as {status!r}", result)
+        look = (
+            "import os, time\na = os.path.getsize('beat')\ntime.sleep(0.3)\nprint(a > 0, os.path.getsize('beat') - a)"
+        )
+        result = await sandbox.run(look)
+        expect(result.stdout == b"True 0\n", "a child must not outlive its run", result)
+
+
+_BEAT = """
+import os, sys, time
+def beat():
+    for fd in range(0, 256):
+        try: os.close(fd)
+        except OSError: pass
+    fd = os.open('beat', os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for _ in range(2000):
+        os.write(fd, b'.'); time.sleep(0.01)
+    os._exit(0)
+def started():
+    while not (os.path.exists('beat') and os.path.getsize('beat')): time.sleep(0.01)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.setsid()
+        beat()
+    os._exit(0)
+started()
+"""
+
+
+async def _forged_messages(factory: Factory) -> None:
+    """Whatever the code writes to the descriptors that it finds, its result is told by others."""
+    code = (
+        "import json, os, struct\n"
+        "head = json.dumps({'id': 1, 'op': 'cancel', 'target': 1, 'status': 'ok', 'exit_code': 0, 'sizes': []}).encode()\n"
+        "frame = struct.pack('!IQ', len(head), 0) + head\n"
+        "for fd in range(3, 1024):\n    try: os.write(fd, frame)\n    except OSError: pass\n"
+        "print('done'); raise SystemExit(9)"
+    )
+    async with factory() as sandbox:
+        result = await sandbox.run(code)
+        expect((result.status, result.exit_code, result.stdout) == ("error", 9, b"done\n"), "unforged", result)
+        expect((await sandbox.run("print(2)")).stdout == b"2\n", "the next result is the next run's", result)
+
+
+async def _fork_bomb(factory: Factory) -> None:
+    code = (
+        "import os, time\nmade = 0\n"
+        "try:\n    while made < 600:\n        if os.fork() == 0:\n            time.sleep(15); os._exit(0)\n        made += 1\n"
+        "except OSError: pass\nprint(made, flush=True)\ntime.sleep(1.5)\nprint('BREACH' if made > 16 else 'held')"
+    )
+    async with factory() as sandbox, factory() as neighbour:
+        result = await sandbox.run(code, limits=_SMALL)
+        expect(b"BREACH" not in result.stdout, "no more processes than the limit live", result)
+        expect(result.status in ("ok", "killed"), "it is a result", result)
+        for one in (sandbox, neighbour):
+            expect((await one.run("import os\nos.wait() if os.fork() else None")).status == "ok", "others fork", result)
+
+
+async def _memory_bomb(factory: Factory) -> None:
+    """Many processes that each stay below the limit, together far above it."""
+    code = (
+        "import os, time\nread, write = os.pipe()\n"
+        "for _ in range(8):\n    if os.fork() == 0:\n        x = bytearray(48 * 2**20)\n"
+        "        for i in range(0, len(x), 4096): x[i] = 1\n        os.write(write, b'.'); time.sleep(10); os._exit(0)\n"
+        "held = 0\nwhile held < 8: held += len(os.read(read, 8))\ntime.sleep(1.5)\nprint('BREACH')"
+    )
+    async with factory() as sandbox:
+        result = await sandbox.run(code, limits=_SMALL)
+        expect(b"BREACH" not in result.stdout, "all processes together are bounded", result)
+        expect(result.status in ("oom", "timeout", "error", "killed"), "it is a result", result)
+        expect((await sandbox.run("print(1)")).stdout == b"1\n", "the sandbox goes on", result)
+
+
+async def _disk_fill(factory: Factory) -> None:
+    limits = replace(_SMALL, file_bytes=4 * 2**20, disk_bytes=16 * 2**20)
+    code = (
+        "import time\nfor n in range(16):\n    open(f'f{n}', 'wb').write(b'x' * (4 * 2**20))\n"
+        "time.sleep(3)\nprint('BREACH')"
+    )
+    async with factory() as sandbox:
+        result = await sandbox.run(code, limits=limits)
+        expect(b"BREACH" not in result.stdout, "all files together are bounded", result)
+
+
+async def _neighbour(factory: Factory) -> None:
+    """Two sandboxes that live at one time see nothing of each other."""
+    async with factory() as victim, factory() as thief:
+        found = await victim.run("import os\nopen('secret', 'w').write('s')\nprint(os.getcwd(), os.getpid())")
+        folder, pid = found.stdout.decode().split()
+        code = (
+            f"import os\nfolder, pid = {folder!r}, {pid}\n"
+            "def tries():\n"
+            "    yield lambda: open(folder + '/secret').read()\n    yield lambda: os.listdir(folder)\n"
+            "    yield lambda: open(folder + '/made', 'x')\n    yield lambda: os.listdir(os.path.dirname(folder))\n"
+            "    yield lambda: os.listdir('../..')\n"
+            "if os.path.exists('secret'): print('BREACH')\n"
+            "if os.getcwd() != folder:\n    for t in tries():\n        try: t(); print('BREACH')\n        except OSError: pass\n"
+        )
+        result = await thief.run(code)
+        expect_status(result, "ok")
+        expect(b"BREACH" not in result.stdout, "a neighbour's files are out of reach", result)
+
+
+def _named(programs: dict[str, str], guarantee: str) -> tuple[Check, ...]:
+    return tuple(Check(name, guarantee, partial(_attack, code)) for name, code in programs.items())
+
+
+def _outlives(code: str, timeout_s: float, status: str) -> Callable[[Factory], Awaitable[None]]:
+    return partial(_outliving, _BEAT + code, timeout_s, status)
+
+
+ATTACKS: tuple[Check, ...] = (
+    *_named(FILES, "files"),
+    Check("a neighbour's folder", "files", _neighbour),
+    *_named(SECRETS, "secrets"),
+    *_named(NETWORK, "network"),
+    *_named(PROCESSES, "processes"),
+    Check("daemon outlives a normal end", "processes", _outlives("", 30.0, "ok")),
+    Check("setsid child outlives a timeout", "processes", _outlives("while True: pass", 2.0, "timeout")),
+    Check("forged messages to the host", "processes", _forged_messages),
+    Check("fork bomb", "processes", _fork_bomb),
+    *_named(KERNEL, "kernel"),
+    Check("memory bomb of many processes", "memory", _memory_bomb),
+    *_named(USER, "user"),
+    Check("disk fill", "disk", _disk_fill),
+)

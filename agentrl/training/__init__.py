@@ -1,0 +1,37 @@
+"""Roles that learn, and the partition of a batch over their ranks."""
+
+from __future__ import annotations
+
+from agentrl.training.actor import Actor, ActorSpec, ModelFacts
+from agentrl.training.optimizer import OptimSpec
+from agentrl.training.partition import (
+    Layout,
+    Plan,
+    ShardPlan,
+    merge_columns,
+    partition,
+    repack,
+    sample_weights,
+    shards,
+    union,
+)
+from agentrl.training.process_group import DistSpec, join, leave
+
+__all__ = [
+    "Actor",
+    "ActorSpec",
+    "DistSpec",
+    "Layout",
+    "ModelFacts",
+    "OptimSpec",
+    "Plan",
+    "ShardPlan",
+    "join",
+    "leave",
+    "merge_columns",
+    "partition",
+    "repack",
+    "sample_weights",
+    "shards",
+    "union",
+]

@@ -1,0 +1,261 @@
+"""The actor: the policy being trained, on one rank of its pool.
+
+Axes: T packed tokens of a shard, N trained tokens of a micro-batch, S samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from agentrl.algorithms import AlgorithmSpec, PolicyInputs
+from agentrl.errors import TrainingError
+from agentrl.training.advantages import shard_advantages
+from agentrl.training.checkpoint import load_checkpoint, save_checkpoint
+from agentrl.training.determinism import use_deterministic_kernels
+from agentrl.training.export import export_model
+from agentrl.training.gradients import clip_gradients
+from agentrl.training.optimizer import OptimSpec, build_optimizers, learning_rate_factor
+from agentrl.training.packing import Packed, micro_batches
+from agentrl.training.policy_model import PolicyModel, load_policy, shard_over
+from agentrl.training.process_group import DistSpec, data_mesh
+from agentrl.training.stats import StatSum
+from agentrl.training.weights import checksums, full_weights
+from agentrl.types import BatchShard, Collect, Dispatch, Stat, Stats, register
+
+__all__ = ["Actor", "ActorSpec", "ModelFacts", "torch_dtype"]
+
+F32 = npt.NDArray[np.float32]
+DType = Literal["float32", "bfloat16"]
+
+
+def torch_dtype(name: DType) -> torch.dtype:
+    """``torch.float32`` or ``torch.bfloat16``."""
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+
+
+@dataclass(frozen=True, slots=True)
+class ActorSpec:
+    """What an actor is built from, in the process that hosts it; picklable.
+
+    Args:
+        model_path: a Hugging Face folder.
+        algorithm: whose losses it minimises.
+        optim: how weights move.
+        dtype: of the forward and of what is published; parameters and optimizer are float32.
+        attention: ``segments`` anywhere, ``flash_attention_2`` on a GPU that has it.
+        gradient_checkpointing: recompute layers in the backward.
+        deterministic: refuse kernels whose result depends on timing.
+    """
+
+    model_path: str
+    algorithm: AlgorithmSpec
+    optim: OptimSpec = field(default_factory=OptimSpec)
+    dtype: DType = "float32"
+    attention: Literal["segments", "flash_attention_2"] = "segments"
+    gradient_checkpointing: bool = False
+    deterministic: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What the driver must know of a model.
+
+    Args:
+        num_parameters: in all, tied ones once.
+        vocab_size: of the output layer, padding included.
+        length_scale: ℓ of the partition's cost n + n²/ℓ, tokens.
+    """
+
+    num_parameters: int
+    vocab_size: int
+    length_scale: float
+
+
+class Actor:
+    """One rank of the policy. ``process_group.join`` comes first; every method is called on all ranks alike.
+
+    Args:
+        spec: what to build.
+        place: this rank's place.
+
+    Raises:
+        DataError: the folder holds no causal model.
+        ConfigError: the family can't be trained packed.
+    """
+
+    def __init__(self, spec: ActorSpec, place: DistSpec) -> None:
+        if spec.deterministic:
+            use_deterministic_kernels()
+        self.spec = spec
+        self.device = torch.device(place.device)
+        self.dtype = torch_dtype(spec.dtype)
+        self.model: PolicyModel = load_policy(
+            spec.model_path, attention=spec.attention, gradient_checkpointing=spec.gradient_checkpointing
+        )
+        self._facts = _facts(self.model)
+        shard_over(self.model, data_mesh(place), dtype=self.dtype)
+        self.optimizers = build_optimizers(spec.optim, self.model, self.model.head)
+        self.step = 0
+
+    @register(Dispatch.FIRST)
+    def facts(self) -> ModelFacts:
+        """Sizes of the model."""
+        return self._facts
+
+    @register(Dispatch.DATA, collect=Collect.COLUMNS, needs=("params",))
+    def logprobs(self, shard: BatchShard) -> dict[str, F32]:
+        """``{"old_logprobs": [T]}`` of the weights as they are; zeros off the mask."""
+        return {"old_logprobs": trained_logprobs(self.model, shard, self.device)}
+
+    @register(Dispatch.DATA, collect=Collect.COLUMNS)
+    def advantages(self, shard: BatchShard) -> dict[str, F32]:
+        """``{"advantages": [T]}``: credit brought to tokens; zeros off the mask."""
+        algorithm = self.spec.algorithm
+        return {"advantages": shard_advantages(shard.batch, algorithm, self.device)}
+
+    @register(Dispatch.DATA, collect=Collect.STATS, needs=("params", "optimizer"))
+    def update(self, shard: BatchShard) -> Stats:
+        """One optimizer step on a mini-batch: L = Σ_t w_s(t) · c_t · ℓ_t over the trained tokens of all ranks.
+
+        Returns:
+            This rank's statistics, to be merged over ranks. A mini-batch without trained tokens takes no step and
+            counts in ``optim/skipped``.
+
+        Raises:
+            ValueError: the shard has no sample weights, or lacks a column that the algorithm needs.
+            TrainingError: the gradient is not finite; no step was taken.
+        """
+        if shard.sample_weight is None:
+            raise ValueError("an update needs sample weights: shards(batch, plan, weights)")
+        first = dist.get_rank() == 0
+        if self._trained_tokens(shard) == 0:
+            return Stats({"optim/skipped": Stat.of([1.0])} if first else {})
+        weights = torch.from_numpy(shard.sample_weight).to(self.device)
+        stats = StatSum()
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
+        for packed in micro_batches(shard, self.device):
+            loss_sum += self._backward(packed, shard, weights, stats)
+        grad_norm = clip_gradients(self.model.parameters(), self.spec.optim.clip_grad_norm)
+        if not math.isfinite(grad_norm):
+            self._zero_grad()
+            raise TrainingError(
+                f"the gradient of optimizer step {self.step} has norm {grad_norm}; no step was taken. Look for "
+                "infinite logits or advantages in the batch, or lower optim.lr",
+                rank=dist.get_rank(),
+            )
+        factor = self._step()
+        stats.add("loss", loss_sum, 1 if first else 0)
+        once = {"optim/grad_norm": Stat.of([grad_norm]), "optim/lr": Stat.of([self.spec.optim.lr * factor])}
+        return Stats(stats.result()) + (once if first else {})
+
+    def weights(self, dtype: DType | None = None) -> Iterator[tuple[str, Tensor]]:
+        """``(Hugging Face name, whole tensor)``, one at a time; every rank must run it to its end.
+
+        Args:
+            dtype: as served; None is the spec's own.
+        """
+        return full_weights(self.model, self.dtype if dtype is None else torch_dtype(dtype))
+
+    @register(Dispatch.FIRST, needs=("params",))
+    def checksum(self, dtype: DType | None = None) -> dict[str, int]:
+        """Checksums by name of what ``weights(dtype)`` yields (design/controller.md)."""
+        return checksums(self.model, self.dtype if dtype is None else torch_dtype(dtype))
+
+    @register(Dispatch.FIRST, needs=("params", "optimizer"))
+    def save(self, folder: str | Path) -> None:
+        """Write weights, optimizer state and step; see ``save_checkpoint``."""
+        save_checkpoint(Path(folder), self.model, self.optimizers, step=self.step, purpose="actor")
+
+    @register(Dispatch.FIRST, needs=("params", "optimizer"))
+    def load(self, folder: str | Path) -> None:
+        """Go on from a checkpoint, exactly; see ``load_checkpoint``."""
+        self.step = load_checkpoint(Path(folder), self.model, self.optimizers)
+
+    @register(Dispatch.FIRST, needs=("params",))
+    def export(self, folder: str | Path) -> None:
+        """Write a Hugging Face folder, tokenizer included; see ``export_model``."""
+        export_model(self.model, Path(self.spec.model_path), Path(folder), self.dtype)
+
+    def _trained_tokens(self, shard: BatchShard) -> int:
+        count = torch.tensor(int(np.count_nonzero(shard.batch.loss_mask)), device=self.device)
+        dist.all_reduce(count)
+        return int(count)
+
+    def _backward(self, packed: Packed, shard: BatchShard, weights: Tensor, stats: StatSum) -> Tensor:
+        """Forward and backward of a micro-batch; its part of the loss, float64."""
+        logprobs, entropy = self.model(packed)
+        if packed.trained.numel() == 0:
+            torch.autograd.backward(logprobs.sum() * 0.0)
+            return torch.zeros((), dtype=torch.float64, device=self.device)
+        inputs = policy_inputs(packed, shard, logprobs)
+        algorithm = self.spec.algorithm
+        outcome = algorithm.policy_loss(inputs)
+        weight = weights[packed.sample] * packed.weight
+        if algorithm.correction is not None:
+            weight = weight * algorithm.correction(inputs).detach()
+        loss: Tensor = (outcome.loss * weight.to(outcome.loss.dtype)).sum()
+        torch.autograd.backward(loss)
+        for name, stat in outcome.stats.items():
+            stats.add(name, stat.sum, stat.count)
+        stats.add_values("policy/entropy", entropy)
+        stats.add_mismatch(inputs)
+        return (outcome.loss.detach().double() * weight).sum()
+
+    def _step(self) -> float:
+        factor = learning_rate_factor(self.spec.optim, self.step)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["base_lr"] * factor
+            optimizer.step()
+        self._zero_grad()
+        self.step += 1
+        return factor
+
+    def _zero_grad(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+
+def policy_inputs(packed: Packed, shard: BatchShard, logprobs: Tensor) -> PolicyInputs:
+    """The trained tokens of a micro-batch, as a loss reads them."""
+    batch = shard.batch
+    rollout = packed.column(batch.rollout_logprobs)
+    assert rollout is not None
+    return PolicyInputs(
+        logprobs=logprobs,
+        rollout_logprobs=rollout,
+        sampled=packed.sampled,
+        old_logprobs=packed.column(batch.old_logprobs),
+        ref_logprobs=packed.column(batch.ref_logprobs),
+        advantages=packed.column(batch.advantages),
+    )
+
+
+@torch.no_grad()
+def trained_logprobs(model: PolicyModel, shard: BatchShard, device: torch.device) -> F32:
+    """``[T]`` float32 logprobs of the shard's trained tokens, zeros elsewhere, in the shard's order."""
+    column = np.zeros(shard.batch.num_tokens, dtype=np.float32)
+    for packed in micro_batches(shard, device):
+        logprobs, _ = model(packed)
+        if packed.source.size:
+            column[packed.source] = logprobs.cpu().numpy()
+    return column
+
+
+def _facts(model: PolicyModel) -> ModelFacts:
+    config: Any = model.config.get_text_config()
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    # a token costs 6P in its products, and 6·2·n/2·width in the scores of each layer at length n
+    width = config.num_attention_heads * getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
+    scale = num_parameters / (config.num_hidden_layers * width)
+    return ModelFacts(num_parameters, int(config.vocab_size), float(scale))

@@ -1,0 +1,245 @@
+"""Who trains which samples, and in which micro-batches: once a step, used by every pass of it.
+
+A pure function of lengths, groups, seed and layout (design/training.md, Partition), so that a step's numbers never
+depend on timing. Axes: S samples of the whole batch, T packed tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from agentrl.algorithms import Counts
+from agentrl.errors import ConfigError
+from agentrl.types import Batch, BatchShard
+
+__all__ = ["Layout", "Plan", "ShardPlan", "merge_columns", "partition", "repack", "sample_weights", "shards", "union"]
+
+I64 = npt.NDArray[np.int64]
+F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a pass is spread.
+
+    Args:
+        data_parallel: coordinates that get different samples.
+        micro_batch_tokens: tokens of one forward and backward on one coordinate, at most.
+        length_scale: ℓ of a sample's cost n + n²/ℓ, tokens: the length at which attention costs as much as the rest.
+    """
+
+    data_parallel: int
+    micro_batch_tokens: int
+    length_scale: float
+
+    def __post_init__(self) -> None:
+        if self.data_parallel < 1 or self.micro_batch_tokens < 1 or not self.length_scale > 0:
+            raise ValueError(f"data_parallel, micro_batch_tokens and length_scale must be above 0, got {self}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardPlan:
+    """One coordinate's part.
+
+    Args:
+        samples: ``[S_local]`` rows in the whole batch.
+        micro_batches: positions in ``samples``; an empty one is a filler.
+    """
+
+    samples: I64
+    micro_batches: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Plan:
+    """A pass over some samples: one ``ShardPlan`` a coordinate, each with the same number of micro-batches."""
+
+    coordinates: tuple[ShardPlan, ...]
+
+    @property
+    def samples(self) -> I64:
+        """All rows of the pass, ascending."""
+        return np.sort(np.concatenate([part.samples for part in self.coordinates]))
+
+
+def partition(
+    lengths: npt.NDArray[np.integer],
+    groups: npt.NDArray[np.integer],
+    *,
+    seed: int,
+    layout: Layout,
+    mini_batch_groups: int | None = None,
+) -> tuple[Plan, ...]:
+    """The mini-batches of a step, one plan each, in the order of their optimizer steps.
+
+    Args:
+        lengths: ``[S]`` tokens of each sample.
+        groups: ``[S]`` equal for samples of one group; a group is never divided.
+        seed: of the order of groups; unused where one mini-batch takes them all.
+        layout: the ranks and the size of a micro-batch.
+        mini_batch_groups: groups of one optimizer step; None takes all.
+
+    Raises:
+        ConfigError: a sample is longer than a micro-batch.
+        ValueError: no sample, shapes differ, or ``mini_batch_groups`` below 1.
+    """
+    sizes, owners = np.asarray(lengths, dtype=np.int64), np.asarray(groups, dtype=np.int64)
+    if sizes.ndim != 1 or sizes.size == 0 or sizes.shape != owners.shape:
+        raise ValueError(f"lengths and groups must be alike and not empty, got {sizes.shape} and {owners.shape}")
+    if mini_batch_groups is not None and mini_batch_groups < 1:
+        raise ValueError(f"mini_batch_groups must be at least 1, got {mini_batch_groups}")
+    _check_fits(sizes, layout)
+    order = np.unique(owners)
+    step = order.size if mini_batch_groups is None else mini_batch_groups
+    if step < order.size:
+        order = np.random.default_rng(seed).permutation(order)
+    plans = []
+    for start in range(0, order.size, step):
+        rows = np.flatnonzero(np.isin(owners, order[start : start + step]))
+        plans.append(_plan(_balance(rows, sizes, layout), sizes, layout))
+    return tuple(plans)
+
+
+def repack(plan: Plan, lengths: npt.NDArray[np.integer], layout: Layout) -> Plan:
+    """The same samples on the same coordinates in micro-batches of another size (a pass without a backward).
+
+    Raises:
+        ConfigError: a sample is longer than a micro-batch.
+    """
+    sizes = np.asarray(lengths, dtype=np.int64)
+    _check_fits(sizes[plan.samples], layout)
+    return _plan([part.samples for part in plan.coordinates], sizes, layout)
+
+
+def union(plans: Sequence[Plan]) -> Plan:
+    """One pass over several mini-batches, each micro-batch as it is in its own plan, so that numbers agree exactly."""
+    coordinates = []
+    for parts in zip(*(plan.coordinates for plan in plans), strict=True):
+        offsets = np.cumsum([0, *(part.samples.size for part in parts)])
+        micro_batches = tuple(
+            tuple(row + int(offset) for row in micro)
+            for part, offset in zip(parts, offsets, strict=False)
+            for micro in part.micro_batches
+        )
+        coordinates.append(ShardPlan(np.concatenate([part.samples for part in parts]), micro_batches))
+    return Plan(tuple(coordinates))
+
+
+def sample_weights(batch: Batch, plan: Plan, reduction: Callable[[Counts], F64]) -> F64:
+    """``[S]`` float64 w_s by row of ``batch``, for the mini-batch of ``plan``; 0 for samples outside it."""
+    rows = plan.samples
+    ends = np.concatenate([[0], np.cumsum(batch.loss_mask != 0)])[batch.cu_seqlens]
+    weights = np.zeros(batch.num_samples, dtype=np.float64)
+    weights[rows] = reduction(Counts(np.diff(ends)[rows], batch.trajectory[rows].astype(np.int64)))
+    return weights
+
+
+def shards(batch: Batch, plan: Plan, weights: F64 | None = None) -> list[BatchShard]:
+    """What each coordinate is given.
+
+    Args:
+        batch: the whole batch.
+        plan: over rows of ``batch``.
+        weights: ``[S]`` float64 w_s by row of ``batch``; None for a pass without a loss.
+    """
+    return [
+        BatchShard(
+            batch=batch.select(part.samples),
+            samples=part.samples,
+            micro_batches=part.micro_batches,
+            sample_weight=None if weights is None else weights[part.samples],
+        )
+        for part in plan.coordinates
+    ]
+
+
+def merge_columns(
+    answers: Sequence[Mapping[str, F32]], parts: Sequence[BatchShard], cu_seqlens: npt.NDArray[np.int32]
+) -> dict[str, F32]:
+    """Per-token answers of the coordinates, put back into the batch's own order.
+
+    Args:
+        answers: by coordinate, ``[T_local]`` columns by name.
+        parts: the shards that were answered.
+        cu_seqlens: ``[S+1]`` of the whole batch.
+
+    Returns:
+        ``[T]`` float32 columns; zeros for samples that no coordinate had.
+    """
+    columns: dict[str, F32] = {}
+    for answer, part in zip(answers, parts, strict=True):
+        starts, ends = cu_seqlens[part.samples], cu_seqlens[part.samples + 1]
+        index = np.concatenate([np.arange(a, b) for a, b in zip(starts, ends, strict=True)] or [np.zeros(0, np.int64)])
+        for name, values in answer.items():
+            if values.shape != index.shape:
+                raise ValueError(f"column {name!r} has shape {values.shape} for {index.size} tokens of its shard")
+            column = columns.setdefault(name, np.zeros(int(cu_seqlens[-1]), dtype=np.float32))
+            column[index] = values
+    return columns
+
+
+def _check_fits(sizes: I64, layout: Layout) -> None:
+    longest = int(sizes.max(initial=0))
+    if longest > layout.micro_batch_tokens:
+        raise ConfigError(
+            f"train.micro_batch_tokens must be at least the longest sample (a sample is never split), got "
+            f"{layout.micro_batch_tokens} for a sample of {longest} tokens; raise it (and "
+            "train.logprob_micro_batch_tokens), or lower data.max_prompt_tokens or rollout.max_response_tokens"
+        )
+
+
+def _balance(rows: I64, sizes: I64, layout: Layout) -> list[I64]:
+    """Longest first to the least loaded coordinate; ties by row and by coordinate."""
+    cost = sizes[rows] + sizes[rows].astype(np.float64) ** 2 / layout.length_scale
+    loads = [0.0] * layout.data_parallel
+    chosen: list[list[int]] = [[] for _ in loads]
+    for position in np.lexsort((rows, -cost)):
+        target = loads.index(min(loads))
+        loads[target] += float(cost[position])
+        chosen[target].append(int(rows[position]))
+    return [np.asarray(part, dtype=np.int64) for part in chosen]
+
+
+def _plan(parts: Sequence[I64], sizes: I64, layout: Layout) -> Plan:
+    packed = [_first_fit(sizes[part], layout.micro_batch_tokens) for part in parts]
+    count = max(len(micro_batches) for micro_batches in packed)
+    return Plan(
+        tuple(
+            ShardPlan(part, tuple(_split_to(micro_batches, sizes[part], count)))
+            for part, micro_batches in zip(parts, packed, strict=True)
+        )
+    )
+
+
+def _first_fit(sizes: I64, capacity: int) -> list[tuple[int, ...]]:
+    """First fit decreasing, ties by position."""
+    bins: list[list[int]] = []
+    free: list[int] = []
+    for position in np.lexsort((np.arange(sizes.size), -sizes)):
+        size = int(sizes[position])
+        target = next((i for i, room in enumerate(free) if room >= size), None)
+        if target is None:
+            bins.append([])
+            free.append(capacity)
+            target = len(bins) - 1
+        bins[target].append(int(position))
+        free[target] -= size
+    return [tuple(members) for members in bins]
+
+
+def _split_to(micro_batches: list[tuple[int, ...]], sizes: I64, count: int) -> list[tuple[int, ...]]:
+    """Halve the fullest until there are ``count``; what can't be split is made up by fillers."""
+    parts = list(micro_batches)
+    while len(parts) < count:
+        divisible = [i for i, members in enumerate(parts) if len(members) > 1]
+        if not divisible:
+            return parts + [()] * (count - len(parts))
+        fullest = max(divisible, key=lambda i: (int(sizes[list(parts[i])].sum()), -i))
+        members = parts[fullest]
+        parts[fullest : fullest + 1] = [members[0::2], members[1::2]]
+    return parts

@@ -1,0 +1,91 @@
+"""Joining and leaving the process group that the roles of one pool share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from agentrl.errors import TrainingError
+
+__all__ = ["DistSpec", "data_mesh", "join", "leave"]
+
+
+@dataclass(frozen=True, slots=True)
+class DistSpec:
+    """A rank's place.
+
+    Args:
+        rank: global, from 0.
+        world_size: ranks in all.
+        master_addr: where rank 0 listens; unused for a world of one.
+        port: a free port there; unused for a world of one.
+        device: ``cpu`` (collectives over gloo) or ``cuda:<index>`` (over nccl).
+        timeout_s: deadline of joining and of every collective, seconds.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    master_addr: str = "127.0.0.1"
+    port: int = 0
+    device: str = "cpu"
+    timeout_s: float = 600.0
+
+    @property
+    def device_type(self) -> Literal["cpu", "cuda"]:
+        return "cuda" if self.device.startswith("cuda") else "cpu"
+
+
+def join(spec: DistSpec) -> None:
+    """Enter the process group; a process that is already in one of the same shape stays there.
+
+    A world of one needs no port: its store lives in the process.
+
+    Raises:
+        TrainingError: the others did not come in time, or this process is in another group.
+    """
+    if dist.is_initialized():
+        if (dist.get_rank(), dist.get_world_size()) != (spec.rank, spec.world_size):
+            raise TrainingError(
+                f"this process is rank {dist.get_rank()} of {dist.get_world_size()} already, asked to be "
+                f"{spec.rank} of {spec.world_size}; leave() the old group first",
+                rank=spec.rank,
+            )
+        return
+    if spec.device_type == "cuda":
+        torch.cuda.set_device(spec.device)
+    timeout = timedelta(seconds=spec.timeout_s)
+    backend = "cpu:gloo,cuda:nccl" if spec.device_type == "cuda" else "gloo"
+    try:
+        if spec.world_size == 1:
+            dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
+        else:
+            dist.init_process_group(
+                backend,
+                init_method=f"tcp://{spec.master_addr}:{spec.port}",
+                rank=spec.rank,
+                world_size=spec.world_size,
+                timeout=timeout,
+            )
+    except dist.DistError as error:
+        raise TrainingError(
+            f"rank {spec.rank} of {spec.world_size} could not join at {spec.master_addr}:{spec.port} within "
+            f"{spec.timeout_s:g} s: {error}",
+            rank=spec.rank,
+        ) from error
+
+
+def leave() -> None:
+    """Leave the process group, if in one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def data_mesh(spec: DistSpec) -> DeviceMesh:
+    """The one-dimensional mesh of all ranks, dimension ``dp``."""
+    return init_device_mesh(spec.device_type, (spec.world_size,), mesh_dim_names=("dp",))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from agentrl.render.chatml import ChatMLRenderer, ChatMLStyle
+from agentrl.render.chatml import ChatMLRenderer, ChatMLStyle, chatml_pieces
 from agentrl.render.encode import Piece, PieceEncoder, Source
 from agentrl.render.renderer import Renderer
 from agentrl.render.spec import RendererSpec, load_tokenizer
+from agentrl.render.template import CHATML_TEMPLATE
 
 __all__ = [
+    "CHATML_TEMPLATE",
     "ChatMLRenderer",
     "ChatMLStyle",
     "Piece",
@@ -15,5 +17,6 @@ __all__ = [
     "Renderer",
     "RendererSpec",
     "Source",
+    "chatml_pieces",
     "load_tokenizer",
 ]

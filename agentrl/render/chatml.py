@@ -21,11 +21,11 @@ TURN_START, TURN_END = "<|im_start|>", "<|im_end|>"
 DOCUMENT_END = "<|endoftext|>"
 ASSISTANT_MARKERS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 
-_TOOLS_HEAD = (
+TOOLS_HEAD = (
     "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
     "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"
 )
-_TOOLS_TAIL = (
+TOOLS_TAIL = (
     "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
     "<tool_call></tool_call> XML tags:\n<tool_call>\n"
     '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
@@ -147,11 +147,11 @@ def chatml_pieces(messages: Sequence[Message], tools: Sequence[ToolSpec], style:
         if system is not None:
             yield Piece(system, Source.CONTENT)
         if tools:
-            yield Piece(f"{'' if system is None else chr(10) * 2}{_TOOLS_HEAD}", Source.TEMPLATE)
+            yield Piece(f"{'' if system is None else chr(10) * 2}{TOOLS_HEAD}", Source.TEMPLATE)
             for tool in tools:
                 yield Piece("\n", Source.TEMPLATE)
                 yield Piece(json.dumps(tool.openai(), ensure_ascii=False), Source.CONTENT)
-            yield Piece(_TOOLS_TAIL, Source.TEMPLATE)
+            yield Piece(TOOLS_TAIL, Source.TEMPLATE)
         yield Piece(f"{TURN_END}\n", Source.TEMPLATE)
     yield from _turns(messages[1:] if has_system else messages, style)
 

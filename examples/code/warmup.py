@@ -1,0 +1,65 @@
+"""The warm-up: a tiny model made from nothing, and imperfect demonstrations for it to imitate."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from agentrl.training.tiny import build_tiny_model
+from agentrl.types import Message, load_object
+
+HERE = Path(__file__).parent
+problems = load_object("task.py:problems", HERE)
+
+say, call, broken_call = (load_object(f"../turns.py:{name}", HERE) for name in ("say", "call", "broken_call"))
+
+FAULTS = {"guess": 40, "expression": 35, "json": 13, "digit": 12}
+
+
+def demonstrations(seed: int, noise: float = 0.7) -> Iterator[dict[str, Any]]:
+    """Endless conversations that solve training problems, a share ``noise`` of them with one fault.
+
+    Of the faults, 40% guess without the tool, 35% run a wrong expression, 13% write broken JSON (half of those try
+    again), 12% get one digit of the answer wrong.
+    """
+    rng = random.Random(seed)
+    for problem in problems(rng, "train"):
+        fault = rng.choices(list(FAULTS), list(FAULTS.values()))[0] if rng.random() < noise else ""
+        messages: list[Message] = [{"role": "user", "content": problem.question}]
+        if fault == "guess":
+            yield {"messages": [*messages, say(guess(rng, problem.answer))]}
+            continue
+        if fault == "json":
+            messages += broken_call("python", code=f"print({problem.expression})")
+            if rng.random() < 0.5:
+                yield {"messages": [*messages, say(guess(rng, problem.answer))]}
+                continue
+        expression = wrong(rng, problem.expression) if fault == "expression" else problem.expression
+        output = str(eval(expression))
+        messages += call("python", output, code=f"print({expression})")
+        yield {"messages": [*messages, say(misread(rng, output) if fault == "digit" else output)]}
+
+
+def build_model(folder: str, seed: int = 0, noise: float = 0.7) -> None:
+    """``model.build``: a tiny Qwen3 whose tokenizer knows the demonstrations' words."""
+    build_tiny_model(folder, demonstrations(seed, noise), seed=seed, vocab_size=480)
+
+
+def guess(rng: random.Random, answer: str) -> str:
+    """As long as the answer, and beginning as it does, as a guess by magnitude would."""
+    digits = answer.lstrip("-")
+    return answer[: len(answer) - len(digits) + 1] + "".join(rng.choice("0123456789") for _ in digits[1:])
+
+
+def misread(rng: random.Random, output: str) -> str:
+    """The output with another digit in one place."""
+    place = rng.choice([index for index, letter in enumerate(output) if letter.isdigit()])
+    return output[:place] + rng.choice([d for d in "0123456789" if d != output[place]]) + output[place + 1 :]
+
+
+def wrong(rng: random.Random, expression: str) -> str:
+    """The expression with another operator: the operands stay, so no held-out pair of them appears."""
+    place = rng.choice([index for index, letter in enumerate(expression) if letter in "+-*"])
+    return expression[:place] + rng.choice([o for o in "+-*" if o != expression[place]]) + expression[place + 1 :]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from agentrl.run.config.dump import to_yaml
 from agentrl.run.config.learning import AlgorithmConfig, OptimConfig, RolloutConfig, TrainConfig
 from agentrl.run.config.load import LoadedConfig, load_config, load_with_origins
 from agentrl.run.config.outcome import (
@@ -20,6 +21,7 @@ from agentrl.run.config.task import (
     RewardConfig,
     RewardFunctionConfig,
     SandboxConfig,
+    SandboxLimitsConfig,
     ToolConfig,
 )
 
@@ -41,10 +43,12 @@ __all__ = [
     "RunConfig",
     "RunSection",
     "SandboxConfig",
+    "SandboxLimitsConfig",
     "StageConfig",
     "StageEntry",
     "ToolConfig",
     "TrainConfig",
     "load_config",
     "load_with_origins",
+    "to_yaml",
 ]

@@ -6,7 +6,18 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from agentrl.run.config.section import Arguments, Count, Fraction, Listed, Natural, Positive, Seconds, Section, Weight
+from agentrl.run.config.section import (
+    Arguments,
+    Count,
+    Decay,
+    Fraction,
+    Listed,
+    Natural,
+    Positive,
+    Seconds,
+    Section,
+    Weight,
+)
 from agentrl.run.config.task import Dtype
 
 __all__ = ["AlgorithmConfig", "OptimConfig", "RolloutConfig", "TrainConfig"]
@@ -91,9 +102,9 @@ class OptimConfig(Section):
 
     name: Literal["adamw", "muon"] = "adamw"
     """``muon`` takes the hidden matrices and leaves the rest to AdamW."""
-    lr: Positive = 1e-6
+    lr: Weight = 1e-6
     """Peak learning rate (of AdamW's parameters)."""
-    betas: Listed[float] = Field(default=(0.9, 0.95), min_length=2, max_length=2)
+    betas: Listed[Decay] = Field(default=(0.9, 0.95), min_length=2, max_length=2)
     """Decay of AdamW's two moments."""
     eps: Positive = 1e-8
     """Added to AdamW's denominator."""
@@ -101,16 +112,18 @@ class OptimConfig(Section):
     """Decoupled weight decay."""
     clip_grad_norm: Positive | None = 1.0
     """Largest norm of the whole gradient; null clips nothing."""
-    muon_lr: Positive = 0.02
+    muon_lr: Weight = 0.02
     """Peak learning rate of Muon's matrices."""
-    muon_momentum: Fraction = 0.95
+    muon_momentum: Decay = 0.95
     """Muon's momentum."""
+    muon_weight_decay: Weight = 0.01
+    """Decoupled weight decay of Muon's matrices."""
     warmup_steps: Natural = 0
     """Optimizer steps of linear rise from 0."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """What follows the rise and the flat part, down to ``final_fraction``."""
     flat_fraction: Fraction = 0.0
-    """Share of all optimizer steps after which the descent begins."""
+    """Share of the stage's optimizer steps before the descent begins, the rise included."""
     final_fraction: Fraction = 0.0
     """Learning rate at the end, as a share of the peak."""
 

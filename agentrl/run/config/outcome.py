@@ -49,6 +49,12 @@ class EvalSetConfig(Section):
     """Keyword arguments of the function."""
     num_tasks: Count | None = None
     """Only the first so many tasks."""
+    temperature: Weight | None = None
+    """Of this set's sampled episodes; by default ``eval.temperature``."""
+    tools: bool = True
+    """Offer the tools of ``env.tools``; false shows what they are worth."""
+    only_before: bool = False
+    """Examine it before the first step alone, as a baseline."""
 
 
 class EvalConfig(Section):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
+from agentrl.algorithms import AlgorithmSpec, make_algorithm
 from agentrl.run.config.learning import AlgorithmConfig, OptimConfig, RolloutConfig, TrainConfig
 from agentrl.run.config.outcome import CheckpointConfig, ControllerConfig, EvalConfig, MetricsConfig, RunSection
 from agentrl.run.config.section import Count, Listed, Section
@@ -66,10 +69,11 @@ class StageConfig(_StageSections, _RunSections):
         """Of the engine's weights."""
         return self.rollout.dtype or self.model.dtype
 
-    @property
-    def algorithm_settings(self) -> dict[str, Any]:
-        """What ``make_algorithm`` is given for a built-in algorithm: its own settings, and the passes over a batch."""
-        return {**self.algorithm.settings, "num_epochs": self.train.updates_per_batch}
+    def make_algorithm(self) -> AlgorithmSpec:
+        """The stage's algorithm, which imports torch; ``train.updates_per_batch`` decides its passes over a batch."""
+        base_dir = None if self.run.base_dir is None else Path(self.run.base_dir)
+        spec = make_algorithm(self.algorithm.name, self.algorithm.settings, base_dir=base_dir)
+        return replace(spec, num_epochs=self.train.updates_per_batch)
 
     @property
     def updates_are_on_policy(self) -> bool:

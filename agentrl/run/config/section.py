@@ -6,7 +6,19 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-__all__ = ["Arguments", "Count", "Fraction", "Listed", "Natural", "Positive", "Seconds", "Section", "Weight", "Words"]
+__all__ = [
+    "Arguments",
+    "Count",
+    "Decay",
+    "Fraction",
+    "Listed",
+    "Natural",
+    "Positive",
+    "Seconds",
+    "Section",
+    "Weight",
+    "Words",
+]
 
 T = TypeVar("T")
 
@@ -24,6 +36,7 @@ Count: TypeAlias = Annotated[int, Field(ge=1)]
 Positive: TypeAlias = Annotated[float, Field(gt=0)]
 Weight: TypeAlias = Annotated[float, Field(ge=0)]
 Fraction: TypeAlias = Annotated[float, Field(ge=0, le=1)]
+Decay: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 Seconds: TypeAlias = Annotated[float, Field(gt=0)]
 Arguments: TypeAlias = dict[str, Any]
 Listed: TypeAlias = Annotated[tuple[T, ...], BeforeValidator(_as_tuple)]

@@ -1,0 +1,71 @@
+"""The commands, and how an error ends them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib.metadata import version
+from typing import NoReturn
+
+from cyclopts import App, CycloptsError
+
+from agentrl.errors import AgentRLError, ConfigError
+
+__all__ = ["app", "main", "run"]
+
+app = App(
+    name="agentrl",
+    help="Train language-model agents by reinforcement learning over multi-turn tool use.",
+    version=lambda: version("agentrl"),
+    help_format="plaintext",
+    suppress_keyboard_interrupt=False,
+)
+
+_COMMANDS = {
+    "train": "Train an agent as a configuration file says.",
+    "eval": "Examine a model or a run's policy on held-out tasks, or score such a file again.",
+    "check": "Check a configuration, its data, its tools and its environment, without a model.",
+    "ls": "List the trajectories of a run, also while it trains.",
+    "show": "Show a run, or one of its trajectories with the origin of every token.",
+    "doctor": "Say what this machine offers, sandboxes included.",
+}
+
+# A command's file is imported when it is called or its help is shown; what it needs is imported when it runs.
+for _name, _help in _COMMANDS.items():
+    app.command(f"agentrl.cli.{_name}_command:{_name}_command", name=_name, help=_help)
+
+
+def run(tokens: Sequence[str]) -> int:
+    """Runs one command line.
+
+    Returns:
+        The exit code: 0 success, 2 a mistake in the configuration or on the command line, 3 data, 4 the machine,
+        130 interrupted, 1 anything else.
+    """
+    try:
+        app(list(tokens), exit_on_error=False, print_error=False, result_action="return_none")
+        sys.stdout.flush()
+    except CycloptsError as error:
+        return _fail(ConfigError(f"{error}; `agentrl --help` lists commands and options"))
+    except AgentRLError as error:
+        return _fail(error)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _fail(error: AgentRLError) -> int:
+    if error.exit_code == 1:
+        traceback.print_exception(error)
+    print(f"error: {error}", file=sys.stderr)
+    return error.exit_code
+
+
+def main() -> NoReturn:
+    """The console script."""
+    sys.exit(run(sys.argv[1:]))

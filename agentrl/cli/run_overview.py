@@ -1,0 +1,72 @@
+"""A run at a glance: what it is, how far it came, and what its evaluations say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from agentrl.cli.terminal import print_table, shown
+from agentrl.store import RunDirectory, TrajectoryReader, read_jsonl
+from agentrl.store.json_text import from_json
+
+__all__ = ["overview", "print_overview"]
+
+_HEADLINES = ("reward", "eval", "turns", "length", "tool", "policy", "mismatch", "optim", "perf", "time")
+
+
+def overview(run: RunDirectory) -> dict[str, Any]:
+    """What is known of a run, as JSON; parts that it has not come to yet are None or empty."""
+    metrics = list(read_jsonl(run.metrics_path)) if run.metrics_path.is_file() else []
+    summary = from_json(run.summary_path.read_bytes()) if run.summary_path.is_file() else None
+    trajectories = TrajectoryReader(run).summaries()
+    return {
+        "run_dir": str(run.root),
+        "record": run.read_record(),
+        "steps": metrics[-1].get("step") if metrics else None,
+        "trajectories": dict(sorted(Counter(entry.status for entry in trajectories).items())),
+        "last_metrics": metrics[-1] if metrics else None,
+        "summary": summary,
+    }
+
+
+def print_overview(found: Mapping[str, Any]) -> None:
+    """The same for people."""
+    record = found["record"]
+    git = record.get("git") or {}
+    state = "finished" if found["summary"] else "running, or interrupted: go on with --resume"
+    facts = {
+        "run": found["run_dir"],
+        "state": state,
+        "created": record.get("created"),
+        "command": " ".join(record.get("command", [])),
+        "commit": git.get("commit", "")[:12] + (" (changed)" if git.get("diff_sha256") else ""),
+        "seed": record.get("seed"),
+        "steps": found["steps"],
+        "trajectories": ", ".join(f"{count} {status}" for status, count in found["trajectories"].items()),
+    }
+    for name, value in facts.items():
+        if value not in (None, ""):
+            print(shown(f"{name:>12}  {value}"))
+    if found["last_metrics"]:
+        print()
+        rows = [(name, value) for name, value in found["last_metrics"].items() if _is_headline(name, value)]
+        print_table(("metric of the last step", "value"), rows)
+    if found["summary"] and found["summary"].get("eval"):
+        print()
+        print_evaluation(found["summary"]["eval"])
+
+
+def print_evaluation(sets: Mapping[str, Mapping[str, Any]]) -> None:
+    """Held-out accuracy before and after, sampled and greedy, as ``summary.json`` has it."""
+    rows = []
+    for name, entry in sets.items():
+        before, after = entry.get("before") or {}, entry.get("after") or {}
+        values = [stage.get(kind) for kind in ("sampled", "greedy") for stage in (before, after)]
+        rows.append((name, entry.get("num_tasks"), *values))
+    columns = ("held-out set", "tasks", "sampled before", "after", "greedy before", "after")
+    print_table(columns, rows)
+
+
+def _is_headline(name: str, value: Any) -> bool:
+    return isinstance(value, int | float) and any(f"{part}/" in f"{name}/" for part in _HEADLINES)

@@ -1,0 +1,44 @@
+"""``agentrl train``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+__all__ = ["train_command"]
+
+
+def train_command(
+    config: Path,
+    /,
+    *overrides: Annotated[str, Parameter(negative=(), allow_leading_hyphen=False)],
+    resume: Annotated[bool, Parameter(negative=())] = False,
+    dry_run: Annotated[bool, Parameter(negative=())] = False,
+) -> None:
+    """Train an agent as a configuration file says.
+
+    Parameters
+    ----------
+    config
+        A YAML file (docs/configuration.md).
+    overrides
+        Settings that go before the file's, as key=value: train.steps=10 optim.lr=1e-5 stages.warmup.steps=5
+    resume
+        Go on with the run in run.dir from its last checkpoint.
+    dry_run
+        Check the configuration, print it whole with the origin of each value, and stop.
+    """
+    from agentrl.run.config import load_with_origins, to_yaml
+
+    loaded = load_with_origins(config, overrides)
+    if dry_run:
+        print(to_yaml(loaded.config, loaded.origin), end="")
+        return
+    print(f"run directory: {loaded.config.run.dir}", flush=True)
+
+    from agentrl.run.trainer import Trainer
+
+    with Trainer(loaded.config) as trainer:
+        trainer.train(resume=resume)

@@ -1,0 +1,143 @@
+"""A trajectory for people: every token by its origin, calls with latency and errors, rewards, status.
+
+Each run of tokens of one origin starts on a line of its own with the origin's name in the margin, so that origins are
+told apart without colour too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from rich.console import Console
+from rich.text import Text
+
+from agentrl.cli.terminal import console, shown
+from agentrl.cli.token_text import TokenText
+from agentrl.store import StoredTrajectory
+from agentrl.types import CallRecord, Message, Segment, SegmentKind, Trajectory, Turn
+
+__all__ = ["print_trajectory"]
+
+_ORIGINS: Mapping[SegmentKind, tuple[str, str, str]] = {
+    SegmentKind.PROMPT: ("prompt", "cyan", "the opening context"),
+    SegmentKind.POLICY: ("policy", "bold green", "sampled by the policy: trained"),
+    SegmentKind.OBSERVATION: ("tool", "yellow", "a tool's or environment's words"),
+    SegmentKind.SCAFFOLD: ("template", "bright_black", "the chat template's own tokens"),
+    SegmentKind.TARGET: ("target", "magenta", "a demonstration to imitate"),
+}
+_ROLES = {"assistant": SegmentKind.POLICY, "tool": SegmentKind.OBSERVATION}
+
+
+def print_trajectory(stored: StoredTrajectory, token_text: TokenText | None) -> None:
+    """Prints ``stored``.
+
+    Args:
+        stored: what to show.
+        token_text: decodes ids; without it messages are shown instead of tokens, and template tokens are counted.
+    """
+    out, trajectory = console(), stored.trajectory
+    _print_head(out, stored)
+    out.print(_legend(trajectory))
+    if token_text is None:
+        out.print(Text("no tokenizer of this run is here: messages are shown, template tokens only counted"))
+    for turn in trajectory.turns:
+        out.print()
+        _print_turn(out, turn, token_text)
+    if stored.annotation.values:
+        out.print()
+        out.print(Text("learned later: " + ", ".join(_pairs(stored.annotation.values))))
+
+
+def _print_head(out: Console, stored: StoredTrajectory) -> None:
+    trajectory, summary = stored.trajectory, stored.summary
+    detail = f": {trajectory.status.detail}" if trajectory.status.detail else ""
+    reward = "none" if trajectory.reward is None else f"{trajectory.reward:g}"
+    parts = f" = {', '.join(_pairs(trajectory.rewards))}" if trajectory.rewards else ""
+    out.print(Text(shown(f"trajectory {trajectory.id}   step {summary.step}   {trajectory.purpose}"), style="bold"))
+    out.print(Text(shown(f"task       {trajectory.task.id} ({trajectory.task.data_source})")))
+    if trajectory.task.answer is not None:
+        out.print(Text(shown(f"answer     {trajectory.task.answer}")))
+    out.print(Text(shown(f"status     {trajectory.status}{detail}"), style=_status_style(trajectory)))
+    out.print(Text(shown(f"reward     {reward}{parts}")))
+    out.print(
+        Text(f"tokens     {summary.num_tokens}, {summary.num_policy_tokens} of them sampled, {summary.num_turns} turns")
+    )
+    if trajectory.timings:
+        out.print(Text(f"seconds    {', '.join(_pairs(trajectory.timings))}"))
+
+
+def _status_style(trajectory: Trajectory) -> str:
+    return {"terminated": "green", "truncated": "yellow"}.get(trajectory.status.kind, "red")
+
+
+def _legend(trajectory: Trajectory) -> Text:
+    used = {segment.kind for turn in trajectory.turns for segment in turn.segments}
+    legend = Text("origins    ")
+    for kind, (name, style, words) in _ORIGINS.items():
+        if kind in used:
+            legend.append(name, style=style).append(f" {words}   ")
+    return legend
+
+
+def _print_turn(out: Console, turn: Turn, token_text: TokenText | None) -> None:
+    sampled = sum(len(segment) for segment in turn.completion)
+    versions = sorted({s.policy_version for s in turn.completion if s.policy_version is not None})
+    facts = [f"turn {turn.index}", f"{sampled} tokens", turn.finish_reason]
+    facts += [f"version {'-'.join(map(str, versions))}"] if versions else []
+    facts += [f"agent {turn.agent}"] if turn.agent != "main" else []
+    facts += ["new sequence"] if turn.parent is None and turn.index else []
+    facts += [f"cached {turn.cached_tokens}"] if turn.cached_tokens else []
+    facts += [f"reward {', '.join(_pairs(turn.rewards))}"] if turn.rewards else []
+    facts += _pairs(turn.timings)
+    out.print(Text(shown("   ".join(facts)), style="bold"))
+    for kind, text in _by_tokens(turn, token_text) if token_text else _by_messages(turn):
+        _print_origin(out, kind, text)
+    for call in turn.calls:
+        _print_call(out, call)
+
+
+def _by_tokens(turn: Turn, token_text: TokenText) -> Iterator[tuple[SegmentKind, str]]:
+    for segment in turn.segments:
+        yield segment.kind, token_text(segment.token_ids)
+
+
+def _by_messages(turn: Turn) -> Iterator[tuple[SegmentKind, str]]:
+    opening = turn.parent is None
+    for message in turn.observed:
+        kind = SegmentKind.PROMPT if opening else _ROLES.get(message["role"], SegmentKind.OBSERVATION)
+        yield kind, f"{message['role']}: {_content(message)}"
+    template = sum(len(segment) for segment in turn.segments if segment.kind is SegmentKind.SCAFFOLD)
+    if template:
+        yield SegmentKind.SCAFFOLD, f"({template} tokens)"
+    yield _completion_kind(turn.completion), turn.text
+
+
+def _completion_kind(completion: tuple[Segment, ...]) -> SegmentKind:
+    return completion[0].kind if completion else SegmentKind.POLICY
+
+
+def _content(message: Message) -> str:
+    content = message["content"]
+    return content if isinstance(content, str) else str(content)
+
+
+def _print_origin(out: Console, kind: SegmentKind, text: str) -> None:
+    name, style, _ = _ORIGINS[kind]
+    for number, line in enumerate(shown(text).split("\n")):
+        out.print(Text(f"{name if number == 0 else '':>9} | {line}", style=style), soft_wrap=True)
+
+
+def _print_call(out: Console, call: CallRecord) -> None:
+    name = call.call.name if call.call else "(unreadable call)"
+    problem, result = call.problem, call.result
+    outcome, style = "no result", "red"
+    if result is not None:
+        outcome = f"{'error ' + result.error if result.error else 'ok'} in {result.latency_s:.3f} s"
+        outcome += ", output cut" if result.truncated else ""
+        style = "red" if result.error else "green"
+    text = f"{'call':>9} > {name}: {outcome}" + (f" ({problem.kind}: {problem.detail})" if problem else "")
+    out.print(Text(shown(text).replace("\n", " "), style=style), soft_wrap=True)
+
+
+def _pairs(values: Mapping[str, object]) -> list[str]:
+    return [f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in values.items()]

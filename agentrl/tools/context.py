@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from agentrl.sandbox import Sandbox
 from agentrl.types import ToolErrorKind
-
-if TYPE_CHECKING:
-    from agentrl.sandbox import Sandbox
 
 __all__ = ["ToolContext", "ToolOutput"]
 

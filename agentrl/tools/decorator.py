@@ -115,7 +115,7 @@ def tool(
         body = next((vars(base)["__call__"] for base in target.__mro__ if "__call__" in vars(base)), None)
         if body is None:
             raise ToolError(f"tool {own_name!r}: class {target.__name__} needs a typed __call__ method")
-        read_signature(MethodType(body, None), own_name)  # wrong hints fail here, not in the first episode
+        read_signature(MethodType(body, target), own_name)  # wrong hints fail here, not in the first episode
         return ToolFactory(_ToolOfClass(target, own_name, deadline_s, max_output_chars))
     if not hasattr(target, "__name__") and name is None:
         name = _snake_case(type(target).__name__)

@@ -85,7 +85,9 @@ def read_signature(function: Callable[..., Any], name: str) -> Signature:
         properties[parameter.name] = {**schema, "description": text} if text else schema
     definitions: dict[str, Any] = {}
     for schema in properties.values():
-        definitions |= schema.pop("$defs", {})
+        for key, definition in schema.pop("$defs", {}).items():
+            if definitions.setdefault(key, definition) != definition:
+                raise ToolError(f"tool {name!r}: two different types are called {key!r}; rename one of them")
     required = [key for key in properties if parameters[key].default is inspect.Parameter.empty]
     schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
     return Signature(description, schema | ({"$defs": definitions} if definitions else {}), adapters, context)
@@ -148,9 +150,10 @@ def _adapt(hint: Any, parameter: inspect.Parameter, name: str) -> tuple[TypeAdap
         if parameter.default is not inspect.Parameter.empty and parameter.default is not None:
             schema["default"] = adapter.dump_python(parameter.default, mode="json", warnings="error")
     except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema, PydanticUserError) as error:
+        reason = str(error).partition("\n")[0]
         raise ToolError(
-            f"tool {name!r}: parameter {parameter.name!r} has type {hint!r}, which JSON cannot carry; use str, int, "
-            "float, bool, list, dict, Literal, Enum, Optional, TypedDict or a dataclass of these"
+            f"tool {name!r}: parameter {parameter.name!r} has type {hint!r}, which makes no JSON Schema ({reason}); "
+            "use str, int, float, bool, list, dict, Literal, Enum, Optional, TypedDict or a dataclass of these"
         ) from error
     except PydanticSerializationError as error:
         raise ToolError(

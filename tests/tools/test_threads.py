@@ -1,0 +1,114 @@
+"""Bounded threads: what runs, what waits, what is abandoned."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+
+import pytest
+
+from agentrl.tools import BoundedThreads, DeadlineError
+
+WHO = contextvars.ContextVar("WHO", default="nobody")
+
+
+async def test_no_more_than_the_bound_run_at_once() -> None:
+    threads, lock, release = BoundedThreads(2, "test"), threading.Lock(), threading.Event()
+    inside, most, two_inside = 0, 0, threading.Event()
+
+    def work() -> None:
+        nonlocal inside, most
+        with lock:
+            inside += 1
+            most = max(most, inside)
+            if inside == 2:
+                two_inside.set()
+        release.wait(100)
+        with lock:
+            inside -= 1
+
+    tasks = [asyncio.create_task(threads.run(work)) for _ in range(6)]
+    await asyncio.to_thread(two_inside.wait, 100)
+    release.set()
+    await asyncio.gather(*tasks)
+
+    assert most == 2
+
+
+async def test_an_abandoned_call_gives_its_place_away() -> None:
+    threads, release = BoundedThreads(1, "test"), threading.Event()
+    with pytest.raises(DeadlineError):
+        await threads.run(lambda: release.wait(100), deadline_s=0.02)
+
+    assert await threads.run(lambda: "went on") == "went on"
+    assert threads.num_abandoned == 1
+    release.set()
+
+
+async def test_waiting_for_a_thread_does_not_spend_the_deadline() -> None:
+    threads, entered, release = BoundedThreads(1, "test"), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        entered.set()
+        release.wait(100)
+
+    first = asyncio.create_task(threads.run(hold))
+    await asyncio.to_thread(entered.wait, 100)
+    second = asyncio.create_task(threads.run(lambda: "in time", deadline_s=30.0))
+    done, _ = await asyncio.wait({second}, timeout=0.1)
+    release.set()
+
+    assert not done
+    assert await second == "in time"
+    await first
+
+
+async def test_a_call_cancelled_while_it_waits_never_runs() -> None:
+    threads, entered, release, ran = BoundedThreads(1, "test"), threading.Event(), threading.Event(), []
+
+    def hold() -> None:
+        entered.set()
+        release.wait(100)
+
+    first = asyncio.create_task(threads.run(hold))
+    await asyncio.to_thread(entered.wait, 100)
+    second = asyncio.create_task(threads.run(lambda: ran.append(1)))
+    await asyncio.sleep(0)
+    second.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    release.set()
+    await first
+    await threads.run(lambda: None)
+
+    assert ran == []
+    assert threads.num_abandoned == 0
+
+
+async def test_an_error_comes_back() -> None:
+    def work() -> None:
+        raise KeyError("lost")
+
+    with pytest.raises(KeyError, match="lost"):
+        await BoundedThreads(1, "test").run(work)
+
+
+async def test_context_variables_come_along() -> None:
+    WHO.set("me")
+
+    assert await BoundedThreads(1, "test").run(WHO.get) == "me"
+
+
+def test_one_pool_serves_several_loops() -> None:
+    threads = BoundedThreads(2, "test")
+
+    async def ask(word: str) -> str:
+        return await threads.run(lambda: word)
+
+    assert [asyncio.run(ask(word)) for word in "ab"] == ["a", "b"]
+
+
+def test_a_bound_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        BoundedThreads(0, "test")

@@ -21,6 +21,7 @@ from agentrl.rollouts.inprocess.job import Job
 from agentrl.rollouts.inprocess.spec import TorchEngineSpec
 from agentrl.rollouts.inprocess.thread import EngineThread
 from agentrl.rollouts.inprocess.weights import DecoderWeights, folder_tensors
+from agentrl.rollouts.request_check import check_request
 from agentrl.types import Completion, EngineInfo, GenerateRequest
 
 __all__ = ["TorchEngine"]
@@ -66,7 +67,7 @@ class TorchEngine:
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """See ``RolloutEngine.generate``. A session's requests run one after the other."""
-        self._validate(request)
+        check_request(request, self.info(), stop_strings=self._spec.decode is not None)
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         job = Job(request, future, self._core.now(), np.array(request.token_ids, dtype=np.int32))
         self._thread.submit(job)
@@ -132,27 +133,6 @@ class TorchEngine:
     def close(self) -> None:
         """Ends the thread; requests in flight fail."""
         self._thread.close()
-
-    def _validate(self, request: GenerateRequest) -> None:
-        ids, sampling, name = request.token_ids, request.sampling, f"request {request.request_id!r}"
-        vocab, context = self._config.vocab_size, self._spec.context_tokens
-        problem = ""
-        if ids.ndim != 1 or ids.size < 1 or ids.dtype.kind not in "iu":
-            problem = f"token_ids must be at least one integer in one dimension, got {ids.dtype}{list(ids.shape)}"
-        elif int(ids.min()) < 0 or int(ids.max()) >= vocab:
-            wrong = ids[(ids < 0) | (ids >= vocab)][0]
-            problem = f"token_ids must lie in [0, {vocab}), the model's vocabulary, got {wrong}; use its own tokenizer"
-        elif ids.size + sampling.max_new_tokens > context:
-            problem = (
-                f"prompt and max_new_tokens must fit rollout.context_tokens={context}, got {ids.size} + "
-                f"{sampling.max_new_tokens}; shorten one, or raise rollout.context_tokens"
-            )
-        elif request.media:
-            problem = f"TorchEngine takes no images, got {len(request.media)}; use rollout.engine=sglang"
-        elif sampling.stop and self._spec.decode is None:
-            problem = "stop strings need TorchEngineSpec.decode, which is None; give it, or use stop_token_ids"
-        if problem:
-            raise EngineError(f"{name}: {problem}", retryable=False)
 
 
 def _read_config(folder: Path) -> Mapping[str, Any]:

@@ -1,0 +1,46 @@
+"""What every engine refuses before anything runs."""
+
+from __future__ import annotations
+
+from agentrl.errors import EngineError
+from agentrl.types import EngineInfo, GenerateRequest
+
+__all__ = ["check_request"]
+
+
+def check_request(request: GenerateRequest, info: EngineInfo, *, stop_strings: bool, images: bool = False) -> None:
+    """Checks a request against the engine that is to serve it.
+
+    Args:
+        request: what is asked.
+        info: the engine's vocabulary and context.
+        stop_strings: whether the engine can match stop strings.
+        images: whether it takes images.
+
+    Raises:
+        EngineError: not retryable; names the request, the rule, the value and the mend.
+    """
+    ids, sampling, context = request.token_ids, request.sampling, info.context_tokens
+    problem = ""
+    if ids.ndim != 1 or ids.size < 1 or ids.dtype.kind not in "iu":
+        problem = f"token_ids must be one dimension of at least one integer, got {ids.dtype} of shape {ids.shape}"
+    elif int(ids.min()) < 0 or int(ids.max()) >= info.vocab_size:
+        wrong = int(ids[(ids < 0) | (ids >= info.vocab_size)][0])
+        problem = (
+            f"token_ids must lie in [0, {info.vocab_size}), the vocabulary of {info.model}, got {wrong}; "
+            "encode with the model's own tokenizer"
+        )
+    elif ids.size + sampling.max_new_tokens > context:
+        problem = (
+            f"prompt and max_new_tokens must fit the engine's context_tokens={context}, got {ids.size} + "
+            f"{sampling.max_new_tokens}; shorten one, or raise rollout.context_tokens"
+        )
+    elif request.media and not images:
+        problem = f"engine {info.name!r} takes no images, got {len(request.media)}; use rollout.engine=sglang"
+    elif sampling.stop and not stop_strings:
+        problem = (
+            f"engine {info.name!r} was built without a way to decode, so it cannot match stop strings, got "
+            f"{sampling.stop}; use stop_token_ids, or give its specification decode="
+        )
+    if problem:
+        raise EngineError(f"request {request.request_id!r}: {problem}", retryable=False)

@@ -1,0 +1,341 @@
+"""ScriptedEngine: an engine whose answers a test writes, and whose account, versions and states are true."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from agentrl.errors import EngineError
+from agentrl.rollouts.engine import EngineHealth, EngineLayout, PauseMode, Tag
+from agentrl.rollouts.request_check import check_request
+from agentrl.types import Completion, EngineAccount, EngineInfo, FinishReason, GenerateRequest, Segment, SegmentKind
+from agentrl.types.checksum import tensor_checksum
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Script", "ScriptedEngine", "ScriptedUpdateSession"]
+
+Script: TypeAlias = (
+    Callable[[GenerateRequest], Sequence[int]] | Mapping[str, Sequence[Sequence[int]]] | Sequence[Sequence[int]]
+)
+
+State: TypeAlias = Literal["serving", "paused", "asleep", "updating", "torn", "dead"]
+_STATES: tuple[State, ...] = ("dead", "torn", "updating", "asleep", "paused")
+
+
+class ScriptedEngine:
+    """Answers from a script; ``RolloutEngine`` and ``EngineControl`` without a model.
+
+    An answer ends at the first stop token in it (``stop``) or is cut at ``max_new_tokens`` (``length``); one that
+    simply ends counts as ``stop``, so a script may answer with nothing.
+
+    Args:
+        script: a function of the request; or the answers of each session by turn; or the turns of every session.
+        vocab_size, context_tokens: what requests are checked against.
+        logprob: of every scripted token, at most 0.
+        latency: awaited before an answer, such as ``lambda request: asyncio.sleep(0.01)`` or an event's ``wait``.
+        failures: the error that call number n (from 0, in order of arrival) raises.
+        shapes: the tensors that an update must put; None accepts any.
+        policy_version: served at first.
+    """
+
+    def __init__(
+        self,
+        script: Script,
+        *,
+        vocab_size: int = 1 << 20,
+        context_tokens: int = 1 << 20,
+        logprob: float = -1.0,
+        latency: Callable[[GenerateRequest], Awaitable[object]] | None = None,
+        failures: Mapping[int, EngineError] | None = None,
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
+        policy_version: int = 0,
+    ) -> None:
+        self.requests: list[GenerateRequest] = []
+        self._script = script
+        self._vocab_size = vocab_size
+        self._context_tokens = context_tokens
+        self._logprob = logprob
+        self._latency = latency
+        self._failures = dict(failures or {})
+        self._shapes = shapes
+        self._version = policy_version
+        self._turns: dict[str, int] = {}
+        self._kv: dict[str, npt.NDArray[np.int32]] = {}
+        self._checksums: dict[str, int] = {}
+        self._tasks: dict[str, asyncio.Task[object]] = {}
+        self._state = threading.Condition()
+        self._running = 0
+        self._flags: set[State] = set()
+        self._sleepers: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        """The script's answer; see ``RolloutEngine.generate``."""
+        check_request(request, self.info(), stop_strings=False)
+        if request.request_id in self._tasks:
+            raise EngineError(f"request_id {request.request_id!r} is already in flight; ids must be unique")
+        await self._serving()
+        call = len(self.requests)
+        self.requests.append(request)
+        with self._state:
+            self._running += 1
+        try:
+            if call in self._failures:
+                raise self._failures[call]
+            if request.min_version > self._version:
+                raise EngineError(
+                    f"request {request.request_id!r} needs min_version={request.min_version}, the engine serves "
+                    f"policy_version={self._version}; send it to an engine that was updated"
+                )
+            aborted = await self._wait(request)
+            return self._completion(request, aborted=aborted)
+        finally:
+            with self._state:
+                self._running -= 1
+                self._state.notify_all()
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """Ends requests that wait for their latency, with finish_reason ``abort`` and no token."""
+        for request_id in request_ids:
+            task = self._tasks.get(request_id)
+            if task is not None:
+                task.get_loop().call_soon_threadsafe(task.cancel)
+
+    async def release(self, session_id: str) -> None:
+        """Forgets a session's KV; its script goes on at the next turn."""
+        self._kv.pop(session_id, None)
+
+    def info(self) -> EngineInfo:
+        """What the engine claims to be."""
+        return EngineInfo("scripted", "scripted", self._vocab_size, self._context_tokens, self._version)
+
+    def pause(self, mode: PauseMode) -> None:
+        """Requests that arrive wait; ``drain`` also waits for those in flight, the other modes answer them after
+        ``resume`` under the version served then."""
+        with self._state:
+            self._flags.add("paused")
+            if mode == "drain":
+                self._state.wait_for(lambda: self._running == 0)
+
+    def resume(self) -> None:
+        """Serves again."""
+        with self._state:
+            self._require("resume", "paused", forbidden=("updating", "asleep"))
+            self._flags.discard("paused")
+        self._wake_sleepers()
+
+    def sleep(self, tags: Sequence[Tag]) -> None:
+        """Drops KV for ``kv_cache``; requests wait until ``wake`` and ``resume``."""
+        with self._state:
+            if self._running and "paused" not in self._flags:
+                raise EngineError("sleep: requests are running; call pause('retract') first", retryable=False)
+            if "kv_cache" in tags:
+                self._flags |= {"paused", "asleep"}
+                self._kv.clear()
+
+    def wake(self, tags: Sequence[Tag]) -> None:
+        """Ends the sleep."""
+        with self._state:
+            if "kv_cache" in tags:
+                self._flags.discard("asleep")
+
+    def layout(self) -> EngineLayout:
+        """Whole tensors, compared in float32."""
+        return EngineLayout(kind="whole", dtype="float32")
+
+    def begin_update(self, version: int) -> ScriptedUpdateSession:
+        """See ``EngineControl.begin_update``."""
+        with self._state:
+            self._require("begin_update", "paused", forbidden=("updating",))
+            self._flags.add("updating")
+        return ScriptedUpdateSession(self, version)
+
+    def checksum(self) -> Mapping[str, int]:
+        """Of the tensors of the last update."""
+        return dict(self._checksums)
+
+    def health(self) -> EngineHealth:
+        """See ``EngineControl.health``."""
+        kv_tokens = sum(ids.size for ids in self._kv.values())
+        waiting, version = len(self._sleepers), self._version
+        state = next((name for name in _STATES if name in self._flags), "serving")
+        return EngineHealth(state, self._running, waiting, kv_tokens, version)
+
+    def close(self) -> None:
+        """Requests in flight and later ones fail."""
+        with self._state:
+            self._flags.add("dead")
+        for task in list(self._tasks.values()):
+            task.get_loop().call_soon_threadsafe(task.cancel)
+        self._wake_sleepers()
+
+    def finish_update(self, version: int, put: Mapping[str, int] | None) -> None:
+        """Ends an update: with the checksums of what was put, or None where it was given up halfway."""
+        with self._state:
+            self._flags.discard("updating")
+            missing = [] if self._shapes is None else [name for name in self._shapes if name not in (put or {})]
+            if put is None or missing:
+                self._flags.add("torn")
+                self._wake_sleepers()
+            if put is not None and missing:
+                raise EngineError(f"weight update: {missing[0]!r} was not sent; put every tensor", retryable=False)
+            if put is not None:
+                self._version, self._checksums = version, dict(put)
+                self._kv.clear()
+
+    def cancel_update(self) -> None:
+        """Ends an update in which nothing was put."""
+        with self._state:
+            self._flags.discard("updating")
+
+    def expected_shape(self, name: str) -> tuple[int, ...] | None:
+        """The shape that ``name`` must have, None for any.
+
+        Raises:
+            EngineError: no such tensor.
+        """
+        if self._shapes is None:
+            return None
+        if name not in self._shapes:
+            raise EngineError(f"weight update: there is no tensor {name!r}", retryable=False)
+        return self._shapes[name]
+
+    async def _serving(self) -> None:
+        """Waits until the engine serves."""
+        while True:
+            with self._state:
+                if fault := self._flags & {"dead", "torn"}:
+                    raise _broken(min(fault))
+                if "paused" not in self._flags:
+                    return
+                loop = asyncio.get_running_loop()
+                future: asyncio.Future[None] = loop.create_future()
+                self._sleepers.append((loop, future))
+            await future
+
+    def _wake_sleepers(self) -> None:
+        with self._state:
+            sleepers, self._sleepers = self._sleepers, []
+        for loop, future in sleepers:
+            loop.call_soon_threadsafe(_settle, future)
+
+    async def _wait(self, request: GenerateRequest) -> bool:
+        """Waits for the latency and for a pause to end; True where the request was aborted."""
+        if self._latency is None and not self._flags:
+            return False
+        task: asyncio.Task[object] = asyncio.create_task(self._ready(request))
+        self._tasks[request.request_id] = task
+        try:
+            await asyncio.wait([task], timeout=request.deadline_s)
+            if not task.done():
+                raise EngineError(f"request {request.request_id!r} spent its deadline_s={request.deadline_s}; raise it")
+            if not task.cancelled():
+                task.result()
+            elif "dead" in self._flags:
+                raise _broken("dead")
+            return task.cancelled()
+        finally:
+            del self._tasks[request.request_id]
+            task.cancel()
+
+    async def _ready(self, request: GenerateRequest) -> None:
+        if self._latency is not None:
+            await self._latency(request)
+        await self._serving()
+
+    def _answer(self, request: GenerateRequest) -> Sequence[int]:
+        session = request.session_id
+        if callable(self._script):
+            return self._script(request)
+        turns = self._script.get(session, ()) if isinstance(self._script, Mapping) else self._script
+        turn = self._turns.get(session, 0)
+        if turn >= len(turns):
+            raise EngineError(
+                f"the script has {len(turns)} answers for session {session!r}, call {turn + 1} has none; add one",
+                retryable=False,
+            )
+        self._turns[session] = turn + 1
+        return turns[turn]
+
+    def _completion(self, request: GenerateRequest, *, aborted: bool) -> Completion:
+        ids = [] if aborted else [int(token) for token in self._answer(request)]
+        reason: FinishReason = "abort" if aborted else "stop"
+        stops = [index for index, token in enumerate(ids) if token in request.sampling.stop_token_ids]
+        ids = ids[: stops[0] + 1] if stops else ids
+        if len(ids) > request.sampling.max_new_tokens or (len(ids) == request.sampling.max_new_tokens and not stops):
+            ids, reason = ids[: request.sampling.max_new_tokens], "length"
+        held = self._kv.get(request.session_id, np.zeros(0, dtype=np.int32))
+        size = min(held.size, request.token_ids.size)
+        differ = np.flatnonzero(held[:size] != request.token_ids[:size])
+        sequence = np.concatenate([request.token_ids, np.array(ids, dtype=np.int32)]).astype(np.int32)
+        self._kv[request.session_id] = sequence[:-1]
+        logprobs = np.full(len(ids), self._logprob, dtype=np.float32)
+        segment = Segment(SegmentKind.POLICY, np.array(ids, dtype=np.int32), logprobs, self._version)
+        return Completion(
+            request_id=request.request_id,
+            segments=(segment,) if ids else (),
+            finish_reason=reason,
+            account=EngineAccount(int(request.token_ids.size), len(ids), int(sequence.size) - 1),
+            cached_tokens=int(differ[0]) if differ.size else int(size),
+        )
+
+    def _require(self, what: str, needed: State, forbidden: Sequence[State]) -> None:
+        wrong = self._flags & {"torn", "dead", *forbidden}
+        if wrong or needed not in self._flags:
+            raise EngineError(
+                f"{what} needs an engine that is {needed}, it is {min(wrong) if wrong else 'serving'}; "
+                "see EngineControl for the order of calls",
+                retryable=False,
+            )
+
+
+class ScriptedUpdateSession:
+    """``UpdateSession`` of a ScriptedEngine: checks names and shapes, keeps checksums."""
+
+    def __init__(self, engine: ScriptedEngine, version: int) -> None:
+        self._engine = engine
+        self._version = version
+        self._put: dict[str, int] = {}
+
+    def put(self, name: str, tensor: torch.Tensor) -> None:
+        """Takes one tensor.
+
+        Raises:
+            EngineError: an unknown name or another shape; the engine is torn.
+        """
+        try:
+            shape = self._engine.expected_shape(name)
+            if shape is not None and tuple(tensor.shape) != shape:
+                raise EngineError(
+                    f"weight update: {name} must have shape {shape}, got {tuple(tensor.shape)}", retryable=False
+                )
+        except EngineError:
+            self._engine.finish_update(self._version, None)
+            raise
+        self._put[name] = tensor_checksum(tensor.detach().float().cpu().contiguous().numpy().view(np.uint32))
+
+    def commit(self) -> None:
+        """Serves the new version."""
+        self._engine.finish_update(self._version, self._put)
+
+    def abort(self) -> None:
+        """Gives up; the engine is torn where anything was put."""
+        if self._put:
+            self._engine.finish_update(self._version, None)
+        else:
+            self._engine.cancel_update()
+
+
+def _broken(state: str) -> EngineError:
+    return EngineError(f"the scripted engine is {state}; build it again, or use another")
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

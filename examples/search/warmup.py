@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from agentrl.training.tiny import build_tiny_model
 from agentrl.types import Message, load_object
 
 HERE = Path(__file__).parent
@@ -58,6 +57,8 @@ def demonstrations(seed: int, noise: float = 0.6) -> Iterator[dict[str, Any]]:
 
 def build_model(folder: str, seed: int = 0, noise: float = 0.6) -> None:
     """``model.build``: a tiny Qwen3 whose tokenizer knows the demonstrations' words."""
+    from agentrl.training.tiny import build_tiny_model  # loads torch, which the demonstrations do without
+
     build_tiny_model(folder, demonstrations(seed, noise), seed=seed, vocab_size=480)
 
 

@@ -160,6 +160,31 @@ def test_every_package_that_agentrl_needs_is_pinned() -> None:
     assert {name for name, _ in needed if not name.startswith(gpu_only)} - {"agentrl"} - pins().keys() == set()
 
 
+def external_imports(folder: Path) -> set[str]:
+    """The top-level packages that the modules under ``folder`` import, apart from Python's own and agentrl."""
+    found = set()
+    for path in (path for path in folder.rglob("*.py") if "__pycache__" not in path.parts):
+        for node in ast.walk(parse(path)):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+                found.add(node.module.split(".")[0])
+    return found - set(sys.stdlib_module_names) - {"agentrl"}
+
+
+def test_every_import_of_the_package_is_a_declared_dependency() -> None:
+    declared = {canonicalize_name(Requirement(text).name) for text in importlib.metadata.requires("agentrl") or []}
+    distributions = importlib.metadata.packages_distributions()
+    declared.add("pydantic-core")  # pydantic's own half, whose version pydantic pins
+
+    undeclared = {
+        name
+        for name in external_imports(PACKAGE)
+        if not {canonicalize_name(found) for found in distributions.get(name, [name])} & declared
+    }
+    assert undeclared == set()
+
+
 def test_the_pins_meet_the_floors_of_the_package() -> None:
     requirements = [Requirement(text) for text in importlib.metadata.requires("agentrl") or []]
 

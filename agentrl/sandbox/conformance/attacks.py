@@ -17,6 +17,7 @@ from functools import partial
 
 from agentrl.sandbox.limits import Limits
 
+from .bombs import BEAT, DISK_FILL, FORGERY, FORK_BOMB, LOOK_FOR_BEAT, MEMORY_BOMB, THEFT
 from .programs import FILES, KERNEL, NETWORK, PROCESSES, SECRETS, USER, prelude
 from .verdict import Check, Factory, expect, expect_status
 
@@ -76,58 +77,21 @@ async def _outliving(code: str, timeout_s: float, status: str, factory: Factory)
     async with factory() as sandbox:
         result = await sandbox.run(code, timeout_s=timeout_s)
         expect(result.status == status, f"the run itself must end as {status!r}", result)
-        look = (
-            "import os, time\na = os.path.getsize('beat')\ntime.sleep(0.3)\nprint(a > 0, os.path.getsize('beat') - a)"
-        )
-        result = await sandbox.run(look)
+        result = await sandbox.run(LOOK_FOR_BEAT)
         expect(result.stdout == b"True 0\n", "a child must not outlive its run", result)
-
-
-_BEAT = """
-import os, sys, time
-def beat():
-    for fd in range(0, 256):
-        try: os.close(fd)
-        except OSError: pass
-    fd = os.open('beat', os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for _ in range(2000):
-        os.write(fd, b'.'); time.sleep(0.01)
-    os._exit(0)
-def started():
-    while not (os.path.exists('beat') and os.path.getsize('beat')): time.sleep(0.01)
-if os.fork() == 0:
-    os.setsid()
-    if os.fork() == 0:
-        os.setsid()
-        beat()
-    os._exit(0)
-started()
-"""
 
 
 async def _forged_messages(factory: Factory) -> None:
     """Whatever the code writes to the descriptors that it finds, its result is told by others."""
-    code = (
-        "import json, os, struct\n"
-        "head = json.dumps({'id': 1, 'op': 'cancel', 'target': 1, 'status': 'ok', 'exit_code': 0, 'sizes': []}).encode()\n"
-        "frame = struct.pack('!IQ', len(head), 0) + head\n"
-        "for fd in range(3, 1024):\n    try: os.write(fd, frame)\n    except OSError: pass\n"
-        "print('done'); raise SystemExit(9)"
-    )
     async with factory() as sandbox:
-        result = await sandbox.run(code)
+        result = await sandbox.run(FORGERY)
         expect((result.status, result.exit_code, result.stdout) == ("error", 9, b"done\n"), "unforged", result)
         expect((await sandbox.run("print(2)")).stdout == b"2\n", "the next result is the next run's", result)
 
 
 async def _fork_bomb(factory: Factory) -> None:
-    code = (
-        "import os, time\nmade = 0\n"
-        "try:\n    while made < 600:\n        if os.fork() == 0:\n            time.sleep(15); os._exit(0)\n        made += 1\n"
-        "except OSError: pass\nprint(made, flush=True)\ntime.sleep(1.5)\nprint('BREACH' if made > 16 else 'held')"
-    )
     async with factory() as sandbox, factory() as neighbour:
-        result = await sandbox.run(code, limits=_SMALL)
+        result = await sandbox.run(FORK_BOMB, limits=_SMALL)
         expect(b"BREACH" not in result.stdout, "no more processes than the limit live", result)
         expect(result.status in ("ok", "killed"), "it is a result", result)
         for one in (sandbox, neighbour):
@@ -136,14 +100,8 @@ async def _fork_bomb(factory: Factory) -> None:
 
 async def _memory_bomb(factory: Factory) -> None:
     """Many processes that each stay below the limit, together far above it."""
-    code = (
-        "import os, time\nread, write = os.pipe()\n"
-        "for _ in range(8):\n    if os.fork() == 0:\n        x = bytearray(48 * 2**20)\n"
-        "        for i in range(0, len(x), 4096): x[i] = 1\n        os.write(write, b'.'); time.sleep(10); os._exit(0)\n"
-        "held = 0\nwhile held < 8: held += len(os.read(read, 8))\ntime.sleep(1.5)\nprint('BREACH')"
-    )
     async with factory() as sandbox:
-        result = await sandbox.run(code, limits=_SMALL)
+        result = await sandbox.run(MEMORY_BOMB, limits=_SMALL)
         expect(b"BREACH" not in result.stdout, "all processes together are bounded", result)
         expect(result.status in ("oom", "timeout", "error", "killed"), "it is a result", result)
         expect((await sandbox.run("print(1)")).stdout == b"1\n", "the sandbox goes on", result)
@@ -151,12 +109,8 @@ async def _memory_bomb(factory: Factory) -> None:
 
 async def _disk_fill(factory: Factory) -> None:
     limits = replace(_SMALL, file_bytes=4 * 2**20, disk_bytes=16 * 2**20)
-    code = (
-        "import time\nfor n in range(16):\n    open(f'f{n}', 'wb').write(b'x' * (4 * 2**20))\n"
-        "time.sleep(3)\nprint('BREACH')"
-    )
     async with factory() as sandbox:
-        result = await sandbox.run(code, limits=limits)
+        result = await sandbox.run(DISK_FILL, limits=limits)
         expect(b"BREACH" not in result.stdout, "all files together are bounded", result)
 
 
@@ -165,15 +119,7 @@ async def _neighbour(factory: Factory) -> None:
     async with factory() as victim, factory() as thief:
         found = await victim.run("import os\nopen('secret', 'w').write('s')\nprint(os.getcwd(), os.getpid())")
         folder, pid = found.stdout.decode().split()
-        code = (
-            f"import os\nfolder, pid = {folder!r}, {pid}\n"
-            "def tries():\n"
-            "    yield lambda: open(folder + '/secret').read()\n    yield lambda: os.listdir(folder)\n"
-            "    yield lambda: open(folder + '/made', 'x')\n    yield lambda: os.listdir(os.path.dirname(folder))\n"
-            "    yield lambda: os.listdir('../..')\n"
-            "if os.path.exists('secret'): print('BREACH')\n"
-            "if os.getcwd() != folder:\n    for t in tries():\n        try: t(); print('BREACH')\n        except OSError: pass\n"
-        )
+        code = f"folder, pid = {folder!r}, {pid}\n" + THEFT
         result = await thief.run(code)
         expect_status(result, "ok")
         expect(b"BREACH" not in result.stdout, "a neighbour's files are out of reach", result)
@@ -184,7 +130,7 @@ def _named(programs: dict[str, str], guarantee: str) -> tuple[Check, ...]:
 
 
 def _outlives(code: str, timeout_s: float, status: str) -> Callable[[Factory], Awaitable[None]]:
-    return partial(_outliving, _BEAT + code, timeout_s, status)
+    return partial(_outliving, BEAT + code, timeout_s, status)
 
 
 ATTACKS: tuple[Check, ...] = (

@@ -26,7 +26,7 @@ async def _round_trip(factory: Factory) -> None:
         await sandbox.write_file("deep/er/in.bin", data)
         expect(await sandbox.read_file("deep/er/in.bin") == data, "what was written is read", "other bytes")
         result = await sandbox.run(
-            "a = open('deep/er/in.bin', 'rb').read() + open('second').read().encode()\nopen('out', 'wb').write(a[::-1])",
+            "a = open('deep/er/in.bin', 'rb').read() + open('second', 'rb').read()\nopen('out', 'wb').write(a[::-1])",
             files={"second": b"two"},
             fetch=["out", "absent"],
         )

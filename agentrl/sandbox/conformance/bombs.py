@@ -1,0 +1,100 @@
+"""The attacks in which the owner plays a part as well: bombs, survivors, forgeries, thieves."""
+
+from __future__ import annotations
+
+BEAT = """
+import os, sys, time
+def beat():
+    for fd in range(0, 256):
+        try: os.close(fd)
+        except OSError: pass
+    fd = os.open('beat', os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for _ in range(2000):
+        os.write(fd, b'.'); time.sleep(0.01)
+    os._exit(0)
+def started():
+    while not (os.path.exists('beat') and os.path.getsize('beat')): time.sleep(0.01)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.setsid()
+        beat()
+    os._exit(0)
+started()
+"""
+
+LOOK_FOR_BEAT = """
+import os, time
+before = os.path.getsize('beat')
+time.sleep(0.3)
+print(before > 0, os.path.getsize('beat') - before)
+"""
+
+FORGERY = """
+import json, os, struct
+head = {'id': 1, 'op': 'cancel', 'target': 1, 'status': 'ok', 'exit_code': 0, 'sizes': []}
+head = json.dumps(head).encode()
+frame = struct.pack('!IQ', len(head), 0) + head
+for fd in range(3, 1024):
+    try: os.write(fd, frame)
+    except OSError: pass
+print('done')
+raise SystemExit(9)
+"""
+
+FORK_BOMB = """
+import os, time
+made = 0
+try:
+    while made < 600:
+        if os.fork() == 0:
+            time.sleep(15)
+            os._exit(0)
+        made += 1
+except OSError:
+    pass
+print(made, flush=True)
+time.sleep(1.5)
+print('BREACH' if made > 16 else 'held')
+"""
+
+MEMORY_BOMB = """
+import os, time
+read, write = os.pipe()
+for _ in range(8):
+    if os.fork() == 0:
+        x = bytearray(48 * 2**20)
+        for i in range(0, len(x), 4096): x[i] = 1
+        os.write(write, b'.')
+        time.sleep(10)
+        os._exit(0)
+held = 0
+while held < 8: held += len(os.read(read, 8))
+time.sleep(1.5)
+print('BREACH')
+"""
+
+DISK_FILL = """
+import time
+for n in range(16):
+    with open(f'f{n}', 'wb') as file: file.write(b'x' * (4 * 2**20))
+time.sleep(3)
+print('BREACH')
+"""
+
+THEFT = """
+import os
+def tries():
+    yield lambda: open(folder + '/secret').read()
+    yield lambda: os.listdir(folder)
+    yield lambda: open(folder + '/made', 'x')
+    yield lambda: os.listdir(os.path.dirname(folder))
+    yield lambda: os.listdir('../..')
+    yield lambda: os.kill(pid, 0)
+if os.path.exists('secret'): print('BREACH')
+if os.getcwd() != folder:
+    for attempt in tries():
+        try: attempt()
+        except OSError: continue
+        print('BREACH')
+"""

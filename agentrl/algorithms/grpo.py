@@ -43,7 +43,6 @@ def make_grpo(settings: GRPOSettings) -> AlgorithmSpec:
         if settings.correction == "token"
         else None,
         needs=Needs(old_logprobs=not use_rollout, reference=settings.kl_coef > 0),
-        num_epochs=settings.num_epochs,
         group_size_min=settings.group_size_min,
         max_staleness=0 if use_rollout else None,
     )

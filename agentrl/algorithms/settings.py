@@ -32,7 +32,6 @@ class GRPOSettings:
         correction: ``token`` weights each sampled token by min(π_old / π_rollout, correction_cap).
         correction_cap: at least 1.
         drop_zero_spread: leave out groups whose rewards are all equal: they teach nothing and dilute the mean.
-        num_epochs: passes over a batch.
         train_tool_tokens: a control: also trains on observations and template tokens.
         shuffle_rewards: a control: rewards are shuffled within the batch, so nothing may be learned.
     """
@@ -51,7 +50,6 @@ class GRPOSettings:
     correction: Literal["none", "token"] = "none"
     correction_cap: float = 2.0
     drop_zero_spread: bool = True
-    num_epochs: int = 1
     train_tool_tokens: bool = False
     shuffle_rewards: bool = False
 
@@ -65,7 +63,6 @@ class GRPOSettings:
         _check_choice("old_logprobs", self.old_logprobs, ("recompute", "rollout"))
         _check_choice("correction", self.correction, ("none", "token"))
         _check_reduction(self.reduction, self.constant_tokens)
-        _check_number("num_epochs", self.num_epochs, low=1)
         if self.old_logprobs == "rollout":
             self._check_rollout_logprobs()
 
@@ -76,7 +73,6 @@ class GRPOSettings:
 
     def _check_rollout_logprobs(self) -> None:
         rules = (
-            (self.num_epochs == 1, f"algorithm.num_epochs=1 (one on-policy update a batch), got {self.num_epochs}"),
             (not self.train_tool_tokens, "algorithm.train_tool_tokens=false (no sampler gave those tokens a logprob)"),
             (self.correction == "none", "algorithm.correction='none' (its ratio would be 1 by definition)"),
         )
@@ -95,7 +91,6 @@ class SFTSettings:
     Args:
         reduction: how the tokens of a mini-batch are weighted (``reductions.py``).
         constant_tokens: the C of ``reduction='constant'``, tokens.
-        num_epochs: passes over a batch.
     """
 
     group_size_min: ClassVar[int] = 1
@@ -103,7 +98,6 @@ class SFTSettings:
 
     reduction: Reduction = "token_mean"
     constant_tokens: int | None = None
-    num_epochs: int = 1
 
     @property
     def on_policy_only(self) -> bool:
@@ -112,7 +106,6 @@ class SFTSettings:
 
     def __post_init__(self) -> None:
         _check_reduction(self.reduction, self.constant_tokens)
-        _check_number("num_epochs", self.num_epochs, low=1)
 
 
 def _check_number(field: str, value: float, *, low: float, high: float = math.inf) -> None:

@@ -24,7 +24,6 @@ def make_sft(settings: SFTSettings) -> AlgorithmSpec:
         advantages=spread_credit,
         trains=frozenset({SegmentKind.TARGET}),
         needs=Needs(advantages=False),
-        num_epochs=settings.num_epochs,
         group_size_min=settings.group_size_min,
     )
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.errors import ConfigError
 from agentrl.types import SegmentKind, Stats
 
 if TYPE_CHECKING:
@@ -203,7 +202,7 @@ class AlgorithmSpec:
         trains: kinds of token that the loss mask may select.
         needs: what must be computed before the update.
         normalize_advantages: centre and scale advantages by their moments over the whole batch.
-        num_epochs: passes over a batch.
+        num_epochs: passes over a batch; ``train.updates_per_batch`` of a run decides.
         critic_warmup_steps: steps in which the critic alone is updated.
         group_size_min: siblings that a group needs at least.
         max_staleness: published versions that a token may lie back; None sets no bound of the algorithm's own.
@@ -225,15 +224,3 @@ class AlgorithmSpec:
     critic_warmup_steps: int = 0
     group_size_min: int = 1
     max_staleness: int | None = None
-
-    def check(self, group_size: int) -> None:
-        """Whether groups of this size can be trained.
-
-        Raises:
-            ConfigError: ``group_size`` is below what the algorithm needs.
-        """
-        if group_size < self.group_size_min:
-            raise ConfigError(
-                f"algorithm.name={self.name!r} needs rollout.group_size >= {self.group_size_min} (a trajectory is "
-                f"compared with its siblings), got {group_size}; raise rollout.group_size"
-            )

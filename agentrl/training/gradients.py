@@ -13,14 +13,14 @@ __all__ = ["clip_gradients"]
 
 
 @torch.no_grad()
-def clip_gradients(parameters: Iterable[nn.Parameter], limit: float) -> float:
+def clip_gradients(parameters: Iterable[nn.Parameter], limit: float | None) -> float:
     """Scale all gradients so that the norm of the whole is at most ``limit``.
 
     Norms are taken mesh by mesh, since one sum can't mix meshes, and then put together.
 
     Args:
         parameters: sharded or not; those without a gradient are passed over.
-        limit: above 0; infinity only measures.
+        limit: above 0; None only measures.
 
     Returns:
         The norm before clipping; where it is not finite nothing was scaled.
@@ -34,7 +34,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], limit: float) -> float:
         norm = torch.nn.utils.get_total_norm(own)
         squares += float(norm.full_tensor() if isinstance(norm, DTensor) else norm) ** 2
     total = math.sqrt(squares)
-    if math.isfinite(total) and total > limit:
+    if limit is not None and math.isfinite(total) and total > limit:
         for gradient in gradients:
             gradient.mul_(limit / total)
     return total

@@ -29,7 +29,7 @@ class OptimSpec:
         total_steps: where the schedule ends; needed unless it is constant.
         flat_fraction: share of ``total_steps`` before the decay begins, warm-up included.
         final_fraction: share of the learning rate left at the end.
-        clip_grad_norm: the largest norm of the whole gradient; infinity never clips.
+        clip_grad_norm: the largest norm of the whole gradient; None never clips.
     """
 
     name: Literal["adamw", "muon"] = "adamw"
@@ -45,7 +45,7 @@ class OptimSpec:
     total_steps: int | None = None
     flat_fraction: float = 0.0
     final_fraction: float = 0.0
-    clip_grad_norm: float = 1.0
+    clip_grad_norm: float | None = 1.0
 
     def __post_init__(self) -> None:
         decays = self.schedule != "constant"
@@ -63,7 +63,7 @@ class OptimSpec:
             ("total_steps", not decays or (self.total_steps or 0) >= 1, f"set for schedule={self.schedule}"),
             ("flat_fraction", 0 <= self.flat_fraction <= 1, "in [0, 1]"),
             ("final_fraction", 0 <= self.final_fraction <= 1, "in [0, 1]"),
-            ("clip_grad_norm", self.clip_grad_norm > 0, "above 0"),
+            ("clip_grad_norm", self.clip_grad_norm is None or self.clip_grad_norm > 0, "above 0, or none"),
         )
         for field, holds, rule in rules:
             if not holds:

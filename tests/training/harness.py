@@ -1,0 +1,139 @@
+"""A tiny real model in a Hugging Face folder, batches by hand, and an actor's passes as the driver runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from agentrl.algorithms import make_algorithm
+from agentrl.training import (
+    Actor,
+    ActorSpec,
+    DistSpec,
+    Layout,
+    OptimSpec,
+    join,
+    merge_columns,
+    partition,
+    sample_weights,
+    shards,
+    union,
+)
+from agentrl.types import Batch, SegmentKind, Stats
+
+VOCAB = 96
+
+
+def write_model(folder: Path, *, tied: bool = True) -> Path:
+    torch.manual_seed(7)
+    config = Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        intermediate_size=48,
+        tie_word_embeddings=tied,
+        initializer_range=0.08,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+def make_batch(
+    lengths: Sequence[int] = (13, 9, 21, 6, 17, 11, 5, 30),
+    *,
+    siblings: int = 4,
+    kind: SegmentKind = SegmentKind.POLICY,
+    temperature: float = 1.0,
+    seed: int = 0,
+) -> Batch:
+    """One sample a trajectory, ``siblings`` a group; the first third of a sample is its prompt, the rest trained but
+    for every fourth token, which a tool said."""
+    rng = np.random.default_rng(seed)
+    total, num = sum(lengths), len(lengths)
+    kinds = np.full(total, kind, dtype=np.int8)
+    start = 0
+    for length in lengths:
+        kinds[start : start + max(1, length // 3)] = SegmentKind.PROMPT
+        kinds[start + max(1, length // 3) : start + length : 4] = SegmentKind.OBSERVATION
+        start += length
+    mask = (kinds == kind).astype(np.float32)
+    rows = np.arange(num, dtype=np.int32)
+    reward = rng.normal(size=num).astype(np.float32)
+    return Batch(
+        token_ids=rng.integers(0, VOCAB, total).astype(np.int32),
+        kind=kinds,
+        loss_mask=mask,
+        rollout_logprobs=(rng.uniform(-6, -3, total) * mask).astype(np.float32),
+        policy_versions=np.where(mask > 0, 0, -1).astype(np.int32),
+        turn_index=np.repeat(rows, lengths).astype(np.int32),
+        cu_seqlens=np.cumsum([0, *lengths]).astype(np.int32),
+        trajectory=rows,
+        temperature=np.full(num, temperature, dtype=np.float32),
+        turn_trajectory=rows,
+        turn_reward=reward,
+        turn_credit=np.zeros(num, dtype=np.float32),
+        state_key=np.zeros(num, dtype=np.uint64),
+        group=rows // siblings,
+        draw=(rows // siblings).astype(np.int64),
+        sibling=rows % siblings,
+        reward=reward,
+        credit=rng.normal(size=num).astype(np.float32),
+        truncated=np.zeros(num, dtype=np.bool_),
+    )
+
+
+PLAIN = OptimSpec(lr=1e-3, betas=(0.0, 0.0), clip_grad_norm=None)
+"""AdamW whose first moment is the gradient itself."""
+
+
+def make_actor(
+    model_path: str,
+    algorithm: str = "grpo",
+    *,
+    optim: OptimSpec = PLAIN,
+    place: DistSpec | None = None,
+    settings: dict[str, Any] | None = None,
+    **spec: Any,
+) -> Actor:
+    place = place or DistSpec()
+    join(place)
+    return Actor(ActorSpec(model_path, make_algorithm(algorithm, settings), optim, **spec), place)
+
+
+def prepared(actor: Actor, batch: Batch, micro_batch_tokens: int = 64) -> Batch:
+    """The batch with old logprobs and advantages, passes of a world of one."""
+    plan = union(partition(batch.lengths, batch.group[batch.trajectory], seed=0, layout=layout(1, micro_batch_tokens)))
+    for method in (actor.logprobs, actor.advantages):
+        parts = shards(batch, plan)
+        batch = batch.join(merge_columns([method(parts[0])], parts, batch.cu_seqlens))
+    return batch
+
+
+def update(
+    actor: Actor, batch: Batch, micro_batch_tokens: int = 64, *, rank: int = 0, world_size: int = 1
+) -> Stats:
+    """One optimizer step on the whole batch; this rank's statistics."""
+    (plan,) = partition(
+        batch.lengths, batch.group[batch.trajectory], seed=0, layout=layout(world_size, micro_batch_tokens)
+    )
+    weights = sample_weights(batch, plan, actor.spec.algorithm.reduction)
+    return actor.update(shards(batch, plan, weights)[rank])
+
+
+def layout(world_size: int, micro_batch_tokens: int) -> Layout:
+    return Layout(data_parallel=world_size, micro_batch_tokens=micro_batch_tokens, length_scale=291.0)
+
+
+def gradients(actor: Actor) -> dict[str, torch.Tensor]:
+    """The whole gradient of the last step by name, as AdamW with beta_1 = 0 remembers it."""
+    (optimizer,) = actor.optimizers
+    return {name: optimizer.state[p]["exp_avg"].full_tensor() for name, p in actor.model.named_parameters()}

@@ -93,8 +93,9 @@ async def _play(env: Env, seed: int, trial: _Trial) -> None:
     has_tools = bool(observation.tools)
     for action in _actions(has_tools):
         result = await call_env(env, "step", action)
-        trial.findings += step_findings(result)
-        if trial.findings:
+        broken = list(step_findings(result))
+        trial.findings += broken
+        if broken:
             return
         ended = result.terminated or result.truncated
         trial.said.append(f"{result.reward} {result.terminated} {result.truncated} {_said(result.observation)}")

@@ -1,0 +1,220 @@
+"""ToolEnv: the opening, the answers, the end, and what it owns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.envs import AsyncEnv, EnvSpec, ToolEnv, check_env
+from agentrl.errors import EnvError, SandboxError
+from agentrl.sandbox import SandboxPool, SandboxSpec
+from agentrl.tools import HermesParser, PythonTool, ToolContext, tool
+from agentrl.types import Action, FinishReason, StepResult, Task
+
+TASK = Task("t-1", ({"role": "user", "content": "What is 1 + 2?"},), answer=3)
+UNSAFE = SandboxSpec(backend="unsafe")
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
+
+
+@tool
+def add(a: int, b: int) -> int:
+    """Add."""
+    return a + b
+
+
+@tool
+def draw(context: ToolContext) -> str:
+    """Draw."""
+    return f"{context.seed}"
+
+
+@tool
+class Counter:
+    """Counts."""
+
+    closed: list[int] = []  # noqa: RUF012 - shared on purpose: it outlives the instances
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self) -> int:
+        self.count += 1
+        return self.count
+
+    def close(self) -> None:
+        self.closed.append(self.count)
+
+
+def act(text: str, finish_reason: FinishReason = "stop") -> Action:
+    parsed = HermesParser().parse(text)
+    return Action(text, parsed.message, parsed.tool_calls, parsed.problems, finish_reason)
+
+
+async def started(**settings: Any) -> ToolEnv:
+    env = ToolEnv(TASK, **settings)
+    await env.reset(seed=1)
+    return env
+
+
+async def step(text: str, finish_reason: FinishReason = "stop", **settings: Any) -> StepResult:
+    return await (await started(**settings)).step(act(text, finish_reason))
+
+
+async def test_the_opening_has_the_system_prompt_the_task_and_the_tools() -> None:
+    observation = await ToolEnv(TASK, tools=[add], system_prompt="Be brief.").reset(seed=1)
+
+    assert observation.messages == ({"role": "system", "content": "Be brief."}, *TASK.messages)
+    assert observation.tools == (add.spec,)
+
+
+async def test_a_call_is_answered_and_the_episode_goes_on() -> None:
+    result = await step(CALL, tools=[add])
+
+    assert (result.terminated, result.truncated) == (False, False)
+    assert result.observation.messages == ({"role": "tool", "content": "3", "tool_call_id": "call_0", "name": "add"},)
+    assert [record.call.name for record in result.calls if record.call] == ["add"]
+
+
+async def test_a_message_without_a_call_ends_the_episode() -> None:
+    result = await step("It is 3.", tools=[add])
+
+    assert (result.terminated, result.truncated, result.observation.messages) == (True, False, ())
+
+
+async def test_a_malformed_call_is_answered_and_counted() -> None:
+    result = await step(f"{CALL}<tool_call>{{oops}}</tool_call>", tools=[add])
+
+    assert not result.terminated
+    assert [message["tool_call_id"] for message in result.observation.messages] == ["call_0", "call_1"]
+    assert result.info == {"tool_errors": {"malformed": 1}, "call_problems": {"malformed_json": 1}}
+
+
+async def test_an_unknown_tool_is_answered_and_counted() -> None:
+    assert (await step(CALL)).info == {"tool_errors": {"unknown_tool": 1}}
+
+
+@pytest.mark.parametrize("text", ["It is", '<tool_call>{"name": "add", "argu'])
+async def test_a_completion_cut_before_a_call_was_complete_truncates(text: str) -> None:
+    result = await step(text, "length", tools=[add])
+
+    assert (result.terminated, result.truncated, result.info["truncated_by"]) == (False, True, "length")
+
+
+async def test_a_call_cut_by_length_is_recorded_all_the_same() -> None:
+    (record,) = (await step('<tool_call>{"name": "add", "argu', "length", tools=[add])).calls
+
+    assert record.problem is not None
+    assert record.problem.kind == "unclosed"
+
+
+async def test_a_complete_call_in_a_completion_cut_by_length_is_run() -> None:
+    result = await step(CALL + "and th", "length", tools=[add])
+
+    assert not result.truncated
+    assert result.observation.messages[0]["content"] == "3"
+
+
+async def test_the_last_turn_allowed_truncates() -> None:
+    env = await started(tools=[add], max_turns=2)
+
+    assert not (await env.step(act(CALL))).truncated
+    last = await env.step(act(CALL))
+    assert (last.truncated, last.info) == (True, {"truncated_by": "max_turns"})
+    assert len(last.calls) == 1
+
+
+async def test_an_answer_on_the_last_turn_terminates() -> None:
+    result = await step("It is 3.", max_turns=1)
+
+    assert (result.terminated, result.truncated) == (True, False)
+
+
+async def test_calls_draw_from_the_seed_and_the_turn() -> None:
+    async def drawn(seed: int) -> list[str]:
+        env = ToolEnv(TASK, tools=[draw])
+        await env.reset(seed=seed)
+        call = act('<tool_call>{"name": "draw"}</tool_call>')
+        return [(await env.step(call)).observation.messages[0]["content"] for _ in range(2)]
+
+    assert await drawn(1) == await drawn(1)
+    assert len({*await drawn(1), *await drawn(2)}) == 4
+
+
+async def test_a_factory_gives_each_episode_its_own_state_and_it_is_closed() -> None:
+    call = act('<tool_call>{"name": "counter"}</tool_call>')
+    one, other = await started(tools=[Counter]), await started(tools=[Counter])
+    await one.step(call)
+
+    assert (await one.step(call)).observation.messages[0]["content"] == "2"
+    assert (await other.step(call)).observation.messages[0]["content"] == "1"
+    for env in (one, other, one):
+        await env.close()
+    assert Counter.make.stateful.closed == [2, 1]  # type: ignore[attr-defined]
+
+
+async def test_the_sandbox_lives_from_reset_to_close() -> None:
+    pool = SandboxPool(UNSAFE, max_running=1)
+    env = await started(tools=[PythonTool()], sandbox=pool)
+    result = await env.step(act('<tool_call>{"name": "python", "arguments": {"code": "print(6 * 7)"}}</tool_call>'))
+    assert result.observation.messages[0]["content"] == "42"
+    sandbox = env.sandbox
+    await env.close()
+    await env.close()
+
+    assert sandbox is not None
+    with pytest.raises(SandboxError):
+        await sandbox.run("print(1)")
+    async with pool.session():  # the pool has its only place back
+        pass
+
+
+async def test_a_sandbox_of_its_own_is_closed_too() -> None:
+    env = await started(sandbox=UNSAFE)
+    sandbox = env.sandbox
+    await env.close()
+
+    assert sandbox is not None
+    with pytest.raises(SandboxError):
+        await sandbox.run("print(1)")
+
+
+def test_a_tool_without_its_sandbox_is_refused() -> None:
+    with pytest.raises(EnvError, match=r"tool 'python' needs a sandbox, got none; pass ToolEnv\(sandbox="):
+        ToolEnv(TASK, tools=[PythonTool()])
+
+
+def test_a_task_without_messages_is_refused() -> None:
+    with pytest.raises(EnvError, match="task 'empty' has no messages"):
+        ToolEnv(Task("empty"))
+
+
+def test_two_system_prompts_are_refused() -> None:
+    with pytest.raises(EnvError, match="brings a system prompt of its own"):
+        ToolEnv(Task("t", ({"role": "system", "content": "a"},)), system_prompt="b")
+
+
+def test_it_keeps_the_contract() -> None:
+    check_env(EnvSpec(ToolEnv, {"tools": [add, draw, Counter], "system_prompt": "Be brief."}), TASK)
+
+
+def test_it_keeps_the_contract_with_a_sandbox() -> None:
+    check_env(EnvSpec(ToolEnv, {"tools": [PythonTool()]}, sandbox=UNSAFE), TASK)
+
+
+async def test_tools_named_by_text_start_from_the_base_dir(tmp_path: Path) -> None:
+    source = "from agentrl.tools import tool\n@tool\ndef add(a: int, b: int) -> int:\n    return a + b\n"
+    (tmp_path / "mine.py").write_text(source)
+    result = await step(CALL, tools=["mine.py:add"], base_dir=tmp_path)
+
+    assert result.observation.messages[0]["content"] == "3"
+
+
+async def test_a_whole_episode_through_the_driver() -> None:
+    env = AsyncEnv(EnvSpec(ToolEnv, {"tools": [add]}).build(TASK))
+    await env.reset(seed=1)
+    await env.step(act(CALL))
+
+    assert (await env.step(act("It is 3."))).terminated
+    await env.close()

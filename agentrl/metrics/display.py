@@ -96,7 +96,7 @@ class StepDisplay:
         self._recent: deque[float] = deque(maxlen=20)
         self._status = ""
         self._live: Live | None = None
-        console.print(f"[bold]run[/bold] {escape(str(run_dir))}", soft_wrap=True)
+        console.print(f"[bold]run[/bold] {escape(str(run_dir))}", soft_wrap=True, highlight=False)
         if console.is_terminal:
             self._live = Live(console=console, get_renderable=self._line, refresh_per_second=4, transient=True)
             self._live.start()
@@ -129,7 +129,9 @@ class StepDisplay:
         self._recent.clear()
         self._last = self._clock()
         resumed = f", resumed after {done}" if done else ""
-        self._console.print(f"\n[bold]{escape(name)}[/bold] {num_steps} steps{resumed}", soft_wrap=True)
+        self._console.print(
+            f"\n[bold]{escape(name)}[/bold] {num_steps} steps{resumed}", soft_wrap=True, highlight=False
+        )
         headings = "  ".join(column.title.rjust(column.width) for column in self._columns)
         self._console.print(f"{'step'.rjust(self._step_width)}  {headings}  time left", style="dim", soft_wrap=True)
 
@@ -190,9 +192,13 @@ class StepDisplay:
     def _line(self) -> Table:
         """The live line: how far, how long this step has run, what is being done."""
         table = Table.grid(padding=(0, 1))
-        bar = ProgressBar(total=max(1, self._num_steps), completed=self._done, width=24)
-        running = f"{self._done}/{self._num_steps}, this step {format_duration(self._clock() - self._last)}"
-        table.add_row(bar, Text(running, style="dim"), Text(self._status, style="dim", overflow="ellipsis"))
+        since = format_duration(self._clock() - self._last)
+        status = Text(self._status, style="dim", overflow="ellipsis")
+        if self._num_steps == 0:  # before the first stage
+            table.add_row(Text(since, style="dim"), status)
+            return table
+        bar = ProgressBar(total=self._num_steps, completed=self._done, width=24)
+        table.add_row(bar, Text(f"{self._done}/{self._num_steps}, this step {since}", style="dim"), status)
         return table
 
 
@@ -208,7 +214,7 @@ def result_rows(evaluations: Mapping[str, Mapping[str, object]]) -> list[ResultR
 
 def format_duration(seconds: float) -> str:
     """``0.4s``, ``42s``, ``3m 05s``, ``2h 07m``."""
-    if seconds < 10:
+    if seconds < 9.95:
         return f"{seconds:.1f}s"
     whole = round(seconds)
     if whole < 60:

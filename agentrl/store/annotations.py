@@ -12,7 +12,8 @@ import numpy.typing as npt
 import zstandard
 
 from agentrl.errors import StoreError
-from agentrl.store.live import FramedRecord, read_frame, read_framed
+from agentrl.store.jsonl import parse_line
+from agentrl.store.live import FramedRecord, read_frame
 
 __all__ = ["Annotation", "AnnotationIndex", "encode_annotation"]
 
@@ -66,7 +67,7 @@ class AnnotationIndex:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._records: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
-        self._seen: dict[Path, tuple[int, int]] = {}
+        self._seen: dict[Path, int] = {}
 
     def get(self, trajectory_id: str, *, since: float = 0.0) -> Annotation:
         """All that is known of a trajectory, as one annotation; of two values of a name the newest counts.
@@ -93,13 +94,10 @@ class AnnotationIndex:
 
     def _refresh(self) -> None:
         for path in sorted(self._folder.glob("*.jsonl")):
-            size = path.stat().st_size
-            known_size, known_lines = self._seen.get(path, (0, 0))
-            if size == known_size:
-                continue
-            lines = known_lines
-            for number, record in enumerate(read_framed(path)):
-                if number >= known_lines:
+            with path.open("rb") as file:
+                file.seek(self._seen.get(path, 0))
+                *lines, torn = file.read().split(b"\n")
+                for line in lines:
+                    record = parse_line(f"a line of {path}", line)
                     self._records.setdefault(record["id"], []).append((path, record))
-                    lines = number + 1
-            self._seen[path] = (size, lines)
+                self._seen[path] = file.tell() - len(torn)

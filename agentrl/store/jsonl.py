@@ -106,11 +106,15 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
         raise StoreError(f"{path} cannot be read: {error.strerror or error}") from error
     *lines, _torn = data.split(b"\n")
     for number, line in enumerate(lines, start=1):
-        yield parse_line(path, number, line)
+        yield parse_line(f"{path}:{number}", line)
 
 
-def parse_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
+def parse_line(place: str, line: bytes) -> dict[str, Any]:
     """The object of a whole line.
+
+    Args:
+        place: where the line is, for the message.
+        line: its bytes.
 
     Raises:
         StoreError: it is none.
@@ -118,9 +122,9 @@ def parse_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
         record = from_json(line)
     except ValueError as error:
-        raise StoreError(f"{path}:{number} must be a JSON object: {error}") from error
+        raise StoreError(f"{place} must be a JSON object: {error}") from error
     if not isinstance(record, dict):
-        raise StoreError(f"{path}:{number} must be a JSON object, got {type(record).__name__}")
+        raise StoreError(f"{place} must be a JSON object, got {type(record).__name__}")
     return record
 
 

@@ -127,7 +127,7 @@ def read_frame(path: Path, frame: Sequence[int]) -> bytes:
     """
     try:
         with frames_path(path).open("rb") as file:
-            return _decompress(file, frame)
+            return _decompress(zstandard.ZstdDecompressor(), file, frame)
     except (OSError, zstandard.ZstdError) as error:
         raise StoreError(f"the frame at {frame[0]} of {frames_path(path)} cannot be read: {error}") from error
 
@@ -139,14 +139,15 @@ def read_with_arrays(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
         StoreError: a whole line is no record, or its frame is not there or is damaged.
     """
     try:
+        decompressor = zstandard.ZstdDecompressor()
         with frames_path(path).open("rb") as file:
             for record in read_framed(path):
-                yield record, _decompress(file, record["frame"])
+                yield record, _decompress(decompressor, file, record["frame"])
     except (OSError, zstandard.ZstdError) as error:
         raise StoreError(f"{frames_path(path)} cannot be read: {error}") from error
 
 
-def _decompress(file: BinaryIO, frame: Sequence[int]) -> bytes:
+def _decompress(decompressor: zstandard.ZstdDecompressor, file: BinaryIO, frame: Sequence[int]) -> bytes:
     offset, size = frame
     file.seek(offset)
-    return zstandard.ZstdDecompressor().decompress(file.read(size))
+    return decompressor.decompress(file.read(size))

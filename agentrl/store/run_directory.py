@@ -146,7 +146,13 @@ class RunDirectory:
 
     @property
     def checkpoints_folder(self) -> Path:
+        """Checkpoints by stage."""
         return self.root / "checkpoints"
+
+    @property
+    def models_folder(self) -> Path:
+        """The model that the run starts from in ``start``, and each finished stage's, in Hugging Face's layout."""
+        return self.root / "models"
 
     def live_path(self, step: int, writer: str, number: int) -> Path:
         """The lines of one future shard; their arrays lie beside them in ``.zst``."""

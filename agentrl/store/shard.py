@@ -61,6 +61,10 @@ SCHEMA = pa.schema([*_SUMMARY_FIELDS, *_TEXT_FIELDS, *_ARRAY_FIELDS, _SIDE_FIELD
 SUMMARY_COLUMNS = tuple(field.name for field in _SUMMARY_FIELDS)
 """What a list of trajectories shows; reading them touches no text and no tokens."""
 
+# Measured on 128 trajectories of 180 tokens: statistics of text and arrays are a third of the file, and dictionaries
+# cost a quarter of the time and shrink nothing that zstd does not.
+_LAYOUT = {"compression": "zstd", "use_dictionary": False, "write_statistics": list(SUMMARY_COLUMNS)}
+
 
 def write_shard(path: Path, rows: Iterable[tuple[Row, TokenArrays]]) -> None:
     """Write a shard, durably and in one step, holding 32 rows in memory at a time.
@@ -71,7 +75,7 @@ def write_shard(path: Path, rows: Iterable[tuple[Row, TokenArrays]]) -> None:
     try:
         with (
             replacing(path) as temporary,
-            pq.ParquetWriter(temporary, SCHEMA, compression="zstd", write_statistics=list(SUMMARY_COLUMNS)) as writer,
+            pq.ParquetWriter(temporary, SCHEMA, **_LAYOUT) as writer,
         ):
             iterator = iter(rows)
             while group := tuple(islice(iterator, ROW_GROUP_SIZE)):

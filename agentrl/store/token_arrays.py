@@ -60,7 +60,7 @@ class TokenArrays:
 def token_arrays(trajectory: Trajectory) -> TokenArrays:
     """The arrays of a trajectory, its segments end to end."""
     segments = [segment for turn in trajectory.turns for segment in turn.segments]
-    lengths = [len(segment) for segment in segments]
+    lengths = [segment.token_ids.size for segment in segments]
     token_ids = np.concatenate([s.token_ids for s in segments]) if segments else np.zeros(0, np.int32)
     logprobs = np.full(token_ids.size, np.nan, dtype=np.float32)
     start = 0

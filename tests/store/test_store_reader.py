@@ -1,0 +1,140 @@
+"""Lists, one trajectory with its annotations, and the shards as other libraries load them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agentrl.errors import StoreError
+from agentrl.store import Annotation, RunDirectory, TrajectoryReader, TrajectoryWriter
+from agentrl.types import Status, Trajectory
+
+Make = Callable[..., Trajectory]
+
+
+@pytest.fixture
+def stored(run: RunDirectory, make: Make) -> RunDirectory:
+    with TrajectoryWriter(run) as writer:
+        writer.write(make(3), 2)
+        writer.write(make(1), 1)
+        writer.write(make(0, status=Status("failed", "sandbox", "no space"), reward=None, rewards={}), 1)
+        writer.write(make(0, label="code/before/greedy", purpose="eval"), 0)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("filters", "found"),
+    [
+        ({}, ["code/before/greedy/0-0-0", "0-0-0", "1-0-0", "3-0-0"]),
+        ({"step": 1}, ["0-0-0", "1-0-0"]),
+        ({"label": ""}, ["0-0-0", "1-0-0", "3-0-0"]),
+        ({"status": "failed"}, ["0-0-0"]),
+        ({"task_id": "task-1", "purpose": "train"}, ["1-0-0", "3-0-0"]),
+    ],
+)
+def test_filters(stored: RunDirectory, filters: dict[str, object], found: list[str]) -> None:
+    assert [entry.id for entry in TrajectoryReader(stored).summaries(**filters)] == found  # type: ignore[arg-type]
+
+
+def test_a_summary_has_what_a_list_shows(stored: RunDirectory) -> None:
+    (entry,) = TrajectoryReader(stored).summaries(step=2)
+
+    assert (entry.rewards, entry.reward, entry.num_tokens, entry.num_policy_tokens) == ({"correct": 1.0}, 1.0, 6, 2)
+
+
+def test_a_failed_trajectory_keeps_its_reason(stored: RunDirectory) -> None:
+    stored_failure = TrajectoryReader(stored).get("0-0-0")
+
+    assert stored_failure.trajectory.status == Status("failed", "sandbox", "no space")
+    assert stored_failure.summary.reward is None
+
+
+def test_an_unknown_id_is_refused(stored: RunDirectory) -> None:
+    with pytest.raises(StoreError, match="no trajectory '9-9-9'"):
+        TrajectoryReader(stored).get("9-9-9")
+
+
+def test_a_trajectory_that_is_sealed_while_the_reader_goes_on_is_found(run: RunDirectory, make: Make) -> None:
+    reader = TrajectoryReader(run)
+    with TrajectoryWriter(run) as writer:
+        for draw in range(2):
+            writer.write(make(draw), 0)
+        writer.flush()
+        found = reader.get_many(["0-0-0", "1-0-0"])
+        assert next(found).trajectory.draw == 0
+        writer.seal(0)
+        writer.flush()
+
+        assert next(found).trajectory.draw == 1
+
+
+def test_of_two_records_of_an_id_the_newest_counts(run: RunDirectory, make: Make) -> None:
+    # a run that went back to a checkpoint rolls out the same draws again
+    for text in ("first", "second"):
+        with TrajectoryWriter(run) as writer:
+            writer.write(make(0, text=text), 5)
+
+    assert TrajectoryReader(run).get("0-0-0").trajectory.turns[0].text == "second"
+    assert len(TrajectoryReader(run).summaries()) == 1
+
+
+def test_annotations_join_their_trajectory(run: RunDirectory, make: Make) -> None:
+    reader = TrajectoryReader(run)
+    old_logprobs, advantages = np.array([-0.5, -1.5], np.float32), np.array([1.0, 1.0], np.float32)
+    with TrajectoryWriter(run) as writer:
+        writer.write(make(0), 0)
+        writer.annotate(Annotation("0-0-0", {"trained_step": 1}, {"old_logprobs": old_logprobs}))
+        writer.flush()
+        assert dict(reader.get("0-0-0").annotation.values) == {"trained_step": 1}
+        writer.annotate(Annotation("0-0-0", {"clip_frac": 0.5}, {"advantages": advantages}))
+        writer.flush()
+
+        annotation = reader.get("0-0-0").annotation
+
+    assert dict(annotation.values) == {"trained_step": 1, "clip_frac": 0.5}
+    assert {name: array.tolist() for name, array in annotation.arrays.items()} == {
+        "old_logprobs": [-0.5, -1.5],
+        "advantages": [1.0, 1.0],
+    }
+
+
+def test_an_annotation_of_a_rolled_back_record_is_not_the_new_ones(run: RunDirectory, make: Make) -> None:
+    with TrajectoryWriter(run) as writer:
+        writer.write(make(0), 5)
+        writer.annotate(Annotation("0-0-0", {"trained_step": 6}))
+        writer.write(make(0), 5)
+
+    assert dict(TrajectoryReader(run).get("0-0-0").annotation.values) == {}
+
+
+def test_an_annotation_holds_flat_numbers(run: RunDirectory) -> None:
+    writer = TrajectoryWriter(run)
+    writer.annotate(Annotation("0-0-0", {}, {"advantages": np.zeros((2, 2))}))
+
+    with pytest.raises(StoreError, match="'advantages' of trajectory '0-0-0' must be a one-dimensional array"):
+        writer.close()
+
+
+def test_datasets_loads_the_shards(stored: RunDirectory, tmp_path: Path) -> None:
+    from datasets import load_dataset
+
+    files = [str(path) for path in sorted(stored.sealed_folder.rglob("*.parquet"))]
+    data = load_dataset("parquet", data_files=files, split="train", cache_dir=str(tmp_path / "cache"))
+
+    rows = {row["id"]: row for row in data}
+    assert set(rows) == {"code/before/greedy/0-0-0", "0-0-0", "1-0-0", "3-0-0"}
+    assert rows["1-0-0"]["token_ids"] == [0, 1, 2, 3, 7, 8]
+    assert rows["1-0-0"]["kinds"] == [0, 0, 0, 0, 1, 1]
+    assert rows["1-0-0"]["logprobs"][4:] == [-0.25, -0.5]
+    assert rows["1-0-0"]["prompt"] == "How much?"
+
+
+def test_a_damaged_shard_is_named(stored: RunDirectory) -> None:
+    path = stored.shard_path(2, "driver", 1)
+    path.write_bytes(path.read_bytes()[:-100])
+
+    with pytest.raises(StoreError, match=r"step=000002/driver-0001\.parquet cannot be read as a shard"):
+        TrajectoryReader(stored).summaries()

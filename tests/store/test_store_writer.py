@@ -1,0 +1,331 @@
+"""What the writer keeps, when it spills, waits and fails, and what a death leaves."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from agentrl.errors import StoreError
+from agentrl.store import (
+    Annotation,
+    RunDirectory,
+    SecretMask,
+    TrajectoryReader,
+    TrajectoryWriter,
+)
+from agentrl.store.live import FramedRecord, FramedWriter
+from agentrl.types import Trajectory
+
+Make = Callable[..., Trajectory]
+
+
+def shards(run: RunDirectory) -> list[str]:
+    return sorted(str(path.relative_to(run.sealed_folder)) for path in run.sealed_folder.rglob("*.parquet"))
+
+
+def ids(run: RunDirectory) -> list[str]:
+    return [summary.id for summary in TrajectoryReader(run).summaries()]
+
+
+def live_files(run: RunDirectory) -> list[Path]:
+    return sorted(path for path in run.live_folder.rglob("*") if path.suffix in (".jsonl", ".zst"))
+
+
+def test_a_sealed_step_is_a_shard_and_no_live_file(run: RunDirectory, make: Make) -> None:
+    with TrajectoryWriter(run) as writer:
+        for draw in range(3):
+            writer.write(make(draw), 7)
+        writer.seal(7)
+        writer.flush()
+
+        assert shards(run) == ["step=000007/driver-0001.parquet"]
+        assert live_files(run) == []
+        assert pq.read_metadata(run.shard_path(7, "driver", 1)).num_rows == 3
+
+
+def test_a_shard_has_groups_of_32_rows(run: RunDirectory, make: Make) -> None:
+    with TrajectoryWriter(run) as writer:
+        for draw in range(70):
+            writer.write(make(draw), 0)
+
+    metadata = pq.read_metadata(run.shard_path(0, "driver", 1))
+    assert [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)] == [32, 32, 6]
+
+
+def test_a_seal_leaves_other_steps_live(run: RunDirectory, make: Make) -> None:
+    with TrajectoryWriter(run) as writer:
+        writer.write(make(0), 1)
+        writer.write(make(1), 2)
+        writer.seal(1)
+        writer.flush()
+
+        assert [path.relative_to(run.live_folder).parts[0] for path in live_files(run)] == ["step=000002"] * 2
+        assert ids(run) == ["0-0-0", "1-0-0"]
+
+
+def test_what_comes_after_the_seal_makes_another_shard(run: RunDirectory, make: Make) -> None:
+    with TrajectoryWriter(run) as writer:
+        writer.write(make(0), 1)
+        writer.seal(1)
+        writer.write(make(1), 1)
+
+    assert shards(run) == ["step=000001/driver-0001.parquet", "step=000001/driver-0002.parquet"]
+
+
+def test_sealing_a_step_without_trajectories_makes_nothing(run: RunDirectory) -> None:
+    with TrajectoryWriter(run) as writer:
+        writer.seal(1)
+        writer.flush()
+
+        assert list(run.sealed_folder.iterdir()) == []
+
+
+def test_close_seals_what_is_left(run: RunDirectory, make: Make) -> None:
+    with TrajectoryWriter(run) as writer:
+        writer.write(make(0), 1)
+        writer.write(make(1), 2)
+
+    assert shards(run) == ["step=000001/driver-0001.parquet", "step=000002/driver-0001.parquet"]
+
+
+def test_a_closed_writer_says_so(run: RunDirectory, make: Make) -> None:
+    writer = TrajectoryWriter(run)
+    writer.close()
+    writer.close()
+
+    with pytest.raises(StoreError, match="'driver' is closed"):
+        writer.write(make(0), 0)
+
+
+def test_secrets_are_masked_in_text(run: RunDirectory, make: Make) -> None:
+    mask = SecretMask({"HUB_TOKEN": "hf_0123456789"})
+    with TrajectoryWriter(run, mask=mask) as writer:
+        writer.write(make(0, text="the token is hf_0123456789", info={"env": 'x="hf_0123456789"'}), 0)
+
+    stored = TrajectoryReader(run).get("0-0-0").trajectory
+    assert stored.turns[0].text == "the token is <masked:HUB_TOKEN>"
+    assert stored.info == {"env": 'x="<masked:HUB_TOKEN>"'}
+    assert b"hf_0123456789" not in run.shard_path(0, "driver", 1).read_bytes()
+
+
+class Gate:
+    """Holds the store's thread before its next record, as a disk that stands still would."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._open = threading.Event()
+        self.reached = threading.Event()
+        append = FramedWriter.append
+
+        def held(files: FramedWriter, record: FramedRecord) -> None:
+            self.reached.set()
+            assert self._open.wait(60)
+            append(files, record)
+
+        monkeypatch.setattr(FramedWriter, "append", held)
+
+    def open(self) -> None:
+        self._open.set()
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    held = Gate(monkeypatch)
+    yield held
+    held.open()
+
+
+def test_a_full_queue_spills_and_keeps_the_order(run: RunDirectory, make: Make, gate: Gate) -> None:
+    with TrajectoryWriter(run, queue_size=2) as writer:
+        for draw in range(6):
+            writer.write(make(draw), 0)
+        writer.seal(0)
+        assert writer.counts.spilled == 4
+        gate.open()
+        writer.flush()
+        assert writer.counts.written == 6
+        assert writer.counts.wait_s == 0.0
+
+    column = pq.read_table(run.shard_path(0, "driver", 1), columns=["draw"], partitioning=None)
+    assert column["draw"].to_pylist() == [0, 1, 2, 3, 4, 5]
+    assert len(list(TrajectoryReader(run).get_many(ids(run)))) == 6
+
+
+def test_a_full_spill_makes_write_wait_and_counts_it(run: RunDirectory, make: Make, gate: Gate) -> None:
+    with TrajectoryWriter(run, queue_size=1, max_spill_bytes=1) as writer:
+        writer.write(make(0), 0)
+        writer.write(make(1), 0)  # the spill takes one record of any size
+        waiting = threading.Thread(target=writer.write, args=(make(2), 0))
+        waiting.start()
+        assert gate.reached.wait(60)
+        waiting.join(0.05)
+        assert waiting.is_alive()
+        gate.open()
+        waiting.join(60)
+        assert not waiting.is_alive()
+        assert writer.counts.wait_s > 0
+
+    assert ids(run) == ["0-0-0", "1-0-0", "2-0-0"]
+
+
+def test_a_store_that_stands_still_is_named(run: RunDirectory, make: Make, gate: Gate) -> None:
+    writer = TrajectoryWriter(run, queue_size=1, max_spill_bytes=1, timeout_s=0.2)
+    writer.write(make(0), 0)
+    writer.write(make(1), 0)
+
+    with pytest.raises(StoreError, match=r"taken nothing for 0\.2 s \(2 entries wait\)"):
+        writer.write(make(2), 0)
+
+    gate.open()
+    writer.close()
+
+
+def test_an_annotation_is_dropped_and_counted_when_the_queue_is_full(run: RunDirectory, make: Make, gate: Gate) -> None:
+    with TrajectoryWriter(run, queue_size=1) as writer:
+        writer.write(make(0), 0)
+
+        assert not writer.annotate(Annotation("0-0-0", {"trained_step": 3}))
+        assert writer.counts.dropped_annotations == 1
+        gate.open()
+
+
+def test_a_disk_that_refuses_is_raised_by_the_next_call(run: RunDirectory, make: Make) -> None:
+    writer = TrajectoryWriter(run)
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        # the kernel itself refuses to let any file of this process grow beyond this
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, old[1]))
+        writer.write(make(0, num_tokens=1000, text="x" * 4000), 0)
+        with pytest.raises(StoreError, match=r"'driver' failed: File too large; .* were not stored: mend that"):
+            writer.flush()
+        with pytest.raises(StoreError, match="File too large"):
+            writer.write(make(1), 0)
+        with pytest.raises(StoreError, match="File too large"):
+            writer.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, old)
+
+
+def test_a_failure_does_not_hide_the_error_that_ended_the_run(run: RunDirectory, make: Make) -> None:
+    side = {"x": np.array([object()] * 4)}
+    bad = make(0)
+    turn = bad.turns[0]
+    segment = type(turn.context[0])(turn.context[0].kind, turn.context[0].token_ids, side=side)
+    unstorable = make(0, turns=(type(turn)(0, None, (segment,), (), "", turn.message),))
+
+    def fail() -> None:
+        with TrajectoryWriter(run) as writer:
+            writer.write(unstorable, 0)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as raised:
+        fail()
+
+    assert "and the store failed" in raised.value.__notes__[0]
+
+
+WRITE_AND_DIE = """
+    import os, sys
+    from agentrl.store import RunDirectory, TrajectoryWriter
+    from agentrl.types import *
+    run = RunDirectory.open(sys.argv[1])
+    writer = TrajectoryWriter(run)
+    def made(draw):
+        segment = Segment(SegmentKind.POLICY, [draw] * 50, [-0.5] * 50, 0)
+        turn = Turn(0, None, (), (segment,), "x", {"role": "assistant", "content": "x"})
+        return Trajectory(Task("t"), draw, 0, 0, "train", (turn,), Status("terminated"), reward=1.0)
+    for draw in range(10):
+        writer.write(made(draw), 1)
+    writer.seal(1)
+    for draw in range(10, 15):
+        writer.write(made(draw), 2)
+    writer.flush()
+    print("flushed", flush=True)
+    for draw in range(15, 100000):
+        writer.write(made(draw), 2)
+"""
+
+
+def killed(run: RunDirectory) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(WRITE_AND_DIE), str(run.root)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "flushed\n"
+        process.send_signal(signal.SIGKILL)
+
+
+def test_after_sigkill_the_reader_has_all_that_was_flushed(run: RunDirectory) -> None:
+    killed(run)
+
+    found = ids(run)
+    assert found[:15] == [f"{draw}-0-0" for draw in range(15)]
+    assert found == [f"{draw}-0-0" for draw in range(len(found))]
+    assert len(list(TrajectoryReader(run).get_many(found))) == len(found)
+
+
+def test_after_sigkill_the_next_writer_seals_what_was_left(run: RunDirectory) -> None:
+    killed(run)
+    before = ids(run)
+
+    with TrajectoryWriter(run) as writer:
+        assert writer.counts.recovered == len(before) - 10
+        assert live_files(run) == []
+
+    assert ids(run) == before
+
+
+def test_a_torn_tail_is_all_that_a_death_costs(run: RunDirectory, make: Make) -> None:
+    path = run.live_path(4, "driver", 1)
+    with TrajectoryWriter(run) as writer:
+        writer.write(make(0), 4)
+        writer.flush()
+        line = path.read_bytes()
+        frame = path.with_suffix(".zst").read_bytes()
+    path.parent.mkdir()
+    run.shard_path(4, "driver", 1).unlink()
+    path.write_bytes(line + line[:30])
+    path.with_suffix(".zst").write_bytes(frame + frame[:9])
+
+    assert ids(run) == ["0-0-0"]
+    with TrajectoryWriter(run) as writer:
+        assert writer.counts.recovered == 1
+    assert ids(run) == ["0-0-0"]
+
+
+def test_a_death_between_the_shard_and_its_live_file_repeats_nothing(run: RunDirectory, make: Make) -> None:
+    path = run.live_path(4, "driver", 1)
+    with TrajectoryWriter(run) as writer:
+        writer.write(make(0), 4)
+        writer.flush()
+        line, frame = path.read_bytes(), path.with_suffix(".zst").read_bytes()
+    path.parent.mkdir()
+    path.write_bytes(line)
+    path.with_suffix(".zst").write_bytes(frame)
+    assert ids(run) == ["0-0-0"]
+
+    with TrajectoryWriter(run) as writer:
+        assert writer.counts.recovered == 0
+
+    assert shards(run) == ["step=000004/driver-0001.parquet"]
+    assert live_files(run) == []
+
+
+def test_one_process_at_a_time_uses_a_name(run: RunDirectory) -> None:
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from agentrl.store import *; TrajectoryWriter(RunDirectory.open(sys.argv[1]))",
+    ]
+    with TrajectoryWriter(run):
+        result = subprocess.run([*command, str(run.root)], capture_output=True, text=True, timeout=100, check=False)
+
+    assert "driver.lock is held by another process" in result.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import typing
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from agentrl.run.config.document import Key, dotted
-from agentrl.run.config.problems import suggestion
+from agentrl.run.config.problems import nearest, suggestion
 from agentrl.run.config.section import Section
 
 __all__ = ["Fault", "known_keys", "section_at", "show", "validation_faults"]
@@ -66,7 +65,10 @@ def _words(detail: ErrorDetails, root: type[Section]) -> str:
         return "{key} is required"
     if kind == "extra_forbidden":
         return "unknown key {key}" + _meant(root, key)
-    rule = _KINDS[kind].format(**detail.get("ctx", {})) if kind in _KINDS else detail["msg"]
+    bounds = {
+        name: f"{value:g}" if isinstance(value, float) else value for name, value in detail.get("ctx", {}).items()
+    }
+    rule = _KINDS[kind].format(**bounds) if kind in _KINDS else detail["msg"]
     return "{key} " + f"{rule}, got {show(detail['input'])}" + _nearest_choice(detail)
 
 
@@ -106,16 +108,15 @@ def known_keys(root: type[Section], prefix: Key = ()) -> Iterator[Key]:
 
 
 def _meant(root: type[Section], key: Key) -> str:
-    """What an unknown key was probably meant to be: the same name elsewhere, a near one here, a near one elsewhere."""
+    """What an unknown key was probably meant to be: the same name in another section, or a near one in this."""
     name, here = str(key[-1]), key[:-1]
     section = section_at(root, here)
     siblings = [field.alias or own for own, field in section.model_fields.items()] if section else []
     leaves = {str(known[-1]): known for known in known_keys(root)}
-    near_here = difflib.get_close_matches(name, siblings, n=1)
-    near_elsewhere = difflib.get_close_matches(name, leaves, n=1, cutoff=0.75)
-    meant = [leaves[name]] if name in leaves else [(*here, near) for near in near_here]
-    meant += [leaves[near] for near in near_elsewhere]
-    return f"; did you mean {dotted(meant[0])}?" if meant else ""
+    if name in leaves:
+        return f"; did you mean {dotted(leaves[name])}?"
+    near = nearest(name, siblings)
+    return f"; did you mean {dotted((*here, near))}?" if near is not None else ""
 
 
 def _section_in(annotation: Any) -> type[Section] | None:

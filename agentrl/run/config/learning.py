@@ -91,6 +91,8 @@ class TrainConfig(Section):
     """Tokens in one forward and backward of a rank; a matter of memory, it changes no number."""
     logprob_micro_batch_tokens: Count = Field(default_factory=lambda data: data["micro_batch_tokens"])
     """Tokens in one forward without gradients; by default ``micro_batch_tokens``."""
+    tool_tokens: bool = False
+    """A control: train on tool and template tokens too, as if the policy had sampled them."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward instead of keeping them."""
     threads_per_rank: Count = 1

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from agentrl.errors import ConfigError
 
-__all__ = ["Problem", "raise_problems", "suggestion"]
+__all__ = ["Problem", "nearest", "raise_problems", "suggestion"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +30,17 @@ class Problem:
         return f"{self.place}: {self.message}"
 
 
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that is most like ``name``, if one is."""
+    cutoff = 0.5 if len(name) <= 3 else 0.6  # "rl" for "lr": half of a short name may differ
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    return close[0] if close else None
+
+
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """``; did you mean 'x'?`` for the closest known name, or nothing."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    """``; did you mean 'x'?`` for the nearest known name, or nothing."""
+    near = nearest(name, known)
+    return f"; did you mean {near!r}?" if near is not None else ""
 
 
 def raise_problems(problems: Sequence[Problem]) -> None:

@@ -100,6 +100,8 @@ class RewardConfig(Section):
     """The parts."""
     step_weight: float = 1.0
     """Weight of the sum of the environment's step rewards."""
+    shuffle: bool = False
+    """A control: rewards change places at random within each batch, so that nothing can be learned from them."""
 
 
 class SandboxLimitsConfig(Section):

@@ -52,12 +52,6 @@ class EvalSetConfig(Section):
     temperature: Weight | None = None
     """Of this set's sampled episodes; by default ``eval.temperature``."""
     tools: bool = True
-    """False plays the tasks without any tool, to see what the tools are worth."""
-    only_before: bool = False
-    """Examined before the first step alone."""
-    temperature: Weight | None = None
-    """Of this set's sampled episodes; by default ``eval.temperature``."""
-    tools: bool = True
     """Offer the tools of ``env.tools``; false shows what they are worth."""
     only_before: bool = False
     """Examine it before the first step alone, as a baseline."""

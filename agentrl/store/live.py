@@ -107,15 +107,20 @@ def remove_framed(path: Path) -> None:
 
 
 def read_framed(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of the whole lines, in order, ``frame`` included; nothing where there is no file.
+    """The records that are there with their frames, in order, ``frame`` included; nothing where there is no file.
 
     Raises:
         StoreError: a whole line is no JSON object with a frame.
     """
+    end: int | None = None
     for number, record in enumerate(read_jsonl(path), start=1):
         frame = record.get("frame")
         if not (isinstance(frame, list) and len(frame) == 2):
             raise StoreError(f"{path}:{number} must name its frame as [offset, bytes], got {frame!r}")
+        if end is None:
+            end = frames_path(path).stat().st_size if frames_path(path).exists() else 0
+        if sum(frame) > end:  # the machine died, not just the process, and the disk kept the line alone
+            return
         yield record
 
 
@@ -144,7 +149,7 @@ def read_with_arrays(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
             for record in read_framed(path):
                 yield record, _decompress(decompressor, file, record["frame"])
     except (OSError, zstandard.ZstdError) as error:
-        raise StoreError(f"{frames_path(path)} cannot be read: {error}") from error
+        raise StoreError(f"{frames_path(path)} cannot be read: {error}; move it and {path.name} away") from error
 
 
 def _decompress(decompressor: zstandard.ZstdDecompressor, file: BinaryIO, frame: Sequence[int]) -> bytes:

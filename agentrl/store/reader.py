@@ -111,15 +111,22 @@ class TrajectoryReader:
         """
         places = self._newest()
         for trajectory_id in trajectory_ids:
-            place = places.get(trajectory_id)
-            if place is not None and not place.path.exists():  # it was live, and has been sealed since
-                places = self._newest()
-                place = places.get(trajectory_id)
-            if place is None:
-                raise StoreError(f"{self._run.root} has no trajectory {trajectory_id!r}; `agentrl ls` lists its own")
-            row, arrays = _read(place)
+            place = self._place(places, trajectory_id)
+            try:
+                row, arrays = _read(place)
+            except StoreError:
+                if place.path.exists():
+                    raise
+                places = self._newest()  # it was live, and has been sealed since
+                place = self._place(places, trajectory_id)
+                row, arrays = _read(place)
             annotation = self._annotations.get(trajectory_id, since=place.summary.recorded_at)
             yield StoredTrajectory(place.summary, decode_trajectory(row, arrays), annotation)
+
+    def _place(self, places: Mapping[str, _Place], trajectory_id: str) -> _Place:
+        if trajectory_id not in places:
+            raise StoreError(f"{self._run.root} has no trajectory {trajectory_id!r}; `agentrl ls` lists its own")
+        return places[trajectory_id]
 
     def _newest(self) -> dict[str, _Place]:
         # live before sealed: what is sealed meanwhile is then seen twice, never missed
@@ -146,5 +153,7 @@ def _summary(row: Row) -> TrajectorySummary:
 def _read(place: _Place) -> tuple[Row, TokenArrays]:
     if place.path.suffix == ".parquet":
         return read_shard_row(place.path, place.index)
-    row = next(islice(read_framed(place.path), place.index, None))
+    row = next(islice(read_framed(place.path), place.index, None), None)
+    if row is None:
+        raise StoreError(f"{place.path} has no line {place.index + 1}")
     return row, TokenArrays.unpack(read_frame(place.path, row["frame"]), row["num_tokens"])

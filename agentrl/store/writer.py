@@ -113,7 +113,7 @@ class TrajectoryWriter:
         run: RunDirectory,
         writer: str = "driver",
         *,
-        queue_size: int = 1024,
+        queue_size: int = 4096,
         max_spill_bytes: int = 4 << 30,
         spill_folder: Path | None = None,
         timeout_s: float = 600.0,

@@ -301,6 +301,23 @@ def test_a_torn_tail_is_all_that_a_death_costs(run: RunDirectory, make: Make) ->
     assert ids(run) == ["0-0-0"]
 
 
+def test_a_line_whose_frame_the_disk_lost_is_torn_too(run: RunDirectory, make: Make) -> None:
+    path = run.live_path(4, "driver", 1)
+    with TrajectoryWriter(run) as writer:
+        writer.write(make(0), 4)
+        writer.write(make(1), 4)
+        writer.flush()
+        lines, frames = path.read_bytes(), path.with_suffix(".zst").read_bytes()
+    run.shard_path(4, "driver", 1).unlink()
+    path.parent.mkdir()
+    path.write_bytes(lines)
+    path.with_suffix(".zst").write_bytes(frames[:-1])
+
+    assert ids(run) == ["0-0-0"]
+    with TrajectoryWriter(run) as writer:
+        assert writer.counts.recovered == 1
+
+
 def test_a_death_between_the_shard_and_its_live_file_repeats_nothing(run: RunDirectory, make: Make) -> None:
     path = run.live_path(4, "driver", 1)
     with TrajectoryWriter(run) as writer:

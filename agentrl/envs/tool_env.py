@@ -28,6 +28,8 @@ class ToolEnv(Env):
         task: its messages are the prompt.
         tools: tools, which episodes share; factories, which make this episode its own; or text for ``load_object``.
         system_prompt: put in front of the task's messages, which then must bring none of their own.
+        announce_tools: whether the opening describes the tools; without it they work all the same, for a model that
+            was taught them and has no tokens to spare.
         max_turns: assistant's messages after which the episode is truncated; None leaves it to the rollout.
         sandbox: a spec or a pool: the episode gets a sandbox from ``reset`` to ``close``, and tools and rewards
             find it as ``context.sandbox`` and ``env.sandbox``.
@@ -47,6 +49,7 @@ class ToolEnv(Env):
         *,
         tools: Sequence[Tool | ToolFactory | str] = (),
         system_prompt: str | None = None,
+        announce_tools: bool = True,
         max_turns: int | None = None,
         sandbox: SandboxPool | SandboxSpec | None = None,
         tool_deadline_s: float = 30.0,
@@ -58,6 +61,7 @@ class ToolEnv(Env):
         self.task = task
         self.sandbox: Sandbox | None = None
         self._opening = _opening(task, system_prompt)
+        self._announce_tools = announce_tools
         self._max_turns = max_turns
         self._sandbox_source = sandbox
         self._own_tools: list[Tool] = []
@@ -76,7 +80,7 @@ class ToolEnv(Env):
         self._num_turns = 0
 
     async def reset(self, *, seed: int) -> Observation:
-        """The system prompt, the task's messages, and the tools.
+        """The system prompt, the task's messages, and the tools where they are announced.
 
         Raises:
             SandboxError, MachineError: there is no sandbox to be had.
@@ -86,27 +90,27 @@ class ToolEnv(Env):
             self.sandbox = await self._sandbox_source.acquire()
         elif self._sandbox_source is not None:
             self.sandbox = await asyncio.to_thread(self._sandbox_source.build)
-        return Observation(messages=self._opening, tools=self._executor.specs)
+        return Observation(messages=self._opening, tools=self._executor.specs if self._announce_tools else ())
 
     async def step(self, action: Action) -> StepResult:
         """Run the action's calls; the answers are the observation.
 
         ``info`` counts what went wrong: ``tool_errors`` by ToolErrorKind, ``call_problems`` by ProblemKind; and gives
-        ``truncated_by`` (``length``, ``max_turns``) where the episode was cut.
+        ``reason`` (``length``, ``max_turns``) where the episode was cut.
         """
         turn = self._num_turns
         self._num_turns += 1
         if not action.tool_calls and action.finish_reason == "length":
             records = await self._answer(action, turn)
             return StepResult(
-                Observation(), truncated=True, calls=records, info=_counts(records) | {"truncated_by": "length"}
+                Observation(), truncated=True, calls=records, info=_counts(records) | {"reason": "length"}
             )
         if not action.tool_calls and not action.problems:
             return StepResult(Observation(), terminated=True)
         records = await self._answer(action, turn)
         answers = tuple(record.result.message() for record in records if record.result is not None)
         last = self._num_turns == self._max_turns
-        info = _counts(records) | ({"truncated_by": "max_turns"} if last else {})
+        info = _counts(records) | ({"reason": "max_turns"} if last else {})
         return StepResult(Observation(messages=answers), truncated=last, calls=records, info=info)
 
     async def close(self) -> None:

@@ -69,6 +69,13 @@ async def test_the_opening_has_the_system_prompt_the_task_and_the_tools() -> Non
     assert observation.tools == (add.spec,)
 
 
+async def test_tools_that_are_not_announced_work_all_the_same() -> None:
+    env = ToolEnv(TASK, tools=[add], announce_tools=False)
+
+    assert (await env.reset(seed=1)).tools == ()
+    assert (await env.step(act(CALL))).observation.messages[0]["content"] == "3"
+
+
 async def test_a_call_is_answered_and_the_episode_goes_on() -> None:
     result = await step(CALL, tools=[add])
 
@@ -99,7 +106,7 @@ async def test_an_unknown_tool_is_answered_and_counted() -> None:
 async def test_a_completion_cut_before_a_call_was_complete_truncates(text: str) -> None:
     result = await step(text, "length", tools=[add])
 
-    assert (result.terminated, result.truncated, result.info["truncated_by"]) == (False, True, "length")
+    assert (result.terminated, result.truncated, result.info["reason"]) == (False, True, "length")
 
 
 async def test_a_call_cut_by_length_is_recorded_all_the_same() -> None:
@@ -121,7 +128,7 @@ async def test_the_last_turn_allowed_truncates() -> None:
 
     assert not (await env.step(act(CALL))).truncated
     last = await env.step(act(CALL))
-    assert (last.truncated, last.info) == (True, {"truncated_by": "max_turns"})
+    assert (last.truncated, last.info) == (True, {"reason": "max_turns"})
     assert len(last.calls) == 1
 
 

@@ -35,11 +35,6 @@ class FramedRecord:
     text: str
     frame: bytes
 
-    @property
-    def size(self) -> int:
-        """Bytes, about."""
-        return len(self.text) + len(self.frame)
-
     @classmethod
     def of(cls, record: Mapping[str, Any], arrays: bytes, compressor: zstandard.ZstdCompressor) -> FramedRecord:
         """The record of a JSON object and bytes; ``record`` has no key ``frame``."""

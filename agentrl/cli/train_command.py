@@ -36,9 +36,9 @@ def train_command(
     if dry_run:
         print(to_yaml(loaded.config, loaded.origin), end="")
         return
-    print(f"run directory: {loaded.config.run.dir}", flush=True)
+    from rich.console import Console
 
     from agentrl.run.trainer import Trainer
 
-    with Trainer(loaded.config) as trainer:
+    with Trainer(loaded.config, console=Console()) as trainer:
         trainer.train(resume=resume)

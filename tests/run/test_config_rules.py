@@ -53,6 +53,7 @@ def test_imitation_needs_no_siblings(write: Write) -> None:
         ("algorithm: {num_epochs: 2}", "algorithm.num_epochs is not set here; set train.updates_per_batch, got 2"),
         ("algorithm: {old_logprobs: rollout}\ntrain: {updates_per_batch: 2}",
          "algorithm.old_logprobs='rollout' allows one update a batch"),
+        ("algorithm: {old_logprobs: rollout}\ntrain: {tool_tokens: true}", "needs train.tool_tokens=false"),
         ("algorithm: {old_logprobs: rollout}\ntrain: {mini_batch_prompts: 8}", "in mini-batches of 8"),
     ],
 )  # fmt: skip

@@ -20,7 +20,11 @@ from agentrl.run.config.section import Section
 __all__ = ["algorithm_faults"]
 
 # A record's field that a setting outside the section decides, so that no run has it twice.
-_DECIDED_BY = {"num_epochs": "train.updates_per_batch"}
+_DECIDED_BY = {
+    "num_epochs": "train.updates_per_batch",
+    "train_tool_tokens": "train.tool_tokens",
+    "shuffle_rewards": "reward.shuffle",
+}
 
 
 def algorithm_faults(stage: StageConfig, base_dir: Path) -> Iterator[Fault]:
@@ -43,6 +47,12 @@ def algorithm_faults(stage: StageConfig, base_dir: Path) -> Iterator[Fault]:
     except ConfigError as error:
         yield Fault((_key_of(error),), str(error))
         return
+    if settings.on_policy_only and stage.train.tool_tokens:
+        yield Fault(
+            (("algorithm", "old_logprobs"), ("train", "tool_tokens")),
+            "algorithm.old_logprobs='rollout' needs train.tool_tokens=false (no sampler gave those tokens a logprob), "
+            "got true; set it, or algorithm.old_logprobs='recompute'",
+        )
     if settings.on_policy_only and not stage.updates_are_on_policy:
         train = stage.train
         yield Fault(

@@ -1,0 +1,107 @@
+"""Credit beside the siblings: values by hand, and against scipy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import zscore
+
+from agentrl.algorithms import GroupSummary, Rewards, make_algorithm
+from agentrl.algorithms.credit import group_advantages, keep_with_spread
+from agentrl.errors import RewardError
+
+
+def floats(*values: float) -> np.ndarray:
+    return np.array(values, dtype=np.float64)
+
+
+def rewards_of(reward: np.ndarray, group: np.ndarray, seed: int = 0) -> Rewards:
+    return Rewards(reward, group, turn_trajectory=np.arange(reward.size), turn_reward=np.zeros(reward.size), seed=seed)
+
+
+def test_advantages_are_centred_on_their_own_group() -> None:
+    # group means are 0.5 and 10: mixing the groups would give a mean of 5.25
+    got = group_advantages(floats(0, 1, 9, 11), np.array([0, 0, 1, 1]), scale="none")
+    assert got.tolist() == [-0.5, 0.5, -1.0, 1.0]
+
+
+def test_std_divides_by_the_sample_deviation_plus_eps() -> None:
+    # mean 1, deviations -1 0 1, sample variance (1 + 0 + 1) / 2 = 1
+    got = group_advantages(floats(0, 1, 2), np.zeros(3, int), scale="std", eps=0.25)
+    assert got.tolist() == [-0.8, 0.0, 0.8]
+
+
+def test_siblings_need_not_be_neighbours() -> None:
+    got = group_advantages(floats(0, 9, 1, 11), np.array([7, 3, 7, 3]), scale="none")
+    assert got.tolist() == [-0.5, -1.0, 0.5, 1.0]
+
+
+def test_a_failed_sibling_leaves_its_group() -> None:
+    # 4 started, the one that failed is absent: the baseline is the mean of three
+    assert group_advantages(floats(0, 0, 3), np.zeros(3, int), scale="none").tolist() == [-1.0, -1.0, 2.0]
+
+
+def test_a_group_of_equal_rewards_gets_exact_zeros() -> None:
+    # the mean of three times 0.1 is not 0.1 in floating point
+    assert group_advantages(floats(0.1, 0.1, 0.1), np.zeros(3, int), eps=0.0).tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_reward_that_is_not_finite_is_refused(bad: float) -> None:
+    with pytest.raises(RewardError, match=r"must be finite, got .* at position 1"):
+        group_advantages(floats(0, bad), np.zeros(2, int))
+    with pytest.raises(RewardError, match="rewards of draw 5"):
+        keep_with_spread(GroupSummary(5, floats(0, bad)))
+
+
+def test_a_single_trajectory_has_no_baseline() -> None:
+    with pytest.raises(ValueError, match="group 4 has one finished trajectory"):
+        group_advantages(floats(1, 2, 3), np.array([1, 1, 4]))
+
+
+@given(
+    groups=st.lists(
+        st.lists(st.integers(-50, 50), min_size=2, max_size=6).filter(lambda group: len(set(group)) > 1),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_std_agrees_with_scipys_zscore(groups: list[list[int]]) -> None:
+    reward = np.concatenate([np.array(group, dtype=np.float64) for group in groups])
+    rows = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
+    expected = np.concatenate([zscore(np.array(group, dtype=np.float64), ddof=1) for group in groups])
+    np.testing.assert_allclose(group_advantages(reward, rows, eps=0.0), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_groups_that_teach_nothing_are_dropped_with_a_reason() -> None:
+    keep_group = make_algorithm("grpo").keep_group
+    assert keep_group(GroupSummary(0, floats(0, 1))).keep
+    assert keep_group(GroupSummary(0, floats(1, 1))).reason == "no_spread"
+    assert keep_group(GroupSummary(0, floats(1))).reason == "too_few_finished"
+
+
+def test_groups_without_spread_can_be_kept() -> None:
+    assert make_algorithm("grpo", {"drop_zero_spread": False}).keep_group(GroupSummary(0, floats(1, 1))).keep
+
+
+def test_credit_goes_to_trajectories_and_none_to_turns() -> None:
+    credit = make_algorithm("grpo", {"scale": "none"}).credit(rewards_of(floats(0, 2), np.zeros(2, int)), {})
+    assert credit.trajectory.tolist() == [-1.0, 1.0]
+    assert credit.turn.tolist() == [0.0, 0.0]
+
+
+def test_the_control_shuffles_rewards_by_the_seed_alone() -> None:
+    algorithm = make_algorithm("grpo", {"shuffle_rewards": True, "scale": "none"})
+    reward, group = np.arange(16, dtype=np.float64), np.repeat([0, 1], 8)
+    first, again, other = (algorithm.credit(rewards_of(reward, group, seed), {}).trajectory for seed in (1, 1, 2))
+    plain = make_algorithm("grpo", {"scale": "none"}).credit(rewards_of(reward, group), {}).trajectory
+    assert first.tolist() == again.tolist()
+    assert first.tolist() != other.tolist()
+    assert first.tolist() != plain.tolist()
+
+
+def test_imitation_assigns_no_credit() -> None:
+    credit = make_algorithm("sft").credit(rewards_of(floats(1, 2), np.zeros(2, int)), {})
+    assert credit.trajectory.tolist() == [0.0, 0.0]

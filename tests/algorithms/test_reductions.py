@@ -1,0 +1,48 @@
+"""Sample weights by hand: three samples, of which the last two are one trajectory's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from agentrl.algorithms import Counts, make_algorithm
+from agentrl.algorithms.reductions import constant, token_mean, trajectory_mean
+
+
+def counts(tokens: list[int], trajectory: list[int]) -> Counts:
+    return Counts(np.array(tokens), np.array(trajectory))
+
+
+THREE = counts([2, 3, 5], [0, 1, 1])
+
+
+def test_token_mean_is_one_over_all_tokens() -> None:
+    assert token_mean(THREE).tolist() == [0.1, 0.1, 0.1]
+
+
+def test_trajectory_mean_counts_a_trajectory_once_over_all_its_samples() -> None:
+    # J = 2, n_0 = 2, n_1 = 3 + 5
+    assert trajectory_mean(THREE).tolist() == [1 / 4, 1 / 16, 1 / 16]
+
+
+def test_constant_divides_by_trajectories_and_the_given_length() -> None:
+    # J = 2, C = 10
+    assert constant(THREE, tokens=10).tolist() == [0.05, 0.05, 0.05]
+
+
+def test_a_trajectory_without_trained_tokens_does_not_count() -> None:
+    untrained = counts([4, 0], [0, 1])
+    assert trajectory_mean(untrained).tolist() == [1 / 4, 0.0]
+    assert constant(untrained, tokens=10).tolist() == [0.1, 0.1]
+
+
+@pytest.mark.parametrize("reduction", ["token_mean", "trajectory_mean", "constant"])
+def test_nothing_trained_weighs_nothing(reduction: str) -> None:
+    settings = {"reduction": reduction, "constant_tokens": 8}
+    assert make_algorithm("grpo", settings).reduction(counts([0, 0], [0, 1])).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("reduction", ["token_mean", "trajectory_mean"])
+def test_the_weights_of_all_tokens_add_up_to_one(reduction: str) -> None:
+    weights = make_algorithm("grpo", {"reduction": reduction}).reduction(THREE)
+    assert float((weights * THREE.tokens).sum()) == pytest.approx(1.0, abs=1e-15)

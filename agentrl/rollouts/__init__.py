@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from agentrl.rollouts.batching import POLICY_ONLY, make_batch, turns_of
+from agentrl.rollouts.demonstrations import demonstration_group
 from agentrl.rollouts.engine import (
     EngineControl,
     EngineHealth,
@@ -11,5 +13,43 @@ from agentrl.rollouts.engine import (
     Tag,
     UpdateSession,
 )
+from agentrl.rollouts.episode import EpisodeParts, Permits, run_episode
+from agentrl.rollouts.golden import assert_golden_rule, assert_prefix
+from agentrl.rollouts.runner import EpisodeRunner, GroupOutcome
+from agentrl.rollouts.spec import (
+    EpisodeKey,
+    EpisodeLimits,
+    GroupRequest,
+    RendererFactory,
+    RolloutSpec,
+    RubricFactory,
+    StagePermits,
+)
 
-__all__ = ["EngineControl", "EngineHealth", "EngineLayout", "PauseMode", "RolloutEngine", "Tag", "UpdateSession"]
+__all__ = [
+    "POLICY_ONLY",
+    "EngineControl",
+    "EngineHealth",
+    "EngineLayout",
+    "EpisodeKey",
+    "EpisodeLimits",
+    "EpisodeParts",
+    "EpisodeRunner",
+    "GroupOutcome",
+    "GroupRequest",
+    "PauseMode",
+    "Permits",
+    "RendererFactory",
+    "RolloutEngine",
+    "RolloutSpec",
+    "RubricFactory",
+    "StagePermits",
+    "Tag",
+    "UpdateSession",
+    "assert_golden_rule",
+    "assert_prefix",
+    "demonstration_group",
+    "make_batch",
+    "run_episode",
+    "turns_of",
+]

@@ -50,7 +50,7 @@ class EngineLayout:
     """How an engine wants its weights: ``whole`` tensors under Hugging Face names (the engine cuts)."""
 
     kind: Literal["whole"]
-    dtype: str
+    dtype: Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,7 +164,7 @@ class ScriptedEngine:
         """See ``EngineControl.health``."""
         kv_tokens = sum(ids.size for ids in self._kv.values())
         waiting, version = len(self._sleepers), self._version
-        state = next((name for name in _STATES if name in self._flags), "serving")
+        state: State = next((name for name in _STATES if name in self._flags), "serving")
         return EngineHealth(state, self._running, waiting, kv_tokens, version)
 
     def close(self) -> None:

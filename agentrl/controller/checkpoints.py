@@ -1,0 +1,103 @@
+"""Checkpoints of a stage: one exists when its manifest was renamed into place."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentrl.controller.service import Snapshot
+from agentrl.errors import DataError
+from agentrl.store import write_json
+
+__all__ = ["Checkpoints", "Manifest"]
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a checkpoint is of, beside the tensors.
+
+    Args:
+        stage: the stage's name.
+        step: optimizer-loop steps done.
+        policy_version: the version published last.
+        rollouts: draws to issue again and where the data order goes on.
+        algorithm: the algorithm's own state, JSON.
+        progress: running totals that metrics go on from, JSON.
+        results: evaluations made so far, as in ``summary.json``.
+        files: size in bytes of every file of the checkpoint, by relative path.
+    """
+
+    stage: str
+    step: int
+    policy_version: int
+    rollouts: Snapshot
+    algorithm: Mapping[str, Any] = field(default_factory=dict)
+    progress: Mapping[str, Any] = field(default_factory=dict)
+    results: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, int] = field(default_factory=dict)
+
+
+class Checkpoints:
+    """The checkpoints of one stage, in ``<folder>/step=000100/``.
+
+    Args:
+        folder: the stage's folder.
+        keep_last: how many are kept; older ones are deleted once a newer one exists. 0 keeps all.
+    """
+
+    def __init__(self, folder: Path, *, keep_last: int) -> None:
+        self._folder = folder
+        self._keep_last = keep_last
+
+    def begin(self, step: int) -> Path:
+        """An empty folder for the tensors of ``step``; what an interrupted attempt left there is removed."""
+        folder = self._folder / f"step={step:06d}"
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True)
+        return folder
+
+    def commit(self, folder: Path, manifest: Manifest) -> None:
+        """Makes the checkpoint exist, then deletes those that are no longer kept."""
+        files = {str(p.relative_to(folder)): p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()}
+        write_json(folder / "manifest.json", {**asdict(manifest), "files": files})
+        if self._keep_last:
+            for old in self._complete()[: -self._keep_last]:
+                (old / "manifest.json").unlink()
+                shutil.rmtree(old)
+
+    def latest(self) -> tuple[Path, Manifest] | None:
+        """The newest checkpoint; folders without a manifest never were one.
+
+        Raises:
+            DataError: its manifest cannot be read, or a file that it names is missing or has another size.
+        """
+        complete = self._complete()
+        if not complete:
+            return None
+        folder = complete[-1]
+        try:
+            raw = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+            rollouts = raw.pop("rollouts")
+            rollouts["outstanding"] = tuple(rollouts["outstanding"])
+            manifest = Manifest(**raw, rollouts=Snapshot(**rollouts))
+        except (ValueError, TypeError, KeyError) as error:
+            raise DataError(self._torn(folder, f"manifest.json cannot be read ({error})")) from error
+        for name, size in manifest.files.items():
+            path = folder / name
+            if not path.is_file() or path.stat().st_size != size:
+                found = f"{path.stat().st_size} bytes" if path.is_file() else "nothing"
+                raise DataError(self._torn(folder, f"{name} should have {size} bytes, found {found}"))
+        return folder, manifest
+
+    def _complete(self) -> list[Path]:
+        return sorted(path.parent for path in self._folder.glob("step=*/manifest.json"))
+
+    def _torn(self, folder: Path, what: str) -> str:
+        others = [path.name for path in self._complete() if path != folder]
+        mend = f"delete it to resume from {others[-1]}" if others else "delete it to begin the stage anew"
+        return f"checkpoint {folder} is torn: {what}; {mend}"

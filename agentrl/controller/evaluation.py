@@ -1,0 +1,141 @@
+"""Examining the policy: the same rollouts as in training, on held-out tasks, never trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from agentrl.envs import EnvSpec
+from agentrl.metrics import correctness
+from agentrl.rollouts import GroupOutcome, GroupRequest
+from agentrl.types import SamplingParams, Task, Trajectory
+
+__all__ = ["EvalPlan", "EvalResult", "EvalSet", "Evaluator"]
+
+
+@dataclass(frozen=True, slots=True)
+class EvalSet:
+    """A named set of held-out tasks.
+
+    Args:
+        name: in metrics and the summary.
+        tasks: the problems.
+        temperature: of the sampled episodes, where it differs from the plan's.
+        env: the environment, where it differs from training's (without its tools, say).
+        only_before: examined before the first step alone.
+    """
+
+    name: str
+    tasks: tuple[Task, ...]
+    temperature: float | None = None
+    env: EnvSpec | None = None
+    only_before: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EvalPlan:
+    """How sets are examined.
+
+    Args:
+        sets: what is examined.
+        samples: episodes sampled a task.
+        sampling: of the sampled episodes.
+        greedy: also one greedy episode a task.
+        every: steps between evaluations; None for the ends only.
+        before: also before the first step.
+    """
+
+    sets: tuple[EvalSet, ...]
+    samples: int
+    sampling: SamplingParams
+    greedy: bool = True
+    every: int | None = None
+    before: bool = True
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EvalResult:
+    """One examination of one set.
+
+    Args:
+        name: the set's.
+        when: ``before``, ``step=000010`` or ``after``.
+        sampled, greedy: accuracy over the episodes that finished; None where none did or none was asked for.
+        num_tasks: tasks asked.
+        excluded: episodes that infrastructure failed; they count in neither accuracy.
+        trajectories: every episode.
+    """
+
+    name: str
+    when: str
+    sampled: float | None
+    greedy: float | None
+    num_tasks: int
+    excluded: int
+    trajectories: tuple[Trajectory, ...]
+
+    def record(self) -> dict[str, float | int | None]:
+        """The entry of ``summary.json``."""
+        record: dict[str, float | int | None] = {"sampled": self.sampled, "greedy": self.greedy}
+        return {**record, "excluded": self.excluded} if self.excluded else record
+
+
+RollOut = Callable[[Sequence[GroupRequest]], list[GroupOutcome]]
+
+
+class Evaluator:
+    """Examines every set of a plan.
+
+    Args:
+        plan: what and how.
+        prefix: in front of the labels of stored trajectories, where several stages examine the same sets.
+    """
+
+    def __init__(self, plan: EvalPlan, *, prefix: str = "") -> None:
+        self.plan = plan
+        self._prefix = prefix
+
+    def examine(self, roll_out: RollOut, when: str) -> Iterator[EvalResult]:
+        """Rolls out every set with the weights served now, one after another."""
+        for item in self.plan.sets:
+            if when == "before" or not item.only_before:
+                yield self._examine(roll_out, item, when)
+
+    def _examine(self, roll_out: RollOut, item: EvalSet, when: str) -> EvalResult:
+        sampling = self.plan.sampling
+        if item.temperature is not None:
+            sampling = replace(sampling, temperature=item.temperature)
+        sampled = self._roll_out(roll_out, item, f"{when}/sampled", self.plan.samples, sampling)
+        greedy: list[Trajectory] = []
+        if self.plan.greedy:
+            chosen = replace(sampling, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
+            greedy = self._roll_out(roll_out, item, f"{when}/greedy", 1, chosen)
+        trajectories = (*sampled, *greedy)
+        return EvalResult(
+            name=item.name,
+            when=when,
+            sampled=_accuracy(sampled),
+            greedy=_accuracy(greedy),
+            num_tasks=len(item.tasks),
+            excluded=sum(not trajectory.status.finished for trajectory in trajectories),
+            trajectories=trajectories,
+        )
+
+    def _roll_out(
+        self, roll_out: RollOut, item: EvalSet, kind: str, samples: int, sampling: SamplingParams
+    ) -> list[Trajectory]:
+        label = f"{self._prefix}{item.name}/{kind}"
+        requests = [
+            GroupRequest(draw, task, samples, "eval", label, sampling, env=item.env)
+            for draw, task in enumerate(item.tasks)
+        ]
+        return _trajectories(roll_out(requests))
+
+
+def _trajectories(outcomes: Sequence[GroupOutcome]) -> list[Trajectory]:
+    return [trajectory for outcome in outcomes for trajectory in outcome.group.trajectories]
+
+
+def _accuracy(trajectories: Sequence[Trajectory]) -> float | None:
+    finished = [correctness(t) for t in trajectories if t.status.finished and t.reward is not None]
+    return sum(finished) / len(finished) if finished else None

@@ -1,0 +1,51 @@
+"""The runners of a run, wherever they live: groups go out, outcomes come back."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from agentrl.errors import EngineError
+from agentrl.rollouts import GroupOutcome, GroupRequest
+
+__all__ = ["Fleet", "collect_groups"]
+
+
+class Fleet(Protocol):
+    """All siblings of a group go to one runner; the fleet chooses which."""
+
+    def submit(self, requests: Sequence[GroupRequest]) -> None:
+        """Starts groups."""
+        ...
+
+    def collect(self, timeout_s: float) -> list[GroupOutcome]:
+        """Groups that came to their end, in order of finishing; empty after ``timeout_s`` without one.
+
+        Raises:
+            AgentRLError: a runner or its host died.
+        """
+        ...
+
+    def cancel(self, draws: Sequence[int], *, label: str = "") -> None:
+        """Ends groups in flight."""
+        ...
+
+
+def collect_groups(fleet: Fleet, requests: Sequence[GroupRequest], deadline_s: float) -> list[GroupOutcome]:
+    """Submits groups and waits for all of them, where no rollout service runs; in order of their draws.
+
+    Raises:
+        EngineError: not all came within ``deadline_s``.
+    """
+    fleet.submit(requests)
+    end = time.monotonic() + deadline_s
+    outcomes: list[GroupOutcome] = []
+    while len(outcomes) < len(requests):
+        outcomes += fleet.collect(1.0)
+        if time.monotonic() > end:
+            raise EngineError(
+                f"{len(outcomes)} of {len(requests)} groups came within {deadline_s:.0f} s; look for a tool that hangs",
+                retryable=False,
+            )
+    return sorted(outcomes, key=lambda outcome: outcome.request.draw)

@@ -1,0 +1,165 @@
+"""The ledger: where every trajectory of a run is, in an append-only file that always balances.
+
+A row moves the siblings of one draw to a state (design/controller.md, Three records). Trajectories are told
+apart by (attempt of the run, draw, sibling). Always: issued = running + finished + buffered + taken + trained +
+failed + cancelled + dropped + rolled_back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Literal, get_args
+
+from agentrl.errors import StoreError
+
+__all__ = ["Ledger", "LedgerState"]
+
+LedgerState = Literal[
+    "running", "finished", "buffered", "taken", "trained", "failed", "cancelled", "dropped", "rolled_back"
+]
+
+_NEXT: Mapping[str, frozenset[str]] = {
+    "": frozenset({"running"}),
+    "running": frozenset({"finished", "failed", "cancelled"}),
+    "finished": frozenset({"buffered", "dropped"}),
+    "buffered": frozenset({"taken", "dropped"}),
+    "taken": frozenset({"trained", "dropped"}),
+}
+_OPEN = frozenset({"running", "finished", "buffered", "taken"})
+
+
+class Ledger:
+    """Appends rows ``{"n", "attempt", "draw", "siblings", "to", ...}``; ``n`` is the row's offset.
+
+    Args:
+        path: ``ledger.jsonl``; an existing one is read back and must balance.
+
+    Raises:
+        StoreError: a row that is no ledger row (a torn last line is cut off: it never happened).
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._states: dict[tuple[int, int, int], str] = {}
+        self._history: dict[tuple[int, int, int], list[tuple[int, str]]] = {}
+        self._trained: set[tuple[int, int]] = set()
+        self._rows = 0
+        self._lock = threading.RLock()
+        self.attempt = 0
+        if path.exists():
+            self._read()
+        self._file: IO[bytes] = path.open("ab")
+
+    @property
+    def offset(self) -> int:
+        """Rows written so far; a checkpoint remembers it."""
+        return self._rows
+
+    def issue(self, draw: int, siblings: int, **detail: object) -> None:
+        """A draw is given to a runner.
+
+        Raises:
+            StoreError: a sibling of it was trained in an earlier attempt of this lineage and not rolled back.
+        """
+        with self._lock:
+            again = [s for s in range(siblings) if (draw, s) in self._trained]
+            if again:
+                raise StoreError(f"{self._path}: draw {draw} was trained before (siblings {again}); it is never again")
+            self.move(draw, range(siblings), "running", **detail)
+
+    def move(self, draw: int, siblings: Iterable[int], to: LedgerState, **detail: object) -> None:
+        """Moves siblings of a draw to a state.
+
+        Raises:
+            StoreError: a transition that cannot be, such as training a trajectory twice.
+        """
+        chosen = list(siblings)
+        if chosen:
+            with self._lock:
+                self._append({"attempt": self.attempt, "draw": draw, "siblings": chosen, "to": to, **detail})
+
+    def trained(self, draws: Mapping[int, Sequence[int]], step: int) -> None:
+        """The given siblings of each draw were trained in ``step``; durable when this returns."""
+        for draw, siblings in draws.items():
+            self.move(draw, siblings, "trained", step=step)
+        self.sync()
+
+    def sync(self) -> None:
+        """Makes everything written so far durable."""
+        with self._lock:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def counts(self) -> Counter[str]:
+        """Trajectories in each state, over all attempts."""
+        with self._lock:
+            return Counter(self._states.values())
+
+    def open_draws(self) -> list[int]:
+        """Draws of this attempt with a sibling that has not come to its end, in order."""
+        with self._lock:
+            states = self._states.items()
+            return sorted({draw for (attempt, draw, _), s in states if attempt == self.attempt and s in _OPEN})
+
+    def restore(self, offset: int) -> None:
+        """Starts the next attempt at a checkpoint's offset.
+
+        What came later, and what was still open at it, is rolled back; what had come to its end by then stands.
+        """
+        for key, history in self._history.items():
+            state = next((state for row, state in reversed(history) if row < offset), "")
+            if (not state or state in _OPEN) and self._states[key] != "rolled_back":
+                attempt, draw, sibling = key
+                self._append({"attempt": attempt, "draw": draw, "siblings": [sibling], "to": "rolled_back"})
+        self.attempt += 1
+        self.sync()
+
+    def close(self) -> None:
+        """Makes everything durable and closes the file."""
+        self.sync()
+        self._file.close()
+
+    def _append(self, row: dict[str, object]) -> None:
+        row = {"n": self._rows, **row}
+        self._apply(row)
+        self._file.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
+
+    def _apply(self, row: Mapping[str, object]) -> None:
+        to, siblings = row["to"], row["siblings"]
+        attempt, draw = row["attempt"], row["draw"]
+        if to not in get_args(LedgerState) or not isinstance(siblings, list):
+            raise StoreError(f"{self._path}: row {self._rows} is no ledger row: {row!r:.200}")
+        for sibling in siblings:
+            key = (int(str(attempt)), int(str(draw)), int(sibling))
+            state = self._states.get(key, "")
+            if to != "rolled_back" and to not in _NEXT.get(state, frozenset()):
+                raise StoreError(
+                    f"{self._path}: trajectory {key[1]}-{key[2]} of attempt {key[0]} cannot go from "
+                    f"{state or 'nothing'} to {to} (row {self._rows})"
+                )
+            self._states[key] = str(to)
+            if to == "trained":
+                self._trained.add(key[1:])
+            elif state == "trained":
+                self._trained.discard(key[1:])
+            self._history.setdefault(key, []).append((self._rows, str(to)))
+        self.attempt = max(self.attempt, int(str(attempt)))
+        self._rows += 1
+
+    def _read(self) -> None:
+        data = self._path.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        for line in data[:whole].splitlines():
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise StoreError(f"{self._path}: row {self._rows} is not JSON: {error}") from error
+            self._apply(row)
+        if whole < len(data):
+            with self._path.open("r+b") as file:
+                file.truncate(whole)

@@ -1,0 +1,50 @@
+"""The training loop; it reads like the algorithm."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentrl.types import Stats
+
+if TYPE_CHECKING:
+    from agentrl.controller.stage import StageRun
+    from agentrl.controller.state import TrainState
+
+__all__ = ["train"]
+
+
+def train(run: StageRun) -> TrainState:
+    """PPO; without a critic and a reference it is GRPO, and with demonstrations it is supervised fine-tuning.
+
+    The schedule alone decides what overlaps: ``next_groups`` blocks until a batch may be trained, ``publish``
+    until the engines serve the new weights.
+
+    Returns:
+        The state after the last step.
+    """
+    algorithm, schedule, actor = run.algorithm, run.schedule, run.actor
+    state = run.restore()  # a checkpoint's state, or step 0
+    schedule.start(state)  # engines serve these weights; admission opens
+    run.evaluate_before(state)
+    while state.step < run.num_steps:
+        with run.timer.phase("rollout"):
+            groups = schedule.next_groups(state.step + 1)  # finished, scored, filtered, fresh enough
+        stats = Stats()
+        batch = run.assemble(groups, state)  # None where no group of the step may be trained
+        if batch is not None:
+            with run.timer.phase("logprobs"):
+                if algorithm.needs.old_logprobs:
+                    batch = batch.join(actor.logprobs(batch))
+                if algorithm.needs.advantages:
+                    batch = batch.join(actor.advantages(batch))  # on the ranks; moments over all of them
+            with run.timer.phase("update"):
+                for mini_batch in batch.mini_batches(run.updates_per_batch):
+                    stats += actor.update(mini_batch)
+        state = state.after(algorithm.next_state(state.algorithm, stats), run.counts(batch))
+        schedule.mark_trained(groups, state.step)  # durable before anyone hears of it
+        with run.timer.phase("publish"):
+            state = schedule.publish(state, changed=batch is not None)  # version + 1
+        run.evaluate_if_due(state)  # no publish, no new training episodes meanwhile
+        run.record(state, batch, stats)  # annotations, metrics, alerts
+        run.checkpoint_if_due(state)
+    return run.finish(state)

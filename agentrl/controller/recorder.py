@@ -1,0 +1,170 @@
+"""Everything that a run leaves behind: trajectories, annotations, metrics, events and the display's lines."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from agentrl.controller.evaluation import EvalResult
+from agentrl.controller.state import TrainState
+from agentrl.metrics import PhaseTimer, Sink, rollout_metrics, tokens_per_s
+from agentrl.rollouts import GroupOutcome
+from agentrl.store import Annotation, EventLog, TrajectoryWriter
+from agentrl.types import Batch, SegmentKind, Stats, Trajectory, TrajectoryGroup
+
+__all__ = ["Recorder", "StepView"]
+
+_EXCLUDED_ALERT = 0.02
+"""Above this share of failed episodes a person is told."""
+
+
+class StepView(Protocol):
+    """What shows steps to a person, such as ``agentrl.metrics.StepDisplay``."""
+
+    def step(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def status(self, text: str) -> None: ...
+
+    def alert(self, text: str) -> None: ...
+
+
+class Recorder:
+    """Of one stage. ``outcome`` is called by the rollout service's thread, everything else by the loop's.
+
+    Args:
+        stage: prefix of the metrics.
+        writer: stores trajectories.
+        events: what a person should know later.
+        sink: where numbers go.
+        view: what a person sees now.
+        timer: seconds by phase, of the whole run.
+        step: steps done before, for a resumed stage.
+        results: evaluations made before, as in ``summary.json``.
+    """
+
+    def __init__(
+        self,
+        stage: str,
+        *,
+        writer: TrajectoryWriter,
+        events: EventLog,
+        sink: Sink,
+        view: StepView,
+        timer: PhaseTimer,
+        step: int = 0,
+        results: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.timer = timer
+        self._stage, self._writer, self._events, self._sink, self._view = stage, writer, events, sink, view
+        self._step = step
+        self._results: dict[str, dict[str, Any]] = {name: dict(own) for name, own in (results or {}).items()}
+        self._lock = threading.Lock()
+        self._outcomes: list[GroupOutcome] = []
+        self._evaluated: dict[str, float] = {}
+        self._step_start = time.monotonic()
+
+    def outcome(self, outcome: GroupOutcome) -> None:
+        """Stores a group's trajectories; those of training count in the step's metrics."""
+        for trajectory in (*outcome.retried, *outcome.group.trajectories):
+            self._writer.write(trajectory, self._step + (outcome.request.purpose == "train"))
+            if not trajectory.status.finished:
+                self._failed(trajectory)
+        if outcome.request.purpose == "train":
+            with self._lock:
+                self._outcomes.append(outcome)
+
+    def step(self, state: TrainState, batch: Batch | None, stats: Stats) -> None:
+        """A step's numbers, to every sink and the display."""
+        with self._lock:
+            outcomes, self._outcomes = self._outcomes, []
+        self._step = state.step
+        seconds = time.monotonic() - self._step_start
+        self._step_start = time.monotonic()
+        groups = sorted((outcome.group for outcome in outcomes), key=lambda group: group.draw)
+        values = rollout_metrics(groups) if groups else {}
+        values |= {name: _value(name, stats) for name in stats}
+        phases = self.timer.take_step()
+        values |= phases | self._speed(groups, batch, seconds - phases.get("time/eval_s", 0.0), phases)
+        values |= self._evaluated
+        self._evaluated = {}
+        values |= {"policy_version": float(state.policy_version), "time/step_s": seconds}
+        if batch is not None:
+            values["count/trained_tokens"] = float(np.count_nonzero(batch.loss_mask))
+            values["count/trained_trajectories"] = float(batch.num_trajectories)
+            if groups:
+                self._annotate(batch, groups, state)
+        self._alert(values, state.step)
+        self._sink.log(state.step, values, self._stage)
+        self._view.step(state.step, values)
+        if groups:
+            self._writer.seal(state.step)
+
+    def evaluated(self, result: EvalResult, state: TrainState) -> None:
+        """An examination's accuracies, for the summary and the step's row of metrics."""
+        record = result.record()
+        own = self._results.setdefault(result.name, {})
+        own[result.when] = record
+        own["num_tasks"] = result.num_tasks
+        numbers = {f"eval/{result.name}/{kind}": float(value) for kind, value in record.items() if value is not None}
+        if state.step == self._step:  # no step of its own: the row of the weights that the stage starts from
+            self._sink.log(state.step, numbers, self._stage)
+        else:
+            self._evaluated |= numbers
+
+    def results(self) -> dict[str, dict[str, Any]]:
+        """Evaluations so far, as in ``summary.json``."""
+        return {name: dict(own) for name, own in self._results.items()}
+
+    def sync(self) -> None:
+        """Returns when everything given so far is durable."""
+        self._writer.flush()
+
+    def _failed(self, trajectory: Trajectory) -> None:
+        self._events.log(
+            f"trajectory_{trajectory.status.kind}",
+            trajectory.status.detail or str(trajectory.status),
+            boundary=trajectory.status.reason,
+            level="warning",
+            trajectory=trajectory.id,
+            stage=self._stage,
+        )
+
+    def _alert(self, values: Mapping[str, float], step: int) -> None:
+        excluded = values.get("excluded_frac", 0.0)
+        if excluded > _EXCLUDED_ALERT:
+            text = f"step {step}: {excluded:.1%} of the episodes failed and are excluded; see events.jsonl"
+            self._view.alert(text)
+            self._events.log("excluded", text, boundary="rollout", level="warning", step=step)
+
+    def _speed(
+        self, groups: Sequence[TrajectoryGroup], batch: Batch | None, seconds: float, phases: Mapping[str, float]
+    ) -> dict[str, float]:
+        if batch is None:
+            return {}
+        speed = {"perf/tokens_per_s": tokens_per_s(batch.num_tokens, seconds)}
+        if groups:
+            sampled = sum(t.num_policy_tokens for group in groups for t in group.trajectories)
+            speed["perf/rollout_tokens_per_s"] = tokens_per_s(sampled, phases.get("time/rollout_s", 0.0))
+        return speed
+
+    def _annotate(self, batch: Batch, groups: Sequence[TrajectoryGroup], state: TrainState) -> None:
+        """What the step learned of each trained trajectory."""
+        ids = {(t.draw, t.sibling): t.id for group in groups for t in group.trajectories}
+        owners = batch.trajectory[np.repeat(np.arange(batch.num_samples), batch.lengths)]
+        chosen = (batch.kind == SegmentKind.POLICY) & (batch.loss_mask != 0)
+        for row in range(batch.num_trajectories):
+            own = chosen & (owners == row)
+            columns = {"old_logprobs": batch.old_logprobs, "advantages": batch.advantages}
+            arrays = {name: column[own] for name, column in columns.items() if column is not None}
+            values = {"trained_step": state.step, "stage": self._stage, "credit": float(batch.credit[row])}
+            key = (int(batch.draw[row]), int(batch.sibling[row]))
+            self._writer.annotate(Annotation(ids[key], values, arrays))
+
+
+def _value(name: str, stats: Stats) -> float:
+    """A statistic's mean, or its maximum where the name asks for that."""
+    return stats[name].max if name.endswith("/max") else stats[name].mean

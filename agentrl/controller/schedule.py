@@ -1,0 +1,142 @@
+"""What overlaps: a schedule alone decides when a batch may be trained and when engines get new weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from agentrl.controller.group import WorkerGroup
+from agentrl.controller.ledger import Ledger
+from agentrl.controller.service import RolloutService, Snapshot
+from agentrl.controller.state import TrainState
+from agentrl.rollouts import GroupOutcome, GroupRequest
+from agentrl.types import TrajectoryGroup
+
+__all__ = ["CapacitySchedule", "DemonstrationSchedule", "Schedule"]
+
+
+class Schedule(Protocol):
+    """``next_groups`` blocks until a batch may be trained, ``publish`` until the engines serve the new weights."""
+
+    def start(self, state: TrainState) -> None:
+        """Engines serve these weights; admission opens."""
+        ...
+
+    def next_groups(self, step: int) -> list[TrajectoryGroup]:
+        """The groups of the batch of ``step``; fewer than asked for, or none, where the draws for it are spent."""
+        ...
+
+    def mark_trained(self, groups: Sequence[TrajectoryGroup], step: int) -> None:
+        """The groups were trained in ``step``; durable when this returns."""
+        ...
+
+    def publish(self, state: TrainState, *, changed: bool) -> TrainState:
+        """Version + 1 everywhere where the actor changed; the batch in training makes room for the next."""
+        ...
+
+    def evaluate(self, requests: Sequence[GroupRequest]) -> list[GroupOutcome]:
+        """Rolls out groups that are not trained, with the weights served now."""
+        ...
+
+    def snapshot(self) -> Snapshot:
+        """What a checkpoint must know of the rollouts."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class CapacitySchedule:
+    """Rollouts within a capacity (design/controller.md, Schedules): η = 0 is the synchronous schedule.
+
+    Args:
+        group: whose engines generate.
+        open_service: starts the rollout service once the engines serve the first weights.
+        wait_s: deadline of one wait for a batch or an evaluation.
+    """
+
+    def __init__(self, group: WorkerGroup, open_service: Callable[[], RolloutService], *, wait_s: float) -> None:
+        self._group, self._open_service, self._wait_s = group, open_service, wait_s
+        self._service: RolloutService | None = None
+
+    def start(self, state: TrainState) -> None:
+        self._group.publish(state.policy_version)
+        self._service = self._open_service()
+
+    def next_groups(self, step: int) -> list[TrajectoryGroup]:
+        return self._running.next_groups(step, self._wait_s)
+
+    def mark_trained(self, groups: Sequence[TrajectoryGroup], step: int) -> None:
+        self._running.mark_trained(groups, step)
+
+    def publish(self, state: TrainState, *, changed: bool) -> TrainState:
+        if changed:
+            state = state.published()
+            self._group.publish(state.policy_version)
+        self._running.make_room()
+        return state
+
+    def evaluate(self, requests: Sequence[GroupRequest]) -> list[GroupOutcome]:
+        return self._running.evaluate(requests, self._wait_s)
+
+    def snapshot(self) -> Snapshot:
+        return self._running.snapshot()
+
+    def close(self) -> None:
+        if self._service is not None:
+            self._service.close()
+
+    @property
+    def _running(self) -> RolloutService:
+        if self._service is None:
+            raise RuntimeError("start() comes first")
+        return self._service
+
+
+class DemonstrationSchedule:
+    """Batches of conversations to imitate; no engine, so a publish only counts.
+
+    Args:
+        rows: conversations, endless, from the first draw on.
+        to_group: makes a trajectory group of a conversation and its draw.
+        batch_groups: conversations a batch.
+        ledger: the run's; a checkpoint remembers how far it is.
+        start: draw that the rows begin at.
+    """
+
+    def __init__(
+        self,
+        rows: Iterator[Any],
+        to_group: Callable[[Any, int], TrajectoryGroup],
+        *,
+        batch_groups: int,
+        ledger: Ledger,
+        start: int = 0,
+    ) -> None:
+        self._rows, self._to_group, self._batch_groups = rows, to_group, batch_groups
+        self._draw, self._ledger = start, ledger
+
+    def start(self, state: TrainState) -> None:
+        del state
+
+    def next_groups(self, step: int) -> list[TrajectoryGroup]:
+        del step
+        groups = []
+        for _ in range(self._batch_groups):
+            groups.append(self._to_group(next(self._rows), self._draw))
+            self._draw += 1
+        return groups
+
+    def mark_trained(self, groups: Sequence[TrajectoryGroup], step: int) -> None:
+        """Demonstrations are no rollouts: the ledger knows none of them."""
+
+    def publish(self, state: TrainState, *, changed: bool) -> TrainState:
+        return state.published() if changed else state
+
+    def evaluate(self, requests: Sequence[GroupRequest]) -> list[GroupOutcome]:
+        raise RuntimeError("a stage without an engine has nothing to evaluate with")
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(next_draw=self._draw, outstanding=(), spent=0, ledger_offset=self._ledger.offset)
+
+    def close(self) -> None:
+        """Nothing was started."""

@@ -1,0 +1,236 @@
+"""One stage of a run, as the loop sees it: what is assembled, marked, recorded, evaluated and kept."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from agentrl.algorithms import AlgorithmSpec, Rewards
+from agentrl.controller.actor import ActorHandle
+from agentrl.controller.checkpoints import Checkpoints, Manifest
+from agentrl.controller.evaluation import Evaluator
+from agentrl.controller.planned import PlannedBatch
+from agentrl.controller.recorder import Recorder
+from agentrl.controller.schedule import Schedule
+from agentrl.controller.state import TrainState
+from agentrl.metrics import PhaseTimer
+from agentrl.rollouts import make_batch, turns_of
+from agentrl.types import SegmentKind, Stats, TrajectoryGroup, seed_for
+
+__all__ = ["StageRun", "StageSettings"]
+
+
+@dataclass(frozen=True, slots=True)
+class StageSettings:
+    """Numbers of a stage that the loop needs.
+
+    Args:
+        name: prefix of metrics, folder of checkpoints.
+        num_steps: batches to train.
+        updates_per_batch: passes over a batch.
+        mini_batch_groups: groups of one optimizer step.
+        micro_batch_tokens: tokens of one forward and backward of a rank.
+        logprob_micro_batch_tokens: tokens of one forward without gradients.
+        checkpoint_every: steps between checkpoints; None keeps the last step's alone.
+        seed: ``run.seed``.
+        shuffle_rewards: a control: rewards change places within the batch.
+        tool_tokens: a control: tool and template tokens after the prompt are trained as if sampled.
+    """
+
+    name: str
+    num_steps: int
+    updates_per_batch: int
+    mini_batch_groups: int
+    micro_batch_tokens: int
+    logprob_micro_batch_tokens: int
+    checkpoint_every: int | None
+    seed: int
+    shuffle_rewards: bool = False
+    tool_tokens: bool = False
+
+
+class StageRun:
+    """What the loop of ``controller.loop.train`` works with.
+
+    Args:
+        settings: numbers.
+        algorithm: what is learned.
+        schedule: what overlaps.
+        actor: the policy's ranks.
+        checkpoints: of this stage.
+        evaluator: examines the policy; None for a stage without rollouts.
+        recorder: store, metrics and display.
+        model_folder: where the finished policy is exported to.
+        restored: a checkpoint to go on from.
+    """
+
+    def __init__(
+        self,
+        settings: StageSettings,
+        *,
+        algorithm: AlgorithmSpec,
+        schedule: Schedule,
+        actor: ActorHandle,
+        checkpoints: Checkpoints,
+        evaluator: Evaluator | None,
+        recorder: Recorder,
+        model_folder: Path,
+        restored: tuple[Path, Manifest] | None = None,
+    ) -> None:
+        self.settings, self.algorithm, self.schedule, self.actor = settings, algorithm, schedule, actor
+        self._checkpoints, self._evaluator = checkpoints, evaluator
+        self._recorder, self._model_folder = recorder, model_folder
+        self._restored = restored
+        self._length_scale = actor.facts().length_scale
+
+    @property
+    def timer(self) -> PhaseTimer:
+        return self._recorder.timer
+
+    @property
+    def num_steps(self) -> int:
+        return self.settings.num_steps
+
+    @property
+    def updates_per_batch(self) -> int:
+        return self.settings.updates_per_batch
+
+    def restore(self) -> TrainState:
+        """The state of the checkpoint to go on from, its tensors loaded; step 0 without one."""
+        if self._restored is None:
+            return TrainState(algorithm=self.algorithm.initial_state)
+        folder, manifest = self._restored
+        self.actor.load(folder / "actor")
+        return TrainState(manifest.step, manifest.policy_version, manifest.algorithm, manifest.progress)
+
+    def assemble(self, groups: Sequence[TrajectoryGroup], state: TrainState) -> PlannedBatch | None:
+        """Groups to a batch with credit and a partition; None where there is nothing to train."""
+        if not groups:
+            return None
+        if self.settings.shuffle_rewards:
+            groups = _shuffled(groups, seed_for(self.settings.seed, "shuffle_rewards", state.step))
+        rewards = _rewards_of(groups, seed_for(self.settings.seed, "credit", state.step))
+        credit = self.algorithm.credit(rewards, state.algorithm)
+        trained = self.algorithm.trains
+        if self.settings.tool_tokens:
+            trained = trained | {SegmentKind.OBSERVATION, SegmentKind.SCAFFOLD}
+        batch = make_batch(
+            groups,
+            credit=credit.trajectory.astype(np.float32),
+            turn_credit=credit.turn.astype(np.float32),
+            trained=trained,
+        )
+        return PlannedBatch.plan(
+            batch,
+            num_ranks=self.actor.num_ranks,
+            mini_batch_groups=self.settings.mini_batch_groups,
+            micro_batch_tokens=self.settings.micro_batch_tokens,
+            logprob_micro_batch_tokens=self.settings.logprob_micro_batch_tokens,
+            length_scale=self._length_scale,
+            reduction=self.algorithm.reduction,
+            seed=seed_for(self.settings.seed, "shuffle", state.step),
+        )
+
+    def counts(self, batch: PlannedBatch | None) -> dict[str, float]:
+        """What a step adds to the running totals."""
+        if batch is None:
+            return {"skipped_steps": 1.0}
+        return {
+            "trajectories": float(batch.batch.num_trajectories),
+            "tokens": float(batch.batch.num_tokens),
+            "trained_tokens": float(np.count_nonzero(batch.batch.loss_mask)),
+        }
+
+    def record(self, state: TrainState, batch: PlannedBatch | None, stats: Stats) -> None:
+        """Annotations, metrics and the display's line of a step."""
+        self._recorder.step(state, batch.batch if batch else None, stats)
+
+    def evaluate_before(self, state: TrainState) -> None:
+        """Examines the weights that the stage starts from, unless a resumed run did."""
+        if self._evaluator is not None and self._evaluator.plan.before and state.step == 0:
+            self._examine("before", state)
+
+    def evaluate_if_due(self, state: TrainState) -> None:
+        """Examines the policy every so many steps, and after the last."""
+        if self._evaluator is None:
+            return
+        every = self._evaluator.plan.every
+        if state.step == self.num_steps:
+            self._examine("after", state)
+        elif every is not None and state.step % every == 0:
+            self._examine(f"step={state.step:06d}", state)
+
+    def checkpoint_if_due(self, state: TrainState) -> None:
+        """Keeps a checkpoint every so many steps, and after the last."""
+        every = self.settings.checkpoint_every
+        if state.step != self.num_steps and (every is None or state.step % every):
+            return
+        with self.timer.phase("checkpoint"):
+            snapshot = self.schedule.snapshot()
+            folder = self._checkpoints.begin(state.step)
+            self.actor.save(folder / "actor")
+            self._recorder.sync()
+            manifest = Manifest(
+                stage=self.settings.name,
+                step=state.step,
+                policy_version=state.policy_version,
+                rollouts=snapshot,
+                algorithm=dict(state.algorithm),
+                progress=dict(state.totals),
+                results=self._recorder.results(),
+            )
+            self._checkpoints.commit(folder, manifest)
+
+    def finish(self, state: TrainState) -> TrainState:
+        """Exports the policy as an ordinary Hugging Face folder."""
+        with self.timer.phase("checkpoint"):
+            export_whole(self.actor, self._model_folder)
+        return state
+
+    def _examine(self, when: str, state: TrainState) -> None:
+        assert self._evaluator is not None
+        with self.timer.phase("eval"):
+            for result in self._evaluator.examine(self.schedule.evaluate, when):
+                self._recorder.evaluated(result, state)
+
+
+def _rewards_of(groups: Sequence[TrajectoryGroup], seed: int) -> Rewards:
+    finished = [(row, trajectory) for row, group in enumerate(groups) for trajectory in group.finished]
+    sizes = [len(trajectory.turns) for _, trajectory in finished]
+    return Rewards(
+        reward=np.asarray([trajectory.reward for _, trajectory in finished], dtype=np.float64),
+        group=np.asarray([row for row, _ in finished], dtype=np.int64),
+        turn_trajectory=np.repeat(np.arange(len(finished)), sizes).astype(np.int64),
+        turn_reward=np.asarray([sum(turn.rewards.values()) for _, turn in turns_of(groups)], dtype=np.float64),
+        seed=seed,
+    )
+
+
+def _shuffled(groups: Sequence[TrajectoryGroup], seed: int) -> list[TrajectoryGroup]:
+    """The same groups with the rewards of finished trajectories in other places."""
+    rewards = [trajectory.reward for group in groups for trajectory in group.finished]
+    order = iter(np.random.Generator(np.random.Philox(seed)).permutation(len(rewards)))
+    return [
+        replace(
+            group,
+            trajectories=tuple(
+                replace(t, reward=rewards[next(order)]) if t.status.finished and t.reward is not None else t
+                for t in group.trajectories
+            ),
+        )
+        for group in groups
+    ]
+
+
+def export_whole(actor: ActorHandle, folder: Path) -> None:
+    """Exports the policy so that the folder exists whole or not at all."""
+    part = folder.with_name(f".{folder.name}.part")
+    for old in (part, folder):
+        if old.exists():
+            shutil.rmtree(old)
+    actor.export(part)
+    part.rename(folder)

@@ -1,0 +1,74 @@
+"""HybridEngine in one process: the trainer's weights copied into the engine's own layout, in memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from agentrl.errors import EngineError
+from agentrl.rollouts import EngineControl
+
+if TYPE_CHECKING:
+    from agentrl.training import Actor
+
+__all__ = ["WeightsReport", "publish_in_process"]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsReport:
+    """What one publish did on one rank: ``bytes`` were handed over in ``seconds``."""
+
+    version: int
+    tensors: int
+    bytes: int
+    seconds: float
+
+
+def publish_in_process(actor: Actor, engine: EngineControl | None, version: int) -> WeightsReport | None:
+    """Moves the actor's weights to the engine beside it, one whole tensor at a time.
+
+    Every rank must call it, also one without an engine, because gathering a sharded tensor is collective. When
+    it returns, the engine serves ``version`` and its checksums equal the trainer's.
+
+    Args:
+        actor: cast to the engine's dtype first, then gathered.
+        engine: paused meanwhile; None on a rank that only helps to gather.
+        version: the policy version from now on.
+
+    Raises:
+        EngineError: a tensor is missing or misshapen, or a checksum differs; the engine then answers nothing.
+    """
+    if engine is None:
+        for _ in actor.weights():
+            pass
+        actor.checksum()
+        return None
+    dtype = engine.layout().dtype
+    start = time.monotonic()
+    engine.pause("retract")
+    session = engine.begin_update(version)
+    num_tensors = num_bytes = 0
+    try:
+        for name, tensor in actor.weights(dtype):
+            session.put(name, tensor)
+            num_bytes += tensor.numel() * tensor.element_size()
+            num_tensors += 1
+    except BaseException:
+        session.abort()
+        raise
+    session.commit()
+    _verify(actor.checksum(dtype), engine.checksum(), version)
+    engine.resume()
+    return WeightsReport(version, num_tensors, num_bytes, time.monotonic() - start)
+
+
+def _verify(trainer: Mapping[str, int], engine: Mapping[str, int], version: int) -> None:
+    differing = sorted(name for name in trainer.keys() | engine.keys() if trainer.get(name) != engine.get(name))
+    if differing:
+        raise EngineError(
+            f"after publish({version}) the engine's weights differ from the trainer's in {len(differing)} of "
+            f"{len(trainer)} tensors, first {differing[0]!r}",
+            retryable=False,
+        )

@@ -1,0 +1,182 @@
+"""Many episodes at once: one event loop in a thread of its own (design/rollouts.md, Episodes)."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.errors import EngineError
+from agentrl.rollouts.engine import RolloutEngine
+from agentrl.rollouts.episode import EpisodeParts, Permits, run_episode
+from agentrl.rollouts.spec import EpisodeKey, GroupRequest, RolloutSpec
+from agentrl.sandbox import SandboxPool
+from agentrl.tools.parsers import load_parser
+from agentrl.types import Status, Trajectory, TrajectoryGroup
+
+__all__ = ["EpisodeRunner", "GroupOutcome"]
+
+_CLOSE_DEADLINE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupOutcome:
+    """A draw that came to its end: every sibling finished, failed or was cancelled.
+
+    Args:
+        request: what was asked.
+        group: the siblings' last attempts.
+        retried: attempts that infrastructure failed and that were made again.
+    """
+
+    request: GroupRequest
+    group: TrajectoryGroup
+    retried: tuple[Trajectory, ...] = ()
+
+
+class EpisodeRunner:
+    """Hosts episodes in one asyncio loop; its methods may be called from any thread.
+
+    All siblings of a group run here, so that what they share (a prompt's KV, a task's data) is made once.
+    """
+
+    def __init__(self, spec: RolloutSpec, engine: RolloutEngine, *, name: str = "episodes") -> None:
+        sandbox = spec.env.sandbox
+        self._sandboxes = None if sandbox is None else SandboxPool(sandbox, max_running=spec.permits.sandboxes)
+        self._parts = EpisodeParts(
+            spec, engine, spec.renderer.build(), load_parser(spec.parser), spec.rubric.build(), self._sandboxes
+        )
+        self._finished: queue.Queue[GroupOutcome | BaseException] = queue.Queue()
+        self._running: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._loop = asyncio.new_event_loop()
+        permits = spec.permits
+        self._permits = Permits(*(asyncio.Semaphore(n) for n in (permits.preparing, permits.running, permits.scoring)))
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, requests: Sequence[GroupRequest]) -> None:
+        """Starts groups; each comes back by ``collect``."""
+        for request in requests:
+            self._loop.call_soon_threadsafe(self._start, request)
+
+    def collect(self, timeout_s: float) -> list[GroupOutcome]:
+        """Groups that came to their end: waits for the first, then takes what is there.
+
+        Raises:
+            EngineError: the runner itself broke; nothing more comes from it.
+        """
+        outcomes: list[GroupOutcome] = []
+        try:
+            item = self._finished.get(timeout=timeout_s)
+            while True:
+                if isinstance(item, BaseException):
+                    raise EngineError(f"the episode runner broke: {item!r}", retryable=False) from item
+                outcomes.append(item)
+                item = self._finished.get_nowait()
+        except queue.Empty:
+            return outcomes
+
+    def cancel(self, draws: Sequence[int], *, label: str = "") -> None:
+        """Ends groups in flight; their unfinished siblings come back as cancelled."""
+
+        def end() -> None:
+            for draw in draws:
+                if (task := self._running.get((label, draw))) is not None:
+                    task.cancel()
+
+        self._loop.call_soon_threadsafe(end)
+
+    async def run_group(self, request: GroupRequest) -> GroupOutcome:
+        """Plays all siblings of one draw and waits for them (for notebooks and tests, in the caller's loop)."""
+        retried: list[Trajectory] = []
+        siblings = await asyncio.gather(
+            *(self._sibling(request, sibling, retried) for sibling in range(request.group_size))
+        )
+        return GroupOutcome(request, TrajectoryGroup(request.draw, request.task, tuple(siblings)), tuple(retried))
+
+    def close(self) -> None:
+        """Cancels what runs and ends the thread.
+
+        Raises:
+            EngineError: it did not end within its deadline.
+        """
+        if not self._thread.is_alive():
+            return
+        asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result(_CLOSE_DEADLINE_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_CLOSE_DEADLINE_S)
+        if self._thread.is_alive():
+            raise EngineError(f"the episode runner did not end within {_CLOSE_DEADLINE_S} s", retryable=False)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+    def _start(self, request: GroupRequest) -> None:
+        task = self._loop.create_task(self._host(request))
+        self._running[request.label, request.draw] = task
+
+    async def _host(self, request: GroupRequest) -> None:
+        try:
+            self._finished.put(await self.run_group(request))
+        except asyncio.CancelledError:
+            self._finished.put(_cancelled(request))
+        except BaseException as error:
+            self._finished.put(error)
+            raise
+        finally:
+            self._running.pop((request.label, request.draw), None)
+
+    async def _sibling(self, request: GroupRequest, sibling: int, retried: list[Trajectory]) -> Trajectory:
+        previous = None
+        for attempt in range(self._parts.spec.max_retries + 1):
+            key = EpisodeKey(request.draw, sibling, attempt, request.purpose, request.label)
+            trajectory = await run_episode(
+                self._parts,
+                request.task,
+                key,
+                sampling=request.sampling,
+                env=request.env,
+                permits=self._permits,
+                previous=previous,
+            )
+            if trajectory.status.kind != "failed" or not trajectory.info.get("retryable"):
+                return trajectory
+            if attempt < self._parts.spec.max_retries:
+                retried.append(trajectory)
+            previous = trajectory
+        return trajectory
+
+    async def _cancel_all(self) -> None:
+        tasks: list[Coroutine[Any, Any, None] | asyncio.Task[None]] = list(self._running.values())
+        for task in self._running.values():
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._sandboxes is not None:
+            await self._sandboxes.close()
+
+
+def _cancelled(request: GroupRequest) -> GroupOutcome:
+    """A group that its owner gave up: no sibling of it counts."""
+    siblings = tuple(
+        Trajectory(
+            task=request.task,
+            draw=request.draw,
+            sibling=sibling,
+            attempt=0,
+            purpose=request.purpose,
+            turns=(),
+            status=Status("cancelled", "cancelled"),
+            label=request.label,
+            info={"cancelled_at": time.time()},
+        )
+        for sibling in range(request.group_size)
+    )
+    return GroupOutcome(request, TrajectoryGroup(request.draw, request.task, siblings))

@@ -1,0 +1,137 @@
+"""What a rollout is made with: picklable, so that whoever hosts the episodes builds the parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from agentrl.envs import EnvSpec, Rubric
+from agentrl.render import Renderer
+from agentrl.types import Purpose, SamplingParams, Task
+
+__all__ = [
+    "EpisodeKey",
+    "EpisodeLimits",
+    "GroupRequest",
+    "RendererFactory",
+    "RolloutSpec",
+    "RubricFactory",
+    "StagePermits",
+]
+
+
+class RubricFactory(Protocol):
+    """Anything that builds a Rubric where the episodes run."""
+
+    def build(self) -> Rubric: ...
+
+
+class RendererFactory(Protocol):
+    """Anything that builds a Renderer where the episodes run, such as ``agentrl.render.RendererSpec``."""
+
+    def build(self) -> Renderer: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeLimits:
+    """Bounds of one episode; deadlines nest, episode ⊇ turn ⊇ generate | step.
+
+    Args:
+        max_turns: model calls.
+        max_turn_tokens: tokens sampled in one call.
+        max_prompt_tokens: tokens of a sequence's opening prompt.
+        max_response_tokens: tokens of a sequence after its prompt, the policy's and the tools' together.
+        context_tokens: tokens of a whole sequence.
+        episode_timeout_s: wall-clock seconds of the whole episode; what was finished by then counts as truncated.
+        turn_timeout_s: wall-clock seconds of one turn: generation, tools and environment.
+        cleanup_s: seconds for closing the environment after the episode.
+    """
+
+    max_turns: int
+    max_turn_tokens: int
+    max_prompt_tokens: int
+    max_response_tokens: int
+    context_tokens: int
+    episode_timeout_s: float = 600.0
+    turn_timeout_s: float = 120.0
+    cleanup_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class StagePermits:
+    """How many episodes may be in each stage of one runner at once, and how many may hold a sandbox."""
+
+    preparing: int = 64
+    running: int = 1024
+    scoring: int = 64
+    sandboxes: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSpec:
+    """Everything that the episodes of a stage share.
+
+    Args:
+        env: makes one environment an episode.
+        renderer: builds the renderer.
+        parser: name of the tool-call parser.
+        rubric: builds what scores an episode.
+        limits: bounds of an episode.
+        sampling: how training tokens are drawn; ``max_new_tokens`` is bounded further by the limits.
+        root_seed: ``run.seed``.
+        step_reward_weight: weight of the sum of step rewards beside the rubric.
+        max_retries: attempts after the first one that infrastructure failed.
+        permits: episodes in each stage.
+    """
+
+    env: EnvSpec
+    renderer: RendererFactory
+    parser: str
+    rubric: RubricFactory
+    limits: EpisodeLimits
+    sampling: SamplingParams
+    root_seed: int
+    step_reward_weight: float = 1.0
+    max_retries: int = 2
+    permits: StagePermits = field(default_factory=StagePermits)
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeKey:
+    """What an episode is called and what its random numbers are derived from (the attempt is in no seed)."""
+
+    draw: int
+    sibling: int
+    attempt: int = 0
+    purpose: Purpose = "train"
+    label: str = ""
+
+    @property
+    def session_id(self) -> str:
+        """The episode's KV session: unique over attempts, so that a retried one never meets its own remains."""
+        return f"{self.label or self.purpose}/{self.draw}-{self.sibling}-{self.attempt}"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRequest:
+    """One draw to roll out.
+
+    Args:
+        draw: position in the data order.
+        task: the problem.
+        group_size: siblings.
+        purpose: training, baseline or evaluation.
+        label: names the evaluation; empty in training.
+        sampling: overrides the stage's sampling.
+        min_version: lowest policy version that may answer.
+        env: overrides the stage's environment.
+    """
+
+    draw: int
+    task: Task
+    group_size: int
+    purpose: Purpose = "train"
+    label: str = ""
+    sampling: SamplingParams | None = None
+    min_version: int = 0
+    env: EnvSpec | None = None

@@ -1,0 +1,276 @@
+"""A stage's configuration becomes picklable specs; whoever hosts an object builds it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl.controller.evaluation import EvalPlan, EvalSet
+from agentrl.controller.worker import EngineFactory
+from agentrl.envs import EnvSpec, EpisodeView, RewardFn, Rubric, ToolEnv
+from agentrl.errors import ConfigError
+from agentrl.render import RendererSpec
+from agentrl.rollouts import EpisodeLimits, RolloutSpec, RubricFactory, StagePermits
+from agentrl.rollouts.inprocess import TorchEngineSpec
+from agentrl.run.config import StageConfig, ToolConfig
+from agentrl.run.data import load_tasks
+from agentrl.sandbox import SandboxSpec
+from agentrl.tools import Tool, ToolFactory, resolve_tools
+from agentrl.training import OptimSpec
+from agentrl.types import SamplingParams, load_object
+
+__all__ = [
+    "LiveObjects",
+    "RubricSpec",
+    "engine_spec",
+    "env_spec",
+    "eval_plan",
+    "optim_spec",
+    "renderer_spec",
+    "rollout_spec",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveObjects:
+    """What a caller from Python gives in place of references in the configuration.
+
+    Args:
+        tools: tools on offer, instead of ``env.tools``.
+        env: an Env class or factory, or a whole EnvSpec, instead of ``env.entry``.
+        reward: a reward function, a Rubric, or several functions, instead of ``reward.functions``.
+    """
+
+    tools: Sequence[Tool | ToolFactory] | None = None
+    env: EnvSpec | Callable[..., Any] | None = None
+    reward: Rubric | RewardFn | Sequence[RewardFn] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _RewardRef:
+    """A reward function by reference, with its name, weight and bound arguments."""
+
+    reference: str
+    name: str | None
+    weight: float
+    args: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RubricSpec:
+    """Builds the rubric where the episodes run.
+
+    Args:
+        parts: by reference, from a configuration.
+        live: ready made, from Python.
+        base_dir: where ``file.py:name`` references start.
+    """
+
+    parts: tuple[_RewardRef, ...] = ()
+    live: Rubric | None = None
+    base_dir: str | None = None
+
+    def build(self) -> Rubric:
+        """The rubric.
+
+        Raises:
+            ConfigError: a reference names nothing, or something that is no function.
+        """
+        if self.live is not None:
+            return self.live
+        return Rubric([(_bound(part, self.base_dir), part.weight) for part in self.parts])
+
+
+def _bound(part: _RewardRef, base_dir: str | None) -> RewardFn:
+    function = load_object(part.reference, base_dir)
+    if not callable(function):
+        raise ConfigError(
+            f"reward.functions: '{part.reference}' must be a function of an EpisodeView, got {type(function).__name__}"
+        )
+
+    def reward(view: EpisodeView) -> float | Awaitable[float]:
+        value: float | Awaitable[float] = function(view, **part.args)
+        return value
+
+    reward.__name__ = str(part.name or getattr(function, "__name__", type(function).__name__))
+    return reward
+
+
+def rubric_spec(stage: StageConfig, live: LiveObjects, base_dir: Path) -> RubricFactory:
+    """The stage's rubric: the configuration's functions, or what was given from Python."""
+    if isinstance(live.reward, Rubric):
+        return RubricSpec(live=live.reward)
+    if live.reward is not None:
+        functions = [live.reward] if callable(live.reward) else list(live.reward)
+        return RubricSpec(live=Rubric(functions))
+    parts = tuple(_RewardRef(f.function, f.name, f.weight, f.args) for f in stage.reward.functions)
+    return RubricSpec(parts=parts, base_dir=str(base_dir))
+
+
+def env_spec(stage: StageConfig, live: LiveObjects, base_dir: Path, *, with_tools: bool = True) -> EnvSpec:
+    """The stage's environment; without its tools for an examination of what they are worth."""
+    if isinstance(live.env, EnvSpec):
+        return live.env
+    sandbox = stage.sandbox.spec()
+    entry = live.env or stage.env.entry
+    if entry is not None:
+        return EnvSpec(
+            entry, kwargs=stage.env.args, base_dir=str(base_dir), sandbox=_sandbox_of(entry, base_dir, sandbox)
+        )
+    tools: list[Any] = (
+        list(live.tools) if live.tools is not None else [_tool(tool, base_dir) for tool in stage.env.tools]
+    )
+    return EnvSpec(
+        ToolEnv,
+        kwargs={
+            "tools": tools if with_tools else [],
+            "system_prompt": stage.env.system_prompt,
+            "announce_tools": stage.env.announce_tools,
+            "tool_deadline_s": stage.rollout.tool_timeout_s,
+            "base_dir": str(base_dir),
+            **stage.env.args,
+        },
+        sandbox=sandbox if with_tools and _needs_sandbox(tools, base_dir) else None,
+    )
+
+
+def _needs_sandbox(tools: Sequence[Any], base_dir: Path) -> bool:
+    """Whether one of the tools runs code; a factory's tools are made once to see it."""
+    entries = resolve_tools(tools, base_dir)
+    made = [tool for e in entries for tool in (e.build() if isinstance(e, ToolFactory) else (e,))]
+    return any(tool.needs_sandbox for tool in made)
+
+
+def _sandbox_of(entry: Callable[..., Any] | str, base_dir: Path, sandbox: SandboxSpec) -> SandboxSpec | None:
+    """The sandbox, where the environment's factory takes one by the name ``sandbox``."""
+    factory = load_object(entry, base_dir) if isinstance(entry, str) else entry
+    return sandbox if "sandbox" in inspect.signature(factory).parameters else None
+
+
+def _tool(config: ToolConfig, base_dir: Path) -> Tool | ToolFactory | str:
+    """A tool's reference; with arguments, what the function or class that it names makes of them, once a process."""
+    if not config.args:
+        return config.function
+    return ToolFactory(functools.partial(_made_once, config.function, json.dumps(config.args), str(base_dir)))
+
+
+@functools.cache
+def _made_once(reference: str, args: str, base_dir: str) -> Tool:
+    made: Tool = load_object(reference, base_dir)(**json.loads(args))
+    return made
+
+
+def rollout_spec(stage: StageConfig, live: LiveObjects, *, base_dir: Path, model: Path) -> RolloutSpec:
+    """What the stage's episodes share."""
+    rollout = stage.rollout
+    episodes = min(rollout.max_running, stage.train.batch_prompts * rollout.group_size)
+    return RolloutSpec(
+        env=env_spec(stage, live, base_dir),
+        renderer=renderer_spec(stage, base_dir, model),
+        parser=stage.model.tool_parser,
+        rubric=rubric_spec(stage, live, base_dir),
+        limits=EpisodeLimits(
+            max_turns=rollout.max_turns,
+            max_turn_tokens=rollout.max_turn_tokens,
+            max_prompt_tokens=stage.data.max_prompt_tokens,
+            max_response_tokens=rollout.max_response_tokens,
+            context_tokens=stage.context_tokens,
+            episode_timeout_s=rollout.episode_timeout_s,
+            turn_timeout_s=rollout.turn_timeout_s,
+        ),
+        sampling=SamplingParams(
+            max_new_tokens=rollout.max_turn_tokens,
+            temperature=rollout.temperature,
+            top_p=rollout.top_p,
+            top_k=rollout.top_k,
+            stop=tuple(rollout.stop),
+        ),
+        root_seed=stage.run.seed,
+        step_reward_weight=stage.reward.step_weight,
+        max_retries=rollout.retries,
+        permits=StagePermits(running=episodes, sandboxes=stage.sandbox.max_running),
+    )
+
+
+def renderer_spec(stage: StageConfig, base_dir: Path, model: Path) -> RendererSpec:
+    """The renderer of the stage's model; a template file's path starts at the configuration's folder."""
+    template = stage.model.chat_template
+    if template is not None and (base_dir / template).is_file():
+        template = str(base_dir / template)
+    return RendererSpec(str(model), family=stage.model.family, chat_template=template)
+
+
+def engine_spec(stage: StageConfig, model: Path) -> EngineFactory:
+    """The engine that the stage's rollouts use.
+
+    Raises:
+        ConfigError: an engine that this version does not train with.
+    """
+    if stage.rollout.engine != "torch":
+        raise ConfigError(
+            f"rollout.engine='{stage.rollout.engine}' cannot be used for training in this version; "
+            "set rollout.engine=torch"
+        )
+    spec = TorchEngineSpec(
+        model_path=str(model),
+        dtype=stage.rollout_dtype,
+        context_tokens=stage.context_tokens,
+        max_running=stage.rollout.max_running,
+        kv_tokens=stage.rollout.kv_tokens,
+        deterministic=stage.run.deterministic,
+        num_threads=stage.train.threads_per_rank,
+        **stage.rollout.engine_args,
+    )
+    factory: EngineFactory = spec
+    return factory
+
+
+def eval_plan(stage: StageConfig, live: LiveObjects, base_dir: Path) -> EvalPlan:
+    """How the stage's policy is examined."""
+    own = stage.eval
+    sets = []
+    for name, item in own.sets.items():
+        tasks = load_tasks(
+            item.data,
+            item.args,
+            base_dir=base_dir,
+            seed=stage.run.seed,
+            setting=f"eval.sets.{name}.data",
+            limit=item.num_tasks,
+        )
+        env = None if item.tools else env_spec(stage, live, base_dir, with_tools=False)
+        sets.append(EvalSet(name, tuple(tasks), item.temperature, env, only_before=item.only_before))
+    sampling = SamplingParams(
+        max_new_tokens=stage.rollout.max_turn_tokens,
+        temperature=own.temperature,
+        top_p=own.top_p,
+        stop=tuple(stage.rollout.stop),
+    )
+    return EvalPlan(tuple(sets), own.samples, sampling, own.greedy, own.every, own.before)
+
+
+def optim_spec(stage: StageConfig, *, total_steps: int) -> OptimSpec:
+    """The optimizer of a stage whose schedule ends after ``total_steps`` optimizer steps."""
+    own = stage.optim
+    return OptimSpec(
+        name=own.name,
+        lr=own.lr,
+        betas=(own.betas[0], own.betas[1]),
+        eps=own.eps,
+        weight_decay=own.weight_decay,
+        muon_lr=own.muon_lr,
+        muon_momentum=own.muon_momentum,
+        muon_weight_decay=own.muon_weight_decay,
+        schedule=own.schedule,
+        warmup_steps=own.warmup_steps,
+        total_steps=total_steps,
+        flat_fraction=own.flat_fraction,
+        final_fraction=own.final_fraction,
+        clip_grad_norm=math.inf if own.clip_grad_norm is None else own.clip_grad_norm,
+    )

@@ -1,0 +1,157 @@
+"""Data sets: a reference in the configuration becomes tasks, or rows to imitate."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from agentrl.errors import AgentRLError, DataError
+from agentrl.types import Message, Task, load_object
+
+__all__ = ["endless_rows", "load_tasks", "rows_hash"]
+
+
+def load_tasks(
+    reference: str,
+    args: Mapping[str, Any],
+    *,
+    base_dir: Path,
+    seed: int,
+    setting: str,
+    limit: int | None = None,
+) -> list[Task]:
+    """The tasks of a data set.
+
+    Args:
+        reference: ``file.py:function``, ``module:function``, a ``.jsonl`` or ``.parquet`` file, or a folder
+            that ``datasets.save_to_disk`` wrote.
+        args: keyword arguments of the function; one that takes ``seed`` gets ``seed`` unless given here.
+        base_dir: where relative references start.
+        seed: ``run.seed``.
+        setting: the setting that holds the reference, for errors.
+        limit: only the first so many tasks.
+
+    Raises:
+        DataError: the data set cannot be read, is empty, or a row is no task; the row is named.
+    """
+    rows = itertools.islice(_rows(reference, args, base_dir=base_dir, seed=seed, setting=setting), limit)
+    tasks = [_task(row, index, reference) for index, row in enumerate(rows)]
+    if not tasks:
+        raise DataError(f"{setting}='{reference}' holds no task; point it at a data set with at least one")
+    return tasks
+
+
+def endless_rows(
+    reference: str, args: Mapping[str, Any], *, base_dir: Path, seed: int, setting: str, skip: int
+) -> Iterator[Any]:
+    """Rows for ever, from row ``skip`` on: a finite data set is begun again.
+
+    Raises:
+        DataError: the data set cannot be read or is empty.
+    """
+
+    def repeated() -> Iterator[Any]:
+        while True:
+            count = 0
+            for row in _rows(reference, args, base_dir=base_dir, seed=seed, setting=setting):
+                count += 1
+                yield row
+            if not count:
+                raise DataError(f"{setting}='{reference}' holds no row; point it at a data set with at least one")
+
+    return itertools.islice(repeated(), skip, None)
+
+
+def rows_hash(tasks: Sequence[Task]) -> str:
+    """SHA-256 over the tasks as JSON: equal data, equal hash."""
+    digest = hashlib.sha256()
+    for task in tasks:
+        row = [task.id, task.messages, task.answer, task.data_source, dict(task.info)]
+        digest.update(json.dumps(row, sort_keys=True, default=str).encode())
+    return digest.hexdigest()
+
+
+def _rows(reference: str, args: Mapping[str, Any], *, base_dir: Path, seed: int, setting: str) -> Iterable[Any]:
+    path = base_dir / reference
+    if reference.endswith(".jsonl"):
+        return _jsonl(path, setting)
+    if reference.endswith(".parquet"):
+        return _parquet(path, setting)
+    if ":" not in reference:
+        return _folder(path, setting)
+    function = load_object(reference, base_dir=base_dir)
+    keywords = dict(args)
+    try:
+        if "seed" in inspect.signature(function).parameters:
+            keywords.setdefault("seed", seed)
+        rows = function(**keywords)
+    except AgentRLError:
+        raise
+    except Exception as error:  # boundary: the user's own code
+        raise DataError(f"{setting}='{reference}' raised {type(error).__name__}: {error}") from error
+    if not isinstance(rows, Iterable):
+        raise DataError(f"{setting}='{reference}' must return an iterable of rows, got {type(rows).__name__}")
+    return rows
+
+
+def _jsonl(path: Path, setting: str) -> Iterator[Any]:
+    _need(path, setting)
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                try:
+                    yield json.loads(line)
+                except json.JSONDecodeError as error:
+                    raise DataError(f"{path}:{number} is not JSON: {error}") from error
+
+
+def _parquet(path: Path, setting: str) -> Iterator[Any]:
+    import pyarrow.parquet as pq
+
+    _need(path, setting)
+    for batch in pq.ParquetFile(path).iter_batches():
+        yield from batch.to_pylist()
+
+
+def _folder(path: Path, setting: str) -> Iterable[Any]:
+    if not path.is_dir():
+        raise DataError(
+            f"{setting}='{path}' is neither file.py:function, module:function, a .jsonl or .parquet file, "
+            "nor a folder of datasets.save_to_disk"
+        )
+    from datasets import load_from_disk
+
+    return cast(Iterable[Any], load_from_disk(str(path)))
+
+
+def _need(path: Path, setting: str) -> None:
+    if not path.is_file():
+        raise DataError(f"{setting}='{path}' does not exist; name a file, from the configuration's folder on")
+
+
+def _task(row: Any, index: int, reference: str) -> Task:
+    """A row as a task: a Task itself, our own columns, or verl's (data_source, prompt, reward_model, extra_info)."""
+    if isinstance(row, Task):
+        return row
+    if not isinstance(row, Mapping):
+        raise DataError(f"row {index} of {reference} must be a Task or a mapping, got {type(row).__name__}")
+    messages = row.get("messages", row.get("prompt", row.get("question")))
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    if messages is None:
+        raise DataError(f"row {index} of {reference} has no 'messages', 'prompt' or 'question'; it has {sorted(row)}")
+    reward_model = row.get("reward_model") or {}
+    known = {"id", "messages", "prompt", "question", "answer", "data_source", "info", "reward_model", "extra_info"}
+    extra = {name: value for name, value in row.items() if name not in known}
+    return Task(
+        id=str(row.get("id", index)),
+        messages=tuple(cast(Message, dict(message)) for message in messages),
+        answer=row.get("answer", reward_model.get("ground_truth")),
+        data_source=str(row.get("data_source", "default")),
+        info={**extra, **(row.get("extra_info") or {}), **(row.get("info") or {})},
+    )

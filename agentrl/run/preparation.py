@@ -1,0 +1,126 @@
+"""What happens before the first step: the machine is probed, the run directory made, the model built."""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentrl.controller.checkpoints import Checkpoints, Manifest
+from agentrl.controller.ledger import Ledger
+from agentrl.errors import AgentRLError, DataError
+from agentrl.run.build import LiveObjects, env_spec
+from agentrl.run.config import RunConfig, StageConfig
+from agentrl.run.config.dump import to_yaml
+from agentrl.run.data import load_tasks, rows_hash
+from agentrl.run.record import run_record
+from agentrl.store import RunDirectory, keep_lines, write_text
+from agentrl.types import load_object
+
+__all__ = ["last_manifest", "make_directory", "roll_back", "start_model"]
+
+
+def make_directory(
+    config: RunConfig, rollouts: Sequence[StageConfig], live: LiveObjects, base_dir: Path
+) -> RunDirectory:
+    """Probes what the rollouts need, then makes the run directory with its record.
+
+    Args:
+        config: the whole configuration.
+        rollouts: its stages that play episodes.
+        live: what was given from Python.
+        base_dir: where references start.
+
+    Raises:
+        MachineError: the sandbox that is required is not to be had here.
+        ConfigError: ``run.dir`` holds a run or other files.
+        DataError: a data set cannot be used.
+    """
+    assert config.run.dir is not None, "load_config fills it in"
+    sandbox: Mapping[str, Any] = {}
+    for stage in rollouts:
+        spec = env_spec(stage, live, base_dir).sandbox
+        if spec is not None:
+            report = spec.check()
+            sandbox = {"backend": report.backend, "guarantees": dict(report.guarantees), "notes": report.notes}
+    record = run_record(
+        seed=config.run.seed, data=_hashes(rollouts, base_dir), parent=config.model.path, sandbox=sandbox
+    )
+    directory = RunDirectory.create(config.run.dir, record)
+    write_text(directory.config_path, to_yaml(config))
+    return directory
+
+
+def start_model(config: RunConfig, directory: RunDirectory, base_dir: Path) -> Path:
+    """The folder of the model that the run starts from; one that ``model.build`` makes is made once.
+
+    Raises:
+        DataError: the function raised, or made no model; the folder named does not exist.
+    """
+    if config.model.path is not None:
+        path = base_dir / Path(config.model.path).expanduser()
+        if not path.is_dir():
+            raise DataError(
+                f"model.path='{config.model.path}' is no folder ({path}); name one in Hugging Face's layout"
+            )
+        return path
+    folder = directory.models_folder / "start"
+    if folder.is_dir():
+        return folder
+    reference = config.model.build
+    assert reference is not None, "the configuration's rules ask for model.path or model.build"
+    function = load_object(reference, base_dir)
+    keywords = dict(config.model.build_args)
+    part = folder.with_name(".start.part")
+    if part.exists():
+        shutil.rmtree(part)
+    part.mkdir(parents=True)
+    try:
+        if "seed" in inspect.signature(function).parameters:
+            keywords.setdefault("seed", config.run.seed)
+        function(part, **keywords)
+    except AgentRLError:
+        raise
+    except Exception as error:  # boundary: the user's own code
+        raise DataError(f"model.build='{reference}' raised {type(error).__name__}: {error}") from error
+    if not (part / "config.json").is_file():
+        raise DataError(f"model.build='{reference}' wrote no config.json into the folder that it was given")
+    part.rename(folder)
+    return folder
+
+
+def last_manifest(directory: RunDirectory, stage: StageConfig) -> Manifest | None:
+    """The newest checkpoint's manifest of a stage."""
+    found = Checkpoints(directory.checkpoints_folder / stage.name, keep_last=0).latest()
+    return found[1] if found else None
+
+
+def roll_back(directory: RunDirectory, stages: Sequence[StageConfig], ledger: Ledger) -> None:
+    """Takes a run back to its newest checkpoint: later ledger rows are rolled back, later metrics taken out."""
+    offset, steps = 0, {stage.name: -1 for stage in stages}
+    for stage in stages:
+        manifest = last_manifest(directory, stage)
+        if manifest is not None:
+            offset, steps[stage.name] = manifest.rollouts.ledger_offset, manifest.step
+    ledger.restore(offset)
+    if directory.metrics_path.exists():
+        keep_lines(directory.metrics_path, lambda row: int(row["step"]) <= steps.get(str(row["stage"]), -1))
+
+
+def _hashes(rollouts: Sequence[StageConfig], base_dir: Path) -> dict[str, str]:
+    """SHA-256 of each stage's tasks and of each held-out set."""
+    hashes = {}
+    for stage in rollouts:
+        seed = stage.run.seed
+        if stage.data.train is not None:
+            tasks = load_tasks(stage.data.train, stage.data.args, base_dir=base_dir, seed=seed, setting="data.train")
+            hashes[f"{stage.name}/train"] = rows_hash(tasks)
+        for name, item in stage.eval.sets.items():
+            setting = f"eval.sets.{name}.data"
+            tasks = load_tasks(
+                item.data, item.args, base_dir=base_dir, seed=seed, setting=setting, limit=item.num_tasks
+            )
+            hashes[f"{stage.name}/eval/{name}"] = rows_hash(tasks)
+    return hashes

@@ -1,0 +1,68 @@
+"""``run.json``: what ran, so that a result can be traced to its code, data, seeds and machine."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import agentrl
+
+__all__ = ["run_record"]
+
+_PACKAGES = ("agentrl", "torch", "transformers", "ray", "numpy", "tokenizers")
+
+
+def run_record(*, seed: int, data: Mapping[str, str], parent: str | None, sandbox: Mapping[str, Any]) -> dict[str, Any]:
+    """What ran.
+
+    Args:
+        seed: ``run.seed``.
+        data: SHA-256 of each data set, by name.
+        parent: the run or model folder that it starts from.
+        sandbox: the backend and what it guarantees on this machine.
+    """
+    return {
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "git": _git(Path(agentrl.__file__).parent),
+        "versions": {name: found for name in _PACKAGES if (found := _version(name))},
+        "python": platform.python_version(),
+        "host": {"name": platform.node(), "system": platform.platform(), "cpus": os.cpu_count()},
+        "seed": seed,
+        "data": dict(data),
+        "parent": parent,
+        "sandbox": dict(sandbox),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _git(folder: Path) -> dict[str, str] | None:
+    """Commit, and hash of what differs from it; None where agentrl does not run from a checkout."""
+    try:
+        commit = _run_git(folder, "rev-parse", "HEAD")
+        difference = _run_git(folder, "diff", "HEAD")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {
+        "commit": commit.decode().strip(),
+        "diff_sha256": hashlib.sha256(difference).hexdigest() if difference else "",
+    }
+
+
+def _run_git(folder: Path, *args: str) -> bytes:
+    done = subprocess.run(["git", "-C", str(folder), *args], capture_output=True, check=True, timeout=10)
+    return done.stdout

@@ -1,0 +1,236 @@
+"""Training, evaluation and rollouts from Python; ``agentrl train`` is this class with a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+
+from agentrl.controller.evaluation import Evaluator
+from agentrl.controller.fleet import collect_groups
+from agentrl.controller.group import WorkerGroup
+from agentrl.controller.ledger import Ledger
+from agentrl.envs import EnvSpec, RewardFn, Rubric
+from agentrl.errors import AgentRLError, ConfigError
+from agentrl.metrics import JsonlSink, PhaseTimer, Sink, Sinks, StepDisplay, TensorBoardSink, result_rows
+from agentrl.rollouts import GroupOutcome, GroupRequest
+from agentrl.run.build import LiveObjects, eval_plan
+from agentrl.run.config import RunConfig, StageConfig
+from agentrl.run.preparation import make_directory, roll_back, start_model
+from agentrl.run.session import Session
+from agentrl.run.stages import (
+    RunParts,
+    finished_stage,
+    learns_from_demonstrations,
+    rollout_deadline_s,
+    run_stage,
+    stage_algorithm,
+    worker_spec,
+)
+from agentrl.store import EventLog, JsonlWriter, RunDirectory, TrajectoryWriter, write_json
+from agentrl.tools import Tool, ToolFactory
+from agentrl.types import Task, Trajectory
+
+__all__ = ["Summary", "Trainer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a run came to, as in ``summary.json``.
+
+    Args:
+        run_dir: where everything is.
+        eval: ``{set: {"before": {"sampled", "greedy"}, "after": {...}, "num_tasks"}}``.
+        steps: steps of the last stage.
+        seconds: wall-clock seconds by phase.
+    """
+
+    run_dir: Path
+    eval: Mapping[str, Any]
+    steps: int
+    seconds: Mapping[str, float]
+
+    def record(self) -> dict[str, Any]:
+        """The content of ``summary.json``."""
+        return {"eval": dict(self.eval), "steps": self.steps, "seconds": dict(self.seconds)}
+
+
+class Trainer:
+    """Runs a configuration; live objects may take the place of references in it.
+
+    Use as a context manager, or call ``close``: workers live until then, so that ``evaluate`` and ``rollout`` after
+    ``train`` use the trained weights.
+
+    Args:
+        config: from ``load_config``.
+        tools: tools on offer, instead of ``env.tools``.
+        env: an Env class, a factory ``(task) -> Env`` or an EnvSpec, instead of ``env.entry``.
+        reward: a reward function, several, or a Rubric, instead of ``reward.functions``.
+        console: where progress is shown; None shows nothing.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        tools: Sequence[Tool | ToolFactory] | None = None,
+        env: EnvSpec | Callable[..., Any] | None = None,
+        reward: Rubric | RewardFn | Sequence[RewardFn] | None = None,
+        console: Console | None = None,
+    ) -> None:
+        self.config = config
+        self._live = LiveObjects(tools, env, reward)
+        self._console = console or Console(quiet=True)
+        self._base_dir = Path(config.run.base_dir or ".").resolve()
+        self._session: Session | None = None
+        self._hosting = False
+        self._model: Path | None = None
+
+    def train(self, steps: int | None = None, *, resume: bool = False) -> Summary:
+        """Every stage in order.
+
+        Args:
+            steps: of the last stage, instead of its ``train.steps``.
+            resume: go on with the run in ``run.dir`` from its newest checkpoint.
+
+        Raises:
+            ConfigError: ``run.dir`` holds a run already and ``resume`` is not asked for.
+            MachineError: the sandbox that the configuration requires is not to be had here.
+        """
+        stages = self._stages(steps)
+        if resume:
+            directory = RunDirectory.open(self.config.run.dir or "")
+        else:
+            directory = make_directory(self.config, self._rollouts(stages), self._live, self._base_dir)
+        display = StepDisplay(self._console, directory.root)
+        events = EventLog(directory)
+        try:
+            with display:
+                return self._train(directory, stages, display, events, resume)
+        except AgentRLError as error:
+            events.failure("run_failed", error)
+            raise
+        finally:
+            events.close()
+
+    def evaluate(self, name: str | None = None) -> dict[str, Any]:
+        """Examines the policy on one held-out set or all: ``{set: {"sampled", "greedy", "num_tasks"}}``."""
+        stage = self._rollout_stage()
+        plan = eval_plan(stage, self._live, self._base_dir)
+        if name is not None and name not in {item.name for item in plan.sets}:
+            raise ConfigError(f"eval.sets has no {name!r}; it has {', '.join(i.name for i in plan.sets) or 'none'}")
+        results = Evaluator(plan).examine(self._roll_out, "now")
+        return {
+            result.name: {**result.record(), "num_tasks": result.num_tasks}
+            for result in results
+            if name in (None, result.name)
+        }
+
+    def rollout(self, tasks: Iterable[Task], *, samples: int = 1) -> list[Trajectory]:
+        """Plays tasks with the policy as it is, ``samples`` episodes each; nothing is trained or stored."""
+        requests = [GroupRequest(draw, task, samples, "eval", "rollout") for draw, task in enumerate(tasks)]
+        return [t for outcome in self._roll_out(requests) for t in outcome.group.trajectories] if requests else []
+
+    def close(self) -> None:
+        """Ends the workers; a second call does nothing."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _train(
+        self, directory: RunDirectory, stages: list[StageConfig], display: StepDisplay, events: EventLog, resume: bool
+    ) -> Summary:
+        timer, started = PhaseTimer(), time.monotonic()
+        with timer.phase("setup"):
+            models = {"model": start_model(self.config, directory, self._base_dir)}
+            group = self._workers()
+        results: dict[str, Any] = {}
+        first_draw = num_steps = 0
+        with ExitStack() as stack:
+            ledger = Ledger(directory.ledger_path)
+            stack.callback(ledger.close)
+            if resume:
+                roll_back(directory, stages, ledger)
+                events.log("resumed", f"attempt {ledger.attempt} of the run begins", boundary="run")
+            writer = stack.enter_context(TrajectoryWriter(directory))
+            sink = self._sinks(directory)
+            stack.callback(sink.close)
+            parts = RunParts(directory, self._base_dir, group, self._live, ledger, writer, events, sink, display, timer)
+            for stage in stages:
+                models[stage.name] = directory.models_folder / stage.name
+                outcome = finished_stage(parts, stage) if resume else None
+                if outcome is None:
+                    origin = models[stage.starts_from]
+                    outcome = run_stage(parts, stage, model=origin, first_draw=first_draw, resume=resume)
+                    self._hosting = not self._imitates(stage)
+                first_draw, num_steps = max(first_draw, outcome.next_draw), outcome.steps
+                results |= outcome.results
+        self._model = models[stages[-1].name]
+        timer.add("total", time.monotonic() - started)
+        summary = Summary(directory.root, results, num_steps, timer.total())
+        write_json(directory.summary_path, summary.record())
+        hints = [f"agentrl ls {directory.root}", f"agentrl show {directory.root}"]
+        display.finish(result_rows(results), summary.seconds, hints)
+        return summary
+
+    def _stages(self, steps: int | None) -> list[StageConfig]:
+        stages = self.config.resolved_stages()
+        if steps is not None:
+            train = stages[-1].train.model_copy(update={"steps": steps, "epochs": None})
+            stages[-1] = stages[-1].model_copy(update={"train": train})
+        return stages
+
+    def _imitates(self, stage: StageConfig) -> bool:
+        return learns_from_demonstrations(stage_algorithm(stage, self._base_dir))
+
+    def _rollouts(self, stages: Sequence[StageConfig]) -> list[StageConfig]:
+        return [stage for stage in stages if not self._imitates(stage)]
+
+    def _workers(self) -> WorkerGroup:
+        if self._session is None:
+            self._session = Session(self.config)
+        return self._session.group
+
+    def _sinks(self, directory: RunDirectory) -> Sinks:
+        sinks: list[Sink] = [JsonlSink(JsonlWriter(directory.metrics_path))]
+        if self.config.metrics.tensorboard:
+            sinks.append(TensorBoardSink(directory.root / "tensorboard"))
+        return Sinks(sinks, verl_names=self.config.metrics.verl_names)
+
+    def _roll_out(self, requests: Sequence[GroupRequest]) -> list[GroupOutcome]:
+        """Plays groups outside of training, with the weights trained last, or those that the run starts from."""
+        stage = self._rollout_stage()
+        group = self._workers()
+        if not self._hosting:
+            model = self._model or self._model_without_run()
+            algorithm = stage_algorithm(stage, self._base_dir)
+            group.setup(worker_spec(stage, algorithm, self._live, base_dir=self._base_dir, model=model, num_steps=1))
+            self._hosting = True
+        return collect_groups(group, requests, rollout_deadline_s(stage, len(requests)))
+
+    def _rollout_stage(self) -> StageConfig:
+        stages = self._rollouts(self._stages(None))
+        if not stages:
+            raise ConfigError("no stage plays episodes: give one an algorithm that learns from rollouts, such as grpo")
+        return stages[-1]
+
+    def _model_without_run(self) -> Path:
+        if self.config.model.path is None:
+            raise ConfigError(
+                "model.path is not set and nothing was trained yet; call train() first, or set model.path"
+            )
+        return self._base_dir / Path(self.config.model.path).expanduser()

@@ -129,7 +129,7 @@ class ToolExecutor:
                 "invalid_arguments", f"{'; '.join(faults)}. Mend the arguments of {call.name} and call again."
             )
         context = replace(context, deadline_s=tool.deadline_s or self._deadline_s)
-        work = _contained(tool.call(call.arguments, context))
+        work = _contained(tool, call, context)
         try:
             output = await (work if tool.keeps_deadline else self._within(context.deadline_s, work))
         except AgentRLError:
@@ -187,10 +187,10 @@ class ToolExecutor:
         return _error("unknown_tool", f"there is no tool {clip_text(name, 64)[0]!r}.{meant} The tools are: {known}.")
 
 
-async def _contained(work: Coroutine[Any, Any, str | ToolOutput]) -> str | ToolOutput:
-    """``work``, but an ``exit()`` in a tool's body ends the call and not the process."""
+async def _contained(tool: Tool, call: ToolCall, context: ToolContext) -> str | ToolOutput:
+    """The tool's output, but an ``exit()`` in its body ends the call and not the process."""
     try:
-        return await work
+        return await tool.call(call.arguments, context)
     except SystemExit as error:
         raise RuntimeError(f"it called exit({error.code!r})") from None
 

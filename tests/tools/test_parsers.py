@@ -98,6 +98,12 @@ def test_arguments_given_as_a_json_string_are_read() -> None:
     assert parse(block('{"name": "f", "arguments": "{\\"a\\": 1}"}')).tool_calls[0].arguments == {"a": 1}
 
 
+def test_many_brackets_side_by_side_are_not_deep() -> None:
+    body = '{"name": "f", "arguments": {"a": [' + ", ".join(["[1]"] * 200) + "]}}"
+
+    assert len(parse(block(body)).tool_calls[0].arguments["a"]) == 200
+
+
 def test_a_call_without_arguments_has_none() -> None:
     assert parse(block('{"name": "now"}')).tool_calls[0].arguments == {}
 
@@ -113,6 +119,7 @@ def test_a_call_without_arguments_has_none() -> None:
         ('{"name": "f", "arguments": {"a": "\\ud800"}}', "malformed_json", "without its other half"),
         ('{"name": "f", "arguments": {"a": ' + "9" * 5000 + "}}", "malformed_json", "Exceeds the limit"),
         ("[" * 100_000, "malformed_json", "nested too deeply"),
+        ('{"name": "f", "arguments": {"a": ' + "[" * 70 + "]" * 70 + "}}", "malformed_json", "nested too deeply"),
         ('{"name": "f"} {"name": "g"}', "malformed_json", "one block holds one call"),
         ('[{"name": "f"}]', "malformed_json", "not a list"),
         ('{"arguments": {}}', "missing_name", "the keys are ['arguments']"),

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Any
 
 __all__ = ["JSONFault", "read_json"]
 
+_MAX_DEPTH = 64
+_TOO_DEEP = f"it is nested too deeply, by more than {_MAX_DEPTH} levels"
 _SPACE = re.compile(r"[ \t\n\r]*")
 
 
@@ -18,8 +21,8 @@ class JSONFault(ValueError):  # noqa: N818 - what a text has, not what a program
 def read_json(text: str, start: int) -> tuple[Any, int]:
     """The JSON value that stands at ``start``, white space aside, and the position behind it.
 
-    Stricter than ``json.loads``: NaN and Infinity, a key given twice, and half of a surrogate pair are faults, since
-    each would be lost or refused further on.
+    Stricter than ``json.loads``: NaN and Infinity, a key given twice, half of a surrogate pair, and more than 64 levels
+    are faults, since each would be lost or refused further on.
 
     Raises:
         JSONFault: there is none.
@@ -30,17 +33,30 @@ def read_json(text: str, start: int) -> tuple[Any, int]:
     except json.JSONDecodeError as error:
         raise JSONFault(f"{error.msg} at character {error.pos - begin}") from None
     except RecursionError:
-        raise JSONFault("it is nested too deeply") from None
+        raise JSONFault(_TOO_DEEP) from None
     except JSONFault:
         raise
     except ValueError as error:  # an integer of thousands of digits
         raise JSONFault(str(error).partition(";")[0]) from None
+    if text.count("[", begin, end) + text.count("{", begin, end) > _MAX_DEPTH and _depth(value) > _MAX_DEPTH:
+        raise JSONFault(_TOO_DEEP)
     if "\\u" in text[begin:end]:
         try:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         except UnicodeEncodeError:
             raise JSONFault(r"a \ud800-\udfff escape stands without its other half") from None
     return value, end
+
+
+def _depth(value: Any) -> int:
+    depth, level = 0, [value]
+    while level := [child for parent in level if isinstance(parent, (dict, list)) for child in _children(parent)]:
+        depth += 1
+    return depth + 1
+
+
+def _children(parent: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return parent.values() if isinstance(parent, dict) else parent
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -72,11 +72,12 @@ class ChatMLRenderer:
             )
         self._turn_end_id = self._encoder.added_ids[TURN_END]
         self._known_ids: frozenset[int] = frozenset(self._backend.get_vocab(with_added_tokens=True).values())
+        self._vocab_size = max(self._known_ids) + 1
 
     @property
     def vocab_size(self) -> int:
         """One more than the largest id that the tokenizer knows."""
-        return max(self._known_ids) + 1
+        return self._vocab_size
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:

@@ -76,11 +76,13 @@ def recognise_chatml(tokenizer: Any, template: str, enable_thinking: bool | None
     Raises:
         ConfigError: the template is not of the family; says where it departs from it.
     """
+    from jinja2 import TemplateError
+
     variables = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
 
     def rendered(messages: Sequence[Message], tools: Sequence[ToolSpec], generation: bool) -> str:
-        return str(
-            tokenizer.apply_chat_template(
+        try:
+            text = tokenizer.apply_chat_template(
                 list(messages),
                 tools=[tool.openai() for tool in tools] or None,
                 chat_template=template,
@@ -88,7 +90,13 @@ def recognise_chatml(tokenizer: Any, template: str, enable_thinking: bool | None
                 tokenize=False,
                 **variables,
             )
-        )
+        except (TemplateError, TypeError) as error:  # a fault of the template, or one that it raises on purpose
+            raise ConfigError(
+                f"the chat template of {where} cannot render a conversation of "
+                f"{', '.join(message['role'] for message in messages)} turns{' with tools' if tools else ''}: {error}; "
+                "mend it, or set model.chat_template: chatml to train with the plain ChatML format instead"
+            ) from error
+        return str(text)
 
     opening = rendered(*_PROBES[0], True)
     match = _FIRST_TURN.fullmatch(opening)

@@ -103,6 +103,13 @@ def test_a_template_that_departs_from_the_family(base_model: str) -> None:
         RendererSpec(base_model, chat_template=template).build()
 
 
+@pytest.mark.parametrize("fault", ["{{ raise_exception('no tools here') }}", "{{ 1 + 'a' }}", "{% endif %}"])
+def test_a_template_that_fails(base_model: str, fault: str) -> None:
+    template = "{%- if tools %}" + fault + "{%- endif %}" + real_template("qwen3_instruct")
+    with pytest.raises(ConfigError, match=r"cannot render a conversation of user.* turns"):
+        RendererSpec(base_model, chat_template=template).build()
+
+
 def test_a_tokenizer_whose_markers_swallow_white_space(tmp_path: Path) -> None:
     from tokenizers import AddedToken
 

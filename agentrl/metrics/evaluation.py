@@ -11,6 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from statistics import NormalDist
 
 import numpy as np
@@ -220,4 +221,4 @@ def mcnemar_p_value(before: Sequence[bool], after: Sequence[bool]) -> float:
     lost = sum(old and not new for old, new in zip(before, after, strict=True))
     differing = gained + lost
     tail = sum(math.comb(differing, i) for i in range(min(gained, lost) + 1))
-    return min(1.0, 2 * tail / 2**differing)
+    return min(1.0, float(Fraction(2 * tail, 2**differing)))

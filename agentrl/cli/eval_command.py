@@ -1,0 +1,181 @@
+"""``agentrl eval``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from agentrl.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from agentrl.run.config import EvalSetConfig, RunConfig, StageConfig
+    from agentrl.run.eval_file import EvaluatedTask
+    from agentrl.types import Task
+
+__all__ = ["eval_command"]
+
+
+def eval_command(
+    model: Path | None = None,
+    config: Path | None = None,
+    /,
+    *overrides: str,
+    samples: int | None = None,
+    only: Annotated[str | None, Parameter(name="--set")] = None,
+    out: Path | None = None,
+    score: Path | None = None,
+    reward: str | None = None,
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> None:
+    """Examine a model or a run's policy on held-out tasks, or score such a file again.
+
+    `agentrl eval RUN|MODEL CONFIG` plays the tasks of eval.sets; `agentrl eval --score FILE --reward file.py:name`
+    gives the episodes of an earlier evaluation new scores, without a model.
+
+    Parameters
+    ----------
+    model
+        A run directory, whose last policy is examined, or a model folder in Hugging Face's layout.
+    config
+        A configuration file; by default the run's own.
+    overrides
+        Settings that go before the file's, as key=value.
+    samples
+        Episodes a task; by default eval.samples.
+    only
+        Only this one of eval.sets.
+    out
+        A Parquet file for tasks, responses, scores and episodes (docs/evaluation.md).
+    score
+        A file that --out wrote, or one of verl's with responses, to be scored again.
+    reward
+        The function that scores: file.py:name or module:name.
+    json
+        The statistics as JSON.
+    """
+    if score is not None:
+        if model is not None or reward is None:
+            raise ConfigError("--score FILE needs --reward file.py:name, and neither a model nor a configuration")
+        evaluated = _score_again(score, reward)
+    elif model is None or reward is not None:
+        raise ConfigError("name a run or a model to examine, or give --score FILE with --reward file.py:name")
+    else:
+        evaluated = _examine(model, config, overrides, samples, only)
+    if out is not None:
+        from agentrl.run.eval_file import write_eval_file
+
+        write_eval_file(out, evaluated)
+    _report(evaluated, as_json=json)
+
+
+def _score_again(path: Path, reference: str) -> list[EvaluatedTask]:
+    from agentrl.envs import Rubric
+    from agentrl.run.eval_file import read_eval_file, rescored
+    from agentrl.types import load_object
+
+    return rescored(read_eval_file(path), Rubric([load_object(reference)]))
+
+
+def _examine(
+    model: Path, config: Path | None, overrides: Sequence[str], samples: int | None, only: str | None
+) -> list[EvaluatedTask]:
+    if config is not None and "=" in config.name:  # the run's own configuration, and an override
+        config, overrides = None, [str(config), *overrides]
+    if samples is not None and samples < 1:
+        raise ConfigError(f"--samples must be at least 1, got {samples}")
+    from agentrl.run.config import load_config
+
+    is_run = (model / "run.json").is_file()
+    if config is None and not is_run:
+        raise ConfigError(f"{model} is no run directory, so name a configuration: agentrl eval {model} CONFIG")
+    stage = load_config(config or model / "config.resolved.yaml", overrides).resolved_stages()[-1]
+    folder = _policy_of_run(model) if is_run else model
+    sets = _chosen_sets(stage, only)
+    tasks = [task for name, item in sets.items() for task in _tasks(stage, name, item)]
+
+    from agentrl.run.eval_file import evaluated_tasks
+    from agentrl.run.trainer import Trainer
+
+    with Trainer(_one_stage(stage, folder, next(iter(sets.values())))) as trainer:
+        return evaluated_tasks(trainer.rollout(tasks, samples=samples or stage.eval.samples))
+
+
+def _policy_of_run(run: Path) -> Path:
+    """The model folder of the last stage that a run finished."""
+    from agentrl.run.config import load_config
+    from agentrl.store import RunDirectory
+
+    directory = RunDirectory(run)
+    stages = load_config(directory.config_path).resolved_stages()
+    folders = [directory.models_folder / stage.name for stage in reversed(stages)]
+    finished = next((folder for folder in folders if folder.is_dir()), None)
+    if finished is None:
+        raise DataError(f"{run} has finished no stage, so it has no policy to examine; go on with it by --resume")
+    return finished
+
+
+def _chosen_sets(stage: StageConfig, only: str | None) -> dict[str, EvalSetConfig]:
+    """The set asked for, or all that are played alike: with the tools, at the temperature of the whole evaluation."""
+    sets = stage.eval.sets
+    if only is not None:
+        if only not in sets:
+            raise ConfigError(f"eval.sets has no {only!r}; it has {', '.join(sets) or 'none'}")
+        return {only: sets[only]}
+    alike = {name: item for name, item in sets.items() if item.tools and item.temperature is None}
+    if not alike:
+        raise ConfigError("eval.sets names no set of tasks to examine; add one: eval.sets.NAME=file.py:function")
+    return alike
+
+
+def _tasks(stage: StageConfig, name: str, item: EvalSetConfig) -> list[Task]:
+    """A set's tasks; the set's name is their data source where they name none."""
+    from agentrl.run.data import load_tasks
+
+    tasks = load_tasks(
+        item.data,
+        item.args,
+        base_dir=Path(stage.run.base_dir or "."),
+        seed=stage.run.seed,
+        setting=f"eval.sets.{name}.data",
+        limit=item.num_tasks,
+    )
+    return [replace(task, data_source=name) if task.data_source == "default" else task for task in tasks]
+
+
+def _one_stage(stage: StageConfig, model: Path, item: EvalSetConfig) -> RunConfig:
+    """A configuration that plays as ``stage`` plays the set, with the weights in ``model``."""
+    from agentrl.run.config import RunConfig
+
+    sections: dict[str, Any] = {name: getattr(stage, name) for name in RunConfig.model_fields if name != "stages"}
+    temperature = stage.eval.temperature if item.temperature is None else item.temperature
+    sampling = {"temperature": temperature, "top_p": stage.eval.top_p, "top_k": 0}
+    sections["rollout"] = stage.rollout.model_copy(update=sampling)
+    sections["model"] = stage.model.model_copy(update={"path": str(model.resolve()), "build": None})
+    if not item.tools:
+        sections["env"] = stage.env.model_copy(update={"tools": ()})
+    return RunConfig(**sections)
+
+
+def _report(evaluated: Sequence[EvaluatedTask], *, as_json: bool) -> None:
+    from agentrl.cli.terminal import print_json, print_table
+    from agentrl.metrics.evaluation import evaluation_report
+    from agentrl.run.eval_file import task_scores
+
+    report = evaluation_report(task_scores(evaluated))
+    failed = sum(score is None for entry in evaluated for score in entry.scores)
+    if as_json:
+        sources = {name: {key: asdict(value) for key, value in own.items()} for name, own in report.items()}
+        print_json({"sources": sources, "failed_samples": failed})
+        return
+    rows = [
+        (source, name, value.value, f"{value.low:.3f} to {value.high:.3f}", value.num_tasks)
+        for source, own in report.items()
+        for name, value in own.items()
+    ]
+    print_table(("data source", "statistic", "value", "95% interval", "tasks"), rows)
+    if failed:
+        print(f"{failed} samples failed and are in no statistic")

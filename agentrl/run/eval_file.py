@@ -1,0 +1,214 @@
+"""Evaluated tasks in a Parquet file: verl's columns, the responses with their scores, and whole episodes.
+
+A row is a task. ``data_source``, ``prompt``, ``ability``, ``reward_model`` and ``extra_info`` are as verl's data sets
+have them; ``responses`` are the last texts of the samples and ``scores`` their scores, null where a sample failed.
+``trajectories`` hold each episode as JSON without its tokens, so that it can be scored again without a model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agentrl.envs import EpisodeView, Rubric, stated_answer
+from agentrl.errors import DataError, StoreError
+from agentrl.metrics import correctness
+from agentrl.metrics.evaluation import TaskScores
+from agentrl.store import TokenArrays, decode_trajectory, encode_trajectory, replacing
+from agentrl.store.json_text import from_json, to_json
+from agentrl.types import Message, Status, Task, Trajectory, Turn
+
+__all__ = ["EvaluatedTask", "evaluated_tasks", "read_eval_file", "rescored", "task_scores", "write_eval_file"]
+
+_NO_TOKENS = TokenArrays(
+    token_ids=np.zeros(0, np.int32),
+    logprobs=np.zeros(0, np.float32),
+    policy_versions=np.zeros(0, np.int32),
+    turn_index=np.zeros(0, np.int32),
+    kinds=np.zeros(0, np.int8),
+    side=b"",
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EvaluatedTask:
+    """A task and its samples; ``scores`` has one entry a trajectory, None where it failed."""
+
+    task: Task
+    trajectories: tuple[Trajectory, ...]
+    scores: tuple[float | None, ...]
+
+
+def evaluated_tasks(trajectories: Iterable[Trajectory]) -> list[EvaluatedTask]:
+    """Trajectories by task, in the order of first appearance; scored by ``metrics.correctness``."""
+    groups: dict[tuple[str, str], list[Trajectory]] = {}
+    for trajectory in trajectories:
+        groups.setdefault((trajectory.task.data_source, trajectory.task.id), []).append(trajectory)
+    return [EvaluatedTask(own[0].task, tuple(own), tuple(_score(t) for t in own)) for own in groups.values()]
+
+
+def _score(trajectory: Trajectory) -> float | None:
+    return correctness(trajectory) if trajectory.status.finished and trajectory.reward is not None else None
+
+
+def task_scores(evaluated: Iterable[EvaluatedTask]) -> list[TaskScores]:
+    """What the statistics need: the scores of samples that finished, and what each of them answers."""
+    scored = []
+    for entry in evaluated:
+        kept = [(s, t) for s, t in zip(entry.scores, entry.trajectories, strict=True) if s is not None]
+        answers = tuple(_answer(_view(trajectory).final_text) for _, trajectory in kept)
+        scored.append(TaskScores(entry.task.id, entry.task.data_source, tuple(score for score, _ in kept), answers))
+    return scored
+
+
+def _answer(text: str) -> str | None:
+    """What a vote counts: the answer that the text states, without case and spaces around."""
+    return stated_answer(text).strip().casefold() or None
+
+
+def rescored(evaluated: Sequence[EvaluatedTask], rubric: Rubric) -> list[EvaluatedTask]:
+    """The same samples with the scores that ``rubric`` gives them; failed ones stay without.
+
+    Raises:
+        RewardError: a reward function failed on a sample.
+    """
+
+    async def score(trajectory: Trajectory) -> float | None:
+        if not trajectory.status.finished:
+            return None
+        return rubric.total(await rubric.score(_view(trajectory)), step_weight=0.0)
+
+    async def score_all() -> list[EvaluatedTask]:
+        return [replace(e, scores=tuple([await score(t) for t in e.trajectories])) for e in evaluated]
+
+    return asyncio.run(score_all())
+
+
+def _view(trajectory: Trajectory) -> EpisodeView:
+    """The episode as a reward function sees it, without its environment."""
+    messages: list[Message] = []
+    for turn in trajectory.turns:
+        messages += [*turn.observed, turn.message]
+    if trajectory.turns:
+        messages += [call.result.message() for call in trajectory.turns[-1].calls if call.result]
+    return EpisodeView(trajectory.task, tuple(messages), trajectory.turns, trajectory.status)
+
+
+def write_eval_file(path: Path, evaluated: Sequence[EvaluatedTask]) -> None:
+    """Writes ``path`` whole or not at all.
+
+    Raises:
+        DataError: the file cannot be written.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [_row(entry, index) for index, entry in enumerate(evaluated)]
+    try:
+        with replacing(path) as temporary:
+            pq.write_table(pa.Table.from_pylist(rows, schema=_schema()), temporary, compression="zstd")
+    except StoreError as error:
+        raise DataError(f"{error}; name another file") from error
+
+
+def _schema() -> Any:
+    import pyarrow as pa
+
+    text = pa.string()
+    return pa.schema(
+        {
+            "data_source": text,
+            "prompt": pa.list_(pa.struct({"role": text, "content": text})),
+            "ability": text,
+            "reward_model": pa.struct({"style": text, "ground_truth": text}),
+            "extra_info": pa.struct({"index": pa.int64(), "task_id": text, "answer": text, "info": text}),
+            "responses": pa.list_(text),
+            "scores": pa.list_(pa.float64()),
+            "trajectories": pa.list_(text),
+        }
+    )
+
+
+def _row(entry: EvaluatedTask, index: int) -> dict[str, Any]:
+    task, opening = entry.task, entry.task.messages
+    if entry.trajectories and entry.trajectories[0].turns:
+        opening = entry.trajectories[0].turns[0].observed or opening
+    return {
+        "data_source": task.data_source,
+        "prompt": [{"role": message["role"], "content": _text(message["content"])} for message in opening],
+        "ability": str(task.info.get("ability", "agent")),
+        "reward_model": {"style": "rule", "ground_truth": _text(task.answer)},
+        "extra_info": {
+            "index": index,
+            "task_id": task.id,
+            "answer": to_json(task.answer),
+            "info": to_json(dict(task.info)),
+        },
+        "responses": [_view(trajectory).final_text for trajectory in entry.trajectories],
+        "scores": list(entry.scores),
+        "trajectories": [_encode(trajectory) for trajectory in entry.trajectories],
+    }
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else to_json(value)
+
+
+def _encode(trajectory: Trajectory) -> str:
+    turns = tuple(replace(turn, context=(), completion=()) for turn in trajectory.turns)
+    row, _ = encode_trajectory(replace(trajectory, turns=turns), step=0, recorded_at=0.0)
+    return to_json(row)
+
+
+def read_eval_file(path: Path) -> list[EvaluatedTask]:
+    """What ``write_eval_file`` wrote, or a file of verl's with ``responses``, which become episodes of one turn.
+
+    Raises:
+        DataError: there is no such file, it is no Parquet file, or it lacks a column.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not path.is_file():
+        raise DataError(f"there is no file {path}; `agentrl eval MODEL CONFIG --out {path}` writes one")
+    try:
+        rows = pq.read_table(path).to_pylist()
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{path} cannot be read as Parquet: {error}") from error
+    return [_read_row(row, index, path) for index, row in enumerate(rows)]
+
+
+def _read_row(row: Mapping[str, Any], index: int, path: Path) -> EvaluatedTask:
+    try:
+        responses, extra = row["responses"], row.get("extra_info") or {}
+        task = Task(
+            id=str(extra.get("task_id", extra.get("index", index))),
+            messages=tuple(row["prompt"]),
+            answer=from_json(extra["answer"]) if "answer" in extra else (row["reward_model"] or {}).get("ground_truth"),
+            data_source=row["data_source"],
+            info=from_json(extra["info"]) if "info" in extra else extra,
+        )
+        if row.get("trajectories"):
+            trajectories = tuple(decode_trajectory(from_json(text), _NO_TOKENS) for text in row["trajectories"])
+        else:
+            trajectories = tuple(_one_turn(task, text, number) for number, text in enumerate(responses))
+        scores = row.get("scores") or [None] * len(trajectories)
+        return EvaluatedTask(task, trajectories, tuple(scores))
+    except KeyError as error:
+        raise DataError(
+            f"{path} has no column {error}; it must have data_source, prompt, reward_model and responses"
+        ) from None
+    except (StoreError, json.JSONDecodeError, TypeError) as error:
+        raise DataError(f"row {index} of {path} cannot be read: {error}") from error
+
+
+def _one_turn(task: Task, text: str, sibling: int) -> Trajectory:
+    message: Message = {"role": "assistant", "content": text}
+    turn = Turn(0, None, (), (), text, message, observed=task.messages)
+    return Trajectory(task, 0, sibling, 0, "eval", (turn,), Status("terminated"))

@@ -45,6 +45,6 @@ def train(run: StageRun) -> TrainState:
         with run.timer.phase("publish"):
             state = schedule.publish(state, changed=batch is not None)  # version + 1
         run.evaluate_if_due(state)  # no publish, no new training episodes meanwhile
-        run.record(state, batch, stats)  # annotations, metrics, alerts
+        run.record(state, groups, batch, stats)  # annotations, metrics, alerts
         run.checkpoint_if_due(state)
     return run.finish(state)

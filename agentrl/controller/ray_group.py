@@ -33,9 +33,9 @@ def start_ray(num_ranks: int, address: str | None = None) -> bool:
         return False
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if address is not None:
-        ray.init(address=address, logging_level=logging.WARNING)
+        ray.init(address=address, logging_level=logging.ERROR)
     else:
-        ray.init(num_cpus=num_ranks + 1, include_dashboard=False, logging_level=logging.WARNING, log_to_driver=True)
+        ray.init(num_cpus=num_ranks + 1, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=True)
     return True
 
 

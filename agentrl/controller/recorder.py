@@ -29,6 +29,8 @@ class StepView(Protocol):
 
     def status(self, text: str) -> None: ...
 
+    def message(self, text: str) -> None: ...
+
     def alert(self, text: str) -> None: ...
 
 
@@ -64,6 +66,7 @@ class Recorder:
         self._results: dict[str, dict[str, Any]] = {name: dict(own) for name, own in (results or {}).items()}
         self._lock = threading.Lock()
         self._outcomes: list[GroupOutcome] = []
+        self._taken: list[GroupOutcome] = []
         self._evaluated: dict[str, float] = {}
         self._step_start = time.monotonic()
 
@@ -77,31 +80,48 @@ class Recorder:
             with self._lock:
                 self._outcomes.append(outcome)
 
-    def step(self, state: TrainState, batch: Batch | None, stats: Stats) -> None:
-        """A step's numbers, to every sink and the display."""
+    def took(self) -> None:
+        """A batch was taken: the outcomes so far are its step's, later ones the next one's."""
         with self._lock:
-            outcomes, self._outcomes = self._outcomes, []
+            self._taken += self._outcomes
+            self._outcomes = []
+
+    def step(self, state: TrainState, groups: Sequence[TrajectoryGroup], batch: Batch | None, stats: Stats) -> None:
+        """A step's numbers, to every sink and the display.
+
+        Args:
+            state: after the step.
+            groups: those that were trained.
+            batch: made of them; None where there was nothing to train.
+            stats: of the updates.
+        """
+        outcomes, self._taken = self._taken, []
         self._step = state.step
         seconds = time.monotonic() - self._step_start
         self._step_start = time.monotonic()
-        groups = sorted((outcome.group for outcome in outcomes), key=lambda group: group.draw)
-        values = rollout_metrics(groups) if groups else {}
+        played = sorted((outcome.group for outcome in outcomes), key=lambda group: group.draw)
+        values = rollout_metrics(played) if played else {}
         values |= {name: _value(name, stats) for name in stats}
         phases = self.timer.take_step()
-        values |= phases | self._speed(groups, batch, seconds - phases.get("time/eval_s", 0.0), phases)
+        values |= phases | self._speed(played, batch, seconds - phases.get("time/eval_s", 0.0), phases)
         values |= self._evaluated
         self._evaluated = {}
         values |= {"policy_version": float(state.policy_version), "time/step_s": seconds}
         if batch is not None:
             values["count/trained_tokens"] = float(np.count_nonzero(batch.loss_mask))
             values["count/trained_trajectories"] = float(batch.num_trajectories)
-            if groups:
+            if played:
                 self._annotate(batch, groups, state)
         self._alert(values, state.step)
         self._sink.log(state.step, values, self._stage)
         self._view.step(state.step, values)
-        if groups:
+        self._view.status("")
+        if played:
             self._writer.seal(state.step)
+
+    def evaluating(self, when: str) -> None:
+        """An examination begins; until a step ends, the display says so."""
+        self._view.status(f"evaluating ({when})")
 
     def evaluated(self, result: EvalResult, state: TrainState) -> None:
         """An examination's accuracies, for the summary and the step's row of metrics."""
@@ -109,6 +129,10 @@ class Recorder:
         own = self._results.setdefault(result.name, {})
         own[result.when] = record
         own["num_tasks"] = result.num_tasks
+        accuracies = ", ".join(
+            f"{k} {v:.3f}" for k, v in (("sampled", result.sampled), ("greedy", result.greedy)) if v is not None
+        )
+        self._view.message(f"held-out {result.name} {result.when}: {accuracies} ({result.num_tasks} tasks)")
         numbers = {f"eval/{result.name}/{kind}": float(value) for kind, value in record.items() if value is not None}
         if state.step == self._step:  # no step of its own: the row of the weights that the stage starts from
             self._sink.log(state.step, numbers, self._stage)

@@ -109,6 +109,7 @@ class StageRun:
 
     def assemble(self, groups: Sequence[TrajectoryGroup], state: TrainState) -> PlannedBatch | None:
         """Groups to a batch with credit and a partition; None where there is nothing to train."""
+        self._recorder.took()
         if not groups:
             return None
         if self.settings.shuffle_rewards:
@@ -145,9 +146,11 @@ class StageRun:
             "trained_tokens": float(np.count_nonzero(batch.batch.loss_mask)),
         }
 
-    def record(self, state: TrainState, batch: PlannedBatch | None, stats: Stats) -> None:
+    def record(
+        self, state: TrainState, groups: Sequence[TrajectoryGroup], batch: PlannedBatch | None, stats: Stats
+    ) -> None:
         """Annotations, metrics and the display's line of a step."""
-        self._recorder.step(state, batch.batch if batch else None, stats)
+        self._recorder.step(state, groups, batch.batch if batch else None, stats)
 
     def evaluate_before(self, state: TrainState) -> None:
         """Examines the weights that the stage starts from, unless a resumed run did."""
@@ -193,6 +196,7 @@ class StageRun:
 
     def _examine(self, when: str, state: TrainState) -> None:
         assert self._evaluator is not None
+        self._recorder.evaluating(when)
         with self.timer.phase("eval"):
             for result in self._evaluator.examine(self.schedule.evaluate, when):
                 self._recorder.evaluated(result, state)

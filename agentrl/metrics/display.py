@@ -52,7 +52,7 @@ RL_COLUMNS = (
     Column("tokens/s", "perf/tokens_per_s", ",.0f"),
 )
 SFT_COLUMNS = (
-    Column("loss", "sft/loss", ".4f"),
+    Column("loss", "policy/nll", ".4f"),
     Column("lr", "optim/lr", ".1e"),
     Column("tokens/s", "perf/tokens_per_s", ",.0f"),
 )

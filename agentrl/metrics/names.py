@@ -50,7 +50,7 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "policy/kl_old": "KL divergence from the policy before the step in nats",
         "policy/clip_frac_low": "share of tokens clipped from below",
         "policy/clip_frac_high": "share of tokens clipped from above",
-        "sft/loss": "mean negative logprob of the demonstrations' tokens in nats",
+        "policy/nll": "mean negative logprob of the demonstrations' tokens in nats",
         "mismatch/logp_abs/mean": "mean difference of the sampler's and the trainer's logprobs in nats",
         "mismatch/logp_abs/max": "largest difference of the sampler's and the trainer's logprobs in nats",
         "mismatch/k3_kl": "KL divergence of the trainer from the sampler, estimator k3",

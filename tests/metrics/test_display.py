@@ -69,7 +69,7 @@ def test_a_resumed_stage_counts_its_own_steps_for_the_time_left() -> None:
     with StepDisplay(console, Path("r"), clock=clock) as display:
         display.stage("sft", 100, columns=SFT_COLUMNS, done=90)
         clock.now = 20.0
-        display.step(95, {"sft/loss": 1.25})
+        display.step(95, {"policy/nll": 1.25})
 
     # five steps took 20 s, five are left
     assert output(console)[1] == "sft 100 steps, resumed after 90"

@@ -71,8 +71,9 @@ class ScriptedEngine:
         self._checksums: dict[str, int] = {}
         self._tasks: dict[str, asyncio.Task[object]] = {}
         self._state = threading.Condition()
-        self._running = 0
+        self._running: set[str] = set()
         self._flags: set[State] = set()
+        self._draining = False
         self._sleepers: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
 
     async def generate(self, request: GenerateRequest) -> Completion:
@@ -80,24 +81,21 @@ class ScriptedEngine:
         check_request(request, self.info(), stop_strings=False)
         if request.request_id in self._tasks:
             raise EngineError(f"request_id {request.request_id!r} is already in flight; ids must be unique")
-        await self._serving()
         call = len(self.requests)
         self.requests.append(request)
-        with self._state:
-            self._running += 1
+        if call in self._failures:
+            raise self._failures[call]
         try:
-            if call in self._failures:
-                raise self._failures[call]
-            if request.min_version > self._version:
+            aborted = await self._wait(request)
+            if not aborted and request.min_version > self._version:
                 raise EngineError(
                     f"request {request.request_id!r} needs min_version={request.min_version}, the engine serves "
                     f"policy_version={self._version}; send it to an engine that was updated"
                 )
-            aborted = await self._wait(request)
             return self._completion(request, aborted=aborted)
         finally:
             with self._state:
-                self._running -= 1
+                self._running.discard(request.request_id)
                 self._state.notify_all()
 
     async def abort(self, request_ids: Sequence[str]) -> None:
@@ -121,7 +119,9 @@ class ScriptedEngine:
         with self._state:
             self._flags.add("paused")
             if mode == "drain":
-                self._state.wait_for(lambda: self._running == 0)
+                self._draining = True
+                self._state.wait_for(lambda: not self._running)
+                self._draining = False
 
     def resume(self) -> None:
         """Serves again."""
@@ -165,7 +165,7 @@ class ScriptedEngine:
         kv_tokens = sum(ids.size for ids in self._kv.values())
         waiting, version = len(self._sleepers), self._version
         state: State = next((name for name in _STATES if name in self._flags), "serving")
-        return EngineHealth(state, self._running, waiting, kv_tokens, version)
+        return EngineHealth(state, len(self._running), waiting, kv_tokens, version)
 
     def close(self) -> None:
         """Requests in flight and later ones fail."""
@@ -227,8 +227,6 @@ class ScriptedEngine:
 
     async def _wait(self, request: GenerateRequest) -> bool:
         """Waits for the latency and for a pause to end; True where the request was aborted."""
-        if self._latency is None and not self._flags:
-            return False
         task: asyncio.Task[object] = asyncio.create_task(self._ready(request))
         self._tasks[request.request_id] = task
         try:
@@ -245,9 +243,13 @@ class ScriptedEngine:
             task.cancel()
 
     async def _ready(self, request: GenerateRequest) -> None:
+        await self._serving()
+        with self._state:
+            self._running.add(request.request_id)
         if self._latency is not None:
             await self._latency(request)
-        await self._serving()
+            if not self._draining:
+                await self._serving()
 
     def _answer(self, request: GenerateRequest) -> Sequence[int]:
         session = request.session_id

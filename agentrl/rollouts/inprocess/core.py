@@ -149,13 +149,14 @@ class EngineCore:
     def tear(self, message: str) -> None:
         """The weights are no longer those of one version: nothing is answered any more."""
         self.refusal = message
-        self.fail_all(message, retryable=True)
-
-    def fail_all(self, message: str, *, retryable: bool) -> None:
-        """Every request in flight fails."""
         for job in list(self._jobs.values()):
             self._withdraw(job)
-            self._answer(job, EngineError(message, retryable=retryable))
+            self._answer(job, EngineError(message))
+
+    def bury(self, message: str) -> None:
+        """Fails every request after a crash, without relying on anything that the crash may have left half done."""
+        self.outbox += [(job, EngineError(message)) for job in self._jobs.values()]
+        self._jobs.clear()
 
     @property
     def _rows(self) -> Lanes:

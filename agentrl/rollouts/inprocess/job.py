@@ -60,7 +60,7 @@ class Job:
         ends = [first for _, first in self.marks[1:]] + [count]
         segments = tuple(
             Segment(SegmentKind.POLICY, ids[first:end], self.logprobs[first:end], version)
-            for (version, first), end in zip(self.marks, ends, strict=True)
+            for (version, first), end in zip(self.marks, ends, strict=False)  # no mark: it never ran
             if end > first
         )
         started = now if self.started is None else self.started

@@ -152,7 +152,7 @@ class EngineThread:
             self.death = reason
         while not self._inbox.empty():  # what was posted before: submissions fail below, calls too
             self._inbox.get()()
-        self._core.fail_all(str(self._dead()), retryable=True)
+        self._core.bury(str(self._dead()))
         self._deliver()
         for call in list(self._calls):
             if not call.done():

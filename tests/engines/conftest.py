@@ -1,0 +1,31 @@
+"""A tiny random model, and engines that are closed when their test ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from agentrl.rollouts.inprocess import TorchEngine, TorchEngineSpec
+from tests.engines.tiny import TinyModel, make_model
+
+
+@pytest.fixture(scope="session")
+def tiny() -> TinyModel:
+    return make_model()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., TorchEngine]]:
+    """Builds TorchEngines and closes them at the end of the test."""
+    engines: list[TorchEngine] = []
+
+    def build(model: TinyModel, **settings: Any) -> TorchEngine:
+        spec = TorchEngineSpec(**{"model_path": "tiny", "context_tokens": 128, "max_running": 8} | settings)
+        engines.append(TorchEngine(spec, config=model.config, state_dict=model.tensors))
+        return engines[-1]
+
+    yield build
+    for engine in engines:
+        engine.close()

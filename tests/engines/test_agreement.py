@@ -1,0 +1,139 @@
+"""The engine's logprobs are those of transformers' own forward."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import numpy as np
+import pytest
+
+from agentrl.errors import EngineError
+from agentrl.rollouts.inprocess import TorchEngineSpec
+from agentrl.rollouts.inprocess.config import DecoderConfig
+from tests.engines.tiny import make_model, random_ids, request, sampled
+
+MODELS = {
+    "qwen2": {},
+    "qwen2-untied": {"tie_word_embeddings": False},
+    "qwen3": {},
+    "qwen3-biased": {"attention_bias": True, "tie_word_embeddings": False},
+    "llama": {},
+    "llama-biased": {"attention_bias": True, "mlp_bias": True},
+    "llama-one-kv-head": {"num_key_value_heads": 1},
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+async def test_logprobs_agree_with_transformers_to_1e5(name, start) -> None:
+    model = make_model(name.split("-")[0], **MODELS[name])
+    engine = start(model)
+    prompts = [random_ids(index, 3 + 11 * index) for index in range(6)]
+    asked = [request(ids, name=str(index), seed=index, max_new_tokens=20) for index, ids in enumerate(prompts)]
+
+    completions = await asyncio.gather(*(engine.generate(one) for one in asked))
+
+    for prompt, completion in zip(prompts, completions, strict=True):
+        ids, logprobs = sampled(completion)
+        expected = model.logprobs(np.concatenate([prompt, ids]), prompt.size)
+        assert np.abs(logprobs - expected).max() <= 1e-5
+
+
+async def test_a_later_turn_agrees_although_only_its_pending_tokens_were_prefilled(tiny, start) -> None:
+    engine, ids = start(tiny), random_ids(0, 10)
+    for turn in range(3):
+        completion = await engine.generate(request(ids, name=f"t{turn}", session="s", seed=turn))
+        new, logprobs = sampled(completion)
+        whole = np.concatenate([ids, new])
+        assert np.abs(logprobs - tiny.logprobs(whole, ids.size)).max() <= 1e-5
+        assert completion.cached_tokens == (0 if turn == 0 else ids.size - 4)  # 3 tool ids and the last sampled one
+        ids = np.concatenate([whole, random_ids(turn, 3)])
+
+
+async def test_a_long_prompt_is_cut_into_chunks_that_agree(start) -> None:
+    model = make_model(max_position_embeddings=2048)
+    engine, ids = start(model, context_tokens=1400, max_running=1), random_ids(0, 1300)
+
+    new, logprobs = sampled(await engine.generate(request(ids)))
+
+    assert np.abs(logprobs - model.logprobs(np.concatenate([ids, new]), ids.size)).max() <= 1e-5
+
+
+async def test_logprobs_are_of_the_softmax_at_the_samplers_temperature(tiny, start) -> None:
+    engine, prompt = start(tiny), random_ids(1, 9)
+
+    ids, logprobs = sampled(await engine.generate(request(prompt, temperature=0.7, max_new_tokens=16)))
+
+    whole = np.concatenate([prompt, ids])
+    assert np.abs(logprobs - tiny.logprobs(whole, prompt.size, temperature=0.7)).max() <= 1e-5
+    assert np.abs(logprobs - tiny.logprobs(whole, prompt.size)).max() > 1e-2
+
+
+async def test_greedy_takes_the_most_probable_token_with_its_logprob_at_temperature_1(tiny, start) -> None:
+    engine, prompt = start(tiny), random_ids(2, 9)
+
+    ids, logprobs = sampled(await engine.generate(request(prompt, temperature=0.0)))
+
+    whole = np.concatenate([prompt, ids])
+    assert np.abs(logprobs - tiny.logprobs(whole, prompt.size)).max() <= 1e-5
+    for index, token in enumerate(ids):
+        prefix = whole[: prompt.size + index]
+        best = max(range(61), key=lambda other: tiny.logprobs(np.append(prefix, other), prefix.size)[0])
+        assert token == best
+
+
+async def test_bf16_agrees_within_its_own_rounding(start) -> None:
+    model = make_model(initializer_range=0.1)
+    engine, prompt = start(model, dtype="bfloat16"), random_ids(3, 20)
+
+    ids, logprobs = sampled(await engine.generate(request(prompt, max_new_tokens=20)))
+
+    # 8 bits of mantissa: logits of order 1 carry errors of order 2**-8 after two layers
+    assert np.abs(logprobs - model.logprobs(np.concatenate([prompt, ids]), prompt.size)).max() < 0.05
+
+
+async def test_a_saved_folder_serves_the_same_as_its_state_dict(tiny, start, tmp_path) -> None:
+    tiny.module.save_pretrained(tmp_path)
+    folder_engine = TorchEngineSpec(str(tmp_path), context_tokens=128, max_running=8).build()
+    try:
+        assert folder_engine.checksum() == start(tiny).checksum()
+    finally:
+        folder_engine.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"model_type": "gpt2"}, "model_type in \\(llama, qwen2, qwen3\\)"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_type.*'yarn'"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, "'linear'"),
+        ({"use_sliding_window": True}, "use_sliding_window"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+    ],
+)
+def test_what_the_decoder_does_not_compute_is_refused_by_name(tiny, change, named) -> None:
+    with pytest.raises(EngineError, match=named):
+        DecoderConfig.from_hugging_face({**tiny.config, **change})
+
+
+def test_a_missing_key_of_the_configuration_is_named(tiny) -> None:
+    config = {key: value for key, value in tiny.config.items() if key != "intermediate_size"}
+    with pytest.raises(EngineError, match="intermediate_size"):
+        DecoderConfig.from_hugging_face(config)
+
+
+def test_both_spellings_of_the_rotary_base_are_read(tiny) -> None:
+    new = DecoderConfig.from_hugging_face({**tiny.config, "rope_parameters": {"rope_theta": 5e5}})
+    old = {key: value for key, value in tiny.config.items() if key != "rope_parameters"} | {"rope_theta": 5e5}
+    assert new.rope_theta == DecoderConfig.from_hugging_face(old).rope_theta == 5e5
+
+
+def test_a_folder_without_weights_is_refused(tiny, tmp_path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(tiny.config))
+    with pytest.raises(EngineError, match=r"holds no \*.safetensors"):
+        TorchEngineSpec(str(tmp_path), context_tokens=128).build()
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path) -> None:
+    with pytest.raises(EngineError, match=r"config\.json"):
+        TorchEngineSpec(str(tmp_path / "absent")).build()

@@ -1,0 +1,253 @@
+"""What every engine must do, proved on both of ours: account, abort, release, versions, refusals, ends."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import threading
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from agentrl.errors import EngineError
+from agentrl.rollouts import EngineControl, RolloutEngine
+from agentrl.rollouts.inprocess import TorchEngine, TorchEngineSpec
+from agentrl.rollouts.scripted import ScriptedEngine
+from agentrl.types import SegmentKind
+from tests.engines.tiny import VOCAB, make_model, random_ids, request, sampled
+
+
+@dataclass
+class Subject:
+    """An engine under test, whose requests of session ``slow`` don't end by themselves for a while."""
+
+    engine: TorchEngine | ScriptedEngine
+    tensors: dict[str, torch.Tensor]
+
+    async def running(self) -> None:
+        while self.engine.health().running == 0:  # ends as soon as the engine took the request
+            await asyncio.sleep(0)
+
+
+@pytest.fixture(params=["torch", "torch-deterministic", "scripted"])
+async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
+    model = make_model(max_position_embeddings=1 << 15)
+    engine: TorchEngine | ScriptedEngine
+    if request.param == "scripted":
+        tensors = model.tensors
+        del tensors["lm_head.weight"]
+        engine = ScriptedEngine(
+            lambda asked: [asked.seed % VOCAB] * asked.sampling.max_new_tokens,
+            vocab_size=VOCAB,
+            context_tokens=512,
+            latency=lambda asked: asyncio.sleep(3600 if asked.session_id == "slow" else 0),
+            shapes={name: tuple(tensor.shape) for name, tensor in tensors.items()},
+        )
+    else:
+        spec = TorchEngineSpec(
+            "tiny", context_tokens=512, max_running=4, deterministic=request.param == "torch-deterministic"
+        )
+        engine = TorchEngine(spec, config=model.config, state_dict=model.tensors)
+    yield Subject(engine, model.tensors)
+    engine.close()
+
+
+def test_it_has_both_faces(subject) -> None:
+    engine: RolloutEngine = subject.engine
+    control: EngineControl = subject.engine
+    assert engine.info().vocab_size == VOCAB
+    assert control.health().state == "serving"
+
+
+async def test_the_account_agrees_with_what_was_sent_and_made(subject) -> None:
+    ids = random_ids(0, 17)
+    for turn in range(3):
+        completion = await subject.engine.generate(request(ids, name=f"{turn}", session="s", max_new_tokens=5))
+        new, logprobs = sampled(completion)
+        account = completion.account
+        assert (account.prompt_tokens, account.completion_tokens) == (ids.size, new.size)
+        assert account.kv_tokens == ids.size + new.size - 1
+        assert completion.request_id == f"{turn}"
+        assert (logprobs <= 0).all()
+        assert all(segment.kind is SegmentKind.POLICY for segment in completion.segments)
+        assert 0 <= completion.cached_tokens < ids.size
+        ids = np.concatenate([ids, new, random_ids(turn, 4)])
+
+
+async def test_max_new_tokens_ends_with_reason_length(subject) -> None:
+    completion = await subject.engine.generate(request(random_ids(0, 4), max_new_tokens=3))
+    assert (completion.finish_reason, sampled(completion)[0].size) == ("length", 3)
+
+
+async def test_a_sampled_stop_token_is_kept(subject) -> None:
+    completion = await subject.engine.generate(request(random_ids(0, 4), stop_token_ids=tuple(range(VOCAB))))
+    assert (completion.finish_reason, sampled(completion)[0].size) == ("stop", 1)
+
+
+async def test_the_same_request_gives_the_same_tokens(subject) -> None:
+    one = await subject.engine.generate(request(random_ids(0, 9), name="one", seed=11))
+    two = await subject.engine.generate(request(random_ids(0, 9), name="two", seed=11))
+    assert sampled(one)[0].tolist() == sampled(two)[0].tolist()
+
+
+async def test_an_aborted_request_ends_with_what_it_has(subject) -> None:
+    slow = asyncio.create_task(subject.engine.generate(request([1, 2], session="slow", max_new_tokens=500)))
+    await subject.running()
+    await subject.engine.abort(["r", "unknown"])
+    completion = await slow
+    assert completion.finish_reason == "abort"
+    assert completion.account.completion_tokens == sampled(completion)[0].size < 500
+
+
+async def test_a_waiting_request_can_be_aborted_while_paused(subject) -> None:
+    await asyncio.to_thread(subject.engine.pause, "retract")
+    waiting = asyncio.create_task(subject.engine.generate(request([1, 2])))
+    while not subject.engine.health().waiting:
+        await asyncio.sleep(0)
+    await subject.engine.abort(["r"])
+    assert (await waiting).finish_reason == "abort"
+
+
+async def test_a_cancelled_caller_leaves_nothing_running(subject) -> None:
+    slow = asyncio.create_task(subject.engine.generate(request([1, 2], session="slow", max_new_tokens=500)))
+    await subject.running()
+    slow.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await slow
+    while subject.engine.health().running:  # ends as soon as the engine heard of it
+        await asyncio.sleep(0)
+    assert (await subject.engine.generate(request([1, 2]))).finish_reason == "length"
+
+
+async def test_releasing_an_unknown_session_is_no_error(subject) -> None:
+    await subject.engine.release("never seen")
+
+
+async def test_a_released_session_starts_afresh(subject) -> None:
+    prompt = random_ids(0, 9)
+    await subject.engine.generate(request(prompt, name="one", session="s", max_new_tokens=1))
+    await subject.engine.release("s")
+    completion = await subject.engine.generate(request(prompt, name="two", session="s", max_new_tokens=1))
+    assert completion.cached_tokens == 0
+
+
+async def test_an_update_is_served_under_its_version_and_checksum(subject) -> None:
+    engine = subject.engine
+
+    def update() -> None:
+        engine.pause("drain")
+        session = engine.begin_update(5)
+        for name, tensor in subject.tensors.items():
+            if name != "lm_head.weight":  # tied
+                session.put(name, tensor * 2)
+        session.commit()
+        engine.resume()
+
+    await asyncio.to_thread(update)
+    completion = await engine.generate(request([1, 2, 3]))
+    assert [segment.policy_version for segment in completion.segments] == [5]
+    assert engine.info().policy_version == 5
+    assert set(engine.checksum()) == set(subject.tensors) - {"lm_head.weight"}
+
+
+async def test_an_incomplete_update_tears_the_engine(subject) -> None:
+    engine = subject.engine
+
+    def update() -> None:
+        engine.pause("retract")
+        session = engine.begin_update(1)
+        session.put("model.norm.weight", torch.ones(32))
+        session.commit()
+
+    with pytest.raises(EngineError):
+        await asyncio.to_thread(update)
+    assert engine.health().state == "torn"
+    with pytest.raises(EngineError, match="torn"):
+        await engine.generate(request([1, 2]))
+
+
+async def test_requests_wait_while_it_is_paused(subject) -> None:
+    await asyncio.to_thread(subject.engine.pause, "retract")
+    assert subject.engine.health().state == "paused"
+    waiting = asyncio.create_task(subject.engine.generate(request([1, 2])))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    await asyncio.to_thread(subject.engine.resume)
+    assert (await waiting).finish_reason == "length"
+
+
+async def test_it_serves_any_number_of_event_loops(subject) -> None:
+    results: list[int] = []
+
+    def other_loop(number: int) -> None:
+        async def ask() -> int:
+            asked = [request([1, number], name=f"{number}-{n}") for n in range(5)]
+            return sum([sampled(c)[0].size for c in await asyncio.gather(*map(subject.engine.generate, asked))])
+
+        results.append(asyncio.run(ask()))
+
+    threads = [threading.Thread(target=other_loop, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    await asyncio.to_thread(lambda: [thread.join() for thread in threads])
+    assert results == [40, 40, 40]
+
+
+BAD: dict[str, tuple[Callable[[], object], str]] = {
+    "id above the vocabulary": (lambda: request([1, VOCAB]), rf"\[0, {VOCAB}\).*got {VOCAB}"),
+    "negative id": (lambda: request([-1, 2]), "got -1"),
+    "no id": (lambda: request([]), "at least one"),
+    "prompt over the context": (lambda: request(random_ids(0, 513), max_new_tokens=1), "context_tokens=512, got 513 "),
+    "completion over it": (lambda: request([1] * 500, max_new_tokens=13), r"500 \+ 13"),
+    "stop string without decode": (lambda: request([1], stop=("x",)), "stop_token_ids"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+async def test_bad_input_is_refused_before_anything_runs(case, subject) -> None:
+    make, message = BAD[case]
+    with pytest.raises(EngineError, match=message) as caught:
+        await subject.engine.generate(make())
+    assert not caught.value.retryable
+
+
+async def test_a_version_above_the_served_one_is_refused_but_may_be_tried_elsewhere(subject) -> None:
+    with pytest.raises(EngineError, match=r"min_version=2.*policy_version=0") as caught:
+        await subject.engine.generate(request([1], min_version=2))
+    assert caught.value.retryable
+
+
+async def test_a_request_id_in_flight_is_not_taken_twice(subject) -> None:
+    slow = asyncio.create_task(subject.engine.generate(request([1, 2], session="slow", max_new_tokens=500)))
+    await subject.running()
+    with pytest.raises(EngineError, match="already in flight"):
+        await subject.engine.generate(request([1, 2]))
+    await subject.engine.abort(["r"])
+    await slow
+
+
+async def test_a_spent_deadline_is_an_error_that_may_be_retried(subject) -> None:
+    with pytest.raises(EngineError, match=r"deadline_s=0\.001") as caught:
+        await subject.engine.generate(request([1, 2], session="slow", max_new_tokens=500, deadline_s=0.001))
+    assert caught.value.retryable
+    while subject.engine.health().running:
+        await asyncio.sleep(0)
+
+
+async def test_closing_fails_what_is_in_flight_and_what_comes_later(subject) -> None:
+    slow = asyncio.create_task(subject.engine.generate(request([1, 2], session="slow", max_new_tokens=500)))
+    await subject.running()
+    await asyncio.to_thread(subject.engine.close)
+    with pytest.raises(EngineError, match="dead"):
+        await slow
+    with pytest.raises(EngineError, match="dead"):
+        await subject.engine.generate(request([1, 2], name="later"))
+    assert subject.engine.health().state == "dead"
+
+
+def test_an_engine_error_crosses_processes_with_its_verdict() -> None:
+    error = pickle.loads(pickle.dumps(EngineError("no", retryable=False)))
+    assert (str(error), error.retryable) == ("no", False)

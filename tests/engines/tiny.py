@@ -1,0 +1,82 @@
+"""Tiny random models, and requests to engines made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agentrl.types import GenerateRequest, SamplingParams
+
+VOCAB = 61
+
+
+@dataclass(frozen=True)
+class TinyModel:
+    """A transformers model with what the engine is built from."""
+
+    module: Any
+    config: Mapping[str, Any]
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        return dict(self.module.state_dict())
+
+    def logprobs(self, ids: np.ndarray, first: int, temperature: float = 1.0) -> np.ndarray:
+        """Transformers' own log p of ``ids[first:]``, each given what stands before it."""
+        with torch.no_grad():
+            logits = self.module(torch.from_numpy(ids.astype(np.int64))[None]).logits[0].float()
+        chosen = torch.from_numpy(ids[first:].astype(np.int64))
+        logprobs = (logits[first - 1 : -1] / temperature).log_softmax(-1)
+        return logprobs.gather(1, chosen[:, None])[:, 0].numpy()
+
+
+def make_model(architecture: str = "qwen3", *, seed: int = 0, **settings: Any) -> TinyModel:
+    import transformers
+
+    classes = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama"}
+    name = classes[architecture]
+    shape = {
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "intermediate_size": 48,
+        "initializer_range": 0.3,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": True,
+    } | settings
+    torch.manual_seed(seed)
+    config = getattr(transformers, f"{name}Config")(**shape)
+    module = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.ndim == 1:  # gains of 1 and biases of 0 would hide a missing one
+                parameter.add_(torch.randn_like(parameter), alpha=0.2)
+    return TinyModel(module, config.to_dict())
+
+
+def request(
+    ids: np.ndarray | list[int], *, name: str = "r", session: str | None = None, seed: int = 0, **sampling: Any
+) -> GenerateRequest:
+    extra = {key: sampling.pop(key) for key in ("min_version", "deadline_s", "media") if key in sampling}
+    params = SamplingParams(**{"max_new_tokens": 8} | sampling)
+    array = np.array(ids, dtype=np.int32)
+    return GenerateRequest(name, session if session is not None else name, array, params, seed, **extra)
+
+
+def sampled(completion: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and logprobs of a completion, all versions together."""
+    ids = [segment.token_ids for segment in completion.segments]
+    logprobs = [segment.logprobs for segment in completion.segments]
+    return np.concatenate([np.zeros(0, np.int32), *ids]), np.concatenate([np.zeros(0, np.float32), *logprobs])
+
+
+def random_ids(seed: int, size: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, VOCAB, size).astype(np.int32)

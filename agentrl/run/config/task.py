@@ -28,7 +28,8 @@ class ModelConfig(Section):
     """The policy, and how messages become its tokens."""
 
     path: str | None = None
-    """Folder of a causal model and its tokenizer in Hugging Face's layout. Goes before ``build``."""
+    """Folder of a causal model and its tokenizer in Hugging Face's layout, from the file's folder on. Goes before
+    ``build``."""
     build: str | None = None
     """Function ``(folder, **build_args)`` that writes such a folder: ``file.py:function`` or ``module:function``."""
     build_args: Arguments = Field(default_factory=dict)

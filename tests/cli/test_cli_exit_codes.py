@@ -1,0 +1,137 @@
+"""How a command line ends: exit codes, one clear line, and a traceback only for what nobody foresaw."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agentrl.cli.main import app, run
+from agentrl.errors import AgentRLError, ConfigError, DataError, MachineError, StoreError
+
+Agentrl = Callable[..., tuple[int, str, str]]
+
+
+def start(*tokens: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "agentrl", *map(str, tokens)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=environment)
+
+
+def test_a_configuration_error_ends_the_program_with_2_and_no_traceback(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("model: {path: m}\ndata: task.py:tasks\nrollout: {group_size: 1}\noptim: {rl: 1}\n")
+    done = start("train", config)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    assert lines[0] == "error: 2 problems in the configuration:"
+    assert "rollout.group_size >= 2" in lines[1]
+    assert lines[2].endswith("unknown key optim.rl; did you mean optim.lr?")
+    assert len(lines) == 3
+
+
+def test_help_lists_the_commands_without_loading_anything_heavy() -> None:
+    script = (
+        "import sys\n"
+        "from agentrl.cli.main import run\n"
+        "code = run(['--help'])\n"
+        "heavy = {'torch', 'ray', 'transformers', 'datasets', 'pyarrow', 'numpy', 'pydantic'} & set(sys.modules)\n"
+        "sys.exit(f'loaded: {heavy}' if heavy else code)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    for command in ("train", "eval", "check", "ls", "show", "doctor"):
+        assert f" {command} " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("a setting"), 2),
+        (DataError("a file"), 3),
+        (MachineError("no sandbox"), 4),
+        (StoreError("a full disk"), 1),
+        (AgentRLError("anything"), 1),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_each_error_has_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException, code: int
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("agentrl.sandbox.probe_backends", fail)
+    assert run(["doctor"]) == code
+    err = capsys.readouterr().err
+    assert ("Traceback" in err) == (code == 1)
+    assert err.splitlines()[-1] == ("interrupted" if code == 130 else f"error: {error}")
+
+
+def test_an_error_that_is_not_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("agentrl.sandbox.probe_backends", fail)
+    with pytest.raises(ZeroDivisionError):
+        run(["doctor"])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "words"),
+    [
+        (["trian"], "train"),
+        (["train"], "CONFIG"),
+        (["train", "a.yaml", "--resum"], "--resum"),
+        (["ls", "somewhere", "--status", "fine"], "fine"),
+        (["ls", "somewhere", "--limit", "many"], "many"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_2(agentrl: Agentrl, tokens: list[str], words: str) -> None:
+    code, _, err = agentrl(*tokens)
+    assert code == 2
+    assert err.startswith("error: ")
+    assert words in err
+
+
+@pytest.mark.parametrize("command", ["train", "eval", "check", "ls", "show", "doctor"])
+def test_every_command_explains_itself(agentrl: Agentrl, command: str) -> None:
+    code, out, _ = agentrl(command, "--help")
+    assert code == 0
+    assert f"agentrl {command}" in out
+
+
+def test_the_help_of_a_command_is_the_first_line_of_its_own(agentrl: Agentrl) -> None:
+    for command in ("train", "eval", "check", "ls", "show", "doctor"):
+        _, out, _ = agentrl(command, "--help")
+        assert " ".join(app[command].help.split()) in " ".join(out.split())
+
+
+def test_dry_run_prints_every_value_with_its_origin(agentrl: Agentrl, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("model: {path: m}\ndata: task.py:tasks\noptim: {lr: 1e-3}\n")
+    code, out, _ = agentrl("train", config, "--dry-run", "run.seed=5")
+    assert code == 0
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert f"lr: 0.001 # {config}:3:9" in lines
+    assert "seed: 5 # command line: run.seed=5" in lines
+    assert "group_size: 8 # default" in lines
+
+
+def test_dry_run_makes_no_run_directory(agentrl: Agentrl, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(f"model: {{path: m}}\ndata: task.py:tasks\nrun: {{dir: {tmp_path}/run}}\n")
+    agentrl("train", config, "--dry-run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_end_of_the_reader_is_no_error(run_dir: Path) -> None:
+    command = f"{sys.executable} -m agentrl show {run_dir} 5-0-0 --json | head -c 1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=100, check=False)
+    assert done.stdout == "{0\n"
+    assert done.stderr == ""

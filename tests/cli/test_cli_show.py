@@ -1,0 +1,121 @@
+"""``agentrl ls`` and ``agentrl show``: what a run did, for people and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Agentrl = Callable[..., tuple[int, str, str]]
+
+
+def test_ls_lists_every_trajectory_with_its_status(agentrl: Agentrl, run_dir: Path) -> None:
+    code, out, _ = agentrl("ls", run_dir)
+    assert code == 0
+    assert "5-0-0" in out
+    assert "failed(engine)" in out
+    assert out.splitlines()[-1] == "2 trajectories: 1 failed, 1 terminated"
+
+
+def test_ls_filters(agentrl: Agentrl, run_dir: Path) -> None:
+    _, out, _ = agentrl("ls", run_dir, "--status", "failed", "--json")
+    assert [entry["id"] for entry in json.loads(out)] == ["5-1-0"]
+
+
+def test_ls_says_how_many_it_left_out(agentrl: Agentrl, run_dir: Path) -> None:
+    _, out, _ = agentrl("ls", run_dir, "--limit", "1")
+    assert out.splitlines()[-1].endswith("1 earlier ones not shown (--limit 0)")
+
+
+def test_ls_as_json_has_the_whole_summary(agentrl: Agentrl, run_dir: Path) -> None:
+    _, out, _ = agentrl("ls", run_dir, "--json")
+    first = json.loads(out)[0]
+    assert (first["reward"], first["num_turns"], first["num_policy_tokens"]) == (1.0, 2, 6)
+
+
+def test_a_stored_text_cannot_steer_the_terminal(agentrl: Agentrl, run_dir: Path) -> None:
+    _, out, _ = agentrl("ls", run_dir)
+    assert "\x1b" not in out
+    assert "calc-␛[2J" in out
+
+
+@pytest.mark.usefixtures("tokenizer")
+def test_show_tells_policy_tool_and_template_tokens_apart_without_colour(agentrl: Agentrl, run_dir: Path) -> None:
+    code, out, _ = agentrl("show", run_dir, "5-0-0")
+    assert code == 0
+    lines = [line.strip() for line in out.splitlines()]
+    assert "prompt | <start> what is 6*7 <end>" in lines
+    assert "policy | call python <end>" in lines
+    assert "template | <start>" in lines
+    assert "tool | 42" in lines
+    assert "policy | answer 42 <end>" in lines
+    legend = next(line for line in lines if line.startswith("origins"))
+    assert all(name in legend for name in ("prompt", "policy", "tool", "template"))
+
+
+@pytest.mark.usefixtures("tokenizer")
+def test_show_has_reward_status_and_calls(agentrl: Agentrl, run_dir: Path) -> None:
+    _, out, _ = agentrl("show", run_dir, "5-0-0")
+    assert "reward     1 = correct 1" in out
+    assert "status     terminated" in out
+    assert "call > python: ok in 0.250 s" in out
+
+
+def test_show_needs_no_tokenizer(agentrl: Agentrl, run_dir: Path) -> None:
+    code, out, _ = agentrl("show", run_dir, "5-0-0")
+    assert code == 0
+    assert "no tokenizer of this run is here" in out
+    assert "policy | answer 42" in out
+    assert "tool | tool: 42" in out
+    assert "template | (1 tokens)" in out
+
+
+def test_show_of_a_failure_says_whose(agentrl: Agentrl, run_dir: Path) -> None:
+    _, out, _ = agentrl("show", run_dir, "5-1-0")
+    assert "status     failed(engine): no answer" in out
+
+
+def test_show_as_json_has_ids_logprobs_and_versions(agentrl: Agentrl, run_dir: Path) -> None:
+    _, out, _ = agentrl("show", run_dir, "5-0-0", "--json")
+    shown = json.loads(out)
+    completion = shown["turns"][1]["completion"][0]
+    assert completion == {
+        "kind": "policy",
+        "policy_version": 3,
+        "token_ids": [8, 7, 1],
+        "logprobs": [-0.5, -0.5, -0.5],
+    }
+    assert [segment["kind"] for segment in shown["turns"][1]["context"]] == ["scaffold", "observation"]
+    assert shown["turns"][0]["calls"][0]["result"]["latency_s"] == 0.25
+
+
+def test_show_of_a_run_is_its_overview(agentrl: Agentrl, run_dir: Path) -> None:
+    code, out, _ = agentrl("show", run_dir)
+    assert code == 0
+    assert "2 steps" not in out
+    rows = [line.split() for line in out.splitlines()]
+    assert ["reward/mean", "0.500"] in rows
+    assert ["code", "300", "0.300", "0.800", "0.600", "-"] in rows
+
+
+def test_show_of_a_run_as_json(agentrl: Agentrl, run_dir: Path) -> None:
+    _, out, _ = agentrl("show", run_dir, "--json")
+    shown = json.loads(out)
+    assert shown["trajectories"] == {"failed": 1, "terminated": 1}
+    assert (shown["steps"], shown["record"]["seed"]) == (1, 7)
+
+
+@pytest.mark.parametrize("command", ["ls", "show"])
+def test_what_is_no_run_is_a_data_error(agentrl: Agentrl, tmp_path: Path, command: str) -> None:
+    code, _, err = agentrl(command, tmp_path)
+    assert code == 3
+    assert err.startswith("error: ")
+    assert "is not a run directory" in err
+
+
+def test_an_unknown_trajectory_is_a_data_error(agentrl: Agentrl, run_dir: Path) -> None:
+    code, _, err = agentrl("show", run_dir, "9-9-9")
+    assert code == 3
+    assert "has no trajectory '9-9-9'" in err

@@ -42,7 +42,9 @@ class Limits:
     def __post_init__(self) -> None:
         for name in ("wall_s", "cpu_s"):
             value = getattr(self, name)
-            if value is not None and not (_is_number(value) and math.isfinite(value) and 0 < value <= _MAX_WALL_S):
+            if value is None and name == "cpu_s":
+                continue
+            if not (_is_number(value) and math.isfinite(value) and 0 < value <= _MAX_WALL_S):
                 raise ConfigError(
                     f"sandbox.limits.{name} must be a number of seconds above 0 and at most {_MAX_WALL_S:g}, "
                     f"got {value!r}; every run needs a deadline"

@@ -164,7 +164,7 @@ KERNEL = {
 for flag in (0x10000000, 0x00020000, 0x20000000, 0x40000000, 0x08000000, 0x04000000, 0x02000000):
     if libc.unshare(flag) == 0: print("BREACH unshare", hex(flag))
 syscall("clone", 56, 220, 0x10000000 | 17, 0, 0, 0, 0)
-if libc.mount(b"none", b".", b"tmpfs", 0, None) == 0: print("BREACH mount")
+if libc.mount(b"none", b".", b"tmpfs", 0, None) == 0: print("BREACH mount", libc.umount2(b".", 2))
 syscall("clone3", 435, 435, None, 0)
 syscall("setns", 308, 268, -1, 0)
 syscall("fsopen", 430, 430, None, 0)

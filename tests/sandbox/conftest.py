@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+import pytest
+
+from agentrl.sandbox import BackendReport, SandboxSpec, probe_backends
+
+
+@pytest.fixture(scope="session")
+def landlock() -> BackendReport:
+    report = next(report for report in probe_backends() if report.backend == "landlock")
+    if report.problem is not None:
+        pytest.skip(f"the landlock backend is missing here: {report.problem}")
+    return report
+
+
+@pytest.fixture
+def spec(landlock: BackendReport) -> SandboxSpec:
+    return SandboxSpec("landlock")

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+
+from agentrl.sandbox import GUARANTEES, BackendReport, Limits, SandboxSpec
+from agentrl.sandbox.conformance import CHECKS, Check, check_sandbox
+from agentrl.sandbox.forked import ForkedSandbox
+from agentrl.sandbox.forkserver import HostSettings, shared_server
+
+SEMANTICS = [check for check in CHECKS if check.guarantee is None]
+
+
+def name(check: Check) -> str:
+    return check.name
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=name)
+async def test_landlock_passes_every_check_of_what_it_claims(check: Check, landlock: BackendReport) -> None:
+    if check.guarantee is not None and check.guarantee not in landlock.held:
+        pytest.skip(f"landlock does not claim {check.guarantee!r} here")
+    (result,) = await check_sandbox(SandboxSpec("landlock").build, guarantees=landlock.held, only=[check.name])
+    assert result.passed, result.detail
+
+
+@pytest.mark.parametrize("check", SEMANTICS, ids=name)
+async def test_unsafe_has_the_same_semantics(check: Check) -> None:
+    (result,) = await check_sandbox(SandboxSpec("unsafe").build, guarantees=(), only=[check.name])
+    assert result.passed, result.detail
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("abi", [1, 3, 5])
+async def test_what_an_older_kernel_lacks_is_closed_by_other_means(abi: int, landlock: BackendReport) -> None:
+    settings = HostSettings(confine=True, abi_cap=abi)
+
+    def build() -> ForkedSandbox:
+        return ForkedSandbox(lambda: shared_server(settings), Limits())
+
+    attacks = [check.name for check in CHECKS if check.guarantee is not None]
+    results = await check_sandbox(build, guarantees=landlock.held, only=attacks)
+    assert [result for result in results if not result.passed] == []
+
+
+@pytest.mark.parametrize(
+    "attack",
+    ["read outside", "write outside", "loopback services", "signal others", "environment and memory of others"],
+)
+async def test_the_suite_sees_an_attack_that_succeeds(attack: str) -> None:
+    (result,) = await check_sandbox(SandboxSpec("unsafe").build, guarantees=GUARANTEES, only=[attack])
+    assert not result.passed
+
+
+def test_every_guarantee_has_an_attack() -> None:
+    assert {check.guarantee for check in CHECKS} - {None} == set(GUARANTEES)
+
+
+def test_every_check_has_a_name_of_its_own() -> None:
+    assert len({check.name for check in CHECKS}) == len(CHECKS)

@@ -1,0 +1,178 @@
+"""Who ends what: owners that die, hosts that die, runs that are given up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agentrl.errors import SandboxError
+from agentrl.sandbox import BackendReport, Limits, SandboxSpec
+from agentrl.sandbox.forked import ForkedSandbox
+from agentrl.sandbox.forkserver import ForkServer, HostSettings
+
+OWNER = """
+import asyncio, os, sys, time
+from agentrl.sandbox import SandboxSpec
+from agentrl.sandbox.forkserver import _servers
+
+async def main(backend, way, marker):
+    sandbox = SandboxSpec(backend).build()
+    await sandbox.run("pass")
+    print(*[server.facts["pid"] for server in _servers.values()], flush=True)
+    script = f"(setsid sh -c 'sleep 4321; : {marker}' &) ; sleep 4321; : {marker}"
+    task = asyncio.create_task(sandbox.run(argv=["sh", "-c", script], timeout_s=600))
+    if way == "forked" and os.fork() == 0:  # a child that holds copies of the owner's sockets
+        time.sleep(30)
+        os._exit(0)
+    await asyncio.wait([task], timeout=1 if way == "leaves" else 600)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def alive(marker: str) -> list[str]:
+    """Living processes whose command line holds the marker."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if marker in line and state != "Z":
+                found.append(f"{entry.name} {line}")
+    return found
+
+
+def wait_until(holds: Callable[[], bool], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@pytest.mark.parametrize("way", ["killed", "forked", "leaves"])
+@pytest.mark.parametrize("backend", ["landlock", "unsafe"])
+def test_nothing_survives_its_owner(backend: str, way: str, tmp_path: Path, landlock: BackendReport) -> None:
+    os.chmod(tmp_path, 0o711)
+    marker = f"marker-{os.getpid()}-{os.urandom(4).hex()}"
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, backend, way, marker],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    assert owner.stdout is not None
+    try:
+        hosts = [int(pid) for pid in owner.stdout.readline().split()]
+        assert hosts
+        assert wait_until(lambda: len(alive(f": {marker}")) == 2, 30)
+        if way != "leaves":
+            owner.send_signal(signal.SIGKILL)
+        owner.wait(30)
+        assert wait_until(lambda: not alive(f": {marker}") and not any(map(lives, hosts)), 5)
+        assert wait_until(lambda: not list(tmp_path.glob("agentrl-sandbox-*")), 5), "a folder was left behind"
+    finally:
+        owner.kill()
+        owner.wait()
+        owner.stdout.close()
+        for line in alive(marker):
+            os.kill(int(line.split()[0]), signal.SIGKILL)
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+async def test_a_run_that_is_killed_is_the_sandboxs_failure_not_the_codes(spec: SandboxSpec) -> None:
+    sandbox = spec.build()
+    await sandbox.run("pass")
+    task = asyncio.create_task(sandbox.run("while True: pass", timeout_s=600))
+    await asyncio.wait([task], timeout=0.2)
+    sandbox.kill_now()
+    with pytest.raises(SandboxError) as failure:
+        await task
+    assert failure.value.retryable
+    await sandbox.reset()
+    assert (await sandbox.run("print(1)")).stdout == b"1\n"
+    await sandbox.close()
+
+
+async def test_a_closed_sandbox_refuses_until_it_is_reset(spec: SandboxSpec) -> None:
+    sandbox = spec.build()
+    await sandbox.close()
+    with pytest.raises(SandboxError, match="closed"):
+        await sandbox.run("print(1)")
+    await sandbox.reset()
+    assert (await sandbox.run("print(1)")).status == "ok"
+    await sandbox.close()
+
+
+async def test_a_host_that_dies_is_a_retryable_failure_and_the_next_sandbox_gets_another_host(
+    landlock: BackendReport,
+) -> None:
+    servers: list[ForkServer] = []
+
+    def server() -> ForkServer:
+        if not servers or servers[-1].ended:
+            servers.append(ForkServer(HostSettings(confine=True)))
+        return servers[-1]
+
+    sandbox = ForkedSandbox(server, Limits())
+    await sandbox.run("pass")
+    task = asyncio.create_task(sandbox.run("while True: pass", timeout_s=600))
+    await asyncio.wait([task], timeout=0.2)
+    os.kill(servers[0].facts["pid"], signal.SIGKILL)
+    with pytest.raises(SandboxError) as failure:
+        await task
+    assert failure.value.retryable
+    other = ForkedSandbox(server, Limits())
+    assert (await other.run("print(1)")).stdout == b"1\n"
+    await other.close()
+    for started in servers:
+        await asyncio.to_thread(started.close)
+
+
+async def test_one_sandbox_serves_several_threads_and_event_loops(spec: SandboxSpec) -> None:
+    sandbox = spec.build()
+    seen: list[bytes] = []
+
+    def run_in_a_loop_of_its_own(number: int) -> None:
+        seen.append(asyncio.run(sandbox.run(f"print({number})")).stdout)
+
+    threads = [threading.Thread(target=run_in_a_loop_of_its_own, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        await asyncio.to_thread(thread.join)
+    assert sorted(seen) == [b"0\n", b"1\n", b"2\n", b"3\n"]
+    await sandbox.close()
+
+
+async def test_runs_leave_no_descriptor_and_no_thread_in_the_owner(spec: SandboxSpec) -> None:
+    async def episode() -> None:
+        async with spec.build() as sandbox:
+            await asyncio.gather(*(sandbox.run("print(1)") for _ in range(4)))
+
+    await episode()
+    before = len(os.listdir("/proc/self/fd")), threading.active_count()
+    for _ in range(20):
+        await episode()
+    after = len(os.listdir("/proc/self/fd")), threading.active_count()
+    # closing is told on the I/O thread; a pool thread of asyncio's may be added on the way
+    assert after[0] <= before[0] + 1
+    assert after[1] <= before[1] + 2

@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import logging
+import pickle
+
+import pytest
+
+from agentrl.errors import ConfigError, MachineError
+from agentrl.sandbox import BackendReport, Limits, SandboxSpec
+from agentrl.sandbox import spec as spec_module
+from agentrl.sandbox.guarantees import LEVELS, parse_require
+
+
+def test_a_spec_travels_by_pickle() -> None:
+    spec = SandboxSpec(limits=Limits(wall_s=3), preload_modules=("json",))
+    assert pickle.loads(pickle.dumps(spec)) == spec
+
+
+@pytest.mark.parametrize("backend", ["docker", "bubblewrap", "Landlock", ""])
+def test_a_backend_that_does_not_exist_is_a_config_error_that_says_which_do(backend: str) -> None:
+    with pytest.raises(ConfigError, match="use one of auto, landlock, unsafe"):
+        SandboxSpec(backend)
+
+
+def test_unsafe_contradicts_a_requirement() -> None:
+    with pytest.raises(ConfigError, match=r"sandbox\.require='isolated' contradicts"):
+        SandboxSpec("unsafe", require="isolated")
+
+
+@pytest.mark.parametrize(("word", "hint"), [("isolate", "did you mean 'isolated'"), ("gpu", "use one of none")])
+def test_an_unknown_requirement_says_what_is_known(word: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=hint):
+        SandboxSpec(require=word)
+
+
+def test_requirements_add_up() -> None:
+    assert parse_require(("files", "network", "none")) == {"files", "network"}
+
+
+def test_auto_takes_landlock_and_says_what_it_guarantees(landlock: BackendReport) -> None:
+    report = SandboxSpec().check()
+    assert (report.backend, LEVELS["isolated"] <= report.held) == ("landlock", True)
+    assert str(report).startswith("landlock: guarantees files, secrets, network, processes, kernel, memory")
+
+
+def test_what_no_backend_gives_is_refused_in_one_line_with_the_mend(landlock: BackendReport) -> None:
+    with pytest.raises(MachineError) as refusal:
+        SandboxSpec(require=("isolated", "disk")).check()
+    message = str(refusal.value)
+    assert "landlock does not give disk here" in message
+    assert "sandbox.backend=unsafe" in message
+    assert "\n" not in message
+    assert refusal.value.exit_code == 4
+
+
+def test_off_linux_the_mend_is_a_container_or_unsafe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spec_module.sys, "platform", "darwin")
+    monkeypatch.setattr(spec_module, "_reports", {})
+    with pytest.raises(MachineError, match=r"needs Linux, this is darwin; .*docker run.*sandbox\.backend=unsafe"):
+        SandboxSpec().check()
+
+
+def test_unsafe_is_never_taken_by_auto(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spec_module.sys, "platform", "darwin")
+    monkeypatch.setattr(spec_module, "_reports", {})
+    with pytest.raises(MachineError):
+        SandboxSpec(require="files").check()
+
+
+def test_unsafe_warns_once(caplog: pytest.LogCaptureFixture) -> None:
+    spec_module._warn_of_unsafe.cache_clear()
+    with caplog.at_level(logging.WARNING, "agentrl.sandbox"):
+        for _ in range(3):
+            SandboxSpec("unsafe").check()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_unsafe_guarantees_nothing() -> None:
+    assert not any(SandboxSpec("unsafe").describe().values())
+
+
+async def test_a_preloaded_module_is_there_before_the_code_imports_it(landlock: BackendReport) -> None:
+    spec = SandboxSpec(preload_modules=("statistics",))
+    async with spec.build() as sandbox:
+        result = await sandbox.run("import sys\nprint('statistics' in sys.modules)")
+    assert result.stdout == b"True\n"
+
+
+def test_a_module_that_cannot_be_preloaded_is_a_config_error(landlock: BackendReport) -> None:
+    with pytest.raises(ConfigError, match=r"sandbox\.preload_modules: no_such_module"):
+        SandboxSpec(preload_modules=("no_such_module",)).check()
+
+
+@pytest.mark.parametrize(("allowed", "status"), [(True, "ok"), (False, "error")])
+async def test_installed_packages_are_importable_where_allowed(
+    allowed: bool, status: str, landlock: BackendReport
+) -> None:
+    async with SandboxSpec(site_packages=allowed).build() as sandbox:
+        result = await sandbox.run("import numpy\nprint(numpy.arange(3).sum())", timeout_s=60)
+    assert result.status == status, result
+
+
+async def test_numpy_draws_other_numbers_in_every_run(landlock: BackendReport) -> None:
+    spec = SandboxSpec(site_packages=True, preload_modules=("numpy", "numpy.random"))
+    async with spec.build() as sandbox:
+        drawn = [await sandbox.run("import numpy\nprint(numpy.random.rand())", timeout_s=60) for _ in range(2)]
+    assert drawn[0].status == drawn[1].status == "ok", drawn
+    assert drawn[0].stdout != drawn[1].stdout

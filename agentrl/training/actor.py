@@ -140,7 +140,7 @@ class Actor:
         first = dist.get_rank() == 0
         if self._trained_tokens(shard) == 0:
             return Stats({"optim/skipped": Stat.of([1.0])} if first else {})
-        weights = torch.from_numpy(shard.sample_weight).to(self.device)
+        weights = torch.tensor(shard.sample_weight, device=self.device)  # a copy: what Ray hands over is read-only
         stats = StatSum()
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         for packed in micro_batches(shard, self.device):
@@ -154,7 +154,7 @@ class Actor:
                 rank=dist.get_rank(),
             )
         factor = self._step()
-        stats.add("loss", loss_sum, 1 if first else 0)
+        stats.add("policy/loss", loss_sum, 1 if first else 0)
         once = {"optim/grad_norm": Stat.of([grad_norm]), "optim/lr": Stat.of([self.spec.optim.lr * factor])}
         return Stats(stats.result()) + (once if first else {})
 

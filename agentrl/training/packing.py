@@ -101,7 +101,7 @@ def _check(batch: Batch) -> None:
         row = int(np.flatnonzero(batch.loss_mask[firsts])[0])
         raise DataError(
             f"a sample's first token has nothing before it and can't be trained, but loss_mask marks that of sample "
-            f"{row}; a sample starts with its PROMPT"
+            f"{row} of its shard; a sample starts with its PROMPT"
         )
     if not bool((batch.temperature > 0).all()) or not bool(np.isfinite(batch.temperature).all()):
         bad = batch.temperature[~((batch.temperature > 0) & np.isfinite(batch.temperature))][0]

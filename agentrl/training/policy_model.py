@@ -140,7 +140,9 @@ def load_policy(path: str | Path, *, attention: str, gradient_checkpointing: boo
             "packed rows need; choose another family"
         )
     if gradient_checkpointing:
-        hf.gradient_checkpointing_enable({"use_reentrant": False})
+        # transformers 5.x renamed it on the way to 6
+        enable = getattr(hf, "activation_checkpointing_enable", None) or hf.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
     hf.train()  # checkpointing is off in eval mode; there is no dropout to switch
     model = PolicyModel(hf, attention)
     if attention != "flash_attention_2":  # which has no CPU kernel; the family's answer is the same

@@ -118,9 +118,7 @@ def prepared(actor: Actor, batch: Batch, micro_batch_tokens: int = 64) -> Batch:
     return batch
 
 
-def update(
-    actor: Actor, batch: Batch, micro_batch_tokens: int = 64, *, rank: int = 0, world_size: int = 1
-) -> Stats:
+def update(actor: Actor, batch: Batch, micro_batch_tokens: int = 64, *, rank: int = 0, world_size: int = 1) -> Stats:
     """One optimizer step on the whole batch; this rank's statistics."""
     (plan,) = partition(
         batch.lengths, batch.group[batch.trajectory], seed=0, layout=layout(world_size, micro_batch_tokens)

@@ -1,0 +1,57 @@
+"""One rank of a real process group: the same passes as any other world size, its results in a file.
+
+Run as ``python -m tests.training.rank RANK WORLD_SIZE PORT MODEL FOLDER``.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agentrl.training import DistSpec, OptimSpec, leave, partition, shards, union
+from agentrl.types import Batch, SegmentKind
+from tests.training.harness import PLAIN, gradients, layout, make_actor, make_batch, update
+
+MUON = OptimSpec(name="muon", lr=2e-3, muon_lr=0.02)
+
+
+def run(model_path: str, folder: Path, place: DistSpec) -> dict[str, Any]:
+    """Updates, logprobs, checksums, a checkpoint and an export of this world size."""
+    ranks = {"rank": place.rank, "world_size": place.world_size}
+    batches = {
+        "plain": make_batch(kind=SegmentKind.TARGET),
+        # beside the one long sample two short ones don't fit one micro-batch of 30: one coordinate needs a filler
+        "filler": make_batch([30, 16, 15], siblings=3, kind=SegmentKind.TARGET),
+    }
+    result: dict[str, Any] = {"stats": {}, "gradients": {}}
+    for name, batch in batches.items():
+        actor = make_actor(model_path, "sft", optim=PLAIN, place=place)
+        result["stats"][name] = [dict(update(actor, batch, 30, **ranks))]
+        result["gradients"][name] = gradients(actor)
+    for name, optim in (("adamw", OptimSpec(lr=1e-3)), ("muon", MUON)):
+        actor = make_actor(model_path, "sft", optim=optim, place=place)
+        result["stats"][name] = [dict(update(actor, batches["plain"], 30, **ranks)) for _ in range(4)]
+        result[name] = dict(actor.weights())
+        actor.save(folder / name)
+    actor.export(folder / "export")
+    result["checksum"] = actor.checksum("bfloat16")
+    result["logprobs"] = logprobs(actor, batches["plain"], place)
+    return result
+
+
+def logprobs(actor: Any, batch: Batch, place: DistSpec) -> dict[str, Any]:
+    """This rank's samples and their logprobs."""
+    plan = union(partition(batch.lengths, batch.group[batch.trajectory], seed=0, layout=layout(place.world_size, 30)))
+    shard = shards(batch, plan)[place.rank]
+    return {"samples": shard.samples, "column": actor.logprobs(shard)["old_logprobs"]}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    here = DistSpec(rank=int(sys.argv[1]), world_size=int(sys.argv[2]), port=int(sys.argv[3]), timeout_s=120)
+    out = Path(sys.argv[5])
+    torch.save(run(sys.argv[4], out, here), out / f"rank{here.rank}.pt")
+    leave()

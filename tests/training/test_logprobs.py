@@ -1,0 +1,146 @@
+"""Packed logprobs against a plain padded forward of the same model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from agentrl.errors import ConfigError, DataError
+from agentrl.training import partition, policy_model, shards
+from agentrl.training.policy_model import load_policy
+from agentrl.types import Batch
+from tests.training.harness import VOCAB, layout, make_actor, make_batch, write_model
+
+
+@torch.no_grad()
+def padded_logprobs(path: str, batch: Batch) -> np.ndarray:
+    """``[T]`` logprobs of masked tokens by Hugging Face's own forward, one padded row a sample."""
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    lengths = batch.lengths.tolist()
+    rows = torch.split(torch.from_numpy(batch.token_ids.astype(np.int64)), lengths)
+    ids = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
+    mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+    logits = model(input_ids=ids, attention_mask=mask).logits / torch.from_numpy(batch.temperature)[:, None, None]
+    logprobs = torch.log_softmax(logits, -1)[:, :-1].gather(2, ids[:, 1:, None]).squeeze(2)
+    parts = [torch.cat([torch.zeros(1), row[: length - 1]]) for row, length in zip(logprobs, lengths, strict=True)]
+    return torch.cat(parts).numpy() * (batch.loss_mask != 0)
+
+
+def packed_logprobs(path: str, batch: Batch, micro_batch_tokens: int = 64, **spec: object) -> np.ndarray:
+    actor = make_actor(path, **spec)  # type: ignore[arg-type]
+    (plan,) = partition(batch.lengths, np.zeros(batch.num_samples, int), seed=0, layout=layout(1, micro_batch_tokens))
+    (shard,) = shards(batch, plan)
+    column = np.zeros(batch.num_tokens, np.float32)
+    index = np.concatenate([np.arange(batch.cu_seqlens[s], batch.cu_seqlens[s + 1]) for s in shard.samples])
+    column[index] = actor.logprobs(shard)["old_logprobs"]
+    return column
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_packed_logprobs_are_those_of_a_padded_forward(model_path: str, temperature: float) -> None:
+    batch = make_batch(temperature=temperature)
+    np.testing.assert_allclose(packed_logprobs(model_path, batch), padded_logprobs(model_path, batch), atol=1e-5)
+
+
+def test_each_samples_own_temperature_counts(model_path: str) -> None:
+    batch = make_batch()
+    mixed = replace(batch, temperature=np.linspace(0.5, 1.5, batch.num_samples, dtype=np.float32))
+    np.testing.assert_allclose(packed_logprobs(model_path, mixed), padded_logprobs(model_path, mixed), atol=1e-5)
+    assert np.abs(packed_logprobs(model_path, mixed) - packed_logprobs(model_path, batch)).max() > 1e-2
+
+
+def test_an_output_layer_of_its_own_is_used(tmp_path: Path) -> None:
+    path, batch = str(write_model(tmp_path, tied=False)), make_batch()
+    np.testing.assert_allclose(packed_logprobs(path, batch), padded_logprobs(path, batch), atol=1e-5)
+
+
+def test_a_sliding_window_is_kept(tmp_path: Path) -> None:
+    config = Qwen3Config(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        intermediate_size=48,
+        use_sliding_window=True,
+        sliding_window=5,
+        max_window_layers=0,
+    )
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(config).save_pretrained(tmp_path)
+    batch = make_batch()
+    np.testing.assert_allclose(packed_logprobs(str(tmp_path), batch), padded_logprobs(str(tmp_path), batch), atol=1e-5)
+
+
+def test_entries_off_the_mask_are_zero(model_path: str) -> None:
+    batch = make_batch()
+    column = packed_logprobs(model_path, batch)
+    assert not column[batch.loss_mask == 0].any()
+    assert (column[batch.loss_mask != 0] < 0).all()
+
+
+def test_a_samples_numbers_do_not_depend_on_its_neighbours(model_path: str) -> None:
+    batch = make_batch()
+    together, alone = packed_logprobs(model_path, batch, 1000), packed_logprobs(model_path, batch, 30)
+    np.testing.assert_allclose(together, alone, atol=2e-6)
+
+
+def test_logits_in_chunks_are_the_same(model_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = make_batch()
+    at_once = packed_logprobs(model_path, batch)
+    monkeypatch.setattr(policy_model, "_CHUNK_ELEMENTS", 3 * VOCAB)
+    np.testing.assert_allclose(packed_logprobs(model_path, batch), at_once, atol=1e-6)
+
+
+def test_a_bfloat16_forward_is_near(model_path: str) -> None:
+    batch = make_batch()
+    difference = packed_logprobs(model_path, batch, dtype="bfloat16") - packed_logprobs(model_path, batch)
+    assert 0 < np.abs(difference).max() < 0.1
+
+
+def test_a_first_token_can_not_be_trained(model_path: str) -> None:
+    batch = make_batch([9, 7, 5], siblings=3)
+    mask = batch.loss_mask.copy()
+    mask[batch.cu_seqlens[2]] = 1
+    with pytest.raises(DataError, match="loss_mask marks that of sample 2 of its shard"):
+        packed_logprobs(model_path, replace(batch, loss_mask=mask))
+
+
+@pytest.mark.parametrize("temperature", [0.0, float("nan"), float("inf")])
+def test_a_temperature_without_logprobs_is_refused(model_path: str, temperature: float) -> None:
+    with pytest.raises(DataError, match=r"batch\.temperature must be above 0 and finite"):
+        packed_logprobs(model_path, make_batch(temperature=temperature))
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"it has no config\.json"):
+        load_policy(tmp_path, attention="segments")
+
+
+def test_a_torn_model_is_refused(tmp_path: Path) -> None:
+    (write_model(tmp_path) / "model.safetensors").unlink()
+    with pytest.raises(DataError, match="could not be loaded as a causal model"):
+        load_policy(tmp_path, attention="segments")
+
+
+def test_a_family_that_changes_logits_after_its_head_is_refused(tmp_path: Path) -> None:
+    from transformers import GraniteConfig, GraniteForCausalLM
+
+    config = GraniteConfig(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=48,
+        logits_scaling=8.0,
+    )
+    GraniteForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="changes logits after its output layer"):
+        load_policy(tmp_path, attention="segments")

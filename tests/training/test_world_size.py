@@ -1,0 +1,136 @@
+"""Two ranks over gloo against one: losses, gradients, weights and checkpoints agree, fillers included."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from agentrl.training import DistSpec, OptimSpec
+from agentrl.types import SegmentKind, Stats
+from tests.training.harness import make_actor, make_batch, update
+from tests.training.rank import MUON, run
+
+REPOSITORY = Path(__file__).parents[2]
+Results = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def one(model_path: str, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return [run(model_path, tmp_path_factory.mktemp("one"), DistSpec())]
+
+
+@pytest.fixture(scope="module")
+def two_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("two")
+
+
+@pytest.fixture(scope="module")
+def two(model_path: str, two_folder: Path) -> Results:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "tests.training.rank"]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), "2", str(port), model_path, str(two_folder)],
+            cwd=REPOSITORY,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        errors = [rank.communicate(timeout=110)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(errors)
+    return [torch.load(two_folder / f"rank{rank}.pt", weights_only=False) for rank in range(2)]
+
+
+def merged(results: Results, name: str) -> list[Stats]:
+    """Each step's statistics over all ranks."""
+    return [
+        reduce(lambda a, b: a + b, parts, Stats()) for parts in zip(*(r["stats"][name] for r in results), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("batch", ["plain", "filler"])
+def test_loss_and_gradient_do_not_depend_on_the_world_size(one: Results, two: Results, batch: str) -> None:
+    (alone,), (together,) = merged(one, batch), merged(two, batch)
+    assert together["policy/loss"].mean == pytest.approx(alone["policy/loss"].mean, abs=1e-6)
+    assert together["policy/nll"].count == alone["policy/nll"].count
+    for name, gradient in one[0]["gradients"][batch].items():
+        assert (gradient - two[0]["gradients"][batch][name]).abs().max() < 1e-6, name
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_four_steps_give_the_same_losses_and_weights(one: Results, two: Results, optimizer: str) -> None:
+    alone, together = merged(one, optimizer), merged(two, optimizer)
+    assert [s["policy/loss"].mean for s in together] == pytest.approx([s["policy/loss"].mean for s in alone], abs=1e-5)
+    assert [s["optim/grad_norm"].mean for s in together] == pytest.approx(
+        [s["optim/grad_norm"].mean for s in alone], rel=1e-4
+    )
+    assert alone[-1]["policy/loss"].mean < alone[0]["policy/loss"].mean
+    for name, weight in one[0][optimizer].items():
+        assert (weight - two[0][optimizer][name]).abs().max() < 1e-4, name
+
+
+def test_numbers_of_the_whole_step_count_once(two: Results) -> None:
+    (stats,) = merged(two, "plain")
+    assert (stats["policy/loss"].count, stats["optim/grad_norm"].count, stats["optim/lr"].count) == (1, 1, 1)
+
+
+def test_every_rank_sees_the_same_whole_weights_and_checksums(two: Results) -> None:
+    first, second = two
+    assert first["checksum"] == second["checksum"]
+    assert all(torch.equal(first["muon"][name], second["muon"][name]) for name in first["muon"])
+
+
+def test_checksums_of_shards_are_those_of_the_whole(two: Results, two_folder: Path, model_path: str) -> None:
+    actor = make_actor(model_path, "sft", optim=MUON)
+    actor.load(two_folder / "muon")
+    assert actor.checksum("bfloat16") == two[0]["checksum"]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_checkpoint_of_two_ranks_goes_on_in_one(
+    two: Results, two_folder: Path, model_path: str, optimizer: str
+) -> None:
+    optim = MUON if optimizer == "muon" else OptimSpec(lr=1e-3)
+    batch = make_batch(kind=SegmentKind.TARGET)
+    uninterrupted, resumed = make_actor(model_path, "sft", optim=optim), make_actor(model_path, "sft", optim=optim)
+    for _ in range(4):
+        update(uninterrupted, batch, 30)
+    resumed.load(two_folder / optimizer)
+    assert resumed.step == 4
+    loss = update(resumed, batch, 30)["policy/loss"].mean
+    assert loss == pytest.approx(update(uninterrupted, batch, 30)["policy/loss"].mean, abs=1e-5)
+
+
+def test_two_ranks_export_one_whole_model(two: Results, two_folder: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(two_folder / "export", dtype=torch.float32)
+    assert all(torch.equal(p, two[0]["muon"][name]) for name, p in model.named_parameters())
+
+
+def test_logprobs_of_a_shard_are_those_of_the_whole(one: Results, two: Results) -> None:
+    batch = make_batch(kind=SegmentKind.TARGET)
+
+    def column(results: Results) -> np.ndarray:
+        whole = np.zeros(batch.num_tokens, np.float32)
+        for answer in (result["logprobs"] for result in results):
+            rows = [np.arange(batch.cu_seqlens[s], batch.cu_seqlens[s + 1]) for s in answer["samples"]]
+            whole[np.concatenate(rows)] = answer["column"]
+        return whole
+
+    np.testing.assert_allclose(column(two), column(one), atol=1e-3)

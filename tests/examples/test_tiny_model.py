@@ -116,9 +116,9 @@ def test_a_demonstration_is_imitated_token_for_token(example: str, renderer: Cha
 
 
 def test_equal_seeds_give_equal_files(tmp_path: Path) -> None:
-    build = load("code", "warmup.py:build_model")
+    rows = list(islice(load("code", "warmup.py:demonstrations")(0), 50))
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        build(str(tmp_path / name), seed=seed)
+        build_tiny_model(tmp_path / name, rows, seed=seed, num_demonstrations=50)
     files = [path.name for path in sorted((tmp_path / "a").iterdir())]
     assert {"chat_template.jinja", "config.json", "generation_config.json", "model.safetensors"} < set(files)
     for name in files:
@@ -130,7 +130,7 @@ def test_building_leaves_the_callers_random_numbers_alone(tmp_path: Path) -> Non
     import torch
 
     before, state = torch.random.get_rng_state(), random.getstate()
-    load("code", "warmup.py:build_model")(str(tmp_path))
+    build_tiny_model(tmp_path, load("code", "warmup.py:demonstrations")(0), num_demonstrations=50)
     assert torch.equal(before, torch.random.get_rng_state())
     assert state == random.getstate()
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from typing import Any
 from agentrl.errors import ConfigError, MachineError, SandboxError
 
 from .channel import Channel, IOThread, Reply, fail, resolve
-from .host import frames
+from .host import folder, frames
 
 _START_S = 60.0
 _END_S = 5.0
@@ -142,11 +143,11 @@ class ForkServer:
     def _spawn(self) -> None:
         ours, theirs = socket.socketpair()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed with the server
-        folder = str(Path(__file__).parent)
+        here = str(Path(__file__).parent)
         try:
             with theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", "-c", _BOOT.format(folder=folder)],
+                    [sys.executable, "-I", "-S", "-c", _BOOT.format(folder=here)],
                     stdin=theirs.fileno(),
                     stdout=subprocess.DEVNULL,
                     stderr=self._log,
@@ -196,7 +197,19 @@ class ForkServer:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+            self._remove_base()
         self.io.stop()
+
+    def _remove_base(self) -> None:
+        """What a host that was killed could not remove itself; its slots are ending meanwhile."""
+        base, deadline = self.facts.get("base"), time.monotonic() + _END_S
+        while base is not None and os.path.exists(base):
+            try:
+                folder.remove(base)
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise SandboxError(f"the folder {base} of a sandbox host that died could not be removed") from None
+                time.sleep(0.01)
 
     def abandon(self) -> None:
         """In a forked child: drop the copies of the owner's sockets, so that the owner's end is seen."""
@@ -243,6 +256,8 @@ def shared_server(settings: HostSettings) -> ForkServer:
     """This process's host for these settings, started if need be."""
     with _servers_lock:
         server = _servers.get(settings)
+        if server is not None and server.ended:
+            server.close()
         if server is None or server.ended:
             server = _servers[settings] = ForkServer(settings)
         return server

@@ -145,6 +145,7 @@ async def test_a_host_that_dies_is_a_retryable_failure_and_the_next_sandbox_gets
     await other.close()
     for started in servers:
         await asyncio.to_thread(started.close)
+    assert [started.facts["base"] for started in servers if os.path.exists(started.facts["base"])] == []
 
 
 async def test_one_sandbox_serves_several_threads_and_event_loops(spec: SandboxSpec) -> None:

@@ -115,7 +115,15 @@ class Supervisor:
         poller = select.poll()
         poller.register(self.control, select.POLLIN)
         poller.register(self.wake, select.POLLIN)
-        self.reply({"op": "ready", "abi": self.abi, "own_uid": self.first_uid is not None, "pid": os.getpid()})
+        self.reply(
+            {
+                "op": "ready",
+                "abi": self.abi,
+                "own_uid": self.first_uid is not None,
+                "pid": os.getpid(),
+                "base": self.base,
+            }
+        )
         while os.getppid() == self.owner:  # a fork of the owner may hold the socket open after its death
             for fd, _ in poller.poll(_TICK_S * 1000):
                 if fd == self.wake:

@@ -136,6 +136,7 @@ class DemonstrationSchedule:
         raise RuntimeError("a stage without an engine has nothing to evaluate with")
 
     def snapshot(self) -> Snapshot:
+        self._ledger.sync()
         return Snapshot(next_draw=self._draw, outstanding=(), spent=0, ledger_offset=self._ledger.offset)
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ from agentrl.types import TrajectoryGroup
 __all__ = ["Admission", "Intake", "KeepGroup", "RolloutService", "Snapshot"]
 
 _POLL_S = 0.2
+_CLOSE_S = 30.0
 
 
 KeepGroup = Callable[[TrajectoryGroup], Keep]
@@ -32,6 +33,7 @@ class Admission:
         batch_groups: B, groups a batch.
         group_size: siblings of a group.
         max_staleness: η; a draw is issued while in_training + buffered + running < (η + 1)·B.
+        last_step: nothing is issued once its batch is taken.
         max_refill: at most ``max_refill·B`` draws beyond B are issued for one batch.
         in_draw_order: batches are closed in draw order, and draws are issued only while the loop waits for them,
             so that nothing is in flight at a checkpoint (``run.deterministic``).
@@ -39,6 +41,7 @@ class Admission:
 
     batch_groups: int
     group_size: int
+    last_step: int
     max_staleness: int = 0
     max_refill: float = 0.0
     in_draw_order: bool = False
@@ -87,7 +90,7 @@ class RolloutService:
         self._issued = start.spent
         self._running: set[int] = set()
         self._buffer: list[TrajectoryGroup] = []
-        self._in_training = 0
+        self._in_training = self._step = 0
         self._waiting = False
         self._held = 0
         self._evaluating: dict[str, tuple[int, list[GroupOutcome]]] = {}
@@ -116,7 +119,7 @@ class RolloutService:
             if self._admission.in_draw_order:
                 self._buffer.sort(key=lambda group: group.draw)
             taken, self._buffer = self._buffer[:size], self._buffer[size:]
-            self._in_training = len(taken)
+            self._in_training, self._step = len(taken), step
             self._issued = len(self._buffer) + len(self._running)
             for group in taken:
                 self._ledger.move(group.draw, _finished(group), "taken", step=step)
@@ -148,8 +151,9 @@ class RolloutService:
         return sorted(outcomes, key=lambda outcome: outcome.request.draw)
 
     def snapshot(self) -> Snapshot:
-        """What a checkpoint must know, at one moment."""
+        """What a checkpoint must know, at one moment; the ledger's rows up to there are durable."""
         with self._changed:
+            self._ledger.sync()
             outstanding = sorted({*self._running, *(group.draw for group in self._buffer), *self._again})
             spent = max(0, self._issued - len(self._running) - len(self._buffer))
             return Snapshot(self._next_draw, tuple(outstanding), spent, self._ledger.offset)
@@ -159,13 +163,24 @@ class RolloutService:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._thread.join(30.0)
+        self._thread.join(_CLOSE_S)
         if self._thread.is_alive():
-            raise EngineError("the rollout service did not end within 30 s", retryable=False)
-        for draw in sorted(self._running):
-            self._ledger.move(draw, range(self._admission.group_size), "cancelled", reason="closed")
+            raise EngineError(f"the rollout service did not end within {_CLOSE_S:.0f} s", retryable=False)
+        if self._error is None:
+            self._cancel_running()
+        for group in self._buffer:
+            self._ledger.move(group.draw, _finished(group), "dropped", reason="closed")
+
+    def _cancel_running(self) -> None:
+        """Ends what runs and waits until it came back, so that nothing of it meets whoever uses the fleet next."""
         self._fleet.cancel(sorted(self._running))
-        self._running.clear()
+        end = time.monotonic() + _CLOSE_S
+        while self._running:
+            for outcome in self._fleet.collect(_POLL_S):
+                self._intake(outcome)
+                self._take_in(outcome)
+            if time.monotonic() > end:
+                raise EngineError(f"cancelled groups did not end within {_CLOSE_S:.0f} s", retryable=False)
 
     def _arrived(self, label: str) -> int:
         return len(self._evaluating[label][1])
@@ -198,6 +213,8 @@ class RolloutService:
 
     def _may_issue(self) -> bool:
         bounds = self._admission
+        if self._step >= bounds.last_step:
+            return False
         in_flight = self._in_training + len(self._buffer) + len(self._running)
         return in_flight < (bounds.max_staleness + 1) * bounds.batch_groups and self._issued < bounds.draws_per_batch
 

@@ -23,7 +23,7 @@ from agentrl.controller.schedule import CapacitySchedule, DemonstrationSchedule,
 from agentrl.controller.service import Admission, RolloutService, Snapshot
 from agentrl.controller.stage import StageRun, StageSettings
 from agentrl.controller.worker import WorkerSpec
-from agentrl.errors import ConfigError
+from agentrl.errors import AgentRLError, ConfigError
 from agentrl.metrics import RL_COLUMNS, SFT_COLUMNS, PhaseTimer, Sink, StepDisplay
 from agentrl.rollouts import demonstration_group
 from agentrl.run.build import LiveObjects, engine_spec, eval_plan, optim_spec, renderer_spec, rollout_spec
@@ -139,7 +139,7 @@ def run_stage(parts: RunParts, stage: StageConfig, *, model: Path, first_draw: i
     if imitates:
         schedule: Schedule = _demonstrations(parts, stage, model, snapshot.next_draw)
     else:
-        schedule = _rollouts(parts, stage, algorithm, tasks, recorder, first_draw, snapshot)
+        schedule = _rollouts(parts, stage, algorithm, tasks, recorder, first_draw, snapshot, num_steps)
     run = StageRun(
         _settings(stage, num_steps),
         algorithm=algorithm,
@@ -153,10 +153,20 @@ def run_stage(parts: RunParts, stage: StageConfig, *, model: Path, first_draw: i
     )
     try:
         train(run)
-        next_draw = first_draw if imitates else schedule.snapshot().next_draw
-        return StageOutcome(next_draw, recorder.results(), num_steps)
-    finally:
+    except BaseException as error:
+        _close_after(error, schedule)
+        raise
+    next_draw = first_draw if imitates else schedule.snapshot().next_draw
+    schedule.close()
+    return StageOutcome(next_draw, recorder.results(), num_steps)
+
+
+def _close_after(error: BaseException, schedule: Schedule) -> None:
+    """Closes what a broken stage started; what fails then is told with the error that came first."""
+    try:
         schedule.close()
+    except AgentRLError as second:
+        error.add_note(f"and closing the stage failed: {second}")
 
 
 def _tasks(stage: StageConfig, base_dir: Path) -> list[Task]:
@@ -217,12 +227,14 @@ def _rollouts(
     recorder: Recorder,
     first_draw: int,
     snapshot: Snapshot,
+    num_steps: int,
 ) -> CapacitySchedule:
     rollout = stage.rollout
     order = DrawOrder(tasks, seed=stage.run.seed, shuffle=stage.data.shuffle, first_draw=first_draw)
     admission = Admission(
         batch_groups=stage.train.batch_prompts,
         group_size=rollout.group_size,
+        last_step=num_steps,
         max_refill=rollout.max_refill,
         in_draw_order=stage.run.deterministic,
     )
@@ -246,6 +258,8 @@ def finished_stage(parts: RunParts, stage: StageConfig) -> StageOutcome | None:
     manifest = last_manifest(parts.directory, stage)
     if manifest is None or not (parts.directory.models_folder / stage.name).is_dir():
         return None
+    if stage.train.steps is not None and manifest.step < stage.train.steps:
+        return None  # more steps are asked for than that attempt was to make
     imitates = learns_from_demonstrations(stage_algorithm(stage, parts.base_dir))
     return StageOutcome(0 if imitates else manifest.rollouts.next_draw, manifest.results, manifest.step)
 

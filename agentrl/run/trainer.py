@@ -149,7 +149,12 @@ class Trainer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            self.close()
+        except AgentRLError as second:
+            if error is None:
+                raise
+            error.add_note(f"and ending the workers failed: {second}")
 
     def _train(
         self, directory: RunDirectory, stages: list[StageConfig], display: StepDisplay, events: EventLog, resume: bool

@@ -17,7 +17,7 @@ from agentrl.run.config.checks import Fault, validation_faults
 from agentrl.run.config.schema import StageConfig
 from agentrl.run.config.section import Section
 
-__all__ = ["algorithm_faults"]
+__all__ = ["algorithm_faults", "settings_section"]
 
 # A record's field that a setting outside the section decides, so that no run has it twice.
 _DECIDED_BY = {
@@ -87,8 +87,8 @@ def _schema_faults(stage: StageConfig) -> Iterator[Fault]:
 
 
 @cache
-def _root_of(algorithm: str) -> type[Section]:
-    """A schema whose one section ``algorithm`` has the fields of the algorithm's settings."""
+def settings_section(algorithm: str) -> type[Section]:
+    """The settings of a built-in algorithm as a section: those that no setting elsewhere decides."""
     kind = ALGORITHMS[algorithm].settings
     hints = get_type_hints(kind)
     settings: dict[str, Any] = {
@@ -96,7 +96,13 @@ def _root_of(algorithm: str) -> type[Section]:
         for field in fields(kind)
         if field.name not in _DECIDED_BY
     }
-    section = create_model(f"{kind.__name__}Section", __base__=Section, **settings)
+    return create_model(f"{kind.__name__}Section", __base__=Section, **settings)
+
+
+@cache
+def _root_of(algorithm: str) -> type[Section]:
+    """A schema whose one section is ``algorithm``."""
+    section = settings_section(algorithm)
     return create_model("AlgorithmRoot", __base__=Section, algorithm=(section, Field(default_factory=section)))
 
 

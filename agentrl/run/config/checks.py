@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from agentrl.run.config.document import Key, dotted
 from agentrl.run.config.problems import nearest, suggestion
-from agentrl.run.config.section import Section
+from agentrl.run.config.section import Section, entry_section, plain_section
 
 __all__ = ["Fault", "known_keys", "section_at", "show", "validation_faults"]
 
@@ -90,10 +89,10 @@ def section_at(root: type[Section], key: Key) -> type[Section] | None:
     rest = list(key)
     while rest and section is not None:
         field = section.model_fields.get(str(rest.pop(0)))
-        inner = field and _section_in(field.annotation)
-        if field and inner and _is_container(field.annotation) and rest:
+        annotation = field and field.annotation
+        section = plain_section(annotation)
+        if section is None and rest and (section := entry_section(annotation)) is not None:
             rest.pop(0)  # the entry of a list or mapping
-        section = inner or None
     return section
 
 
@@ -102,8 +101,7 @@ def known_keys(root: type[Section], prefix: Key = ()) -> Iterator[Key]:
     for name, field in root.model_fields.items():
         key = (*prefix, field.alias or name)
         yield key
-        inner = _section_in(field.annotation)
-        if inner and not _is_container(field.annotation):
+        if (inner := plain_section(field.annotation)) is not None:
             yield from known_keys(inner, key)
 
 
@@ -117,13 +115,3 @@ def _meant(root: type[Section], key: Key) -> str:
         return f"; did you mean {dotted(leaves[name])}?"
     near = nearest(name, siblings)
     return f"; did you mean {dotted((*here, near))}?" if near is not None else ""
-
-
-def _section_in(annotation: Any) -> type[Section] | None:
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        return annotation
-    return next((inner for part in typing.get_args(annotation) if (inner := _section_in(part))), None)
-
-
-def _is_container(annotation: Any) -> bool:
-    return typing.get_origin(annotation) in (tuple, dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import typing
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -18,6 +19,8 @@ __all__ = [
     "Section",
     "Weight",
     "Words",
+    "entry_section",
+    "plain_section",
 ]
 
 T = TypeVar("T")
@@ -55,3 +58,15 @@ class Section(BaseModel):
         use_attribute_docstrings=True,
         protected_namespaces=(),
     )
+
+
+def plain_section(annotation: Any) -> type[Section] | None:
+    """The section that a field of this type is, or None."""
+    return annotation if isinstance(annotation, type) and issubclass(annotation, Section) else None
+
+
+def entry_section(annotation: Any) -> type[Section] | None:
+    """The section that each entry of a list or mapping of this type is, or None."""
+    if typing.get_origin(annotation) not in (tuple, dict):
+        return None
+    return next((section for part in typing.get_args(annotation) if (section := plain_section(part))), None)

@@ -85,7 +85,7 @@ class RewardFunctionConfig(Section):
     """One part of the reward. A plain text is short for ``function`` alone."""
 
     function: str
-    """``file.py:name`` or ``module:name``; given the task and the trajectory it returns a number."""
+    """``file.py:name`` or ``module:name``: a function of the episode (``EpisodeView``) that gives a number."""
     name: str | None = None
     """Name in metrics; by default the function's own."""
     weight: float = 1.0

@@ -16,6 +16,7 @@ from agentrl.training.partition import (
     union,
 )
 from agentrl.training.process_group import DistSpec, join, leave
+from agentrl.training.reference import Reference, ReferenceSpec
 
 __all__ = [
     "Actor",
@@ -25,6 +26,8 @@ __all__ = [
     "ModelFacts",
     "OptimSpec",
     "Plan",
+    "Reference",
+    "ReferenceSpec",
     "ShardPlan",
     "join",
     "leave",

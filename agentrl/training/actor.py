@@ -24,23 +24,18 @@ from agentrl.training.checkpoint import load_checkpoint, save_checkpoint
 from agentrl.training.determinism import use_deterministic_kernels
 from agentrl.training.export import export_model
 from agentrl.training.gradients import clip_gradients
+from agentrl.training.logprobs import trained_logprobs
 from agentrl.training.optimizer import OptimSpec, build_optimizers, learning_rate_factor
 from agentrl.training.packing import Packed, micro_batches
-from agentrl.training.policy_model import PolicyModel, load_policy, shard_over
+from agentrl.training.policy_model import DType, PolicyModel, load_policy, shard_over, torch_dtype
 from agentrl.training.process_group import DistSpec, data_mesh
 from agentrl.training.stats import StatSum
 from agentrl.training.weights import checksums, full_weights
 from agentrl.types import BatchShard, Collect, Dispatch, Stat, Stats, register
 
-__all__ = ["Actor", "ActorSpec", "ModelFacts", "torch_dtype"]
+__all__ = ["Actor", "ActorSpec", "ModelFacts"]
 
 F32 = npt.NDArray[np.float32]
-DType = Literal["float32", "bfloat16"]
-
-
-def torch_dtype(name: DType) -> torch.dtype:
-    """``torch.float32`` or ``torch.bfloat16``."""
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,17 +234,6 @@ def policy_inputs(packed: Packed, shard: BatchShard, logprobs: Tensor) -> Policy
         ref_logprobs=packed.column(batch.ref_logprobs),
         advantages=packed.column(batch.advantages),
     )
-
-
-@torch.no_grad()
-def trained_logprobs(model: PolicyModel, shard: BatchShard, device: torch.device) -> F32:
-    """``[T]`` float32 logprobs of the shard's trained tokens, zeros elsewhere, in the shard's order."""
-    column = np.zeros(shard.batch.num_tokens, dtype=np.float32)
-    for packed in micro_batches(shard, device):
-        logprobs, _ = model(packed)
-        if packed.source.size:
-            column[packed.source] = logprobs.cpu().numpy()
-    return column
 
 
 def _facts(model: PolicyModel) -> ModelFacts:

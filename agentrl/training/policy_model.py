@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,13 +23,21 @@ from agentrl.errors import ConfigError, DataError
 from agentrl.training.attention import attention_arguments
 from agentrl.training.packing import Packed
 
-__all__ = ["PREFIX", "PolicyModel", "load_policy", "no_progress_bars", "shard_over"]
+__all__ = ["PREFIX", "DType", "PolicyModel", "load_policy", "no_progress_bars", "shard_over", "torch_dtype"]
 
 PREFIX = "hf."
 """What the wrapper puts before every parameter's Hugging Face name."""
 
+DType = Literal["float32", "bfloat16"]
+"""Of a forward, and of published weights."""
+
 _CHUNK_ELEMENTS = 2**25
 """Logits that exist at once: 128 MiB in float32."""
+
+
+def torch_dtype(name: DType) -> torch.dtype:
+    """``torch.float32`` or ``torch.bfloat16``."""
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
 
 
 class PolicyModel(nn.Module):

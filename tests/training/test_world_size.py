@@ -77,13 +77,13 @@ def test_loss_and_gradient_do_not_depend_on_the_world_size(one: Results, two: Re
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_four_steps_give_the_same_losses_and_weights(one: Results, two: Results, optimizer: str) -> None:
     alone, together = merged(one, optimizer), merged(two, optimizer)
-    assert [s["policy/loss"].mean for s in together] == pytest.approx([s["policy/loss"].mean for s in alone], abs=1e-5)
+    assert [s["policy/loss"].mean for s in together] == pytest.approx([s["policy/loss"].mean for s in alone], abs=1e-6)
     assert [s["optim/grad_norm"].mean for s in together] == pytest.approx(
         [s["optim/grad_norm"].mean for s in alone], rel=1e-4
     )
     assert alone[-1]["policy/loss"].mean < alone[0]["policy/loss"].mean
     for name, weight in one[0][optimizer].items():
-        assert (weight - two[0][optimizer][name]).abs().max() < 1e-4, name
+        assert (weight - two[0][optimizer][name]).abs().max() < 1e-5, name
 
 
 def test_numbers_of_the_whole_step_count_once(two: Results) -> None:
@@ -133,4 +133,4 @@ def test_logprobs_of_a_shard_are_those_of_the_whole(one: Results, two: Results) 
             whole[np.concatenate(rows)] = answer["column"]
         return whole
 
-    np.testing.assert_allclose(column(two), column(one), atol=1e-3)
+    np.testing.assert_allclose(column(two), column(one), atol=1e-5)

@@ -1,0 +1,41 @@
+"""The reference stays where the actor began."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from agentrl.training import DistSpec, Reference, ReferenceSpec, partition, shards, union
+from agentrl.types import Batch
+from tests.training.harness import layout, make_actor, make_batch, prepared, update
+
+
+def with_reference(path: str, batch: Batch) -> Batch:
+    reference = Reference(ReferenceSpec(path), DistSpec())
+    (shard,) = shards(batch, union(partition(batch.lengths, batch.trajectory, seed=0, layout=layout(1, 1000))))
+    order = np.concatenate([np.arange(batch.cu_seqlens[s], batch.cu_seqlens[s + 1]) for s in shard.samples])
+    column = np.zeros(batch.num_tokens, np.float32)
+    column[order] = reference.logprobs(shard)["ref_logprobs"]
+    return batch.join({"ref_logprobs": column})
+
+
+def test_the_reference_is_the_actor_before_its_first_step(model_path: str) -> None:
+    actor = make_actor(model_path)
+    batch = with_reference(model_path, prepared(actor, make_batch()))
+    assert batch.old_logprobs is not None
+    assert batch.ref_logprobs is not None
+    np.testing.assert_allclose(batch.ref_logprobs, batch.old_logprobs, atol=2e-6)
+
+
+def test_the_divergence_grows_from_zero_and_is_part_of_the_loss(model_path: str) -> None:
+    actor = make_actor(model_path, settings={"kl_coef": 0.1})
+    batch = with_reference(model_path, prepared(actor, make_batch()))
+    first, second = update(actor, batch), update(actor, batch)
+    assert first["policy/kl_ref"].mean == pytest.approx(0.0, abs=1e-6)
+    assert second["policy/kl_ref"].mean > 1e-5
+
+
+def test_an_update_without_the_reference_it_needs_says_so(model_path: str) -> None:
+    actor = make_actor(model_path, settings={"kl_coef": 0.1})
+    with pytest.raises(ValueError, match=r"batch\.ref_logprobs is missing"):
+        update(actor, prepared(actor, make_batch()))

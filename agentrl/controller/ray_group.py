@@ -17,6 +17,7 @@ from agentrl.controller.worker import Worker, WorkerSpec
 from agentrl.errors import AgentRLError, TrainingError
 from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.training import DistSpec
+from agentrl.types import file_modules
 
 __all__ = ["RayGroup", "start_ray"]
 
@@ -121,6 +122,8 @@ class RayGroup:
         return len(self._ranks)
 
     def setup(self, spec: WorkerSpec) -> None:
+        for module in file_modules():  # what a user's file defines travels by value
+            ray.cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
         shared = ray.put(spec)
         self._polls.clear()
         self._gather([rank.setup.remote(shared) for rank in self._ranks], "setting up the stage")

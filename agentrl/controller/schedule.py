@@ -50,17 +50,17 @@ class CapacitySchedule:
 
     Args:
         group: whose engines generate.
-        open_service: starts the rollout service once the engines serve the first weights.
+        open_service: starts the rollout service, after so many steps, once the engines serve the first weights.
         wait_s: deadline of one wait for a batch or an evaluation.
     """
 
-    def __init__(self, group: WorkerGroup, open_service: Callable[[], RolloutService], *, wait_s: float) -> None:
+    def __init__(self, group: WorkerGroup, open_service: Callable[[int], RolloutService], *, wait_s: float) -> None:
         self._group, self._open_service, self._wait_s = group, open_service, wait_s
         self._service: RolloutService | None = None
 
     def start(self, state: TrainState) -> None:
         self._group.publish(state.policy_version)
-        self._service = self._open_service()
+        self._service = self._open_service(state.step)
 
     def next_groups(self, step: int) -> list[TrajectoryGroup]:
         return self._running.next_groups(step, self._wait_s)

@@ -71,7 +71,8 @@ class RolloutService:
         admission: bounds.
         keep_group: whether a finished group may be trained on.
         intake: called with every outcome as it comes in (store, metrics), evaluation's included.
-        start: the state to go on from.
+        start: the draws to go on from.
+        step: steps done before.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class RolloutService:
         keep_group: KeepGroup,
         intake: Intake,
         start: Snapshot,
+        step: int = 0,
     ) -> None:
         self._fleet, self._order, self._ledger, self._admission = fleet, order, ledger, admission
         self._keep_group, self._intake = keep_group, intake
@@ -90,7 +92,7 @@ class RolloutService:
         self._issued = start.spent
         self._running: set[int] = set()
         self._buffer: list[TrajectoryGroup] = []
-        self._in_training = self._step = 0
+        self._in_training, self._step = 0, step
         self._waiting = False
         self._held = 0
         self._evaluating: dict[str, tuple[int, list[GroupOutcome]]] = {}

@@ -245,8 +245,8 @@ def _rollouts(
             return Keep(False, "min_siblings")
         return algorithm.keep_group(GroupSummary(group.draw, rewards))
 
-    def open_service() -> RolloutService:
-        return RolloutService(parts.group, order, parts.ledger, admission, keep_group, recorder.outcome, snapshot)
+    def open_service(step: int) -> RolloutService:
+        return RolloutService(parts.group, order, parts.ledger, admission, keep_group, recorder.outcome, snapshot, step)
 
     largest = max([admission.draws_per_batch, *(item.num_tasks or 1000 for item in stage.eval.sets.values())])
     wait_s = rollout_deadline_s(stage, largest)

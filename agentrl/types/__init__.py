@@ -15,7 +15,7 @@ from agentrl.types.completion import (
 )
 from agentrl.types.dispatch import Collect, Dispatch, Registration, register, registration
 from agentrl.types.env import Action, Observation, StepResult, Task
-from agentrl.types.load import load_object
+from agentrl.types.load import file_modules, load_object
 from agentrl.types.messages import (
     CallProblem,
     CallRecord,
@@ -74,6 +74,7 @@ __all__ = [
     "TrajectoryGroup",
     "Turn",
     "concat_ids",
+    "file_modules",
     "frozen_floats",
     "frozen_ints",
     "load_object",

@@ -15,8 +15,9 @@ from typing import Any
 
 from agentrl.errors import ConfigError
 
-__all__ = ["load_object"]
+__all__ = ["file_modules", "load_object"]
 
+_FILE_PREFIX = "agentrl_file_"
 _file_lock = threading.RLock()
 
 
@@ -62,13 +63,18 @@ def _module_of_name(name: str) -> ModuleType:
         raise _import_failure(name, error) from error
 
 
+def file_modules() -> list[ModuleType]:
+    """The modules of files that ``load_object`` loaded here; no other process can import them by name."""
+    return [module for name, module in sys.modules.items() if name.startswith(_FILE_PREFIX)]
+
+
 def _module_of_file(source: str, base_dir: str | Path | None) -> ModuleType:
     path = Path(base_dir or ".", Path(source).expanduser()).resolve()
     if not path.is_file():
         neighbours = [entry.name for entry in path.parent.glob("*.py")] if path.parent.is_dir() else []
         raise ConfigError(f"there is no file {path}{_suggestion(path.name, neighbours)}")
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
-    name = f"agentrl_file_{path.stem}_{digest}"
+    name = f"{_FILE_PREFIX}{path.stem}_{digest}"
     with _file_lock:
         if name in sys.modules:
             return sys.modules[name]

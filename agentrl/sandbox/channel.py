@@ -102,7 +102,7 @@ class Channel:
         self._on_end = on_end
         self._decoder = frames.Decoder()
         self._lock = threading.Lock()
-        self._out: deque[memoryview] = deque()
+        self._out: deque[tuple[memoryview, int | None]] = deque()
         self._ended = False
         sock.setblocking(False)
         io.call(self._start)
@@ -112,23 +112,16 @@ class Channel:
 
         Args:
             header, blobs: the frame.
-            fd: a descriptor to pass along; the frame must then be small.
+            fd: a descriptor to pass along; the caller may close its own at once.
         """
         data = memoryview(frames.encode(header, blobs))
         with self._lock:
             if self._ended:
                 return  # whoever waits for the reply hears it from on_end
-            if not self._out:
-                try:
-                    sent = self._sock.send(data) if fd is None else socket.send_fds(self._sock, [data], [fd])
-                    data = data[sent:]
-                except BlockingIOError:
-                    if fd is not None:
-                        raise
-                except OSError:
-                    return  # the I/O thread sees the same end
-            if data:
-                self._out.append(data)
+            self._out.append((data, None if fd is None else os.dup(fd)))
+            if len(self._out) == 1:
+                self._send_waiting()
+            if self._out:
                 self._io.call(self._start)
 
     def close(self) -> None:
@@ -171,25 +164,37 @@ class Channel:
 
     def _flush(self) -> None:
         with self._lock:
-            while self._out:
-                try:
-                    sent = self._sock.send(self._out[0])
-                except BlockingIOError:
-                    return
-                except OSError:
-                    self._out.clear()
-                    return
-                if sent < len(self._out[0]):
-                    self._out[0] = self._out[0][sent:]
-                    return
-                self._out.popleft()
+            self._send_waiting()
         self._start()
+
+    def _send_waiting(self) -> None:
+        """Send what the socket takes now; with the lock held."""
+        while self._out:
+            data, fd = self._out[0]
+            try:
+                sent = self._sock.send(data) if fd is None else socket.send_fds(self._sock, [data], [fd])
+            except BlockingIOError:
+                return
+            except OSError:
+                self._drop_waiting()  # the I/O thread sees the same end
+                return
+            self._out.popleft()
+            if fd is not None:
+                os.close(fd)
+            if sent < len(data):
+                self._out.appendleft((data[sent:], None))
+
+    def _drop_waiting(self) -> None:
+        for _, fd in self._out:
+            if fd is not None:
+                os.close(fd)
+        self._out.clear()
 
     def _end(self) -> None:
         self._io.forget(self._sock)
         with self._lock:
             self._ended = True
-            self._out.clear()
+            self._drop_waiting()
             self._sock.close()
         self._on_end()
 

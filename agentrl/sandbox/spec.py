@@ -133,9 +133,9 @@ def _report(name: str, settings: HostSettings) -> BackendReport:
         report = _reports.get((name, settings))
         if report is None:
             report = _probe_landlock(settings) if name == "landlock" else BackendReport("unsafe", notes="limits only")
-            if report.problem is None:
+            if report.problem is None:  # a machine that was only busy may do better at the next call
                 _log.info("sandbox %s", report)
-            _reports[name, settings] = report
+                _reports[name, settings] = report
         return report
 
 

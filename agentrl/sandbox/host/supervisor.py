@@ -250,7 +250,8 @@ class Supervisor:
         for pid in self.slots:
             tree.kill(pid)
         self.slots.clear()
-        tree.kill_below(self.cleaners.keys(), None, self._collect_strays, _SLOT_END_S)
+        self.cleaners.clear()
+        tree.kill_below((), None, self._collect_strays, _SLOT_END_S)
         folder.remove(self.base)
 
     def _collect_all(self) -> bool:

@@ -111,30 +111,38 @@ class _Episode:
             builder.begin_sequence()
         builder.messages.extend(observation.messages)
         context = None
-        if builder.parent is not None:
+        if builder.parent is not None and self.last_completion:
             context = renderer.extend(concat_ids(self.last_completion), observation.messages)
-            if context is None:
-                builder.begin_sequence()
-        if context is None:
+        if context is None:  # also after a turn whose ids are not known: nothing can extend it
+            builder.begin_sequence()
             context = renderer.prompt(builder.messages, self.tools)
-            prompt_tokens = sum(len(segment) for segment in context)
-            if prompt_tokens > limits.max_prompt_tokens:
-                if not builder.turns:
-                    return (), Status(
-                        "failed",
-                        "data",
-                        f"the prompt of task {builder.task.id!r} has {prompt_tokens} tokens, "
-                        f"data.max_prompt_tokens is {limits.max_prompt_tokens}; raise it or leave the task out",
-                    )
-                return (), Status("truncated", "max_prompt_tokens")
-            builder.prompt_tokens = prompt_tokens
+            builder.prompt_tokens = sum(len(segment) for segment in context)
+            if builder.prompt_tokens > limits.max_prompt_tokens:
+                return (), self._no_room("data.max_prompt_tokens", limits.max_prompt_tokens)
+        if self._length(context) >= limits.context_tokens:
+            return (), self._no_room("rollout.context_tokens", limits.context_tokens)
         if self._budget(context) < 1:
             return (), Status("truncated", "max_response_tokens")
         return context, None
 
+    def _no_room(self, setting: str, limit: int) -> Status:
+        """The end of an episode whose sequence is too long; where the very prompt is, the task is at fault."""
+        if self.builder.turns:
+            return Status("truncated", setting.rpartition(".")[2])
+        return Status(
+            "failed",
+            "data",
+            f"the prompt of task {self.builder.task.id!r} has {self.builder.prompt_tokens} tokens, "
+            f"{setting} is {limit}; raise it or leave the task out",
+        )
+
+    def _length(self, context: tuple[Segment, ...]) -> int:
+        """Tokens of the sequence up to the next completion."""
+        return int(self.builder.ids.size) + sum(len(segment) for segment in context)
+
     def _budget(self, context: tuple[Segment, ...]) -> int:
         """Tokens that the next completion may have under every limit."""
-        limits, length = self.parts.spec.limits, int(self.builder.ids.size) + sum(len(s) for s in context)
+        limits, length = self.parts.spec.limits, self._length(context)
         used = length - self.builder.prompt_tokens
         return min(limits.max_turn_tokens, limits.max_response_tokens - used, limits.context_tokens - length)
 

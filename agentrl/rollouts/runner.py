@@ -6,9 +6,8 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from agentrl.errors import EngineError
 from agentrl.rollouts.engine import RolloutEngine
@@ -81,22 +80,22 @@ class EpisodeRunner:
             return outcomes
 
     def cancel(self, draws: Sequence[int], *, label: str = "") -> None:
-        """Ends groups in flight; their unfinished siblings come back as cancelled."""
+        """Ends groups in flight; all siblings of one come back as cancelled once they are cleaned up."""
 
         def end() -> None:
             for draw in draws:
                 if (task := self._running.get((label, draw))) is not None:
-                    task.cancel()
+                    _cancel(task)
 
         self._loop.call_soon_threadsafe(end)
 
     async def run_group(self, request: GroupRequest) -> GroupOutcome:
         """Plays all siblings of one draw and waits for them (for notebooks and tests, in the caller's loop)."""
         retried: list[Trajectory] = []
-        siblings = await asyncio.gather(
-            *(self._sibling(request, sibling, retried) for sibling in range(request.group_size))
-        )
-        return GroupOutcome(request, TrajectoryGroup(request.draw, request.task, tuple(siblings)), tuple(retried))
+        async with asyncio.TaskGroup() as siblings:  # a cancelled group has ended when its last sibling is cleaned up
+            tasks = [siblings.create_task(self._sibling(request, n, retried)) for n in range(request.group_size)]
+        trajectories = tuple(task.result() for task in tasks)
+        return GroupOutcome(request, TrajectoryGroup(request.draw, request.task, trajectories), tuple(retried))
 
     def close(self) -> None:
         """Cancels what runs and ends the thread.
@@ -155,12 +154,18 @@ class EpisodeRunner:
         return trajectory
 
     async def _cancel_all(self) -> None:
-        tasks: list[Coroutine[Any, Any, None] | asyncio.Task[None]] = list(self._running.values())
-        for task in self._running.values():
-            task.cancel()
+        tasks = list(self._running.values())
+        for task in tasks:
+            _cancel(task)
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._sandboxes is not None:
             await self._sandboxes.close()
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    """Cancels once: a second time would cut the cleaning up short."""
+    if not task.cancelling():
+        task.cancel()
 
 
 def _cancelled(request: GroupRequest) -> GroupOutcome:

@@ -29,6 +29,8 @@ __all__ = ["EngineCore"]
 
 _KEY_BUCKET = 32
 _COMPACT_ABOVE = 8
+_BATCH_SHARE = 8
+_HOLD_BACK_STEPS = 4
 
 
 class EngineCore:
@@ -48,7 +50,9 @@ class EngineCore:
         self._weights = weights
         self._stops = StopStrings(spec.decode)
         self._lanes: Lanes | None = Lanes.build(spec, weights)
-        self._queue: deque[Job] = deque()
+        self._returning: deque[Job] = deque()  # of sessions with KV here: they go first, so that it is not evicted
+        self._arriving: deque[Job] = deque()
+        self._held_back = 0
         self._jobs: dict[str, Job] = {}
         self._row_jobs: list[Job | None] = [None] * spec.num_rows
         self.num_running = 0
@@ -63,7 +67,7 @@ class EngineCore:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._queue)
+        return len(self._returning) + len(self._arriving)
 
     @property
     def kv_tokens(self) -> int:
@@ -71,7 +75,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.num_running or (self._queue and self.admitting))
+        return bool(self.num_running or (self.num_waiting and self.admitting))
 
     def now(self) -> float:
         """Seconds of engine time, which stands still between ``stop_clock`` and ``start_clock``."""
@@ -96,7 +100,8 @@ class EngineCore:
             self.outbox.append((job, EngineError(message, retryable=False)))
         else:
             self._jobs[request_id] = job
-            self._queue.append(job)
+            known = self._lanes is not None and self._lanes.cache.holds(job.request.session_id)
+            (self._returning if known else self._arriving).append(job)
             self._next_expiry = min(self._next_expiry, job.deadline)
             self._stop_strings |= bool(job.request.sampling.stop)
 
@@ -119,7 +124,7 @@ class EngineCore:
     def step(self) -> None:
         """Admits what fits, then samples one token for every running request."""
         self._expire()
-        if self._queue and self.admitting:
+        if self.num_waiting and self.admitting and self._worth_prefilling():
             self._admit()
         if self._changed:
             self._arrange()
@@ -131,7 +136,7 @@ class EngineCore:
         running = [job for job in self._row_jobs if job is not None]
         for job in sorted(running, key=lambda job: job.submitted, reverse=True):
             self._leave(job)
-            self._queue.appendleft(job)
+            self._returning.appendleft(job)
         if self._lanes is not None:
             self._lanes.cache.forget_all()
         self._arrange()
@@ -166,7 +171,7 @@ class EngineCore:
 
     def _withdraw(self, job: Job) -> None:
         if job.row is None:
-            self._queue.remove(job)
+            (self._returning if job in self._returning else self._arriving).remove(job)
         else:
             self._leave(job)
 
@@ -183,12 +188,26 @@ class EngineCore:
             self._answer(job, EngineError(message))
         self._next_expiry = min((job.deadline for job in self._jobs.values()), default=float("inf"))
 
+    def _worth_prefilling(self) -> bool:
+        """Whether to prefill now, or to let the running rows go on until more has come to be prefilled together.
+
+        A prefill of few tokens costs nearly as much as one of many, and while it runs nothing is decoded.
+        """
+        ready = min(self.num_waiting, self._spec.num_rows - self.num_running)
+        if not ready:
+            return False
+        self._held_back += 1
+        if ready * _BATCH_SHARE < self.num_running and self._held_back <= _HOLD_BACK_STEPS:
+            return False
+        self._held_back = 0
+        return True
+
     def _admit(self) -> None:
         lanes, skipped = self._rows, []
         pending: dict[bytes, Pending] = {}
         free = self._spec.num_rows - self.num_running
-        while self._queue and free:
-            job = self._queue.popleft()
+        while self.num_waiting and free:
+            job = (self._returning or self._arriving).popleft()
             if job.request.min_version > self.policy_version:
                 message = (
                     f"request {job.request.request_id!r} needs min_version={job.request.min_version}, the engine "
@@ -202,7 +221,7 @@ class EngineCore:
                 continue
             free -= 1
             self._enter(job, session, pending)
-        self._queue.extendleft(reversed(skipped))
+        self._returning.extendleft(reversed(skipped))
         if pending:
             self._prefill(list(pending.values()))
 

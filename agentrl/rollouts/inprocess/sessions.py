@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 
 import numpy as np
 import numpy.typing as npt
@@ -37,16 +37,19 @@ class Session:
 
 
 class SessionCache:
-    """Sessions in order of use. Idle ones keep their row until a running request wants it, then are parked within
-    ``parked_tokens``, then are evicted, least recently used first."""
+    """Idle sessions keep their row until a running request wants it, then are parked within ``parked_tokens``, then
+    are evicted, each time the least recently used first."""
 
     def __init__(self, table: RowTable, kv: KVCache, parked_tokens: int) -> None:
         self._table = table
         self._kv = kv
         self._budget = parked_tokens
         self._parked_tokens = 0
-        self._sessions: OrderedDict[str, Session] = OrderedDict()
+        self._sessions: dict[str, Session] = {}
+        self._idle: dict[str, Session] = {}  # with a row, in order of their last use
+        self._parked: dict[str, Session] = {}  # likewise
         self._rows: list[Session | None] = [None] * len(table.busy)
+        self._free = list(range(len(table.busy)))  # a heap: low rows first, so that few rows decode
         self._prompt_rows: dict[bytes, int] = {}
         self._row_prompts: dict[int, bytes] = {}
 
@@ -56,10 +59,15 @@ class SessionCache:
         return int(self._table.kv_len.sum()) + self._parked_tokens
 
     def open(self, session_id: str) -> Session:
-        """The session of that id, new where unknown; it becomes the most recently used."""
-        session = self._sessions.setdefault(session_id, Session(session_id))
-        self._sessions.move_to_end(session_id)
+        """The session of that id, new where unknown."""
+        session = self._sessions.get(session_id)
+        if session is None:
+            session = self._sessions[session_id] = Session(session_id)
         return session
+
+    def holds(self, session_id: str) -> bool:
+        """Whether the session has KV here."""
+        return session_id in self._sessions
 
     def place(self, session: Session) -> int:
         """Gives a session a row, with its KV where that is parked. There must be a row that is not running."""
@@ -71,6 +79,7 @@ class SessionCache:
                 self._table.kv_len[row] = session.parked_ids.size
                 self._table.ids[row, : session.parked_ids.size] = session.parked_ids
                 self._unpark(session)
+        self._idle.pop(session.session_id, None)
         session.busy = True
         return session.row
 
@@ -78,6 +87,7 @@ class SessionCache:
         """The session's request has left its row."""
         session = self._sessions[session_id]
         session.busy = False
+        self._idle[session_id] = session
         if session.ending:
             self.release(session_id)
 
@@ -125,45 +135,47 @@ class SessionCache:
         for row in (one, other):
             self._forget_prompt(row)
         self._rows[one], self._rows[other] = self._rows[other], self._rows[one]
+        if other in self._free or one in self._free:
+            self._free = [{one: other, other: one}.get(row, row) for row in self._free]
+            heapify(self._free)
         for row in (one, other):
             if (session := self._rows[row]) is not None:
                 session.row = row
             self._kv.set_visible(row, int(self._table.kv_len[row]))
 
     def _free_row(self) -> int:
-        for row, session in enumerate(self._rows):
-            if session is None:
-                return row
-        idle, row = next((s, s.row) for s in self._sessions.values() if s.row is not None and not s.busy)
-        self._park(idle, row)
-        return row
+        if not self._free:
+            self._park(next(iter(self._idle.values())))
+        return heappop(self._free)
 
-    def _park(self, session: Session, row: int) -> None:
+    def _park(self, session: Session) -> None:
+        """Moves an idle session out of its row, or drops it where it is too long to be parked."""
+        row = session.row
+        assert row is not None
         length = int(self._table.kv_len[row])
         if length > self._budget:
-            self._vacate(session)
-            del self._sessions[session.session_id]
+            self.release(session.session_id)
             return
-        for other in [s for s in self._sessions.values() if s.parked is not None]:
-            if self._parked_tokens + length <= self._budget:
-                break
-            self._unpark(other)
-            del self._sessions[other.session_id]
+        while self._parked_tokens + length > self._budget:
+            self.release(next(iter(self._parked)))
         session.parked = self._kv.take(row, length)
         session.parked_ids = self._table.ids[row, :length].copy()
+        self._parked[session.session_id] = session
         self._parked_tokens += length
         self._vacate(session)
 
     def _unpark(self, session: Session) -> None:
-        if session.parked_ids is not None:
+        if self._parked.pop(session.session_id, None) is not None and session.parked_ids is not None:
             self._parked_tokens -= int(session.parked_ids.size)
         session.parked = session.parked_ids = None
 
     def _vacate(self, session: Session) -> None:
+        self._idle.pop(session.session_id, None)
         if session.row is not None:
             self._table.kv_len[session.row] = 0
             self._forget_prompt(session.row)
             self._rows[session.row] = None
+            heappush(self._free, session.row)
             session.row = None
 
     def _forget_prompt(self, row: int) -> None:

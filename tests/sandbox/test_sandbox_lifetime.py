@@ -146,6 +146,18 @@ async def test_a_host_that_dies_is_a_retryable_failure_and_the_next_sandbox_gets
     assert [started.facts["base"] for started in servers if os.path.exists(started.facts["base"])] == []
 
 
+async def test_a_run_that_is_given_up_before_its_turn_does_not_take_its_time(spec: SandboxSpec) -> None:
+    async with spec.build() as sandbox:
+        await sandbox.run("pass")
+        first, second = (asyncio.create_task(sandbox.run("while True: pass", timeout_s=600)) for _ in range(2))
+        await asyncio.wait([first, second], timeout=0.2)
+        second.cancel()
+        first.cancel()
+        await asyncio.gather(first, second, return_exceptions=True)
+        async with asyncio.timeout(60):
+            assert (await sandbox.run("print(1)")).stdout == b"1\n"
+
+
 async def test_one_sandbox_serves_several_threads_and_event_loops(spec: SandboxSpec) -> None:
     sandbox = spec.build()
     seen: list[bytes] = []

@@ -88,6 +88,14 @@ async def _sizes(factory: Factory) -> None:
         expect(not result.files and "large" in result.refused_files, "nor fetched", result)
 
 
+async def _closed_folder(factory: Factory) -> None:
+    async with factory() as sandbox:
+        await sandbox.run("import os, tempfile\nos.chmod(tempfile.gettempdir(), 0)\nos.chmod('.', 0)")
+        expect((await sandbox.run("print(1)")).stdout == b"1\n", "code cannot make the next run fail", "no output")
+        await sandbox.write_file("a", b"1")
+        expect(await sandbox.read_file("a") == b"1", "nor a file's way in and out", "other bytes")
+
+
 async def _hard_to_remove(factory: Factory) -> None:
     code = (
         "import os\nfor n in range(3):\n    os.mkdir(f'd{n}'); open(f'd{n}/f', 'w').close(); os.chmod(f'd{n}', 0)\n"
@@ -108,6 +116,7 @@ FILE_CHECKS = tuple(
         ("paths outside are refused", _paths_outside),
         ("links and devices are refused", _links_and_devices),
         ("file size limit", _sizes),
+        ("a closed working folder", _closed_folder),
         ("folders that are hard to remove", _hard_to_remove),
     )
 )

@@ -113,6 +113,8 @@ class _Execution:
                 selector.register(self.in_w, selectors.EVENT_WRITE, "stdin")
             else:
                 self.close_stdin()
+            if self.header["id"] in self.slot.cancelled:  # while it waited for its turn
+                self.end("killed", "cancelled by the caller")
             while self.status is None and not (self.reason or self.out.truncated or self.err.truncated):
                 now = time.monotonic()
                 if now >= deadline:
@@ -260,7 +262,7 @@ def _job(slot: Slot, header: frames.Header, code: bytes) -> child.Job:
     env = {
         "PATH": config.path,
         "HOME": slot.work,
-        "TMPDIR": os.path.join(config.root, "tmp"),
+        "TMPDIR": slot.temp,
         "LANG": "C.UTF-8",
         "USER": "sandbox",
         "LOGNAME": "sandbox",

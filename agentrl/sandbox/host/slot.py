@@ -55,6 +55,7 @@ class Slot:
         self.sock = sock
         self.config = config
         self.work = os.path.join(config.root, "work")
+        self.temp = os.path.join(config.root, "tmp")
         self.confinement: Confinement | None = None
         self.scoped = False
         self.requests: deque[tuple[frames.Header, list[bytes]]] = deque()
@@ -73,11 +74,12 @@ class Slot:
         config = self.config
         ruleset = signals = None
         if config.abi is not None:
-            devices = ("/dev/null",)
-            sources = ("/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
-            writable = (self.work, os.path.join(config.root, "tmp"))
             ruleset = landlock.run_ruleset(
-                config.abi, write=writable, read_exec=config.read_exec, read=(*config.read, *sources), rw=devices
+                config.abi,
+                write=(self.work, self.temp),
+                read_exec=config.read_exec,
+                read=(*config.read, "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"),
+                rw=("/dev/null",),
             )
             signals = landlock.signal_ruleset(config.abi)
         if config.uid is not None:
@@ -120,6 +122,8 @@ class Slot:
         reply: dict[str, Any] = {"id": header["id"]}
         out: list[bytes] = []
         try:
+            for path in (self.work, self.temp):
+                os.chmod(path, 0o700)  # code that closed its own folder must not make the next request fail
             match header["op"]:
                 case "run":
                     result, out = execute(self, header, blobs)

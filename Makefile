@@ -35,7 +35,7 @@ check: $(VENV)/.installed-test
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/lint-imports
+	$(VENV)/bin/lint-imports --no-cache
 
 bench: $(VENV)/.installed-test
 	$(VENV)/bin/python -m benchmarks.report --run $(ARGS)

@@ -29,8 +29,8 @@ __all__ = ["EngineCore"]
 
 _KEY_BUCKET = 32
 _COMPACT_ABOVE = 8
-_BATCH_SHARE = 8
-_HOLD_BACK_STEPS = 4
+_BATCH_SHARE = 4
+_HOLD_BACK_STEPS = 8
 
 
 class EngineCore:

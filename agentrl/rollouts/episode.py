@@ -325,5 +325,5 @@ async def _clean_up(episode: _Episode) -> str:
             async with asyncio.timeout(episode.parts.spec.limits.cleanup_s):
                 await episode.env.close()
         except (AgentRLError, TimeoutError) as error:
-            problems.append(f"env.close: {error or 'not done within cleanup_s'}")
+            problems.append(f"env.close: {str(error) or 'not done within cleanup_s'}")
     return "; ".join(problems)

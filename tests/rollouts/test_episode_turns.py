@@ -12,7 +12,7 @@ import pytest
 from agentrl.envs import Env, EnvSpec
 from agentrl.errors import SandboxError
 from agentrl.rollouts import EpisodeKey
-from agentrl.tools import tool
+from agentrl.tools import ToolOutput, tool
 from agentrl.types import Action, Observation, SamplingParams, StepResult, Task, seed_for
 from tests.rollouts.bytewise import (
     ASSISTANT,
@@ -171,15 +171,13 @@ async def test_ten_megabytes_of_output_are_cut_with_a_visible_mark() -> None:
 
 async def test_output_that_is_not_utf8_becomes_text() -> None:
     @tool
-    def blurts() -> str:
+    def blurts() -> ToolOutput:
         """Bytes that are no UTF-8, as a program may write them."""
-        return b"\xff\xfeok".decode("utf-8", "surrogateescape")
+        return ToolOutput(b"\xff\xfeok")
 
     trajectory = await play([say(call("blurts")), say("done")], tools=[blurts])
     assert str(trajectory.status) == "terminated"
-    result = trajectory.turns[0].calls[0].result
-    assert result is not None
-    result.content.encode("utf-8")
+    assert laid_out(trajectory)[1][1] == ("OBSERVATION", ids("\ufffd\ufffdok"))
 
 
 async def test_max_turns_truncates_and_rewards() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import signal
-import subprocess
-from collections.abc import Iterator
+import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -38,16 +39,16 @@ def uninterrupted(config: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def run_dir(config: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
-    yield config.parent / request.node.name.replace("[", "-").rstrip("]")
+def run_dir(config: Path, request: pytest.FixtureRequest) -> Path:
+    return config.parent / request.node.name.replace("[", "-").rstrip("]")
 
 
-def finish(driver: subprocess.Popen[str], status: int = 0) -> None:
+def finish(driver: BaseProcess, status: int = 0) -> None:
     try:
-        output, _ = driver.communicate(timeout=DEADLINE_S)
+        driver.join(DEADLINE_S)
+        assert driver.exitcode == status
     finally:
         driver.kill()
-    assert driver.returncode == status, output
 
 
 SERVICE = "agentrl.controller.service:RolloutService"
@@ -79,3 +80,48 @@ def test_a_killed_run_goes_on_as_if_it_had_not_been(
     assert metrics(run_dir) == uninterrupted
     assert states(run_dir)["trained"] == 60
     assert set(states(run_dir)) <= {"trained", "rolled_back"}
+
+
+def test_a_run_killed_at_any_moment_goes_on_as_if_it_had_not_been(
+    config: Path, run_dir: Path, uninterrupted: list[dict[str, Any]]
+) -> None:
+    driver = start(config, run_dir)
+    while not (run_dir / "run.json").exists():  # before that there is no run, and nothing to resume
+        driver.join(0.01)
+    begun, moment = time.monotonic(), random.uniform(0.0, 8.0)
+    driver.join(moment)
+    driver.kill()
+    driver.join(DEADLINE_S)
+    finish(start(config, run_dir, resume=True))
+    assert metrics(run_dir) == uninterrupted, f"killed {time.monotonic() - begun:.3f} s after it began"
+
+
+def test_a_run_killed_again_and_again_comes_to_the_same_end(
+    config: Path, run_dir: Path, uninterrupted: list[dict[str, Any]]
+) -> None:
+    finish(start(config, run_dir, die_at=f"{STAGE}.record", call=15), -signal.SIGKILL)
+    finish(start(config, run_dir, resume=True, die_at=f"{SERVICE}._take_in", call=1), -signal.SIGKILL)
+    finish(start(config, run_dir, resume=True, die_at=f"{CHECKPOINTS}.commit", call=0), -signal.SIGKILL)
+    finish(start(config, run_dir, resume=True))
+    assert metrics(run_dir) == uninterrupted
+    assert states(run_dir)["trained"] == 60
+
+
+def test_a_finished_run_is_left_as_it_is_by_a_resume(config: Path, uninterrupted: list[dict[str, Any]]) -> None:
+    run_dir = config.parent / "whole"
+    finish(start(config, run_dir, resume=True))
+    assert metrics(run_dir) == uninterrupted
+    assert states(run_dir) == {"trained": 60}
+
+
+def test_a_finished_run_goes_on_to_more_steps(config: Path, run_dir: Path, uninterrupted: list[dict[str, Any]]) -> None:
+    finish(start(config, run_dir, overrides=["stages.rl.steps=4"]))
+    finish(start(config, run_dir, resume=True))
+    assert [row for row in metrics(run_dir) if row["step"] == 5] == [row for row in uninterrupted if row["step"] == 5]
+
+
+def test_the_same_through_ray(config: Path, run_dir: Path, uninterrupted: list[dict[str, Any]]) -> None:
+    ray = ["controller.mode=ray"]
+    finish(start(config, run_dir, die_at=f"{STAGE}.record", call=14, overrides=ray), -signal.SIGKILL)
+    finish(start(config, run_dir, resume=True, overrides=ray))
+    assert metrics(run_dir) == uninterrupted

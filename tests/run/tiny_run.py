@@ -1,16 +1,18 @@
-"""Whole runs of a tiny model: a configuration of two stages, a driver that dies where it is told to, and its metrics."""
+"""Whole runs of a tiny model: a configuration of two stages, and a driver that dies where it is told to."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import multiprocessing
 import os
-import subprocess
-import sys
+import signal
 from collections.abc import Iterable, Mapping
+from importlib import import_module
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
 TASK = Path(__file__).with_name("tiny_task.py")
 
 CONFIG = f"""\
@@ -37,45 +39,47 @@ stages:
       sets: {{sums: {{data: "{TASK}:tasks", args: {{split: held_out, num_tasks: 3}}}}}}
 """
 
-DRIVER = """
-import os, signal, sys
-from importlib import import_module
-
-config, run_dir, resume, target, call, *overrides = sys.argv[1:]
-if target:
-    # dies as a process dies that is shot: nothing is flushed, closed or cleaned up
-    where, name = target.split(":")
-    *owner, method = name.split(".")
-    holder = import_module(where)
-    for part in owner:
-        holder = getattr(holder, part)
-    real, calls = getattr(holder, method), iter(range(10**9))
-
-    def shot(*args, **kwargs):
-        if next(calls) == int(call):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(*args, **kwargs)
-
-    setattr(holder, method, shot)
-
-from agentrl.run import load_config
-from agentrl.run.trainer import Trainer
-
-with Trainer(load_config(config, [f"run.dir={run_dir}", *overrides])) as trainer:
-    trainer.train(resume=resume == "resume")
-"""
+_DRIVERS = multiprocessing.get_context("forkserver")
+# drivers are forked from a process that has imported what takes long, and has started nothing
+_DRIVERS.set_forkserver_preload(
+    ["agentrl.run.trainer", "agentrl.rollouts.inprocess.engine", "transformers.models.qwen3.modeling_qwen3", __name__]
+)
 
 
 def start(
     config: Path, run_dir: Path, *, resume: bool = False, die_at: str = "", call: int = 0, overrides: Iterable[str] = ()
-) -> subprocess.Popen[str]:
-    """A driver in a process of its own, which dies at the n-th call of ``module:Class.method``."""
-    command = [sys.executable, "-c", DRIVER, str(config), str(run_dir), "resume" if resume else "new"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command += [die_at, str(call), *overrides]
-    return subprocess.Popen(
-        command, cwd=run_dir.parent, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
+) -> BaseProcess:
+    """A driver in a process of its own, which dies at call number ``call`` of ``module:Class.method``."""
+    driver = _DRIVERS.Process(target=_drive, args=(config, run_dir, resume, die_at, call, tuple(overrides)))
+    driver.start()
+    return driver
+
+
+def _drive(config: Path, run_dir: Path, resume: bool, die_at: str, call: int, overrides: tuple[str, ...]) -> None:
+    from agentrl.run import load_config
+    from agentrl.run.trainer import Trainer
+
+    if die_at:
+        _shoot(die_at, call)
+    with Trainer(load_config(config, [f"run.dir={run_dir}", *overrides])) as trainer:
+        trainer.train(resume=resume)
+
+
+def _shoot(die_at: str, call: int) -> None:
+    """Makes this process die as one that is shot: nothing is flushed, closed or cleaned up."""
+    module, _, path = die_at.partition(":")
+    *owners, method = path.split(".")
+    holder: Any = import_module(module)
+    for owner in owners:
+        holder = getattr(holder, owner)
+    real, calls = getattr(holder, method), itertools.count()
+
+    def shot(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*args, **kwargs)
+
+    setattr(holder, method, shot)
 
 
 def metrics(run_dir: Path) -> list[dict[str, Any]]:

@@ -204,7 +204,8 @@ class EngineCore:
 
     def _admit(self) -> None:
         lanes, skipped = self._rows, []
-        pending: dict[bytes, Pending] = {}
+        pending: list[Pending] = []
+        whole: dict[bytes, Pending] = {}  # those of them that prefill a whole prompt, by its ids
         free = self._spec.num_rows - self.num_running
         while self.num_waiting and free:
             job = (self._returning or self._arriving).popleft()
@@ -220,12 +221,12 @@ class EngineCore:
                 skipped.append(job)
                 continue
             free -= 1
-            self._enter(job, session, pending)
+            self._enter(job, session, pending, whole)
         self._returning.extendleft(reversed(skipped))
         if pending:
-            self._prefill(list(pending.values()))
+            self._prefill(pending)
 
-    def _enter(self, job: Job, session: Session, pending: dict[bytes, Pending]) -> None:
+    def _enter(self, job: Job, session: Session, pending: list[Pending], whole: dict[bytes, Pending]) -> None:
         """Gives the job a row and what KV there is, and notes what is left to prefill."""
         lanes, ids = self._rows, job.ids
         row = lanes.cache.place(session)
@@ -234,18 +235,19 @@ class EngineCore:
         reused = common_prefix(ids[:-1], table.ids[row, : table.kv_len[row]])
         if self._spec.deterministic:
             reused = self._whole_chunks(min(reused, session.pure))
-        key = ids.tobytes()
-        if reused == 0 and key in pending:
-            pending[key].copies.append(row)
-            job.cached_tokens = ids.size if job.cached_tokens is None else job.cached_tokens
+        sibling = None if reused else whole.get(ids.tobytes())
+        if sibling is not None:
+            sibling.copies.append(row)
+            reused = ids.size
         else:
             if reused == 0 and (found := lanes.cache.find_prompt(ids)) is not None:
                 source, pure = found
                 reused = self._whole_chunks(min(pure, ids.size - 1)) if self._spec.deterministic else ids.size - 1
                 lanes.kv.copy(source, row, reused)
-            job.cached_tokens = reused if job.cached_tokens is None else job.cached_tokens
-            unique = key if reused == 0 else key + str(row).encode()
-            pending[unique] = Pending(row, ids, reused)
+            pending.append(Pending(row, ids, reused))
+            if reused == 0:
+                whole[ids.tobytes()] = pending[-1]
+        job.cached_tokens = reused if job.cached_tokens is None else job.cached_tokens
         session.pure = ids.size
         table.kv_len[row] = 0
         table.ids[row, : ids.size] = ids

@@ -1,0 +1,260 @@
+"""Many episodes in one loop: groups, retries, permits, cancellation, and an end that leaves nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from agentrl.envs import Env, EnvSpec
+from agentrl.errors import EngineError
+from agentrl.rollouts import EpisodeRunner, GroupOutcome, GroupRequest, StagePermits
+from agentrl.tools import PythonTool
+from agentrl.types import Action, Message, Observation, SamplingParams, StepResult, Task
+from tests.rollouts.bytewise import TASK, call, rollout_spec, say, scripted
+
+NEXT: Message = {"role": "user", "content": "go on"}
+DEADLINE_S = 60.0
+
+
+class Noted(Env):
+    """Goes on for ever, and notes when it begins and ends."""
+
+    def __init__(self, task: Task, notes: list[str]) -> None:
+        self.notes = notes
+        self.task = task
+
+    async def reset(self, *, seed: int) -> Observation:
+        self.notes.append("begun")
+        return Observation(self.task.messages)
+
+    async def step(self, action: Action) -> StepResult:
+        return StepResult(Observation((NEXT,)))
+
+    async def close(self) -> None:
+        await asyncio.sleep(0)
+        self.notes.append("closed")
+
+
+Open = Callable[..., EpisodeRunner]
+
+
+@pytest.fixture
+def opened() -> Iterator[Open]:
+    runners: list[EpisodeRunner] = []
+
+    def open_runner(engine: Any, **settings: Any) -> EpisodeRunner:
+        runners.append(EpisodeRunner(rollout_spec(**settings), engine))
+        return runners[-1]
+
+    yield open_runner
+    for runner in runners:
+        runner.close()
+
+
+def collect(runner: EpisodeRunner, number: int = 1) -> list[GroupOutcome]:
+    outcomes: list[GroupOutcome] = []
+    end = time.monotonic() + DEADLINE_S
+    while len(outcomes) < number and time.monotonic() < end:
+        outcomes += runner.collect(1.0)
+    assert len(outcomes) == number
+    return outcomes
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+def test_a_group_comes_back_whole_and_in_order(opened: Open) -> None:
+    runner = opened(scripted(lambda request: say(request.session_id)))
+    runner.submit([GroupRequest(3, TASK, 4)])
+    (outcome,) = collect(runner)
+    assert [trajectory.id for trajectory in outcome.group.trajectories] == ["3-0-0", "3-1-0", "3-2-0", "3-3-0"]
+    assert [t.turns[0].text for t in outcome.group.trajectories] == [f"train/3-{n}-0" for n in range(4)]
+    assert outcome.retried == ()
+
+
+def test_an_attempt_that_the_engine_failed_is_made_again_from_the_same_seeds(opened: Open) -> None:
+    engine = scripted([say("x")], failures={0: EngineError("away")})
+    runner = opened(engine)
+    runner.submit([GroupRequest(3, TASK, 1)])
+    (outcome,) = collect(runner)
+    assert [(t.id, str(t.status)) for t in outcome.retried] == [("3-0-0", "failed(engine)")]
+    assert [(t.id, str(t.status)) for t in outcome.group.trajectories] == [("3-0-1", "terminated")]
+    assert engine.requests[0].seed == engine.requests[1].seed
+
+
+def test_after_its_retries_an_attempt_is_failed(opened: Open) -> None:
+    runner = opened(scripted([say("x")], failures={n: EngineError("away") for n in range(9)}), max_retries=2)
+    runner.submit([GroupRequest(3, TASK, 1)])
+    (outcome,) = collect(runner)
+    assert [(t.id, str(t.status)) for t in outcome.group.trajectories] == [("3-0-2", "failed(engine)")]
+    assert [t.id for t in outcome.retried] == ["3-0-0", "3-0-1"]
+    assert outcome.group.finished == ()
+
+
+def test_a_failure_for_good_is_not_retried(opened: Open) -> None:
+    runner = opened(scripted([say("x")]), max_prompt_tokens=2)
+    runner.submit([GroupRequest(3, TASK, 1)])
+    (outcome,) = collect(runner)
+    assert ([t.id for t in outcome.group.trajectories], outcome.retried) == (["3-0-0"], ())
+
+
+def test_an_environment_that_raises_twice_alike_is_truncated_and_trained(opened: Open) -> None:
+    class Breaks(Noted):
+        async def step(self, action: Action) -> StepResult:
+            raise ValueError(action.text)
+
+    runner = opened(scripted([say("rm -rf")]), env=EnvSpec(Breaks, kwargs={"notes": []}))
+    runner.submit([GroupRequest(3, TASK, 1)])
+    (outcome,) = collect(runner)
+    (trajectory,) = outcome.group.finished
+    assert (trajectory.id, str(trajectory.status), trajectory.reward) == ("3-0-1", "truncated(env_exception)", 6.0)
+
+
+def test_a_failing_sibling_leaves_its_group_with_the_others_finished(opened: Open) -> None:
+    def script(request: Any) -> list[int]:
+        if "-1-" in request.session_id:
+            raise EngineError("not this one", retryable=False)
+        return say("x")
+
+    runner = opened(scripted(script))
+    runner.submit([GroupRequest(3, TASK, 3)])
+    (outcome,) = collect(runner)
+    assert [str(t.status) for t in outcome.group.trajectories] == ["terminated", "failed(engine)", "terminated"]
+    assert [t.sibling for t in outcome.group.finished] == [0, 2]
+
+
+def test_episodes_in_flight_are_bounded_by_their_permits(opened: Open) -> None:
+    running, most = 0, 0
+    lock = threading.Lock()
+
+    class Counted(Noted):
+        async def reset(self, *, seed: int) -> Observation:
+            nonlocal running, most
+            with lock:
+                running += 1
+                most = max(most, running)
+            return await super().reset(seed=seed)
+
+        async def step(self, action: Action) -> StepResult:
+            nonlocal running
+            await asyncio.sleep(0)
+            with lock:
+                running -= 1
+            return StepResult(Observation(), terminated=True)
+
+    permits = StagePermits(preparing=2, running=3, scoring=1)
+    runner = opened(scripted([say("x")]), env=EnvSpec(Counted, kwargs={"notes": []}), permits=permits)
+    runner.submit([GroupRequest(draw, TASK, 4) for draw in range(4)])
+    collect(runner, 4)
+    assert most == 3
+
+
+def test_the_scoring_of_episodes_is_bounded_too(opened: Open) -> None:
+    scoring, most = 0, 0
+
+    async def judge(view: object) -> float:
+        nonlocal scoring, most
+        scoring += 1
+        most = max(most, scoring)
+        await asyncio.sleep(0.001)
+        scoring -= 1
+        return 0.0
+
+    runner = opened(scripted([say("x")]), reward=judge, permits=StagePermits(scoring=2))
+    runner.submit([GroupRequest(0, TASK, 8)])
+    collect(runner)
+    assert most == 2
+
+
+def test_a_cancelled_group_comes_back_cancelled_and_cleaned_up(opened: Open) -> None:
+    notes: list[str] = []
+    engine = scripted([say("x")] * 2, latency=lambda request: asyncio.Event().wait())
+    runner = opened(engine, env=EnvSpec(Noted, kwargs={"notes": notes}))
+    runner.submit([GroupRequest(3, TASK, 3), GroupRequest(4, TASK, 1)])
+    until(lambda: engine.health().running == 4)
+    runner.cancel([3])
+    runner.cancel([3])  # a second time does not cut the cleaning up short
+    (outcome,) = collect(runner)
+    assert [str(t.status) for t in outcome.group.trajectories] == ["cancelled(cancelled)"] * 3
+    assert outcome.group.finished == ()
+    assert notes == ["begun"] * 4 + ["closed"] * 3
+    assert engine.health().running == 1
+
+
+def test_only_the_group_of_that_label_is_cancelled(opened: Open) -> None:
+    engine = scripted([say("x")], latency=lambda request: asyncio.Event().wait())
+    runner = opened(engine)
+    runner.submit([GroupRequest(3, TASK, 1), GroupRequest(3, TASK, 1, "eval", "code/after")])
+    until(lambda: engine.health().running == 2)
+    runner.cancel([3], label="code/after")
+    (outcome,) = collect(runner)
+    assert outcome.request.label == "code/after"
+
+
+def test_close_cleans_up_what_runs(opened: Open) -> None:
+    notes: list[str] = []
+    engine = scripted([say("x")], latency=lambda request: asyncio.Event().wait())
+    runner = opened(engine, env=EnvSpec(Noted, kwargs={"notes": notes}))
+    runner.submit([GroupRequest(draw, TASK, 3) for draw in range(2)])
+    until(lambda: engine.health().running == 6)
+    runner.cancel([0])
+    runner.close()
+    assert notes == ["begun"] * 6 + ["closed"] * 6
+    assert (engine.health().running, engine.health().kv_tokens) == (0, 0)
+    assert not any(thread.name == "episodes" for thread in threading.enumerate())
+
+
+def test_a_second_close_does_nothing(opened: Open) -> None:
+    runner = opened(scripted([say("x")]))
+    runner.close()
+    runner.close()
+
+
+def test_a_fault_of_ours_surfaces_from_collect(opened: Open) -> None:
+    runner = opened(scripted(lambda request: {}["no such key"]))
+    runner.submit([GroupRequest(3, TASK, 1)])
+    with pytest.raises(EngineError, match=r"the episode runner broke: .*no such key"):
+        collect(runner)
+
+
+def test_a_request_may_bring_its_own_sampling_and_environment(opened: Open) -> None:
+    notes: list[str] = []
+    engine = scripted([say("x")] * 9)
+    runner = opened(engine, max_turns=2)
+    own = EnvSpec(Noted, kwargs={"notes": notes})
+    greedy = SamplingParams(5, temperature=0.0)
+    runner.submit([GroupRequest(0, TASK, 1, "eval", "code/now", sampling=greedy, env=own)])
+    (outcome,) = collect(runner)
+    (trajectory,) = outcome.group.trajectories
+    assert (trajectory.id, trajectory.purpose, len(trajectory.turns)) == ("code/now/0-0-0", "eval", 2)
+    assert {request.sampling.temperature for request in engine.requests} == {0.0}
+
+
+async def test_a_group_runs_in_the_callers_own_loop(opened: Open) -> None:
+    outcome = await opened(scripted([say("x")])).run_group(GroupRequest(3, TASK, 2))
+    assert [str(t.status) for t in outcome.group.trajectories] == ["terminated"] * 2
+
+
+def test_a_sandbox_is_lent_to_few_episodes_and_comes_back(opened: Open) -> None:
+    from agentrl.envs import ToolEnv
+    from agentrl.sandbox import SandboxSpec
+
+    spec = SandboxSpec(backend="unsafe")
+    tools = [PythonTool(timeout_s=30.0)]
+    env = EnvSpec(ToolEnv, kwargs={"tools": tools, "announce_tools": False}, sandbox=spec)
+    permits = StagePermits(sandboxes=1)
+    runner = opened(scripted([say(call("python", code="print(6*7)")), say("42")]), env=env, permits=permits)
+    runner.submit([GroupRequest(3, TASK, 3)])
+    (outcome,) = collect(runner)
+    results = [t.turns[0].calls[0].result for t in outcome.group.trajectories]
+    assert [result.content.strip() for result in results if result is not None] == ["42"] * 3
+    assert [str(t.status) for t in outcome.group.trajectories] == ["terminated"] * 3

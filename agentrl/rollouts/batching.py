@@ -40,8 +40,8 @@ def make_batch(
         The batch. A trajectory of several samples keeps one row in the [J] columns.
 
     Raises:
-        DataError: no finished trajectory, a turn without tokens, or sampling temperatures that differ within
-            a sample (their logprobs would have no common meaning).
+        DataError: no finished trajectory or none with tokens, or sampling temperatures that differ within a
+            sample (their logprobs would have no common meaning).
     """
     trajectories = [trajectory for group in groups for trajectory in group.finished]
     if not trajectories:
@@ -55,6 +55,8 @@ def make_batch(
     for row, trajectory in enumerate(trajectories):
         for sample in trajectory.samples():
             packed.add(sample, trajectory, row, int(first_turn[row]))
+    if not packed.lengths:
+        raise DataError("no trajectory of the batch has tokens; train with an engine that returns ids and logprobs")
     rows_of_turns = np.repeat(np.arange(len(trajectories)), np.diff(first_turn))
     return Batch(
         token_ids=np.concatenate(packed.ids).astype(np.int32),

@@ -45,6 +45,27 @@ def test_an_override_at_the_top_reaches_every_stage_that_does_not_say_otherwise(
     assert (warmup.train.batch_prompts, rl.train.batch_prompts) == (4, 4)
 
 
+def test_an_override_reaches_the_last_stage_although_that_has_a_value_of_its_own(write: Write) -> None:
+    warmup, rl = load_config(write(STAGES), ["train.steps=3"]).resolved_stages()
+    assert (warmup.train.steps, rl.train.steps) == (5, 3)
+
+
+def test_an_override_of_an_algorithm_reaches_the_stage_that_names_its_own(write: Write) -> None:
+    _, rl = load_config(write(STAGES), ["algorithm.clip_low=0.1"]).resolved_stages()
+    assert rl.algorithm.settings == {"clip_low": 0.1}
+
+
+def test_an_override_reaches_into_what_only_the_last_stage_has(write: Write) -> None:
+    stages = STAGES.replace("steps: 7", "steps: 7, eval: {sets: {code: t.py:f}}")
+    warmup, rl = load_config(write(stages), ["eval.sets.code.num_tasks=9"]).resolved_stages()
+    assert (warmup.eval.sets, rl.eval.sets["code"].num_tasks) == ({}, 9)
+
+
+def test_settings_at_the_top_hold_for_stages_that_name_the_same_algorithm(write: Write) -> None:
+    _, rl = load_config(write("algorithm: {clip_low: 0.1}\n" + STAGES)).resolved_stages()
+    assert rl.algorithm.settings == {"clip_low": 0.1}
+
+
 def test_text_for_a_section_keeps_what_else_the_section_says(write: Write) -> None:
     head = "model: {path: m}\ndata: {train: a.py:f, max_prompt_tokens: 77}\n"
     config = load_config(write("", head=head), ["data=b.py:g"])

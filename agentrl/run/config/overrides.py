@@ -10,7 +10,7 @@ from ruamel.yaml.error import YAMLError
 
 from agentrl.run.config.document import Document, Key, Origin, dotted, parse_value
 from agentrl.run.config.problems import Problem, suggestion
-from agentrl.run.config.stages import SHORT_FORMS
+from agentrl.run.config.stages import SHORT_FORMS, owner_of
 
 __all__ = ["apply_overrides", "expand_short_forms"]
 
@@ -54,10 +54,50 @@ def _read(overrides: Sequence[str] | Mapping[str, Any], problems: list[Problem])
 
 
 def _set(document: Document, dotted_key: str, value: Any, origin: Origin) -> None:
-    """Sets one value; raises LookupError with words for the user where the key leads nowhere."""
+    """Sets one value wherever it takes effect; raises LookupError with words for the user where it leads nowhere."""
     parts = dotted_key.split(".")
     if isinstance(value, str) and (short := SHORT_FORMS.get((parts[-1],))) and (len(parts) == 1 or _names_stage(parts)):
         parts.append(short)  # data=x is data.train=x: what else the section says stays
+    for target in _targets(document.tree, parts):
+        _set_at(document, target, copy.deepcopy(value), origin)
+
+
+def _targets(tree: dict[str, Any], parts: list[str]) -> list[list[str]]:
+    """Where a value goes: the key as written, and into the last stage where that has a value of its own.
+
+    A run is about its last stage. Without this, ``train.steps=10`` would do nothing in a file whose stages each say
+    their steps.
+    """
+    stages = tree.get("stages")
+    entries = stages if isinstance(stages, list) else []
+    last = entries[-1] if entries else None
+    if not isinstance(last, dict) or parts[0] == "stages":
+        return [parts]
+    index = str(len(entries) - 1)
+    if parts == ["train", "steps"] and "steps" in last:
+        return [parts, ["stages", index, "steps"]]
+    own = ["stages", index, *parts]
+    owner = owner_of(tuple(parts)) if len(parts) > 1 else None
+    if owner is not None and _has(last, list(owner)):
+        return [own]  # the settings of what the stage names for itself
+    if not _has(last, parts):
+        below = len(parts) > 2 and _has(last, parts[:-1]) and not _has(tree, parts[:-1])
+        return [own] if below else [parts]
+    return [parts, own] if len(parts) == 2 or _has(tree, parts[:-1]) else [own]
+
+
+def _has(tree: Any, parts: list[str]) -> bool:
+    for part in parts:
+        if isinstance(tree, list) and part.isdecimal() and int(part) < len(tree):
+            tree = tree[int(part)]
+        elif isinstance(tree, dict) and part in tree:
+            tree = tree[part]
+        else:
+            return False
+    return True
+
+
+def _set_at(document: Document, parts: list[str], value: Any, origin: Origin) -> None:
     here: Any = document.tree
     key: Key = ()
     for position, part in enumerate(parts):

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-__all__ = ["SHORT_FORMS", "Tree", "merge", "stage_trees"]
+from agentrl.run.config.learning import AlgorithmConfig, RolloutConfig
+
+__all__ = ["SHORT_FORMS", "Tree", "merge", "owner_of", "stage_trees"]
 
 Tree: TypeAlias = dict[str, Any]
 
@@ -26,6 +28,10 @@ _OWNED: Mapping[tuple[str, str], tuple[str, ...] | None] = {
     ("rollout", "engine"): ("engine_args",),
     ("train", "steps"): ("epochs",),
     ("train", "epochs"): ("steps",),
+}
+_DEFAULTS: Mapping[tuple[str, str], Any] = {
+    ("algorithm", "name"): AlgorithmConfig.model_fields["name"].default,
+    ("rollout", "engine"): RolloutConfig.model_fields["engine"].default,
 }
 
 
@@ -65,12 +71,22 @@ def stage_trees(tree: Mapping[str, Any]) -> list[Tree]:
     return trees
 
 
+def owner_of(key: tuple[str, ...]) -> tuple[str, str] | None:
+    """The setting that ``key`` belongs to, such as ``algorithm.name`` for all other keys of ``algorithm``."""
+    for (section, owner), owned in _OWNED.items():
+        if section == key[0] and key[1:2] != (owner,) and (owned is None or key[1] in owned):
+            return section, owner
+    return None
+
+
 def _without_owned(top: Tree, patch: Tree) -> Tree:
     """``top`` without the settings that belong to something that ``patch`` replaces."""
     kept = dict(top)
     for (section, key), owned in _OWNED.items():
         base, own = kept.get(section), patch.get(section)
-        if not isinstance(base, dict) or not isinstance(own, dict) or own.get(key, base.get(key)) == base.get(key):
+        if not isinstance(base, dict) or not isinstance(own, dict) or key not in own:
+            continue
+        if own[key] == base.get(key, _DEFAULTS.get((section, key))):
             continue
         kept[section] = {name: value for name, value in base.items() if owned is not None and name not in owned}
     return kept

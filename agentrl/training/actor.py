@@ -154,7 +154,7 @@ class Actor:
         return Stats(stats.result()) + (once if first else {})
 
     def weights(self, dtype: DType | None = None) -> Iterator[tuple[str, Tensor]]:
-        """``(Hugging Face name, whole tensor)``, one at a time; every rank must run it to its end.
+        """``(Hugging Face name, whole tensor)``, one at a time, by every rank to its end; see ``full_weights``.
 
         Args:
             dtype: as served; None is the spec's own.

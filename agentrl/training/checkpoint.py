@@ -56,7 +56,7 @@ def save_checkpoint(
         if dist.get_rank() == 0:
             _write_listing(folder, {name: entry for part in listed for name, entry in part.items()}, purpose)
         dist.barrier()
-    except OSError as error:
+    except (OSError, CheckpointException) as error:
         raise StoreError(f"the {purpose}'s checkpoint could not be written to {folder}: {error}") from error
 
 
@@ -117,7 +117,7 @@ def _template(stored: Any, parameter: nn.Parameter) -> Tensor:
         raise StoreError(f"the checkpoint holds a {type(stored).__name__} where optimizer state should be")
     if stored.size == parameter.shape:
         return torch.zeros_like(parameter.detach(), dtype=stored.properties.dtype)
-    return torch.zeros(stored.size, dtype=stored.properties.dtype)
+    return torch.zeros(stored.size, dtype=stored.properties.dtype, device=parameter.device)
 
 
 def _hashes(folder: Path, pattern: str) -> dict[str, dict[str, Any]]:

@@ -97,7 +97,6 @@ def build_optimizers(spec: OptimSpec, model: nn.Module, head: nn.Module) -> list
     named = dict(model.named_parameters())
     hidden = _hidden_matrices(model, head) if spec.name == "muon" else set()
     rest = [parameter for name, parameter in named.items() if name not in hidden]
-    fused = all(p.dtype is torch.float32 for p in rest)
     optimizers: list[torch.optim.Optimizer] = [
         torch.optim.AdamW(
             [{"params": rest, "base_lr": spec.lr}],
@@ -105,7 +104,7 @@ def build_optimizers(spec: OptimSpec, model: nn.Module, head: nn.Module) -> list
             betas=spec.betas,
             eps=spec.eps,
             weight_decay=spec.weight_decay,
-            fused=fused,
+            fused=True,
         )
     ]
     if hidden:

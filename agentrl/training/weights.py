@@ -20,7 +20,8 @@ def full_weights(model: PolicyModel, dtype: torch.dtype) -> Iterator[tuple[str, 
     """``(name, whole tensor)`` one at a time; a tied weight comes once, under its first name.
 
     Cast first, then gathered: half the bytes on the wire and the least memory (design: resharding). Every rank must
-    run the iteration to its end, for each tensor is a collective.
+    run the iteration to its end, for each tensor is a collective. A tensor may share memory with the parameter: copy
+    what must outlive the next optimizer step.
 
     Args:
         model: sharded or not.

@@ -14,9 +14,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from agentrl.training import DistSpec, OptimSpec
+from agentrl.training import DistSpec, OptimSpec, partition
 from agentrl.types import SegmentKind, Stats
-from tests.training.harness import make_actor, make_batch, update
+from tests.training.harness import layout, make_actor, make_batch, update
 from tests.training.rank import MUON, run
 
 REPOSITORY = Path(__file__).parents[2]
@@ -65,7 +65,7 @@ def merged(results: Results, name: str) -> list[Stats]:
     ]
 
 
-@pytest.mark.parametrize("batch", ["plain", "filler"])
+@pytest.mark.parametrize("batch", ["plain", "filler", "idle"])
 def test_loss_and_gradient_do_not_depend_on_the_world_size(one: Results, two: Results, batch: str) -> None:
     (alone,), (together,) = merged(one, batch), merged(two, batch)
     assert together["policy/loss"].mean == pytest.approx(alone["policy/loss"].mean, abs=1e-6)
@@ -84,6 +84,12 @@ def test_four_steps_give_the_same_losses_and_weights(one: Results, two: Results,
     assert alone[-1]["policy/loss"].mean < alone[0]["policy/loss"].mean
     for name, weight in one[0][optimizer].items():
         assert (weight - two[0][optimizer][name]).abs().max() < 1e-5, name
+
+
+def test_the_filler_batch_has_a_filler() -> None:
+    batch = make_batch([30, 16, 15], siblings=3)
+    (plan,) = partition(batch.lengths, batch.group[batch.trajectory], seed=0, layout=layout(2, 30))
+    assert () in plan.coordinates[0].micro_batches
 
 
 def test_numbers_of_the_whole_step_count_once(two: Results) -> None:

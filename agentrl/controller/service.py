@@ -161,7 +161,7 @@ class RolloutService:
             return Snapshot(self._next_draw, tuple(outstanding), spent, self._ledger.offset)
 
     def close(self) -> None:
-        """Ends admission and the thread; what runs is cancelled and recorded as such."""
+        """Ends admission and the thread; what runs is cancelled and recorded as such. A second call does nothing."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -172,6 +172,7 @@ class RolloutService:
             self._cancel_running()
         for group in self._buffer:
             self._ledger.move(group.draw, _finished(group), "dropped", reason="closed")
+        self._buffer.clear()
 
     def _cancel_running(self) -> None:
         """Ends what runs and waits until it came back, so that nothing of it meets whoever uses the fleet next."""
@@ -257,7 +258,8 @@ class RolloutService:
     def _take_in(self, outcome: GroupOutcome) -> None:
         request, group = outcome.request, outcome.group
         if request.label:
-            self._evaluating[request.label][1].append(outcome)
+            if request.label in self._evaluating:  # else its evaluation was given up
+                self._evaluating[request.label][1].append(outcome)
             return
         self._running.discard(request.draw)
         finished = _finished(group)

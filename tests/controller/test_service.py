@@ -1,0 +1,432 @@
+"""Admission, intake and closing of batches, over a fleet that finishes groups when a test says so."""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.algorithms import Keep
+from agentrl.controller.draws import DrawOrder
+from agentrl.controller.fleet import collect_groups
+from agentrl.controller.ledger import Ledger
+from agentrl.controller.service import Admission, RolloutService, Snapshot
+from agentrl.errors import EngineError, StoreError
+from agentrl.rollouts import GroupOutcome, GroupRequest
+from agentrl.types import Status, Task, Trajectory, TrajectoryGroup
+
+TASKS = [Task(str(n)) for n in range(100)]
+DEADLINE_S = 60.0
+
+
+def outcome(request: GroupRequest, statuses: Sequence[str] = (), reward: float = 1.0) -> GroupOutcome:
+    """A group that came to its end: siblings finished, or as ``statuses`` say."""
+    kinds = [*statuses, *["terminated"] * (request.group_size - len(statuses))]
+    siblings = tuple(
+        Trajectory(
+            task=request.task,
+            draw=request.draw,
+            sibling=n,
+            attempt=0,
+            purpose=request.purpose,
+            turns=(),
+            status=Status(kind, "engine" if kind == "failed" else ""),  # type: ignore[arg-type]
+            reward=reward if kind in ("terminated", "truncated") else None,
+            label=request.label,
+        )
+        for n, kind in enumerate(kinds)
+    )
+    return GroupOutcome(request, TrajectoryGroup(request.draw, request.task, siblings))
+
+
+def bounds(batch_groups: int, group_size: int, *, last_step: int = 99, **settings: Any) -> Admission:
+    return Admission(batch_groups, group_size, last_step, **settings)
+
+
+class HandFleet:
+    """``Fleet`` whose groups come to their end when the test finishes them."""
+
+    def __init__(self) -> None:
+        self.open: dict[tuple[str, int], GroupRequest] = {}
+        self.cancelled: list[int] = []
+        self._done: queue.Queue[GroupOutcome] = queue.Queue()
+        self._changed = threading.Condition()
+
+    def submit(self, requests: Sequence[GroupRequest]) -> None:
+        with self._changed:
+            self.open |= {(request.label, request.draw): request for request in requests}
+            self._changed.notify_all()
+
+    def collect(self, timeout_s: float) -> list[GroupOutcome]:
+        try:
+            return [self._done.get(timeout=timeout_s)]
+        except queue.Empty:
+            return []
+
+    def cancel(self, draws: Sequence[int], *, label: str = "") -> None:
+        self.cancelled += draws
+        for draw in draws:
+            self.finish(draw, ["cancelled"] * self.open[label, draw].group_size, label=label)
+
+    def draws(self, label: str = "") -> list[int]:
+        with self._changed:
+            return sorted(draw for own, draw in self.open if own == label)
+
+    def wait_for(self, number: int, label: str = "") -> list[int]:
+        """Until so many groups are open."""
+        with self._changed:
+            reached = self._changed.wait_for(lambda: sum(own == label for own, _ in self.open) >= number, DEADLINE_S)
+        assert reached, f"{self.draws(label)} are open, waited for {number}"
+        return self.draws(label)
+
+    def finish(self, draw: int, statuses: Sequence[str] = (), *, label: str = "", reward: float = 1.0) -> None:
+        with self._changed:
+            request = self.open.pop((label, draw))
+        self._done.put(outcome(request, statuses, reward))
+
+
+class World:
+    """A service with what a test looks at."""
+
+    def __init__(self, path: Path, admission: Admission, **settings: Any) -> None:
+        self.fleet = HandFleet()
+        self.ledger = Ledger(path)
+        self.taken_in: list[GroupOutcome] = []
+        keep: Callable[[TrajectoryGroup], Keep] = settings.get("keep", lambda group: Keep(True))
+        self.service = RolloutService(
+            self.fleet,
+            DrawOrder(TASKS, seed=0, shuffle=False),
+            self.ledger,
+            admission,
+            keep,
+            settings.get("intake", self.taken_in.append),
+            settings.get("start", Snapshot(0, (), 0, 0)),
+        )
+
+    def next_groups(self, step: int = 1) -> Future:
+        return Future(lambda: self.service.next_groups(step, DEADLINE_S))
+
+
+class Future:
+    """A call in a thread of its own."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._answer: Any = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
+        self._thread.start()
+
+    def _run(self, work: Callable[[], Any]) -> None:
+        try:
+            self._answer = work()
+        except BaseException as error:  # noqa: BLE001  raised by get
+            self._error = error
+
+    @property
+    def done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def get(self) -> Any:
+        self._thread.join(DEADLINE_S)
+        assert self.done
+        if self._error is not None:
+            raise self._error
+        return self._answer
+
+    def draws(self) -> list[int]:
+        return [group.draw for group in self.get()]
+
+
+Make = Callable[..., World]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[Make]:
+    made: list[World] = []
+
+    def make(admission: Admission, **settings: Any) -> World:
+        made.append(World(tmp_path / f"ledger-{len(made)}.jsonl", admission, **settings))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.service.close()
+        each.ledger.close()
+
+
+def settled(fleet: HandFleet, expected: list[int]) -> bool:
+    """Whether the open draws stay as they are while the service has every chance to issue more."""
+    end = time.monotonic() + 0.5
+    while time.monotonic() < end:
+        if fleet.draws() != expected:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_a_batch_of_groups_is_issued_and_no_more(world: Make) -> None:
+    w = world(bounds(3, 2))
+    assert w.fleet.wait_for(3) == [0, 1, 2]
+    assert settled(w.fleet, [0, 1, 2])
+
+
+def test_staleness_lets_more_batches_be_in_flight(world: Make) -> None:
+    w = world(bounds(2, 1, max_staleness=1, max_refill=4.0))
+    assert w.fleet.wait_for(4) == [0, 1, 2, 3]
+    assert settled(w.fleet, [0, 1, 2, 3])
+
+
+def test_a_batch_in_training_takes_its_place_until_it_is_published(world: Make) -> None:
+    w = world(bounds(2, 1))
+    batch = w.next_groups()
+    for draw in w.fleet.wait_for(2):
+        w.fleet.finish(draw)
+    assert batch.draws() == [0, 1]
+    assert settled(w.fleet, [])
+    w.service.make_room()
+    assert w.fleet.wait_for(2) == [2, 3]
+
+
+def test_groups_close_in_the_order_in_which_they_finish(world: Make) -> None:
+    w = world(bounds(2, 1))
+    batch = w.next_groups()
+    w.fleet.wait_for(2)
+    w.fleet.finish(1)
+    w.fleet.finish(0)
+    assert batch.draws() == [1, 0]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_in_draw_order_any_order_of_finishing_gives_the_same_batches(world: Make, seed: int) -> None:
+    """Draws whose task is a multiple of 3 are dropped, so refills are part of it."""
+    rng = random.Random(seed)
+
+    def keep(group: TrajectoryGroup) -> Keep:
+        return Keep(group.draw % 3 != 0, "third")
+
+    w = world(bounds(3, 1, max_refill=2.0, in_draw_order=True), keep=keep)
+    batches = []
+    for step in (1, 2, 3):
+        batch = w.next_groups(step)
+        while not batch.done:
+            if draws := w.fleet.draws():
+                w.fleet.finish(rng.choice(draws))
+            time.sleep(0.001)
+        batches.append(batch.draws())
+        assert w.fleet.draws() == []
+        w.service.make_room()
+    assert batches == [[1, 2, 4], [5, 7, 8], [10, 11, 13]]
+    assert w.service.snapshot().outstanding == ()
+
+
+def test_in_draw_order_nothing_is_issued_before_the_loop_waits(world: Make) -> None:
+    w = world(bounds(3, 1, in_draw_order=True))
+    assert settled(w.fleet, [])
+
+
+def test_a_dropped_group_is_refilled_up_to_its_share(world: Make) -> None:
+    dropped = Keep(False, "zero_std")
+    w = world(bounds(2, 2, max_refill=0.5), keep=lambda group: dropped if group.draw != 2 else Keep(True))
+    batch = w.next_groups()
+    w.fleet.wait_for(2)
+    w.fleet.finish(0)
+    assert w.fleet.wait_for(2) == [1, 2]
+    w.fleet.finish(1)
+    assert settled(w.fleet, [2])  # 3 draws for this batch of 2, and no more
+    w.fleet.finish(2)
+    assert batch.draws() == [2]  # the step goes on with what there is
+    assert w.ledger.counts() == {"dropped": 4, "taken": 2}
+
+
+def test_a_step_may_go_on_with_nothing(world: Make) -> None:
+    w = world(bounds(1, 1), keep=lambda group: Keep(False, "zero_std"))
+    batch = w.next_groups()
+    w.fleet.wait_for(1)
+    w.fleet.finish(0)
+    assert batch.draws() == []
+
+
+def test_the_refill_of_a_step_is_its_own(world: Make) -> None:
+    w = world(bounds(1, 1, max_refill=1.0), keep=lambda group: Keep(group.draw % 2 == 1, "even"))
+    for step in (1, 2, 3):
+        batch = w.next_groups(step)
+        (first,) = w.fleet.wait_for(1)
+        w.fleet.finish(first)
+        (second,) = w.fleet.wait_for(1)
+        w.fleet.finish(second)
+        assert batch.draws() == [2 * step - 1]
+        w.service.make_room()
+
+
+def test_failed_siblings_leave_their_group_in_the_ledger_too(world: Make) -> None:
+    w = world(bounds(1, 3))
+    batch = w.next_groups()
+    w.fleet.wait_for(1)
+    w.fleet.finish(0, ["failed", "truncated", "cancelled"])
+    groups = batch.get()
+    assert [t.sibling for t in groups[0].finished] == [1]
+    assert w.ledger.counts() == {"failed": 1, "cancelled": 1, "taken": 1}
+    w.service.mark_trained(groups, 1)
+    assert w.ledger.counts() == {"failed": 1, "cancelled": 1, "trained": 1}
+
+
+def test_evaluation_is_handed_out_in_order_and_never_buffered(world: Make) -> None:
+    w = world(bounds(1, 1))
+    w.fleet.wait_for(1)
+    requests = [GroupRequest(draw, TASKS[draw], 2, "eval", "code/after/sampled") for draw in range(3)]
+    examined = Future(lambda: w.service.evaluate(requests, DEADLINE_S))
+    w.fleet.wait_for(3, "code/after/sampled")
+    for draw in (2, 0, 1):
+        w.fleet.finish(draw, label="code/after/sampled")
+    assert [o.request.draw for o in examined.get()] == [0, 1, 2]
+    assert len(w.taken_in) == 3
+    assert w.ledger.counts() == {"running": 1}
+
+
+def test_no_draw_is_issued_while_an_evaluation_runs(world: Make) -> None:
+    w = world(bounds(1, 1))
+    w.fleet.wait_for(1)
+    examined = Future(lambda: w.service.evaluate([GroupRequest(0, TASKS[0], 1, "eval", "e")], DEADLINE_S))
+    w.fleet.wait_for(1, "e")
+    batch = w.next_groups()
+    w.fleet.finish(0)
+    assert batch.draws() == [0]
+    w.service.make_room()
+    assert settled(w.fleet, [])
+    w.fleet.finish(0, label="e")
+    assert len(examined.get()) == 1
+    assert w.fleet.wait_for(1) == [1]
+
+
+def test_every_outcome_passes_the_intake_once(world: Make) -> None:
+    w = world(bounds(2, 1), keep=lambda group: Keep(group.draw == 1, "even"))
+    batch = w.next_groups()
+    for draw in w.fleet.wait_for(2):
+        w.fleet.finish(draw)
+    batch.get()
+    assert sorted(o.request.draw for o in w.taken_in) == [0, 1]
+
+
+def test_an_error_of_the_service_reaches_the_loop_as_it_is(world: Make) -> None:
+    def full(outcome: GroupOutcome) -> None:
+        raise StoreError("the disk is full")
+
+    w = world(bounds(1, 1), intake=full)
+    batch = w.next_groups()
+    w.fleet.wait_for(1)
+    w.fleet.finish(0)
+    with pytest.raises(StoreError, match="the disk is full"):
+        batch.get()
+    with pytest.raises(StoreError):  # and ever after
+        w.service.next_groups(2, DEADLINE_S)
+
+
+def test_a_fault_of_ours_is_named_as_one(world: Make) -> None:
+    w = world(bounds(1, 1), keep=lambda group: {}["no such key"])
+    batch = w.next_groups()
+    w.fleet.wait_for(1)
+    w.fleet.finish(0)
+    with pytest.raises(EngineError, match="the rollout service broke: KeyError"):
+        batch.get()
+
+
+def test_a_wait_that_is_too_long_says_what_it_waits_for(world: Make) -> None:
+    w = world(bounds(2, 1))
+    w.fleet.wait_for(2)
+    with pytest.raises(EngineError, match=r"waited 0 s for finished groups: 2 groups are running, 0 are buffered"):
+        w.service.next_groups(1, 0.01)
+
+
+def test_a_snapshot_holds_what_is_not_trained_yet(world: Make) -> None:
+    w = world(bounds(2, 1, max_staleness=1, max_refill=2.0))
+    w.fleet.wait_for(4)
+    batch = w.next_groups()
+    for draw in (0, 1, 2):
+        w.fleet.finish(draw)
+    assert sorted(batch.draws())[0] == 0
+    end = time.monotonic() + DEADLINE_S
+    while len(w.taken_in) < 3:
+        assert time.monotonic() < end
+        time.sleep(0.001)
+    snapshot = w.service.snapshot()
+    assert (snapshot.next_draw, snapshot.outstanding) == (4, (2, 3))
+
+
+def test_a_restored_service_issues_the_outstanding_draws_first(world: Make) -> None:
+    w = world(bounds(3, 1), start=Snapshot(9, (4, 6), 0, 0))
+    assert w.fleet.wait_for(3) == [4, 6, 9]
+    assert w.service.snapshot().next_draw == 10
+
+
+def test_what_was_spent_of_a_refill_stays_spent(world: Make) -> None:
+    w = world(bounds(2, 1, max_refill=0.5), start=Snapshot(5, (), 2, 0))
+    assert w.fleet.wait_for(1) == [5]
+    assert settled(w.fleet, [5])
+
+
+def test_the_rows_that_a_snapshot_counts_are_on_the_disk(world: Make, tmp_path: Path) -> None:
+    w = world(bounds(3, 1))
+    w.fleet.wait_for(3)
+    snapshot = w.service.snapshot()
+    assert (tmp_path / "ledger-0.jsonl").read_bytes().count(b"\n") == snapshot.ledger_offset == 3
+
+
+def test_close_cancels_what_runs_and_the_ledger_balances(world: Make) -> None:
+    w = world(bounds(2, 3))
+    w.fleet.wait_for(2)
+    w.service.close()
+    assert w.fleet.cancelled == [0, 1]
+    assert w.ledger.counts() == {"cancelled": 6}
+
+
+def test_close_drops_what_is_buffered(world: Make) -> None:
+    w = world(bounds(2, 3))
+    w.fleet.wait_for(2)
+    w.fleet.finish(0)
+    w.service.close()
+    assert w.ledger.counts() == {"cancelled": 3, "dropped": 3}
+    w.service.close()  # a second time does nothing
+
+
+def test_nothing_is_issued_once_the_last_batch_is_taken(world: Make) -> None:
+    w = world(bounds(2, 1, last_step=1))
+    batch = w.next_groups(1)
+    for draw in w.fleet.wait_for(2):
+        w.fleet.finish(draw)
+    batch.get()
+    w.service.make_room()
+    assert settled(w.fleet, [])
+
+
+def test_an_outcome_of_an_evaluation_that_was_given_up_is_passed_over(world: Make) -> None:
+    w = world(bounds(1, 1))
+    w.fleet.wait_for(1)
+    with pytest.raises(EngineError, match="waited 0 s for evaluation e"):
+        w.service.evaluate([GroupRequest(0, TASKS[0], 1, "eval", "e")], 0.01)
+    w.fleet.finish(0, label="e")
+    batch = w.next_groups()
+    w.fleet.finish(0)
+    assert batch.draws() == [0]
+
+
+def test_without_a_service_only_the_groups_asked_for_are_collected() -> None:
+    fleet = HandFleet()
+    fleet.submit([GroupRequest(0, TASKS[0], 1)])
+    fleet.finish(0)  # left over from training, and cancelled there
+    requests = [GroupRequest(draw, TASKS[draw], 1, "eval", "rollout") for draw in (0, 1)]
+    collected = Future(lambda: collect_groups(fleet, requests, DEADLINE_S))
+    fleet.wait_for(2, "rollout")
+    fleet.finish(1, label="rollout")
+    fleet.finish(0, label="rollout")
+    assert [(o.request.label, o.request.draw) for o in collected.get()] == [("rollout", 0), ("rollout", 1)]
+
+
+def test_without_a_service_a_deadline_is_kept_too() -> None:
+    with pytest.raises(EngineError, match="0 of 1 groups came within 0 s"):
+        collect_groups(HandFleet(), [GroupRequest(0, TASKS[0], 1)], 0.01)

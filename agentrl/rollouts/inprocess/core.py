@@ -27,7 +27,7 @@ from agentrl.types import Completion, FinishReason
 
 __all__ = ["EngineCore"]
 
-_KEY_BUCKET = 32
+_KEY_BUCKET = 16
 _COMPACT_ABOVE = 8
 _BATCH_SHARE = 4
 _HOLD_BACK_STEPS = 8

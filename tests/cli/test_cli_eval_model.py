@@ -1,0 +1,31 @@
+"""``agentrl eval MODEL CONFIG`` plays held-out tasks with a real model and writes them to a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agentrl.run.eval_file import read_eval_file
+from agentrl.types import load_object
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "code"
+
+
+@pytest.mark.slow
+def test_a_model_folder_is_examined(agentrl: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    model, out = tmp_path / "model", tmp_path / "eval.parquet"
+    model.mkdir()
+    load_object("warmup.py:build_model", EXAMPLE)(model)
+    settings = ["controller.mode=inline", "eval.sets={held_out: {data: task.py:tasks, num_tasks: 3}}"]
+    tokens = ["eval", model, EXAMPLE / "config.yaml", *settings, "--set", "held_out", "--samples", "2"]
+
+    code, printed, _ = agentrl(*tokens, "--out", out, "--json")
+
+    assert code == 0
+    assert json.loads(printed)["sources"]["held_out"]["avg@2"]["num_tasks"] == 3
+    evaluated = read_eval_file(out)
+    assert [len(entry.trajectories) for entry in evaluated] == [2, 2, 2]
+    assert all(trajectory.turns for entry in evaluated for trajectory in entry.trajectories)

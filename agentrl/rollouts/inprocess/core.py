@@ -315,7 +315,7 @@ class EngineCore:
         for index in np.flatnonzero(stopped | full):
             self._finish(int(live[index]), "stop" if stopped[index] else "length")
         if self._stop_strings:
-            self._match_stop_strings()
+            self._match_stop_strings(live)
 
     def _reject(
         self, live: npt.NDArray[np.int64], ids: npt.NDArray[np.int64], logprobs: npt.NDArray[np.float32]
@@ -340,9 +340,10 @@ class EngineCore:
             )
         return live[finite], ids[finite], logprobs[finite]
 
-    def _match_stop_strings(self) -> None:
+    def _match_stop_strings(self, live: npt.NDArray[np.int64]) -> None:
         table = self._rows.table
-        for row, job in enumerate(self._row_jobs):
+        for row in live.tolist():
+            job = self._row_jobs[row]
             if job is None or not job.request.sampling.stop:
                 continue
             first = int(table.start[row])

@@ -61,6 +61,11 @@ class Figures:
     """The figures of one run of one benchmark, in the order in which they were added."""
 
     rows: list[Figure] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        """Add a sentence that a reader needs to judge the figures; it stands under their table."""
+        self.notes.append(text)
 
     def report(self, name: str, value: float, unit: str) -> None:
         """Add a number that has no target."""
@@ -99,7 +104,7 @@ class Figures:
         Returns:
             The exit status: 0 when each target was met, else 1.
         """
-        print(self.table())
+        print("\n".join([self.table(), *self.notes]))
         if arguments.json is not None:
             arguments.json.write_text(json.dumps(self.as_json(), indent=2) + "\n", encoding="utf-8")
         if arguments.record:
@@ -115,6 +120,7 @@ class Figures:
             "machine": machine(),
             "seeds": list(seeds),
             "figures": self.as_json(),
+            "notes": self.notes,
         }
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

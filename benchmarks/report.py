@@ -25,7 +25,7 @@ HEAD = """# Benchmarks
 Made by `python -m benchmarks.report` of the files in `benchmarks/results/`; change those, never this page. `make bench`
 measures all of it again. A figure without a target is reported only; a target that was missed says **no**.
 """
-KEYS = {"command", "commit", "date", "machine", "seeds", "figures"}
+KEYS = {"command", "commit", "date", "machine", "seeds", "figures", "notes"}
 
 
 def page(folder: Path) -> str:
@@ -65,6 +65,7 @@ def section(name: str, result: Mapping[str, Any]) -> str:
         "|---|---|---|---|",
         *(row(figure) for figure in result["figures"]),
         "",
+        *(line for note in result["notes"] for line in (note, "")),
     ]
     return "\n".join(lines)
 

@@ -69,7 +69,7 @@ def test_record_writes_what_is_needed_to_repeat_it(tmp_path: Path, monkeypatch: 
     assert result["command"] == "python -m benchmarks.step --steps 20 --other=python"
     assert result["seeds"] == [0, 1]
     assert len(result["commit"].removesuffix("+changes")) == 40
-    assert result.keys() == {"command", "commit", "date", "machine", "seeds", "figures"}
+    assert result.keys() == {"command", "commit", "date", "machine", "seeds", "figures", "notes"}
 
 
 def test_a_machine_is_described_without_its_name() -> None:

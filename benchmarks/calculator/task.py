@@ -1,0 +1,53 @@
+"""The calculator task of benchmarks/step.py: the code example's problems, with a tool that runs in process."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from agentrl.tools import tool
+from agentrl.types import Message, load_object
+
+__all__ = ["build_model", "calc", "correct", "demonstrations", "tasks"]
+
+HERE = Path(__file__).parent
+CODE = HERE.parents[1] / "examples" / "code"
+
+evaluate = load_object("arithmetic.py:evaluate", HERE)
+tasks, correct, problems = (load_object(f"task.py:{name}", CODE) for name in ("tasks", "correct", "problems"))
+guess, wrong = (load_object(f"warmup.py:{name}", CODE) for name in ("guess", "wrong"))
+say, call = (load_object(f"../turns.py:{name}", CODE) for name in ("say", "call"))
+
+
+@tool
+def calc(expression: str) -> str:
+    """Evaluate an arithmetic expression.
+
+    Args:
+        expression: whole numbers with +, -, * and brackets.
+    """
+    value: str = evaluate(expression)
+    return value
+
+
+def demonstrations(seed: int, noise: float = 0.6) -> Iterator[dict[str, Any]]:
+    """Endless conversations that solve training problems, ``noise`` of them by a guess or a wrong expression."""
+    rng = random.Random(seed)
+    for problem in problems(rng, "train"):
+        messages: list[Message] = [{"role": "user", "content": problem.question}]
+        faulty = rng.random() < noise
+        if faulty and rng.random() < 0.5:
+            yield {"messages": [*messages, say(guess(rng, problem.answer))]}
+            continue
+        expression = wrong(rng, problem.expression) if faulty else problem.expression
+        output = evaluate(expression)
+        yield {"messages": [*messages, *call("calc", output, expression=expression), say(output)]}
+
+
+def build_model(folder: str, seed: int = 0) -> None:
+    """``model.build``: the code example's tiny Qwen3, with a tokenizer of these demonstrations."""
+    from agentrl.training.tiny import build_tiny_model
+
+    build_tiny_model(folder, demonstrations(seed), seed=seed, vocab_size=480)

@@ -19,16 +19,11 @@ __all__ = ["make_grpo"]
 
 def make_grpo(settings: GRPOSettings) -> AlgorithmSpec:
     """GRPO as ``settings`` say (arXiv:2402.03300, arXiv:2503.14476)."""
-    trains = {SegmentKind.POLICY}
-    if settings.train_tool_tokens:
-        trains |= {SegmentKind.OBSERVATION, SegmentKind.SCAFFOLD}
     use_rollout = settings.on_policy_only
     return AlgorithmSpec(
         name="grpo",
         keep_group=partial(keep_with_spread, drop_zero_spread=settings.drop_zero_spread),
-        credit=partial(
-            sibling_credit, scale=settings.scale, eps=settings.std_eps, shuffle_rewards=settings.shuffle_rewards
-        ),
+        credit=partial(sibling_credit, scale=settings.scale, eps=settings.std_eps),
         reduction=reduction_of(settings.reduction, settings.constant_tokens),
         policy_loss=partial(
             clipped_policy_loss,
@@ -38,7 +33,7 @@ def make_grpo(settings: GRPOSettings) -> AlgorithmSpec:
             use_rollout_logprobs=use_rollout,
         ),
         advantages=spread_credit,
-        trains=frozenset(trains),
+        trains=frozenset({SegmentKind.POLICY}),
         correction=partial(truncated_importance, cap=settings.correction_cap)
         if settings.correction == "token"
         else None,
@@ -48,14 +43,9 @@ def make_grpo(settings: GRPOSettings) -> AlgorithmSpec:
     )
 
 
-def sibling_credit(
-    rewards: Rewards, state: AlgorithmState, *, scale: Literal["none", "std"], eps: float, shuffle_rewards: bool
-) -> Credit:
+def sibling_credit(rewards: Rewards, state: AlgorithmState, *, scale: Literal["none", "std"], eps: float) -> Credit:
     """A trajectory's credit is its advantage over its siblings; turns get nothing of their own."""
-    reward = rewards.reward
-    if shuffle_rewards:
-        reward = np.random.default_rng(rewards.seed).permutation(reward)
     return Credit(
-        trajectory=group_advantages(reward, rewards.group, scale=scale, eps=eps),
+        trajectory=group_advantages(rewards.reward, rewards.group, scale=scale, eps=eps),
         turn=np.zeros(rewards.turn_trajectory.shape, dtype=np.float64),
     )

@@ -32,8 +32,6 @@ class GRPOSettings:
         correction: ``token`` weights each sampled token by min(π_old / π_rollout, correction_cap).
         correction_cap: at least 1.
         drop_zero_spread: leave out groups whose rewards are all equal: they teach nothing and dilute the mean.
-        train_tool_tokens: a control: also trains on observations and template tokens.
-        shuffle_rewards: a control: rewards are shuffled within the batch, so nothing may be learned.
     """
 
     group_size_min: ClassVar[int] = 2
@@ -50,8 +48,6 @@ class GRPOSettings:
     correction: Literal["none", "token"] = "none"
     correction_cap: float = 2.0
     drop_zero_spread: bool = True
-    train_tool_tokens: bool = False
-    shuffle_rewards: bool = False
 
     def __post_init__(self) -> None:
         _check_number("clip_low", self.clip_low, low=0.0, high=1.0)
@@ -63,25 +59,16 @@ class GRPOSettings:
         _check_choice("old_logprobs", self.old_logprobs, ("recompute", "rollout"))
         _check_choice("correction", self.correction, ("none", "token"))
         _check_reduction(self.reduction, self.constant_tokens)
-        if self.old_logprobs == "rollout":
-            self._check_rollout_logprobs()
+        if self.old_logprobs == "rollout" and self.correction != "none":
+            raise ConfigError(
+                "algorithm.old_logprobs='rollout' needs algorithm.correction='none' (its ratio would be 1 by "
+                f"definition), got {self.correction!r}; change it, or set algorithm.old_logprobs='recompute'"
+            )
 
     @property
     def on_policy_only(self) -> bool:
         """Whether a batch may get one update only, by the very weights that sampled it."""
         return self.old_logprobs == "rollout"
-
-    def _check_rollout_logprobs(self) -> None:
-        rules = (
-            (not self.train_tool_tokens, "algorithm.train_tool_tokens=false (no sampler gave those tokens a logprob)"),
-            (self.correction == "none", "algorithm.correction='none' (its ratio would be 1 by definition)"),
-        )
-        for holds, rule in rules:
-            if not holds:
-                raise ConfigError(
-                    f"algorithm.old_logprobs='rollout' needs {rule}; change it, or set "
-                    "algorithm.old_logprobs='recompute'"
-                )
 
 
 @dataclass(frozen=True, slots=True)

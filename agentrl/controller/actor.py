@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from agentrl.controller.group import WorkerGroup
 from agentrl.controller.planned import MiniBatch, PlannedBatch
-from agentrl.training import Actor, ModelFacts, merge_columns
+from agentrl.training import Actor, ModelFacts, Reference, merge_columns
 from agentrl.types import BatchShard, Collect, Dispatch, Stats, registration
 
 __all__ = ["ActorHandle", "invoke"]
@@ -85,6 +85,12 @@ class ActorHandle:
         """An ordinary Hugging Face folder of the model."""
         invoke(self._group, "actor", Actor.export, folder)
 
-    def _columns(self, method: Callable[..., Any], batch: PlannedBatch) -> dict[str, npt.NDArray[np.float32]]:
+    def reference_logprobs(self, batch: PlannedBatch) -> dict[str, npt.NDArray[np.float32]]:
+        """``ref_logprobs [T]`` of the frozen reference beside the actor."""
+        return self._columns(Reference.logprobs, batch, role="reference")
+
+    def _columns(
+        self, method: Callable[..., Any], batch: PlannedBatch, *, role: str = "actor"
+    ) -> dict[str, npt.NDArray[np.float32]]:
         parts: Sequence[BatchShard] = batch.forward_shards()
-        return merge_columns(invoke(self._group, "actor", method, parts), parts, batch.batch.cu_seqlens)
+        return merge_columns(invoke(self._group, role, method, parts), parts, batch.batch.cu_seqlens)

@@ -62,12 +62,13 @@ class Checkpoints:
         return folder
 
     def commit(self, folder: Path, manifest: Manifest) -> None:
-        """Makes the checkpoint exist, then deletes those that are no longer kept."""
+        """Makes the checkpoint exist, then deletes those that are no longer kept, and what was never one."""
         files = {str(p.relative_to(folder)): p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()}
         write_json(folder / "manifest.json", {**asdict(manifest), "files": files})
         if self._keep_last:
-            for old in self._complete()[: -self._keep_last]:
-                (old / "manifest.json").unlink()
+            kept = self._complete()[-self._keep_last :]
+            for old in set(self._folder.glob("step=*")) - set(kept):
+                (old / "manifest.json").unlink(missing_ok=True)
                 shutil.rmtree(old)
 
     def latest(self) -> tuple[Path, Manifest] | None:
@@ -85,7 +86,7 @@ class Checkpoints:
             rollouts = raw.pop("rollouts")
             rollouts["outstanding"] = tuple(rollouts["outstanding"])
             manifest = Manifest(**raw, rollouts=Snapshot(**rollouts))
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DataError(self._torn(folder, f"manifest.json cannot be read ({error})")) from error
         for name, size in manifest.files.items():
             path = folder / name

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from agentrl.controller.weights import WeightsReport
@@ -69,20 +70,16 @@ class LocalGroup:
         return 1
 
     def setup(self, spec: WorkerSpec) -> None:
-        self._worker.setup(spec)
+        with self._sound():
+            self._worker.setup(spec)
 
     def call(self, role: str, method: str, args_by_rank: Sequence[Sequence[Any]]) -> list[Any]:
-        with self._lock:
-            if self._error is not None:
-                raise TrainingError(f"the group is poisoned by an earlier error: {self._error}", rank=0)
-            try:
-                return [self._worker.call(role, method, args) for args in args_by_rank]
-            except TrainingError as error:
-                self._error = error
-                raise
+        with self._sound():
+            return [self._worker.call(role, method, args) for args in args_by_rank]
 
     def publish(self, version: int) -> list[WeightsReport | None]:
-        return [self._worker.publish(version)]
+        with self._sound():
+            return [self._worker.publish(version)]
 
     def submit(self, requests: Sequence[GroupRequest]) -> None:
         self._worker.submit(requests)
@@ -98,3 +95,15 @@ class LocalGroup:
 
     def close(self) -> None:
         self._worker.close()
+
+    @contextmanager
+    def _sound(self) -> Iterator[None]:
+        """One collective call at a time; one that raises poisons the group."""
+        with self._lock:
+            if self._error is not None:
+                raise TrainingError(f"the group is poisoned by an earlier error: {self._error}", rank=0)
+            try:
+                yield
+            except BaseException as error:
+                self._error = error
+                raise

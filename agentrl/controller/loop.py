@@ -35,10 +35,12 @@ def train(run: StageRun) -> TrainState:
             with run.timer.phase("logprobs"):
                 if algorithm.needs.old_logprobs:
                     batch = batch.join(actor.logprobs(batch))
+                if algorithm.needs.reference:
+                    batch = batch.join(actor.reference_logprobs(batch))
                 if algorithm.needs.advantages:
                     batch = batch.join(actor.advantages(batch))  # on the ranks; moments over all of them
             with run.timer.phase("update"):
-                for mini_batch in batch.mini_batches(run.updates_per_batch):
+                for mini_batch in batch.mini_batches(algorithm.num_epochs):
                     stats += actor.update(mini_batch)
         state = state.after(algorithm.next_state(state.algorithm, stats), run.counts(batch))
         schedule.mark_trained(groups, state.step)  # durable before anyone hears of it

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.algorithms import Counts
-from agentrl.training import Layout, Plan, partition, repack, shards, union
+from agentrl.training import Layout, Plan, partition, repack, sample_weights, shards, union
 from agentrl.types import Batch, BatchShard
 
 __all__ = ["MiniBatch", "PlannedBatch"]
@@ -62,7 +62,7 @@ class PlannedBatch:
         forward = union(plans)
         if logprob_micro_batch_tokens != micro_batch_tokens:
             forward = repack(forward, batch.lengths, replace(layout, micro_batch_tokens=logprob_micro_batch_tokens))
-        return cls(batch, tuple((plan, _weights(batch, plan, reduction)) for plan in plans), forward)
+        return cls(batch, tuple((plan, sample_weights(batch, plan, reduction)) for plan in plans), forward)
 
     def join(self, columns: Mapping[str, npt.NDArray[np.float32]]) -> PlannedBatch:
         """The batch with ``[T]`` columns that a pass returned."""
@@ -77,12 +77,3 @@ class PlannedBatch:
         for _ in range(num_passes):
             for plan, weights in self.updates:
                 yield MiniBatch(tuple(shards(self.batch, plan, weights)))
-
-
-def _weights(batch: Batch, plan: Plan, reduction: Reduction) -> npt.NDArray[np.float64]:
-    """``[S]`` w_s of the samples of one optimizer step, 0 for the others."""
-    rows = plan.samples
-    trained = np.add.reduceat(batch.loss_mask != 0, batch.cu_seqlens[:-1]).astype(np.int64)
-    weights = np.zeros(batch.num_samples, dtype=np.float64)
-    weights[rows] = reduction(Counts(trained[rows], batch.trajectory[rows].astype(np.int64)))
-    return weights

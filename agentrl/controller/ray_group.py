@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 
 from agentrl.controller.weights import WeightsReport
 from agentrl.controller.worker import Worker, WorkerSpec
@@ -140,7 +140,7 @@ class RayGroup:
         for index, rank in enumerate(self._ranks):
             own = [request for request in requests if request.draw % len(self._ranks) == index]
             if own:
-                self._get(rank.submit.remote(own), f"submitting groups to rank {index}")
+                self._get(rank.submit.remote(own), "submitting groups", rank=index)
 
     def collect(self, timeout_s: float) -> list[GroupOutcome]:
         for index, rank in enumerate(self._ranks):
@@ -150,12 +150,12 @@ class RayGroup:
         outcomes: list[GroupOutcome] = []
         for ref in ready:
             index = self._polls.pop(ref)
-            outcomes += self._get(ref, f"collecting groups from rank {index}")
+            outcomes += self._get(ref, "collecting groups", rank=index)
         return outcomes
 
     def cancel(self, draws: Sequence[int], *, label: str = "") -> None:
         for index, rank in enumerate(self._ranks):
-            self._get(rank.cancel.remote(list(draws), label), f"cancelling groups on rank {index}")
+            self._get(rank.cancel.remote(list(draws), label), "cancelling groups", rank=index)
 
     def describe(self) -> list[dict[str, Any]]:
         return self._gather([rank.describe.remote() for rank in self._ranks], "describing the workers")
@@ -174,17 +174,19 @@ class RayGroup:
             raise TrainingError(f"the group is poisoned by an earlier error: {self._error}")
         end = time.monotonic() + self._timeout_s
         waiting = list(refs)
+        answers: dict[int, Any] = {}
         while waiting:
             ready, waiting = ray.wait(waiting, num_returns=1, timeout=_POLL_S)
             for ref in ready:
-                self._get(ref, what, rank=refs.index(ref))
+                rank = refs.index(ref)
+                answers[rank] = self._get(ref, what, rank=rank)
             if not ready and time.monotonic() > end:
                 late = [refs.index(ref) for ref in waiting]
                 self._error = TrainingError(f"{what}: ranks {late} did not answer within {self._timeout_s:.0f} s")
                 raise self._error
-        return [ray.get(ref) for ref in refs]
+        return [answers[rank] for rank in range(len(refs))]
 
-    def _get(self, ref: Any, what: str, rank: int | None = None) -> Any:
+    def _get(self, ref: Any, what: str, *, rank: int) -> Any:
         try:
             return ray.get(ref, timeout=self._timeout_s)
         except RayTaskError as error:
@@ -195,4 +197,6 @@ class RayGroup:
             )
         except RayActorError as error:
             self._error = TrainingError(f"{what}: the worker of rank {rank} died: {error}", rank=rank)
+        except GetTimeoutError:
+            self._error = TrainingError(f"{what}: rank {rank} did not answer within {self._timeout_s:.0f} s", rank=rank)
         raise self._error

@@ -31,7 +31,6 @@ class StageSettings:
     Args:
         name: prefix of metrics, folder of checkpoints.
         num_steps: batches to train.
-        updates_per_batch: passes over a batch.
         mini_batch_groups: groups of one optimizer step.
         micro_batch_tokens: tokens of one forward and backward of a rank.
         logprob_micro_batch_tokens: tokens of one forward without gradients.
@@ -43,7 +42,6 @@ class StageSettings:
 
     name: str
     num_steps: int
-    updates_per_batch: int
     mini_batch_groups: int
     micro_batch_tokens: int
     logprob_micro_batch_tokens: int
@@ -94,10 +92,6 @@ class StageRun:
     @property
     def num_steps(self) -> int:
         return self.settings.num_steps
-
-    @property
-    def updates_per_batch(self) -> int:
-        return self.settings.updates_per_batch
 
     def restore(self) -> TrainState:
         """The state of the checkpoint to go on from, its tensors loaded; step 0 without one."""

@@ -14,7 +14,7 @@ import torch
 from agentrl.controller.weights import WeightsReport, publish_in_process
 from agentrl.errors import AgentRLError, ConfigError, TrainingError
 from agentrl.rollouts import EngineControl, EpisodeRunner, GroupOutcome, GroupRequest, RolloutEngine, RolloutSpec
-from agentrl.training import Actor, ActorSpec, DistSpec, join, leave
+from agentrl.training import Actor, ActorSpec, DistSpec, Reference, ReferenceSpec, join, leave
 
 __all__ = ["EngineFactory", "HostedEngine", "Worker", "WorkerSpec"]
 
@@ -35,11 +35,13 @@ class WorkerSpec:
 
     Args:
         actor: the policy being trained.
+        reference: what it is held near to; None for algorithms without one.
         engine: what generates; None for stages without rollouts.
         rollout: what the episodes share; None for stages without rollouts.
     """
 
     actor: ActorSpec
+    reference: ReferenceSpec | None = None
     engine: EngineFactory | None = None
     rollout: RolloutSpec | None = None
 
@@ -68,18 +70,24 @@ class Worker:
         """Builds what a stage needs; what an earlier stage left is ended first."""
         self._end_stage()
         self._roles["actor"] = Actor(spec.actor, self._place)
+        if spec.reference is not None:
+            self._roles["reference"] = Reference(spec.reference, self._place)
         if spec.engine is not None and spec.rollout is not None:
             self._engine = spec.engine.build()
             self._runner = EpisodeRunner(spec.rollout, self._engine, name=f"episodes-{self._place.rank}")
 
     def call(self, role: str, method: str, args: Sequence[Any]) -> Any:
-        """Runs a role's method; an error that is not ours comes back with rank, host and traceback.
+        """Runs a role's method; what it raises comes back with rank and host, and where it is not ours a traceback.
 
         Raises:
             TrainingError: the method raised.
         """
         try:
             return getattr(self._roles[role], method)(*args)
+        except TrainingError as error:
+            error.rank = self._place.rank if error.rank is None else error.rank
+            error.host = error.host or socket.gethostname()
+            raise
         except AgentRLError:
             raise
         except Exception as error:  # boundary: named with the rank, for the driver

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from agentrl.algorithms import AlgorithmSpec, GroupSummary, Keep, make_algorithm
+from agentrl.algorithms import AlgorithmSpec, GroupSummary, Keep
 from agentrl.controller.actor import ActorHandle
 from agentrl.controller.checkpoints import Checkpoints
 from agentrl.controller.draws import DrawOrder
@@ -31,7 +31,7 @@ from agentrl.run.config import StageConfig
 from agentrl.run.data import endless_rows, load_tasks
 from agentrl.run.preparation import last_manifest
 from agentrl.store import EventLog, RunDirectory, TrajectoryWriter
-from agentrl.training import ActorSpec
+from agentrl.training import ActorSpec, ReferenceSpec
 from agentrl.types import SegmentKind, Task, TrajectoryGroup
 
 __all__ = [
@@ -41,7 +41,6 @@ __all__ = [
     "learns_from_demonstrations",
     "rollout_deadline_s",
     "run_stage",
-    "stage_algorithm",
     "worker_spec",
 ]
 
@@ -71,11 +70,6 @@ class StageOutcome:
     steps: int
 
 
-def stage_algorithm(stage: StageConfig, base_dir: Path) -> AlgorithmSpec:
-    """The algorithm of a stage."""
-    return make_algorithm(stage.algorithm.name, stage.algorithm.settings, base_dir=base_dir)
-
-
 def learns_from_demonstrations(algorithm: AlgorithmSpec) -> bool:
     """Whether it imitates given tokens instead of learning from rollouts."""
     return SegmentKind.TARGET in algorithm.trains
@@ -98,7 +92,8 @@ def worker_spec(
     if learns_from_demonstrations(algorithm):
         return WorkerSpec(actor)
     rollout = rollout_spec(stage, live, base_dir=base_dir, model=model)
-    return WorkerSpec(actor, engine_spec(stage, model), rollout)
+    reference = ReferenceSpec(str(model), stage.model.dtype) if algorithm.needs.reference else None
+    return WorkerSpec(actor, reference, engine_spec(stage, model), rollout)
 
 
 def run_stage(parts: RunParts, stage: StageConfig, *, model: Path, first_draw: int, resume: bool) -> StageOutcome:
@@ -111,7 +106,7 @@ def run_stage(parts: RunParts, stage: StageConfig, *, model: Path, first_draw: i
         first_draw: its first draw; draws are unique in a run.
         resume: go on from the newest checkpoint.
     """
-    algorithm = stage_algorithm(stage, parts.base_dir)
+    algorithm = stage.make_algorithm()
     folder = parts.directory.checkpoints_folder / stage.name
     checkpoints = Checkpoints(folder, keep_last=stage.checkpoint.keep_last)
     restored = checkpoints.latest() if resume else None
@@ -188,7 +183,6 @@ def _settings(stage: StageConfig, num_steps: int) -> StageSettings:
     return StageSettings(
         name=stage.name,
         num_steps=num_steps,
-        updates_per_batch=stage.train.updates_per_batch,
         mini_batch_groups=stage.train.mini_batch_prompts,
         micro_batch_tokens=stage.train.micro_batch_tokens,
         logprob_micro_batch_tokens=stage.train.logprob_micro_batch_tokens,
@@ -260,7 +254,7 @@ def finished_stage(parts: RunParts, stage: StageConfig) -> StageOutcome | None:
         return None
     if stage.train.steps is not None and manifest.step < stage.train.steps:
         return None  # more steps are asked for than that attempt was to make
-    imitates = learns_from_demonstrations(stage_algorithm(stage, parts.base_dir))
+    imitates = learns_from_demonstrations(stage.make_algorithm())
     return StageOutcome(0 if imitates else manifest.rollouts.next_draw, manifest.results, manifest.step)
 
 

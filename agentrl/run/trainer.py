@@ -30,7 +30,6 @@ from agentrl.run.stages import (
     learns_from_demonstrations,
     rollout_deadline_s,
     run_stage,
-    stage_algorithm,
     worker_spec,
 )
 from agentrl.store import EventLog, JsonlWriter, RunDirectory, TrajectoryWriter, write_json
@@ -200,7 +199,7 @@ class Trainer:
         return stages
 
     def _imitates(self, stage: StageConfig) -> bool:
-        return learns_from_demonstrations(stage_algorithm(stage, self._base_dir))
+        return learns_from_demonstrations(stage.make_algorithm())
 
     def _rollouts(self, stages: Sequence[StageConfig]) -> list[StageConfig]:
         return [stage for stage in stages if not self._imitates(stage)]
@@ -222,7 +221,7 @@ class Trainer:
         group = self._workers()
         if not self._hosting:
             model = self._model or self._model_without_run()
-            algorithm = stage_algorithm(stage, self._base_dir)
+            algorithm = stage.make_algorithm()
             group.setup(worker_spec(stage, algorithm, self._live, base_dir=self._base_dir, model=model, num_steps=1))
             self._hosting = True
         return collect_groups(group, requests, rollout_deadline_s(stage, len(requests)))

@@ -42,7 +42,6 @@ def wrong():
         ("grpo", {"reduction": "constant"}, r"needs algorithm\.constant_tokens"),
         ("grpo", {"correction_cap": 0.5}, r"algorithm\.correction_cap must be finite and at least 1"),
         ("grpo", {"old_logprobs": "rollout", "correction": "token"}, r"needs algorithm\.correction='none'"),
-        ("grpo", {"old_logprobs": "rollout", "train_tool_tokens": True}, r"needs algorithm\.train_tool_tokens=false"),
         ("sft", {"clip_low": 0.1}, r"algorithm\.clip_low is no setting of algorithm 'sft'"),
     ],
 )
@@ -56,11 +55,6 @@ def test_a_wrong_setting_is_named(name: str, settings: dict[str, object], messag
 def test_grpo_trains_the_policys_own_tokens_and_sft_the_targets() -> None:
     assert make_algorithm("grpo").trains == {SegmentKind.POLICY}
     assert make_algorithm("sft").trains == {SegmentKind.TARGET}
-
-
-def test_the_control_trains_tool_tokens_too() -> None:
-    trains = make_algorithm("grpo", {"train_tool_tokens": True}).trains
-    assert trains == {SegmentKind.POLICY, SegmentKind.OBSERVATION, SegmentKind.SCAFFOLD}
 
 
 def test_what_must_be_computed_is_declared() -> None:

@@ -22,8 +22,6 @@ __all__ = ["algorithm_faults", "settings_section"]
 # A record's field that a setting outside the section decides, so that no run has it twice.
 _DECIDED_BY = {
     "num_epochs": "train.updates_per_batch",
-    "train_tool_tokens": "train.tool_tokens",
-    "shuffle_rewards": "reward.shuffle",
 }
 
 

@@ -1,0 +1,133 @@
+"""A checkpoint exists when its manifest was renamed into place, and is whole or refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agentrl.controller.checkpoints import Checkpoints, Manifest
+from agentrl.controller.service import Snapshot
+from agentrl.errors import DataError
+
+
+def manifest(step: int) -> Manifest:
+    return Manifest(
+        stage="rl",
+        step=step,
+        policy_version=step,
+        rollouts=Snapshot(next_draw=9, outstanding=(4, 6), spent=1, ledger_offset=33),
+        algorithm={"kl": 0.1},
+        progress={"tokens": 12.0},
+        results={"code": {"before": {"sampled": 1 / 3}}},
+    )
+
+
+def save(checkpoints: Checkpoints, step: int, text: str = "tensors") -> Path:
+    folder = checkpoints.begin(step)
+    (folder / "actor").mkdir()
+    (folder / "actor" / "model.bin").write_text(text)
+    checkpoints.commit(folder, manifest(step))
+    return folder
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Checkpoints:
+    return Checkpoints(tmp_path / "rl", keep_last=0)
+
+
+def test_there_is_none_at_first(checkpoints: Checkpoints) -> None:
+    assert checkpoints.latest() is None
+
+
+def test_the_newest_one_comes_back_as_it_was(checkpoints: Checkpoints) -> None:
+    save(checkpoints, 9)
+    folder = save(checkpoints, 10)
+    found = checkpoints.latest()
+    assert found is not None
+    assert found[0] == folder
+    assert found[1] == Manifest(**{**_fields(manifest(10)), "files": {"actor/model.bin": 7}})
+
+
+def _fields(value: Manifest) -> dict[str, object]:
+    return {name: getattr(value, name) for name in Manifest.__slots__}
+
+
+def test_one_that_was_not_committed_never_was(checkpoints: Checkpoints) -> None:
+    save(checkpoints, 1)
+    folder = checkpoints.begin(2)
+    (folder / "model.bin").write_text("half")
+    found = checkpoints.latest()
+    assert found is not None
+    assert found[1].step == 1
+
+
+def test_what_an_interrupted_attempt_left_is_not_mixed_with_the_next(checkpoints: Checkpoints) -> None:
+    (checkpoints.begin(2) / "old.bin").write_text("old")
+    folder = save(checkpoints, 2)
+    assert not (folder / "old.bin").exists()
+
+
+def test_a_missing_file_is_named_with_its_mend(checkpoints: Checkpoints) -> None:
+    save(checkpoints, 1)
+    (save(checkpoints, 2) / "actor" / "model.bin").unlink()
+    with pytest.raises(
+        DataError,
+        match=r"step=000002 is torn: actor/model.bin should have 7 bytes, found nothing; "
+        "delete it to resume from step=000001",
+    ):
+        checkpoints.latest()
+
+
+def test_a_file_of_another_size_is_named(checkpoints: Checkpoints) -> None:
+    (save(checkpoints, 2) / "actor" / "model.bin").write_text("tens")
+    with pytest.raises(DataError, match="should have 7 bytes, found 4 bytes; delete it to begin the stage anew"):
+        checkpoints.latest()
+
+
+@pytest.mark.parametrize("text", ["", "{", "null", "3", '"text"', "[]", "{}", '{"rollouts": 3}', '{"rollouts": {}}'])
+def test_a_manifest_that_is_none_is_named(checkpoints: Checkpoints, text: str) -> None:
+    (save(checkpoints, 2) / "manifest.json").write_text(text)
+    with pytest.raises(DataError, match=r"step=000002 is torn: manifest\.json cannot be read"):
+        checkpoints.latest()
+
+
+def test_a_manifest_with_a_stray_field_is_named(checkpoints: Checkpoints) -> None:
+    path = save(checkpoints, 2) / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "colour": "red"}))
+    with pytest.raises(DataError, match="colour"):
+        checkpoints.latest()
+
+
+def test_a_torn_one_of_the_past_stands_in_nobodys_way(checkpoints: Checkpoints) -> None:
+    (save(checkpoints, 1) / "manifest.json").write_text("{")
+    save(checkpoints, 2)
+    found = checkpoints.latest()
+    assert found is not None
+    assert found[1].step == 2
+
+
+def test_only_the_last_few_are_kept(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep_last=2)
+    checkpoints.begin(1)  # interrupted, and never begun again
+    for step in (2, 3, 4, 5):
+        save(checkpoints, step)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step=000004", "step=000005"]
+
+
+def test_an_old_one_is_deleted_when_the_new_one_exists_and_not_before(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep_last=1)
+    save(checkpoints, 1)
+    folder = checkpoints.begin(2)
+    assert (tmp_path / "step=000001" / "manifest.json").exists()
+    checkpoints.commit(folder, manifest(2))
+    assert not (tmp_path / "step=000001").exists()
+
+
+def test_the_size_of_a_step_number_does_not_matter(checkpoints: Checkpoints) -> None:
+    for step in (9, 99, 1000, 20):
+        save(checkpoints, step)
+    found = checkpoints.latest()
+    assert found is not None
+    assert found[1].step == 1000

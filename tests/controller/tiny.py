@@ -1,0 +1,91 @@
+"""A tiny real model in a folder, groups of trajectories made for it, and what builds an engine of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from agentrl.algorithms import make_algorithm
+from agentrl.controller.worker import WorkerSpec
+from agentrl.rollouts import RolloutSpec
+from agentrl.rollouts.inprocess import TorchEngineSpec
+from agentrl.training import ActorSpec, OptimSpec
+from agentrl.types import SamplingParams, Segment, SegmentKind, Status, Task, Trajectory, TrajectoryGroup, Turn
+from tests.rollouts.bytewise import MODEL_VOCAB, rollout_spec
+
+TASKS = [Task(str(n), ({"role": "user", "content": f"{n}?"},)) for n in range(50)]
+
+
+def write_model(folder: Path) -> Path:
+    torch.manual_seed(7)
+    config = Qwen3Config(
+        vocab_size=MODEL_VOCAB,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        intermediate_size=48,
+        tie_word_embeddings=True,
+        initializer_range=0.08,
+        max_position_embeddings=512,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+def actor_spec(model: Path, **settings: Any) -> ActorSpec:
+    return ActorSpec(str(model), make_algorithm("grpo", {}), OptimSpec(lr=1e-3), **settings)
+
+
+def engine_spec(model: Path, **settings: Any) -> TorchEngineSpec:
+    return TorchEngineSpec(str(model), **{"context_tokens": 160, "max_running": 8, "num_threads": 1} | settings)
+
+
+def episodes(**settings: Any) -> RolloutSpec:
+    """Episodes of one turn of few tokens, whatever the model says."""
+    return rollout_spec(**{"max_turn_tokens": 12, "max_response_tokens": 60, "context_tokens": 160} | settings)
+
+
+def worker_spec(model: Path) -> WorkerSpec:
+    """An actor with an engine beside it."""
+    return WorkerSpec(actor=actor_spec(model), engine=engine_spec(model), rollout=episodes())
+
+
+def made_groups(draw: int, number: int, *, siblings: int = 4) -> list[TrajectoryGroup]:
+    """Groups as a rollout leaves them, of random tokens: several turns, samples of all lengths, a branching one."""
+    rng = np.random.default_rng(draw)
+    return [_group(draw + n, rng, siblings) for n in range(number)]
+
+
+def _group(draw: int, rng: np.random.Generator, siblings: int) -> TrajectoryGroup:
+    task = TASKS[draw % len(TASKS)]
+    made = tuple(_trajectory(task, draw, sibling, rng) for sibling in range(siblings))
+    return TrajectoryGroup(draw, task, made)
+
+
+def _trajectory(task: Task, draw: int, sibling: int, rng: np.random.Generator) -> Trajectory:
+    turns = []
+    for index in range(int(rng.integers(1, 4))):
+        branches = index == 2
+        opening = SegmentKind.PROMPT if index == 0 else SegmentKind.OBSERVATION
+        ids, sampled = (rng.integers(0, 256, int(rng.integers(2, 20))) for _ in range(2))
+        logprobs = rng.uniform(-6, -4, sampled.size).astype(np.float32)
+        turns.append(
+            Turn(
+                index=index,
+                parent=None if index == 0 else 0 if branches else index - 1,
+                context=(Segment(opening, ids.astype(np.int32)),),
+                completion=(Segment(SegmentKind.POLICY, sampled.astype(np.int32), logprobs, 0),),
+                text="",
+                message={"role": "assistant", "content": ""},
+                sampling=SamplingParams(64, temperature=0.9),
+            )
+        )
+    reward = float(rng.normal())
+    return Trajectory(task, draw, sibling, 0, "train", tuple(turns), Status("terminated"), reward=reward)

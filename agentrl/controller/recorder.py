@@ -108,6 +108,7 @@ class Recorder:
         self._evaluated = {}
         values |= {"policy_version": float(state.policy_version), "time/step_s": seconds}
         if batch is not None:
+            values |= _staleness(batch, state)
             values["count/trained_tokens"] = float(np.count_nonzero(batch.loss_mask))
             values["count/trained_trajectories"] = float(batch.num_trajectories)
             if played:
@@ -187,6 +188,15 @@ class Recorder:
             values = {"trained_step": state.step, "stage": self._stage, "credit": float(batch.credit[row])}
             key = (int(batch.draw[row]), int(batch.sibling[row]))
             self._writer.annotate(Annotation(ids[key], values, arrays))
+
+
+def _staleness(batch: Batch, state: TrainState) -> dict[str, float]:
+    """Versions that the trained tokens lay behind the weights they were trained into."""
+    versions = batch.policy_versions[(batch.loss_mask != 0) & (batch.policy_versions >= 0)]
+    if not versions.size:
+        return {}
+    behind = state.policy_version - 1 - versions  # the update's own version is the one before its publish
+    return {"async/staleness/mean": float(behind.mean()), "async/staleness/max": float(behind.max())}
 
 
 def _value(name: str, stats: Stats) -> float:

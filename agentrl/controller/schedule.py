@@ -18,6 +18,9 @@ __all__ = ["CapacitySchedule", "DemonstrationSchedule", "Schedule"]
 class Schedule(Protocol):
     """``next_groups`` blocks until a batch may be trained, ``publish`` until the engines serve the new weights."""
 
+    max_staleness: int
+    """η: published versions that a trained token may lie behind."""
+
     def start(self, state: TrainState) -> None:
         """Engines serve these weights; admission opens."""
         ...
@@ -53,6 +56,8 @@ class CapacitySchedule:
         open_service: starts the rollout service, after so many steps, once the engines serve the first weights.
         wait_s: deadline of one wait for a batch or an evaluation.
     """
+
+    max_staleness = 0
 
     def __init__(self, group: WorkerGroup, open_service: Callable[[int], RolloutService], *, wait_s: float) -> None:
         self._group, self._open_service, self._wait_s = group, open_service, wait_s
@@ -102,6 +107,8 @@ class DemonstrationSchedule:
         ledger: the run's; a checkpoint remembers how far it is.
         start: draw that the rows begin at.
     """
+
+    max_staleness = 0
 
     def __init__(
         self,

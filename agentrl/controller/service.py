@@ -121,7 +121,7 @@ class RolloutService:
             if self._admission.in_draw_order:
                 self._buffer.sort(key=lambda group: group.draw)
             taken, self._buffer = self._buffer[:size], self._buffer[size:]
-            self._in_training, self._step = len(taken), step
+            self._in_training, self._step = size, step  # a short batch makes no room before it is published
             self._issued = len(self._buffer) + len(self._running)
             for group in taken:
                 self._ledger.move(group.draw, _finished(group), "taken", step=step)

@@ -17,6 +17,7 @@ from agentrl.controller.planned import PlannedBatch
 from agentrl.controller.recorder import Recorder
 from agentrl.controller.schedule import Schedule
 from agentrl.controller.state import TrainState
+from agentrl.errors import TrainingError
 from agentrl.metrics import PhaseTimer
 from agentrl.rollouts import make_batch, turns_of
 from agentrl.types import SegmentKind, Stats, TrajectoryGroup, seed_for
@@ -108,6 +109,7 @@ class StageRun:
             return None
         if self.settings.shuffle_rewards:
             groups = _shuffled(groups, seed_for(self.settings.seed, "shuffle_rewards", state.step))
+        self._assert_fresh(groups, state)
         rewards = _rewards_of(groups, seed_for(self.settings.seed, "credit", state.step))
         credit = self.algorithm.credit(rewards, state.algorithm)
         trained = self.algorithm.trains
@@ -129,6 +131,16 @@ class StageRun:
             reduction=self.algorithm.reduction,
             seed=seed_for(self.settings.seed, "shuffle", state.step),
         )
+
+    def _assert_fresh(self, groups: Sequence[TrajectoryGroup], state: TrainState) -> None:
+        """No trained token is staler than the schedule allows."""
+        oldest = state.policy_version - self.schedule.max_staleness
+        for trajectory in (t for group in groups for t in group.finished if t.policy_versions):
+            if min(trajectory.policy_versions) < oldest:
+                raise TrainingError(
+                    f"trajectory {trajectory.id} was sampled by policy version {min(trajectory.policy_versions)}, "
+                    f"the schedule allows {oldest} at the least in step {state.step + 1}"
+                )
 
     def counts(self, batch: PlannedBatch | None) -> dict[str, float]:
         """What a step adds to the running totals."""

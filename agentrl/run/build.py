@@ -194,16 +194,17 @@ def rollout_spec(stage: StageConfig, live: LiveObjects, *, base_dir: Path, model
         root_seed=stage.run.seed,
         step_reward_weight=stage.reward.step_weight,
         max_retries=rollout.retries,
-        permits=StagePermits(running=episodes, sandboxes=stage.sandbox.max_running),
+        permits=StagePermits(running=episodes, sandboxes=stage.sandbox.max_running or rollout.max_running),
     )
 
 
 def renderer_spec(stage: StageConfig, base_dir: Path, model: Path) -> RendererSpec:
     """The renderer of the stage's model; a template file's path starts at the configuration's folder."""
-    template = stage.model.chat_template
-    if template is not None and (base_dir / template).is_file():
+    own = stage.model
+    template = own.chat_template
+    if template is not None and "{%" not in template and (base_dir / template).is_file():
         template = str(base_dir / template)
-    return RendererSpec(str(model), family=stage.model.family, chat_template=template)
+    return RendererSpec(str(model), own.family, template, own.enable_thinking)
 
 
 def engine_spec(stage: StageConfig, model: Path) -> EngineFactory:

@@ -41,7 +41,8 @@ def tasks(seed: int, split: str = "train", num_tasks: int = 4000) -> Iterator[Ta
     """The data set: ``split`` is ``train`` or ``held_out``."""
     rng = random.Random(f"{seed}-{split}")
     for index, problem in zip(range(num_tasks), problems(rng, split), strict=False):
-        yield Task(f"{split}-{index}", ({"role": "user", "content": problem.question},), answer=problem.answer)
+        question = {"role": "user", "content": problem.question}
+        yield Task(f"{split}-{index}", (question,), answer=problem.answer, data_source="code")
 
 
 def correct(episode: EpisodeView) -> float:

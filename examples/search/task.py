@@ -29,7 +29,7 @@ def make_world() -> tuple[list[str], dict[tuple[str, str], str]]:
     while len(drawn) < NUM_NAMES:
         drawn["".join(rng.choices(syllables, k=3))] = None
     names = list(drawn)
-    facts = {}
+    facts: dict[tuple[str, str], str] = {}
     for relation in RELATIONS:
         for block in (names[:-NUM_HELD_OUT], names[-NUM_HELD_OUT:]):
             facts |= {(relation, name): other for name, other in zip(block, rng.sample(block, len(block)), strict=True)}

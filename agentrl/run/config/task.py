@@ -37,7 +37,9 @@ class ModelConfig(Section):
     dtype: Dtype = "float32"
     """Of the weights and the arithmetic."""
     chat_template: str | None = None
-    """A Jinja file for a tokenizer that has no chat template."""
+    """For a tokenizer that has none: ``chatml``, a Jinja file, or Jinja text."""
+    enable_thinking: bool | None = None
+    """The switch of that name in chat templates that have one (Qwen3); null leaves the template's default."""
     family: str = "auto"
     """Template family of the renderer; ``auto`` asks the tokenizer."""
     tool_parser: str = "hermes"
@@ -140,8 +142,8 @@ class SandboxConfig(Section):
     """Python modules imported once, so that executions find them loaded."""
     site_packages: bool = False
     """Let the code import the packages installed beside agentrl."""
-    max_running: Count = 8
-    """Sandboxes at one time; episodes beyond wait."""
+    max_running: Count | None = None
+    """Sandboxes at one time, each held by its episode to the end; by default ``rollout.max_running``."""
 
     def spec(self) -> SandboxSpec:
         """What builds the sandboxes.

@@ -41,8 +41,12 @@ def tasks(seed: int, split: str = "train", num_tasks: int = 4000) -> Iterator[Ta
     """The data set: ``split`` is ``train`` or ``held_out``."""
     rng = random.Random(f"{seed}-{split}")
     for index, problem in zip(range(num_tasks), problems(rng, split), strict=False):
-        question = {"role": "user", "content": problem.question}
-        yield Task(f"{split}-{index}", (question,), answer=problem.answer, data_source="code")
+        yield Task(
+            f"{split}-{index}",
+            ({"role": "user", "content": problem.question},),
+            answer=problem.answer,
+            data_source="code",
+        )
 
 
 def correct(episode: EpisodeView) -> float:

@@ -59,7 +59,11 @@ def publish_in_process(actor: Actor, engine: EngineControl | None, version: int)
         session.abort()
         raise
     session.commit()
-    _verify(actor.checksum(dtype), engine.checksum(), version)
+    try:
+        _verify(actor.checksum(dtype), engine.checksum(), version)
+    except EngineError:
+        engine.close()  # it is whole, and wrong: whoever waits for it must hear so
+        raise
     engine.resume()
     return WeightsReport(version, num_tensors, num_bytes, time.monotonic() - start)
 

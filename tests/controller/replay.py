@@ -1,0 +1,113 @@
+"""The loop over trajectories that are stored already: the schedule hands them out again, everything else is real."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agentrl.algorithms import make_algorithm
+from agentrl.controller.actor import ActorHandle
+from agentrl.controller.checkpoints import Checkpoints
+from agentrl.controller.group import WorkerGroup
+from agentrl.controller.loop import train
+from agentrl.controller.recorder import Recorder
+from agentrl.controller.service import Snapshot
+from agentrl.controller.stage import StageRun, StageSettings
+from agentrl.controller.state import TrainState
+from agentrl.controller.worker import WorkerSpec
+from agentrl.metrics import JsonlSink, PhaseTimer
+from agentrl.rollouts import GroupOutcome, GroupRequest
+from agentrl.store import EventLog, JsonlWriter, RunDirectory, TrajectoryWriter
+from agentrl.training import ActorSpec, OptimSpec
+from agentrl.types import TrajectoryGroup
+from tests.controller.tiny import made_groups
+
+GROUPS = 6
+
+
+class Replay:
+    """``Schedule`` of given batches; their tokens were sampled by version 0, so all but the first are stale."""
+
+    max_staleness = 99
+
+    def __init__(self, batches: Sequence[list[TrajectoryGroup]]) -> None:
+        self._batches = batches
+
+    def start(self, state: TrainState) -> None:
+        """Nothing generates."""
+
+    def next_groups(self, step: int) -> list[TrajectoryGroup]:
+        return self._batches[step - 1]
+
+    def mark_trained(self, groups: Sequence[TrajectoryGroup], step: int) -> None:
+        """Nobody asks."""
+
+    def publish(self, state: TrainState, *, changed: bool) -> TrainState:
+        return state.published() if changed else state
+
+    def evaluate(self, requests: Sequence[GroupRequest]) -> list[GroupOutcome]:
+        raise NotImplementedError
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(0, (), 0, 0)
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+
+class Silent:
+    """``StepView`` of a test."""
+
+    def step(self, step: int, values: Any) -> None: ...
+
+    def status(self, text: str) -> None: ...
+
+    def alert(self, text: str) -> None: ...
+
+
+def learn(
+    group: WorkerGroup,
+    model: Path,
+    run_dir: Path,
+    *,
+    num_steps: int,
+    micro_batch_tokens: int = 120,
+    batches: Sequence[list[TrajectoryGroup]] | None = None,
+    settings: dict[str, Any] | None = None,
+    mini_batch_groups: int = 3,
+    deterministic: bool = False,
+) -> list[dict[str, Any]]:
+    """Trains on the same groups whatever the group of workers is; the rows of metrics."""
+    algorithm = make_algorithm("grpo", settings or {})
+    spec = ActorSpec(str(model), algorithm, OptimSpec(lr=3e-3), deterministic=deterministic)
+    group.setup(WorkerSpec(actor=spec))
+    directory = RunDirectory.create(run_dir)
+    sink = JsonlSink(JsonlWriter(directory.metrics_path))
+    events = EventLog(directory)
+    with TrajectoryWriter(directory) as writer:
+        timer = PhaseTimer()
+        recorder = Recorder("rl", writer=writer, events=events, sink=sink, view=Silent(), timer=timer)
+        run = StageRun(
+            StageSettings(
+                name="rl",
+                num_steps=num_steps,
+                mini_batch_groups=mini_batch_groups,
+                micro_batch_tokens=micro_batch_tokens,
+                logprob_micro_batch_tokens=micro_batch_tokens,
+                checkpoint_every=None,
+                seed=3,
+            ),
+            algorithm=algorithm,
+            schedule=Replay(batches or [made_groups(GROUPS * n, GROUPS) for n in range(num_steps)]),
+            actor=ActorHandle(group),
+            checkpoints=Checkpoints(directory.checkpoints_folder / "rl", keep_last=1),
+            evaluator=None,
+            recorder=recorder,
+            model_folder=directory.models_folder / "rl",
+        )
+        train(run)
+    sink.close()
+    events.close()
+    return [json.loads(line) for line in directory.metrics_path.read_text(encoding="utf-8").splitlines()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -19,12 +20,21 @@ _MAX_VALUE_CHARS = 80
 
 
 def schema_validator(parameters: Mapping[str, Any], name: str) -> Draft202012Validator:
-    """A validator for a tool's ``parameters``.
+    """A validator for a tool's ``parameters``; equal ones are checked once, since every episode asks for its tools'.
 
     Raises:
         ToolError: they are no JSON Schema, or not one of an object.
     """
-    schema = dict(parameters)
+    try:
+        text = json.dumps(dict(parameters))
+    except (TypeError, ValueError) as error:
+        raise ToolError(f"tool {name!r}: its parameters are no JSON: {error}") from None
+    return _checked(text, name)
+
+
+@functools.lru_cache(maxsize=1024)
+def _checked(text: str, name: str) -> Draft202012Validator:
+    schema = json.loads(text)
     try:
         Draft202012Validator.check_schema(schema)
     except SchemaError as error:

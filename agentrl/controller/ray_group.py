@@ -33,6 +33,7 @@ def start_ray(num_ranks: int, address: str | None = None) -> bool:
     if ray.is_initialized():
         return False
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 lets the sandboxes' processes starve the trainer
     if address is not None:
         ray.init(address=address, logging_level=logging.ERROR)
     else:

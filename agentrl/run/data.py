@@ -81,9 +81,9 @@ def _rows(reference: str, args: Mapping[str, Any], *, base_dir: Path, seed: int,
     if reference.endswith(".jsonl"):
         return _jsonl(path, setting)
     if reference.endswith(".parquet"):
-        return _parquet(path, setting)
+        return _read(_parquet(path, setting), f"{setting}='{path}' cannot be read:")
     if ":" not in reference:
-        return _folder(path, setting)
+        return _read(_folder(path, setting), f"{setting}='{path}' cannot be read:")
     function = load_object(reference, base_dir=base_dir)
     keywords = dict(args)
     try:
@@ -96,16 +96,28 @@ def _rows(reference: str, args: Mapping[str, Any], *, base_dir: Path, seed: int,
         raise DataError(f"{setting}='{reference}' raised {type(error).__name__}: {error}") from error
     if not isinstance(rows, Iterable):
         raise DataError(f"{setting}='{reference}' must return an iterable of rows, got {type(rows).__name__}")
-    return rows
+    return _read(rows, f"{setting}='{reference}' raised")
+
+
+def _read(rows: Iterable[Any], fault: str) -> Iterator[Any]:
+    """The rows; what reading them raises is a fault of the data."""
+    try:
+        yield from rows
+    except AgentRLError:
+        raise
+    except Exception as error:  # boundary: the user's own code or file
+        raise DataError(f"{fault} {type(error).__name__}: {error}") from error
 
 
 def _jsonl(path: Path, setting: str) -> Iterator[Any]:
     _need(path, setting)
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
                 try:
-                    yield json.loads(line)
+                    yield json.loads(line.decode())
+                except UnicodeDecodeError as error:
+                    raise DataError(f"{path}:{number} is not UTF-8: {error}") from error
                 except json.JSONDecodeError as error:
                     raise DataError(f"{path}:{number} is not JSON: {error}") from error
 
@@ -118,7 +130,7 @@ def _parquet(path: Path, setting: str) -> Iterator[Any]:
         yield from batch.to_pylist()
 
 
-def _folder(path: Path, setting: str) -> Iterable[Any]:
+def _folder(path: Path, setting: str) -> Iterator[Any]:
     if not path.is_dir():
         raise DataError(
             f"{setting}='{path}' is neither file.py:function, module:function, a .jsonl or .parquet file, "
@@ -126,7 +138,10 @@ def _folder(path: Path, setting: str) -> Iterable[Any]:
         )
     from datasets import load_from_disk
 
-    return cast(Iterable[Any], load_from_disk(str(path)))
+    found = load_from_disk(str(path))
+    if isinstance(found, Mapping):
+        raise DataError(f"{setting}='{path}' holds the splits {', '.join(found)}; name one of them: {path}/SPLIT")
+    yield from found
 
 
 def _need(path: Path, setting: str) -> None:
@@ -145,6 +160,10 @@ def _task(row: Any, index: int, reference: str) -> Task:
         messages = [{"role": "user", "content": messages}]
     if messages is None:
         raise DataError(f"row {index} of {reference} has no 'messages', 'prompt' or 'question'; it has {sorted(row)}")
+    if not isinstance(messages, Sequence) or not all(isinstance(message, Mapping) for message in messages):
+        raise DataError(
+            f"row {index} of {reference}: 'messages' must be text or a list of messages, got {messages!r:.200}"
+        )
     reward_model = row.get("reward_model") or {}
     known = {"id", "messages", "prompt", "question", "answer", "data_source", "info", "reward_model", "extra_info"}
     extra = {name: value for name, value in row.items() if name not in known}

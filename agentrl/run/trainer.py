@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -112,8 +112,10 @@ class Trainer:
         try:
             with display:
                 return self._train(directory, stages, display, events, resume)
-        except AgentRLError as error:
-            events.failure("run_failed", error)
+        except BaseException as error:
+            if isinstance(error, AgentRLError):
+                events.failure("run_failed", error)
+            self._close_after(error)  # a group that failed answers no more; the next call begins with a fresh one
             raise
         finally:
             events.close()
@@ -124,12 +126,9 @@ class Trainer:
         plan = eval_plan(stage, self._live, self._base_dir)
         if name is not None and name not in {item.name for item in plan.sets}:
             raise ConfigError(f"eval.sets has no {name!r}; it has {', '.join(i.name for i in plan.sets) or 'none'}")
+        plan = replace(plan, sets=tuple(item for item in plan.sets if name in (None, item.name)))
         results = Evaluator(plan).examine(self._roll_out, "now")
-        return {
-            result.name: {**result.record(), "num_tasks": result.num_tasks}
-            for result in results
-            if name in (None, result.name)
-        }
+        return {result.name: {**result.record(), "num_tasks": result.num_tasks} for result in results}
 
     def rollout(self, tasks: Iterable[Task], *, samples: int = 1) -> list[Trajectory]:
         """Plays tasks with the policy as it is, ``samples`` episodes each; nothing is trained or stored."""
@@ -139,8 +138,8 @@ class Trainer:
     def close(self) -> None:
         """Ends the workers; a second call does nothing."""
         if self._session is not None:
-            self._session.close()
-            self._session = None
+            session, self._session, self._hosting = self._session, None, False
+            session.close()
 
     def __enter__(self) -> Trainer:
         return self
@@ -148,11 +147,16 @@ class Trainer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is None:
+            self.close()
+        else:
+            self._close_after(error)
+
+    def _close_after(self, error: BaseException) -> None:
+        """Ends the workers of a run that failed; what fails then is told with the error that came first."""
         try:
             self.close()
         except AgentRLError as second:
-            if error is None:
-                raise
             error.add_note(f"and ending the workers failed: {second}")
 
     def _train(

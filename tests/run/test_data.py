@@ -1,0 +1,195 @@
+"""A reference in the configuration becomes tasks, or rows to imitate."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.errors import ConfigError, DataError
+from agentrl.run.data import endless_rows, load_tasks, rows_hash
+from agentrl.types import Task
+
+ROWS = [
+    {"id": "a", "messages": [{"role": "user", "content": "1 + 1?"}], "answer": "2", "level": 3},
+    {"id": "b", "messages": [{"role": "user", "content": "2 + 2?"}], "answer": "4", "level": 5},
+]
+VERL = {
+    "data_source": "openai/gsm8k",
+    "prompt": [{"role": "user", "content": "1 + 1?"}],
+    "ability": "math",
+    "reward_model": {"style": "rule", "ground_truth": "2"},
+    "extra_info": {"split": "train", "index": 7},
+}
+
+Load = Callable[..., list[Task]]
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    def loaded(reference: str, args: dict[str, Any] | None = None, **more: Any) -> list[Task]:
+        return load_tasks(reference, args or {}, **{"base_dir": tmp_path, "seed": 5, "setting": "data.train"} | more)
+
+    return loaded
+
+
+def write_jsonl(path: Path, rows: list[Any]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def write_parquet(path: Path, rows: list[Any]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.Table.from_pylist(rows), path)
+
+
+def write_folder(path: Path, rows: list[Any]) -> None:
+    from datasets import Dataset
+
+    Dataset.from_list(rows).save_to_disk(str(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "write"), [("t.jsonl", write_jsonl), ("t.parquet", write_parquet), ("folder", write_folder)]
+)
+def test_files_of_our_columns(load: Load, tmp_path: Path, name: str, write: Callable[[Path, list[Any]], None]) -> None:
+    write(tmp_path / name, ROWS)
+    tasks = load(name)
+    assert [(task.id, task.answer, task.messages, task.info["level"]) for task in tasks] == [
+        ("a", "2", ({"role": "user", "content": "1 + 1?"},), 3),
+        ("b", "4", ({"role": "user", "content": "2 + 2?"},), 5),
+    ]
+    assert {task.data_source for task in tasks} == {"default"}
+
+
+@pytest.mark.parametrize(("name", "write"), [("t.jsonl", write_jsonl), ("t.parquet", write_parquet)])
+def test_files_of_verls_columns(load: Load, tmp_path: Path, name: str, write: Any) -> None:
+    write(tmp_path / name, [VERL, VERL])
+    first, second = load(name)
+    assert (first.id, second.id) == ("0", "1")  # no id of their own: the row's number
+    assert (first.answer, first.data_source) == ("2", "openai/gsm8k")
+    assert first.messages == ({"role": "user", "content": "1 + 1?"},)
+    assert dict(first.info) == {"ability": "math", "split": "train", "index": 7}
+
+
+def test_a_question_of_text_is_a_users_message(load: Load, tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "q.jsonl", [{"question": "1 + 1?", "answer": "#### 2"}])
+    (task,) = load("q.jsonl")
+    assert (task.messages, task.answer) == (({"role": "user", "content": "1 + 1?"},), "#### 2")
+
+
+def test_blank_lines_are_passed_over(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text("\n" + json.dumps(ROWS[0]) + "\n\n")
+    assert len(load("t.jsonl")) == 1
+
+
+def write_function(tmp_path: Path, body: str) -> None:
+    (tmp_path / "task.py").write_text(f"from agentrl.types import Task\n\n{body}\n")
+
+
+def test_a_function_gets_the_runs_seed_and_its_arguments(load: Load, tmp_path: Path) -> None:
+    write_function(tmp_path, "def tasks(seed, split):\n    return [Task(f'{split}-{seed}')]")
+    assert [task.id for task in load("task.py:tasks", {"split": "train"})] == ["train-5"]
+    assert [task.id for task in load("task.py:tasks", {"split": "train", "seed": 9})] == ["train-9"]
+
+
+def test_a_function_may_yield_rows_for_ever_where_there_is_a_limit(load: Load, tmp_path: Path) -> None:
+    write_function(tmp_path, "def tasks():\n    n = 0\n    while True:\n        yield Task(str(n))\n        n += 1")
+    assert [task.id for task in load("task.py:tasks", limit=3)] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("def tasks():\n    return []", r"data\.train='task\.py:tasks' holds no task"),
+        ("def tasks():\n    return 3", "must return an iterable of rows, got int"),
+        ("def tasks():\n    raise OSError('no disk')", "raised OSError: no disk"),
+        ("def tasks(other):\n    return []", "raised TypeError: .*other"),
+        ("def tasks():\n    return [3]", "row 0 of task.py:tasks must be a Task or a mapping, got int"),
+        ("def tasks():\n    return [{'text': 'x'}]", r"has no 'messages', 'prompt' or 'question'; it has \['text'\]"),
+        ("def tasks():\n    yield Task('a')\n    raise KeyError('b')", "raised KeyError: 'b'"),
+        ("def tasks():\n    return [{'messages': 3}]", "row 0 of task.py:tasks: 'messages' must be"),
+        ("def tasks():\n    return [{'messages': ['x']}]", "row 0 of task.py:tasks: 'messages' must be"),
+    ],
+)
+def test_what_is_wrong_with_a_function_is_named(load: Load, tmp_path: Path, body: str, message: str) -> None:
+    write_function(tmp_path, body)
+    with pytest.raises(DataError, match=message):
+        load("task.py:tasks")
+
+
+def test_a_function_that_is_not_there_is_named(load: Load, tmp_path: Path) -> None:
+    write_function(tmp_path, "def tasks():\n    return []")
+    with pytest.raises(ConfigError, match="did you mean 'tasks'"):
+        load("task.py:task")
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.parquet"])
+def test_a_file_that_is_not_there_is_named_with_its_setting(load: Load, name: str) -> None:
+    with pytest.raises(DataError, match=rf"data\.train='.*{name}' does not exist"):
+        load(name)
+
+
+def test_a_reference_of_no_kind_is_told_the_kinds(load: Load) -> None:
+    with pytest.raises(DataError, match=r"neither file\.py:function, module:function, a \.jsonl or \.parquet file"):
+        load("somewhere")
+
+
+def test_a_line_that_is_no_json_is_named(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text(json.dumps(ROWS[0]) + "\n{'single': 1}\n")
+    with pytest.raises(DataError, match=r"t\.jsonl:2 is not JSON"):
+        load("t.jsonl")
+
+
+@pytest.mark.parametrize("name", ["t.parquet", "folder"])
+def test_a_file_that_is_not_what_its_name_says_is_named(load: Load, tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if name == "folder":
+        path.mkdir()
+    else:
+        path.write_text("not parquet")
+    with pytest.raises(DataError, match=rf"data\.train='.*{name}' cannot be read"):
+        load(name)
+
+
+def test_a_folder_of_several_splits_asks_for_one(load: Load, tmp_path: Path) -> None:
+    from datasets import Dataset, DatasetDict
+
+    split = Dataset.from_list(ROWS)
+    DatasetDict({"train": split, "test": split}).save_to_disk(str(tmp_path / "folder"))
+    with pytest.raises(DataError, match="holds the splits train, test; name one of them"):
+        load("folder")
+    assert len(load("folder/train")) == 2
+
+
+def test_text_that_is_not_utf8_is_named(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_bytes(b'{"question": "\xff"}\n')
+    with pytest.raises(DataError, match=r"t\.jsonl.* is not UTF-8"):
+        load("t.jsonl")
+
+
+def rows(tmp_path: Path, skip: int) -> list[Any]:
+    found = endless_rows("d.jsonl", {}, base_dir=tmp_path, seed=0, setting="data.train", skip=skip)
+    return list(itertools.islice(found, 5))
+
+
+def test_rows_begin_again_and_go_on_from_where_they_were(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "d.jsonl", [1, 2, 3])
+    assert rows(tmp_path, 0) == [1, 2, 3, 1, 2]
+    assert rows(tmp_path, 4) == [2, 3, 1, 2, 3]
+
+
+def test_no_rows_at_all_are_refused(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "d.jsonl", [])
+    with pytest.raises(DataError, match="holds no row"):
+        rows(tmp_path, 0)
+
+
+def test_equal_data_have_an_equal_hash() -> None:
+    first, second = [Task("a", answer=1)], [Task("a", answer=2)]
+    assert rows_hash(first) == rows_hash([Task("a", answer=1)]) != rows_hash(second)

@@ -19,7 +19,7 @@ from agentrl.run.record import run_record
 from agentrl.store import RunDirectory, keep_lines, write_text
 from agentrl.types import load_object
 
-__all__ = ["last_manifest", "make_directory", "roll_back", "start_model"]
+__all__ = ["given_model", "last_manifest", "make_directory", "roll_back", "start_model"]
 
 
 def make_directory(
@@ -36,9 +36,11 @@ def make_directory(
     Raises:
         MachineError: the sandbox that is required is not to be had here.
         ConfigError: ``run.dir`` holds a run or other files.
-        DataError: a data set cannot be used.
+        DataError: a data set cannot be used, or the model's folder does not exist.
     """
     assert config.run.dir is not None, "load_config fills it in"
+    if config.model.path is not None:
+        given_model(config.model.path, base_dir)
     sandbox: Mapping[str, Any] = {}
     for stage in rollouts:
         spec = env_spec(stage, live, base_dir).sandbox
@@ -53,6 +55,18 @@ def make_directory(
     return directory
 
 
+def given_model(setting: str, base_dir: Path) -> Path:
+    """The folder that ``model.path`` names.
+
+    Raises:
+        DataError: it does not exist.
+    """
+    path = base_dir / Path(setting).expanduser()
+    if not path.is_dir():
+        raise DataError(f"model.path='{setting}' is no folder ({path}); name one in Hugging Face's layout")
+    return path
+
+
 def start_model(config: RunConfig, directory: RunDirectory, base_dir: Path) -> Path:
     """The folder of the model that the run starts from; one that ``model.build`` makes is made once.
 
@@ -60,12 +74,7 @@ def start_model(config: RunConfig, directory: RunDirectory, base_dir: Path) -> P
         DataError: the function raised, or made no model; the folder named does not exist.
     """
     if config.model.path is not None:
-        path = base_dir / Path(config.model.path).expanduser()
-        if not path.is_dir():
-            raise DataError(
-                f"model.path='{config.model.path}' is no folder ({path}); name one in Hugging Face's layout"
-            )
-        return path
+        return given_model(config.model.path, base_dir)
     folder = directory.models_folder / "start"
     if folder.is_dir():
         return folder

@@ -129,9 +129,10 @@ def test_an_empty_data_set_is_refused_before_anything_is_made(opened: Open, tmp_
     assert not (tmp_path / "run").exists()
 
 
-def test_a_model_folder_that_is_not_there_is_named(opened: Open) -> None:
+def test_a_model_folder_that_is_not_there_is_named(opened: Open, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"model\.path='nowhere' is no folder"):
         opened("model.path=nowhere").train()
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,7 @@ class RayGroup:
         self._error: BaseException | None = None
         self._timeout_s = call_timeout_s
         self._polls: dict[Any, int] = {}
+        self._hosts: list[str] = []
         options = {"num_cpus": 1, "num_gpus": 1 if device.startswith("cuda") else 0}
         env_vars = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         self._ranks = [
@@ -117,6 +118,7 @@ class RayGroup:
         places = [DistSpec(rank, num_ranks, host, port, device) for rank in range(num_ranks)]
         refs = [rank.start.remote(place, threads) for rank, place in zip(self._ranks, places, strict=True)]
         self._gather(refs, "starting the workers")
+        self._hosts = [place["host"] for place in self.describe()]
 
     @property
     def num_ranks(self) -> int:
@@ -194,10 +196,14 @@ class RayGroup:
             self._error = (
                 error.cause
                 if isinstance(error.cause, AgentRLError)
-                else TrainingError(f"{what} failed: {error.cause!r}", rank=rank, traceback_text=str(error))
+                else self._failure(f"{what} failed: {error.cause!r}", rank, str(error))
             )
         except RayActorError as error:
-            self._error = TrainingError(f"{what}: the worker of rank {rank} died: {error}", rank=rank)
+            self._error = self._failure(f"{what}: the worker of rank {rank} died: {error}", rank)
         except GetTimeoutError:
-            self._error = TrainingError(f"{what}: rank {rank} did not answer within {self._timeout_s:.0f} s", rank=rank)
+            self._error = self._failure(f"{what}: rank {rank} did not answer within {self._timeout_s:.0f} s", rank)
         raise self._error
+
+    def _failure(self, message: str, rank: int, traceback_text: str = "") -> TrainingError:
+        host = self._hosts[rank] if self._hosts else None
+        return TrainingError(message, rank=rank, host=host, traceback_text=traceback_text)

@@ -219,6 +219,7 @@ class TestOverRay:
         (error,) = errors
         assert isinstance(error, TrainingError)
         assert "the worker of rank 0 died" in str(error)
+        assert (error.rank, error.host) == (0, socket.gethostname())
         assert time.monotonic() - killed < 30  # some seconds, on a machine that has time
         with pytest.raises(TrainingError, match="poisoned"):
             pair.publish(2)

@@ -1,4 +1,4 @@
-"""Sample weights of a mini-batch, from integers known before its first forward (design/training.md, Loss).
+"""Sample weights of a mini-batch, from integers known before its first forward (docs/training.md, Loss).
 
 Axes: S samples. Zeros of the correction stay in the denominators: weights never depend on a forward.
 """

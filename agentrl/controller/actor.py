@@ -18,7 +18,7 @@ __all__ = ["ActorHandle", "invoke"]
 
 
 def invoke(group: WorkerGroup, role: str, method: Callable[..., Any], *args: Any) -> Any:
-    """Calls a registered method over a group, as its mark says (design/training.md, Dispatch).
+    """Calls a registered method over a group, as its mark says (docs/training.md, Dispatch).
 
     Args:
         group: the ranks.

@@ -1,6 +1,6 @@
 """The ledger: where every trajectory of a run is, in an append-only file that always balances.
 
-A row moves the siblings of one draw to a state (design/controller.md, Three records). Trajectories are told
+A row moves the siblings of one draw to a state (docs/controller.md, Three records). Trajectories are told
 apart by (attempt of the run, draw, sibling). Always: issued = running + finished + buffered + taken + trained +
 failed + cancelled + dropped + rolled_back.
 """

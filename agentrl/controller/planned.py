@@ -51,7 +51,7 @@ class PlannedBatch:
         reduction: Reduction,
         seed: int,
     ) -> PlannedBatch:
-        """Cuts a batch (design/training.md, Partition).
+        """Cuts a batch (docs/training.md, Partition).
 
         Where both micro-batch sizes are equal, a forward pass meets the very micro-batches of the update, so that
         recomputed and current logprobs are equal to the last bit before the first step.

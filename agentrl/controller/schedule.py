@@ -49,7 +49,7 @@ class Schedule(Protocol):
 
 
 class CapacitySchedule:
-    """Rollouts within a capacity (design/controller.md, Schedules): η = 0 is the synchronous schedule.
+    """Rollouts within a capacity (docs/controller.md, Schedules): η = 0 is the synchronous schedule.
 
     Args:
         group: whose engines generate.

@@ -1,4 +1,4 @@
-"""Admission, intake and the buffer: the one thread beside the loop (design/controller.md)."""
+"""Admission, intake and the buffer: the one thread beside the loop (docs/controller.md)."""
 
 from __future__ import annotations
 

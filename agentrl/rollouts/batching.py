@@ -28,7 +28,7 @@ def make_batch(
     turn_credit: npt.NDArray[np.float32] | None = None,
     trained: AbstractSet[SegmentKind] = POLICY_ONLY,
 ) -> Batch:
-    """Packs the finished trajectories of ``groups`` (design/tokens.md, Batch).
+    """Packs the finished trajectories of ``groups`` (docs/tokens.md, Batch).
 
     Args:
         groups: in the order of the batch.

@@ -1,4 +1,4 @@
-"""The two faces of an engine: what its many clients call, and what its one owner calls (design/rollouts.md)."""
+"""The two faces of an engine: what its many clients call, and what its one owner calls (docs/rollouts.md)."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ __all__ = ["assert_golden_rule", "assert_prefix"]
 
 
 def assert_golden_rule(request: GenerateRequest, completion: Completion, vocab_size: int) -> None:
-    """Holds a completion against the engine's own account (design/tokens.md).
+    """Holds a completion against the engine's own account (docs/tokens.md).
 
     Args:
         request: what was sent.

@@ -1,4 +1,4 @@
-"""Many episodes at once: one event loop in a thread of its own (design/rollouts.md, Episodes)."""
+"""Many episodes at once: one event loop in a thread of its own (docs/rollouts.md, Episodes)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The batch: packed columns that the trainer learns from (design/tokens.md, Batch).
+"""The batch: packed columns that the trainer learns from (docs/tokens.md, Batch).
 
 Axes: T tokens, S samples, U turns, J trajectories. Entry t of every [T] array is about token t.
 """
@@ -154,7 +154,7 @@ class BatchShard:
         samples: ``[S_local]`` rows that they have in the whole batch, so that columns can be put back.
         micro_batches: row indices into ``batch`` for each micro-batch; an empty one is a filler of one token and
             weight 0, run so that collectives match on every coordinate.
-        sample_weight: ``[S_local]`` float64, w_s of design/training.md; None for passes without a loss.
+        sample_weight: ``[S_local]`` float64, w_s of docs/training.md; None for passes without a loss.
     """
 
     batch: Batch

@@ -1,4 +1,4 @@
-"""The checksum by which trainer and engine compare weights without moving them (design/controller.md)."""
+"""The checksum by which trainer and engine compare weights without moving them (docs/controller.md)."""
 
 from __future__ import annotations
 

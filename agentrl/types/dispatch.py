@@ -1,4 +1,4 @@
-"""How a role's method is called over the ranks of a worker group (design/training.md, Dispatch)."""
+"""How a role's method is called over the ranks of a worker group (docs/training.md, Dispatch)."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ __all__ = ["MediaSpan", "Segment", "SegmentKind", "concat_ids"]
 
 
 class SegmentKind(IntEnum):
-    """Where a token comes from (design/tokens.md, Segment)."""
+    """Where a token comes from (docs/tokens.md, Segment)."""
 
     PROMPT = 0
     POLICY = 1

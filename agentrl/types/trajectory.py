@@ -155,7 +155,7 @@ class Trajectory:
         return concat_ids(segment for turn in self.path(index) for segment in self.turns[turn].segments)
 
     def samples(self) -> tuple[Sample, ...]:
-        """The leaves' sequences; a turn on several paths is owned by the first of them (design/tokens.md)."""
+        """The leaves' sequences; a turn on several paths is owned by the first of them (docs/tokens.md)."""
         parents = {turn.parent for turn in self.turns if turn.parent is not None}
         seen: set[int] = set()
         samples = []

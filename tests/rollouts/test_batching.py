@@ -1,4 +1,4 @@
-"""Trajectories to a packed batch, each column worked by hand (design/tokens.md, Batch)."""
+"""Trajectories to a packed batch, each column worked by hand (docs/tokens.md, Batch)."""
 
 from __future__ import annotations
 

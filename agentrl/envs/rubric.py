@@ -56,6 +56,10 @@ class Rubric:
         """The weight of each part, in order."""
         return {part.name: part.weight for part in self._parts}
 
+    def build(self) -> Rubric:
+        """Itself: a rubric may stand wherever one is built by its host."""
+        return self
+
     async def score(self, view: EpisodeView) -> dict[str, float]:
         """Every part's value; the functions run at once.
 

@@ -64,17 +64,15 @@ class _RewardRef:
 
 @dataclass(frozen=True, slots=True)
 class RubricSpec:
-    """Builds the rubric where the episodes run.
+    """Builds a configuration's rubric where the episodes run.
 
     Args:
-        parts: by reference, from a configuration.
-        live: ready made, from Python.
+        parts: functions by reference.
         base_dir: where ``file.py:name`` references start.
     """
 
-    parts: tuple[_RewardRef, ...] = ()
-    live: Rubric | None = None
-    base_dir: str | None = None
+    parts: tuple[_RewardRef, ...]
+    base_dir: str
 
     def build(self) -> Rubric:
         """The rubric.
@@ -82,8 +80,6 @@ class RubricSpec:
         Raises:
             ConfigError: a reference names nothing, or something that is no function.
         """
-        if self.live is not None:
-            return self.live
         return Rubric([(_bound(part, self.base_dir), part.weight) for part in self.parts])
 
 
@@ -105,10 +101,9 @@ def _bound(part: _RewardRef, base_dir: str | None) -> RewardFn:
 def rubric_spec(stage: StageConfig, live: LiveObjects, base_dir: Path) -> RubricFactory:
     """The stage's rubric: the configuration's functions, or what was given from Python."""
     if isinstance(live.reward, Rubric):
-        return RubricSpec(live=live.reward)
+        return live.reward
     if live.reward is not None:
-        functions = [live.reward] if callable(live.reward) else list(live.reward)
-        return RubricSpec(live=Rubric(functions))
+        return Rubric([live.reward] if callable(live.reward) else list(live.reward))
     parts = tuple(_RewardRef(f.function, f.name, f.weight, f.args) for f in stage.reward.functions)
     return RubricSpec(parts=parts, base_dir=str(base_dir))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import signal
 import time
+from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,41 @@ def test_a_finished_run_goes_on_to_more_steps(config: Path, run_dir: Path, unint
 
 def test_the_same_through_ray(config: Path, run_dir: Path, uninterrupted: list[dict[str, Any]]) -> None:
     ray = ["controller.mode=ray"]
-    finish(start(config, run_dir, die_at=f"{STAGE}.record", call=14, overrides=ray), -signal.SIGKILL)
+    driver = start(config, run_dir, overrides=ray)
+    while driver.is_alive() and not any(row["step"] == 3 and row["stage"] == "rl" for row in metrics(run_dir)):
+        driver.join(0.02)
+    started = descendants(driver.pid)
+    driver.kill()
+    finish(driver, -signal.SIGKILL)
+    wait_for_end(started)
     finish(start(config, run_dir, resume=True, overrides=ray))
     assert metrics(run_dir) == uninterrupted
+
+
+def descendants(pid: int | None) -> set[int]:
+    """The processes that a process started, and those that they started."""
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it ended meanwhile
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+    found: set[int] = set()
+    while fresh := {child for child, parent in parents.items() if parent in found | {pid}} - found:
+        found |= fresh
+    return found
+
+
+def wait_for_end(pids: set[int]) -> None:
+    """Until none is left but Ray's own agents, which hold nothing of the run and try for a minute to report."""
+    assert len(pids) >= 3  # Ray's own, and the worker
+    end = time.monotonic() + 60.0
+    while left := [pid for pid in pids if _name(pid) and not _name(pid).endswith("Agent")]:
+        assert time.monotonic() < end, [_name(pid) for pid in left]
+        time.sleep(0.05)
+
+
+def _name(pid: int) -> str:
+    """What a process is called; nothing where it ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0")
+    except OSError:
+        return ""

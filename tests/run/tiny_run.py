@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import multiprocessing
 import os
 import signal
@@ -12,6 +11,8 @@ from importlib import import_module
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+
+from agentrl.store import read_jsonl
 
 TASK = Path(__file__).with_name("tiny_task.py")
 
@@ -83,8 +84,8 @@ def _shoot(die_at: str, call: int) -> None:
 
 
 def metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """The rows of ``metrics.jsonl`` without what a clock measured."""
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    """The rows of ``metrics.jsonl`` without what a clock measured; none where there is no file yet."""
+    rows = read_jsonl(run_dir / "metrics.jsonl")
     return [{name: value for name, value in row.items() if not timed(name)} for row in rows]
 
 

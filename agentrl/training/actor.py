@@ -138,7 +138,7 @@ class Actor:
         weights = torch.tensor(shard.sample_weight, device=self.device)  # a copy: what Ray hands over is read-only
         stats = StatSum()
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
-        for packed in micro_batches(shard, self.device):
+        for packed in micro_batches(shard, self.device, share_prompts=self.model.shares_prompts):
             loss_sum += self._backward(packed, shard, weights, stats)
         grad_norm = clip_gradients(self.model.parameters(), self.spec.optim.clip_grad_norm)
         if not math.isfinite(grad_norm):
@@ -163,7 +163,7 @@ class Actor:
 
     @register(Dispatch.FIRST, needs=("params",))
     def checksum(self, dtype: DType | None = None) -> dict[str, int]:
-        """Checksums by name of what ``weights(dtype)`` yields (design/controller.md)."""
+        """Checksums by name of what ``weights(dtype)`` yields (docs/controller.md)."""
         return checksums(self.model, self.dtype if dtype is None else torch_dtype(dtype))
 
     @register(Dispatch.FIRST, needs=("params", "optimizer"))
@@ -189,7 +189,7 @@ class Actor:
     def _backward(self, packed: Packed, shard: BatchShard, weights: Tensor, stats: StatSum) -> Tensor:
         """Forward and backward of a micro-batch; its part of the loss, float64."""
         logprobs, entropy = self.model(packed)
-        if packed.trained.numel() == 0:
+        if packed.targets.numel() == 0:
             torch.autograd.backward(logprobs.sum() * 0.0)
             return torch.zeros((), dtype=torch.float64, device=self.device)
         inputs = policy_inputs(packed, shard, logprobs)

@@ -1,8 +1,8 @@
-"""Attention over a packed row: each sample attends to itself alone.
+"""Attention over a packed row: each sample attends to itself alone, and to what it shares with its siblings.
 
 Registered with transformers as ``segments``, so that any model with the attention interface can use it. On a CPU one
-call a sample is as fast as padding sorted samples, and a sample's numbers don't depend on its neighbours; on a GPU
-``flash_attention_2`` does the same in one kernel.
+call a sample is as fast as padding sorted samples; on a GPU ``flash_attention_2`` does a row without families in one
+kernel.
 
 Shapes: H query heads, K key heads, T packed tokens, D head width.
 """
@@ -18,6 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from agentrl.errors import ConfigError
+from agentrl.training.packing import Family
 
 __all__ = ["SEGMENTS", "attention_arguments", "segment_attention"]
 
@@ -31,19 +32,19 @@ def segment_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    segment_lengths: Sequence[int],
+    families: Sequence[Family],
     scaling: float | None = None,
     sliding_window: int | None = None,
     **extras: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention within each segment.
+    """Causal attention within each sample.
 
     Args:
         module: the attention layer; unused, part of transformers' interface.
         query: ``[1, H, T, D]``.
         key, value: ``[1, K, T, D]``; each key head serves H / K query heads.
         attention_mask: None, always: transformers makes no mask for an implementation that it doesn't know.
-        segment_lengths: tokens of each sample; they add up to T.
+        families: of the row, in its order; their tokens add up to T.
         scaling: of the scores; None is D to the power -1/2.
         sliding_window: each token sees itself and this many less one before it.
         extras: what else a model family passes; a value that changes the result is refused.
@@ -60,31 +61,39 @@ def segment_attention(
                 f"model.path: this family's attention uses {name!r}, which attention='segments' lacks; train it on a "
                 "GPU with attention='flash_attention_2'"
             )
-    grouped = query.shape[1] != key.shape[1]
-    lengths = list(segment_lengths)
-    outputs = [
-        _one_segment(q, k, v, scaling, sliding_window, grouped)
-        for q, k, v in zip(*(torch.split(tensor, lengths, 2) for tensor in (query, key, value)), strict=True)
-    ]
+    outputs: list[Tensor] = []
+    pieces = [piece for family in families for piece in (family.shared, *family.own)]
+    parts = zip(*(torch.split(tensor, pieces, 2) for tensor in (query, key, value)), strict=True)
+    for family in families:
+        shared_q, shared_k, shared_v = next(parts)
+        if family.shared:
+            outputs.append(_attend(shared_q, shared_k, shared_v, 0, scaling, sliding_window))
+        for _ in family.own:
+            q, k, v = next(parts)
+            if family.shared:
+                k, v = torch.cat([shared_k, k], dim=2), torch.cat([shared_v, v], dim=2)
+            outputs.append(_attend(q, k, v, family.shared, scaling, sliding_window))
     return torch.cat(outputs, dim=2).transpose(1, 2), None
 
 
-def _one_segment(
-    query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None, grouped: bool
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, earlier: int, scaling: float | None, window: int | None
 ) -> Tensor:
-    length = query.shape[2]
-    if window is None or window >= length:
+    """Causal attention of queries that have ``earlier`` keys before the first of them."""
+    grouped, length = query.shape[1] != key.shape[1], key.shape[2]
+    if not earlier and (window is None or window >= length):
         return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
     position = torch.arange(length, device=query.device)
-    distance = position[:, None] - position[None, :]
-    visible = (distance >= 0) & (distance < window)
+    distance = position[earlier:, None] - position[None, :]
+    visible = distance >= 0 if window is None else (distance >= 0) & (distance < window)
     return scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=scaling, enable_gqa=grouped)
 
 
-def attention_arguments(attention: str, lengths: Sequence[int], device: torch.device) -> dict[str, Any]:
+def attention_arguments(attention: str, families: Sequence[Family], device: torch.device) -> dict[str, Any]:
     """What a packed forward passes down to the attention function named ``attention``."""
     if attention == SEGMENTS:
-        return {"segment_lengths": tuple(lengths)}
+        return {"families": tuple(families)}
+    lengths = [family.num_tokens for family in families]
     ends = torch.tensor([0, *lengths], device=device).cumsum(0, dtype=torch.int32)
     return {
         "cu_seq_lens_q": ends,

@@ -1,11 +1,14 @@
 """A micro-batch as tensors: one packed row, and which of its tokens are trained.
 
-Axes: T packed tokens, N trained tokens. Entry t of a column is about token t, so its logits come from position t - 1.
+Siblings begin with the same prompt. Where the attention allows, a row holds what the samples of a group share before
+their first trained token once, and each sample's own tokens behind it: the same logprobs and gradients for less work.
+
+Axes: T packed tokens, N trained tokens. Entry t of a column is about token t, so its logits come from the token before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,9 +19,24 @@ from torch import Tensor
 from agentrl.errors import DataError
 from agentrl.types import Batch, BatchShard, SegmentKind
 
-__all__ = ["Packed", "micro_batches"]
+__all__ = ["Family", "Packed", "micro_batches"]
 
 I64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Samples that lie together in a row: ``shared`` tokens that all of them begin with, then ``own`` of each.
+
+    One sample alone shares nothing; several share something.
+    """
+
+    shared: int
+    own: tuple[int, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return self.shared + sum(self.own)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,9 +46,9 @@ class Packed:
     Args:
         token_ids: ``[T]`` int64.
         positions: ``[T]`` int64, from 0 in each sample.
-        lengths: tokens of each sample.
-        trained: ``[N]`` int64, trained positions of the row.
-        targets: ``[N]`` int64, the tokens there.
+        families: what attends to what, in the order of the row.
+        logit_rows: ``[N]`` int64, the positions whose logits foretell the trained tokens.
+        targets: ``[N]`` int64, the trained tokens.
         temperature: ``[N]`` float32, the sampler's.
         weight: ``[N]`` float32, the token's weight within its sample.
         sample: ``[N]`` int64, row of the token's sample in the shard.
@@ -40,8 +58,8 @@ class Packed:
 
     token_ids: Tensor
     positions: Tensor
-    lengths: tuple[int, ...]
-    trained: Tensor
+    families: tuple[Family, ...]
+    logit_rows: Tensor
     targets: Tensor
     temperature: Tensor
     weight: Tensor
@@ -54,41 +72,104 @@ class Packed:
         return None if values is None else torch.from_numpy(values[self.source]).to(self.targets.device)
 
 
-def micro_batches(shard: BatchShard, device: torch.device) -> Iterator[Packed]:
+def micro_batches(shard: BatchShard, device: torch.device, *, share_prompts: bool) -> Iterator[Packed]:
     """The micro-batches of ``shard``, in order; a filler is one token of which nothing is trained.
+
+    Args:
+        shard: this rank's samples.
+        device: of the tensors.
+        share_prompts: whether the attention knows families of several samples.
 
     Raises:
         DataError: a sample's first token is marked as trained, or a temperature is not above 0.
     """
     _check(shard.batch)
     for rows in shard.micro_batches:
-        yield _pack(shard.batch, np.asarray(rows, dtype=np.int64), device)
+        yield _pack(shard.batch, np.asarray(rows, dtype=np.int64), device, share_prompts)
 
 
-def _pack(batch: Batch, rows: I64, device: torch.device) -> Packed:
-    lengths = batch.lengths[rows].tolist() if rows.size else [1]
-    if rows.size:
-        source = np.concatenate([np.arange(batch.cu_seqlens[row], batch.cu_seqlens[row + 1]) for row in rows])
-        token_ids = batch.token_ids[source]
-        mask = batch.loss_mask[source]
-        owner = np.repeat(rows, lengths)
-    else:
-        source = np.zeros(1, dtype=np.int64)
-        token_ids, mask, owner = np.zeros(1, np.int32), np.zeros(1, np.float32), source
-    trained = np.flatnonzero(mask)
-    sample, source_of_trained = owner[trained], source[trained]
+def _pack(batch: Batch, rows: I64, device: torch.device, share_prompts: bool) -> Packed:
+    families: list[Family] = []
+    pieces: list[_Piece] = []
+    length = 0
+    for members, shared in _siblings(batch, rows) if share_prompts else [(rows[[i]], 0) for i in range(rows.size)]:
+        if shared:
+            pieces.append(_piece(batch, members[0], 0, shared, length - 1, length))
+        length += shared
+        last_shared = length - 1
+        sizes = batch.lengths[members].tolist()
+        for member, size in zip(members, sizes, strict=True):
+            pieces.append(_piece(batch, member, shared, size, last_shared, length))
+            length += size - shared
+        families.append(Family(shared, tuple(size - shared for size in sizes)))
+    if not pieces:
+        families = [Family(0, (1,))]  # a filler; the shard itself may be empty
+        return _tensors(
+            batch, families, np.zeros((4, 1), np.int64), np.zeros(1, np.int32), np.zeros(0, np.int64), device
+        )
+    columns = np.concatenate(pieces, axis=1)
+    trained = np.flatnonzero(batch.loss_mask[columns[0]])
+    return _tensors(batch, families, columns, batch.token_ids[columns[0]], trained, device)
+
+
+def _siblings(batch: Batch, rows: I64) -> Iterator[tuple[I64, int]]:
+    """The samples of a micro-batch, those of a group that begin alike together, with how many tokens they share."""
+    groups = batch.group[batch.trajectory[rows]]
+    for group in dict.fromkeys(groups.tolist()):
+        members = rows[groups == group]
+        shared = _shared_tokens(batch, members) if members.size > 1 else 0
+        if shared:
+            yield members, shared
+        else:
+            yield from ((members[[index]], 0) for index in range(members.size))
+
+
+def _shared_tokens(batch: Batch, members: I64) -> int:
+    """How many tokens all ``members`` begin with, before the first trained one and the last one of any."""
+    starts = batch.cu_seqlens[members].astype(np.int64)
+    limits = []
+    for start, size in zip(starts, batch.lengths[members], strict=True):
+        trained = np.flatnonzero(batch.loss_mask[start : start + size])
+        limits.append(int(trained[0]) if trained.size else int(size) - 1)
+    heads = batch.token_ids[starts[:, None] + np.arange(min(limits))]
+    differ = np.flatnonzero((heads != heads[0]).any(axis=0))
+    return int(differ[0]) if differ.size else min(limits)
+
+
+_Piece = I64
+"""``[4, n]``: source in the shard, position in the sample, sample, and the row's position before each token."""
+
+
+def _piece(batch: Batch, sample: int, first: int, end: int, before_first: int, place: int) -> _Piece:
+    """Tokens ``first`` .. ``end - 1`` of a sample, put at ``place`` of the row behind position ``before_first``."""
+    position = np.arange(first, end, dtype=np.int64)
+    before = place - 1 + np.arange(end - first, dtype=np.int64)
+    before[0] = max(before_first, 0)
+    return np.stack([batch.cu_seqlens[sample] + position, position, np.full_like(position, sample), before])
+
+
+def _tensors(
+    batch: Batch,
+    families: Sequence[Family],
+    columns: I64,
+    token_ids: npt.NDArray[np.int32],
+    trained: I64,
+    device: torch.device,
+) -> Packed:
+    source, positions, owner, before = columns
+    source_of_trained, sample = source[trained], owner[trained]
 
     def on_device(array: npt.NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
     return Packed(
         token_ids=on_device(token_ids.astype(np.int64)),
-        positions=on_device(np.concatenate([np.arange(length) for length in lengths])),
-        lengths=tuple(lengths),
-        trained=on_device(trained),
+        positions=on_device(positions),
+        families=tuple(families),
+        logit_rows=on_device(before[trained]),
         targets=on_device(token_ids[trained].astype(np.int64)),
         temperature=on_device(batch.temperature[sample]),
-        weight=on_device(mask[trained]),
+        weight=on_device(batch.loss_mask[source_of_trained]),
         sample=on_device(sample),
         sampled=on_device(batch.kind[source_of_trained] == SegmentKind.POLICY),
         source=source_of_trained,

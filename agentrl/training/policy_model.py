@@ -20,8 +20,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from agentrl.errors import ConfigError, DataError
-from agentrl.training.attention import attention_arguments
-from agentrl.training.packing import Packed
+from agentrl.training.attention import SEGMENTS, attention_arguments
+from agentrl.training.packing import Family, Packed
 
 __all__ = ["PREFIX", "DType", "PolicyModel", "load_policy", "no_progress_bars", "shard_over", "torch_dtype"]
 
@@ -64,6 +64,11 @@ class PolicyModel(nn.Module):
         head: nn.Module = self.hf.get_output_embeddings()  # type: ignore[operator]
         return head
 
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether a row may hold what siblings begin with once."""
+        return self.attention == SEGMENTS
+
     def blocks(self) -> list[nn.Module]:
         """The repeated layers: what FSDP gathers one at a time."""
         names = set(self.hf._no_split_modules or ())  # type: ignore[arg-type]
@@ -75,7 +80,7 @@ class PolicyModel(nn.Module):
             input_ids=packed.token_ids[None],
             position_ids=packed.positions[None],
             use_cache=False,
-            **attention_arguments(self.attention, packed.lengths, packed.token_ids.device),
+            **attention_arguments(self.attention, packed.families, packed.token_ids.device),
         )
         hidden: Tensor = output.last_hidden_state[0]
         return hidden
@@ -90,8 +95,8 @@ class PolicyModel(nn.Module):
             ``[max(N, 1)]`` float32 logprobs with gradient, and entropies in nats without.
         """
         hidden = self.hidden(packed)
-        if packed.trained.numel():
-            rows, targets, temperature = packed.trained - 1, packed.targets, packed.temperature
+        if packed.targets.numel():
+            rows, targets, temperature = packed.logit_rows, packed.targets, packed.temperature
         else:
             rows = targets = torch.zeros(1, dtype=torch.int64, device=hidden.device)
             temperature = torch.ones(1, device=hidden.device)
@@ -173,7 +178,7 @@ def no_progress_bars() -> Iterator[None]:
 @torch.no_grad()
 def _check_head(model: PolicyModel, path: str) -> None:
     ids = torch.arange(4) % int(model.config.get_text_config().vocab_size)
-    arguments = attention_arguments(model.attention, [4], ids.device)
+    arguments = attention_arguments(model.attention, [Family(0, (4,))], ids.device)
     own = model.hf(input_ids=ids[None], position_ids=torch.arange(4)[None], use_cache=False, **arguments).logits[0]
     trunk = model.hf.base_model(  # type: ignore[operator]
         input_ids=ids[None], position_ids=torch.arange(4)[None], use_cache=False, **arguments

@@ -2,146 +2,21 @@
 
 from __future__ import annotations
 
-import queue
 import random
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agentrl.algorithms import Keep
-from agentrl.controller.draws import DrawOrder
 from agentrl.controller.fleet import collect_groups
-from agentrl.controller.ledger import Ledger
-from agentrl.controller.service import Admission, RolloutService, Snapshot
+from agentrl.controller.service import Admission, Snapshot
 from agentrl.errors import EngineError, StoreError
 from agentrl.rollouts import GroupOutcome, GroupRequest
-from agentrl.types import Status, Task, Trajectory, TrajectoryGroup
-
-TASKS = [Task(str(n)) for n in range(100)]
-DEADLINE_S = 60.0
-
-
-def outcome(request: GroupRequest, statuses: Sequence[str] = (), reward: float = 1.0) -> GroupOutcome:
-    """A group that came to its end: siblings finished, or as ``statuses`` say."""
-    kinds = [*statuses, *["terminated"] * (request.group_size - len(statuses))]
-    siblings = tuple(
-        Trajectory(
-            task=request.task,
-            draw=request.draw,
-            sibling=n,
-            attempt=0,
-            purpose=request.purpose,
-            turns=(),
-            status=Status(kind, "engine" if kind == "failed" else ""),  # type: ignore[arg-type]
-            reward=reward if kind in ("terminated", "truncated") else None,
-            label=request.label,
-        )
-        for n, kind in enumerate(kinds)
-    )
-    return GroupOutcome(request, TrajectoryGroup(request.draw, request.task, siblings))
-
-
-def bounds(batch_groups: int, group_size: int, *, last_step: int = 99, **settings: Any) -> Admission:
-    return Admission(batch_groups, group_size, last_step, **settings)
-
-
-class HandFleet:
-    """``Fleet`` whose groups come to their end when the test finishes them."""
-
-    def __init__(self) -> None:
-        self.open: dict[tuple[str, int], GroupRequest] = {}
-        self.cancelled: list[int] = []
-        self._done: queue.Queue[GroupOutcome] = queue.Queue()
-        self._changed = threading.Condition()
-
-    def submit(self, requests: Sequence[GroupRequest]) -> None:
-        with self._changed:
-            self.open |= {(request.label, request.draw): request for request in requests}
-            self._changed.notify_all()
-
-    def collect(self, timeout_s: float) -> list[GroupOutcome]:
-        try:
-            return [self._done.get(timeout=timeout_s)]
-        except queue.Empty:
-            return []
-
-    def cancel(self, draws: Sequence[int], *, label: str = "") -> None:
-        self.cancelled += draws
-        for draw in draws:
-            self.finish(draw, ["cancelled"] * self.open[label, draw].group_size, label=label)
-
-    def draws(self, label: str = "") -> list[int]:
-        with self._changed:
-            return sorted(draw for own, draw in self.open if own == label)
-
-    def wait_for(self, number: int, label: str = "") -> list[int]:
-        """Until so many groups are open."""
-        with self._changed:
-            reached = self._changed.wait_for(lambda: sum(own == label for own, _ in self.open) >= number, DEADLINE_S)
-        assert reached, f"{self.draws(label)} are open, waited for {number}"
-        return self.draws(label)
-
-    def finish(self, draw: int, statuses: Sequence[str] = (), *, label: str = "", reward: float = 1.0) -> None:
-        with self._changed:
-            request = self.open.pop((label, draw))
-        self._done.put(outcome(request, statuses, reward))
-
-
-class World:
-    """A service with what a test looks at."""
-
-    def __init__(self, path: Path, admission: Admission, **settings: Any) -> None:
-        self.fleet = HandFleet()
-        self.ledger = Ledger(path)
-        self.taken_in: list[GroupOutcome] = []
-        keep: Callable[[TrajectoryGroup], Keep] = settings.get("keep", lambda group: Keep(True))
-        self.service = RolloutService(
-            self.fleet,
-            DrawOrder(TASKS, seed=0, shuffle=False),
-            self.ledger,
-            admission,
-            keep,
-            settings.get("intake", self.taken_in.append),
-            settings.get("start", Snapshot(0, (), 0, 0)),
-        )
-
-    def next_groups(self, step: int = 1) -> Future:
-        return Future(lambda: self.service.next_groups(step, DEADLINE_S))
-
-
-class Future:
-    """A call in a thread of its own."""
-
-    def __init__(self, work: Callable[[], Any]) -> None:
-        self._answer: Any = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(work,), daemon=True)
-        self._thread.start()
-
-    def _run(self, work: Callable[[], Any]) -> None:
-        try:
-            self._answer = work()
-        except BaseException as error:  # noqa: BLE001  raised by get
-            self._error = error
-
-    @property
-    def done(self) -> bool:
-        return not self._thread.is_alive()
-
-    def get(self) -> Any:
-        self._thread.join(DEADLINE_S)
-        assert self.done
-        if self._error is not None:
-            raise self._error
-        return self._answer
-
-    def draws(self) -> list[int]:
-        return [group.draw for group in self.get()]
-
+from agentrl.types import TrajectoryGroup
+from tests.controller.hand_fleet import DEADLINE_S, TASKS, Future, HandFleet, World, bounds, settled
 
 Make = Callable[..., World]
 
@@ -158,16 +33,6 @@ def world(tmp_path: Path) -> Iterator[Make]:
     for each in made:
         each.service.close()
         each.ledger.close()
-
-
-def settled(fleet: HandFleet, expected: list[int]) -> bool:
-    """Whether the open draws stay as they are while the service has every chance to issue more."""
-    end = time.monotonic() + 0.5
-    while time.monotonic() < end:
-        if fleet.draws() != expected:
-            return False
-        time.sleep(0.02)
-    return True
 
 
 def test_a_batch_of_groups_is_issued_and_no_more(world: Make) -> None:

@@ -6,7 +6,7 @@ Ids 0 to 255 are bytes, END ends a message, and each role opens with its own mar
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
@@ -159,10 +159,8 @@ KEY = EpisodeKey(draw=4, sibling=1)
 
 async def play(script: Any, *, task: Task = TASK, key: EpisodeKey = KEY, **settings: Any) -> Trajectory:
     """One episode; ``script`` is a ScriptedEngine or what one is made of."""
-    own = {name: settings.pop(name) for name in ("previous", "permits_", "sampling") if name in settings}
+    own = {name: settings.pop(name) for name in ("previous", "sampling") if name in settings}
     engine = script if hasattr(script, "generate") else scripted(script)
-    if "permits_" in own:
-        own["permits"] = own.pop("permits_")
     return await run_episode(parts_of(rollout_spec(**settings), engine), task, key, **own)
 
 
@@ -181,6 +179,3 @@ class Script:
     def __call__(self, request: Any) -> Sequence[int]:
         self.asked.append(request)
         return self.turns[int(request.request_id.rpartition("/")[2])]
-
-
-Answer = Callable[[Any], Sequence[int]]

@@ -6,13 +6,15 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentrl.envs import Env, EnvSpec
+from agentrl.envs import Env, EnvSpec, ToolEnv
 from agentrl.errors import EngineError
 from agentrl.rollouts import EpisodeRunner, GroupOutcome, GroupRequest, StagePermits
+from agentrl.sandbox import SandboxSpec
 from agentrl.tools import PythonTool
 from agentrl.types import Action, Message, Observation, SamplingParams, StepResult, Task
 from tests.rollouts.bytewise import TASK, call, rollout_spec, say, scripted
@@ -244,17 +246,36 @@ async def test_a_group_runs_in_the_callers_own_loop(opened: Open) -> None:
     assert [str(t.status) for t in outcome.group.trajectories] == ["terminated"] * 2
 
 
-def test_a_sandbox_is_lent_to_few_episodes_and_comes_back(opened: Open) -> None:
-    from agentrl.envs import ToolEnv
-    from agentrl.sandbox import SandboxSpec
+def in_sandbox() -> dict[str, Any]:
+    """Settings of episodes with a Python tool, of which one at a time has a sandbox."""
+    tools = [PythonTool(timeout_s=60.0)]
+    kwargs = {"tools": tools, "announce_tools": False}
+    env = EnvSpec(ToolEnv, kwargs=kwargs, sandbox=SandboxSpec(backend="unsafe"))
+    return {"env": env, "permits": StagePermits(sandboxes=1)}
 
-    spec = SandboxSpec(backend="unsafe")
-    tools = [PythonTool(timeout_s=30.0)]
-    env = EnvSpec(ToolEnv, kwargs={"tools": tools, "announce_tools": False}, sandbox=spec)
-    permits = StagePermits(sandboxes=1)
-    runner = opened(scripted([say(call("python", code="print(6*7)")), say("42")]), env=env, permits=permits)
+
+def test_a_sandbox_is_lent_to_few_episodes_and_comes_back(opened: Open) -> None:
+    runner = opened(scripted([say(call("python", code="print(6*7)")), say("42")]), **in_sandbox())
     runner.submit([GroupRequest(3, TASK, 3)])
     (outcome,) = collect(runner)
     results = [t.turns[0].calls[0].result for t in outcome.group.trajectories]
     assert [result.content.strip() for result in results if result is not None] == ["42"] * 3
     assert [str(t.status) for t in outcome.group.trajectories] == ["terminated"] * 3
+
+
+def test_the_sandbox_of_a_cancelled_episode_comes_back_too(opened: Open, tmp_path: Path) -> None:
+    mark = tmp_path / "running"
+    endless = f"open({str(mark)!r}, 'w').close()\nwhile True: pass"
+
+    def script(request: Any) -> list[int]:
+        if request.request_id.endswith("/1"):
+            return say("done")
+        return say(call("python", code=endless if "/0-" in request.session_id else "print(1)"))
+
+    runner = opened(scripted(script), **in_sandbox())
+    runner.submit([GroupRequest(0, TASK, 1)])
+    until(mark.exists)
+    runner.cancel([0])
+    runner.submit([GroupRequest(1, TASK, 1)])
+    outcomes = sorted(collect(runner, 2), key=lambda outcome: outcome.request.draw)
+    assert [str(o.group.trajectories[0].status) for o in outcomes] == ["cancelled(cancelled)", "terminated"]

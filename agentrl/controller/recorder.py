@@ -11,6 +11,7 @@ import numpy as np
 
 from agentrl.controller.evaluation import EvalResult
 from agentrl.controller.state import TrainState
+from agentrl.errors import EngineError
 from agentrl.metrics import PhaseTimer, Sink, rollout_metrics, tokens_per_s
 from agentrl.rollouts import GroupOutcome
 from agentrl.store import Annotation, EventLog, TrajectoryWriter
@@ -81,10 +82,22 @@ class Recorder:
                 self._outcomes.append(outcome)
 
     def took(self) -> None:
-        """A batch was taken: the outcomes so far are its step's, later ones the next one's."""
+        """A batch was taken: the outcomes so far are its step's, later ones the next one's.
+
+        Raises:
+            EngineError: every episode of the step failed, so that going on would only repeat it.
+        """
         with self._lock:
             self._taken += self._outcomes
             self._outcomes = []
+        episodes = [trajectory for outcome in self._taken for trajectory in outcome.group.trajectories]
+        if episodes and not any(trajectory.status.finished for trajectory in episodes):
+            first = episodes[0].status
+            raise EngineError(
+                f"every one of the {len(episodes)} episodes of step {self._step + 1} of stage {self._stage!r} ended as "
+                f"{first}: {first.detail or 'see events.jsonl'}; mend that, then go on with --resume",
+                retryable=False,
+            )
 
     def step(self, state: TrainState, groups: Sequence[TrajectoryGroup], batch: Batch | None, stats: Stats) -> None:
         """A step's numbers, to every sink and the display.

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from agentrl import EpisodeView, Summary, Task, Trainer, load_config, tool
-from agentrl.errors import AgentRLError, ConfigError, DataError, StoreError, TrainingError
+from agentrl.errors import AgentRLError, ConfigError, DataError, EngineError, StoreError, TrainingError
 from agentrl.store import RunDirectory, TrajectoryReader
 from tests.run.tiny_run import CONFIG, TASK, metrics, states
 from tests.run.tiny_task import build_model
@@ -180,6 +180,18 @@ def test_after_an_exception_in_mid_run_the_same_trainer_goes_on(opened: Open, tm
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     assert {"run_failed", "resumed"} <= {event["event"] for event in events}
     assert set(states(tmp_path / "run")) <= {"trained", "rolled_back", "dropped", "failed", "cancelled"}
+
+
+def test_a_step_whose_every_episode_fails_ends_the_run_and_never_rewards_0(opened: Open, tmp_path: Path) -> None:
+    def broken(episode: EpisodeView) -> float:
+        raise OSError("the judge is down")
+
+    trainer = opened("stages.rl.eval.before=false", "rollout.retries=0", reward=broken)
+    with pytest.raises(
+        EngineError, match=r"every one of the \d+ episodes of step 1 of stage 'rl' ended as failed\(rew"
+    ):
+        trainer.train()
+    assert set(states(tmp_path / "run")) == {"failed"}
 
 
 def test_a_torn_checkpoint_is_refused_by_name_on_resume(opened: Open, tmp_path: Path) -> None:

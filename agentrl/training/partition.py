@@ -1,6 +1,6 @@
 """Who trains which samples, and in which micro-batches: once a step, used by every pass of it.
 
-A pure function of lengths, groups, seed and layout (design/training.md, Partition), so that a step's numbers never
+A pure function of lengths, groups, seed and layout (docs/training.md, Partition), so that a step's numbers never
 depend on timing. Axes: S samples of the whole batch, T packed tokens.
 """
 

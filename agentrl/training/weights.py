@@ -19,7 +19,7 @@ __all__ = ["checksums", "full_weights", "tensor_checksum"]
 def full_weights(model: PolicyModel, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """``(name, whole tensor)`` one at a time; a tied weight comes once, under its first name.
 
-    Cast first, then gathered: half the bytes on the wire and the least memory (design: resharding). Every rank must
+    Cast first, then gathered: half the bytes on the wire and the least memory. Every rank must
     run the iteration to its end, for each tensor is a collective. A tensor may share memory with the parameter: copy
     what must outlive the next optimizer step.
 
@@ -55,7 +55,7 @@ def checksums(model: PolicyModel, dtype: torch.dtype) -> dict[str, int]:
 def tensor_checksum(tensor: Tensor, *, start: int = 0) -> Tensor:
     """Σ bits_i · (2i + 1) modulo 2⁶⁴ over flat indices i, as an int64 scalar tensor.
 
-    Additive over shards that begin at their own index (design/controller.md), so trainer and engine compare weights
+    Additive over shards that begin at their own index (docs/controller.md), so trainer and engine compare weights
     without gathering them.
 
     Args:

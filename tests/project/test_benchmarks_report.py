@@ -95,7 +95,9 @@ def test_the_page_has_a_section_for_each_result(tmp_path: Path) -> None:
 def test_a_result_that_cannot_be_repeated_is_refused(tmp_path: Path) -> None:
     (tmp_path / "step.json").write_text('{"figures": []}')
 
-    with pytest.raises(ValueError, match=r"step\.json must have .*; it lacks command, commit, date, machine, notes, seeds"):
+    with pytest.raises(
+        ValueError, match=r"step\.json must have .*; it lacks command, commit, date, machine, notes, seeds"
+    ):
         page(tmp_path)
 
 

@@ -70,6 +70,7 @@ class Recorder:
         self._taken: list[GroupOutcome] = []
         self._evaluated: dict[str, float] = {}
         self._step_start = time.monotonic()
+        self._store_wait_s = writer.counts.wait_s
 
     def outcome(self, outcome: GroupOutcome) -> None:
         """Stores a group's trajectories; those of training count in the step's metrics."""
@@ -115,6 +116,8 @@ class Recorder:
         played = sorted((outcome.group for outcome in outcomes), key=lambda group: group.draw)
         values = rollout_metrics(played) if played else {}
         values |= {name: _value(name, stats) for name in stats}
+        waited_s, self._store_wait_s = self._store_wait_s, self._writer.counts.wait_s
+        self.timer.add("wait_store", self._store_wait_s - waited_s)
         phases = self.timer.take_step()
         values |= phases | self._speed(played, batch, seconds - phases.get("time/eval_s", 0.0), phases)
         values |= self._evaluated

@@ -43,7 +43,7 @@ NOTES = (
     "and published weights, and stores every trajectory. It takes two processes (Ray's worker, and the driver that "
     "stores) where TRL takes one. Each side samples by its own random numbers: tokens agree on average only.",
     "TRL generates by transformers' generate; its vLLM path takes no release that runs on a CPU, and transformers' "
-    "continuous batching was slower.",
+    "continuous batching took 60 s a step where generate took 4.",
 )
 
 Row = Mapping[str, Any]

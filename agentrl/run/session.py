@@ -37,7 +37,7 @@ class Session:
         else:
             from agentrl.controller.ray_group import RayGroup, start_ray
 
-            self._owns_ray = start_ray(ranks)
+            self._owns_ray = start_ray(ranks, config.controller.ray_address)
             self.group = RayGroup(ranks, threads=threads)
 
     def close(self) -> None:

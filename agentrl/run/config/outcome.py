@@ -38,6 +38,8 @@ class ControllerConfig(Section):
 
     mode: Literal["ray", "inline"] = "ray"
     """``ray`` starts worker processes; ``inline`` runs everything in this one, for a debugger."""
+    ray_address: str | None = None
+    """Of a running Ray cluster (``auto`` finds this machine's); null starts a private one and ends it."""
 
 
 class EvalSetConfig(Section):

@@ -202,7 +202,7 @@ class RolloutService:
             if not self._changed.wait(min(_POLL_S, max(0.0, end - time.monotonic()))) and time.monotonic() >= end:
                 raise EngineError(
                     f"waited {deadline_s:.0f} s for {what}: {len(self._running)} groups are running, "
-                    f"{len(self._buffer)} are buffered; raise rollout.batch_timeout_s or look for a tool that hangs",
+                    f"{len(self._buffer)} are buffered; look for a tool that hangs, or raise rollout.episode_timeout_s",
                     retryable=False,
                 )
 

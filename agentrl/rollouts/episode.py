@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from agentrl.envs import AsyncEnv, EnvSpec, EpisodeView, Rubric
 from agentrl.errors import AgentRLError, EngineError, EnvError, RewardError
 from agentrl.render import Renderer
@@ -152,11 +154,11 @@ class _Episode:
         request = GenerateRequest(
             request_id=f"{key.session_id}/{turn}",
             session_id=key.session_id,
-            token_ids=frozen_ints([*builder.ids, *concat_ids(context)]),
+            token_ids=frozen_ints(np.concatenate([builder.ids, concat_ids(context)])),
             sampling=replace(
                 self.sampling,
                 max_new_tokens=min(self.sampling.max_new_tokens, self._budget(context)),
-                stop_token_ids=tuple({*self.sampling.stop_token_ids, *self.parts.renderer.stop_token_ids}),
+                stop_token_ids=tuple(sorted({*self.sampling.stop_token_ids, *self.parts.renderer.stop_token_ids})),
             ),
             seed=seed_for(spec.root_seed, "sample", key.label, key.draw, key.sibling, observation.agent, turn),
             min_version=builder.min_version,

@@ -32,7 +32,6 @@ LIGHT = (
     "envs",
     "rollouts",
     "render",
-    "llm",
     "store",
     "metrics",
     "algorithms",

@@ -46,7 +46,8 @@ def _cell(value: Any) -> tuple[str, bool]:
     if value is None:
         return "-", True
     if isinstance(value, float):
-        return (f"{value:.3f}" if math.isfinite(value) else str(value)), True
+        small = 0 < abs(value) < 5e-4  # which three decimals would show as nothing
+        return (f"{value:.2e}" if small else f"{value:.3f}" if math.isfinite(value) else str(value)), True
     return str(value), isinstance(value, int)
 
 

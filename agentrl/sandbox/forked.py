@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -16,6 +17,7 @@ from .channel import Reply
 from .forkserver import ForkServer, Slot
 from .interface import ExecResult, FileRefusedError, Sandbox
 from .limits import Limits
+from .permits import Permits
 
 _OPEN_S = 60.0
 _STALL_S = 60.0  # how long a slot may be silent beyond the deadlines of what it was asked
@@ -36,6 +38,7 @@ class ForkedSandbox(Sandbox):
         self._slot: Slot | None = None
         self._closed = False
         self._lock = threading.Lock()
+        self._turn = Permits(1)
         self._allowed_s = 0.0  # the deadlines of everything asked and not yet answered
 
     async def run(
@@ -66,7 +69,11 @@ class ForkedSandbox(Sandbox):
             "env": dict(env or {}),
             "limits": limits.as_dict(),
         }
-        reply, blobs = await self._ask(header, [stdin, source, *uploads.values()], limits.wall_s)
+        asked = time.monotonic()
+        server = await self._own_server()
+        async with self._turn, server.executing:  # its own turn first, so that no permit lies idle behind its other run
+            queued_s = time.monotonic() - asked
+            reply, blobs = await self._ask(header, [stdin, source, *uploads.values()], limits.wall_s)
         stdout, stderr, *contents = blobs
         return ExecResult(
             status=reply["status"],
@@ -78,6 +85,7 @@ class ForkedSandbox(Sandbox):
             stderr_truncated=reply["stderr_truncated"],
             wall_s=reply["wall_s"],
             cpu_s=reply["cpu_s"],
+            queued_s=queued_s,
             files=MappingProxyType(dict(zip(reply["fetched"], contents, strict=True))),
             refused_files=MappingProxyType(reply["refused_files"]),
             detail=reply["detail"],
@@ -111,18 +119,25 @@ class ForkedSandbox(Sandbox):
         if slot is not None:
             slot.kill()
 
-    async def _open(self) -> Slot:
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SandboxError("the sandbox is closed; reset() it or open another", retryable=False)
+
+    async def _own_server(self) -> ForkServer:
         with self._lock:
-            if self._closed:
-                raise SandboxError("the sandbox is closed; reset() it or open another", retryable=False)
+            self._check_open()
+            if self._slot is not None:
+                return self._slot.server
+        # starting the host takes a moment, on the first use in a process; never on the event loop
+        return await asyncio.to_thread(self._server)
+
+    async def _open(self) -> Slot:
+        server = await self._own_server()
+        with self._lock:
+            self._check_open()
+            if self._slot is None:
+                self._slot = server.open_slot()
             slot = self._slot
-        if slot is None:
-            # starting the host takes a moment, on the first use in a process; never on the event loop
-            server = await asyncio.to_thread(self._server)
-            with self._lock:
-                if self._slot is None:
-                    self._slot = server.open_slot()
-                slot = self._slot
         if not slot.opened.done() or slot.opened.exception() is not None or "failed" in slot.opened.result()[0]:
             reply, _ = await _wait(slot.opened, _OPEN_S, "open")
             if "failed" in reply:

@@ -21,6 +21,7 @@ from agentrl.errors import ConfigError, MachineError, SandboxError
 
 from .channel import Channel, IOThread, Reply, fail, resolve
 from .host import folder, frames
+from .permits import Permits
 
 _START_S = 60.0
 _END_S = 5.0
@@ -38,12 +39,14 @@ class HostSettings:
         preload: modules that every run finds imported.
         folders: folders of modules beyond the standard library that the code may read and import.
         abi_cap: use no newer Landlock ABI than this, to see how an older kernel does.
+        max_executing: runs at one time; None gives two to each core that this process may use.
     """
 
     confine: bool
     preload: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
     abi_cap: int | None = None
+    max_executing: int | None = None
 
 
 class Slot:
@@ -52,7 +55,7 @@ class Slot:
     def __init__(self, server: ForkServer, number: int, sock: socket.socket) -> None:
         self.number = number
         self.closed: Future[None] = Future()
-        self._server = server
+        self.server = server
         self.opened: Future[Reply] = Future()  # resolves when the slot is ready
         self._pending: dict[int, Future[Reply]] = {0: self.opened}
         self._ids = itertools.count(1)
@@ -83,7 +86,7 @@ class Slot:
 
     def kill(self) -> None:
         """End the slot by force, also where it does not listen."""
-        self._server.kill_slot(self.number)
+        self.server.kill_slot(self.number)
         self.channel.close()
 
     def fail_open(self, why: str) -> None:
@@ -115,6 +118,9 @@ class ForkServer:
     Args:
         settings: what the host is told at its start.
 
+    Attributes:
+        executing: a permit for each run at one time, over all sandboxes of the host.
+
     Raises:
         MachineError: this machine cannot host such sandboxes.
         ConfigError: a module to preload cannot be imported.
@@ -126,6 +132,7 @@ class ForkServer:
         self.facts: dict[str, Any] = {}
         self.slots: dict[int, Slot] = {}
         self.ended = False
+        self.executing = Permits(settings.max_executing or 2 * _usable_cores())
         self._numbers = itertools.count()
         self._ready: Future[dict[str, Any]] = Future()
         self._lock = threading.Lock()
@@ -246,6 +253,12 @@ class ForkServer:
         for slot in slots.values():
             slot.close()
             fail(slot.closed, error)
+
+
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 _servers: dict[HostSettings, ForkServer] = {}

@@ -32,7 +32,8 @@ class ExecResult:
         signal: the number of that signal, or None.
         stdout, stderr: bytes as written, up to the limit; kept whatever the status.
         stdout_truncated, stderr_truncated: whether the code wrote more than was kept.
-        wall_s: seconds from start to end.
+        wall_s: seconds from the start of the execution to its end.
+        queued_s: seconds before that, in which the run waited for its turn; no deadline counts them.
         cpu_s: user and system seconds of all its processes.
         files: contents of the files asked for by ``fetch``, by path.
         refused_files: why a file asked for is not in ``files``, by path.
@@ -48,6 +49,7 @@ class ExecResult:
     stderr_truncated: bool = False
     wall_s: float = 0.0
     cpu_s: float = 0.0
+    queued_s: float = 0.0
     files: Mapping[str, bytes] = field(default_factory=lambda: MappingProxyType({}))
     refused_files: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     detail: str = ""
@@ -86,7 +88,7 @@ class Sandbox(ABC):
             code: Python source; text or UTF-8 bytes. Any content runs: what is wrong with it is a result.
             argv: a program and its arguments instead of ``code``.
             stdin: what the code reads; then end of file.
-            timeout_s: replaces ``limits.wall_s``.
+            timeout_s: replaces ``limits.wall_s``; counts from the start of the execution.
             files: written before the run, by path relative to the working folder.
             fetch: files to bring back afterwards, by path relative to the working folder.
             env: variables beyond the sandbox's own few; the owner's are never passed.

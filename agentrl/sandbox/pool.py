@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
 from collections.abc import AsyncIterator
-from concurrent.futures import Future
 from contextlib import asynccontextmanager
 
-from agentrl.errors import ConfigError, SandboxError
+from agentrl.errors import ConfigError
 
 from .interface import Sandbox
+from .permits import Permits
 from .spec import SandboxSpec
 
 
@@ -34,10 +33,8 @@ class SandboxPool:
         if max_running < 1:
             raise ConfigError(f"sandbox.max_running must be at least 1, got {max_running}")
         self.spec = spec
-        self._free = max_running
-        self._waiting: deque[Future[None]] = deque()
+        self._permits = Permits(max_running)
         self._lent: set[Sandbox] = set()
-        self._closed = False
         self._lock = threading.Lock()
 
     async def acquire(self) -> Sandbox:
@@ -46,23 +43,14 @@ class SandboxPool:
         Raises:
             SandboxError: the pool is closed.
         """
-        permit: Future[None] | None = None
-        with self._lock:
-            self._check_open()
-            if self._free:
-                self._free -= 1
-            else:
-                permit = Future()
-                self._waiting.append(permit)
-        if permit is not None:
-            await self._wait(permit)
+        await self._permits.take()
         try:
             sandbox = await asyncio.to_thread(self.spec.build)
             with self._lock:
-                self._check_open()
+                self._permits.check_open()
                 self._lent.add(sandbox)
         except BaseException:
-            self._give_permit()
+            self._permits.give()
             raise
         return sandbox
 
@@ -75,7 +63,7 @@ class SandboxPool:
         try:
             await sandbox.close()
         finally:
-            self._give_permit()
+            self._permits.give()
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[Sandbox]:
@@ -88,40 +76,15 @@ class SandboxPool:
 
     async def close(self) -> None:
         """End every sandbox that is lent, and refuse those who wait."""
-        self._refuse_waiting()
-        await asyncio.gather(*(self.release(sandbox) for sandbox in list(self._lent)))
+        await asyncio.gather(*(self.release(sandbox) for sandbox in self._refuse_more()))
 
     def kill_now(self) -> None:
         """End every sandbox at once without waiting; for exit paths."""
-        self._refuse_waiting()
-        for sandbox in list(self._lent):
+        for sandbox in self._refuse_more():
             sandbox.kill_now()
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise SandboxError("the pool of sandboxes is closed", retryable=False)
-
-    def _refuse_waiting(self) -> None:
+    def _refuse_more(self) -> list[Sandbox]:
+        """Lend nothing from here on; what is lent now."""
+        self._permits.close("the pool of sandboxes is closed")
         with self._lock:
-            self._closed = True
-            waiting, self._waiting = self._waiting, deque()
-        for permit in waiting:
-            if permit.set_running_or_notify_cancel():
-                permit.set_exception(SandboxError("the pool of sandboxes is closed", retryable=False))
-
-    async def _wait(self, permit: Future[None]) -> None:
-        try:
-            await asyncio.wrap_future(permit)
-        except asyncio.CancelledError:
-            if permit.done() and not permit.cancelled():
-                self._give_permit()  # it came while the waiter was being cancelled
-            raise
-
-    def _give_permit(self) -> None:
-        with self._lock:
-            while self._waiting:
-                permit = self._waiting.popleft()
-                if permit.set_running_or_notify_cancel():
-                    permit.set_result(None)
-                    return
-            self._free += 1
+            return list(self._lent)

@@ -45,9 +45,13 @@ class SandboxSpec:
         limits: for every run that brings none of its own.
         preload_modules: imported once in the warm interpreter, so that runs find them loaded.
         site_packages: let the code read and import this environment's installed packages.
+        max_executing: runs at one time in a process, over all sandboxes of its specs that differ in ``limits`` and
+            ``require`` alone; the others wait in order, and no deadline counts their wait. None gives two to each
+            core that the process may use.
 
     Raises:
-        ConfigError: an unknown backend or guarantee, or ``unsafe`` together with a requirement.
+        ConfigError: an unknown backend or guarantee, ``max_executing`` below 1, or ``unsafe`` together with a
+            requirement.
     """
 
     backend: str = "auto"
@@ -55,11 +59,17 @@ class SandboxSpec:
     limits: Limits = field(default_factory=Limits)
     preload_modules: tuple[str, ...] = ()
     site_packages: bool = False
+    max_executing: int | None = None
 
     def __post_init__(self) -> None:
         if self.backend not in ("auto", *BACKENDS):
             raise ConfigError(
                 f"sandbox.backend={self.backend!r} does not exist; use one of {', '.join(('auto', *BACKENDS))}"
+            )
+        if self.max_executing is not None and not _is_count(self.max_executing):
+            raise ConfigError(
+                f"sandbox.max_executing must be a whole number of at least 1, got {self.max_executing!r}; raise it, or "
+                "leave it out to have two to each core"
             )
         if self.required and self.backend == "unsafe":
             raise ConfigError(
@@ -105,12 +115,21 @@ class SandboxSpec:
     def _settings(self, name: str) -> HostSettings:
         paths = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")) if self.site_packages else ()
         folders = tuple(dict.fromkeys(paths))
-        return HostSettings(confine=name != "unsafe", preload=self.preload_modules, folders=folders)
+        return HostSettings(
+            confine=name != "unsafe",
+            preload=self.preload_modules,
+            folders=folders,
+            max_executing=self.max_executing,
+        )
 
 
 def probe_backends() -> list[BackendReport]:
     """What every backend guarantees on this machine, strongest first; for ``agentrl doctor``."""
     return [_report(name, HostSettings(confine=name != "unsafe")) for name in BACKENDS]
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def _shortfall(report: BackendReport, required: frozenset[str]) -> str:

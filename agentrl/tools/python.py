@@ -26,7 +26,8 @@ class PythonTool(Tool):
     Args:
         name: the tool's name.
         description: what the model is told.
-        timeout_s: seconds one run may take. Runs of one sandbox wait for each other; the wait does not count.
+        timeout_s: seconds one run may take from the start of its execution; the wait for its turn (the metric
+            ``queued_s``) does not count.
         stderr_lines: how many of the last lines of stderr are shown when the code fails.
         max_output_chars: characters of output kept; None takes the executor's.
 
@@ -73,7 +74,7 @@ class PythonTool(Tool):
             "\n".join(part for part in (text, fault) if part) or _NO_OUTPUT,
             error=None if result.status == "ok" else _KINDS.get(result.status, "exception"),
             truncated=result.truncated,
-            metrics={"cpu_s": result.cpu_s, "wall_s": result.wall_s},
+            metrics={"cpu_s": result.cpu_s, "wall_s": result.wall_s, "queued_s": result.queued_s},
         )
 
     def _fault(self, result: ExecResult, timeout_s: float) -> str:

@@ -30,7 +30,7 @@ async def test_what_is_printed_comes_back(sandbox: Sandbox) -> None:
     result = await run(sandbox, "print(123 * 456)")
 
     assert (result.content, result.error) == ("56088", None)
-    assert set(result.metrics or {}) == {"cpu_s", "wall_s"}
+    assert set(result.metrics or {}) == {"cpu_s", "wall_s", "queued_s"}
 
 
 async def test_no_output_is_told(sandbox: Sandbox) -> None:

@@ -144,6 +144,9 @@ class SandboxConfig(Section):
     """Let the code import the packages installed beside agentrl."""
     max_running: Count | None = None
     """Sandboxes at one time, each held by its episode to the end; by default ``rollout.max_running``."""
+    max_executing: Count | None = None
+    """Executions at one time in each process that hosts episodes; the others wait in order, which no deadline of
+    theirs counts. By default two to each core that the process may use."""
 
     def spec(self) -> SandboxSpec:
         """What builds the sandboxes.
@@ -157,4 +160,5 @@ class SandboxConfig(Section):
             limits=Limits(**self.limits.model_dump()),
             preload_modules=self.preload_modules,
             site_packages=self.site_packages,
+            max_executing=self.max_executing,
         )

@@ -1,0 +1,85 @@
+"""A bound on how many do something at one time, whatever event loop or thread they come from."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from concurrent.futures import Future
+from types import TracebackType
+
+from agentrl.errors import SandboxError
+
+
+class Permits:
+    """At most ``count`` hold a permit; the others wait in order, each on its own event loop.
+
+    ``async with permits`` takes one and gives it back whatever happens. A waiter that is cancelled costs none.
+
+    Args:
+        count: permits in all, at least 1.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+        self._waiting: deque[Future[None]] = deque()
+        self._refusal: str | None = None
+        self._lock = threading.Lock()
+
+    async def take(self) -> None:
+        """Hold a permit from here on, when it is this caller's turn.
+
+        Raises:
+            SandboxError: :meth:`close` was called, before or while this caller waited.
+        """
+        with self._lock:
+            self._check_open()
+            if self._free:
+                self._free -= 1
+                return
+            permit = Future[None]()
+            self._waiting.append(permit)
+        try:
+            await asyncio.wrap_future(permit)
+        except asyncio.CancelledError:
+            with self._lock:  # whoever hands it over does so within the lock: it is either here or not
+                came_all_the_same = permit.done() and not permit.cancelled()
+            if came_all_the_same:
+                self.give()
+            raise
+
+    def give(self) -> None:
+        """Give one back: to the first who waits, if any does. From any thread."""
+        with self._lock:
+            while self._waiting:
+                permit = self._waiting.popleft()
+                if permit.set_running_or_notify_cancel():
+                    permit.set_result(None)
+                    return
+            self._free += 1
+
+    def close(self, why: str) -> None:
+        """Refuse those who wait and those who come from now on; permits that are held stay valid."""
+        with self._lock:
+            self._refusal = why
+            waiting, self._waiting = self._waiting, deque()
+            for permit in waiting:
+                if permit.set_running_or_notify_cancel():
+                    permit.set_exception(SandboxError(why, retryable=False))
+
+    def check_open(self) -> None:
+        """Raises SandboxError once :meth:`close` was called."""
+        with self._lock:
+            self._check_open()
+
+    def _check_open(self) -> None:
+        if self._refusal is not None:
+            raise SandboxError(self._refusal, retryable=False)
+
+    async def __aenter__(self) -> None:
+        await self.take()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.give()

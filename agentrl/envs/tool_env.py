@@ -12,7 +12,7 @@ from typing import Any
 from agentrl.envs.env import Env
 from agentrl.errors import EnvError
 from agentrl.sandbox import Sandbox, SandboxPool, SandboxSpec
-from agentrl.tools import Tool, ToolExecutor, ToolFactory, resolve_tools
+from agentrl.tools import FunctionTool, Tool, ToolExecutor, ToolFactory, resolve_tools
 from agentrl.types import Action, CallRecord, Message, Observation, StepResult, Task, seed_for
 
 __all__ = ["ToolEnv"]
@@ -31,11 +31,14 @@ class ToolEnv(Env):
         announce_tools: whether the opening describes the tools; without it they work all the same, for a model that
             was taught them and has no tokens to spare.
         max_turns: assistant's messages after which the episode is truncated; None leaves it to the rollout.
-        sandbox: a spec or a pool: the episode gets a sandbox from ``reset`` to ``close``, and tools and rewards
-            find it as ``context.sandbox`` and ``env.sandbox``.
+        sandbox: a spec or a pool, from which the episode takes a sandbox at the first call of a tool that may use it,
+            and keeps it until ``close``. Tools find it as ``context.sandbox``, rewards by ``await env.open_sandbox()``.
         tool_deadline_s: seconds a call may take, for tools that set none.
         max_tool_output_chars: characters of output kept, for tools that set none.
         base_dir: the folder that relative paths in ``tools`` start from.
+
+    Attributes:
+        sandbox: the episode's sandbox while it has one; None before it is needed and after ``close``.
 
     Raises:
         EnvError: the task has no messages, two system prompts, or a tool needs a sandbox and there is none.
@@ -64,6 +67,8 @@ class ToolEnv(Env):
         self._announce_tools = announce_tools
         self._max_turns = max_turns
         self._sandbox_source = sandbox
+        self._taking_sandbox = asyncio.Lock()
+        self._closed = False
         self._own_tools: list[Tool] = []
         built: list[Tool] = []
         for entry in resolve_tools(tools, base_dir):
@@ -75,21 +80,14 @@ class ToolEnv(Env):
                 raise EnvError(
                     f"tool {tool.spec.name!r} needs a sandbox, got none; pass ToolEnv(sandbox=SandboxSpec())"
                 )
+        self._sandbox_tools = frozenset(tool.spec.name for tool in built if _may_use_sandbox(tool))
         self._executor = ToolExecutor(built, deadline_s=tool_deadline_s, max_output_chars=max_tool_output_chars)
         self._seed = 0
         self._num_turns = 0
 
     async def reset(self, *, seed: int) -> Observation:
-        """The system prompt, the task's messages, and the tools where they are announced.
-
-        Raises:
-            SandboxError, MachineError: there is no sandbox to be had.
-        """
+        """The system prompt, the task's messages, and the tools where they are announced."""
         self._seed = seed
-        if isinstance(self._sandbox_source, SandboxPool):
-            self.sandbox = await self._sandbox_source.acquire()
-        elif self._sandbox_source is not None:
-            self.sandbox = await asyncio.to_thread(self._sandbox_source.build)
         return Observation(messages=self._opening, tools=self._executor.specs if self._announce_tools else ())
 
     async def step(self, action: Action) -> StepResult:
@@ -97,6 +95,9 @@ class ToolEnv(Env):
 
         ``info`` counts what went wrong: ``tool_errors`` by ToolErrorKind, ``call_problems`` by ProblemKind; and gives
         ``reason`` (``length``, ``max_turns``) where the episode was cut.
+
+        Raises:
+            SandboxError, MachineError: there is no sandbox to be had, or it failed.
         """
         turn = self._num_turns
         self._num_turns += 1
@@ -113,16 +114,25 @@ class ToolEnv(Env):
         info = _counts(records) | ({"reason": "max_turns"} if last else {})
         return StepResult(Observation(messages=answers), truncated=last, calls=records, info=info)
 
+    async def open_sandbox(self) -> Sandbox:
+        """The episode's sandbox; the first call takes it, and waits where a pool has none left.
+
+        Raises:
+            EnvError: the environment was given none, or is closed.
+            SandboxError, MachineError: there is no sandbox to be had.
+        """
+        async with self._taking_sandbox:
+            if self.sandbox is None:
+                self.sandbox = await self._take_sandbox()
+            return self.sandbox
+
     async def close(self) -> None:
         """End the sandbox and the tools that belong to this episode; a second call does nothing."""
+        self._closed = True
         async with AsyncExitStack() as stack:  # each one is ended, whatever another one raises
             sandbox, self.sandbox = self.sandbox, None
             if sandbox is not None:
-                source = self._sandbox_source
-                if isinstance(source, SandboxPool):
-                    stack.push_async_callback(source.release, sandbox)
-                else:
-                    stack.push_async_callback(sandbox.close)
+                stack.push_async_callback(self._end_sandbox, sandbox)
             while self._own_tools:
                 stack.push_async_callback(self._own_tools.pop().close)
 
@@ -131,7 +141,32 @@ class ToolEnv(Env):
         """Tool calls that went on after their deadline, since Python could not stop them."""
         return self._executor.num_abandoned
 
+    async def _take_sandbox(self) -> Sandbox:
+        source = self._sandbox_source
+        if source is None:
+            raise EnvError("the environment was given no sandbox; pass ToolEnv(sandbox=SandboxSpec())")
+        self._check_open()
+        if isinstance(source, SandboxPool):
+            sandbox = await source.acquire()
+        else:
+            sandbox = await asyncio.to_thread(source.build)
+        if self._closed:  # while this waited
+            await self._end_sandbox(sandbox)
+            self._check_open()
+        return sandbox
+
+    async def _end_sandbox(self, sandbox: Sandbox) -> None:
+        source = self._sandbox_source
+        await (source.release(sandbox) if isinstance(source, SandboxPool) else sandbox.close())
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EnvError("the environment is closed, and its sandbox with it; use it before close")
+
     async def _answer(self, action: Action, turn: int) -> tuple[CallRecord, ...]:
+        # taken before the calls begin, so that no tool's deadline counts the wait for it
+        if self._sandbox_source is not None and any(call.name in self._sandbox_tools for call in action.tool_calls):
+            await self.open_sandbox()
         return await self._executor.run(
             action.tool_calls,
             action.problems,
@@ -139,6 +174,10 @@ class ToolEnv(Env):
             episode_id=self.task.id,
             sandbox=self.sandbox,
         )
+
+
+def _may_use_sandbox(tool: Tool) -> bool:
+    return tool.needs_sandbox or (isinstance(tool, FunctionTool) and tool.takes_context)
 
 
 def _opening(task: Task, system_prompt: str | None) -> tuple[Message, ...]:

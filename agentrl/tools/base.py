@@ -139,6 +139,11 @@ class FunctionTool(Tool):
         self._signature = signature
         self.__doc__ = inspect.getdoc(function)
 
+    @property
+    def takes_context(self) -> bool:
+        """Whether the function is told the circumstances of a call, and so may use ``context.sandbox``."""
+        return self._context is not None
+
     @classmethod
     def from_function(
         cls,

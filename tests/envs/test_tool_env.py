@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from agentrl.types import Action, FinishReason, StepResult, Task
 
 TASK = Task("t-1", ({"role": "user", "content": "What is 1 + 2?"},), answer=3)
 UNSAFE = SandboxSpec(backend="unsafe")
+PYTHON = '<tool_call>{"name": "python", "arguments": {"code": "print(6 * 7)"}}</tool_call>'
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
 
 
@@ -28,6 +30,12 @@ def add(a: int, b: int) -> int:
 def draw(context: ToolContext) -> str:
     """Draw."""
     return f"{context.seed}"
+
+
+@tool
+def where(context: ToolContext) -> str:
+    """Where."""
+    return "nowhere" if context.sandbox is None else "a sandbox"
 
 
 @tool
@@ -60,6 +68,10 @@ async def started(**settings: Any) -> ToolEnv:
 
 async def step(text: str, finish_reason: FinishReason = "stop", **settings: Any) -> StepResult:
     return await (await started(**settings)).step(act(text, finish_reason))
+
+
+def answer(result: StepResult) -> object:
+    return result.observation.messages[0]["content"]
 
 
 async def test_the_opening_has_the_system_prompt_the_task_and_the_tools() -> None:
@@ -161,16 +173,17 @@ async def test_a_factory_gives_each_episode_its_own_state_and_it_is_closed() -> 
     assert Counter.make.stateful.closed == [2, 1]  # type: ignore[attr-defined]
 
 
-async def test_the_sandbox_lives_from_reset_to_close() -> None:
+async def test_the_sandbox_lives_from_the_first_call_to_close() -> None:
     pool = SandboxPool(UNSAFE, max_running=1)
     env = await started(tools=[PythonTool()], sandbox=pool)
-    result = await env.step(act('<tool_call>{"name": "python", "arguments": {"code": "print(6 * 7)"}}</tool_call>'))
-    assert result.observation.messages[0]["content"] == "42"
+    assert env.sandbox is None
+    assert answer(await env.step(act(PYTHON))) == "42"
     sandbox = env.sandbox
     await env.close()
     await env.close()
 
     assert sandbox is not None
+    assert env.sandbox is None
     with pytest.raises(SandboxError):
         await sandbox.run("print(1)")
     async with pool.session():  # the pool has its only place back
@@ -179,12 +192,86 @@ async def test_the_sandbox_lives_from_reset_to_close() -> None:
 
 async def test_a_sandbox_of_its_own_is_closed_too() -> None:
     env = await started(sandbox=UNSAFE)
-    sandbox = env.sandbox
+    sandbox = await env.open_sandbox()
     await env.close()
 
-    assert sandbox is not None
     with pytest.raises(SandboxError):
         await sandbox.run("print(1)")
+
+
+async def test_calls_that_need_no_sandbox_take_none() -> None:
+    env = await started(tools=[PythonTool(), add], sandbox=UNSAFE)
+    await env.step(act(f'{CALL}<tool_call>{{"name": "unknown"}}</tool_call><tool_call>{{oops}}</tool_call>'))
+
+    assert env.sandbox is None
+
+
+async def test_a_function_that_takes_the_context_finds_the_sandbox_there() -> None:
+    env = await started(tools=[where], sandbox=UNSAFE)
+
+    assert answer(await env.step(act('<tool_call>{"name": "where"}</tool_call>'))) == "a sandbox"
+    await env.close()
+
+
+async def test_files_of_the_calls_are_there_for_a_reward() -> None:
+    env = await started(tools=[PythonTool()], sandbox=UNSAFE)
+    code = "open('answer', 'w').write('3')"
+    await env.step(act(f'<tool_call>{{"name": "python", "arguments": {{"code": "{code}"}}}}</tool_call>'))
+
+    assert await (await env.open_sandbox()).read_file("answer") == b"3"
+    await env.close()
+
+
+async def test_those_who_open_the_sandbox_at_once_get_the_same() -> None:
+    env = await started(sandbox=UNSAFE)
+    one, other = await asyncio.gather(env.open_sandbox(), env.open_sandbox())
+
+    assert one is other
+
+
+async def test_an_exhausted_pool_holds_up_only_the_episodes_that_need_it() -> None:
+    pool = SandboxPool(UNSAFE, max_running=1)
+    holder, waiter, idle = [await started(tools=[PythonTool()], sandbox=pool) for _ in range(3)]
+    await holder.step(act(PYTHON))
+    waiting = asyncio.create_task(waiter.step(act(PYTHON)))
+
+    assert (await idle.step(act("It is 3."))).terminated
+    assert not (await asyncio.wait([waiting], timeout=0.1))[0]
+    await holder.close()
+    async with asyncio.timeout(60):
+        assert answer(await waiting) == "42"
+    await waiter.close()
+
+
+async def test_an_episode_that_is_cancelled_while_it_waits_for_a_sandbox_costs_none() -> None:
+    pool = SandboxPool(UNSAFE, max_running=1)
+    async with pool.session():
+        env = await started(tools=[PythonTool()], sandbox=pool)
+        waiting = asyncio.create_task(env.step(act(PYTHON)))
+        await asyncio.wait([waiting], timeout=0.1)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await env.close()
+    async with asyncio.timeout(60), pool.session():
+        pass
+
+
+async def test_a_sandbox_that_comes_after_close_goes_back() -> None:
+    pool = SandboxPool(UNSAFE, max_running=1)
+    async with pool.session():
+        env = await started(sandbox=pool)
+        waiting = asyncio.create_task(env.open_sandbox())
+        await asyncio.wait([waiting], timeout=0.1)
+        await env.close()
+    with pytest.raises(EnvError, match="the environment is closed"):
+        await waiting
+    async with asyncio.timeout(60), pool.session():
+        pass
+
+
+async def test_a_sandbox_where_none_was_given_is_refused() -> None:
+    with pytest.raises(EnvError, match=r"given no sandbox; pass ToolEnv\(sandbox="):
+        await (await started()).open_sandbox()
 
 
 def test_a_tool_without_its_sandbox_is_refused() -> None:

@@ -86,6 +86,12 @@ async def test_a_preloaded_module_is_there_before_the_code_imports_it(landlock: 
     assert result.stdout == b"True\n"
 
 
+async def test_the_code_does_not_find_the_modules_of_the_host(spec: SandboxSpec) -> None:
+    async with spec.build() as sandbox:
+        result = await sandbox.run("import sys\nprint([name for name in sys.modules if name.split('.')[0] == 'host'])")
+    assert result.stdout == b"[]\n"
+
+
 def test_a_module_that_cannot_be_preloaded_is_a_config_error(landlock: BackendReport) -> None:
     with pytest.raises(ConfigError, match=r"sandbox\.preload_modules: no_such_module"):
         SandboxSpec(preload_modules=("no_such_module",)).check()

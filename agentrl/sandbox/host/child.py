@@ -52,6 +52,15 @@ class Job:
     keep: Sequence[int] = field(default=())
 
 
+def warm_up() -> None:
+    """Do once, before any fork, what each run would otherwise do again in its own memory."""
+    package = __package__ or ""
+    for name in [name for name in sys.modules if name == package or name.startswith(package + ".")]:
+        del sys.modules[name]  # the code's imports must not find the host's modules
+    exec(_compile(b"pass"), {})
+    linecache.clearcache()
+
+
 def run(job: Job, stdio: tuple[int, int, int], status: int) -> NoReturn:
     """Never returns. What fails before the code starts is written to ``status``; nothing written means it started."""
     code = 1
@@ -88,7 +97,8 @@ def _prepare(job: Job, stdio: tuple[int, int, int], status: int) -> None:
         landlock.restrict_self(job.confinement.abi, job.confinement.ruleset)
         os.close(job.confinement.ruleset)
         own_uid, abi = job.confinement.own_uid, job.confinement.abi
-        seccomp.install(seccomp.build_filter(own_uid=own_uid, abi=abi, pid=os.getpid()))
+        pid = os.getpid() if seccomp.names_pid(abi) else None
+        seccomp.install(seccomp.build_filter(own_uid=own_uid, abi=abi, pid=pid))
 
 
 def _close_all_but(keep: set[int]) -> None:
@@ -153,9 +163,6 @@ def _interpret(code: bytes) -> int:
 
 
 def _fresh_interpreter() -> None:
-    package = __package__ or ""
-    for name in [name for name in sys.modules if name == package or name.startswith(package + ".")]:
-        del sys.modules[name]
     tempfile.tempdir = None  # the host's own choice, made before TMPDIR was the sandbox's
     sys.argv = [CODE_NAME]
     sys.path.insert(0, os.getcwd())

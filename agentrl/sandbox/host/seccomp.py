@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import os
 import platform
 import struct
@@ -21,6 +22,7 @@ _RET_KILL_PROCESS, _RET_ERRNO, _RET_ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 _LD_W_ABS, _JEQ, _JGE, _JSET, _AND, _RET = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 _OFF_NR, _OFF_ARCH, _OFF_ARGS = 0, 4, 16
 _X32_BIT = 0x40000000
+_SCOPED_SIGNALS_ABI = 6  # of Landlock
 
 # (AUDIT_ARCH, column of the tables below)
 _ARCHES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1), "arm64": (0xC00000B7, 1)}
@@ -146,7 +148,7 @@ class _ArgRule:
     high_word: bool = False
 
 
-def _arg_rules(*, own_uid: bool, abi: int, pid: int) -> list[_ArgRule]:
+def _arg_rules(*, own_uid: bool, abi: int, pid: int | None) -> list[_ArgRule]:
     rules = [
         _ArgRule((56, 220), 0, 0, _NEW_NAMESPACES, refuse_equal=False),  # clone: no new namespaces
         _ArgRule((53, 199), 0, _AF_UNIX, refuse_equal=False),  # socketpair: unix only
@@ -160,7 +162,7 @@ def _arg_rules(*, own_uid: bool, abi: int, pid: int) -> list[_ArgRule]:
     ]
     if not own_uid:  # utimensat by path; by descriptor (a null path) stays
         rules += [_ArgRule((280, 88), 1, 0, refuse_equal=False, high_word=high) for high in (False, True)]
-    if abi < 6:  # the kernel does not scope signals: a process may signal itself only
+    if pid is not None:  # the kernel does not scope signals: a process may signal itself only
         kills = ((62, 129), (200, 130), (234, 131), (129, 138), (297, 240))
         rules += [_ArgRule(numbers, 0, pid, refuse_equal=False) for numbers in kills]
         rules += [_ArgRule((72, 25), 1, command) for command in (_F_SETOWN, _F_SETOWN_EX)]
@@ -179,13 +181,19 @@ def supported() -> bool:
     return platform.machine() in _ARCHES
 
 
-def build_filter(*, own_uid: bool, abi: int, pid: int) -> bytes:
-    """The program, 8 bytes an instruction.
+def names_pid(abi: int) -> bool:
+    """Whether the filter names the process that it is for: where Landlock cannot scope signals."""
+    return abi < _SCOPED_SIGNALS_ABI
+
+
+@functools.cache
+def build_filter(*, own_uid: bool, abi: int, pid: int | None) -> bytes:
+    """The program, 8 bytes an instruction; made before a fork, it costs the child nothing.
 
     Args:
         own_uid: the code runs under a uid that nothing else uses.
         abi: the Landlock ABI, since an older one leaves more to this filter.
-        pid: the process that will run the code; used where signals cannot be scoped (ABI < 6).
+        pid: the process that will run the code, where :func:`names_pid`; else None.
     """
     audit_arch, column = _ARCHES[platform.machine()]
     refused = [_REFUSED]
@@ -193,7 +201,7 @@ def build_filter(*, own_uid: bool, abi: int, pid: int) -> bytes:
         refused.append(_REFUSED_ON_SHARED_UID)
     if abi < 3:
         refused.append({"truncate": (76, 45)})
-    if abi < 6:
+    if names_pid(abi):
         refused.append({"pidfd_send_signal": (424, 424)})
     absent = [_ABSENT]
     if abi < 3:

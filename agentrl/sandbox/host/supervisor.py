@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from . import folder, frames, landlock, seccomp, tree
+from . import child, folder, frames, landlock, seccomp, tree
 from .interpreter import Interpreter, preload
 from .slot import SlotConfig, slot_main
 
@@ -86,6 +86,9 @@ class Supervisor:
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         tree.become_subreaper()
+        child.warm_up()
+        if self.abi is not None and not seccomp.names_pid(self.abi):
+            seccomp.build_filter(own_uid=self.first_uid is not None, abi=self.abi, pid=None)
         gc.disable()
         gc.freeze()
 

@@ -69,8 +69,8 @@ class ForkedSandbox(Sandbox):
             "env": dict(env or {}),
             "limits": limits.as_dict(),
         }
-        asked = time.monotonic()
         server = await self._own_server()
+        asked = time.monotonic()
         async with self._turn, server.executing:  # its own turn first, so that no permit lies idle behind its other run
             queued_s = time.monotonic() - asked
             reply, blobs = await self._ask(header, [stdin, source, *uploads.values()], limits.wall_s)

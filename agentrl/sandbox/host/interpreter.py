@@ -17,7 +17,7 @@ _SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/etc/timezone", "/etc/ns
 class Interpreter:
     """Paths of the running interpreter, as the code will see them.
 
-    An interpreter under a closed folder (``/root/.pyenv``) cannot be reached by another uid. Its
+    An interpreter under a closed folder (``~/.pyenv``) cannot be reached by another uid. Its
     folders are then opened while the supervisor still may, and the import path leads through those
     descriptors (``/proc/self/fd/N``): no copy, no mount, and no right beyond reading.
 

@@ -19,6 +19,7 @@ from agentrl.types import Batch, SegmentKind, Stats, Trajectory, TrajectoryGroup
 
 __all__ = ["Recorder", "StepView"]
 
+_WITH_MAX = frozenset({"mismatch/logp_abs"})
 _EXCLUDED_ALERT = 0.02
 """Above this share of failed episodes a person is told."""
 
@@ -115,7 +116,7 @@ class Recorder:
         self._step_start = time.monotonic()
         played = sorted((outcome.group for outcome in outcomes), key=lambda group: group.draw)
         values = rollout_metrics(played) if played else {}
-        values |= {name: _value(name, stats) for name in stats}
+        values |= _numbers(stats)
         waited_s, self._store_wait_s = self._store_wait_s, self._writer.counts.wait_s
         self.timer.add("wait_store", self._store_wait_s - waited_s)
         phases = self.timer.take_step()
@@ -215,6 +216,9 @@ def _staleness(batch: Batch, state: TrainState) -> dict[str, float]:
     return {"async/staleness/mean": float(behind.mean()), "async/staleness/max": float(behind.max())}
 
 
-def _value(name: str, stats: Stats) -> float:
-    """A statistic's mean, or its maximum where the name asks for that."""
-    return stats[name].max if name.endswith("/max") else stats[name].mean
+def _numbers(stats: Stats) -> dict[str, float]:
+    """Each statistic's mean under its name; of those whose extreme matters, the maximum beside it."""
+    numbers = {name: stat.mean for name, stat in stats.items() if name not in _WITH_MAX}
+    for name in _WITH_MAX & stats.keys():
+        numbers |= {f"{name}/mean": stats[name].mean, f"{name}/max": stats[name].max}
+    return numbers

@@ -48,6 +48,7 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "policy/loss": "the policy's loss",
         "policy/kl_ref": "KL divergence from the reference in nats",
         "policy/kl_old": "KL divergence from the policy before the step in nats",
+        "policy/ratio": "mean probability ratio of the current policy to the old one",
         "policy/clip_frac_low": "share of tokens clipped from below",
         "policy/clip_frac_high": "share of tokens clipped from above",
         "policy/nll": "mean negative logprob of the demonstrations' tokens in nats",
@@ -61,6 +62,7 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "async/dropped": "groups dropped as too stale",
         "optim/grad_norm": "norm of the gradient before clipping",
         "optim/lr": "learning rate",
+        "optim/skipped": "1 where a mini-batch had no trained token and took no step",
         # speed
         "perf/tokens_per_s": "tokens that the step trained on or prepared, by its seconds",
         "perf/rollout_tokens_per_s": "sampled tokens by the seconds of the rollouts",

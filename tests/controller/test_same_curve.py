@@ -9,7 +9,7 @@ import pytest
 from agentrl.controller.group import LocalGroup, WorkerGroup
 from tests.controller.replay import learn
 
-CURVE = ("policy/loss", "policy/entropy", "optim/grad_norm", "mismatch/logp_abs", "policy/clip_frac_high")
+CURVE = ("policy/loss", "policy/entropy", "optim/grad_norm", "mismatch/logp_abs/mean", "policy/clip_frac_high")
 
 
 def curve(group: WorkerGroup, model: Path, run_dir: Path, micro_batch_tokens: int = 120) -> list[list[float]]:

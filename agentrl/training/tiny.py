@@ -58,6 +58,8 @@ def build_tiny_model(
     import torch
     from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
+    from agentrl.training.policy_model import no_progress_bars
+
     tokenizer = _tokenizer(demonstrations, num_demonstrations, vocab_size)
     pad, end = tokenizer.pad_token_id, tokenizer.eos_token_id
     config = Qwen3Config(
@@ -81,7 +83,8 @@ def build_tiny_model(
         torch.manual_seed(seed_for(seed, "tiny_model") % 2**63)
         model = Qwen3ForCausalLM(config)
     model.generation_config = GenerationConfig(eos_token_id=[end, pad], pad_token_id=pad)
-    model.save_pretrained(folder)
+    with no_progress_bars():
+        model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 

@@ -25,7 +25,7 @@ def test_a_model_folder_is_examined(agentrl: Callable[..., tuple[int, str, str]]
     code, printed, _ = agentrl(*tokens, "--out", out, "--json")
 
     assert code == 0
-    assert json.loads(printed)["sources"]["held_out"]["avg@2"]["num_tasks"] == 3
+    assert json.loads(printed)["sources"]["code"]["avg@2"]["num_tasks"] == 3
     evaluated = read_eval_file(out)
     assert [len(entry.trajectories) for entry in evaluated] == [2, 2, 2]
     assert all(trajectory.turns for entry in evaluated for trajectory in entry.trajectories)

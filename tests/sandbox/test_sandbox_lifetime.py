@@ -174,16 +174,20 @@ async def test_one_sandbox_serves_several_threads_and_event_loops(spec: SandboxS
     await sandbox.close()
 
 
+def own_threads() -> int:
+    """Threads of this process but asyncio's pool, which grows to its own size with use."""
+    return sum(not thread.name.startswith("asyncio_") for thread in threading.enumerate())
+
+
 async def test_runs_leave_no_descriptor_and_no_thread_in_the_owner(spec: SandboxSpec) -> None:
     async def episode() -> None:
         async with spec.build() as sandbox:
             await asyncio.gather(*(sandbox.run("print(1)") for _ in range(4)))
 
     await episode()
-    before = len(os.listdir("/proc/self/fd")), threading.active_count()
+    before = len(os.listdir("/proc/self/fd")), own_threads()
     for _ in range(20):
         await episode()
-    after = len(os.listdir("/proc/self/fd")), threading.active_count()
-    # closing is told on the I/O thread; a pool thread of asyncio's may be added on the way
-    assert after[0] <= before[0] + 1
-    assert after[1] <= before[1] + 2
+    after = len(os.listdir("/proc/self/fd")), own_threads()
+    assert after[0] <= before[0] + 1  # closing is told on the I/O thread
+    assert after[1] <= before[1]

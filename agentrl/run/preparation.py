@@ -11,7 +11,7 @@ from typing import Any
 from agentrl.controller.checkpoints import Checkpoints, Manifest
 from agentrl.controller.ledger import Ledger
 from agentrl.errors import AgentRLError, DataError
-from agentrl.run.build import LiveObjects, env_spec
+from agentrl.run.build import LiveObjects, engine_spec, env_spec
 from agentrl.run.config import RunConfig, StageConfig
 from agentrl.run.config.dump import to_yaml
 from agentrl.run.data import load_tasks, rows_hash
@@ -43,6 +43,7 @@ def make_directory(
         given_model(config.model.path, base_dir)
     sandbox: Mapping[str, Any] = {}
     for stage in rollouts:
+        engine_spec(stage, Path(config.run.dir))  # an engine that is not to be had is refused before anything is made
         spec = env_spec(stage, live, base_dir).sandbox
         if spec is not None:
             report = spec.check()

@@ -121,6 +121,12 @@ def test_what_is_no_run_is_not_resumed(opened: Open) -> None:
         opened().train(resume=True)
 
 
+def test_an_engine_that_is_not_there_is_refused_before_anything_is_made(opened: Open, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"rollout\.engine='sglang' cannot be used .*; set rollout\.engine=torch"):
+        opened("rollout.engine=sglang", "run.deterministic=false").train()
+    assert not (tmp_path / "run").exists()
+
+
 def test_an_empty_data_set_is_refused_before_anything_is_made(opened: Open, tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("")
     trainer = opened(text=CONFIG.replace(f'train: "{TASK}:tasks"', "train: empty.jsonl"))

@@ -44,10 +44,11 @@ RUNS = (
     Run(
         "code-noisy",
         "code",
-        # a shorter warm-up too: the example's own leaves greedy decoding too little to gain
+        # a shorter warm-up too: the example's own leaves greedy decoding too little to gain; and more steps
         (
             "stages.warmup.data.args.noise=0.9",
             "stages.warmup.steps=350",
+            "stages.rl.steps=120",
             "stages.rl.eval.sets.code.num_tasks=1000",
             *CODE_ALONE,
         ),
@@ -106,13 +107,13 @@ def report_code(figures: Figures, folder: Path, names: set[str]) -> None:
     if "code-noisy" in names:
         noisy = folder / "code-noisy"
         old, new = greedy_verdicts(noisy, "before"), greedy_verdicts(noisy, "after")
-        figures.at_least("code, noise .9 and 350 warm-up steps, held-out problems", len(old), "", 1000)
-        figures.report("code, noise .9 and 350 warm-up steps, greedy before", sum(old) / len(old), "")
-        figures.report("code, noise .9 and 350 warm-up steps, greedy after", sum(new) / len(new), "")
+        figures.at_least("code, noise .9, 350 warm-up and 120 steps, held-out problems", len(old), "", 1000)
+        figures.report("code, noise .9, 350 warm-up and 120 steps, greedy before", sum(old) / len(old), "")
+        figures.report("code, noise .9, 350 warm-up and 120 steps, greedy after", sum(new) / len(new), "")
         figures.at_least(
-            "code, noise .9 and 350 warm-up steps, greedy gain", (sum(new) - sum(old)) / len(old), "", 0.08
+            "code, noise .9, 350 warm-up and 120 steps, greedy gain", (sum(new) - sum(old)) / len(old), "", 0.08
         )
-        figures.at_most("code, noise .9 and 350 warm-up steps, paired p", mcnemar_p_value(old, new), "", 0.01)
+        figures.at_most("code, noise .9, 350 warm-up and 120 steps, paired p", mcnemar_p_value(old, new), "", 0.01)
     if "code-shuffled" in names:
         before, after = ends(folder / "code-shuffled", "code")
         figures.at_most("code, rewards shuffled, sampled gain", after["sampled"] - before["sampled"], "", 0.0)

@@ -56,7 +56,9 @@ class IOThread:
             self._selector.unregister(sock)
 
     def stop(self) -> None:
-        """End the thread; waits for it unless called on it."""
+        """End the thread; waits for it unless called on it. A second call does nothing."""
+        if not self._thread.is_alive():
+            return
 
         def end() -> None:
             self._stopping = True

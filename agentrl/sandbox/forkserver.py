@@ -5,29 +5,21 @@ from __future__ import annotations
 import atexit
 import itertools
 import os
-import socket
-import subprocess
-import sys
-import tempfile
 import threading
-import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
-from agentrl.errors import ConfigError, MachineError, SandboxError
+from agentrl.errors import AgentRLError, ConfigError, MachineError, SandboxError
 
-from .channel import Channel, IOThread, Reply, fail, resolve
-from .host import folder, frames
+from .channel import IOThread, Reply, fail, resolve
+from .host import frames
+from .launcher import Host, Launcher, Link, LocalLauncher
 from .permits import Permits
 
 _START_S = 60.0
 _END_S = 5.0
-_BOOT = (
-    "import sys; sys.path.insert(0, {folder!r}); from host.supervisor import main; sys.path.remove({folder!r}); main()"
-)
 
 
 @dataclass(frozen=True)
@@ -40,6 +32,7 @@ class HostSettings:
         folders: folders of modules beyond the standard library that the code may read and import.
         abi_cap: use no newer Landlock ABI than this, to see how an older kernel does.
         max_executing: runs at one time; None gives two to each core that this process may use.
+        launcher: where the host runs.
     """
 
     confine: bool
@@ -47,12 +40,25 @@ class HostSettings:
     folders: tuple[str, ...] = ()
     abi_cap: int | None = None
     max_executing: int | None = None
+    launcher: Launcher = field(default_factory=LocalLauncher)
+
+    def first_frame(self) -> dict[str, Any]:
+        """What the supervisor is told at its start."""
+        return {
+            "confine": self.confine,
+            "preload": self.preload,
+            "folders": self.folders,
+            "abi_cap": self.abi_cap,
+            **self.launcher.host_settings,
+        }
 
 
 class Slot:
     """A slot process of the host, as its owner sees it: requests in, futures out."""
 
-    def __init__(self, server: ForkServer, number: int, sock: socket.socket) -> None:
+    link: Link  # set by whoever opens it
+
+    def __init__(self, server: ForkServer, number: int) -> None:
         self.number = number
         self.closed: Future[None] = Future()
         self.server = server
@@ -61,7 +67,6 @@ class Slot:
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
         self._ended = False
-        self.channel = Channel(server.io, sock, self._on_frame, self._on_end)
 
     def request(self, header: dict[str, Any], blobs: Sequence[bytes] = ()) -> tuple[int, Future[Reply]]:
         """Send a request; its number and the future of its reply."""
@@ -73,21 +78,21 @@ class Slot:
         if ended:
             future.set_exception(SandboxError("the sandbox has ended; reset() it or open another"))
         else:
-            self.channel.send({**header, "id": number}, blobs)
+            self.link.send({**header, "id": number}, blobs)
         return number, future
 
     def cancel(self, number: int) -> None:
         """End the run with this number; its reply is dropped."""
-        self.channel.send({"op": "cancel", "target": number})
+        self.link.send({"op": "cancel", "target": number})
 
     def close(self) -> None:
         """Hang up: the slot ends its processes, the supervisor removes its folder."""
-        self.channel.close()
+        self.link.close()
 
     def kill(self) -> None:
         """End the slot by force, also where it does not listen."""
         self.server.kill_slot(self.number)
-        self.channel.close()
+        self.link.close()
 
     def fail_open(self, why: str) -> None:
         """The supervisor could not fork this slot."""
@@ -98,13 +103,15 @@ class Slot:
         self.close()
         resolve(self.closed, None)
 
-    def _on_frame(self, header: frames.Header, blobs: list[bytes]) -> None:
+    def on_frame(self, header: frames.Header, blobs: list[bytes]) -> None:
+        """A reply came."""
         with self._lock:
             future = self._pending.pop(header["id"], None)
         if future is not None:
             resolve(future, (header, blobs))
 
-    def _on_end(self) -> None:
+    def on_end(self) -> None:
+        """The slot is gone; whoever waits for a reply hears so."""
         with self._lock:
             self._ended = True
             pending, self._pending = self._pending, {}
@@ -136,6 +143,7 @@ class ForkServer:
         self._numbers = itertools.count()
         self._ready: Future[dict[str, Any]] = Future()
         self._lock = threading.Lock()
+        self._host: Host
         self.io = IOThread("agentrl-sandbox-io")
         self.io.call(self._spawn)
         try:
@@ -148,81 +156,46 @@ class ForkServer:
             raise
 
     def _spawn(self) -> None:
-        ours, theirs = socket.socketpair()
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed with the server
-        here = str(Path(__file__).parent)
         try:
-            with theirs:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-S", "-c", _BOOT.format(folder=here)],
-                    stdin=theirs.fileno(),
-                    stdout=subprocess.DEVNULL,
-                    stderr=self._log,
-                    env={},
-                    cwd="/",
-                    start_new_session=True,
-                )
-        except OSError as error:
-            ours.close()
-            fail(self._ready, SandboxError(f"the sandbox host could not be started: {error}"))
+            self._host = self.settings.launcher.start(self.io, self._on_frame, self._on_end)
+        except AgentRLError as error:
+            fail(self._ready, error)
             return
-        self.control = Channel(self.io, ours, self._on_frame, self._on_end)
-        self.control.send(
-            {
-                "confine": self.settings.confine,
-                "preload": self.settings.preload,
-                "folders": self.settings.folders,
-                "abi_cap": self.settings.abi_cap,
-            }
-        )
+        self._host.control.send(self.settings.first_frame())
 
     def open_slot(self) -> Slot:
-        """Fork a slot; its :attr:`Slot.opened` says when it is ready."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            slot = Slot(self, next(self._numbers), ours)
-            with self._lock:
-                self.slots[slot.number] = slot
-                ended = self.ended
-            if ended:
-                slot.close()
-            else:
-                self.control.send({"op": "open", "slot": slot.number}, fd=theirs.fileno())
+        """Fork a slot; its :attr:`Slot.opened` says when it is ready.
+
+        Raises:
+            SandboxError: the host has ended.
+        """
+        slot = Slot(self, next(self._numbers))
+        with self._lock:  # what the supervisor says of the slot is heard when the slot is known
+            if self.ended:
+                raise SandboxError("the sandbox host ended before it gave a sandbox; another may do")
+            slot.link = self._host.open_slot(slot.number, slot.on_frame, slot.on_end)
+            self.slots[slot.number] = slot
         return slot
 
     def kill_slot(self, number: int) -> None:
         """SIGKILL a slot; the supervisor then sweeps what it ran."""
-        self.control.send({"op": "kill", "slot": number})
+        self._host.control.send({"op": "kill", "slot": number})
 
     def close(self) -> None:
         """End the host with everything in it."""
-        if hasattr(self, "control"):
-            self.control.close()
-        if hasattr(self, "_process"):
-            try:
-                self._process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-            self._remove_base()
-        self.io.stop()
-
-    def _remove_base(self) -> None:
-        """What a host that was killed could not remove itself; its slots are ending meanwhile."""
-        base, deadline = self.facts.get("base"), time.monotonic() + _END_S
-        while base is not None and os.path.exists(base):
-            try:
-                folder.remove(base)
-            except OSError:
-                if time.monotonic() > deadline:
-                    raise SandboxError(f"the folder {base} of a sandbox host that died could not be removed") from None
-                time.sleep(0.01)
+        if not hasattr(self, "_host"):
+            self.io.stop()  # waits for a start that is under way
+        if hasattr(self, "_host"):
+            self._host.control.close()
+            self._host.end(_END_S)
+            self.io.stop()
+            self._host.clear(self.facts)
 
     def abandon(self) -> None:
         """In a forked child: drop the copies of the owner's sockets, so that the owner's end is seen."""
         for slot in self.slots.values():
-            slot.channel.abandon()
-        self.control.abandon()
+            slot.link.abandon()
+        self._host.control.abandon()
 
     def _on_frame(self, header: frames.Header, _: list[bytes]) -> None:
         match header["op"]:
@@ -244,9 +217,7 @@ class ForkServer:
         with self._lock:
             self.ended = True
             slots, self.slots = self.slots, {}
-        self._log.seek(0)
-        said = self._log.read()[-2000:].decode(errors="replace").strip()
-        self._log.close()
+        said = self._host.said()
         error = SandboxError(f"the sandbox host ended{': ' + said if said else ''}")
         if not self._ready.done():
             fail(self._ready, error)

@@ -1,0 +1,171 @@
+"""Where a sandbox host runs: what the owner asks of any place, and the host beside it as a plain process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from agentrl.errors import SandboxError
+
+from .channel import Channel, IOThread
+from .host import folder, frames
+
+OnFrame = Callable[[frames.Header, list[bytes]], None]
+OnEnd = Callable[[], None]
+
+_REMOVE_S = 5.0
+_BOOT = (
+    "import sys; sys.path.insert(0, {folder!r}); from host.supervisor import main; sys.path.remove({folder!r}); main()"
+)
+HOST_FOLDER = Path(__file__).parent / "host"
+
+
+class Link(Protocol):
+    """Frames to and from one process of the host: the supervisor, or a slot."""
+
+    def send(self, header: frames.Header, blobs: Sequence[bytes] = ()) -> None:
+        """Send a frame without blocking; from any thread. Dropped once the link has ended."""
+
+    def close(self) -> None:
+        """Hang up, which ends the process behind it; from any thread."""
+
+    def abandon(self) -> None:
+        """Drop this process's copy and leave the peer alone: what a forked child does."""
+
+
+class Host(Protocol):
+    """A supervisor that was started."""
+
+    @property
+    def control(self) -> Link:
+        """The link to the supervisor."""
+
+    def open_slot(self, number: int, on_frame: OnFrame, on_end: OnEnd) -> Link:
+        """Ask the supervisor for a slot; the link to it. The callbacks are called on the I/O thread, the last once."""
+
+    def said(self) -> str:
+        """What the host wrote to its standard error; for the message about its end."""
+
+    def end(self, patience_s: float) -> None:
+        """Wait for the end of a host whose control link was closed; force it after ``patience_s`` seconds."""
+
+    def clear(self, facts: Mapping[str, Any]) -> None:
+        """Remove what an ended host left; ``facts`` is what it said when it was ready, empty if it never was.
+
+        Raises:
+            SandboxError: something could not be removed.
+        """
+
+
+class Launcher(Protocol):
+    """Starts a host somewhere. Hashable: sandboxes with equal launchers and settings share a host."""
+
+    @property
+    def host_settings(self) -> Mapping[str, Any]:
+        """What the supervisor's first frame says beyond the owner's settings."""
+
+    def start(self, io: IOThread, on_frame: OnFrame, on_end: OnEnd) -> Host:
+        """Start the supervisor; called on the I/O thread, which lives as long as the host.
+
+        Args:
+            io: serves the links.
+            on_frame: called on the I/O thread with each frame of the supervisor's.
+            on_end: called once on the I/O thread when the supervisor is gone or the control link was closed.
+
+        Raises:
+            SandboxError: it could not be started.
+            MachineError: this machine cannot start it; with the mend.
+        """
+
+
+class ProcessHost:
+    """A supervisor in a process of this machine, behind a unix socket that also carries descriptors.
+
+    Args:
+        argv: the program to start; the supervisor finds the socket as its standard input.
+        io, on_frame, on_end: as in :meth:`Launcher.start`.
+
+    Raises:
+        SandboxError: the program could not be started.
+    """
+
+    def __init__(self, argv: Sequence[str], io: IOThread, on_frame: OnFrame, on_end: OnEnd) -> None:
+        self._io = io
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed in clear()
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    argv,
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=self._log,
+                    env={},
+                    cwd="/",
+                    start_new_session=True,
+                )
+        except OSError as error:
+            ours.close()
+            self._log.close()
+            raise SandboxError(f"the sandbox host could not be started: {error}") from error
+        self._control = Channel(io, ours, on_frame, on_end)
+
+    @property
+    def control(self) -> Channel:
+        return self._control
+
+    def open_slot(self, number: int, on_frame: OnFrame, on_end: OnEnd) -> Channel:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            channel = Channel(self._io, ours, on_frame, on_end)
+            self._control.send({"op": "open", "slot": number}, fd=theirs.fileno())
+        return channel
+
+    def said(self) -> str:
+        self._log.seek(0)
+        return self._log.read()[-2000:].decode(errors="replace").strip()
+
+    def end(self, patience_s: float) -> None:
+        try:
+            self._process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def clear(self, facts: Mapping[str, Any]) -> None:
+        """A host that was killed leaves its folder; its slots may be ending meanwhile."""
+        self._log.close()
+        base, deadline = facts.get("base"), time.monotonic() + _REMOVE_S
+        while base is not None and os.path.exists(base):
+            try:
+                folder.remove(base)
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise SandboxError(f"the folder {base} of a sandbox host that died could not be removed") from None
+                time.sleep(0.01)
+
+
+@dataclass(frozen=True)
+class LocalLauncher:
+    """The host is a child process beside its owner, with an empty environment."""
+
+    @property
+    def host_settings(self) -> Mapping[str, Any]:
+        return MappingProxyType({})
+
+    def start(self, io: IOThread, on_frame: OnFrame, on_end: OnEnd) -> ProcessHost:
+        return ProcessHost(host_argv(), io, on_frame, on_end)
+
+
+def host_argv() -> list[str]:
+    """The command line of a supervisor in the interpreter that runs this."""
+    return [sys.executable, "-I", "-S", "-c", _BOOT.format(folder=str(HOST_FOLDER.parent))]

@@ -22,7 +22,9 @@ class Limits:
         memory_bytes: memory of one process beyond the warm interpreter's own, and of all processes together.
         processes: processes and threads at one time.
         file_bytes: size of one file, also of one that is uploaded or fetched.
-        disk_bytes: all files of the sandbox together; watched twice a second.
+        disk_bytes: all files of the sandbox together; where the backend guarantees ``disk`` by the kernel, else by a
+            watch twice a second.
+        max_files: files and folders of the sandbox together; likewise.
         output_bytes: stdout and stderr, each.
         open_files: descriptors of one process.
 
@@ -36,6 +38,7 @@ class Limits:
     processes: int = 32
     file_bytes: int = 64 * 2**20
     disk_bytes: int = 256 * 2**20
+    max_files: int = 20_000
     output_bytes: int = 2**20
     open_files: int = 256
 

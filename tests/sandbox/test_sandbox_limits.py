@@ -24,6 +24,7 @@ from agentrl.sandbox import FileRefusedError, Limits, SandboxSpec
         ("processes", 0),
         ("output_bytes", -1),
         ("open_files", 3),
+        ("max_files", 0),
         ("file_bytes", 2**40),
     ],
 )
@@ -44,6 +45,14 @@ async def test_files_that_fill_the_disk_end_the_run(spec: SandboxSpec) -> None:
     async with spec.build() as sandbox:
         result = await sandbox.run(code, limits=limits)
     assert (result.status, "the limit is 4194304 bytes" in result.detail) == ("killed", True)
+
+
+async def test_files_that_use_up_the_inodes_end_the_run(spec: SandboxSpec) -> None:
+    code = "import itertools\nfor n in itertools.count():\n    open(str(n % 5000), 'w').close()"
+    async with spec.build() as sandbox:
+        result = await sandbox.run(code, limits=Limits(wall_s=60, max_files=1000))
+    assert result.status in ("error", "killed")
+    assert "more than 1000 files" in result.detail or b"No space left" in result.stderr
 
 
 async def test_more_processes_than_allowed_are_refused_to_the_code_or_end_it(spec: SandboxSpec) -> None:

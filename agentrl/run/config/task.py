@@ -122,6 +122,8 @@ class SandboxLimitsConfig(Section):
     """Size of one file."""
     disk_bytes: Count = 256 * 2**20
     """All files together."""
+    max_files: Count = 20_000
+    """Files and folders together."""
     output_bytes: Count = 2**20
     """Standard output and standard error, each."""
     open_files: Count = 256

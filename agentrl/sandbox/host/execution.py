@@ -18,7 +18,6 @@ _CHUNK = 1 << 16
 _WATCH_S = 0.1
 _DISK_EVERY = 5  # watch ticks
 _REAP_S = 10.0
-_MAX_ENTRIES = 20_000
 _SHARED_UID_MARGIN = 256  # processes that the user may start meanwhile
 _OOM_SHARE = 0.7  # of the memory limit: a SIGKILL with that much in use was the kernel's
 
@@ -167,9 +166,12 @@ class _Execution:
         if len(pids) > 1 and tree.memory_beyond_own(pids) > self.limits["memory_bytes"]:
             self.end("oom", f"all processes together passed {self.limits['memory_bytes']} bytes")
         if disk:
-            used, entries = folder.usage(self.slot.config.root, _MAX_ENTRIES)
-            if used > self.limits["disk_bytes"] or entries > _MAX_ENTRIES:
-                self.end("killed", f"{used} bytes in {entries} files; the limit is {self.limits['disk_bytes']} bytes")
+            max_bytes, max_files = self.limits["disk_bytes"], self.limits["max_files"]
+            used, entries = folder.usage((self.slot.work, self.slot.temp), max_files)
+            if used > max_bytes:
+                self.end("killed", f"{used} bytes in files; the limit is {max_bytes} bytes")
+            elif entries > max_files:
+                self.end("killed", f"more than {max_files} files")
 
     def finish(self) -> None:
         """Nothing of the run lives after this.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 _MAX_DEPTH = 64
 _DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -134,10 +135,10 @@ def list_files(root: str, max_files: int) -> list[tuple[str, int]]:
     return sorted(found)
 
 
-def usage(root: str, max_entries: int) -> tuple[int, int]:
-    """``(bytes on disk, entries)`` below ``root``; stops counting beyond ``max_entries``."""
+def usage(roots: Iterable[str], max_entries: int) -> tuple[int, int]:
+    """``(bytes on disk, entries)`` below ``roots``; stops counting beyond ``max_entries``."""
     used = entries = 0
-    for _, info in walk(root):
+    for _, info in itertools.chain.from_iterable(map(walk, roots)):
         used += info.st_blocks * 512
         entries += 1
         if entries > max_entries:

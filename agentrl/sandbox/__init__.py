@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from .backends import BACKENDS, Backend, BackendFactory
 from .guarantees import GUARANTEES, LEVELS, BackendReport
 from .interface import ExecResult, FileRefusedError, Sandbox, Status
 from .limits import Limits
-from .pool import SandboxPool
-from .spec import BACKENDS, SandboxSpec, probe_backends
+from .pool import PoolCounts, SandboxPool
+from .spec import Persist, SandboxSpec, probe_backends
 
 __all__ = [
     "BACKENDS",
     "GUARANTEES",
     "LEVELS",
+    "Backend",
+    "BackendFactory",
     "BackendReport",
     "ExecResult",
     "FileRefusedError",
     "Limits",
+    "Persist",
+    "PoolCounts",
     "Sandbox",
     "SandboxPool",
     "SandboxSpec",

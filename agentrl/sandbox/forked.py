@@ -19,7 +19,6 @@ from .interface import ExecResult, FileRefusedError, Sandbox
 from .limits import Limits
 from .permits import Permits
 
-_OPEN_S = 60.0
 _STALL_S = 60.0  # how long a slot may be silent beyond the deadlines of what it was asked
 _CLOSE_S = 20.0
 
@@ -30,16 +29,28 @@ class ForkedSandbox(Sandbox):
     Args:
         server: gives the fork server, starting it if need be.
         limits: for every run that brings none of its own.
+        start_timeout_s: seconds in which the slot must be open, and before it the host where it is the first.
     """
 
-    def __init__(self, server: Callable[[], ForkServer], limits: Limits) -> None:
+    def __init__(self, server: Callable[[], ForkServer], limits: Limits, *, start_timeout_s: float = 60.0) -> None:
         self.limits = limits
+        self._start_timeout_s = start_timeout_s
         self._server = server
         self._slot: Slot | None = None
         self._closed = False
         self._lock = threading.Lock()
         self._turn = Permits(1)
         self._allowed_s = 0.0  # the deadlines of everything asked and not yet answered
+
+    @property
+    def notes(self) -> str:
+        with self._lock:
+            facts = {} if self._slot is None else self._slot.server.facts
+        user = "its own uid" if facts.get("own_uid") else "the owner's uid"
+        return f"Landlock ABI {facts['abi']}, {user}" if facts.get("abi") else ""
+
+    async def start(self) -> None:
+        await self._open()
 
     async def run(
         self,
@@ -69,7 +80,7 @@ class ForkedSandbox(Sandbox):
             "env": dict(env or {}),
             "limits": limits.as_dict(),
         }
-        server = await self._own_server()
+        server = (await self._open()).server
         asked = time.monotonic()
         async with self._turn, server.executing:  # its own turn first, so that no permit lies idle behind its other run
             queued_s = time.monotonic() - asked
@@ -132,6 +143,17 @@ class ForkedSandbox(Sandbox):
         return await asyncio.to_thread(self._server)
 
     async def _open(self) -> Slot:
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                return await self._opened()
+        except TimeoutError:
+            self.kill_now()
+            raise SandboxError(
+                f"a sandbox was not ready within sandbox.start_timeout_s={self._start_timeout_s:g}; "
+                "raise it, or start fewer at one time (sandbox.max_starting)"
+            ) from None
+
+    async def _opened(self) -> Slot:
         server = await self._own_server()
         with self._lock:
             self._check_open()
@@ -139,7 +161,7 @@ class ForkedSandbox(Sandbox):
                 self._slot = server.open_slot()
             slot = self._slot
         if not slot.opened.done() or slot.opened.exception() is not None or "failed" in slot.opened.result()[0]:
-            reply, _ = await _wait(slot.opened, _OPEN_S, "open")
+            reply, _ = await asyncio.shield(asyncio.wrap_future(slot.opened))  # others may wait for it too
             if "failed" in reply:
                 raise SandboxError(reply["failed"])
         return slot

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import os
 import threading
@@ -32,6 +31,7 @@ class HostSettings:
         folders: folders of modules beyond the standard library that the code may read and import.
         abi_cap: use no newer Landlock ABI than this, to see how an older kernel does.
         max_executing: runs at one time; None gives two to each core that this process may use.
+        recycle_after: runs after which a new host takes its place; None keeps it.
         launcher: where the host runs.
     """
 
@@ -40,7 +40,13 @@ class HostSettings:
     folders: tuple[str, ...] = ()
     abi_cap: int | None = None
     max_executing: int | None = None
+    recycle_after: int | None = None
     launcher: Launcher = field(default_factory=LocalLauncher)
+
+    @property
+    def permits(self) -> int:
+        """Runs at one time."""
+        return self.max_executing or 2 * _usable_cores()
 
     def first_frame(self) -> dict[str, Any]:
         """What the supervisor is told at its start."""
@@ -78,6 +84,7 @@ class Slot:
         if ended:
             future.set_exception(SandboxError("the sandbox has ended; reset() it or open another"))
         else:
+            self.server.num_runs += header["op"] == "run"
             self.link.send({**header, "id": number}, blobs)
         return number, future
 
@@ -124,9 +131,11 @@ class ForkServer:
 
     Args:
         settings: what the host is told at its start.
+        executing: a permit for each run at one time, where it is shared with the host before this one.
 
     Attributes:
         executing: a permit for each run at one time, over all sandboxes of the host.
+        num_runs: runs that its sandboxes were asked for.
 
     Raises:
         MachineError: this machine cannot host such sandboxes.
@@ -134,12 +143,13 @@ class ForkServer:
         SandboxError: the host did not start.
     """
 
-    def __init__(self, settings: HostSettings) -> None:
+    def __init__(self, settings: HostSettings, *, executing: Permits | None = None) -> None:
         self.settings = settings
         self.facts: dict[str, Any] = {}
         self.slots: dict[int, Slot] = {}
         self.ended = False
-        self.executing = Permits(settings.max_executing or 2 * _usable_cores())
+        self.executing = executing or Permits(settings.permits)
+        self.num_runs = 0
         self._numbers = itertools.count()
         self._ready: Future[dict[str, Any]] = Future()
         self._lock = threading.Lock()
@@ -230,40 +240,3 @@ def _usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-_servers: dict[HostSettings, ForkServer] = {}
-_servers_lock = threading.Lock()
-
-
-def shared_server(settings: HostSettings) -> ForkServer:
-    """This process's host for these settings, started if need be."""
-    with _servers_lock:
-        server = _servers.get(settings)
-        if server is not None and server.ended:
-            server.close()
-        if server is None or server.ended:
-            server = _servers[settings] = ForkServer(settings)
-        return server
-
-
-def close_servers() -> None:
-    """End every host of this process; called at its exit."""
-    with _servers_lock:
-        servers = list(_servers.values())
-        _servers.clear()
-    for server in servers:
-        server.close()
-
-
-def _after_fork_in_child() -> None:
-    global _servers_lock
-    _servers_lock = threading.Lock()
-    for server in _servers.values():
-        server.abandon()
-    _servers.clear()
-
-
-atexit.register(close_servers)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -69,6 +69,20 @@ class Sandbox(ABC):
 
     limits: Limits
 
+    @property
+    def notes(self) -> str:
+        """What is worth knowing of the backend on this machine (kernel, uid), once a sandbox has run; for people."""
+        return ""
+
+    async def start(self) -> None:
+        """Start now what the first use would start; a backend that has nothing to start leaves this as it is.
+
+        Raises:
+            SandboxError: it did not start, or not in time; another may.
+            MachineError: this machine cannot start one.
+        """
+        return None
+
     @abstractmethod
     async def run(
         self,

@@ -58,6 +58,12 @@ class Permits:
                     return
             self._free += 1
 
+    @property
+    def num_waiting(self) -> int:
+        """Callers who wait; from any thread."""
+        with self._lock:
+            return len(self._waiting)
+
     def close(self, why: str) -> None:
         """Refuse those who wait and those who come from now on; permits that are held stay valid."""
         with self._lock:

@@ -3,15 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 
 from agentrl.errors import ConfigError
 
 from .interface import Sandbox
 from .permits import Permits
 from .spec import SandboxSpec
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCounts:
+    """How a pool stands at one moment.
+
+    Attributes:
+        waiting: callers who wait for a sandbox.
+        starting: sandboxes that are being started.
+        running: sandboxes that are lent.
+        started: sandboxes that were lent since the pool was made.
+        failed: sandboxes that did not start.
+        overdue: sandboxes that were ended because their user kept them longer than ``max_lifetime_s``.
+    """
+
+    waiting: int
+    starting: int
+    running: int
+    started: int
+    failed: int
+    overdue: int
 
 
 class SandboxPool:
@@ -21,8 +46,8 @@ class SandboxPool:
     reaches the next; a fresh one costs a few milliseconds.
 
     Args:
-        spec: what to build.
-        max_running: sandboxes lent at one time.
+        spec: what to build; its ``max_starting`` and ``max_lifetime_s`` hold in each pool.
+        max_running: sandboxes at one time, those that are starting or ending included.
 
     Raises:
         ConfigError: ``max_running`` is below 1.
@@ -34,21 +59,29 @@ class SandboxPool:
             raise ConfigError(f"sandbox.max_running must be at least 1, got {max_running}")
         self.spec = spec
         self._permits = Permits(max_running)
-        self._lent: set[Sandbox] = set()
+        self._starting = Permits(spec.max_starting or max_running)
+        self._lent: dict[Sandbox, Callable[[], None]] = {}  # and what stops the clock of its lifetime
+        self._num_starting = self._num_started = self._num_failed = self._num_overdue = 0
         self._lock = threading.Lock()
 
     async def acquire(self) -> Sandbox:
-        """A fresh sandbox, when one of the permits is free.
+        """A fresh sandbox, started, when one of the permits is free.
 
         Raises:
-            SandboxError: the pool is closed.
+            SandboxError: the pool is closed, or the sandbox did not start.
         """
         await self._permits.take()
         try:
-            sandbox = await asyncio.to_thread(self.spec.build)
-            with self._lock:
-                self._permits.check_open()
-                self._lent.add(sandbox)
+            async with self._starting:
+                sandbox = await self._start()
+            try:
+                with self._lock:
+                    self._permits.check_open()
+                    self._lent[sandbox] = self._watch(sandbox)
+                    self._num_started += 1
+            except BaseException:
+                await sandbox.close()
+                raise
         except BaseException:
             self._permits.give()
             raise
@@ -57,9 +90,10 @@ class SandboxPool:
     async def release(self, sandbox: Sandbox) -> None:
         """Give back a sandbox; everything in it ends. A second release does nothing."""
         with self._lock:
-            if sandbox not in self._lent:
-                return
-            self._lent.remove(sandbox)
+            stop_clock = self._lent.pop(sandbox, None)
+        if stop_clock is None:
+            return
+        stop_clock()
         try:
             await sandbox.close()
         finally:
@@ -82,6 +116,61 @@ class SandboxPool:
         """End every sandbox at once without waiting; for exit paths."""
         for sandbox in self._refuse_more():
             sandbox.kill_now()
+
+    def counts(self) -> PoolCounts:
+        """How the pool stands now; from any thread."""
+        with self._lock:
+            return PoolCounts(
+                waiting=self._permits.num_waiting + self._starting.num_waiting,
+                starting=self._num_starting,
+                running=len(self._lent),
+                started=self._num_started,
+                failed=self._num_failed,
+                overdue=self._num_overdue,
+            )
+
+    async def _start(self) -> Sandbox:
+        self._count(starting=1)
+        sandbox: Sandbox | None = None
+        try:
+            sandbox = await asyncio.to_thread(self.spec.build)
+            await sandbox.start()
+        except BaseException:
+            self._count(failed=1)
+            if sandbox is not None:
+                sandbox.kill_now()
+                await sandbox.close()
+            raise
+        finally:
+            self._count(starting=-1)
+        return sandbox
+
+    def _count(self, *, starting: int = 0, failed: int = 0) -> None:
+        with self._lock:
+            self._num_starting += starting
+            self._num_failed += failed
+
+    def _watch(self, sandbox: Sandbox) -> Callable[[], None]:
+        """Start the clock of a sandbox's lifetime; answers with what stops it."""
+        lifetime_s = self.spec.max_lifetime_s
+        if lifetime_s is None:
+            return lambda: None
+        timer = threading.Timer(lifetime_s, self._end_overdue, (sandbox,))  # its user's event loop may be what hangs
+        timer.daemon = True
+        timer.start()
+        return timer.cancel
+
+    def _end_overdue(self, sandbox: Sandbox) -> None:
+        with self._lock:
+            if self._lent.pop(sandbox, None) is None:
+                return
+            self._num_overdue += 1
+        _log.warning(
+            "a sandbox was ended because its user kept it longer than sandbox.max_lifetime_s=%g",
+            self.spec.max_lifetime_s,
+        )
+        sandbox.kill_now()
+        self._permits.give()
 
     def _refuse_more(self) -> list[Sandbox]:
         """Lend nothing from here on; what is lent now."""

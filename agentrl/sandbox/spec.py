@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import logging
-import sys
-import sysconfig
-import threading
+import math
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
-from agentrl.errors import AgentRLError, ConfigError, MachineError
+from agentrl.errors import ConfigError, MachineError
 
-from .forked import ForkedSandbox
-from .forkserver import HostSettings, shared_server
+from .backends import BACKENDS, factory_of, is_named, probed, report_on
 from .guarantees import GUARANTEES, BackendReport, parse_require
 from .interface import Sandbox
 from .limits import Limits
-from .probe import measure
 
-BACKENDS = ("landlock", "unsafe")
-_AUTO_ORDER = ("landlock",)  # strongest first; unsafe is never taken without being named
+Persist = Literal["files", "interpreter"]
+
 _MENDS = (
     'run agentrl in a Linux container (docker run -it -v "$PWD":/w -w /w python:3.11 bash), '
     "or set sandbox.backend=unsafe if the code is as harmless as the code example's arithmetic"
 )
 
 _log = logging.getLogger(__name__)
-_reports: dict[tuple[str, HostSettings], BackendReport] = {}
-_reports_lock = threading.Lock()
+_chosen: dict[SandboxSpec, BackendReport] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +32,8 @@ class SandboxSpec:
     """A picklable description of a sandbox; whoever hosts it calls :meth:`build`.
 
     Attributes:
-        backend: ``auto`` takes the strongest that works here; ``landlock``; or ``unsafe``, which gives
-            no isolation and is only used where it is named.
+        backend: ``auto`` takes the one that guarantees most here; a name of ``BACKENDS``; or ``module:function``
+            of a function ``(SandboxSpec) -> Sandbox`` of one's own. ``unsafe`` is only used where it is named.
         require: the level (``none``, ``isolated``, ``full``) or guarantees below which nothing is run.
             None asks for ``isolated``, and for nothing where ``unsafe`` is named.
         limits: for every run that brings none of its own.
@@ -48,9 +42,13 @@ class SandboxSpec:
         max_executing: runs at one time in a process, over all sandboxes of its specs that differ in ``limits`` and
             ``require`` alone; the others wait in order, and no deadline counts their wait. None gives two to each
             core that the process may use.
+        start_timeout_s: seconds in which a sandbox must be ready; no run's deadline counts them.
+        max_starting: sandboxes of a pool that start at one time; None lets all that the pool lends start at once.
+        max_lifetime_s: seconds after which a pool ends a sandbox that was not given back; None waits for ever.
+        recycle_after: runs after which a fresh host takes the place of a worn one; None keeps it.
 
     Raises:
-        ConfigError: an unknown backend or guarantee, ``max_executing`` below 1, or ``unsafe`` together with a
+        ConfigError: an unknown backend or guarantee, a number out of its range, or ``unsafe`` together with a
             requirement.
     """
 
@@ -60,17 +58,24 @@ class SandboxSpec:
     preload_modules: tuple[str, ...] = ()
     site_packages: bool = False
     max_executing: int | None = None
+    start_timeout_s: float = 60.0
+    max_starting: int | None = None
+    max_lifetime_s: float | None = None
+    recycle_after: int | None = None
 
     def __post_init__(self) -> None:
-        if self.backend not in ("auto", *BACKENDS):
+        if self.backend != "auto" and not is_named(self.backend):
             raise ConfigError(
-                f"sandbox.backend={self.backend!r} does not exist; use one of {', '.join(('auto', *BACKENDS))}"
+                f"sandbox.backend={self.backend!r} does not exist; use one of {', '.join(('auto', *BACKENDS))}, "
+                "or module:function of your own"
             )
-        if self.max_executing is not None and not _is_count(self.max_executing):
-            raise ConfigError(
-                f"sandbox.max_executing must be a whole number of at least 1, got {self.max_executing!r}; raise it, or "
-                "leave it out to have two to each core"
-            )
+        _check_count("max_executing", self.max_executing, "leave it out to have two to each core")
+        _check_count("recycle_after", self.recycle_after, "leave it out to keep the host")
+        _check_count("max_starting", self.max_starting, "leave it out to let all start at once")
+        for name in ("start_timeout_s", "max_lifetime_s"):
+            seconds = getattr(self, name)
+            if seconds is not None and not 0 < seconds < math.inf:
+                raise ConfigError(f"sandbox.{name} must be a number of seconds above 0, got {seconds!r}")
         if self.required and self.backend == "unsafe":
             raise ConfigError(
                 f"sandbox.require={self.require!r} contradicts sandbox.backend='unsafe', which guarantees nothing; "
@@ -87,49 +92,67 @@ class SandboxSpec:
     def check(self) -> BackendReport:
         """Probe by really running something; what the chosen backend guarantees here.
 
-        Blocks for a fraction of a second on the first call in a process; later calls remember.
+        ``auto`` takes the backend that was seen to guarantee most, and of equals the one whose executions cost
+        least. Blocks for a fraction of a second on the first call in a process, longer where a container must be
+        started; later calls remember.
 
         Raises:
             MachineError: no backend gives what is required; one line with what to do.
-            ConfigError: a module of ``preload_modules`` cannot be imported.
+            ConfigError: a module of ``preload_modules`` cannot be imported, or another setting is to blame.
         """
-        names = _AUTO_ORDER if self.backend == "auto" else (self.backend,)
-        reports = [_report(name, self._settings(name)) for name in names]
-        for report in reports:
-            if report.problem is None and self.required <= report.held:
-                if report.backend == "unsafe":
-                    _warn_of_unsafe()
-                return report
-        found = "; ".join(_shortfall(report, self.required) for report in reports)
-        raise MachineError(f"sandbox.backend={self.backend!r}: {found}; {_MENDS}")
+        key = replace(probed(self), require=self.require)
+        report = _chosen.get(key)
+        if report is None:
+            report = _chosen[key] = self._choose()
+        if report.backend == "unsafe":
+            _warn_of_unsafe()
+        return report
 
     def build(self) -> Sandbox:
         """A fresh sandbox of the backend that :meth:`check` chose; raises what it raises."""
-        settings = self._settings(self.check().backend)
-        return ForkedSandbox(lambda: shared_server(settings), self.limits)
+        chosen = self.check().backend
+        return factory_of(chosen)(replace(self, backend=chosen))
 
     def describe(self) -> Mapping[str, bool]:
         """Each guarantee, and whether it holds on this machine; raises what :meth:`check` raises."""
         return self.check().guarantees
 
-    def _settings(self, name: str) -> HostSettings:
-        paths = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")) if self.site_packages else ()
-        folders = tuple(dict.fromkeys(paths))
-        return HostSettings(
-            confine=name != "unsafe",
-            preload=self.preload_modules,
-            folders=folders,
-            max_executing=self.max_executing,
+    def candidates(self) -> tuple[str, ...]:
+        """The backends that may serve this spec, cheapest executions first."""
+        return (
+            tuple(name for name, row in BACKENDS.items() if row.isolates) if self.backend == "auto" else (self.backend,)
         )
 
+    def _choose(self) -> BackendReport:
+        reports: list[BackendReport] = []
+        for name in self.candidates():
+            reports.append(report_on(replace(self, backend=name)))
+            if len(reports[-1].held) == len(GUARANTEES):
+                break  # nothing can hold more, and whatever follows costs more
+        usable = [report for report in reports if report.problem is None and self.required <= report.held]
+        if not usable:
+            found = "; ".join(_shortfall(report, self.required) for report in reports)
+            raise MachineError(f"sandbox.backend={self.backend!r}: {found}; {_MENDS}")
+        best = max(usable, key=lambda report: len(report.held))  # the first of equals
+        if self.backend == "auto":
+            passed_over = [f"; {report}" for report in reports if report is not best]
+            _log.info("sandbox.backend='auto' takes %s%s", best, "".join(passed_over))
+        return best
 
-def probe_backends() -> list[BackendReport]:
-    """What every backend guarantees on this machine, strongest first; for ``agentrl doctor``."""
-    return [_report(name, HostSettings(confine=name != "unsafe")) for name in BACKENDS]
+
+def probe_backends(spec: SandboxSpec | None = None) -> list[BackendReport]:
+    """What every backend of the table guarantees on this machine, cheapest first; for ``agentrl doctor``.
+
+    Args:
+        spec: with these settings; by default the defaults.
+    """
+    spec = replace(spec or SandboxSpec(), require="none")
+    return [report_on(replace(spec, backend=name)) for name in BACKENDS]
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+def _check_count(name: str, value: object, mend: str) -> None:
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise ConfigError(f"sandbox.{name} must be a whole number of at least 1, got {value!r}; raise it, or {mend}")
 
 
 def _shortfall(report: BackendReport, required: frozenset[str]) -> str:
@@ -145,35 +168,3 @@ def _warn_of_unsafe() -> None:
         "sandbox.backend='unsafe': the code runs with all rights of this user, files and network included; "
         "only limits on time, memory and output hold"
     )
-
-
-def _report(name: str, settings: HostSettings) -> BackendReport:
-    with _reports_lock:
-        report = _reports.get((name, settings))
-        if report is None:
-            report = _probe_landlock(settings) if name == "landlock" else BackendReport("unsafe", notes="limits only")
-            if report.problem is None:  # a machine that was only busy may do better at the next call
-                _log.info("sandbox %s", report)
-                _reports[name, settings] = report
-        return report
-
-
-def _probe_landlock(settings: HostSettings) -> BackendReport:
-    if sys.platform != "linux":
-        return BackendReport("landlock", problem=f"it needs Linux, this is {sys.platform}")
-    try:
-        facts = shared_server(settings).facts
-        sandbox = ForkedSandbox(lambda: shared_server(settings), Limits())
-
-        async def run() -> Mapping[str, bool]:
-            async with sandbox:
-                return await measure(sandbox)
-
-        with ThreadPoolExecutor(1) as pool:  # the caller's thread may run an event loop already
-            guarantees = pool.submit(asyncio.run, run()).result()
-    except ConfigError:
-        raise
-    except AgentRLError as error:
-        return BackendReport("landlock", problem=str(error))
-    user = "its own uid" if facts["own_uid"] else "the owner's uid"
-    return BackendReport("landlock", guarantees, notes=f"Landlock ABI {facts['abi']}, {user}")

@@ -5,7 +5,8 @@ import pytest
 from agentrl.sandbox import GUARANTEES, BackendReport, Limits, SandboxSpec
 from agentrl.sandbox.conformance import CHECKS, Check, check_sandbox
 from agentrl.sandbox.forked import ForkedSandbox
-from agentrl.sandbox.forkserver import HostSettings, shared_server
+from agentrl.sandbox.forkserver import HostSettings
+from agentrl.sandbox.hosts import shared_server
 
 SEMANTICS = [check for check in CHECKS if check.guarantee is None]
 

@@ -22,7 +22,7 @@ from agentrl.sandbox.forkserver import ForkServer, HostSettings
 OWNER = """
 import asyncio, os, sys, time
 from agentrl.sandbox import SandboxSpec
-from agentrl.sandbox.forkserver import _servers
+from agentrl.sandbox.hosts import _servers
 
 async def main(backend, way, marker):
     sandbox = SandboxSpec(backend).build()

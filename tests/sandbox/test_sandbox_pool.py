@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from agentrl.errors import ConfigError, SandboxError
-from agentrl.sandbox import SandboxPool, SandboxSpec
+from agentrl.sandbox import BackendReport, SandboxPool, SandboxSpec
 
 
 async def test_no_more_than_max_running_are_lent_at_one_time(spec: SandboxSpec) -> None:
@@ -70,3 +73,84 @@ async def test_closing_ends_what_is_lent(spec: SandboxSpec) -> None:
 def test_a_pool_of_none_is_a_config_error(spec: SandboxSpec) -> None:
     with pytest.raises(ConfigError, match=r"sandbox\.max_running must be at least 1, got 0"):
         SandboxPool(spec, max_running=0)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not holds():
+            await asyncio.sleep(0.005)
+
+
+async def test_no_more_than_max_starting_start_at_one_time(spec: SandboxSpec) -> None:
+    pool = SandboxPool(replace(spec, max_starting=1), max_running=8)
+    most = 0
+
+    async def episode() -> None:
+        async with pool.session():
+            pass
+
+    tasks = [asyncio.create_task(episode()) for _ in range(8)]
+    while not all(task.done() for task in tasks):
+        most = max(most, pool.counts().starting)
+        await asyncio.sleep(0)
+    assert most == 1
+    assert pool.counts().started == 8
+
+
+async def test_the_counts_say_who_runs_and_who_waits(spec: SandboxSpec) -> None:
+    pool = SandboxPool(spec, max_running=2)
+    held = [await pool.acquire() for _ in range(2)]
+    waiting = [asyncio.create_task(pool.acquire()) for _ in range(3)]
+    await until(lambda: pool.counts().waiting == 3)
+    counts = pool.counts()
+    assert (counts.running, counts.starting, counts.waiting, counts.started) == (2, 0, 3, 2)
+    for sandbox in held:
+        await pool.release(sandbox)
+    await until(lambda: pool.counts().running == 2)
+    await pool.close()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_a_sandbox_that_does_not_start_in_time_is_a_retryable_failure_that_costs_no_place(
+    landlock: BackendReport,
+) -> None:
+    pool = SandboxPool(SandboxSpec("landlock", start_timeout_s=1e-6), max_running=1)
+    for _ in range(2):
+        with pytest.raises(SandboxError) as failure:
+            async with asyncio.timeout(30):
+                await pool.acquire()
+        assert failure.value.retryable
+
+
+async def test_a_sandbox_that_is_kept_too_long_is_ended_and_its_place_goes_on(spec: SandboxSpec) -> None:
+    pool = SandboxPool(replace(spec, max_lifetime_s=0.2), max_running=1)
+    forgotten = await pool.acquire()
+    async with asyncio.timeout(30):
+        await pool.release(await pool.acquire())
+    assert pool.counts().overdue == 1
+    with pytest.raises(SandboxError):
+        await forgotten.run("print(1)")
+    await pool.release(forgotten)
+
+
+async def test_a_sandbox_that_is_given_back_in_time_is_not_overdue(spec: SandboxSpec) -> None:
+    pool = SandboxPool(replace(spec, max_lifetime_s=600.0), max_running=1)
+    started = time.monotonic()
+    async with pool.session() as sandbox:
+        await sandbox.run("pass")
+    assert pool.counts().overdue == 0
+    assert time.monotonic() - started < 600
+
+
+async def test_a_worn_host_is_replaced_and_its_sandboxes_live_on(landlock: BackendReport) -> None:
+    spec = SandboxSpec("landlock", recycle_after=3)
+    async with spec.build() as old:
+        await old.start()
+        first = vars(old)["_slot"].server
+        for _ in range(4):
+            assert (await old.run("print(1)")).status == "ok"
+        async with spec.build() as new:
+            assert (await new.run("print(2)")).stdout == b"2\n"
+            assert vars(new)["_slot"].server is not first
+        assert (await old.run("print(3)")).stdout == b"3\n"
+        assert not first.ended

@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import logging
 import pickle
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentrl.errors import ConfigError, MachineError
-from agentrl.sandbox import BackendReport, Limits, SandboxSpec
+from agentrl.sandbox import BackendReport, Limits, SandboxSpec, backends
 from agentrl.sandbox import spec as spec_module
 from agentrl.sandbox.guarantees import LEVELS, parse_require
 
@@ -16,9 +19,9 @@ def test_a_spec_travels_by_pickle() -> None:
     assert pickle.loads(pickle.dumps(spec)) == spec
 
 
-@pytest.mark.parametrize("backend", ["docker", "bubblewrap", "Landlock", ""])
+@pytest.mark.parametrize("backend", ["Docker", "bwrap", "Landlock", ""])
 def test_a_backend_that_does_not_exist_is_a_config_error_that_says_which_do(backend: str) -> None:
-    with pytest.raises(ConfigError, match="use one of auto, landlock, unsafe"):
+    with pytest.raises(ConfigError, match=r"use one of auto, .*landlock, .*unsafe, or module:function"):
         SandboxSpec(backend)
 
 
@@ -35,6 +38,60 @@ def test_an_unknown_requirement_says_what_is_known(word: str, hint: str) -> None
 
 def test_requirements_add_up() -> None:
     assert parse_require(("files", "network", "none")) == {"files", "network"}
+
+
+OWN_BACKEND = """
+from agentrl.sandbox.local import unsafe
+
+def boxes(spec):
+    return unsafe(spec)
+
+broken = 3
+"""
+
+
+async def test_a_backend_of_ones_own_is_named_by_module_and_function(tmp_path: Path, landlock: BackendReport) -> None:
+    (tmp_path / "own.py").write_text(OWN_BACKEND)
+    spec = SandboxSpec(f"{tmp_path}/own.py:boxes", require="none")
+    assert spec.check().backend == spec.backend
+    assert "network" not in spec.check().held  # measured, not believed
+    async with spec.build() as sandbox:
+        assert (await sandbox.run("print(1)")).stdout == b"1\n"
+
+
+def test_a_backend_of_ones_own_is_held_to_what_is_required(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN_BACKEND)
+    with pytest.raises(MachineError, match=r"own\.py:boxes does not give .*network"):
+        SandboxSpec(f"{tmp_path}/own.py:boxes").check()
+
+
+def test_a_backend_of_ones_own_must_be_a_function(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN_BACKEND)
+    with pytest.raises(ConfigError, match="must name a function"):
+        SandboxSpec(f"{tmp_path}/own.py:broken", require="none").check()
+
+
+def test_auto_takes_the_backend_that_holds_most(monkeypatch: pytest.MonkeyPatch, landlock: BackendReport) -> None:
+    weaker_first = {"weak": backends.Backend("agentrl.sandbox.local:unsafe"), "landlock": backends.BACKENDS["landlock"]}
+    monkeypatch.setattr(backends, "BACKENDS", weaker_first)
+    monkeypatch.setattr(spec_module, "BACKENDS", weaker_first)
+    monkeypatch.setattr(spec_module, "_chosen", {})
+    assert SandboxSpec(require="none").check().backend == "landlock"
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("max_starting", 0),
+        ("recycle_after", -1),
+        ("start_timeout_s", 0.0),
+        ("start_timeout_s", float("inf")),
+        ("max_lifetime_s", float("nan")),
+    ],
+)
+def test_a_number_out_of_its_range_names_itself(setting: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"sandbox\.{setting} must be"):
+        SandboxSpec(**{setting: value})
 
 
 def test_auto_takes_landlock_and_says_what_it_guarantees(landlock: BackendReport) -> None:
@@ -54,15 +111,17 @@ def test_what_no_backend_gives_is_refused_in_one_line_with_the_mend(landlock: Ba
 
 
 def test_off_linux_the_mend_is_a_container_or_unsafe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spec_module.sys, "platform", "darwin")
-    monkeypatch.setattr(spec_module, "_reports", {})
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(backends, "_reports", {})
+    monkeypatch.setattr(spec_module, "_chosen", {})
     with pytest.raises(MachineError, match=r"needs Linux, this is darwin; .*docker run.*sandbox\.backend=unsafe"):
         SandboxSpec().check()
 
 
 def test_unsafe_is_never_taken_by_auto(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spec_module.sys, "platform", "darwin")
-    monkeypatch.setattr(spec_module, "_reports", {})
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(backends, "_reports", {})
+    monkeypatch.setattr(spec_module, "_chosen", {})
     with pytest.raises(MachineError):
         SandboxSpec(require="files").check()
 

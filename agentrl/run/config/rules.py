@@ -141,6 +141,13 @@ def _sandbox_faults(stage: StageConfig) -> Iterator[Fault]:
             named = re.search(r"sandbox\.(\w+)(?:\.(\w+))?", str(error))
             key = tuple(part for part in named.groups() if part) if named else ()
             yield Fault((("sandbox", *key),), str(error))
+    lifetime_s, episode_s = stage.sandbox.max_lifetime_s, stage.rollout.episode_timeout_s
+    if lifetime_s is not None and lifetime_s <= episode_s:
+        yield Fault(
+            (("sandbox", "max_lifetime_s"), ("rollout", "episode_timeout_s")),
+            f"sandbox.max_lifetime_s must be more than rollout.episode_timeout_s={episode_s:g} (else a slow policy's "
+            f"episodes would fail instead of being truncated and trained), got {lifetime_s:g}; raise it",
+        )
 
 
 def _divisors(number: int) -> str:

@@ -134,7 +134,8 @@ class SandboxConfig(Section):
     """Where the model's code runs, and within which limits."""
 
     backend: str = "auto"
-    """``auto`` takes the strongest that this machine offers; ``unsafe`` isolates nothing (see ``agentrl doctor``)."""
+    """``auto`` takes the one that guarantees most on this machine (``agentrl doctor`` shows which); ``unsafe`` isolates
+    nothing; ``module:function`` names one of your own."""
     require: Words | None = None
     """Level (``none``, ``isolated``, ``full``) or guarantees below which nothing runs; by default ``isolated``, and
     ``none`` where ``unsafe`` is named."""
@@ -150,6 +151,15 @@ class SandboxConfig(Section):
     max_executing: Count | None = None
     """Executions at one time in each process that hosts episodes; the others wait in order, which no deadline of
     theirs counts. By default two to each core that the process may use."""
+    max_starting: Count | None = None
+    """Sandboxes that start at one time; by default as many as may run."""
+    start_timeout_s: Seconds = 60.0
+    """Seconds in which a sandbox must be ready; one that is not is tried again like any failure of infrastructure."""
+    max_lifetime_s: Seconds | None = None
+    """Seconds after which a sandbox that its episode has not given back is ended; must exceed
+    ``rollout.episode_timeout_s``."""
+    recycle_after: Count | None = None
+    """Executions after which a fresh warm host takes the place of a worn one; by default it stays."""
 
     def spec(self) -> SandboxSpec:
         """What builds the sandboxes.
@@ -164,4 +174,8 @@ class SandboxConfig(Section):
             preload_modules=self.preload_modules,
             site_packages=self.site_packages,
             max_executing=self.max_executing,
+            max_starting=self.max_starting,
+            start_timeout_s=self.start_timeout_s,
+            max_lifetime_s=self.max_lifetime_s,
+            recycle_after=self.recycle_after,
         )

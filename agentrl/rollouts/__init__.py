@@ -13,8 +13,10 @@ from agentrl.rollouts.engine import (
     Tag,
     UpdateSession,
 )
-from agentrl.rollouts.episode import EpisodeParts, Permits, run_episode
+from agentrl.rollouts.episode import run_episode
 from agentrl.rollouts.golden import assert_golden_rule, assert_prefix
+from agentrl.rollouts.parts import EpisodeParts, Permits
+from agentrl.rollouts.player import Player, PlayerSpec
 from agentrl.rollouts.runner import EpisodeRunner, GroupOutcome
 from agentrl.rollouts.spec import (
     EpisodeKey,
@@ -39,6 +41,8 @@ __all__ = [
     "GroupRequest",
     "PauseMode",
     "Permits",
+    "Player",
+    "PlayerSpec",
     "RendererFactory",
     "RolloutEngine",
     "RolloutSpec",

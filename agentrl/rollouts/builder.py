@@ -27,7 +27,7 @@ from agentrl.types import (
     frozen_ints,
 )
 
-__all__ = ["TrajectoryBuilder", "state_key"]
+__all__ = ["Head", "TrajectoryBuilder", "state_key"]
 
 
 def state_key(messages: Sequence[Message]) -> str:
@@ -35,27 +35,52 @@ def state_key(messages: Sequence[Message]) -> str:
     return hashlib.sha256(json.dumps(messages, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Head:
+    """Where a sequence can be gone on from: after a turn, or at its very beginning.
+
+    Args:
+        session_id: the KV session of the sequence.
+        messages: the whole conversation so far, the last turn's message included.
+        parent: the last turn; None where the next one begins a sequence.
+        ids: ``[n]`` ids of the sequence so far.
+        completion: ``[n]`` ids of the last turn's completion; empty where nothing can extend it.
+        prompt_tokens: tokens of the sequence's opening prompt.
+    """
+
+    session_id: str
+    messages: tuple[Message, ...] = ()
+    parent: int | None = None
+    ids: npt.NDArray[np.int32] = field(default_factory=lambda: concat_ids(()))
+    completion: npt.NDArray[np.int32] = field(default_factory=lambda: concat_ids(()))
+    prompt_tokens: int = 0
+
+    def beginning(self, messages: tuple[Message, ...]) -> Head:
+        """The same session at the beginning of another sequence, whose conversation is ``messages``."""
+        return Head(self.session_id, messages)
+
+
 @dataclass(slots=True)
 class TrajectoryBuilder:
-    """Grows by one turn at a time; ``finish`` freezes it."""
+    """Grows by one turn at a time, on any of its sequences; ``finish`` freezes it.
+
+    Attributes:
+        messages: the conversation that was gone on with last.
+        restarts: sequences that were begun after the first one.
+        fault: what an environment or a program did wrong, alike in each attempt that does the same.
+    """
 
     key: EpisodeKey
     task: Task
-    messages: list[Message] = field(default_factory=list)
+    messages: tuple[Message, ...] = ()
     turns: list[Turn] = field(default_factory=list)
-    parent: int | None = None
-    ids: npt.NDArray[np.int32] = field(default_factory=lambda: concat_ids(()))
-    prompt_tokens: int = 0
     restarts: int = 0
     timings: dict[str, float] = field(default_factory=dict)
-
-    def begin_sequence(self) -> None:
-        """The next turn starts a new sequence with its own PROMPT."""
-        self.restarts += self.parent is not None
-        self.parent, self.ids, self.prompt_tokens = None, concat_ids(()), 0
+    fault: str = ""
 
     def add_turn(
         self,
+        head: Head,
         *,
         observed: tuple[Message, ...],
         context: tuple[Segment, ...],
@@ -64,11 +89,24 @@ class TrajectoryBuilder:
         text: str,
         agent: str,
         sampling: SamplingParams,
-    ) -> Turn:
-        """Records what the model was given and what it made; the environment's answer comes by ``add_step``."""
+    ) -> Head:
+        """Records what the model was given and what it made; what came of it is added by ``add_step``.
+
+        Args:
+            head: where the turn goes on from; its messages are the whole conversation that the model was given.
+            observed: those of them that are new.
+            context: the segments before the completion.
+            completion: what the engine made.
+            parsed, text: the completion as a message and as text.
+            agent: whose turn it is.
+            sampling: how it was drawn.
+
+        Returns:
+            Where the sequence stands after the turn.
+        """
         turn = Turn(
             index=len(self.turns),
-            parent=self.parent,
+            parent=head.parent,
             context=context,
             completion=completion.segments,
             text=text,
@@ -76,19 +114,24 @@ class TrajectoryBuilder:
             observed=observed,
             finish_reason=completion.finish_reason,
             sampling=sampling,
-            state_key=state_key(self.messages),
+            state_key=state_key(head.messages),
             agent=agent,
             stale_kv=completion.stale_kv,
             cached_tokens=completion.cached_tokens,
             timings=dict(completion.timings),
         )
-        if self.parent is None:
-            self.prompt_tokens = sum(len(segment) for segment in context)
-        self.ids = frozen_ints(np.concatenate([self.ids, concat_ids(turn.segments)]))
-        self.parent = turn.index
+        self.restarts += head.parent is None and bool(self.turns)
         self.turns.append(turn)
-        self.messages.append(parsed.message)
-        return turn
+        self.messages = (*head.messages, parsed.message)
+        opening = sum(len(segment) for segment in context)
+        return Head(
+            session_id=head.session_id,
+            messages=self.messages,
+            parent=turn.index,
+            ids=frozen_ints(np.concatenate([head.ids, concat_ids(turn.segments)])),
+            completion=concat_ids(completion.segments),
+            prompt_tokens=opening if head.parent is None else head.prompt_tokens,
+        )
 
     def add_step(self, result: StepResult, seconds: float) -> None:
         """What the last turn caused."""
@@ -101,10 +144,13 @@ class TrajectoryBuilder:
             info=dict(result.info),
         )
 
-    @property
-    def min_version(self) -> int:
-        """Versions never fall along a chain of turns: the highest of the current sequence."""
-        index, highest = self.parent, 0
+    def count(self, stage: str, seconds: float) -> None:
+        """Adds to the episode's seconds of a stage."""
+        self.timings[stage] = self.timings.get(stage, 0.0) + seconds
+
+    def min_version(self, head: Head) -> int:
+        """Versions never fall along a chain of turns: the highest of the sequence."""
+        index, highest = head.parent, 0
         while index is not None:
             turn = self.turns[index]
             highest = max([highest, *(s.policy_version for s in turn.completion if s.policy_version is not None)])

@@ -9,9 +9,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from agentrl.envs import EnvSpec
 from agentrl.errors import EngineError
 from agentrl.rollouts.engine import RolloutEngine
-from agentrl.rollouts.episode import EpisodeParts, Permits, run_episode
+from agentrl.rollouts.episode import run_episode
+from agentrl.rollouts.parts import EpisodeParts, Permits
 from agentrl.rollouts.spec import EpisodeKey, GroupRequest, RolloutSpec
 from agentrl.sandbox import SandboxPool
 from agentrl.tools.parsers import load_parser
@@ -44,10 +46,15 @@ class EpisodeRunner:
     """
 
     def __init__(self, spec: RolloutSpec, engine: RolloutEngine, *, name: str = "episodes") -> None:
-        sandbox = spec.env.sandbox
+        sandbox = spec.env.sandbox if isinstance(spec.env, EnvSpec) else None
         self._sandboxes = None if sandbox is None else SandboxPool(sandbox, max_running=spec.permits.sandboxes)
         self._parts = EpisodeParts(
-            spec, engine, spec.renderer.build(), load_parser(spec.parser), spec.rubric.build(), self._sandboxes
+            spec,
+            engine,
+            None if spec.renderer is None else spec.renderer.build(),
+            load_parser(spec.parser),
+            spec.rubric.build(),
+            self._sandboxes,
         )
         self._finished: queue.Queue[GroupOutcome | BaseException] = queue.Queue()
         self._running: dict[tuple[str, int], asyncio.Task[None]] = {}

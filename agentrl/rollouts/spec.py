@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from agentrl.envs import EnvSpec, Rubric
 from agentrl.render import Renderer
 from agentrl.types import Purpose, SamplingParams, Task
+
+if TYPE_CHECKING:
+    from agentrl.rollouts.player import PlayerSpec
 
 __all__ = [
     "EpisodeKey",
@@ -72,8 +75,8 @@ class RolloutSpec:
     """Everything that the episodes of a stage share.
 
     Args:
-        env: makes one environment an episode.
-        renderer: builds the renderer.
+        env: makes one environment an episode, or another player of it, such as an agent's program.
+        renderer: builds the renderer; None for an engine that takes messages.
         parser: name of the tool-call parser.
         rubric: builds what scores an episode.
         limits: bounds of an episode.
@@ -84,8 +87,8 @@ class RolloutSpec:
         permits: episodes in each stage.
     """
 
-    env: EnvSpec
-    renderer: RendererFactory
+    env: EnvSpec | PlayerSpec
+    renderer: RendererFactory | None
     parser: str
     rubric: RubricFactory
     limits: EpisodeLimits
@@ -124,7 +127,7 @@ class GroupRequest:
         label: names the evaluation; empty in training.
         sampling: overrides the stage's sampling.
         min_version: lowest policy version that may answer.
-        env: overrides the stage's environment.
+        env: overrides the stage's environment or player.
     """
 
     draw: int
@@ -134,4 +137,4 @@ class GroupRequest:
     label: str = ""
     sampling: SamplingParams | None = None
     min_version: int = 0
-    env: EnvSpec | None = None
+    env: EnvSpec | PlayerSpec | None = None

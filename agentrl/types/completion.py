@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from agentrl.types.messages import Message, ParsedMessage, ToolSpec
 from agentrl.types.segment import MediaSpan, Segment
 
 __all__ = ["Completion", "EngineAccount", "EngineInfo", "FinishReason", "GenerateRequest", "SamplingParams", "StaleKV"]
@@ -67,12 +68,14 @@ class GenerateRequest:
     Args:
         request_id: unique among the requests in flight; ``abort`` names it.
         session_id: one episode's KV cache and its server; ``release`` names it.
-        token_ids: ``[n]`` int32, the whole sequence so far, n >= 1.
+        token_ids: ``[n]`` int32, the whole sequence so far, n >= 1; n = 0 for an engine that takes messages.
         sampling: how tokens are drawn.
         seed: the counter-based generator's key; token position is its counter.
         min_version: the engine must serve at least this policy version.
         deadline_s: seconds of engine time after which the request fails; None waits for the caller's own deadline.
         media: images of the sequence, spans relative to its start.
+        messages: the whole conversation so far, for an engine without ids (``EngineInfo.returns_ids``).
+        tools: the tools on offer, for such an engine.
     """
 
     request_id: str
@@ -83,6 +86,8 @@ class GenerateRequest:
     min_version: int = 0
     deadline_s: float | None = None
     media: tuple[MediaSpan, ...] = ()
+    messages: tuple[Message, ...] = ()
+    tools: tuple[ToolSpec, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +113,7 @@ class Completion:
         request_id: as asked.
         segments: POLICY segments, one a policy version, in order; empty for an engine without ids and logprobs.
         text: the text, for an engine without ids; None where the caller decodes the ids.
+        parsed: the assistant's message, from an engine that reads it itself; None where the caller parses the text.
         finish_reason: ``stop`` (a stop token or string), ``length``, or ``abort``.
         stop_string: the stop string that matched, where one did.
         account: the engine's own count.
@@ -121,6 +127,7 @@ class Completion:
     finish_reason: FinishReason
     account: EngineAccount
     text: str | None = None
+    parsed: ParsedMessage | None = None
     stop_string: str | None = None
     cached_tokens: int = 0
     stale_kv: StaleKV = "never"

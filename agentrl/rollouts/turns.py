@@ -1,0 +1,234 @@
+"""The policy's turns, whoever acts between them: render, generate, hold to the golden rule, parse, record."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from agentrl.errors import EngineError
+from agentrl.render import Renderer
+from agentrl.rollouts.builder import Head, TrajectoryBuilder
+from agentrl.rollouts.golden import assert_golden_rule, assert_prefix
+from agentrl.rollouts.parts import EpisodeParts
+from agentrl.types import (
+    Action,
+    Completion,
+    GenerateRequest,
+    Message,
+    ParsedMessage,
+    SamplingParams,
+    Segment,
+    Status,
+    ToolSpec,
+    concat_ids,
+    frozen_ints,
+    seed_for,
+)
+
+__all__ = ["MadeTurn", "ReadyTurn", "TurnMaker"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadyTurn:
+    """A turn for which there is room.
+
+    Args:
+        head: where it goes on from; its messages are the whole conversation.
+        observed: those of them that are new.
+        context: the segments before the completion.
+        tools: on offer.
+        max_new_tokens: what the limits leave to the completion.
+    """
+
+    head: Head
+    observed: tuple[Message, ...]
+    context: tuple[Segment, ...]
+    tools: tuple[ToolSpec, ...]
+    max_new_tokens: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MadeTurn:
+    """A turn that was made and recorded: what the policy does, and where its sequence stands."""
+
+    action: Action
+    completion: Completion
+    head: Head
+
+
+class TurnMaker:
+    """Makes the turns of one episode, on any of its sequences, one after another or at once.
+
+    Args:
+        parts: engine, renderer and parser.
+        builder: where turns are recorded.
+        sampling: how tokens are drawn.
+    """
+
+    def __init__(self, parts: EpisodeParts, builder: TrajectoryBuilder, sampling: SamplingParams) -> None:
+        self.parts = parts
+        self.builder = builder
+        self.sampling = sampling
+        self._sessions = {builder.key.session_id}
+        self._num_calls = 0
+
+    def head(self) -> Head:
+        """The beginning of the episode, in the session of its name."""
+        return Head(self.builder.key.session_id)
+
+    def in_new_session(self, head: Head) -> Head:
+        """``head`` with a KV session of its own, so that it may go on beside what its own session is used for."""
+        session_id = f"{self.builder.key.session_id}+{len(self._sessions)}"
+        self._sessions.add(session_id)
+        return replace(head, session_id=session_id)
+
+    def ready(self, head: Head, observed: tuple[Message, ...], tools: tuple[ToolSpec, ...]) -> ReadyTurn | Status:
+        """The next turn after ``observed``, or how the episode ends because there is no room for one.
+
+        A sequence that cannot be extended, because its template rewrites history or its ids are not known, is gone on
+        with as a new one, whose prompt is the whole conversation.
+
+        Raises:
+            DataError: messages that the renderer cannot write.
+        """
+        limits, renderer = self.parts.spec.limits, self.parts.renderer
+        whole = (*head.messages, *observed)
+        if renderer is None:
+            return ReadyTurn(replace(head, messages=whole), observed, (), tools, limits.max_turn_tokens)
+        context = renderer.extend(head.completion, observed) if head.completion.size else None
+        if context is None:
+            head = head.beginning(whole)
+            context = renderer.prompt(whole, tools)
+            prompt_tokens = sum(len(segment) for segment in context)
+            if prompt_tokens > limits.max_prompt_tokens:
+                return self._no_room("data.max_prompt_tokens", limits.max_prompt_tokens, prompt_tokens)
+        else:
+            head, prompt_tokens = replace(head, messages=whole), head.prompt_tokens
+        length = int(head.ids.size) + sum(len(segment) for segment in context)
+        if length >= limits.context_tokens:
+            return self._no_room("rollout.context_tokens", limits.context_tokens, length)
+        budget = min(limits.max_response_tokens - (length - prompt_tokens), limits.context_tokens - length)
+        if budget < 1:
+            return Status("truncated", "max_response_tokens")
+        return ReadyTurn(head, observed, context, tools, min(limits.max_turn_tokens, budget))
+
+    async def make(
+        self,
+        ready: ReadyTurn,
+        *,
+        agent: str = "main",
+        sampling: SamplingParams | None = None,
+        unique_call_ids: bool = False,
+    ) -> MadeTurn | None:
+        """Generates and records a turn; None where its request was aborted.
+
+        Args:
+            ready: the turn.
+            agent: whose it is.
+            sampling: how tokens are drawn; the episode's own by default.
+            unique_call_ids: ids of calls differ over the whole episode, not within the turn alone.
+
+        Raises:
+            EngineError: the engine failed, or broke the golden rule.
+        """
+        number, self._num_calls = self._num_calls, self._num_calls + 1
+        chosen = sampling or self.sampling
+        request = self._request(ready, agent, chosen, number)
+        if ready.head.parent is not None and self.parts.renderer is not None:
+            assert_prefix(request, ready.head.ids)
+        start = time.monotonic()
+        completion = await self.parts.engine.generate(request)
+        self.builder.count("generate_s", time.monotonic() - start)
+        info = self.parts.engine.info()
+        if info.returns_ids:
+            assert_golden_rule(request, completion, info.vocab_size)
+        if completion.finish_reason == "abort":
+            return None
+        text, parsed = self._read(completion)
+        if unique_call_ids:
+            parsed = _renumbered(parsed, number)
+        head = self.builder.add_turn(
+            ready.head,
+            observed=ready.observed,
+            context=ready.context if completion.segments else (),
+            completion=completion,
+            parsed=parsed,
+            text=text,
+            agent=agent,
+            sampling=chosen,
+        )
+        action = Action(text, parsed.message, parsed.tool_calls, parsed.problems, completion.finish_reason)
+        return MadeTurn(action, completion, head)
+
+    async def release(self) -> str:
+        """Frees the engine's sessions; says what went wrong there."""
+        problems = []
+        for session_id in sorted(self._sessions):
+            try:
+                await self.parts.engine.release(session_id)
+            except EngineError as error:
+                problems.append(f"engine.release: {error}")
+        return "; ".join(problems)
+
+    def _request(self, ready: ReadyTurn, agent: str, sampling: SamplingParams, number: int) -> GenerateRequest:
+        spec, key, renderer = self.parts.spec, self.builder.key, self.parts.renderer
+        stops = {*sampling.stop_token_ids, *(renderer.stop_token_ids if renderer is not None else ())}
+        return GenerateRequest(
+            request_id=f"{ready.head.session_id}/{number}",
+            session_id=ready.head.session_id,
+            token_ids=frozen_ints(np.concatenate([ready.head.ids, concat_ids(ready.context)])),
+            sampling=replace(
+                sampling,
+                max_new_tokens=min(sampling.max_new_tokens, ready.max_new_tokens),
+                stop_token_ids=tuple(sorted(stops)),
+            ),
+            seed=seed_for(spec.root_seed, "sample", key.label, key.draw, key.sibling, agent, number),
+            min_version=self.builder.min_version(ready.head),
+            messages=ready.head.messages if renderer is None else (),
+            tools=ready.tools if renderer is None else (),
+        )
+
+    def _read(self, completion: Completion) -> tuple[str, ParsedMessage]:
+        """The completion as text, cut at its stop string, and as a message."""
+        text = completion.text
+        if text is None:
+            text = self._need_renderer().decode(concat_ids(completion.segments))
+        if completion.stop_string is not None and completion.stop_string in text:
+            text = text[: text.rindex(completion.stop_string)]
+        return text, completion.parsed or self.parts.parser.parse(text)
+
+    def _need_renderer(self) -> Renderer:
+        if self.parts.renderer is None:
+            raise EngineError(
+                f"engine {self.parts.engine.info().name!r} gave ids without text, and there is no renderer to decode "
+                "them; give the rollout a renderer",
+                retryable=False,
+            )
+        return self.parts.renderer
+
+    def _no_room(self, setting: str, limit: int, found: int) -> Status:
+        """The end of an episode whose sequence is too long; where the very prompt is, the task is at fault."""
+        if self.builder.turns:
+            return Status("truncated", setting.rpartition(".")[2])
+        return Status(
+            "failed",
+            "data",
+            f"the prompt of task {self.builder.task.id!r} has {found} tokens, "
+            f"{setting} is {limit}; raise it or leave the task out",
+        )
+
+
+def _renumbered(parsed: ParsedMessage, number: int) -> ParsedMessage:
+    """The message with the call's number in front of its calls' own (``call_0`` becomes ``call_7_0``)."""
+
+    def renamed(call_id: str) -> str:
+        return f"call_{number}_{call_id.rpartition('_')[2]}"
+
+    calls = tuple(replace(call, id=renamed(call.id)) for call in parsed.tool_calls)
+    problems = tuple(replace(problem, id=renamed(problem.id)) for problem in parsed.problems)
+    message = parsed.message.copy()
+    if calls:
+        message["tool_calls"] = [call.openai() for call in calls]
+    return ParsedMessage(message, calls, problems)

@@ -16,6 +16,7 @@ __all__ = [
     "MachineError",
     "RewardError",
     "SandboxError",
+    "ServerError",
     "StoreError",
     "ToolError",
     "TrainingError",
@@ -98,6 +99,25 @@ class EngineError(AgentRLError):
         return _rebuild_retryable, (type(self), str(self), self.retryable)
 
 
+class ServerError(EngineError):
+    """An OpenAI-compatible server refused a request, failed, or did not answer.
+
+    Args:
+        message: which server, what it said and what to do; keys are masked in it.
+        retryable: whether the same request may succeed later.
+        status: the HTTP status; None where no answer came.
+        code: the server's own name for the error, such as ``context_length_exceeded``; empty where it gave none.
+    """
+
+    def __init__(self, message: str, *, retryable: bool = True, status: int | None = None, code: str = "") -> None:
+        super().__init__(message, retryable=retryable)
+        self.status = status
+        self.code = code
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild_server, (str(self), self.retryable, self.status, self.code)
+
+
 class GoldenRuleError(EngineError):
     """The recorded tokens differ from what the engine was given or made: never retried, never trained."""
 
@@ -143,6 +163,10 @@ class TrainingError(AgentRLError):
 
 def _rebuild_retryable(cls: type[SandboxError | EngineError], message: str, retryable: bool) -> AgentRLError:
     return cls(message, retryable=retryable)
+
+
+def _rebuild_server(message: str, retryable: bool, status: int | None, code: str) -> ServerError:
+    return ServerError(message, retryable=retryable, status=status, code=code)
 
 
 def _rebuild_training(message: str, rank: int | None, host: str | None, traceback_text: str) -> TrainingError:

@@ -1,0 +1,130 @@
+"""Messages and tools as OpenAI's chat completions API carries them (https://platform.openai.com/docs/api-reference/chat).
+
+There a call's arguments are JSON text, here they are a mapping; there a content may come in parts, here text is text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from agentrl.types import Message, ToolSpec
+
+__all__ = ["WireFault", "from_wire", "to_wire", "tool_from_wire"]
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+
+
+class WireFault(ValueError):  # noqa: N818 - what a message has, not what a program does
+    """Why something that came over the wire is no message or tool: where, the rule, and the value found."""
+
+
+def to_wire(message: Message, *, reasoning: bool = False) -> dict[str, Any]:
+    """A message as a server takes it; arguments become JSON text, an empty content beside calls becomes null.
+
+    Args:
+        message: as agentrl keeps it.
+        reasoning: keep ``reasoning_content``, which some servers refuse to be sent back.
+    """
+    wire: dict[str, Any] = {**message}
+    if not reasoning:
+        wire.pop("reasoning_content", None)
+    if message.get("tool_calls"):
+        wire["tool_calls"] = [_call_to_wire(call) for call in message["tool_calls"]]
+        wire["content"] = message["content"] or None
+    return wire
+
+
+def from_wire(value: Any, where: str) -> Message:
+    """A message from a client, in the shape of ``agentrl.types.Message``; nulls and unknown keys are left out.
+
+    Args:
+        value: as it came.
+        where: its place in the request, for the error.
+
+    Raises:
+        WireFault: it is no message; the rule and the value found.
+    """
+    if not isinstance(value, Mapping):
+        raise WireFault(f"{where} must be an object with a role, got {_short(value)}")
+    role = _ROLES.get(str(value.get("role")))
+    if role is None:
+        raise WireFault(f"{where}.role must be one of {', '.join(_ROLES)}, got {value.get('role')!r}")
+    calls = value.get("tool_calls")
+    message: Message = {"role": role, "content": _content(value.get("content"), where, optional=role == "assistant")}  # type: ignore[typeddict-item]
+    if role == "assistant" and calls:
+        if not isinstance(calls, list):
+            raise WireFault(f"{where}.tool_calls must be a list, got {_short(calls)}")
+        message["tool_calls"] = [_call_from_wire(call, f"{where}.tool_calls[{n}]") for n, call in enumerate(calls)]
+    if role == "tool":
+        if not isinstance(value.get("tool_call_id"), str):
+            raise WireFault(
+                f"{where}.tool_call_id must name the call that it answers, got {value.get('tool_call_id')!r}"
+            )
+        message["tool_call_id"] = value["tool_call_id"]
+    reasoning = value.get("reasoning_content", value.get("reasoning"))
+    if role == "assistant" and isinstance(reasoning, str):
+        message["reasoning_content"] = reasoning
+    if isinstance(value.get("name"), str):
+        message["name"] = value["name"]
+    return message
+
+
+def tool_from_wire(value: Any, where: str) -> ToolSpec:
+    """A tool from a client.
+
+    Raises:
+        WireFault: it is no function tool.
+    """
+    function = value.get("function") if isinstance(value, Mapping) and value.get("type") == "function" else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise WireFault(f'{where} must be {{"type": "function", "function": {{"name": ...}}}}, got {_short(value)}')
+    parameters = function.get("parameters", {"type": "object", "properties": {}})
+    if not isinstance(parameters, Mapping):
+        raise WireFault(f"{where}.function.parameters must be a JSON Schema object, got {_short(parameters)}")
+    return ToolSpec(function["name"], str(function.get("description") or ""), dict(parameters))
+
+
+def _call_to_wire(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = json.dumps(function["arguments"], ensure_ascii=False)
+    return {"id": call["id"], "type": "function", "function": {"name": function["name"], "arguments": arguments}}
+
+
+def _call_from_wire(value: Any, where: str) -> dict[str, Any]:
+    function = value.get("function") if isinstance(value, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise WireFault(f"{where} must be a function call with a name, got {_short(value)}")
+    arguments = function.get("arguments") or {}
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError as error:
+            raise WireFault(
+                f"{where}.function.arguments must be JSON text, got {_short(arguments)} ({error})"
+            ) from None
+    if not isinstance(arguments, Mapping):
+        raise WireFault(f"{where}.function.arguments must be a JSON object, got {_short(arguments)}")
+    function = {"name": function["name"], "arguments": dict(arguments)}
+    return {"id": str(value.get("id") or ""), "type": "function", "function": function}
+
+
+def _content(value: Any, where: str, *, optional: bool) -> Any:
+    """Text as it is, parts that are all text as one text, other parts as they came."""
+    if isinstance(value, str):
+        return value
+    if value is None and optional:
+        return ""
+    if isinstance(value, list) and all(
+        isinstance(part, Mapping) and isinstance(part.get("type"), str) for part in value
+    ):
+        if all(part["type"] == "text" and isinstance(part.get("text"), str) for part in value):
+            return "".join(part["text"] for part in value)
+        return [dict(part) for part in value]
+    raise WireFault(f"{where}.content must be text or a list of parts that each have a type, got {_short(value)}")
+
+
+def _short(value: object, limit: int = 120) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}…"

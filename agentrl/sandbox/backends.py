@@ -49,6 +49,7 @@ class Backend:
 BACKENDS = MappingProxyType(
     {
         "landlock": Backend("agentrl.sandbox.local:landlock"),
+        "docker": Backend("agentrl.sandbox.docker.backend:docker", images=True),
         "unsafe": Backend("agentrl.sandbox.local:unsafe", isolates=False),
     }
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import selectors
 import socket
+import ssl
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from .host import frames
 
 Reply = tuple[frames.Header, list[bytes]]
 _READ_BYTES = 1 << 20
+_WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class IOThread:
@@ -81,46 +83,40 @@ class IOThread:
         os.close(self._wake_write)
 
 
-class Channel:
-    """One socket: frames out from any thread, frames in on the I/O thread.
+class Stream:
+    """One socket: bytes out from any thread, bytes in on the I/O thread.
 
     Args:
         io: the thread that serves it.
-        sock: a connected stream socket; owned from here on.
-        on_frame: called on the I/O thread with every frame.
+        sock: a connected stream socket; owned from here on. One with TLS may be given as well.
+        on_data: called on the I/O thread with what came, empty at the end; its ``FrameError`` ends the stream.
         on_end: called once on the I/O thread when the peer is gone or :meth:`close` was called.
     """
 
     def __init__(
-        self,
-        io: IOThread,
-        sock: socket.socket,
-        on_frame: Callable[[frames.Header, list[bytes]], None],
-        on_end: Callable[[], None],
+        self, io: IOThread, sock: socket.socket, on_data: Callable[[bytes], None], on_end: Callable[[], None]
     ) -> None:
         self._io = io
         self._sock = sock
-        self._on_frame = on_frame
+        self._on_data = on_data
         self._on_end = on_end
-        self._decoder = frames.Decoder()
         self._lock = threading.Lock()
         self._out: deque[tuple[memoryview, int | None]] = deque()
         self._ended = False
         sock.setblocking(False)
         io.call(self._start)
 
-    def send(self, header: frames.Header, blobs: Sequence[bytes] = (), *, fd: int | None = None) -> None:
-        """Send a frame without blocking; what the socket does not take now follows from the I/O thread.
+    def write(self, data: bytes, *, fd: int | None = None) -> None:
+        """Send without blocking; what the socket does not take now follows from the I/O thread.
 
         Args:
-            header, blobs: the frame.
+            data: not empty.
             fd: a descriptor to pass along; the caller may close its own at once.
         """
-        data = memoryview(frames.encode(header, blobs))
         with self._lock:
             if self._ended:
                 return  # whoever waits for the reply hears it from on_end
-            self._out.append((data, None if fd is None else os.dup(fd)))
+            self._out.append((memoryview(data), None if fd is None else os.dup(fd)))
             if len(self._out) == 1:
                 self._send_waiting()
             if self._out:
@@ -147,22 +143,24 @@ class Channel:
     def _ready(self, events: int) -> None:
         if events & selectors.EVENT_WRITE:
             self._flush()
-        if not events & selectors.EVENT_READ or self._ended:
+        if not events & selectors.EVENT_READ:
             return
-        try:
-            data = self._sock.recv(_READ_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self._end()
-            return
-        try:
-            for header, blobs in self._decoder.feed(data):
-                self._on_frame(header, blobs)
-        except frames.FrameError:
-            self._end()
+        more = True
+        while more and not self._ended:
+            try:
+                data = self._sock.recv(_READ_BYTES)
+            except _WOULD_BLOCK:
+                return
+            except OSError:
+                data = b""
+            try:
+                self._on_data(data)
+            except frames.FrameError:
+                data = b""
+            if not data:
+                self._end()
+                return
+            more = isinstance(self._sock, ssl.SSLSocket)  # TLS holds back what the selector does not see
 
     def _flush(self) -> None:
         with self._lock:
@@ -175,7 +173,7 @@ class Channel:
             data, fd = self._out[0]
             try:
                 sent = self._sock.send(data) if fd is None else socket.send_fds(self._sock, [data], [fd])
-            except BlockingIOError:
+            except _WOULD_BLOCK:
                 return
             except OSError:
                 self._drop_waiting()  # the I/O thread sees the same end
@@ -199,6 +197,44 @@ class Channel:
             self._drop_waiting()
             self._sock.close()
         self._on_end()
+
+
+class Channel:
+    """A socket that carries frames.
+
+    Args:
+        io: the thread that serves it.
+        sock: a connected stream socket; owned from here on.
+        on_frame: called on the I/O thread with every frame.
+        on_end: called once on the I/O thread when the peer is gone or :meth:`close` was called.
+    """
+
+    def __init__(
+        self,
+        io: IOThread,
+        sock: socket.socket,
+        on_frame: Callable[[frames.Header, list[bytes]], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        self._on_frame = on_frame
+        self._decoder = frames.Decoder()
+        self._stream = Stream(io, sock, self._on_data, on_end)
+
+    def send(self, header: frames.Header, blobs: Sequence[bytes] = (), *, fd: int | None = None) -> None:
+        """Send a frame without blocking, and with it the descriptor ``fd``; dropped once the stream has ended."""
+        self._stream.write(frames.encode(header, blobs), fd=fd)
+
+    def close(self) -> None:
+        """Close the socket, which ends the peer; from any thread."""
+        self._stream.close()
+
+    def abandon(self) -> None:
+        """Close this process's copy only: what a forked child does."""
+        self._stream.abandon()
+
+    def _on_data(self, data: bytes) -> None:
+        for header, blobs in self._decoder.feed(data):
+            self._on_frame(header, blobs)
 
 
 def resolve(future: Future[Any], value: Any) -> None:

@@ -16,9 +16,9 @@ from .guarantees import GUARANTEES
 from .interface import Sandbox
 
 _PROBE = r"""
-import ctypes, errno, json, os, socket, sys, time
+import ctypes, errno, fcntl, json, os, socket, sys, tempfile, time
 
-canary, owner, owner_uid, memory_bytes = json.load(sys.stdin)
+canary, owner, owner_uid, limits = json.load(sys.stdin)
 libc = ctypes.CDLL(None, use_errno=True)
 
 def refused(*actions):
@@ -40,8 +40,12 @@ def sock(family, kind=socket.SOCK_STREAM):
 def reads(path):
     return lambda: open(path, "rb").close()
 
-with open("own", "w") as file:
-    file.write("x")
+def bounded(path):
+    size = os.statvfs(path)
+    return size.f_blocks * size.f_frsize <= limits["disk_bytes"] and 0 < size.f_files <= limits["max_files"]
+
+lock = open("stray", "w")
+fcntl.flock(lock, fcntl.LOCK_EX)  # held for as long as a process of this run lives
 listing = os.path.dirname(canary)
 held = {
     "files": refused(
@@ -56,19 +60,19 @@ held = {
     "processes": refused(lambda: os.kill(owner, 0), lambda: os.kill(os.getppid(), 0)),
     "kernel": refused(lambda: call(425, 1, None), lambda: call(438, -1, 0, 0))
     and libc.unshare(0x10000000) != 0 and libc.ptrace(0x4206, owner, 0, 0) != 0,
-    "memory": refused(lambda: bytearray(memory_bytes * 5 // 4)),
+    "memory": refused(lambda: bytearray(limits["memory_bytes"] * 5 // 4)),
     "user": os.getuid() not in (0, owner_uid),
-    "disk": False,
+    "disk": bounded(".") and bounded(tempfile.gettempdir()),
 }
-stray = os.fork()
-if stray == 0:
+if os.fork() == 0:
     os.setsid()
     for fd in (0, 1, 2):
         os.close(fd)
     time.sleep(30)
     os._exit(0)
-print(json.dumps([held, stray]))
+print(json.dumps(held))
 """
+_LOOK_FOR_STRAY = "import fcntl\nfcntl.flock(open('stray', 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
 
 
 async def measure(sandbox: Sandbox) -> MappingProxyType[str, bool]:
@@ -83,15 +87,12 @@ async def measure(sandbox: Sandbox) -> MappingProxyType[str, bool]:
         with open(canary, "w") as file:
             file.write("a file that the code must not read")
         os.chmod(canary, 0o644)
-        owner = [canary, os.getpid(), os.getuid(), sandbox.limits.memory_bytes]
-        result = await sandbox.run(_PROBE, stdin=json.dumps(owner).encode())
+        told = [canary, os.getpid(), os.getuid(), sandbox.limits.as_dict()]
+        result = await sandbox.run(_PROBE, stdin=json.dumps(told).encode())
     if result.status != "ok":
         said = result.stderr.decode(errors="replace").strip()
         raise SandboxError(f"the probe of the sandbox ended with {result.status} {result.detail}: {said[-500:]}")
-    held, stray = json.loads(result.stdout)
-    try:
-        os.kill(stray, 0)
-        held["processes"] = False  # it outlived its run
-    except (ProcessLookupError, PermissionError) as gone:
-        held["processes"] = held["processes"] and isinstance(gone, ProcessLookupError)
+    held = json.loads(result.stdout)
+    alone = await sandbox.run(_LOOK_FOR_STRAY)
+    held["processes"] = held["processes"] and alone.status == "ok"  # else one outlived its run
     return MappingProxyType({name: bool(held[name]) for name in GUARANTEES})

@@ -12,6 +12,7 @@ from typing import Literal
 from agentrl.errors import ConfigError, MachineError
 
 from .backends import BACKENDS, factory_of, is_named, probed, report_on
+from .docker import DockerSettings
 from .guarantees import GUARANTEES, BackendReport, parse_require
 from .interface import Sandbox
 from .limits import Limits
@@ -46,6 +47,10 @@ class SandboxSpec:
         max_starting: sandboxes of a pool that start at one time; None lets all that the pool lends start at once.
         max_lifetime_s: seconds after which a pool ends a sandbox that was not given back; None waits for ever.
         recycle_after: runs after which a fresh host takes the place of a worn one; None keeps it.
+        image: the image that the code runs in, or a folder with a Dockerfile (``./``, ``../`` or ``/`` first), for
+            backends that have images; None takes Python's own (``python:3.12-slim`` for Python 3.12). Never pulled or
+            built in a run: ``agentrl doctor --prepare`` does it ahead.
+        docker: which engine and runtime, and how large its containers are.
 
     Raises:
         ConfigError: an unknown backend or guarantee, a number out of its range, or ``unsafe`` together with a
@@ -62,6 +67,8 @@ class SandboxSpec:
     max_starting: int | None = None
     max_lifetime_s: float | None = None
     recycle_after: int | None = None
+    image: str | None = None
+    docker: DockerSettings = field(default_factory=DockerSettings)
 
     def __post_init__(self) -> None:
         if self.backend != "auto" and not is_named(self.backend):
@@ -72,6 +79,14 @@ class SandboxSpec:
         _check_count("max_executing", self.max_executing, "leave it out to have two to each core")
         _check_count("recycle_after", self.recycle_after, "leave it out to keep the host")
         _check_count("max_starting", self.max_starting, "leave it out to let all start at once")
+        row = BACKENDS.get(self.backend)
+        if self.image is not None and row is not None and not row.images:
+            raise ConfigError(
+                f"sandbox.image={self.image!r} needs a backend with images, sandbox.backend={self.backend!r} has none; "
+                f"use one of {', '.join(name for name, row in BACKENDS.items() if row.images)}, or remove the image"
+            )
+        if self.image is not None and not self.image.strip():
+            raise ConfigError("sandbox.image must name an image or a folder with a Dockerfile, got ''; or leave it out")
         for name in ("start_timeout_s", "max_lifetime_s"):
             seconds = getattr(self, name)
             if seconds is not None and not 0 < seconds < math.inf:
@@ -119,9 +134,9 @@ class SandboxSpec:
 
     def candidates(self) -> tuple[str, ...]:
         """The backends that may serve this spec, cheapest executions first."""
-        return (
-            tuple(name for name, row in BACKENDS.items() if row.isolates) if self.backend == "auto" else (self.backend,)
-        )
+        if self.backend != "auto":
+            return (self.backend,)
+        return tuple(name for name, row in BACKENDS.items() if row.isolates and (row.images or self.image is None))
 
     def _choose(self) -> BackendReport:
         reports: list[BackendReport] = []

@@ -263,6 +263,7 @@ def _job(slot: Slot, header: frames.Header, code: bytes) -> child.Job:
     config, limits = slot.config, header["limits"]
     env = {
         "PATH": config.path,
+        **config.env,
         "HOME": slot.work,
         "TMPDIR": slot.temp,
         "LANG": "C.UTF-8",

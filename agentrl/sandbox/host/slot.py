@@ -34,6 +34,7 @@ class SlotConfig:
         read_exec: folders and files that the code may read and execute.
         read: folders and files that the code may read.
         path: the value of PATH for the code.
+        env: further variables of every run.
         keep: descriptors that the child inherits, for a standard library behind a closed folder.
         process_base: processes that the user runs already, for RLIMIT_NPROC; None where the uid is the slot's own.
     """
@@ -44,6 +45,7 @@ class SlotConfig:
     read_exec: tuple[str, ...]
     read: tuple[str, ...]
     path: str
+    env: dict[str, str]
     keep: tuple[int, ...]
     process_base: int | None
 

@@ -54,7 +54,9 @@ class Supervisor:
 
     Args:
         control: the owner's socket; its end of file ends everything.
-        settings: the owner's first frame: ``confine``, ``abi_cap``, ``preload``, ``folders``.
+        settings: the owner's first frame: ``confine``, ``abi_cap``, ``preload``, ``folders``; where they are given
+            also ``roots``, file systems of which each slot gets one for itself, ``readable``, further folders that the
+            code may read and execute, and ``image_env``, whether every run has the variables of this process.
     """
 
     def __init__(self, control: socket.socket, settings: frames.Header) -> None:
@@ -74,6 +76,9 @@ class Supervisor:
                 raise Refused(f"the system call numbers of {os.uname().machine} are not known")
             if os.getuid() == 0:
                 self.first_uid = self._reserve_uids()
+        self.roots = tuple(settings.get("roots", ()))
+        self.readable = tuple(settings.get("readable", ()))
+        self.env = _image_env() if settings.get("image_env") else {}
         extra = tuple(settings["folders"])
         self.interpreter = Interpreter(other_uid=self.first_uid is not None, extra=extra)
         if failed := preload(tuple(settings["preload"])):
@@ -163,13 +168,14 @@ class Supervisor:
     def open(self, number: int, sock: socket.socket) -> None:
         """Fork a slot that listens on ``sock``."""
         with sock:
-            root = os.path.join(self.base, f"{number}-{os.urandom(6).hex()}")
-            used = {entry.index for entry in self.slots.values()}
+            num_slots = len(self.roots) or _SLOTS
+            used = {entry.index for entry in (*self.slots.values(), *self.cleaners.values())}
             try:
-                if len(used) >= _SLOTS:
-                    raise OSError(f"{_SLOTS} sandboxes are open already; close some")
+                if len(used) >= num_slots:
+                    raise OSError(f"{num_slots} sandboxes are open already; close some")
                 # taken in turn, so that a uid rests before another sandbox gets it
-                index = next(i % _SLOTS for i in range(number, number + _SLOTS) if i % _SLOTS not in used)
+                index = next(i % num_slots for i in range(number, number + num_slots) if i % num_slots not in used)
+                root = os.path.join(self.roots[index] if self.roots else self.base, f"{number}-{os.urandom(6).hex()}")
                 uid = None if self.first_uid is None else self.first_uid + index
                 for path in (root, os.path.join(root, "work"), os.path.join(root, "tmp")):
                     os.mkdir(path, 0o700)
@@ -192,9 +198,10 @@ class Supervisor:
             root=root,
             uid=uid,
             abi=self.abi,
-            read_exec=host.read_exec,
+            read_exec=(*host.read_exec, *self.readable),
             read=host.read,
             path=host.path,
+            env=self.env,
             keep=host.keep,
             process_base=None if self.abi is None or uid is not None else _threads_of(os.getuid()),
         )
@@ -268,6 +275,12 @@ class Supervisor:
                 return True
             self.slots.pop(pid, None)
             self.cleaners.pop(pid, None)
+
+
+def _image_env() -> dict[str, str]:
+    """What an image says of its own programs; not what the engine adds, nor the image's interpreter."""
+    names = os.environ.keys() - {"HOSTNAME", "HOME", "TERM", "container"}
+    return {name: os.environ[name] for name in names if not name.startswith(("PYTHON", "GPG_KEY"))}
 
 
 def _threads_of(uid: int) -> int:

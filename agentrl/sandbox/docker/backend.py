@@ -1,0 +1,45 @@
+"""The ``docker`` backend: a sandbox is a slot of the host in a container."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agentrl.sandbox.forked import ForkedSandbox
+from agentrl.sandbox.forkserver import HostSettings
+from agentrl.sandbox.hosts import shared_server
+
+from .launcher import DockerLauncher
+from .settings import DEFAULT_IMAGE
+
+if TYPE_CHECKING:
+    from agentrl.sandbox.spec import SandboxSpec
+
+
+def docker(spec: SandboxSpec) -> ForkedSandbox:
+    """A sandbox in the container that this process's sandboxes of such a spec share.
+
+    What the image has installed can be imported; ``site_packages``, which is about this environment's packages,
+    changes nothing.
+    """
+    settings = host_settings(spec)
+    return ForkedSandbox(lambda: shared_server(settings), spec.limits, start_timeout_s=spec.start_timeout_s)
+
+
+def host_settings(spec: SandboxSpec) -> HostSettings:
+    """What makes two sandboxes share one container."""
+    executing = HostSettings(confine=True, max_executing=spec.max_executing).permits
+    launcher = DockerLauncher(
+        spec.docker,
+        spec.image or DEFAULT_IMAGE,
+        disk_bytes=spec.limits.disk_bytes,
+        max_files=spec.limits.max_files,
+        memory_bytes=executing * spec.limits.memory_bytes,
+        processes=spec.docker.max_sandboxes + executing * spec.limits.processes,
+    )
+    return HostSettings(
+        confine=True,
+        preload=spec.preload_modules,
+        max_executing=spec.max_executing,
+        recycle_after=spec.recycle_after,
+        launcher=launcher,
+    )

@@ -1,0 +1,153 @@
+"""The container of a host: how it is hardened, whose it is, and the removal of those whose owner is dead."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import docker
+
+from agentrl.errors import MachineError, SandboxError
+from agentrl.sandbox.owner import Owner
+
+from .engine import Client, asked, connect
+from .settings import DockerSettings
+
+_OWNER, _MACHINE = "agentrl.sandbox.owner", "agentrl.sandbox.machine"
+ROOTS_FOLDER = "/sandbox"
+_CAPABILITIES = (
+    "SETUID",  # a uid for each sandbox
+    "SETGID",
+    "KILL",  # the supervisor ends slots of other uids
+    "CHOWN",  # a slot's folder is its own
+    "DAC_OVERRIDE",  # what a sandbox left is removed whatever its owner and modes
+    "FOWNER",
+)
+_SPARE_PROCESSES = 64
+
+
+def create(
+    client: Client,
+    settings: DockerSettings,
+    *,
+    image_id: str,
+    command: list[str],
+    disk_bytes: int,
+    max_files: int,
+    memory_bytes: int,
+    processes: int,
+) -> str:
+    """Create the container of a host, and answer with its id; nothing of it runs yet.
+
+    It has no network, no mount of its host's, a read-only root, six capabilities, no new privileges, the engine's
+    seccomp filter, bounded memory and processes, and for each sandbox a file system bounded in bytes and files.
+    Its output is not kept, and it is removed when it ends.
+
+    Args:
+        image_id, command: what runs.
+        disk_bytes, max_files: size of the file system of each sandbox.
+        memory_bytes: of the container, where the settings name no other.
+        processes: of all sandboxes together.
+
+    Raises:
+        MachineError: the engine has no such runtime.
+        SandboxError: the engine failed.
+    """
+    bounds = f"size={disk_bytes},nr_inodes={max_files}"
+    roots = dict.fromkeys(root_paths(settings), f"rw,exec,nosuid,nodev,mode=0711,{bounds}")
+    memory = settings.memory_bytes or memory_bytes
+    with asked("create a container"):
+        host_config = client.api.create_host_config(
+            auto_remove=True,
+            network_mode="none",
+            read_only=True,
+            cap_drop=["ALL"],
+            cap_add=list(_CAPABILITIES),
+            security_opt=["no-new-privileges"],
+            ipc_mode="private",
+            pids_limit=processes + _SPARE_PROCESSES,
+            mem_limit=memory,
+            memswap_limit=memory,
+            nano_cpus=None if settings.cpus is None else int(settings.cpus * 1e9),
+            shm_size=2**16,
+            tmpfs={
+                **roots,
+                "/tmp": "rw,noexec,nosuid,nodev,size=64k,nr_inodes=16,mode=0711",
+                "/run": "rw,noexec,nosuid,nodev,size=4m,nr_inodes=16,mode=0700",
+            },
+            log_config=docker.types.LogConfig(type="none"),
+            runtime=settings.runtime,
+        )
+        try:
+            container = client.api.create_container_from_config(
+                client.api.create_container_config(
+                    image_id,
+                    None,
+                    entrypoint=command,
+                    user="0:0",
+                    working_dir="/",
+                    stdin_open=True,
+                    labels={_OWNER: str(Owner.current()), _MACHINE: socket.gethostname()},
+                    host_config=host_config,
+                )
+                | {"StdinOnce": True, "AttachStdin": True, "AttachStdout": True, "AttachStderr": True}
+            )
+        except docker.errors.APIError as error:
+            raise named_refusal(error, settings) from error
+    return str(container["Id"])
+
+
+def named_refusal(error: Any, settings: DockerSettings) -> MachineError | SandboxError:
+    """The error for an engine that would not create or start a container."""
+    said = str(error.explanation or error)
+    if settings.runtime is not None and "runtime" in said:
+        return MachineError(
+            f"sandbox.docker.runtime={settings.runtime!r}: the engine has no such runtime ({said}); install it and "
+            "name it in the engine's daemon.json, or remove the setting"
+        )
+    return SandboxError(f"the container engine could not start a container: {said}")
+
+
+def root_paths(settings: DockerSettings) -> list[str]:
+    """Where the file systems of the sandboxes are."""
+    return [f"{ROOTS_FOLDER}/{index}" for index in range(settings.max_sandboxes)]
+
+
+def remove(client: Client, container: str) -> None:
+    """End and remove a container, unless it is gone already."""
+    try:
+        client.api.remove_container(container, force=True, v=True)
+    except docker.errors.NotFound:
+        return
+    except docker.errors.APIError as error:
+        if error.status_code != 409:  # its removal is under way
+            raise
+
+
+def reap_orphans(settings: DockerSettings | None = None) -> list[str]:
+    """Remove the containers that dead processes of this machine left; their ids and owners, for people.
+
+    A container ends with its owner by itself; what is left are those that never started, and those of an engine
+    that was down when their owner died. Another machine's are never touched, nor a living process's.
+
+    Raises:
+        MachineError: no engine answers.
+        SandboxError: the engine failed.
+    """
+    client = connect(settings or DockerSettings())
+    try:
+        return reap(client)
+    finally:
+        client.close()
+
+
+def reap(client: Client) -> list[str]:
+    """:func:`reap_orphans` over a connection that exists."""
+    removed = []
+    with asked("list and remove containers"):
+        for found in client.api.containers(all=True, filters={"label": f"{_MACHINE}={socket.gethostname()}"}):
+            owner = Owner.parse(found["Labels"].get(_OWNER, ""))
+            if owner is not None and owner.is_dead:
+                remove(client, found["Id"])
+                removed.append(f"container {found['Id'][:12]} of process {owner.pid}")
+    return removed

@@ -1,0 +1,128 @@
+"""The way to the engine, and its failures by name."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import docker
+import requests
+
+from agentrl.errors import AgentRLError, MachineError, SandboxError
+
+from .settings import DockerSettings
+
+Client = Any  # docker.DockerClient, which has no types
+
+_OLDEST_API = (1, 40)  # Docker 19.03, podman 3
+_TIMEOUT_S = 60
+_answered: set[str] = set()
+_lock = threading.Lock()
+
+
+def connect(settings: DockerSettings) -> Client:
+    """A client of the engine that the settings, DOCKER_HOST or the current Docker context name.
+
+    Raises:
+        MachineError: no engine answers there, or it is too old; with the mend.
+        SandboxError: one that answered this process before does not answer now.
+    """
+    place = settings.host or "the engine"
+    try:
+        if settings.host is not None:
+            client = docker.DockerClient(settings.host, version="auto", timeout=_TIMEOUT_S)
+        else:
+            client = docker.from_env(version="auto", timeout=_TIMEOUT_S)
+        place = client.api.base_url
+        version = client.api.api_version
+    except (docker.errors.DockerException, requests.RequestException, OSError, ValueError) as error:
+        raise _unreachable(error, settings) from error
+    if tuple(map(int, version.split("."))) < _OLDEST_API:
+        client.close()
+        oldest = ".".join(map(str, _OLDEST_API))
+        raise MachineError(
+            f"the container engine at {place} speaks Docker API {version}; {oldest} (Docker 19.03, podman 3) or later "
+            "is needed; update it"
+        )
+    with _lock:
+        _answered.add(settings.host or "")
+    return client
+
+
+def _unreachable(error: BaseException, settings: DockerSettings) -> AgentRLError:
+    place = settings.host or _named_host()
+    why, mend = _reason(error, place)
+    with _lock:
+        answered = (settings.host or "") in _answered
+    if answered:
+        return SandboxError(f"the container engine at {place} answered before and does not now: {why}")
+    return MachineError(f"no container engine answers at {place}: {why}; {mend}")
+
+
+def _named_host() -> str:
+    return str(docker.utils.kwargs_from_env().get("base_url") or _context_host() or "unix:///var/run/docker.sock")
+
+
+def _context_host() -> str | None:
+    try:
+        host = docker.context.ContextAPI.kwargs_from_context().get("base_url")
+    except (docker.errors.DockerException, OSError, ValueError):
+        host = None  # a context that is broken is why the engine was not reached
+    return None if host is None else str(host)
+
+
+def _reason(error: BaseException, place: str) -> tuple[str, str]:
+    """What went wrong and what to do, by the first cause that says so."""
+    causes = list(_causes(error))
+    start = "start it (systemctl start docker, or Docker Desktop), or name one in DOCKER_HOST or sandbox.docker.host"
+    if any(isinstance(cause, FileNotFoundError) for cause in causes):
+        return "the socket does not exist", start
+    if any(isinstance(cause, ConnectionRefusedError) for cause in causes):
+        return "the connection is refused", start
+    if any(isinstance(cause, PermissionError) for cause in causes):
+        return (
+            "permission denied",
+            'let this user speak to it (sudo usermod -aG docker "$USER", then log in again), or set DOCKER_HOST to '
+            "an engine of your own (podman system service)",
+        )
+    if any(isinstance(cause, socket.gaierror) for cause in causes):
+        return "the name is unknown", "correct DOCKER_HOST or sandbox.docker.host"
+    if any(isinstance(cause, ssl.SSLError) for cause in causes):
+        return f"TLS failed: {causes[0]}", "check DOCKER_TLS_VERIFY and DOCKER_CERT_PATH"
+    if any(isinstance(cause, TimeoutError | requests.Timeout) for cause in causes):
+        return f"no answer within {_TIMEOUT_S} s", start
+    if any(isinstance(cause, docker.errors.InvalidVersion) for cause in causes):
+        return f"it is too old: {causes[0]}", "update it to Docker 19.03 or podman 3 or later"
+    return str(causes[0]), f"see that it works (docker -H {place} info)"
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, what it wraps, and what that wraps: requests and urllib3 hide the cause among the arguments."""
+    pending, seen = [error], set[int]()
+    while pending:
+        one = pending.pop(0)
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        inner = (*one.args, one.__cause__, one.__context__, getattr(one, "reason", None))
+        pending += [cause for cause in inner if isinstance(cause, BaseException)]
+
+
+@contextmanager
+def asked(what: str) -> Iterator[None]:
+    """Ask the engine for something: a failure is a SandboxError that says what was asked, and may be retried.
+
+    Raises:
+        SandboxError: the engine refused, or was gone.
+    """
+    try:
+        yield
+    except docker.errors.APIError as error:
+        raise SandboxError(f"the container engine could not {what}: {error.explanation or error}") from error
+    except (docker.errors.DockerException, requests.RequestException, OSError) as error:
+        raise SandboxError(f"the container engine could not {what}: {error}") from error

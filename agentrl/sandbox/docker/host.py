@@ -1,0 +1,182 @@
+"""A sandbox host in a container, as its owner sees it: links over the stream that is attached to it."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import Any
+
+from agentrl.errors import SandboxError
+from agentrl.sandbox.channel import IOThread, Stream
+from agentrl.sandbox.host import chunks, frames
+from agentrl.sandbox.launcher import OnEnd, OnFrame
+
+from .containers import remove
+from .engine import Client, asked
+
+_STDERR = 2
+_HEAD = struct.Struct(">BxxxI")  # of the engine's attached stream
+_KEPT_STDERR_BYTES = 4096
+_EXIT_S = 2.0  # in which the engine says how a container ended whose stream has ended
+_SIGKILLED = 137
+
+
+class ContainerLink:
+    """Frames to and from one process of the container."""
+
+    def __init__(self, host: ContainerHost, number: int, on_frame: OnFrame, on_end: OnEnd) -> None:
+        self._host = host
+        self._number = number
+        self._on_frame = on_frame
+        self._on_end = on_end
+        self._decoder = frames.Decoder()
+
+    def send(self, header: frames.Header, blobs: Sequence[bytes] = ()) -> None:
+        self._host.tell(chunks.encode(chunks.DATA, self._number, frames.encode(header, blobs)))
+
+    def close(self) -> None:
+        self._host.hang_up(self._number)
+
+    def abandon(self) -> None:
+        self._host.stream.abandon()
+
+    def on_data(self, data: bytes) -> None:
+        """What the process wrote."""
+        for header, blobs in self._decoder.feed(data):
+            self._on_frame(header, blobs)
+
+    def on_end(self) -> None:
+        """The process is gone, or the link was closed."""
+        self._on_end()
+
+
+class ContainerHost:
+    """A host whose container was started.
+
+    Args:
+        client: the way to the engine; closed in :meth:`clear`.
+        container: its id.
+        attached: the socket attached to its standard streams.
+        exit_code: known when the container has ended.
+        bootstrap: what its first process reads before anything else.
+        io, on_frame, on_end: as in ``Launcher.start``.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        container: str,
+        attached: Any,
+        exit_code: Future[int],
+        bootstrap: bytes,
+        io: IOThread,
+        on_frame: OnFrame,
+        on_end: OnEnd,
+    ) -> None:
+        self._client = client
+        self._container = container
+        self._attached = attached  # the SDK's wrapper closes the socket when it is collected
+        self._exit_code = exit_code
+        self._io = io
+        self._stderr = bytearray()
+        self._buffer = bytearray()
+        self._decoder = chunks.Decoder()
+        self._lock = threading.Lock()
+        self._links = {chunks.CONTROL: ContainerLink(self, chunks.CONTROL, on_frame, on_end)}
+        self._control = self._links[chunks.CONTROL]
+        self.stream = Stream(io, getattr(attached, "_sock", attached), self._on_data, self._on_stream_end)
+        self.stream.write(bootstrap)
+
+    @property
+    def control(self) -> ContainerLink:
+        return self._control
+
+    def open_slot(self, number: int, on_frame: OnFrame, on_end: OnEnd) -> ContainerLink:
+        link = ContainerLink(self, number + 1, on_frame, on_end)
+        with self._lock:
+            self._links[number + 1] = link
+        self.tell(chunks.encode(chunks.OPEN, number + 1))
+        return link
+
+    def tell(self, data: bytes) -> None:
+        """Send chunks to the relay, without blocking."""
+        self.stream.write(data)
+
+    def hang_up(self, number: int) -> None:
+        """Close a link; the supervisor's ends everything."""
+        if number == chunks.CONTROL:
+            self.stream.close()
+            return
+        self.tell(chunks.encode(chunks.END, number))
+        self._io.call(lambda: self._end_link(number))
+
+    def said(self) -> str:
+        """Why the container ended, as far as the engine and its standard error tell."""
+        said = self._stderr.decode(errors="replace").strip()
+        try:
+            code = self._exit_code.result(_EXIT_S)
+        except FutureTimeout:
+            return said or "its stream was closed"
+        except SandboxError as error:
+            return said or str(error)
+        if code == _SIGKILLED:
+            return (
+                f"its container was killed, by its limit sandbox.docker.memory_bytes or from outside; {said}"
+            )
+        return f"its container ended with exit code {code}{': ' + said if said else ''}"
+
+    def end(self, patience_s: float) -> None:
+        try:
+            self._exit_code.result(patience_s)
+        except FutureTimeout:
+            with asked("remove a container"):
+                remove(self._client, self._container)
+        except SandboxError:
+            return  # the engine is gone, and what it left is reaped when it is back
+
+    def clear(self, facts: Mapping[str, Any]) -> None:
+        """The engine removes the container with all that it holds."""
+        self._attached.close()
+        self._client.close()
+
+    def _on_data(self, data: bytes) -> None:
+        self._buffer += data
+        for source, part in self._cut():
+            if source == _STDERR:
+                self._stderr = (self._stderr + part)[-_KEPT_STDERR_BYTES:]
+                continue
+            for kind, number, body in self._decoder.feed(part):
+                if kind == chunks.END:
+                    self._end_link(number)
+                    continue
+                with self._lock:
+                    link = self._links.get(number)
+                if link is not None:
+                    link.on_data(body)
+
+    def _cut(self) -> Iterator[tuple[int, bytes]]:
+        """The parts of the engine's stream that are whole, each with its source."""
+        start = 0
+        while len(self._buffer) - start >= _HEAD.size:
+            source, length = _HEAD.unpack_from(self._buffer, start)
+            end = start + _HEAD.size + length
+            if len(self._buffer) < end:
+                break
+            yield source, bytes(self._buffer[start + _HEAD.size : end])
+            start = end
+        del self._buffer[:start]
+
+    def _end_link(self, number: int) -> None:
+        with self._lock:
+            link = self._links.pop(number, None)
+        if link is not None:
+            link.on_end()
+
+    def _on_stream_end(self) -> None:
+        with self._lock:
+            links, self._links = self._links, {}
+        for number in sorted(links, reverse=True):  # the supervisor's last, as its end is everyone's
+            links[number].on_end()

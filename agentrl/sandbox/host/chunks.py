@@ -1,0 +1,53 @@
+"""Several byte streams over one: what a container's standard input and output carry between owner and relay."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+from .frames import FrameError
+
+CONTROL = 0  # the link to the supervisor; the link to slot n has the number n + 1
+OPEN, DATA, END = range(3)  # a slot is wanted; bytes of a link; a link has ended
+MAX_CHUNK_BYTES = 1 << 18
+
+_HEAD = struct.Struct("!BII")
+
+Chunk = tuple[int, int, bytes]
+
+
+def encode(kind: int, link: int, data: bytes = b"") -> bytes:
+    """``data`` in chunks of at most ``MAX_CHUNK_BYTES``: 1 byte kind, 4 bytes link, 4 bytes length, bytes."""
+    parts = []
+    for start in range(0, len(data) or 1, MAX_CHUNK_BYTES):
+        part = data[start : start + MAX_CHUNK_BYTES]
+        parts += [_HEAD.pack(kind, link, len(part)), part]
+    return b"".join(parts)
+
+
+class Decoder:
+    """Cuts what comes into chunks.
+
+    Raises:
+        FrameError: from :meth:`feed`, where the stream is not made of chunks.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Chunk]:
+        """Add what was read; yields every chunk that is now whole."""
+        self._buffer += data
+        start = 0
+        try:
+            while len(self._buffer) - start >= _HEAD.size:
+                kind, link, length = _HEAD.unpack_from(self._buffer, start)
+                if kind > END or length > MAX_CHUNK_BYTES:
+                    raise FrameError(f"a chunk announces kind {kind} and {length} bytes; the stream is corrupt")
+                end = start + _HEAD.size + length
+                if len(self._buffer) < end:
+                    return
+                yield kind, link, bytes(self._buffer[start + _HEAD.size : end])
+                start = end
+        finally:
+            del self._buffer[:start]

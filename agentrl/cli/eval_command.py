@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,9 +14,9 @@ from cyclopts import Parameter
 from agentrl.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from agentrl.run.config import EvalSetConfig, RunConfig, StageConfig
+    from agentrl.controller.evaluation import EvalResult
+    from agentrl.run.config import RunConfig, StageConfig
     from agentrl.run.eval_file import EvaluatedTask
-    from agentrl.types import Task
 
 __all__ = ["eval_command"]
 
@@ -47,7 +49,7 @@ def eval_command(
     samples
         Episodes a task; by default eval.samples.
     only
-        Only this one of eval.sets.
+        Only this one of eval.sets; by default all but those examined only before training (only_before).
     out
         A Parquet file for tasks, responses, scores and episodes (docs/evaluation.md).
     score
@@ -94,14 +96,11 @@ def _examine(
         raise ConfigError(f"{model} is no run directory, so name a configuration: agentrl eval {model} CONFIG")
     stage = load_config(config or model / "config.resolved.yaml", overrides).resolved_stages()[-1]
     folder = _policy_of_run(model) if is_run else model
-    sets = _chosen_sets(stage, only)
-    tasks = [task for name, item in sets.items() for task in _tasks(stage, name, item)]
 
-    from agentrl.run.eval_file import evaluated_tasks
     from agentrl.run.trainer import Trainer
 
-    with Trainer(_one_stage(stage, folder, next(iter(sets.values())))) as trainer:
-        return evaluated_tasks(trainer.rollout(tasks, samples=samples or stage.eval.samples))
+    with Trainer(_one_stage(stage, folder)) as trainer:
+        return _by_source(trainer.examine(only, samples=samples, greedy=False))
 
 
 def _policy_of_run(run: Path) -> Path:
@@ -118,46 +117,34 @@ def _policy_of_run(run: Path) -> Path:
     return finished
 
 
-def _chosen_sets(stage: StageConfig, only: str | None) -> dict[str, EvalSetConfig]:
-    """The set asked for, or all that are played alike: with the tools, at the temperature of the whole evaluation."""
-    sets = stage.eval.sets
-    if only is not None:
-        if only not in sets:
-            raise ConfigError(f"eval.sets has no {only!r}; it has {', '.join(sets) or 'none'}")
-        return {only: sets[only]}
-    alike = {name: item for name, item in sets.items() if item.tools and item.temperature is None}
-    if not alike:
-        raise ConfigError("eval.sets names no set of tasks to examine; add one: eval.sets.NAME=file.py:function")
-    return alike
-
-
-def _tasks(stage: StageConfig, name: str, item: EvalSetConfig) -> list[Task]:
-    """A set's tasks; the set's name is their data source where they name none."""
-    from agentrl.run.data import load_tasks
-
-    tasks = load_tasks(
-        item.data,
-        item.args,
-        base_dir=Path(stage.run.base_dir or "."),
-        seed=stage.run.seed,
-        setting=f"eval.sets.{name}.data",
-        limit=item.num_tasks,
-    )
-    return [replace(task, data_source=name) if task.data_source == "default" else task for task in tasks]
-
-
-def _one_stage(stage: StageConfig, model: Path, item: EvalSetConfig) -> RunConfig:
-    """A configuration that plays as ``stage`` plays the set, with the weights in ``model``."""
+def _one_stage(stage: StageConfig, model: Path) -> RunConfig:
+    """A configuration of ``stage`` alone, with the weights in ``model``."""
     from agentrl.run.config import RunConfig
 
     sections: dict[str, Any] = {name: getattr(stage, name) for name in RunConfig.model_fields if name != "stages"}
-    temperature = stage.eval.temperature if item.temperature is None else item.temperature
-    sampling = {"temperature": temperature, "top_p": stage.eval.top_p, "top_k": 0}
-    sections["rollout"] = stage.rollout.model_copy(update=sampling)
     sections["model"] = stage.model.model_copy(update={"path": str(model.resolve()), "build": None})
-    if not item.tools:
-        sections["env"] = stage.env.model_copy(update={"tools": ()})
     return RunConfig(**sections)
+
+
+def _by_source(results: Sequence[EvalResult]) -> list[EvaluatedTask]:
+    """The tasks of every set; a set's name is their data source where they name none.
+
+    The same source in several sets (with the tools and without them, say) is told apart as ``set/source``.
+    """
+    from agentrl.run.eval_file import evaluated_tasks
+
+    sources = {result.name: {trajectory.task.data_source for trajectory in result.trajectories} for result in results}
+    shared = {source for source, count in Counter(chain(*sources.values())).items() if count > 1}
+    evaluated = []
+    for result in results:
+        for entry in evaluated_tasks(result.trajectories):
+            source = entry.task.data_source
+            if source == "default":
+                source = result.name
+            elif source in shared:
+                source = f"{result.name}/{source}"
+            evaluated.append(replace(entry, task=replace(entry.task, data_source=source)))
+    return evaluated
 
 
 def _report(evaluated: Sequence[EvaluatedTask], *, as_json: bool) -> None:

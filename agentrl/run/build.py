@@ -6,7 +6,7 @@ import functools
 import inspect
 import json
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -199,7 +199,7 @@ def renderer_spec(stage: StageConfig, base_dir: Path, model: Path) -> RendererSp
     template = own.chat_template
     if template is not None and "{%" not in template and (base_dir / template).is_file():
         template = str(base_dir / template)
-    return RendererSpec(str(model), own.family, template, own.enable_thinking)
+    return RendererSpec(str(model), own.renderer, template, own.enable_thinking)
 
 
 def engine_spec(stage: StageConfig, model: Path) -> EngineFactory:
@@ -227,11 +227,15 @@ def engine_spec(stage: StageConfig, model: Path) -> EngineFactory:
     return factory
 
 
-def eval_plan(stage: StageConfig, live: LiveObjects, base_dir: Path) -> EvalPlan:
-    """How the stage's policy is examined."""
+def eval_plan(
+    stage: StageConfig, live: LiveObjects, base_dir: Path, *, only: Collection[str] | None = None
+) -> EvalPlan:
+    """How the stage's policy is examined: on every set, or on those named by ``only``."""
     own = stage.eval
     sets = []
     for name, item in own.sets.items():
+        if only is not None and name not in only:
+            continue
         tasks = load_tasks(
             item.data,
             item.args,

@@ -242,8 +242,8 @@ def _rollouts(
     def open_service(step: int) -> RolloutService:
         return RolloutService(parts.group, order, parts.ledger, admission, keep_group, recorder.outcome, snapshot, step)
 
-    largest = max([admission.draws_per_batch, *(item.num_tasks or 1000 for item in stage.eval.sets.values())])
-    wait_s = rollout_deadline_s(stage, largest)
+    examined = max((item.num_tasks or 1000 for item in stage.eval.sets.values()), default=0) * stage.eval.samples
+    wait_s = rollout_deadline_s(stage, max(admission.draws_per_batch * rollout.group_size, examined))
     return CapacitySchedule(parts.group, open_service, wait_s=wait_s)
 
 
@@ -258,8 +258,8 @@ def finished_stage(parts: RunParts, stage: StageConfig) -> StageOutcome | None:
     return StageOutcome(0 if imitates else manifest.rollouts.next_draw, manifest.results, manifest.step)
 
 
-def rollout_deadline_s(stage: StageConfig, num_groups: int) -> float:
+def rollout_deadline_s(stage: StageConfig, num_episodes: int) -> float:
     """How long a wait for groups may take: every episode's own deadline, wave after wave, with its retries."""
     rollout = stage.rollout
-    waves = math.ceil(num_groups * rollout.group_size / rollout.max_running)
+    waves = math.ceil(num_episodes / rollout.max_running)
     return waves * (rollout.retries + 1) * rollout.episode_timeout_s + 60.0

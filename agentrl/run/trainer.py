@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
-from agentrl.controller.evaluation import Evaluator
+from agentrl.controller.evaluation import EvalResult, Evaluator
 from agentrl.controller.fleet import collect_groups
 from agentrl.controller.group import WorkerGroup
 from agentrl.controller.ledger import Ledger
@@ -122,13 +122,37 @@ class Trainer:
 
     def evaluate(self, name: str | None = None) -> dict[str, Any]:
         """Examines the policy on one held-out set or all: ``{set: {"sampled", "greedy", "num_tasks"}}``."""
-        stage = self._rollout_stage()
-        plan = eval_plan(stage, self._live, self._base_dir)
-        if name is not None and name not in {item.name for item in plan.sets}:
-            raise ConfigError(f"eval.sets has no {name!r}; it has {', '.join(i.name for i in plan.sets) or 'none'}")
-        plan = replace(plan, sets=tuple(item for item in plan.sets if name in (None, item.name)))
-        results = Evaluator(plan).examine(self._roll_out, "now")
+        results = self.examine(name)
         return {result.name: {**result.record(), "num_tasks": result.num_tasks} for result in results}
+
+    def examine(
+        self, name: str | None = None, *, samples: int | None = None, greedy: bool | None = None
+    ) -> list[EvalResult]:
+        """Examines the policy and keeps every episode; each set is played with its own settings, as in training.
+
+        Args:
+            name: one of ``eval.sets``; by default all but those that are ``only_before``.
+            samples: episodes sampled a task, instead of ``eval.samples``.
+            greedy: whether a greedy episode is played too, instead of ``eval.greedy``.
+
+        Raises:
+            ConfigError: there is no set of that name, or none at all.
+        """
+        stage = self._rollout_stage()
+        sets = stage.eval.sets
+        if name is not None and name not in sets:
+            raise ConfigError(f"eval.sets has no {name!r}; it has {', '.join(sets) or 'none'}")
+        chosen = [own for own, item in sets.items() if own == name or (name is None and not item.only_before)]
+        if not chosen:
+            raise ConfigError("eval.sets names no set of tasks to examine; add one: eval.sets.NAME=file.py:function")
+        plan = eval_plan(stage, self._live, self._base_dir, only=chosen)
+        plan = replace(
+            plan,
+            sets=tuple(replace(item, only_before=False) for item in plan.sets),
+            samples=samples or plan.samples,
+            greedy=plan.greedy if greedy is None else greedy,
+        )
+        return list(Evaluator(plan).examine(self._roll_out, "now"))
 
     def rollout(self, tasks: Iterable[Task], *, samples: int = 1) -> list[Trajectory]:
         """Plays tasks with the policy as it is, ``samples`` episodes each; nothing is trained or stored."""
@@ -228,7 +252,8 @@ class Trainer:
             algorithm = stage.make_algorithm()
             group.setup(worker_spec(stage, algorithm, self._live, base_dir=self._base_dir, model=model, num_steps=1))
             self._hosting = True
-        return collect_groups(group, requests, rollout_deadline_s(stage, len(requests)))
+        num_episodes = sum(request.group_size for request in requests)
+        return collect_groups(group, requests, rollout_deadline_s(stage, num_episodes))
 
     def _rollout_stage(self) -> StageConfig:
         stages = self._rollouts(self._stages(None))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from .backends import BACKENDS, Backend, BackendFactory
 from .guarantees import GUARANTEES, LEVELS, BackendReport
-from .interface import ExecResult, FileRefusedError, Sandbox, Status
+from .interface import ExecResult, FileRefusedError, Persist, Sandbox, Status
 from .limits import Limits
 from .pool import PoolCounts, SandboxPool
-from .spec import Persist, SandboxSpec, probe_backends
+from .spec import SandboxSpec, probe_backends
 
 __all__ = [
     "BACKENDS",

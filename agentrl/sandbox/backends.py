@@ -79,9 +79,16 @@ def factory_of(name: str) -> BackendFactory:
 
 
 def probed(spec: SandboxSpec) -> SandboxSpec:
-    """The spec as it is probed: without what has no part in the guarantees."""
+    """The spec as it is probed: without what has no part in the guarantees; a container's size is part of them."""
+    row = BACKENDS.get(spec.backend)
     return replace(
-        spec, limits=Limits(), require=None, start_timeout_s=_PROBE_START_S, max_starting=None, max_lifetime_s=None
+        spec,
+        limits=spec.limits if row is not None and row.images else Limits(),
+        require=None,
+        persist="files",
+        start_timeout_s=_PROBE_START_S,
+        max_starting=None,
+        max_lifetime_s=None,
     )
 
 

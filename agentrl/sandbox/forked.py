@@ -11,16 +11,17 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from agentrl.errors import SandboxError
+from agentrl.errors import ConfigError, SandboxError
 
 from .channel import Reply
 from .forkserver import ForkServer, Slot
-from .interface import ExecResult, FileRefusedError, Sandbox
+from .interface import ExecResult, FileRefusedError, Persist, Sandbox
 from .limits import Limits
 from .permits import Permits
 
 _STALL_S = 60.0  # how long a slot may be silent beyond the deadlines of what it was asked
 _CLOSE_S = 20.0
+_SET_AT_START = ("memory_bytes", "processes", "file_bytes", "open_files")
 
 
 class ForkedSandbox(Sandbox):
@@ -29,11 +30,20 @@ class ForkedSandbox(Sandbox):
     Args:
         server: gives the fork server, starting it if need be.
         limits: for every run that brings none of its own.
+        persist: what lasts over runs that do not say so themselves.
         start_timeout_s: seconds in which the slot must be open, and before it the host where it is the first.
     """
 
-    def __init__(self, server: Callable[[], ForkServer], limits: Limits, *, start_timeout_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        server: Callable[[], ForkServer],
+        limits: Limits,
+        *,
+        persist: Persist = "files",
+        start_timeout_s: float = 60.0,
+    ) -> None:
         self.limits = limits
+        self._persist = persist
         self._start_timeout_s = start_timeout_s
         self._server = server
         self._slot: Slot | None = None
@@ -63,11 +73,15 @@ class ForkedSandbox(Sandbox):
         fetch: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         limits: Limits | None = None,
+        persist: Persist | None = None,
     ) -> ExecResult:
         limits = limits or self.limits
         if timeout_s is not None:
             limits = replace(limits, wall_s=timeout_s)
         _check_program(code, argv, env or {})
+        persist = "files" if argv is not None else persist or self._persist
+        if persist == "interpreter":
+            _check_lasting(limits, self.limits)
         source = code.encode(errors="surrogatepass") if isinstance(code, str) else code or b""
         uploads = dict(files or {})
         for path, data in uploads.items():
@@ -79,6 +93,7 @@ class ForkedSandbox(Sandbox):
             "fetch": list(fetch),
             "env": dict(env or {}),
             "limits": limits.as_dict(),
+            "persist": persist,
         }
         server = (await self._open()).server
         asked = time.monotonic()
@@ -99,12 +114,13 @@ class ForkedSandbox(Sandbox):
             queued_s=queued_s,
             files=MappingProxyType(dict(zip(reply["fetched"], contents, strict=True))),
             refused_files=MappingProxyType(reply["refused_files"]),
+            interpreter_ended=reply["interpreter_ended"],
             detail=reply["detail"],
         )
 
     async def write_file(self, path: str, data: bytes) -> None:
         _check_size(path, data, self.limits)
-        await self._ask({"op": "write", "path": path}, [data])
+        await self._ask({"op": "write", "path": path, "limits": self.limits.as_dict()}, [data])
 
     async def read_file(self, path: str) -> bytes:
         _, blobs = await self._ask({"op": "read", "path": path, "limit": self.limits.file_bytes})
@@ -221,6 +237,15 @@ def _check_program(code: str | bytes | None, argv: Sequence[str] | None, env: Ma
         if not name or "=" in name or "\0" in name + value or not _is_encodable(name + value):
             raise ValueError(
                 f"env: {name!r}={value!r} cannot be a variable; a name holds no '=', and both are UTF-8 without a NUL"
+            )
+
+
+def _check_lasting(limits: Limits, own: Limits) -> None:
+    for name in _SET_AT_START:
+        if getattr(limits, name) != getattr(own, name):
+            raise ConfigError(
+                f"{name}={getattr(limits, name)} cannot be set for one run of an interpreter that keeps its variables "
+                f"(it was started with {getattr(own, name)}); set sandbox.limits.{name}, or run with persist='files'"
             )
 
 

@@ -10,6 +10,7 @@ from typing import Literal, Self
 
 from .limits import Limits
 
+Persist = Literal["files", "interpreter"]
 Status = Literal["ok", "error", "timeout", "oom", "killed", "output_limit"]
 
 
@@ -37,6 +38,8 @@ class ExecResult:
         cpu_s: user and system seconds of all its processes.
         files: contents of the files asked for by ``fetch``, by path.
         refused_files: why a file asked for is not in ``files``, by path.
+        interpreter_ended: whether variables that were kept for later runs are lost: the interpreter ended in this
+            run, or had ended before it; ``detail`` says which.
         detail: one line on what ended the run, for people; empty for a plain exit.
     """
 
@@ -52,6 +55,7 @@ class ExecResult:
     queued_s: float = 0.0
     files: Mapping[str, bytes] = field(default_factory=lambda: MappingProxyType({}))
     refused_files: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    interpreter_ended: bool = False
     detail: str = ""
 
     @property
@@ -61,10 +65,11 @@ class ExecResult:
 
 
 class Sandbox(ABC):
-    """One session: files persist over its runs until :meth:`reset`; nothing reaches another session.
+    """One session: files persist over its runs until :meth:`reset`, and where asked for an interpreter's variables.
 
-    Usable from any event loop and thread; the runs of one sandbox happen one after another. Every
-    method raises ``SandboxError`` where the sandbox itself failed; :meth:`reset` then gives a fresh one.
+    Nothing reaches another session. Usable from any event loop and thread; the runs of one sandbox happen one
+    after another. Every method raises ``SandboxError`` where the sandbox itself failed; :meth:`reset` then gives a
+    fresh one.
     """
 
     limits: Limits
@@ -95,6 +100,7 @@ class Sandbox(ABC):
         fetch: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         limits: Limits | None = None,
+        persist: Persist | None = None,
     ) -> ExecResult:
         """Run Python ``code``, or the program ``argv``, in the working folder.
 
@@ -107,11 +113,16 @@ class Sandbox(ABC):
             fetch: files to bring back afterwards, by path relative to the working folder.
             env: variables beyond the sandbox's own few; the owner's are never passed.
             limits: replaces the sandbox's own for this run.
+            persist: ``files`` runs the code in a fresh interpreter; ``interpreter`` in the one that keeps its
+                variables over such runs of this sandbox, until a run is ended by force or ends it; None as the
+                sandbox was made. A program (``argv``) is always a process of its own.
 
         Raises:
             ValueError: neither or both of ``code`` and ``argv``, or an argument or variable that no program can take.
             FileRefusedError: a path in ``files`` or its size is refused; nothing has run.
-            ConfigError: ``timeout_s`` is negative, zero or not finite.
+            ConfigError: ``timeout_s`` is negative, zero or not finite; or ``limits`` changes for an interpreter that
+                keeps its variables what only its start can set (``memory_bytes``, ``processes``, ``file_bytes``,
+                ``open_files``).
             SandboxError: the sandbox failed; nothing is known about the code.
         """
 

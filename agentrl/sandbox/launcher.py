@@ -24,7 +24,7 @@ OnEnd = Callable[[], None]
 
 _REMOVE_S = 5.0
 _BOOT = (
-    "import sys; sys.path.insert(0, {folder!r}); from host.supervisor import main; sys.path.remove({folder!r}); main()"
+    "import sys; sys.path.insert(0, {folder!r}); from host.{module} import main; sys.path.remove({folder!r}); main()"
 )
 HOST_FOLDER = Path(__file__).parent / "host"
 
@@ -93,12 +93,15 @@ class ProcessHost:
     Args:
         argv: the program to start; the supervisor finds the socket as its standard input.
         io, on_frame, on_end: as in :meth:`Launcher.start`.
+        pass_fds: descriptors that the program inherits.
 
     Raises:
         SandboxError: the program could not be started.
     """
 
-    def __init__(self, argv: Sequence[str], io: IOThread, on_frame: OnFrame, on_end: OnEnd) -> None:
+    def __init__(
+        self, argv: Sequence[str], io: IOThread, on_frame: OnFrame, on_end: OnEnd, *, pass_fds: Sequence[int] = ()
+    ) -> None:
         self._io = io
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed in clear()
         ours, theirs = socket.socketpair()
@@ -111,6 +114,7 @@ class ProcessHost:
                     stderr=self._log,
                     env={},
                     cwd="/",
+                    pass_fds=pass_fds,
                     start_new_session=True,
                 )
         except OSError as error:
@@ -166,6 +170,11 @@ class LocalLauncher:
         return ProcessHost(host_argv(), io, on_frame, on_end)
 
 
-def host_argv() -> list[str]:
-    """The command line of a supervisor in the interpreter that runs this."""
-    return [sys.executable, "-I", "-S", "-c", _BOOT.format(folder=str(HOST_FOLDER.parent))]
+def host_argv(module: str = "supervisor", *, folder: str = str(HOST_FOLDER.parent)) -> list[str]:
+    """The command line of a program of the host's, in the interpreter that runs this.
+
+    Args:
+        module: has the ``main`` to call.
+        folder: where the package ``host`` is found.
+    """
+    return [sys.executable, "-I", "-S", "-c", _BOOT.format(folder=folder, module=module)]

@@ -41,13 +41,20 @@ def forked(spec: SandboxSpec, *, confine: bool, launcher: Launcher | None = None
         confine: whether each run enters Landlock and seccomp.
         launcher: where the host runs; None beside this process.
     """
-    paths = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")) if spec.site_packages else ()
     settings = HostSettings(
         confine=confine,
         preload=spec.preload_modules,
-        folders=tuple(dict.fromkeys(paths)),
+        folders=module_folders(spec),
         max_executing=spec.max_executing,
         launcher=launcher or LocalLauncher(),
         recycle_after=spec.recycle_after,
     )
-    return ForkedSandbox(lambda: shared_server(settings), spec.limits, start_timeout_s=spec.start_timeout_s)
+    return ForkedSandbox(
+        lambda: shared_server(settings), spec.limits, persist=spec.persist, start_timeout_s=spec.start_timeout_s
+    )
+
+
+def module_folders(spec: SandboxSpec) -> tuple[str, ...]:
+    """Folders of modules beyond the standard library that the code may read and import."""
+    paths = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")) if spec.site_packages else ()
+    return tuple(dict.fromkeys(paths))

@@ -7,17 +7,14 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from agentrl.errors import ConfigError, MachineError
 
 from .backends import BACKENDS, factory_of, is_named, probed, report_on
 from .docker import DockerSettings
 from .guarantees import GUARANTEES, BackendReport, parse_require
-from .interface import Sandbox
+from .interface import Persist, Sandbox
 from .limits import Limits
-
-Persist = Literal["files", "interpreter"]
 
 _MENDS = (
     'run agentrl in a Linux container (docker run -it -v "$PWD":/w -w /w python:3.11 bash), '
@@ -38,6 +35,7 @@ class SandboxSpec:
         require: the level (``none``, ``isolated``, ``full``) or guarantees below which nothing is run.
             None asks for ``isolated``, and for nothing where ``unsafe`` is named.
         limits: for every run that brings none of its own.
+        persist: what lasts over the runs of one sandbox: ``files``, or also an ``interpreter``'s variables.
         preload_modules: imported once in the warm interpreter, so that runs find them loaded.
         site_packages: let the code read and import this environment's installed packages.
         max_executing: runs at one time in a process, over all sandboxes of its specs that differ in ``limits`` and
@@ -60,6 +58,7 @@ class SandboxSpec:
     backend: str = "auto"
     require: str | tuple[str, ...] | None = None
     limits: Limits = field(default_factory=Limits)
+    persist: Persist = "files"
     preload_modules: tuple[str, ...] = ()
     site_packages: bool = False
     max_executing: int | None = None
@@ -76,6 +75,8 @@ class SandboxSpec:
                 f"sandbox.backend={self.backend!r} does not exist; use one of {', '.join(('auto', *BACKENDS))}, "
                 "or module:function of your own"
             )
+        if self.persist not in ("files", "interpreter"):
+            raise ConfigError(f"sandbox.persist must be 'files' or 'interpreter', got {self.persist!r}; correct it")
         _check_count("max_executing", self.max_executing, "leave it out to have two to each core")
         _check_count("recycle_after", self.recycle_after, "leave it out to keep the host")
         _check_count("max_starting", self.max_starting, "leave it out to let all start at once")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agentrl.errors import ToolError
-from agentrl.sandbox import ExecResult
+from agentrl.sandbox import ExecResult, Persist
 from agentrl.tools.base import Tool
 from agentrl.tools.context import ToolContext, ToolOutput
 from agentrl.types import ToolErrorKind, ToolSpec
@@ -14,11 +14,15 @@ from agentrl.types import ToolErrorKind, ToolSpec
 __all__ = ["PythonTool"]
 
 _KINDS: Mapping[str, ToolErrorKind] = {"timeout": "timeout", "output_limit": "output_limit"}
+_LOST = "Note: variables of earlier calls are lost; the interpreter was started afresh."
 _NO_OUTPUT = "(no output; print what you want to see)"
 
 
 class PythonTool(Tool):
     """Runs Python code in ``context.sandbox`` and gives what it printed; files last until the episode ends.
+
+    With ``persist="interpreter"`` (here, or in the sandbox's settings) variables last too; the model is told when
+    they were lost.
 
     What the code did wrong (an exception, a timeout, memory, too much output) is told in words behind its output.
     A failure of the sandbox itself raises SandboxError.
@@ -26,6 +30,8 @@ class PythonTool(Tool):
     Args:
         name: the tool's name.
         description: what the model is told.
+        persist: what lasts from call to call, ``files`` or also an ``interpreter``'s variables; None leaves it to the
+            sandbox.
         timeout_s: seconds one run may take from the start of its execution; the wait for its turn (the metric
             ``queued_s``) does not count.
         stderr_lines: how many of the last lines of stderr are shown when the code fails.
@@ -43,6 +49,7 @@ class PythonTool(Tool):
         *,
         name: str = "python",
         description: str = "Run Python code and get what it prints.",
+        persist: Persist | None = None,
         timeout_s: float = 10.0,
         stderr_lines: int = 3,
         max_output_chars: int | None = None,
@@ -51,6 +58,8 @@ class PythonTool(Tool):
             raise ToolError(
                 f"tool {name!r}: needs timeout_s > 0 and stderr_lines >= 1, got {timeout_s=} {stderr_lines=}"
             )
+        if persist not in (None, "files", "interpreter"):
+            raise ToolError(f"tool {name!r}: persist must be 'files' or 'interpreter', got {persist!r}")
         code = {"type": "string", "description": "Python source code."}
         parameters = {
             "type": "object",
@@ -61,17 +70,18 @@ class PythonTool(Tool):
         self.spec = ToolSpec(name, description, parameters)
         self.deadline_s = timeout_s
         self.max_output_chars = max_output_chars
+        self._persist = persist
         self._stderr_lines = stderr_lines
 
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolOutput:
         """Run ``arguments["code"]``."""
         if context.sandbox is None:
             raise ToolError(f"tool {self.spec.name!r} needs a sandbox; give the environment one: ToolEnv(sandbox=...)")
-        result = await context.sandbox.run(arguments["code"], timeout_s=context.deadline_s)
+        result = await context.sandbox.run(arguments["code"], timeout_s=context.deadline_s, persist=self._persist)
         text = result.stdout.decode("utf-8", "replace").rstrip("\n")
         fault = self._fault(result, context.deadline_s)
         return ToolOutput(
-            "\n".join(part for part in (text, fault) if part) or _NO_OUTPUT,
+            "\n".join(part for part in (text, fault, _LOST if result.interpreter_ended else "") if part) or _NO_OUTPUT,
             error=None if result.status == "ok" else _KINDS.get(result.status, "exception"),
             truncated=result.truncated,
             metrics={"cpu_s": result.cpu_s, "wall_s": result.wall_s, "queued_s": result.queued_s},

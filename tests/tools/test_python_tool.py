@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from agentrl.errors import ToolError
-from agentrl.sandbox import Limits, Sandbox, SandboxSpec
+from agentrl.sandbox import Limits, Persist, Sandbox, SandboxSpec
 from agentrl.tools import PythonTool, ToolContext, ToolExecutor
 from agentrl.types import ToolCall, ToolResult
 
@@ -19,8 +19,9 @@ async def sandbox() -> AsyncIterator[Sandbox]:
         yield built
 
 
-async def run(sandbox: Sandbox | None, code: str, **settings: float) -> ToolResult:
-    tool = PythonTool(timeout_s=settings.get("timeout_s", 60.0), stderr_lines=int(settings.get("stderr_lines", 3)))
+async def run(sandbox: Sandbox | None, code: str, *, persist: Persist | None = None, **settings: float) -> ToolResult:
+    stderr_lines = int(settings.get("stderr_lines", 3))
+    tool = PythonTool(persist=persist, timeout_s=settings.get("timeout_s", 60.0), stderr_lines=stderr_lines)
     (record,) = await ToolExecutor([tool]).run([ToolCall("call_0", "python", {"code": code})], sandbox=sandbox)
     assert record.result is not None
     return record.result
@@ -74,6 +75,28 @@ async def test_files_last_from_call_to_call(sandbox: Sandbox) -> None:
     await run(sandbox, "open('note', 'w').write('kept')")
 
     assert (await run(sandbox, "print(open('note').read())")).content == "kept"
+
+
+async def test_variables_last_where_the_tool_says_so(sandbox: Sandbox) -> None:
+    await run(sandbox, "x = 41", persist="interpreter")
+
+    assert (await run(sandbox, "print(x + 1)", persist="interpreter")).content == "42"
+    assert "NameError" in (await run(sandbox, "print(x)")).content
+
+
+async def test_the_model_is_told_that_its_variables_are_lost(sandbox: Sandbox) -> None:
+    await run(sandbox, "x = 1", persist="interpreter")
+    result = await run(sandbox, "while True: pass", persist="interpreter", timeout_s=1.0)
+
+    assert result.content == (
+        "Error: the code took longer than 1 s and was ended.\n"
+        "Note: variables of earlier calls are lost; the interpreter was started afresh."
+    )
+
+
+def test_what_cannot_persist_is_our_error() -> None:
+    with pytest.raises(ToolError, match="persist must be 'files' or 'interpreter', got 'all'"):
+        PythonTool(persist="all")  # type: ignore[arg-type]
 
 
 async def test_without_a_sandbox_it_is_our_error() -> None:

@@ -40,10 +40,12 @@ class ModelConfig(Section):
     """For a tokenizer that has none: ``chatml``, a Jinja file, or Jinja text."""
     enable_thinking: bool | None = None
     """The switch of that name in chat templates that have one (Qwen3); null leaves the template's default."""
-    family: str = "auto"
-    """Template family of the renderer; ``auto`` asks the tokenizer."""
-    tool_parser: str = "hermes"
-    """How tool calls are written in the model's text."""
+    renderer: str = "auto"
+    """Chat template family: ``chatml`` (Qwen), ``llama``, ``deepseek``, ``glm``, ``gptoss``, or ``generic`` for any
+    template that keeps its history; ``auto`` finds out by rendering with the template."""
+    tool_parser: str = "auto"
+    """How tool calls are written: ``hermes``, ``llama``, ``deepseek``, ``glm``, ``harmony``, ``none``, or a parser of
+    your own, ``module:Class``; ``auto`` takes the one that reads what the chat template writes."""
 
 
 class DataConfig(Section):
@@ -141,6 +143,8 @@ class SandboxConfig(Section):
     ``none`` where ``unsafe`` is named."""
     limits: SandboxLimitsConfig = Field(default_factory=SandboxLimitsConfig)
     """Of one execution."""
+    persist: Literal["files", "interpreter"] = "files"
+    """What lasts over the calls of one episode: ``files``, or also the ``interpreter``'s variables."""
     preload_modules: Listed[str] = ()
     """Python modules imported once, so that executions find them loaded."""
     site_packages: bool = False
@@ -171,6 +175,7 @@ class SandboxConfig(Section):
             backend=self.backend,
             require=self.require,
             limits=Limits(**self.limits.model_dump()),
+            persist=self.persist,
             preload_modules=self.preload_modules,
             site_packages=self.site_packages,
             max_executing=self.max_executing,

@@ -22,7 +22,9 @@ def docker(spec: SandboxSpec) -> ForkedSandbox:
     changes nothing.
     """
     settings = host_settings(spec)
-    return ForkedSandbox(lambda: shared_server(settings), spec.limits, start_timeout_s=spec.start_timeout_s)
+    return ForkedSandbox(
+        lambda: shared_server(settings), spec.limits, persist=spec.persist, start_timeout_s=spec.start_timeout_s
+    )
 
 
 def host_settings(spec: SandboxSpec) -> HostSettings:

@@ -11,16 +11,17 @@ import linecache
 import os
 import resource
 import signal
+import socket
 import sys
 import tempfile
 import threading
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
-from . import landlock, seccomp
+from . import enclosure, landlock, namespaces, seccomp, session
 
 CODE_NAME = "main.py"
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
@@ -33,8 +34,16 @@ class Confinement:
     """What the child enters before it runs anything: made once a slot."""
 
     abi: int
-    ruleset: int
+    ruleset: int | None
     own_uid: bool
+    enclosed: bool = False
+
+    def filter(self) -> bytes:
+        """The seccomp program for this process."""
+        if self.enclosed:  # no file and no process of others is in sight, whatever Landlock can do
+            return seccomp.build_filter(own_uid=True, abi=seccomp.NEWEST_ABI, pid=None)
+        pid = os.getpid() if seccomp.names_pid(self.abi) else None
+        return seccomp.build_filter(own_uid=self.own_uid, abi=self.abi, pid=pid)
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,7 @@ class Job:
     address_space: int | None  # bytes mapped already; the memory limit counts from here
     process_limit: int | None
     keep: Sequence[int] = field(default=())
+    control: socket.socket | None = None  # of the session whose interpreter this child becomes
 
 
 def warm_up() -> None:
@@ -57,7 +67,7 @@ def warm_up() -> None:
     package = __package__ or ""
     for name in [name for name in sys.modules if name == package or name.startswith(package + ".")]:
         del sys.modules[name]  # the code's imports must not find the host's modules
-    exec(_compile(b"pass"), {})
+    exec(_compile(b"pass", CODE_NAME), {})
     linecache.clearcache()
 
 
@@ -74,6 +84,8 @@ def run(job: Job, stdio: tuple[int, int, int], status: int) -> NoReturn:
             code = _execute(job.argv, job.env)  # the status pipe closes on exec
         else:
             os.close(status)
+            if job.control is not None:
+                session.serve(job.control, _Interpreter().run)
             code = _interpret(job.code)
     finally:
         os._exit(code)
@@ -87,18 +99,25 @@ def _prepare(job: Job, stdio: tuple[int, int, int], status: int) -> None:
     signal.set_wakeup_fd(-1)
     for target, fd in enumerate(stdio):
         os.dup2(fd, target)
-    _close_all_but({0, 1, 2, status, *job.keep, *([job.confinement.ruleset] if job.confinement else [])})
+    keep = {0, 1, 2, status, *job.keep}
+    if job.confinement is not None and job.confinement.ruleset is not None:
+        keep.add(job.confinement.ruleset)
+    keep |= {job.control.fileno()} if job.control else set()
+    _close_all_but(keep)
+    if job.confinement is not None and job.confinement.enclosed:
+        enclosure.enter_run()
     os.chdir(job.cwd)
     os.environ.clear()
     os.environ.update(job.env)
     _set_limits(job)
     if job.confinement is not None:
         landlock.prctl(_PR_SET_DUMPABLE, 0)
-        landlock.restrict_self(job.confinement.abi, job.confinement.ruleset)
-        os.close(job.confinement.ruleset)
-        own_uid, abi = job.confinement.own_uid, job.confinement.abi
-        pid = os.getpid() if seccomp.names_pid(abi) else None
-        seccomp.install(seccomp.build_filter(own_uid=own_uid, abi=abi, pid=pid))
+        if job.confinement.enclosed:
+            namespaces.drop_capabilities()
+        if job.confinement.ruleset is not None:
+            landlock.restrict_self(job.confinement.abi, job.confinement.ruleset)
+            os.close(job.confinement.ruleset)
+        seccomp.install(job.confinement.filter())
 
 
 def _close_all_but(keep: set[int]) -> None:
@@ -150,27 +169,52 @@ def _interpret(code: bytes) -> int:
     """Run ``code`` as ``__main__`` and answer with the exit code that an interpreter would give."""
     _fresh_interpreter()
     try:
-        exit_code = _run_main(code)
+        exit_code = _run_in(_new_main(), code, CODE_NAME)
         threading._shutdown()  # type: ignore[attr-defined]  # what an ending interpreter does: wait for threads
     finally:
         atexit._run_exitfuncs()
-        for stream in (sys.stdout, sys.stderr):
-            try:
-                stream.flush()
-            except (OSError, ValueError):
-                continue  # the code closed it, or nobody reads any more
+        _flush()
     return exit_code
+
+
+class _Interpreter:
+    """Runs that share one ``__main__``."""
+
+    def __init__(self) -> None:
+        _fresh_interpreter()
+        self._main = _new_main()
+        self._num_runs = 0
+
+    def run(self, code: bytes, env: dict[str, str]) -> int:
+        """One run; answers with the exit code that an interpreter would give."""
+        self._num_runs += 1
+        os.environ.update(env)
+        _fresh_streams()
+        # a name of its own, so that a traceback shows the lines of the run that they come from
+        name = CODE_NAME if self._num_runs == 1 else f"main-{self._num_runs}.py"
+        try:
+            exit_code = _run_in(self._main, code, name)
+            for thread in threading.enumerate():
+                if thread is not threading.main_thread() and not thread.daemon:
+                    thread.join()
+        finally:
+            _flush()
+        return exit_code
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue  # the code closed it, or nobody reads any more
 
 
 def _fresh_interpreter() -> None:
     tempfile.tempdir = None  # the host's own choice, made before TMPDIR was the sandbox's
     sys.argv = [CODE_NAME]
     sys.path.insert(0, os.getcwd())
-    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8", "surrogateescape")
-    # unbuffered, so that what was printed before a timeout is kept
-    raw = [io.FileIO(fd, "w", closefd=False) for fd in (1, 2)]
-    sys.stdout = io.TextIOWrapper(raw[0], "utf-8", "surrogateescape", write_through=True)
-    sys.stderr = io.TextIOWrapper(raw[1], "utf-8", "backslashreplace", write_through=True)
+    _fresh_streams()
     for name in ("exit", "quit"):
         setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D"))
     if "numpy.random" in sys.modules:  # the standard library's generator reseeds itself after a fork
@@ -178,12 +222,24 @@ def _fresh_interpreter() -> None:
     gc.enable()
 
 
-def _run_main(code: bytes) -> int:
-    main = type(sys)("__main__")
+def _fresh_streams() -> None:
+    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8", "surrogateescape")
+    # unbuffered, so that what was printed before a timeout is kept
+    raw = [io.FileIO(fd, "w", closefd=False) for fd in (1, 2)]
+    sys.stdout = io.TextIOWrapper(raw[0], "utf-8", "surrogateescape", write_through=True)
+    sys.stderr = io.TextIOWrapper(raw[1], "utf-8", "backslashreplace", write_through=True)
+
+
+def _new_main() -> ModuleType:
+    main = ModuleType("__main__")
     main.__dict__.update(__builtins__=builtins, __file__=CODE_NAME)
     sys.modules["__main__"] = main
+    return main
+
+
+def _run_in(main: ModuleType, code: bytes, name: str) -> int:
     try:
-        exec(_compile(code), main.__dict__)
+        exec(_compile(code, name), main.__dict__)
     except SystemExit as error:
         return _exit_code(error)
     except BaseException as error:  # noqa: BLE001  the boundary: what an interpreter prints for its main program
@@ -192,13 +248,13 @@ def _run_main(code: bytes) -> int:
     return 0
 
 
-def _compile(code: bytes) -> Any:
+def _compile(code: bytes, name: str) -> Any:
     try:
         text = code.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise SyntaxError(f"the code is not valid UTF-8: {error.reason} at byte {error.start}") from None
-    linecache.cache[CODE_NAME] = (len(text), None, text.splitlines(True), CODE_NAME)
-    return compile(text, CODE_NAME, "exec", dont_inherit=True)
+    linecache.cache[name] = (len(text), None, text.splitlines(True), name)
+    return compile(text, name, "exec", dont_inherit=True)
 
 
 def _exit_code(error: SystemExit) -> int:

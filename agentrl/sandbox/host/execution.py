@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import selectors
 import signal
 import sys
@@ -10,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from . import child, folder, frames, tree
+from .session import Session
 
 if TYPE_CHECKING:
     from .slot import Slot
@@ -19,6 +21,8 @@ _WATCH_S = 0.1
 _DISK_EVERY = 5  # watch ticks
 _REAP_S = 10.0
 _SHARED_UID_MARGIN = 256  # processes that the user may start meanwhile
+_LOST = "the interpreter ended, and its variables with it"
+_FRESH = "the variables of earlier runs are lost: their interpreter had ended"
 _OOM_SHARE = 0.7  # of the memory limit: a SIGKILL with that much in use was the kernel's
 
 
@@ -61,7 +65,10 @@ class _Execution:
         self.limits = header["limits"]
         self.stdin = memoryview(stdin)
         self.pid = 0
-        self.status: int | None = None
+        self.session: Session | None = None
+        self.starts_afresh = False  # though the caller was not told that the session's interpreter had ended
+        self.status: int | None = None  # as waitpid tells it
+        self.reported: int | None = None  # the exit code of a run whose interpreter lives on
         self.cpu_s = 0.0
         self.peak_bytes = 0
         self.reason = ""
@@ -70,30 +77,43 @@ class _Execution:
     def start(self, job: child.Job) -> None:
         pipes = [os.pipe() for _ in range(4)]
         (in_r, self.in_w), (out_r, out_w), (err_r, err_w), (status_r, status_w) = pipes
+        stdio = (in_r, out_w, err_w)
         self.started = time.monotonic()
-        self.pid = os.fork()
-        if self.pid == 0:
-            child.run(job, (in_r, out_w, err_w), status_w)
-        for fd in (in_r, out_w, err_w, status_w):
+        session = self.session
+        self.pid = session.pid if session is not None else 0
+        if not self.pid:
+            self.pid = self.slot.fork()
+            if self.pid == 0:
+                child.run(job, stdio, status_w)
+            if session is not None:
+                session.forked(self.pid)
+        if session is not None:
+            session.begin(job.code or b"", self.header["env"], stdio)
+        for fd in (*stdio, status_w):
             os.close(fd)
         self.status_r = status_r
         self.out, self.err = (_Stream(fd, self.limits["output_bytes"]) for fd in (out_r, err_r))
         for fd in (self.in_w, out_r, err_r):
             os.set_blocking(fd, False)
 
-    def reap(self) -> None:
-        """Collect everything that has ended; the code's own process and strays that came to the slot."""
+    def reap(self) -> bool:
+        """Collect everything that has ended, strays that came to the slot as well; whether a child is left."""
         while True:
             try:
                 pid, status, used = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
-                return
+                return False
             if pid == 0:
-                return
-            self.cpu_s += used.ru_utime + used.ru_stime
+                return True
+            used_s = used.ru_utime + used.ru_stime
             self.peak_bytes = max(self.peak_bytes, used.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
             if pid == self.pid:
                 self.status = status
+                used_s = used_s if self.session is None else self.session.used_s(used_s)
+            elif self.slot.session is not None and pid == self.slot.session.pid:
+                self.slot.forget_session()  # it was frozen while this ran, and still it ended
+                self.slot.lost_unsaid = True
+            self.cpu_s += used_s
 
     def end(self, reason: str, detail: str) -> None:
         if not self.reason:
@@ -114,7 +134,9 @@ class _Execution:
                 self.close_stdin()
             if self.header["id"] in self.slot.cancelled:  # while it waited for its turn
                 self.end("killed", "cancelled by the caller")
-            while self.status is None and not (self.reason or self.out.truncated or self.err.truncated):
+            if self.session is not None:
+                selector.register(self.session.control, selectors.EVENT_READ, "session")
+            while not (self.has_ended or self.reason or self.out.truncated or self.err.truncated):
                 now = time.monotonic()
                 if now >= deadline:
                     self.end("timeout", f"still running after {self.limits['wall_s']:g} s")
@@ -126,6 +148,10 @@ class _Execution:
                 for key, _ in selector.select(max(0.0, min(deadline, next_watch) - now)):
                     self.serve(key.data, selector)
 
+    @property
+    def has_ended(self) -> bool:
+        return self.status is not None or self.reported is not None
+
     def serve(self, what: Any, selector: selectors.BaseSelector) -> None:
         if what == "wake":
             os.read(self.slot.wake, 4096)
@@ -136,6 +162,11 @@ class _Execution:
                 self.end("killed", "cancelled by the caller")
         elif what == "stdin":
             self.feed(selector)
+        elif what == "session":
+            assert self.session is not None
+            self.reported = self.session.outcome()
+            if self.reported is None:  # the code closed the socket: only the end of the process says more
+                selector.unregister(self.session.control)
         else:
             if not what.read():
                 selector.unregister(what.fd)
@@ -160,12 +191,18 @@ class _Execution:
         """The limits that no rlimit counts over all processes together."""
         if self.slot.confinement is None and sys.platform != "linux":
             return
-        pids = tree.descendants(os.getpid())
+        own = self.slot.idle_pids | ({self.slot.session.pid} if self.slot.session and not self.session else set())
+        pids = [pid for pid in tree.descendants(os.getpid()) if pid not in own]
         if len(pids) > self.limits["processes"]:
             self.end("killed", f"more than {self.limits['processes']} processes")
         if len(pids) > 1 and tree.memory_beyond_own(pids) > self.limits["memory_bytes"]:
             self.end("oom", f"all processes together passed {self.limits['memory_bytes']} bytes")
-        if disk:
+        cpu_limit = self.limits["cpu_s"]
+        if self.session is not None and cpu_limit is not None and not self.has_ended:
+            used_s = self.session.used_s()  # RLIMIT_CPU counts a process's whole life
+            if used_s > cpu_limit:
+                self.end("timeout", f"used {used_s:.2f} s of processor time; the limit is {cpu_limit:g} s")
+        if disk and self.slot.enclosure is None:
             max_bytes, max_files = self.limits["disk_bytes"], self.limits["max_files"]
             used, entries = folder.usage((self.slot.work, self.slot.temp), max_files)
             if used > max_bytes:
@@ -181,12 +218,7 @@ class _Execution:
         """
         self.wall_s = time.monotonic() - self.started
         self.close_stdin()
-        self.slot.kill_all()
-        gone = tree.kill_below((), self.pid if self.slot.confinement is None else None, self.reap, _REAP_S)
-        end = time.monotonic() + _REAP_S
-        while self.status is None and time.monotonic() < end:
-            self.reap()
-            time.sleep(0.001)
+        gone = self.sweep()
         for name, stream in (("stdout", self.out), ("stderr", self.err)):
             stream.drain()
             if stream.truncated:
@@ -194,19 +226,60 @@ class _Execution:
         refused = os.read(self.status_r, _CHUNK)
         for fd in (self.out.fd, self.err.fd, self.status_r):
             os.close(fd)
-        if not gone or self.status is None:
+        if not gone or not self.has_ended:
             raise HostFailure("processes of a run outlived SIGKILL")
         if refused:
             raise HostFailure(f"the code was not started: {refused.decode(errors='replace')}")
 
+    def sweep(self) -> bool:
+        """End what the run left, and an interpreter that must not go on; whether nothing else is left."""
+        session = self.session
+        if session is not None and self.reported is not None and not (self.reason or self.truncated):
+            session.freeze()
+            self.cpu_s += session.used_s()
+            return tree.kill_below({self.pid}, None, self.reap, _REAP_S, frozen=self.pid)
+        resting = self.slot.session if session is None else None
+        if resting is None:
+            self.slot.kill_all()
+            if self.slot.enclosure is not None:
+                return self.await_end()
+        keep = {resting.pid} if resting is not None else set()
+        gone = tree.kill_below(keep, self.pid if self.slot.confinement is None else None, self.reap, _REAP_S)
+        end = time.monotonic() + _REAP_S
+        while self.status is None and time.monotonic() < end:
+            self.reap()
+            time.sleep(0.001)
+        return gone
+
+    def await_end(self) -> bool:
+        """Wait for the end of every child, where all were killed in one step; whether it came."""
+        end = time.monotonic() + _REAP_S
+        while self.reap():
+            left_s = end - time.monotonic()
+            if left_s <= 0:
+                return False
+            if select.select([self.slot.wake], [], [], left_s)[0]:
+                os.read(self.slot.wake, 4096)
+        return True
+
+    @property
+    def truncated(self) -> bool:
+        return self.out.truncated or self.err.truncated
+
     def result(self) -> dict[str, Any]:
-        assert self.status is not None
-        code = os.waitstatus_to_exitcode(self.status)
-        exit_code, killed_by = (code, None) if code >= 0 else (None, -code)
+        if self.status is None:
+            assert self.reported is not None
+            exit_code, killed_by = self.reported, None
+        else:
+            code = os.waitstatus_to_exitcode(self.status)
+            exit_code, killed_by = (code, None) if code >= 0 else (None, -code)
         status, detail = self.classify(exit_code, killed_by)
+        lost = self.end_session(status)
+        notes = [detail, _FRESH if self.starts_afresh else "", _LOST if lost else ""]
         return {
+            "interpreter_ended": lost or self.starts_afresh,
             "status": status,
-            "detail": detail,
+            "detail": "; ".join(filter(None, notes)),
             "exit_code": exit_code,
             "signal": killed_by,
             "stdout_truncated": self.out.truncated,
@@ -214,6 +287,15 @@ class _Execution:
             "wall_s": self.wall_s,
             "cpu_s": self.cpu_s,
         }
+
+    def end_session(self, status: str) -> bool:
+        """Whether the interpreter of this run has ended, or is ended here since the run was."""
+        if self.session is None or (self.status is None and status in ("ok", "error")):
+            return False
+        if self.status is None:
+            self.slot.end_session()
+        self.slot.forget_session()
+        return True
 
     def classify(self, exit_code: int | None, killed_by: int | None) -> tuple[str, str]:
         cpu_limit = self.limits["cpu_s"]
@@ -241,9 +323,14 @@ def execute(slot: Slot, header: frames.Header, blobs: list[bytes]) -> tuple[dict
         HostFailure: the run could not be started or ended; nothing is known about the code.
     """
     stdin, code, *uploads = blobs
+    if slot.enclosure is not None:
+        slot.enclosure.bound(header["limits"])
     for path, data in zip(header["files"], uploads, strict=True):
         folder.write_file(slot.work, path, data)
     execution = _Execution(slot, header, stdin)
+    if header["persist"] == "interpreter":
+        execution.session = slot.open_session()
+        execution.starts_afresh, slot.lost_unsaid = slot.lost_unsaid, False
     execution.start(_job(slot, header, code))
     execution.drive()
     execution.finish()
@@ -261,6 +348,9 @@ def execute(slot: Slot, header: frames.Header, blobs: list[bytes]) -> tuple[dict
 
 def _job(slot: Slot, header: frames.Header, code: bytes) -> child.Job:
     config, limits = slot.config, header["limits"]
+    session = slot.session if header["persist"] == "interpreter" else None
+    if session is not None:  # the owner sees to it that the other limits are the same in each of its runs
+        limits = {**limits, "cpu_s": None}
     env = {
         "PATH": config.path,
         **config.env,
@@ -271,8 +361,8 @@ def _job(slot: Slot, header: frames.Header, code: bytes) -> child.Job:
         "LOGNAME": "sandbox",
         **header["env"],
     }
-    if config.uid is not None:
-        process_limit = limits["processes"] + 1  # the slot counts too
+    if config.uid is not None or config.enclosed:
+        process_limit = limits["processes"] + slot.num_own_processes
     elif config.process_base is not None:
         process_limit = config.process_base + limits["processes"] + _SHARED_UID_MARGIN
     else:
@@ -287,6 +377,7 @@ def _job(slot: Slot, header: frames.Header, code: bytes) -> child.Job:
         address_space=_address_space(),
         process_limit=process_limit,
         keep=config.keep,
+        control=None if session is None else session.theirs,
     )
 
 

@@ -147,7 +147,17 @@ def usage(roots: Iterable[str], max_entries: int) -> tuple[int, int]:
 
 
 def remove(root: str) -> None:
-    """Remove a folder tree of any depth and any modes without following a link.
+    """Remove a folder with all that it holds, as :func:`empty` does.
+
+    Raises:
+        OSError: something could not be removed.
+    """
+    empty(root)
+    os.rmdir(root)
+
+
+def empty(root: str) -> None:
+    """Remove what a folder holds, of any depth and any modes, without following a link.
 
     Folders are lifted to the top before they are emptied, so that neither recursion nor path length
     grows with the nesting.
@@ -173,4 +183,3 @@ def remove(root: str) -> None:
             pending.append(top)
         if folder != root:
             os.rmdir(folder)
-    os.rmdir(root)

@@ -10,8 +10,8 @@ import stat
 import sys
 import sysconfig
 
-_PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
-_SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/etc/timezone", "/etc/nsswitch.conf", "/etc/alternatives")
+PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
+SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/etc/timezone", "/etc/nsswitch.conf", "/etc/alternatives")
 
 
 class Interpreter:
@@ -32,10 +32,10 @@ class Interpreter:
         folders += [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
         folders += [path for path in sys.path if os.path.isdir(path)]
         self.keep: tuple[int, ...] = ()
-        self.read: tuple[str, ...] = _SYSTEM_FILES
+        self.read: tuple[str, ...] = SYSTEM_FILES
         reachable = not other_uid or all(map(_open_to_all, (prefix, *extra)))
         bin_folder = os.path.join(prefix, "bin")
-        self.read_exec = (*_PROGRAMS, bin_folder, *dict.fromkeys(folders))
+        self.read_exec = (*PROGRAMS, bin_folder, *dict.fromkeys(folders))
         self.path = "/usr/local/bin:/usr/bin:/bin"
         sys.path[:] = [path for path in sys.path if os.path.isdir(path)] + list(extra)
         if reachable:

@@ -13,6 +13,7 @@ import functools
 import os
 import platform
 import struct
+import sys
 from dataclasses import dataclass
 
 from .landlock import libc
@@ -23,6 +24,7 @@ _LD_W_ABS, _JEQ, _JGE, _JSET, _AND, _RET = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 _OFF_NR, _OFF_ARCH, _OFF_ARGS = 0, 4, 16
 _X32_BIT = 0x40000000
 _SCOPED_SIGNALS_ABI = 6  # of Landlock
+NEWEST_ABI = sys.maxsize
 
 # (AUDIT_ARCH, column of the tables below)
 _ARCHES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1), "arm64": (0xC00000B7, 1)}

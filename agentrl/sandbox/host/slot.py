@@ -7,6 +7,7 @@ so that one ``kill(-1)`` ends whatever a run left behind, and nothing else.
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import signal
@@ -17,7 +18,9 @@ from typing import Any, NoReturn
 
 from . import folder, frames, landlock, tree
 from .child import Confinement
+from .enclosure import TEMP_STORE, Enclosure
 from .execution import HostFailure, execute
+from .session import Session
 
 _MAX_LISTED = 10_000
 _END_S = 2.0
@@ -28,9 +31,10 @@ class SlotConfig:
     """What the supervisor decides about a slot before it forks it.
 
     Attributes:
-        root: the slot's folder, which holds ``work`` and ``tmp``.
+        root: holds ``work`` and ``tmp``.
         uid: the uid to run under; None keeps the owner's.
-        abi: the Landlock ABI; None runs unconfined.
+        abi: the Landlock ABI, 0 without one; None runs unconfined.
+        enclosed: the slot is in namespaces of its own, and each run is to have its own.
         read_exec: folders and files that the code may read and execute.
         read: folders and files that the code may read.
         path: the value of PATH for the code.
@@ -42,6 +46,7 @@ class SlotConfig:
     root: str
     uid: int | None
     abi: int | None
+    enclosed: bool
     read_exec: tuple[str, ...]
     read: tuple[str, ...]
     path: str
@@ -58,8 +63,12 @@ class Slot:
         self.config = config
         self.work = os.path.join(config.root, "work")
         self.temp = os.path.join(config.root, "tmp")
+        self.own_folders = (self.work, TEMP_STORE if config.enclosed else self.temp)
+        self.enclosure: Enclosure | None = None
         self.confinement: Confinement | None = None
         self.scoped = False
+        self.session: Session | None = None
+        self.lost_unsaid = False  # whether an interpreter ended and no reply said so
         self.requests: deque[tuple[frames.Header, list[bytes]]] = deque()
         self.cancelled: set[int] = set()
         self.owner_gone = False
@@ -74,28 +83,33 @@ class Slot:
     def enter(self) -> None:
         """Give up the owner's rights; everything after this runs with the slot's."""
         config = self.config
+        if config.enclosed:
+            self.enclosure = Enclosure()
+            self.scoped = True  # the first process of its pid namespace
         ruleset = signals = None
-        if config.abi is not None:
+        if config.abi:
             ruleset = landlock.run_ruleset(
                 config.abi,
-                write=(self.work, self.temp),
+                write=self.own_folders,
                 read_exec=config.read_exec,
                 read=(*config.read, "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"),
                 rw=("/dev/null",),
             )
-            signals = landlock.signal_ruleset(config.abi)
-        if config.uid is not None:
+            signals = None if config.enclosed else landlock.signal_ruleset(config.abi)
+        if config.uid is not None and not config.enclosed:
             os.setgroups([])
             os.setresgid(config.uid, config.uid, config.uid)
             os.setresuid(config.uid, config.uid, config.uid)
-        if config.abi is None or ruleset is None:
+        if config.abi is None:
             return
         landlock.no_new_privs()
         if signals is not None:
             landlock.restrict_self(config.abi, signals)
             os.close(signals)
             self.scoped = _is_refused(os.getppid())
-        self.confinement = Confinement(abi=config.abi, ruleset=ruleset, own_uid=config.uid is not None)
+        self.confinement = Confinement(
+            abi=config.abi, ruleset=ruleset, own_uid=config.uid is not None, enclosed=config.enclosed
+        )
 
     def receive(self) -> None:
         """Read what the owner sent; requests queue, a cancel is noted, end of file ends the slot."""
@@ -124,13 +138,17 @@ class Slot:
         reply: dict[str, Any] = {"id": header["id"]}
         out: list[bytes] = []
         try:
-            for path in (self.work, self.temp):
+            for path in self.own_folders:
                 os.chmod(path, 0o700)  # code that closed its own folder must not make the next request fail
             match header["op"]:
                 case "run":
                     result, out = execute(self, header, blobs)
+                    cancelled = header["id"] in self.cancelled
+                    self.lost_unsaid = self.lost_unsaid or (cancelled and result["interpreter_ended"])
                     reply |= result
                 case "write":
+                    if self.enclosure is not None:
+                        self.enclosure.bound(header["limits"])
                     folder.write_file(self.work, header["path"], blobs[0])
                 case "read":
                     out = [folder.read_file(self.work, header["path"], header["limit"])]
@@ -143,9 +161,55 @@ class Slot:
         except HostFailure as error:
             reply["failed"] = str(error)
         except (OSError, MemoryError) as error:
-            reply["failed"] = f"{header['op']}: {error!r}"
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+                reply["refused"] = f"{error}; the limit is sandbox.limits.disk_bytes"
+            else:
+                reply["failed"] = f"{header['op']}: {error!r}"
         self.cancelled.discard(header["id"])
         self.send(reply, out)
+
+    def fork(self) -> int:
+        """Fork a run's process, in namespaces of its own where the slot is enclosed."""
+        if self.enclosure is None:
+            return os.fork()
+        if self.session is None:
+            self.enclosure.empty_temp()
+        return self.enclosure.fork()
+
+    @property
+    def idle_pids(self) -> set[int]:
+        """Processes below the slot that are none of a run's."""
+        return set() if self.enclosure is None else self.enclosure.idle_pids
+
+    @property
+    def num_own_processes(self) -> int:
+        """What RLIMIT_NPROC counts beside a run's own: the slot, a resting interpreter, idle first processes."""
+        first_processes = 0 if self.enclosure is None else 1 + (self.session is not None)
+        return 1 + (self.session is not None) + first_processes
+
+    def open_session(self) -> Session:
+        """The interpreter that keeps its variables; a new one where there is none that listens."""
+        if self.session is not None and not self.session.listens():
+            self.end_session()
+            self.lost_unsaid = True
+        if self.session is None:
+            self.session = Session(self.config.root)
+        return self.session
+
+    def end_session(self) -> None:
+        """End the interpreter that keeps its variables, if there is one."""
+        if self.session is not None:
+            if self.session.pid:
+                tree.kill(self.session.pid)
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(self.session.pid, 0)
+            self.forget_session()
+
+    def forget_session(self) -> None:
+        """The interpreter has ended."""
+        if self.session is not None:
+            self.session.close()
+            self.session = None
 
     def kill_all(self) -> None:
         """End whatever runs in this slot but the slot itself."""
@@ -187,13 +251,4 @@ def _serve(slot: Slot) -> None:
         else:
             slot.receive()
     slot.kill_all()
-    tree.kill_below((), None, _reap, _END_S)
-
-
-def _reap() -> None:
-    while True:
-        try:
-            if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                return
-        except ChildProcessError:
-            return
+    tree.kill_below((), None, tree.reap_all, _END_S)

@@ -14,15 +14,12 @@ import time
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from . import child, folder, frames, landlock, seccomp, tree
+from . import child, enclosure, folder, frames, landlock, seccomp, tree, uids
 from .interpreter import Interpreter, preload
 from .slot import SlotConfig, slot_main
 
 _TICK_S = 1.0
 _SLOTS = 1000
-_UIDS_A_BLOCK = 1024
-_FIRST_UID, _LAST_UID = 1 << 30, (1 << 31) - 1
-_FIRST_SMALL_UID = 20_000
 _SLOT_END_S = 2.0
 _MAX_FDS = 16
 
@@ -45,7 +42,7 @@ class _SlotEntry:
     number: int
     index: int
     pid: int
-    root: str
+    root: str | None  # a folder of this process's to remove
     killed_at: float | None = None
 
 
@@ -66,25 +63,30 @@ class Supervisor:
         self.cleaners: dict[int, _SlotEntry] = {}
         self.abi: int | None = None
         self.first_uid: int | None = None
+        self.enclosed = bool(settings.get("enclosed"))
         self._fds: list[int] = []
         self._decoder = frames.Decoder()
         if settings["confine"]:
             self.abi = min(landlock.abi_version(), settings["abi_cap"] or sys.maxsize)
-            if not self.abi:
+            if not self.abi and not self.enclosed:
                 raise Refused("the kernel offers no Landlock (Linux 5.13 or later with CONFIG_SECURITY_LANDLOCK)")
             if not seccomp.supported():
                 raise Refused(f"the system call numbers of {os.uname().machine} are not known")
-            if os.getuid() == 0:
+            if self.enclosed:
+                self.first_uid = uids.first_mapped()
+            elif os.getuid() == 0:
                 self.first_uid = self._reserve_uids()
         self.roots = tuple(settings.get("roots", ()))
         self.readable = tuple(settings.get("readable", ()))
         self.env = _image_env() if settings.get("image_env") else {}
         extra = tuple(settings["folders"])
-        self.interpreter = Interpreter(other_uid=self.first_uid is not None, extra=extra)
+        self.interpreter = Interpreter(other_uid=self.first_uid is not None and not self.enclosed, extra=extra)
         if failed := preload(tuple(settings["preload"])):
             raise Refused(f"sandbox.preload_modules: {failed}; correct the name or remove it", setting=True)
-        self.base = tempfile.mkdtemp(prefix="agentrl-sandbox-")
-        os.chmod(self.base, 0o711)
+        self.base: str | None = None
+        if not self.enclosed:
+            self.base = tempfile.mkdtemp(prefix="agentrl-sandbox-")
+            os.chmod(self.base, 0o711)
         self.wake, wake_write = os.pipe()
         for fd in (self.wake, wake_write):
             os.set_blocking(fd, False)
@@ -92,31 +94,18 @@ class Supervisor:
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         tree.become_subreaper()
         child.warm_up()
-        if self.abi is not None and not seccomp.names_pid(self.abi):
-            seccomp.build_filter(own_uid=self.first_uid is not None, abi=self.abi, pid=None)
+        if self.abi is not None:
+            own_uid = self.first_uid is not None
+            child.Confinement(abi=self.abi, ruleset=None, own_uid=own_uid, enclosed=self.enclosed).filter()
         gc.disable()
         gc.freeze()
 
     def _reserve_uids(self) -> int:
-        """The first of a block of uids that no other supervisor on this machine uses.
-
-        The block is held by an abstract socket's name, which the kernel frees when this process ends.
-        """
-        with open("/proc/self/uid_map") as file:
-            mapped = [tuple(map(int, line.split())) for line in file]
-        end = max(inside + count for inside, _, count in mapped)
-        first, last = (_FIRST_UID, _LAST_UID) if end > _LAST_UID else (_FIRST_SMALL_UID, end)
-        blocks = (last - first) // _UIDS_A_BLOCK
-        for _ in range(64 if blocks > 0 else 0):
-            block = int.from_bytes(os.urandom(4), "big") % blocks
-            self._reservation = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                self._reservation.bind(f"\0agentrl-sandbox-uids-{block}")
-            except OSError:
-                self._reservation.close()
-                continue
-            return first + block * _UIDS_A_BLOCK
-        raise Refused("runs as root, and this user namespace has no other uids to run the code under")
+        reserved = uids.reserve()
+        if reserved is None:
+            raise Refused("runs as root, and this user namespace has no other uids to run the code under")
+        first, self._reservation = reserved
+        return first
 
     def serve(self) -> None:
         """Until the owner is gone."""
@@ -175,14 +164,10 @@ class Supervisor:
                     raise OSError(f"{num_slots} sandboxes are open already; close some")
                 # taken in turn, so that a uid rests before another sandbox gets it
                 index = next(i % num_slots for i in range(number, number + num_slots) if i % num_slots not in used)
-                root = os.path.join(self.roots[index] if self.roots else self.base, f"{number}-{os.urandom(6).hex()}")
                 uid = None if self.first_uid is None else self.first_uid + index
-                for path in (root, os.path.join(root, "work"), os.path.join(root, "tmp")):
-                    os.mkdir(path, 0o700)
-                    if uid is not None:
-                        os.chown(path, uid, uid)
-                config = self.slot_config(root, uid)
-                pid = os.fork()
+                root = self._make_root(number, index, uid)
+                config = self.slot_config(root or "/", uid)
+                pid = enclosure.fork_enclosed(uid) if self.enclosed else os.fork()
             except OSError as error:
                 self.reply({"op": "open_failed", "slot": number, "error": str(error)})
                 return
@@ -192,19 +177,36 @@ class Supervisor:
                 slot_main(sock, config)
             self.slots[pid] = _SlotEntry(number, index, pid, root)
 
+    def _make_root(self, number: int, index: int, uid: int | None) -> str | None:
+        """The folder of a new slot; None where each slot mounts its own."""
+        parent = self.roots[index] if self.roots else self.base
+        if parent is None:
+            return None
+        root = os.path.join(parent, f"{number}-{os.urandom(6).hex()}")
+        for path in (root, os.path.join(root, "work"), os.path.join(root, "tmp")):
+            os.mkdir(path, 0o700)
+            if uid is not None:
+                os.chown(path, uid, uid)
+        return root
+
     def slot_config(self, root: str, uid: int | None) -> SlotConfig:
         host = self.interpreter
         return SlotConfig(
             root=root,
             uid=uid,
             abi=self.abi,
+            enclosed=self.enclosed,
             read_exec=(*host.read_exec, *self.readable),
             read=host.read,
             path=host.path,
             env=self.env,
             keep=host.keep,
-            process_base=None if self.abi is None or uid is not None else _threads_of(os.getuid()),
+            process_base=None if self._counts_for_itself(uid) else _threads_of(os.getuid()),
         )
+
+    def _counts_for_itself(self, uid: int | None) -> bool:
+        """Whether RLIMIT_NPROC counts nothing but the slot's own processes, or is not set at all."""
+        return self.abi is None or uid is not None or self.enclosed
 
     def reap(self) -> None:
         """Collect what has ended; a slot's strays and folder go with it."""
@@ -233,6 +235,9 @@ class Supervisor:
 
     def remove(self, entry: _SlotEntry) -> None:
         """Remove a slot's folder: an empty one here, a full one in a process of its own, since it may take long."""
+        if entry.root is None:
+            self.reply({"op": "closed", "slot": entry.number})
+            return
         try:
             for path in (os.path.join(entry.root, "work"), os.path.join(entry.root, "tmp"), entry.root):
                 os.rmdir(path)
@@ -262,7 +267,8 @@ class Supervisor:
         self.slots.clear()
         self.cleaners.clear()
         tree.kill_below((), None, self._collect_strays, _SLOT_END_S)
-        folder.remove(self.base)
+        if self.base is not None:
+            folder.remove(self.base)
 
     def _collect_all(self) -> bool:
         """Reap what has ended; whether a child is left."""

@@ -85,7 +85,24 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def kill_below(keep: Collection[int], group: int | None, reap: Callable[[], None], deadline_s: float) -> bool:
+def reap_all() -> None:
+    """Collect every child that has ended."""
+    while True:
+        try:
+            if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                return
+        except ChildProcessError:
+            return
+
+
+def kill_below(
+    keep: Collection[int],
+    group: int | None,
+    reap: Callable[[], object],
+    deadline_s: float,
+    *,
+    frozen: int | None = None,
+) -> bool:
     """End and reap every descendant of this process that is not below one of ``keep``.
 
     Walks the tree until it is empty: a fork bomb makes children while it is walked, but each round
@@ -96,6 +113,7 @@ def kill_below(keep: Collection[int], group: int | None, reap: Callable[[], None
         group: a process group to kill as well; all there is to go by without /proc.
         reap: collects the children that have ended.
         deadline_s: how long to go on.
+        frozen: one of ``keep`` that is stopped, and below which nothing stays either; what it has to reap may.
 
     Returns:
         Whether nothing is left.
@@ -107,6 +125,7 @@ def kill_below(keep: Collection[int], group: int | None, reap: Callable[[], None
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, signal.SIGKILL)
         own = [pid for pid in children(os.getpid()) if pid not in keep]
+        own += [pid for pid in children(frozen) if not _is_zombie(pid)] if frozen else []
         if not own:
             return True
         below = [deeper for pid in own for deeper in descendants(pid)]
@@ -120,3 +139,11 @@ def kill_below(keep: Collection[int], group: int | None, reap: Callable[[], None
         if time.monotonic() > end:
             return False
         time.sleep(0.001)
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+    except (FileNotFoundError, ProcessLookupError):
+        return True

@@ -1,0 +1,42 @@
+"""From root to a uid that owns nothing, and then into bubblewrap: a program of its own, so that nothing of root stays.
+
+A process that is root outside stays root for whatever the kernel does not map, so that bubblewrap must not
+be started by it. The new uid may reach less: folders that it needs (an interpreter below ``/root``) are
+first mounted where it reaches them, in a mount namespace that ends with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from . import namespaces
+
+_PLACES = ("/mnt", "/media", "/srv", "/tmp")  # any folder will do: what it holds is hidden from bubblewrap alone
+
+
+def staged(number: int) -> str:
+    """What stands in bubblewrap's arguments for the folder with this number."""
+    return f"@folder-{number}@"
+
+
+def main() -> None:
+    """``argv[1]`` is JSON: ``uid``, ``folders`` to bring along, and ``argv`` of the program to become."""
+    order = json.loads(sys.argv[1])
+    namespaces.unshare(namespaces.NEW_MOUNTS)
+    namespaces.keep_mounts_private()
+    sources = [os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) for folder in order["folders"]]
+    stage = next(place for place in _PLACES if os.path.isdir(place))
+    namespaces.mount("tmpfs", stage, namespaces.NO_SETUID | namespaces.NO_DEVICES, "size=1m,mode=755")
+    names = {}
+    for number, source in enumerate(sources):
+        target = os.path.join(stage, str(number))
+        os.mkdir(target)
+        namespaces.bind(f"/proc/self/fd/{source}", target)
+        names[staged(number)] = target
+    os.setgroups([])
+    os.setresgid(order["uid"], order["uid"], order["uid"])
+    os.setresuid(order["uid"], order["uid"], order["uid"])
+    argv = [names.get(word, word) for word in order["argv"]]
+    os.execv(argv[0], argv)

@@ -1,0 +1,134 @@
+"""Namespaces, mounts and capabilities by raw calls (namespaces(7), mount(2), capabilities(7))."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+from .landlock import libc
+
+NEW_MOUNTS, NEW_IPC, NEW_USERS, NEW_PIDS = 0x00020000, 0x08000000, 0x10000000, 0x20000000
+READ_ONLY, NO_SETUID, NO_DEVICES, NO_EXEC = 1, 2, 4, 8
+_REMOUNT, _BIND, _RECURSIVE, _PRIVATE = 32, 4096, 1 << 14, 1 << 18
+_DETACH = 2
+_CLONE_VM = 0x100
+_CAPABILITY_VERSION_3 = 0x20080522
+
+_idle_stack = ctypes.create_string_buffer(1 << 15)
+
+
+def _checked(result: int, what: str) -> int:
+    if result < 0:
+        errno = ctypes.get_errno()
+        raise OSError(errno, f"{what}: {os.strerror(errno)}")
+    return result
+
+
+def unshare(kinds: int) -> None:
+    """Leave the namespaces of these kinds for fresh ones; of pids, only later children of this process do.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    _checked(libc.unshare(ctypes.c_int(kinds)), "unshare")
+
+
+def unshare_with_users(kinds: int) -> None:
+    """As :func:`unshare`, in a fresh user namespace as well, in which uid and gid are what they were and are alone.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    uid, gid = os.getuid(), os.getgid()
+    unshare(kinds | NEW_USERS)
+    for name, line in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(line)
+
+
+def have_children_in(pid_namespace: int) -> None:
+    """Children from here on live in the pid namespace behind this descriptor.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    _checked(libc.setns(ctypes.c_int(pid_namespace), ctypes.c_int(NEW_PIDS)), "setns")
+
+
+def mount(kind: str, target: str, flags: int = 0, options: str = "") -> None:
+    """Mount a fresh file system, ``tmpfs`` or ``proc``.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    result = libc.mount(kind.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode())
+    _checked(result, f"mount {kind} on {target}")
+
+
+def remount(target: str, flags: int, options: str) -> None:
+    """Change the options of a mounted file system.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    result = libc.mount(None, target.encode(), None, ctypes.c_ulong(_REMOUNT | flags), options.encode())
+    _checked(result, f"remount {target}")
+
+
+def bind(source: str, target: str) -> None:
+    """Let ``target`` show the folder ``source``.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    _checked(libc.mount(source.encode(), target.encode(), None, ctypes.c_ulong(_BIND), None), f"bind {target}")
+
+
+def keep_mounts_private() -> None:
+    """Nothing that is mounted from here on shows in another mount namespace.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    _checked(libc.mount(None, b"/", None, ctypes.c_ulong(_PRIVATE | _RECURSIVE), None), "make / private")
+
+
+def unmount(target: str) -> None:
+    """Take a mount away, also one in use.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    _checked(libc.umount2(target.encode(), ctypes.c_int(_DETACH)), f"unmount {target}")
+
+
+def start_idle_child() -> int:
+    """Start a child that sleeps for ever; its pid. As the first of a pid namespace, it takes all others with it.
+
+    It shares this process's memory and runs only ``pause(2)`` on a stack of its own, so that it costs a
+    tenth of a fork. It takes no signal but SIGKILL, and the orphans that it inherits are reaped by the
+    kernel. One at a time.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    top = (ctypes.addressof(_idle_stack) + len(_idle_stack)) & ~0xF
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the child's own; nothing ends here meanwhile
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        flags = ctypes.c_int(_CLONE_VM | signal.SIGCHLD)
+        return _checked(libc.clone(libc.pause, ctypes.c_void_p(top), flags, None), "clone")
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGCHLD, handler)
+
+
+def drop_capabilities() -> None:
+    """Give up every capability for ever; no program can give one back where no_new_privs is set.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    _checked(libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")

@@ -1,0 +1,43 @@
+"""Uids that nothing else on this machine uses: one for each sandbox, held while its host lives."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+BLOCK = 1024
+_FIRST, _LAST = 1 << 30, (1 << 31) - 1
+_FIRST_SMALL = 20_000
+_TRIES = 64
+
+
+def reserve() -> tuple[int, socket.socket] | None:
+    """A block of ``BLOCK`` uids that no other host in this network namespace uses.
+
+    The block is held by an abstract socket's name, which the kernel frees with the socket.
+
+    Returns:
+        The first uid and what holds the block; None where this user namespace has no uids to spare.
+    """
+    with open("/proc/self/uid_map") as file:
+        mapped = [tuple(map(int, line.split())) for line in file]
+    end = max(inside + count for inside, _, count in mapped)
+    first, last = (_FIRST, _LAST) if end > _LAST else (_FIRST_SMALL, end)
+    blocks = (last - first) // BLOCK
+    for _ in range(_TRIES if blocks > 0 else 0):
+        block = int.from_bytes(os.urandom(4), "big") % blocks
+        reservation = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            reservation.bind(f"\0agentrl-sandbox-uids-{block}")
+        except OSError:
+            reservation.close()
+            continue
+        return first + block * BLOCK, reservation
+    return None
+
+
+def first_mapped() -> int | None:
+    """The first uid of a block that this user namespace was given; None where it has no block."""
+    with open("/proc/self/uid_map") as file:
+        inside, _, count = map(int, file.readline().split())
+    return inside if count >= BLOCK else None

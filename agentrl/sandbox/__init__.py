@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .backends import BACKENDS, Backend, BackendFactory
+from .docker import DockerSettings
 from .guarantees import GUARANTEES, LEVELS, BackendReport
 from .interface import ExecResult, FileRefusedError, Persist, Sandbox, Status
 from .limits import Limits
@@ -16,6 +17,7 @@ __all__ = [
     "Backend",
     "BackendFactory",
     "BackendReport",
+    "DockerSettings",
     "ExecResult",
     "FileRefusedError",
     "Limits",

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from agentrl.run.config.section import Arguments, Count, Listed, Seconds, Section, Words
-from agentrl.sandbox import Limits, SandboxSpec
+from agentrl.run.config.section import Arguments, Count, Listed, Positive, Seconds, Section, Words
+from agentrl.sandbox import DockerSettings, Limits, SandboxSpec
 
 __all__ = [
     "DataConfig",
@@ -17,6 +17,7 @@ __all__ = [
     "RewardConfig",
     "RewardFunctionConfig",
     "SandboxConfig",
+    "SandboxDockerConfig",
     "SandboxLimitsConfig",
     "ToolConfig",
 ]
@@ -132,6 +133,24 @@ class SandboxLimitsConfig(Section):
     """Descriptors of one process."""
 
 
+class SandboxDockerConfig(Section):
+    """The engine and container of the ``docker`` backend."""
+
+    host: str | None = None
+    """Address of the engine, as ``unix:///run/user/1000/podman/podman.sock``; by default ``DOCKER_HOST``, then the
+    current Docker context."""
+    runtime: str | None = None
+    """Runtime of the engine, as ``runsc`` for gVisor; by default the engine's own."""
+    memory_bytes: Count | None = None
+    """Memory of the container, its sandboxes' files included; by default enough for every execution at its limit."""
+    cpus: Positive | None = None
+    """Processor cores of the container; by default all."""
+    max_sandboxes: Count = 128
+    """Sandboxes of one container, each with a file system of its own."""
+    readable: Listed[str] = ()
+    """Folders of the image that the code may read and execute beside ``/usr``, ``/opt`` and their like."""
+
+
 class SandboxConfig(Section):
     """Where the model's code runs, and within which limits."""
 
@@ -143,6 +162,11 @@ class SandboxConfig(Section):
     ``none`` where ``unsafe`` is named."""
     limits: SandboxLimitsConfig = Field(default_factory=SandboxLimitsConfig)
     """Of one execution."""
+    image: str | None = None
+    """Image that the code runs in, or a folder with a Dockerfile (``./``, ``../`` or ``/`` first), for backends that
+    have images. Never pulled in a run: ``agentrl doctor --prepare`` does it ahead. By default Python's own."""
+    docker: SandboxDockerConfig = Field(default_factory=SandboxDockerConfig)
+    """Of the ``docker`` backend."""
     persist: Literal["files", "interpreter"] = "files"
     """What lasts over the calls of one episode: ``files``, or also the ``interpreter``'s variables."""
     preload_modules: Listed[str] = ()
@@ -175,6 +199,8 @@ class SandboxConfig(Section):
             backend=self.backend,
             require=self.require,
             limits=Limits(**self.limits.model_dump()),
+            image=self.image,
+            docker=DockerSettings(**self.docker.model_dump()),
             persist=self.persist,
             preload_modules=self.preload_modules,
             site_packages=self.site_packages,

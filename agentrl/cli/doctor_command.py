@@ -4,29 +4,89 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated
+
+from cyclopts import Parameter
 
 __all__ = ["doctor_command"]
 
 _PACKAGES = ("agentrl", "torch", "ray", "transformers", "tokenizers", "sglang")
 
 
-def doctor_command() -> None:
-    """Say what this machine offers: processors, accelerators, packages, and what each sandbox really guarantees."""
-    from agentrl.cli.terminal import print_table
-    from agentrl.sandbox import GUARANTEES, probe_backends
+def doctor_command(
+    *,
+    prepare: Annotated[Sequence[str] | None, Parameter(consume_multiple=True, negative="")] = None,
+    reap: Annotated[bool, Parameter(negative="")] = False,
+) -> None:
+    """Say what this machine offers: processors, accelerators, packages, and what each sandbox really guarantees.
 
+    Args:
+        prepare: pull or build images for the docker backend, or folders with a Dockerfile, instead; without a name
+            its default image.
+        reap: instead remove what the sandboxes of dead runs left: processes, folders, containers.
+    """
+    if prepare is not None or reap:
+        if prepare is not None:
+            _prepare(prepare)
+        if reap:
+            _reap()
+        return
     print(f"python {platform.python_version()} on {platform.platform()}")
     print(f"processors: {_processors()} usable of {os.cpu_count()}")
     print(f"accelerators: {_accelerators()}")
-    print_table(("package", "version"), [(name, _version(name)) for name in _PACKAGES])
+    _print_packages()
     print()
+    _print_sandboxes()
+
+
+def _print_packages() -> None:
+    from agentrl.cli.terminal import print_table
+
+    print_table(("package", "version"), [(name, _version(name)) for name in _PACKAGES])
+
+
+def _print_sandboxes() -> None:
+    """The guarantees of every backend, measured, and the one that ``sandbox.backend: auto`` takes."""
+    from agentrl.cli.terminal import print_table
+    from agentrl.errors import MachineError
+    from agentrl.sandbox import GUARANTEES, SandboxSpec, probe_backends
+
     reports = probe_backends()
     rows = [(name, *("yes" if name in report.held else "no" for report in reports)) for name in GUARANTEES]
     print_table(("sandbox guarantees", *(report.backend for report in reports)), rows)
     for report in reports:
         if report.problem or report.notes:
             print(f"{report.backend}: {report.problem or report.notes}")
+    try:
+        print(f"sandbox.backend: auto takes {SandboxSpec().check().backend} here")
+    except MachineError as error:
+        print(error)
+
+
+def _prepare(images: Sequence[str]) -> None:
+    from agentrl.sandbox.docker.images import prepare
+    from agentrl.sandbox.docker.settings import DEFAULT_IMAGE
+
+    for done in prepare(images or (DEFAULT_IMAGE,)):
+        print(done)
+
+
+def _reap() -> None:
+    from agentrl.errors import MachineError
+    from agentrl.sandbox.docker.containers import reap_orphans as reap_containers
+    from agentrl.sandbox.reaping import reap_orphans
+
+    removed = reap_orphans()
+    try:
+        removed += reap_containers()
+    except MachineError as error:
+        print(f"containers: not looked for: {error}")
+    for line in removed:
+        print(f"removed {line}")
+    if not removed:
+        print("nothing was left by dead runs")
 
 
 def _processors() -> int:

@@ -14,7 +14,8 @@ from agentrl.errors import AgentRLError, ConfigError, MachineError, SandboxError
 
 from .channel import IOThread, Reply, fail, resolve
 from .host import frames
-from .launcher import Host, Launcher, Link, LocalLauncher
+from .launcher import FOLDER_PREFIX, Host, Launcher, Link, LocalLauncher
+from .owner import Owner
 from .permits import Permits
 
 _START_S = 60.0
@@ -55,6 +56,7 @@ class HostSettings:
             "preload": self.preload,
             "folders": self.folders,
             "abi_cap": self.abi_cap,
+            "folder_prefix": f"{FOLDER_PREFIX}{Owner.current()}-",
             **self.launcher.host_settings,
         }
 

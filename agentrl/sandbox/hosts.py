@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import atexit
+import functools
+import logging
 import os
 import threading
 import time
 
 from .forkserver import ForkServer, HostSettings
 from .permits import Permits
+from .reaping import reap_orphans
 
+_log = logging.getLogger(__name__)
 _GRACE_S = 60.0  # after which nobody who was given a host has yet to open a sandbox in it
 
 _servers: dict[HostSettings, ForkServer] = {}
@@ -36,6 +40,7 @@ def shared_server(settings: HostSettings) -> ForkServer:
         elif server is not None and settings.recycle_after and server.num_runs >= settings.recycle_after:
             _retired.append((time.monotonic(), _servers.pop(settings)))
         if settings not in _servers:
+            _reap_once()
             permits = _executing.setdefault(settings, Permits(settings.permits))
             _servers[settings] = ForkServer(settings, executing=permits)
         return _servers[settings]
@@ -49,6 +54,12 @@ def close_servers() -> None:
         _retired.clear()
     for server in servers:
         server.close()
+
+
+@functools.cache
+def _reap_once() -> None:
+    for removed in reap_orphans():
+        _log.warning("removed what a dead process left: %s", removed)
 
 
 def _end_retired() -> None:

@@ -18,6 +18,7 @@ from agentrl.errors import SandboxError
 
 from .channel import Channel, IOThread
 from .host import folder, frames
+from .owner import Owner
 
 OnFrame = Callable[[frames.Header, list[bytes]], None]
 OnEnd = Callable[[], None]
@@ -26,6 +27,8 @@ _REMOVE_S = 5.0
 _BOOT = (
     "import sys; sys.path.insert(0, {folder!r}); from host.{module} import main; sys.path.remove({folder!r}); main()"
 )
+HOST_TITLE = "agentrl-sandbox-host"  # in the command line of every process of a host, before its owner
+FOLDER_PREFIX = "agentrl-sandbox-"  # of a host's folder, before its owner
 HOST_FOLDER = Path(__file__).parent / "host"
 
 
@@ -171,10 +174,11 @@ class LocalLauncher:
 
 
 def host_argv(module: str = "supervisor", *, folder: str = str(HOST_FOLDER.parent)) -> list[str]:
-    """The command line of a program of the host's, in the interpreter that runs this.
+    """The command line of a program of the host's, in the interpreter that runs this; it names its owner, this process.
 
     Args:
         module: has the ``main`` to call.
         folder: where the package ``host`` is found.
     """
-    return [sys.executable, "-I", "-S", "-c", _BOOT.format(folder=folder, module=module)]
+    boot = _BOOT.format(folder=folder, module=module)
+    return [sys.executable, "-I", "-S", "-c", boot, HOST_TITLE, str(Owner.current())]

@@ -267,12 +267,9 @@ class _Execution:
         return self.out.truncated or self.err.truncated
 
     def result(self) -> dict[str, Any]:
-        if self.status is None:
-            assert self.reported is not None
-            exit_code, killed_by = self.reported, None
-        else:
-            code = os.waitstatus_to_exitcode(self.status)
-            exit_code, killed_by = (code, None) if code >= 0 else (None, -code)
+        code = self.reported if self.status is None else os.waitstatus_to_exitcode(self.status)
+        assert code is not None
+        exit_code, killed_by = (code, None) if code >= 0 else (None, -code)
         status, detail = self.classify(exit_code, killed_by)
         lost = self.end_session(status)
         notes = [detail, _FRESH if self.starts_afresh else "", _LOST if lost else ""]

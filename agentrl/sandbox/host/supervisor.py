@@ -85,7 +85,7 @@ class Supervisor:
             raise Refused(f"sandbox.preload_modules: {failed}; correct the name or remove it", setting=True)
         self.base: str | None = None
         if not self.enclosed:
-            self.base = tempfile.mkdtemp(prefix="agentrl-sandbox-")
+            self.base = tempfile.mkdtemp(prefix=settings["folder_prefix"])
             os.chmod(self.base, 0o711)
         self.wake, wake_write = os.pipe()
         for fd in (self.wake, wake_write):
@@ -117,6 +117,7 @@ class Supervisor:
                 "op": "ready",
                 "abi": self.abi,
                 "own_uid": self.first_uid is not None,
+                "enclosed": self.enclosed,
                 "pid": os.getpid(),
                 "base": self.base,
             }

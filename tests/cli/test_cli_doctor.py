@@ -1,0 +1,55 @@
+"""``agentrl doctor``: what is measured here, and what is removed."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agentrl.cli.main import run
+from agentrl.sandbox import BACKENDS, GUARANTEES, SandboxSpec
+from agentrl.sandbox.launcher import FOLDER_PREFIX
+from agentrl.sandbox.owner import Owner
+
+
+@pytest.fixture
+def no_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    host = f"unix://{tmp_path}/absent.sock"
+    monkeypatch.setenv("DOCKER_HOST", host)
+    return host
+
+
+def test_it_shows_what_every_backend_guarantees(no_engine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (head,) = [line for line in lines if line.startswith("sandbox guarantees")]
+    assert head.split()[2:] == list(BACKENDS)
+    rows = {line.split()[0]: line.split()[1:] for line in lines if line.split()[:1] and line.split()[0] in GUARANTEES}
+    held = SandboxSpec().check()
+    for name in GUARANTEES:
+        assert rows[name][list(BACKENDS).index("unsafe")] == "no"
+        assert rows[name][list(BACKENDS).index(held.backend)] == ("yes" if name in held.held else "no")
+    assert f"sandbox.backend: auto takes {held.backend} here" in lines
+
+
+def test_a_backend_that_cannot_be_used_says_why(no_engine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run(["doctor"])
+    assert f"docker: no container engine answers at {no_engine}" in capsys.readouterr().out
+
+
+def test_reap_removes_what_the_dead_left_and_lists_it(no_engine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    left = Path(f"/tmp/{FOLDER_PREFIX}{replace(Owner.current(), boot='0' * 12)}-{os.getpid()}")
+    left.mkdir()
+    (left / "file").write_text("x")
+    assert run(["doctor", "--reap"]) == 0
+    said = capsys.readouterr().out
+    assert f"removed folder {left} of owner" in said
+    assert "containers: not looked for: no container engine answers" in said
+    assert not left.exists()
+
+
+def test_prepare_without_an_engine_is_the_machines_fault(no_engine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor", "--prepare", "some/image:1"]) == 4
+    assert "no container engine answers" in capsys.readouterr().err

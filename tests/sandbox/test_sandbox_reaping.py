@@ -1,0 +1,154 @@
+"""What is left where owner and host are killed together, and that nothing of the living is touched."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from agentrl.sandbox import BackendReport, SandboxSpec
+from agentrl.sandbox.launcher import FOLDER_PREFIX
+from agentrl.sandbox.owner import Owner
+from agentrl.sandbox.reaping import reap_orphans
+
+OWNER = """
+import asyncio
+from agentrl.sandbox import SandboxSpec
+from agentrl.sandbox.hosts import _servers
+
+async def main():
+    async with SandboxSpec("landlock").build() as sandbox:
+        await sandbox.write_file("left", b"x" * 100)
+        facts = next(iter(_servers.values())).facts
+        print(facts["pid"], facts["base"], flush=True)
+        await sandbox.run("while True: pass", timeout_s=600)
+
+asyncio.run(main())
+"""
+
+
+@dataclass
+class Running:
+    owner: subprocess.Popen[bytes]
+    host: int
+    base: Path
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(holds: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 30
+    while not holds() and time.monotonic() < end:
+        time.sleep(0.02)
+    return holds()
+
+
+def slots_of(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@contextmanager
+def running() -> Iterator[Running]:
+    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE)
+    assert owner.stdout is not None
+    try:
+        pid, base = owner.stdout.readline().split()
+        yield Running(owner, int(pid), Path(base.decode()))
+    finally:
+        owner.kill()
+        owner.wait()
+        owner.stdout.close()
+
+
+def test_a_host_that_was_stopped_when_its_owner_died_is_ended_with_its_sandboxes(landlock: BackendReport) -> None:
+    with running() as run:
+        assert wait_until(lambda: bool(slots_of(run.host)))
+        (slot,) = slots_of(run.host)
+        for pid in (run.host, slot):  # nobody is left who could see the owner's end
+            os.kill(pid, signal.SIGSTOP)
+        run.owner.kill()
+        run.owner.wait()
+        removed = reap_orphans()
+        assert wait_until(lambda: not lives(run.host) and not lives(slot))
+    assert any(f"process {run.host}" in line for line in removed)
+    assert any(str(run.base) in line for line in removed)
+    assert not run.base.exists()
+
+
+def test_a_folder_whose_owner_and_host_are_dead_is_removed(landlock: BackendReport) -> None:
+    with running() as run:
+        assert wait_until(lambda: bool(slots_of(run.host)))
+        everyone = [run.owner.pid, run.host, *slots_of(run.host)]
+        for pid in everyone:
+            os.kill(pid, signal.SIGSTOP)
+        for pid in everyone:
+            os.kill(pid, signal.SIGKILL)
+        run.owner.wait()
+        assert run.base.exists()
+        removed = reap_orphans()
+    assert any(f"folder {run.base} of owner {run.owner.pid}-" in line for line in removed)
+    assert not run.base.exists()
+
+
+def test_a_living_run_is_left_alone(landlock: BackendReport) -> None:
+    with running() as run:
+        removed = reap_orphans()
+        assert lives(run.host)
+        assert run.base.exists()
+    assert not any(str(run.base) in line for line in removed)
+
+
+def test_what_names_no_owner_or_one_that_cannot_be_known_is_left_alone(tmp_path: Path) -> None:
+    elsewhere = replace(Owner.current(), pid=2**22 + 1, namespace=1)
+    folders = [Path(f"/tmp/{FOLDER_PREFIX}{name}-x") for name in (f"mine{os.getpid()}", elsewhere)]
+    try:
+        for folder in folders:
+            folder.mkdir()
+        reap_orphans()
+        assert all(folder.exists() for folder in folders)
+    finally:
+        for folder in folders:
+            folder.rmdir()
+
+
+def test_a_link_that_bears_a_dead_owners_name_leads_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "kept").write_text("x")
+    link = Path(f"/tmp/{FOLDER_PREFIX}{replace(Owner.current(), boot='0' * 12)}-{os.getpid()}")
+    link.symlink_to(tmp_path)
+    try:
+        reap_orphans()
+        assert (tmp_path / "kept").exists()
+    finally:
+        link.unlink()
+
+
+def test_a_first_host_reaps_what_others_left(landlock: BackendReport) -> None:
+    dead = replace(Owner.current(), boot="0" * 12)
+    left = Path(f"/tmp/{FOLDER_PREFIX}{dead}-{os.getpid()}")
+    left.mkdir()
+    code = "import asyncio\nfrom agentrl.sandbox import SandboxSpec\n"
+    code += "async def go():\n    async with SandboxSpec('unsafe').build() as s: await s.run('pass')\nasyncio.run(go())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not left.exists()
+    assert f"removed what a dead process left: folder {left}" in done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_a_hosts_command_line_names_its_owner(landlock: BackendReport) -> None:
+    SandboxSpec("landlock").check()
+    with running() as run:
+        assert str(run.owner.pid).encode() in Path(f"/proc/{run.host}/cmdline").read_bytes()

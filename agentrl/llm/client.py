@@ -248,8 +248,11 @@ def _usage(found: Any) -> ChatUsage:
     counts = found if isinstance(found, Mapping) else {}
     details = counts.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, Mapping) else None
-    numbers = (counts.get("prompt_tokens"), counts.get("completion_tokens"), cached)
-    return ChatUsage(*(number if isinstance(number, int) else 0 for number in numbers), requests=1)
+    prompt, completion, cached = (
+        number if isinstance(number, int) else 0
+        for number in (counts.get("prompt_tokens"), counts.get("completion_tokens"), cached)
+    )
+    return ChatUsage(prompt, completion, cached, requests=1)
 
 
 def _complaint(response: httpx.Response) -> tuple[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from agentrl.envs import Rubric
 from agentrl.render import Renderer
@@ -11,6 +12,9 @@ from agentrl.rollouts.engine import RolloutEngine
 from agentrl.rollouts.spec import RolloutSpec
 from agentrl.sandbox import SandboxPool
 from agentrl.tools.parsers import ToolCallParser
+
+if TYPE_CHECKING:
+    from agentrl.rollouts.policy_server import PolicyServer
 
 __all__ = ["EpisodeParts", "Permits"]
 
@@ -35,6 +39,7 @@ class EpisodeParts:
         parser: text to an assistant's message.
         rubric: what scores an episode.
         sandboxes: the host's pool.
+        server: the host's endpoint, for episodes that ask for their turns.
     """
 
     spec: RolloutSpec
@@ -43,3 +48,4 @@ class EpisodeParts:
     parser: ToolCallParser
     rubric: Rubric
     sandboxes: SandboxPool | None = None
+    server: PolicyServer | None = None

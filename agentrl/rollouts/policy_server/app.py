@@ -1,0 +1,155 @@
+"""The routes: an OpenAI-compatible endpoint for each episode, and calls that reward and end it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, Protocol, TypeAlias
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from agentrl.rollouts.policy_server.answer import completion_body, completion_events
+from agentrl.rollouts.policy_server.request import ChatRequest, Refusal, parse_request
+from agentrl.rollouts.policy_server.served import ServedEpisode
+from agentrl.rollouts.turns import MadeTurn
+from agentrl.types import EngineInfo
+
+__all__ = ["Desk", "make_app"]
+
+
+_Complete: TypeAlias = Callable[[ChatRequest, Callable[[], Awaitable[object]]], Awaitable[MadeTurn]]
+
+
+class Desk(Protocol):
+    """What the routes ask of whoever keeps the episodes."""
+
+    def info(self) -> EngineInfo:
+        """Of the engine behind the endpoint."""
+        ...
+
+    @property
+    def num_episodes(self) -> int:
+        """Episodes that are open."""
+        ...
+
+    def find(self, episode_id: str) -> ServedEpisode | None:
+        """An open episode."""
+        ...
+
+    async def complete_alone(self, request: ChatRequest, gone: Callable[[], Awaitable[object]]) -> MadeTurn:
+        """A turn for a request that belongs to no episode.
+
+        Raises:
+            Refusal: only episodes are served here, or there is no such turn.
+        """
+        ...
+
+    async def open(self, body: Any) -> dict[str, Any]:
+        """Opens an episode; its id and its URLs.
+
+        Raises:
+            Refusal: episodes are not opened by request here, or the body is no task.
+        """
+        ...
+
+    async def outcome(self, episode_id: str) -> dict[str, Any]:
+        """What an episode came to, once it is scored."""
+        ...
+
+
+def make_app(desk: Desk) -> FastAPI:
+    """The application (docs/policy-server.md lists its routes)."""
+    app = FastAPI(title="agentrl policy", openapi_url=None)
+
+    @app.exception_handler(Refusal)
+    async def refused(_: Request, refusal: Refusal) -> Response:
+        return JSONResponse(refusal.body(), refusal.status)
+
+    @app.get("/health")
+    async def health() -> dict[str, Any]:
+        info = desk.info()
+        return {"status": "ok", "policy_version": info.policy_version, "episodes": desk.num_episodes}
+
+    @app.get("/v1/models")
+    @app.get("/episodes/{episode_id}/v1/models")
+    async def models() -> dict[str, Any]:
+        info = desk.info()
+        return {"object": "list", "data": [{"id": info.model, "object": "model", "created": 0, "owned_by": "agentrl"}]}
+
+    @app.post("/episodes")
+    async def open_episode(request: Request) -> dict[str, Any]:
+        return await desk.open(await _json(request))
+
+    @app.post("/episodes/{episode_id}/v1/chat/completions")
+    async def complete(episode_id: str, request: Request) -> Response:
+        return await _complete(_found(desk, episode_id).complete, request)
+
+    @app.post("/v1/chat/completions")
+    async def complete_by_key(request: Request) -> Response:
+        key = request.headers.get("authorization", "").removeprefix("Bearer ")
+        episode = desk.find(key)
+        return await _complete(desk.complete_alone if episode is None else episode.complete, request)
+
+    @app.post("/episodes/{episode_id}/reward")
+    async def reward(episode_id: str, request: Request) -> dict[str, Any]:
+        body = await _json(request)
+        name = body.get("name", "reward")
+        if not isinstance(name, str) or not name:
+            raise Refusal(400, "invalid_request", f"name must be text, got {name!r}")
+        _found(desk, episode_id).give_reward(body.get("reward"), name)
+        return {"name": name, "reward": body["reward"]}
+
+    @app.post("/episodes/{episode_id}/end")
+    async def end(episode_id: str, request: Request) -> dict[str, Any]:
+        body = await _json(request)
+        episode, reason = _found(desk, episode_id), body.get("truncated", "")
+        if not isinstance(reason, str):
+            raise Refusal(400, "invalid_request", f"truncated must be the reason as text, got {reason!r}")
+        if "reward" in body:
+            episode.give_reward(body["reward"])
+        episode.finish(reason)
+        return await desk.outcome(episode_id)
+
+    return app
+
+
+def _found(desk: Desk, episode_id: str) -> ServedEpisode:
+    episode = desk.find(episode_id)
+    if episode is None:
+        raise Refusal(404, "no_such_episode", f"there is no open episode {episode_id!r}; open one by POST /episodes")
+    return episode
+
+
+async def _complete(complete: _Complete, request: Request) -> Response:
+    asked = parse_request(await _json(request))
+    made = await complete(asked, _gone(request))
+    answer_id, created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
+    if asked.stream:
+        events: Iterator[str] = completion_events(made, asked, completion_id=answer_id, created=created)
+        return StreamingResponse(events, media_type="text/event-stream")
+    return JSONResponse(completion_body(made, asked, completion_id=answer_id, created=created))
+
+
+def _gone(request: Request) -> Callable[[], Awaitable[object]]:
+    """Returns when the client has closed its connection: nothing else comes after a body that was read."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            await asyncio.sleep(0)
+
+    return gone
+
+
+async def _json(request: Request) -> Any:
+    raw = await request.body()
+    try:
+        body = json.loads(raw) if raw else {}
+    except ValueError as error:
+        raise Refusal(400, "invalid_request", f"the body must be JSON ({error})") from None
+    if not isinstance(body, dict):
+        raise Refusal(400, "invalid_request", f"the body must be a JSON object, got {type(body).__name__}")
+    return body

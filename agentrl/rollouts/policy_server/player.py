@@ -1,0 +1,63 @@
+"""The player of an episode whose turns are asked for over the endpoint."""
+
+from __future__ import annotations
+
+import secrets
+
+from agentrl.envs import Env
+from agentrl.errors import ConfigError
+from agentrl.rollouts.policy_server.served import ServedEpisode
+from agentrl.rollouts.policy_server.server import PolicyServer
+from agentrl.rollouts.turns import TurnMaker
+from agentrl.types import Status
+
+__all__ = ["ServedPlayer", "new_episode_id"]
+
+
+def new_episode_id(turns: TurnMaker) -> str:
+    """A name that nobody can guess, since whoever knows it may speak for the episode."""
+    key = turns.builder.key
+    return f"{key.draw}-{key.sibling}-{key.attempt}-{secrets.token_urlsafe(12)}"
+
+
+class ServedPlayer:
+    """Opens an episode on its host's endpoint and waits for its end.
+
+    Args:
+        turns: of the episode.
+        server: the host's endpoint.
+        idle_timeout_s: seconds without a request after which the episode ends.
+    """
+
+    def __init__(self, turns: TurnMaker, server: PolicyServer | None, *, idle_timeout_s: float | None = None) -> None:
+        if server is None:
+            raise ConfigError(
+                "an episode that asks for its turns needs its host's endpoint; give EpisodeParts(server=)"
+            )
+        self.turns = turns
+        self.episode_id = new_episode_id(turns)
+        self.url = ""
+        self._server = server
+        self._idle_timeout_s = idle_timeout_s
+        self.episode: ServedEpisode | None = None
+
+    @property
+    def env(self) -> Env | None:
+        """None: whatever acts lives outside."""
+        return None
+
+    async def prepare(self) -> None:
+        """Opens the episode; ``url`` is that of its routes."""
+        self.episode = ServedEpisode(self.turns, idle_timeout_s=self._idle_timeout_s)
+        self.url = await self._server.hold(self.episode_id, self.episode)
+
+    async def play(self) -> Status:
+        """Waits for the end; see ``Player.play``."""
+        assert self.episode is not None, "prepare comes first"
+        status = await self.episode.until_end()
+        self.episode.record_rewards(status)
+        return status
+
+    async def close(self) -> None:
+        """The endpoint forgets the episode."""
+        self._server.drop(self.episode_id)

@@ -1,0 +1,255 @@
+"""One episode that its agent plays by asking for completions."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from agentrl.errors import AgentRLError, DataError, RewardError
+from agentrl.rollouts.deadline import LimitSpentError, within
+from agentrl.rollouts.policy_server.history import Histories, Place
+from agentrl.rollouts.policy_server.request import ChatRequest, Refusal
+from agentrl.rollouts.turns import MadeTurn, ReadyTurn, TurnMaker
+from agentrl.types import CallRecord, Message, SamplingParams, Status, ToolResult
+
+__all__ = ["ServedEpisode"]
+
+
+class ServedEpisode:
+    """Answers an agent's requests with turns of the policy until it ends, and keeps the rewards that it is told.
+
+    A request whose messages go on from a turn extends that turn's sequence; any other begins a sequence. Requests may
+    come at once and from several sequences in turn.
+
+    Args:
+        turns: of the episode.
+        idle_timeout_s: seconds without a request after which the episode ends; None waits for ever.
+        obey_sampling: draw as each request asks; otherwise as the episode's own sampling says, whatever a request
+            asks, since tokens of several distributions cannot be trained together.
+    """
+
+    def __init__(self, turns: TurnMaker, *, idle_timeout_s: float | None = None, obey_sampling: bool = False) -> None:
+        self._turns = turns
+        self._idle_timeout_s = idle_timeout_s
+        self._obey_sampling = obey_sampling
+        self._histories = Histories()
+        self._rewards: dict[str, float] = {}
+        self._in_flight = 0
+        self._begun = False
+        self._last_active = time.monotonic()
+        self._end: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
+        self.no_room: Status | None = None
+
+    @property
+    def num_turns(self) -> int:
+        """Turns that were made."""
+        return len(self._turns.builder.turns)
+
+    async def complete(self, request: ChatRequest, gone: Callable[[], Awaitable[object]] | None = None) -> MadeTurn:
+        """The policy's turn.
+
+        Args:
+            request: what is asked.
+            gone: returns when nobody waits for the answer any more; the turn is then given up, and not recorded.
+
+        Raises:
+            Refusal: there is no such turn; the episode may have ended by it.
+        """
+        self._check_open()
+        place, observed = self._histories.find(request.messages, request.tools)
+        ready = self._ready(place, observed, request)
+        if self.num_turns + self._in_flight >= (most := self._turns.parts.spec.limits.max_turns):
+            self._settle(Status("truncated", "max_turns"))
+            raise Refusal(409, "max_turns", f"the episode has had its rollout.max_turns={most}")
+        self._begun = True
+        if place is not None:
+            place.taken = True
+            self._answer_calls(place, observed)
+        self._in_flight += 1
+        try:
+            made = await self._make(ready, request, gone)
+        finally:
+            self._in_flight -= 1
+            self._last_active = time.monotonic()
+        self.no_room = None
+        self._histories.add(Place(made.head, request.tools))
+        self._note_calls(made)
+        return made
+
+    def give_reward(self, value: float, name: str = "reward") -> None:
+        """Sets a part of the episode's reward; a second call of a name replaces the first.
+
+        Raises:
+            Refusal: the episode has ended, or the value is no finite number.
+        """
+        self._check_open()
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+            raise Refusal(400, "invalid_request", f"reward must be a finite number, got {value!r}")
+        self._last_active = time.monotonic()
+        self._rewards[name] = float(value)
+
+    def finish(self, truncated: str = "") -> None:
+        """The agent ended the episode: terminated, or truncated for a reason.
+
+        Raises:
+            Refusal: the episode has ended already.
+        """
+        self._check_open()
+        self._settle(Status("truncated", truncated) if truncated else Status("terminated"))
+
+    async def until_end(self) -> Status:
+        """How the episode ended by its agent, a limit, or silence.
+
+        Raises:
+            AgentRLError: the engine failed it.
+        """
+        while not self._end.done():
+            left = (
+                None
+                if self._idle_timeout_s is None
+                else self._idle_timeout_s - (0.0 if self._in_flight else time.monotonic() - self._last_active)
+            )
+            if left is not None and left <= 0:
+                self._settle(Status("truncated" if self.num_turns else "cancelled", "idle_timeout"))
+                break
+            await asyncio.wait([self._end], timeout=left)
+        return self._end.result()
+
+    def record_rewards(self, status: Status) -> None:
+        """Lays the rewards that came on the last turn.
+
+        Raises:
+            RewardError: the episode terminated without any, and no function of the rubric gives one.
+        """
+        builder = self._turns.builder
+        if status.kind == "terminated" and not self._rewards and not self._turns.parts.rubric.weights:
+            raise RewardError(
+                f"task {builder.task.id!r}: the episode ended without a reward, and there is none to compute; POST "
+                '{"reward": ...} to its /reward, or set reward.functions'
+            )
+        if self._rewards and builder.turns:
+            builder.turns[-1] = replace(builder.turns[-1], rewards=dict(self._rewards))
+
+    def _check_open(self) -> None:
+        if self._end.done():
+            raise Refusal(409, "episode_over", "the episode has ended; open another one")
+
+    def _settle(self, status: Status) -> None:
+        if not self._end.done():
+            self._end.set_result(status)
+
+    def _fail(self, error: AgentRLError) -> None:
+        if not self._end.done():
+            self._end.set_exception(error)
+            self._end.exception()  # whoever plays the episode may have gone already
+
+    def _ready(self, place: Place | None, observed: tuple[Message, ...], request: ChatRequest) -> ReadyTurn:
+        turns = self._turns
+        head = turns.head() if place is None else place.head
+        if place.taken if place is not None else self._begun:
+            head = turns.in_new_session(head)
+        try:
+            ready = turns.ready(head, observed, request.tools)
+        except DataError as error:
+            raise Refusal(400, "invalid_request", str(error)) from error
+        if isinstance(ready, ReadyTurn):
+            return ready
+        if ready.kind == "failed":
+            self._settle(ready)
+        self.no_room = ready
+        raise Refusal(
+            400,
+            "context_length_exceeded",
+            f"the conversation leaves no room for an answer ({ready.reason}{': ' if ready.detail else ''}"
+            f"{ready.detail}); shorten it",
+        )
+
+    async def _make(
+        self, ready: ReadyTurn, request: ChatRequest, gone: Callable[[], Awaitable[object]] | None
+    ) -> MadeTurn:
+        """Generates until the turn is made, the episode ends, or nobody waits any more."""
+        making = asyncio.ensure_future(self._generate(ready, request))
+        leaving = None if gone is None else asyncio.ensure_future(gone())
+        waited_for: set[asyncio.Future[object]] = {making, self._end}  # type: ignore[arg-type]
+        if leaving is not None:
+            waited_for.add(leaving)
+        try:
+            await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
+            if making.done():
+                return making.result()
+            self._check_open()
+            raise Refusal(499, "client_closed_request", "the client went away before its answer was made")
+        finally:
+            if leaving is not None:
+                leaving.cancel()
+            if not making.done():
+                making.cancel()
+                await asyncio.wait([making])
+
+    async def _generate(self, ready: ReadyTurn, request: ChatRequest) -> MadeTurn:
+        timeout_s = self._turns.parts.spec.limits.turn_timeout_s
+        try:
+            async with within(timeout_s, "turn_timeout"):
+                made = await self._turns.make(ready, sampling=self._sampling(request), unique_call_ids=True)
+        except LimitSpentError as spent:
+            self._settle(Status("truncated", str(spent)))
+            raise Refusal(409, "turn_timeout", f"the turn took longer than {timeout_s:g} s") from None
+        except AgentRLError as error:
+            self._fail(error)
+            raise Refusal(503, error.boundary, f"the policy cannot answer: {error}") from error
+        if made is None:
+            self._settle(Status("cancelled", "aborted"))
+            raise Refusal(503, "aborted", "the request was aborted by the engine's owner")
+        return made
+
+    def _sampling(self, request: ChatRequest) -> SamplingParams:
+        own = self._turns.sampling
+        asked = dict(request.sampling or {}) if self._obey_sampling else {}
+        try:
+            return replace(
+                own,
+                max_new_tokens=min(own.max_new_tokens, request.max_tokens or own.max_new_tokens),
+                temperature=asked.get("temperature", own.temperature),
+                top_p=asked.get("top_p", own.top_p),
+                stop=tuple(dict.fromkeys((*own.stop, *request.stop))),
+            )
+        except ValueError as error:
+            raise Refusal(400, "invalid_request", str(error)) from None
+
+    def _note_calls(self, made: MadeTurn) -> None:
+        """The turn's calls, whose results come with the request that brings them."""
+        records = [CallRecord(call, None, None) for call in made.action.tool_calls]
+        records += [CallRecord(None, problem, None) for problem in made.action.problems]
+        self._set_calls(made.head.parent, sorted(records, key=_number))
+
+    def _answer_calls(self, place: Place, observed: tuple[Message, ...]) -> None:
+        """Results that the agent brings, with the time that it took to bring them."""
+        seconds = time.monotonic() - place.answered_at
+        answers = {m["tool_call_id"]: str(m["content"]) for m in observed if m["role"] == "tool"}
+        index = place.head.parent
+        assert index is not None, "a place is behind a turn"
+        self._set_calls(
+            index,
+            [
+                replace(
+                    record, result=ToolResult(record.call.id, record.call.name, answers[record.call.id], None, seconds)
+                )
+                if record.call is not None and record.result is None and record.call.id in answers
+                else record
+                for record in self._turns.builder.turns[index].calls
+            ],
+        )
+
+    def _set_calls(self, index: int | None, records: list[CallRecord]) -> None:
+        turns = self._turns.builder.turns
+        assert index is not None, "a made turn has an index"
+        turns[index] = replace(turns[index], calls=tuple(records))
+
+
+def _number(record: CallRecord) -> int:
+    """Where it stands among the calls and problems of its turn."""
+    named = record.call or record.problem
+    return 0 if named is None else int(named.id.rpartition("_")[2])

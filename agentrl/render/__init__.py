@@ -7,6 +7,7 @@ from agentrl.render.encode import Piece, PieceEncoder, Source
 from agentrl.render.renderer import Renderer
 from agentrl.render.spec import RendererSpec, load_tokenizer
 from agentrl.render.template import CHATML_TEMPLATE
+from agentrl.render.template_renderer import TemplateRenderer
 
 __all__ = [
     "CHATML_TEMPLATE",
@@ -17,6 +18,7 @@ __all__ = [
     "Renderer",
     "RendererSpec",
     "Source",
+    "TemplateRenderer",
     "chatml_pieces",
     "load_tokenizer",
 ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy.typing as npt
 
 from agentrl.errors import DataError
 from agentrl.render.encode import Piece, PieceEncoder, Source
+from agentrl.render.vocabulary import Vocabulary, context_segments
 from agentrl.types import Message, Segment, SegmentKind, ToolSpec
 
 __all__ = ["ChatMLRenderer", "ChatMLStyle", "chatml_pieces"]
@@ -60,10 +60,11 @@ class ChatMLRenderer:
         DataError: a marker is missing, or the tokenizer is of a kind that cannot be used.
     """
 
+    family = "chatml"
+
     def __init__(self, tokenizer: Any, style: ChatMLStyle) -> None:
         self.style = style
-        self._backend = tokenizer.backend_tokenizer
-        self._encoder = PieceEncoder(self._backend, ASSISTANT_MARKERS)
+        self._encoder = PieceEncoder(tokenizer.backend_tokenizer, ASSISTANT_MARKERS)
         if missing := [marker for marker in (TURN_START, TURN_END) if marker not in self._encoder.added_ids]:
             raise DataError(
                 f"the ChatML family needs {' and '.join(missing)} among the tokenizer's added tokens, and "
@@ -71,13 +72,12 @@ class ChatMLRenderer:
                 "tokenizer and resize the model's embeddings, or use a model that has them"
             )
         self._turn_end_id = self._encoder.added_ids[TURN_END]
-        self._known_ids: frozenset[int] = frozenset(self._backend.get_vocab(with_added_tokens=True).values())
-        self._vocab_size = max(self._known_ids) + 1
+        self._vocabulary = Vocabulary(tokenizer.backend_tokenizer)
 
     @property
     def vocab_size(self) -> int:
         """One more than the largest id that the tokenizer knows."""
-        return self._vocab_size
+        return self._vocabulary.size
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -94,8 +94,14 @@ class ChatMLRenderer:
         pieces = [*chatml_pieces(messages, tools, self.style), *_generation(self.style)]
         return (Segment(SegmentKind.PROMPT, self._encoder.encode(pieces)[0]),)
 
-    def extend(self, completion: npt.NDArray[np.int32], messages: Sequence[Message]) -> tuple[Segment, ...] | None:
-        """See ``Renderer.extend``.
+    def extend(
+        self,
+        completion: npt.NDArray[np.int32],
+        messages: Sequence[Message],
+        history: Sequence[Message] = (),
+        tools: Sequence[ToolSpec] = (),
+    ) -> tuple[Segment, ...] | None:
+        """See ``Renderer.extend``; what follows does not depend on the history in this family.
 
         With ``style.thinking``, None where the template would drop thinking from what is already there: a user's
         message follows, or the turn's thinking block is empty.
@@ -105,7 +111,7 @@ class ChatMLRenderer:
         pieces = [Piece("\n", Source.TEMPLATE), *_turns(messages, self.style), *_generation(self.style)]
         if completion.size == 0 or int(completion[-1]) != self._turn_end_id:
             pieces.insert(0, Piece(TURN_END, Source.TEMPLATE))
-        return _segments(*self._encoder.encode(pieces))
+        return context_segments(*self._encoder.encode(pieces))
 
     def target(self, message: Message) -> Segment:
         """See ``Renderer.target``. What the generation prompt already says of the turn is left out.
@@ -120,17 +126,11 @@ class ChatMLRenderer:
 
     def decode(self, token_ids: npt.NDArray[np.int32]) -> str:
         """See ``Renderer.decode``."""
-        ids = token_ids.tolist()
-        if ids and ids[-1] in self.stop_token_ids:
-            ids.pop()
-        parts, known = [], []
-        for token_id in ids:
-            if token_id in self._known_ids:
-                known.append(token_id)
-                continue
-            parts += [self._backend.decode(known, skip_special_tokens=False), "\N{REPLACEMENT CHARACTER}"]
-            known = []
-        return "".join([*parts, self._backend.decode(known, skip_special_tokens=False)])
+        return self._vocabulary.decode(token_ids, self.stop_token_ids)
+
+    def tokenize(self, text: str) -> npt.NDArray[np.int32]:
+        """See ``Renderer.tokenize``."""
+        return self._vocabulary.tokenize(text)
 
     def _rewrites(self, completion: npt.NDArray[np.int32], messages: Sequence[Message]) -> bool:
         if any(message["role"] != "tool" for message in messages):
@@ -263,12 +263,3 @@ def _text(message: Message) -> str:
             f"{type(content).__name__}; join its text parts first (images need a family for vision)"
         )
     return content
-
-
-def _segments(ids: npt.NDArray[np.int32], content: npt.NDArray[np.bool_]) -> tuple[Segment, ...]:
-    """Consecutive tokens of one kind: OBSERVATION where they cover content, else SCAFFOLD."""
-    bounds = [0, *(np.flatnonzero(np.diff(content)) + 1).tolist(), ids.size]
-    return tuple(
-        Segment(SegmentKind.OBSERVATION if content[start] else SegmentKind.SCAFFOLD, ids[start:end])
-        for start, end in pairwise(bounds)
-    )

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentrl.errors import ConfigError, DataError
+from agentrl.render.chat_template import ChatTemplate, agreement
 from agentrl.render.chatml import ChatMLRenderer, ChatMLStyle, chatml_pieces
+from agentrl.render.probes import TOOL
 from agentrl.types import Message, ToolCall, ToolSpec
 
 __all__ = ["check_ids", "recognise_chatml"]
@@ -16,9 +18,6 @@ _FIRST_TURN = re.compile(
     r"(?:<\|im_start\|>system\n(?P<system>.*)<\|im_end\|>\n)?"
     r"<\|im_start\|>user\nHello<\|im_end\|>\n<\|im_start\|>assistant\n(?P<prefix>.*)",
     re.DOTALL,
-)
-_TOOL = ToolSpec(
-    "lookup", "Looks a word up: é, <b>.", {"type": "object", "properties": {"word": {"type": "string"}}, "required": []}
 )
 
 
@@ -38,7 +37,7 @@ def _called(content: str, reasoning: str | None, *words: str) -> Message:
 _PROBES: tuple[tuple[tuple[Message, ...], tuple[ToolSpec, ...]], ...] = (
     ((_said("user", "Hello"),), ()),
     ((_said("system", "Be brief."), _said("user", "Hello"), _said("assistant", "Hi"), _said("user", "Bye")), ()),
-    ((_said("user", "Hello"),), (_TOOL,)),
+    ((_said("user", "Hello"),), (TOOL,)),
     (
         (
             _said("system", "Be brief."),
@@ -49,7 +48,7 @@ _PROBES: tuple[tuple[tuple[Message, ...], tuple[ToolSpec, ...]], ...] = (
             _called("One more.", "I need\nanother.", "c"),
             _said("tool", "3"),
         ),
-        (_TOOL,),
+        (TOOL,),
     ),
     (
         (
@@ -59,7 +58,7 @@ _PROBES: tuple[tuple[tuple[Message, ...], tuple[ToolSpec, ...]], ...] = (
             _said("assistant", "<think>\nDone.\n</think>\n\nIt is 1."),
             _said("user", "Thanks"),
         ),
-        (_TOOL,),
+        (TOOL,),
     ),
 )
 
@@ -76,27 +75,16 @@ def recognise_chatml(tokenizer: Any, template: str, enable_thinking: bool | None
     Raises:
         ConfigError: the template is not of the family; says where it departs from it.
     """
-    from jinja2 import TemplateError
-
     variables = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
+    chat = ChatTemplate(tokenizer, template, where, variables)
 
     def rendered(messages: Sequence[Message], tools: Sequence[ToolSpec], generation: bool) -> str:
         try:
-            text = tokenizer.apply_chat_template(
-                list(messages),
-                tools=[tool.openai() for tool in tools] or None,
-                chat_template=template,
-                add_generation_prompt=generation,
-                tokenize=False,
-                **variables,
-            )
-        except (TemplateError, TypeError) as error:  # a fault of the template, or one that it raises on purpose
+            return chat.render(messages, [tool.openai() for tool in tools], generation=generation)
+        except DataError as error:  # a fault of the template, or one that it raises on purpose
             raise ConfigError(
-                f"the chat template of {where} cannot render a conversation of "
-                f"{', '.join(message['role'] for message in messages)} turns{' with tools' if tools else ''}: {error}; "
-                "mend it, or set model.chat_template: chatml to train with the plain ChatML format instead"
+                f"{error}; mend it, or set model.chat_template: chatml to train with the plain ChatML format instead"
             ) from error
-        return str(text)
 
     opening = rendered(*_PROBES[0], True)
     match = _FIRST_TURN.fullmatch(opening)
@@ -150,6 +138,5 @@ def _text_of(messages: Sequence[Message], tools: Sequence[ToolSpec], style: Chat
 
 
 def _difference(theirs: str, ours: str) -> tuple[int, str, str]:
-    pairs = zip(theirs, ours, strict=False)
-    agreed = next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(theirs), len(ours)))
+    agreed = agreement(theirs, ours)
     return agreed, theirs[agreed : agreed + 60], ours[agreed : agreed + 60]

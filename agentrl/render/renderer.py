@@ -21,6 +21,11 @@ class Renderer(Protocol):
     """
 
     @property
+    def family(self) -> str:
+        """The template family's name, as ``model.renderer`` has it."""
+        ...
+
+    @property
     def vocab_size(self) -> int:
         """Ids that the tokenizer knows: ``[0, vocab_size)``; a model's padded vocabulary may be larger."""
         ...
@@ -34,16 +39,24 @@ class Renderer(Protocol):
         """A new sequence: one PROMPT segment that ends where the assistant's turn begins."""
         ...
 
-    def extend(self, completion: npt.NDArray[np.int32], messages: Sequence[Message]) -> tuple[Segment, ...] | None:
+    def extend(
+        self,
+        completion: npt.NDArray[np.int32],
+        messages: Sequence[Message],
+        history: Sequence[Message] = (),
+        tools: Sequence[ToolSpec] = (),
+    ) -> tuple[Segment, ...] | None:
         """What follows a completion up to where the next assistant's turn begins.
 
         Args:
             completion: ``[n]`` the ids of the turn just sampled, its stop token included where it was sampled.
             messages: what the environment said since.
+            history: the messages before those, the completion's own last.
+            tools: what the sequence's prompt told of tools.
 
         Returns:
-            SCAFFOLD and OBSERVATION segments, to be appended to the sequence; None where the family's template
-            rewrites history, so that a new sequence must start.
+            SCAFFOLD and OBSERVATION segments, to be appended to the sequence; None where the template rewrites
+            history, or cannot be shown to keep it, so that a new sequence must start.
         """
         ...
 
@@ -56,4 +69,9 @@ class Renderer(Protocol):
 
         Ids outside the tokenizer's vocabulary (a padded vocabulary's) become U+FFFD.
         """
+        ...
+
+    def tokenize(self, text: str) -> npt.NDArray[np.int32]:
+        """The ids ``[n]`` that text alone would become: what is lost where a history is sent as text. For measuring
+        only: markers count whoever wrote them."""
         ...

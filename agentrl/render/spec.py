@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agentrl.errors import ConfigError, DataError
+from agentrl.render.chat_template import ChatTemplate
 from agentrl.render.chatml import ChatMLRenderer, ChatMLStyle
+from agentrl.render.deepseek import DEEPSEEK
+from agentrl.render.family import Family
+from agentrl.render.generic import GENERIC
+from agentrl.render.glm import GLM
+from agentrl.render.gptoss import GPTOSS
+from agentrl.render.llama import LLAMA
+from agentrl.render.proof import prove
 from agentrl.render.recognise import check_ids, recognise_chatml
 from agentrl.render.renderer import Renderer
 
 __all__ = ["RendererSpec"]
 
+_FAMILIES = (LLAMA, DEEPSEEK, GLM, GPTOSS, GENERIC)
+_NAMES = ("chatml", *(family.name for family in _FAMILIES))
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 
@@ -24,11 +34,11 @@ class RendererSpec:
 
     Args:
         model: folder of a model in Hugging Face's layout, with its tokenizer.
-        family: ``auto`` finds the family that renders as the model's chat template does; a name (``chatml``) asks
-            for that one.
+        family: ``auto`` finds the family that the model's chat template and tokenizer are of, and takes ``generic``
+            where it is none of them; a name asks for that one: chatml, llama, deepseek, glm, gptoss, generic.
         chat_template: ``None`` for the tokenizer's own; ``chatml`` for the plain ChatML format, whatever the
             tokenizer has; else a Jinja file, or Jinja text.
-        enable_thinking: the switch of that name in templates that have one (Qwen3); None leaves their default.
+        enable_thinking: the switch of that name in templates that have one (Qwen3, GLM); None leaves their default.
     """
 
     model: str
@@ -41,13 +51,42 @@ class RendererSpec:
 
         Raises:
             DataError: the folder has no usable tokenizer, or the tokenizer lacks the family's markers.
-            ConfigError: no chat template is found, or it belongs to no family that agentrl renders.
+            ConfigError: no chat template is found, it is not of the family asked for, or it cannot be rendered with
+                every token accounted for.
         """
-        if self.family != "auto" and self.family not in _FAMILIES:
-            raise ConfigError(f"the template family must be auto or {', '.join(_FAMILIES)}, got {self.family!r}")
+        if self.family not in ("auto", *_NAMES):
+            raise ConfigError(f"model.renderer must be auto, {', '.join(_NAMES)}, got {self.family!r}")
         tokenizer = load_tokenizer(self.model)
-        # With one family, `auto` and its name ask for the same.
-        return _FAMILIES["chatml" if self.family == "auto" else self.family](self, tokenizer)
+        if self.chat_template == "chatml":
+            if self.family not in ("auto", "chatml"):
+                raise ConfigError(
+                    f"model.chat_template: chatml is rendered by model.renderer: chatml, got {self.family!r}; set "
+                    "model.renderer: auto"
+                )
+            return _chatml(tokenizer, ChatMLStyle(), self.model)
+        template = _template_text(self, tokenizer)
+        if self.family in ("auto", "chatml"):
+            try:
+                style = recognise_chatml(tokenizer, template, self.enable_thinking, self.model)
+                return _chatml(tokenizer, style, self.model)
+            except ConfigError:
+                if self.family == "chatml":
+                    raise
+        variables = {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
+        return prove(ChatTemplate(tokenizer, template, self.model, variables), self._family_of(tokenizer, template))
+
+    def _family_of(self, tokenizer: Any, template: str) -> Family:
+        """The family asked for, or the first whose signs the tokenizer and the template have; else the generic one."""
+        added = tokenizer.get_added_vocab()
+        if self.family == "auto":
+            return next(family for family in _FAMILIES if _missing_signs(family, added, template) == [])
+        family = next(family for family in _FAMILIES if family.name == self.family)
+        if missing := _missing_signs(family, added, template):
+            raise ConfigError(
+                f"model.renderer: {family.name} needs {', '.join(missing)} in the chat template and among the added "
+                f"tokens of {self.model}; set model.renderer: auto"
+            )
+        return family
 
 
 def load_tokenizer(model: str) -> Any:
@@ -76,15 +115,14 @@ def load_tokenizer(model: str) -> Any:
     return tokenizer
 
 
-def _build_chatml(spec: RendererSpec, tokenizer: Any) -> Renderer:
-    if spec.chat_template == "chatml":
-        style = ChatMLStyle()
-    else:
-        template = _template_text(spec, tokenizer)
-        style = recognise_chatml(tokenizer, template, spec.enable_thinking, spec.model)
+def _chatml(tokenizer: Any, style: ChatMLStyle, where: str) -> Renderer:
     renderer = ChatMLRenderer(tokenizer, style)
-    check_ids(tokenizer, renderer, spec.model)
+    check_ids(tokenizer, renderer, where)
     return renderer
+
+
+def _missing_signs(family: Family, added: Mapping[str, int], template: str) -> list[str]:
+    return [sign for sign in family.signs if sign not in added or sign not in template]
 
 
 def _template_text(spec: RendererSpec, tokenizer: Any) -> str:
@@ -108,6 +146,3 @@ def _template_text(spec: RendererSpec, tokenizer: Any) -> str:
             "to the path of a Jinja file"
         )
     return own
-
-
-_FAMILIES: dict[str, Callable[[RendererSpec, Any], Renderer]] = {"chatml": _build_chatml}

@@ -43,8 +43,8 @@ class Head:
         session_id: the KV session of the sequence.
         messages: the whole conversation so far, the last turn's message included.
         parent: the last turn; None where the next one begins a sequence.
-        ids: ``[n]`` ids of the sequence so far.
-        completion: ``[n]`` ids of the last turn's completion; empty where nothing can extend it.
+        ids: ``[n]`` ids of the sequence so far; empty where nothing can extend it.
+        completion: ``[n]`` ids of the last turn's completion; empty also where the model made no token.
         prompt_tokens: tokens of the sequence's opening prompt.
     """
 

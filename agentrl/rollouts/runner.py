@@ -14,9 +14,10 @@ from agentrl.errors import EngineError
 from agentrl.rollouts.engine import RolloutEngine
 from agentrl.rollouts.episode import run_episode
 from agentrl.rollouts.parts import EpisodeParts, Permits
+from agentrl.rollouts.policy_server import PolicyServer
 from agentrl.rollouts.spec import EpisodeKey, GroupRequest, RolloutSpec
 from agentrl.sandbox import SandboxPool
-from agentrl.tools.parsers import load_parser
+from agentrl.tools.parsers import parser_for
 from agentrl.types import Status, Trajectory, TrajectoryGroup
 
 __all__ = ["EpisodeRunner", "GroupOutcome"]
@@ -48,13 +49,15 @@ class EpisodeRunner:
     def __init__(self, spec: RolloutSpec, engine: RolloutEngine, *, name: str = "episodes") -> None:
         sandbox = spec.env.sandbox if isinstance(spec.env, EnvSpec) else None
         self._sandboxes = None if sandbox is None else SandboxPool(sandbox, max_running=spec.permits.sandboxes)
+        renderer = None if spec.renderer is None else spec.renderer.build()
         self._parts = EpisodeParts(
             spec,
             engine,
-            None if spec.renderer is None else spec.renderer.build(),
-            load_parser(spec.parser),
+            renderer,
+            parser_for(renderer, spec.parser),
             spec.rubric.build(),
             self._sandboxes,
+            PolicyServer(engine),
         )
         self._finished: queue.Queue[GroupOutcome | BaseException] = queue.Queue()
         self._running: dict[tuple[str, int], asyncio.Task[None]] = {}
@@ -165,6 +168,8 @@ class EpisodeRunner:
         for task in tasks:
             _cancel(task)
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._parts.server is not None:
+            await self._parts.server.close()
         if self._sandboxes is not None:
             await self._sandboxes.close()
 

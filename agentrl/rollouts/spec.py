@@ -77,7 +77,7 @@ class RolloutSpec:
     Args:
         env: makes one environment an episode, or another player of it, such as an agent's program.
         renderer: builds the renderer; None for an engine that takes messages.
-        parser: name of the tool-call parser.
+        parser: name of the tool-call parser; ``auto`` for the one that reads what the renderer writes.
         rubric: builds what scores an episode.
         limits: bounds of an episode.
         sampling: how training tokens are drawn; ``max_new_tokens`` is bounded further by the limits.

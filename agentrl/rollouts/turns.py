@@ -97,7 +97,7 @@ class TurnMaker:
         whole = (*head.messages, *observed)
         if renderer is None:
             return ReadyTurn(replace(head, messages=whole), observed, (), tools, limits.max_turn_tokens)
-        context = renderer.extend(head.completion, observed) if head.completion.size else None
+        context = renderer.extend(head.completion, observed, head.messages, tools) if head.ids.size else None
         if context is None:
             head = head.beginning(whole)
             context = renderer.prompt(whole, tools)
@@ -146,13 +146,13 @@ class TurnMaker:
             assert_golden_rule(request, completion, info.vocab_size)
         if completion.finish_reason == "abort":
             return None
-        text, parsed = self._read(completion)
+        text, parsed = self._read(completion, ready.tools)
         if unique_call_ids:
             parsed = _renumbered(parsed, number)
         head = self.builder.add_turn(
             ready.head,
             observed=ready.observed,
-            context=ready.context if completion.segments else (),
+            context=ready.context if info.returns_ids else (),
             completion=completion,
             parsed=parsed,
             text=text,
@@ -190,14 +190,14 @@ class TurnMaker:
             tools=ready.tools if renderer is None else (),
         )
 
-    def _read(self, completion: Completion) -> tuple[str, ParsedMessage]:
+    def _read(self, completion: Completion, tools: tuple[ToolSpec, ...]) -> tuple[str, ParsedMessage]:
         """The completion as text, cut at its stop string, and as a message."""
         text = completion.text
         if text is None:
             text = self._need_renderer().decode(concat_ids(completion.segments))
         if completion.stop_string is not None and completion.stop_string in text:
             text = text[: text.rindex(completion.stop_string)]
-        return text, completion.parsed or self.parts.parser.parse(text)
+        return text, completion.parsed or self.parts.parser.parse(text, tools)
 
     def _need_renderer(self) -> Renderer:
         if self.parts.renderer is None:

@@ -12,6 +12,7 @@ import pytest
 
 from agentrl.errors import ConfigError, DataError
 from agentrl.render import ChatMLRenderer, ChatMLStyle, RendererSpec
+from agentrl.types import ToolSpec
 from tests.render.qwen_kind import ORDINARY, SPECIAL, real_template, trained_tokenizer
 
 Folder = Callable[[str], Path]
@@ -87,27 +88,69 @@ def test_a_template_file_that_does_not_exist(base_model: str) -> None:
         RendererSpec(base_model, chat_template="chat.jinja").build()
 
 
-def test_a_template_of_another_family(base_model: str) -> None:
+NO_TOOLS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_a_template_of_another_family_than_asked_for(base_model: str) -> None:
     template = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
     with pytest.raises(ConfigError, match=r"not of the ChatML family.*renders as '\[user\] Hello"):
-        RendererSpec(base_model, chat_template=template).build()
+        RendererSpec(base_model, family="chatml", chat_template=template).build()
 
 
-def test_a_template_that_departs_from_the_family(base_model: str) -> None:
-    # renders turns well, and leaves tools out
-    template = (
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
+def test_a_template_that_departs_from_the_family_asked_for(base_model: str) -> None:
     with pytest.raises(ConfigError, match=r"it writes .* where the nearest known style writes"):
+        RendererSpec(base_model, family="chatml", chat_template=NO_TOOLS).build()
+
+
+def test_auto_takes_a_template_of_no_known_family_as_it_is(base_model: str) -> None:
+    assert RendererSpec(base_model, chat_template=NO_TOOLS).build().family == "generic"
+
+
+def test_a_template_without_tools_is_not_given_any(base_model: str) -> None:
+    renderer = RendererSpec(base_model, chat_template=NO_TOOLS).build()
+    with pytest.raises(DataError, match=r"does not tell the model of its tools.*env\.announce_tools: false"):
+        renderer.prompt(({"role": "user", "content": "Hi"},), (ToolSpec("f", "Does.", {}),))
+
+
+def test_a_template_whose_turns_have_no_end_is_refused(base_model: str) -> None:
+    template = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+    with pytest.raises(ConfigError, match="does not end an assistant's turn with an added token"):
         RendererSpec(base_model, chat_template=template).build()
 
 
-@pytest.mark.parametrize("fault", ["{{ raise_exception('no tools here') }}", "{{ 1 + 'a' }}", "{% endif %}"])
+def test_a_template_that_changes_what_is_said_is_refused(base_model: str) -> None:
+    template = NO_TOOLS.replace("{{ m.content }}", "{{ m.content | replace(' in ', ' IN ') }}{{ m.content | length }}")
+    with pytest.raises(ConfigError, match="changes what is said in a message"):
+        RendererSpec(base_model, chat_template=template).build()
+
+
+def test_a_template_that_leaves_out_what_is_said_is_refused(base_model: str) -> None:
+    template = NO_TOOLS.replace("{{ m.content }}", "{% for part in m.content %}{{ part.text }}{% endfor %}")
+    with pytest.raises(ConfigError, match="leaves out what is said"):
+        RendererSpec(base_model, chat_template=template).build()
+
+
+def test_a_template_that_tears_a_message_apart_is_refused_when_it_does(base_model: str) -> None:
+    template = NO_TOOLS.replace("{{ m.content }}", "{{ m.content[:40] }}")
+    renderer = RendererSpec(base_model, chat_template=template).build()
+    with pytest.raises(DataError, match="cuts or reorders the content of a message"):
+        renderer.prompt(({"role": "user", "content": "x" * 60},))
+
+
+@pytest.mark.parametrize("fault", ["{{ raise_exception('no more') }}", "{{ 1 + 'a' }}", "{% endif %}"])
 def test_a_template_that_fails(base_model: str, fault: str) -> None:
+    with pytest.raises(ConfigError, match=r"cannot render a conversation of user.* turns.*mend it"):
+        RendererSpec(base_model, chat_template=fault + real_template("qwen3_instruct")).build()
+
+
+@pytest.mark.parametrize("fault", ["{{ raise_exception('no tools here') }}", "{{ 1 + 'a' }}"])
+def test_a_template_that_fails_on_tools_is_not_of_the_family(base_model: str, fault: str) -> None:
     template = "{%- if tools %}" + fault + "{%- endif %}" + real_template("qwen3_instruct")
-    with pytest.raises(ConfigError, match=r"cannot render a conversation of user.* turns"):
-        RendererSpec(base_model, chat_template=template).build()
+    with pytest.raises(ConfigError, match=r"cannot render a conversation of user.* turns with tools"):
+        RendererSpec(base_model, family="chatml", chat_template=template).build()
 
 
 def test_a_tokenizer_whose_markers_swallow_white_space(tmp_path: Path) -> None:
@@ -121,5 +164,17 @@ def test_a_tokenizer_whose_markers_swallow_white_space(tmp_path: Path) -> None:
 
 
 def test_an_unknown_family(base_model: str) -> None:
-    with pytest.raises(ConfigError, match="auto or chatml, got 'llama'"):
-        RendererSpec(base_model, family="llama").build()
+    with pytest.raises(ConfigError, match=r"model\.renderer must be auto, chatml, llama, .*, generic, got 'lama'"):
+        RendererSpec(base_model, family="lama").build()
+
+
+def test_a_family_whose_signs_are_missing(model_folder: Folder) -> None:
+    with pytest.raises(
+        ConfigError, match=r"model\.renderer: llama needs <\|start_header_id\|>, .* in the chat template"
+    ):
+        RendererSpec(str(model_folder("qwen3")), family="llama").build()
+
+
+def test_plain_chatml_is_not_rendered_by_another_family(base_model: str) -> None:
+    with pytest.raises(ConfigError, match=r"chat_template: chatml is rendered by model\.renderer: chatml, got 'glm'"):
+        RendererSpec(base_model, family="glm", chat_template="chatml").build()

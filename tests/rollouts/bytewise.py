@@ -48,6 +48,7 @@ def call(name: str, **arguments: Any) -> str:
 class BytewiseRenderer:
     """``Renderer`` of one token a byte; ``rewrites`` makes it one whose template rewrites history."""
 
+    family = "bytewise"
     vocab_size = VOCAB
     stop_token_ids = (END,)
 
@@ -59,7 +60,13 @@ class BytewiseRenderer:
         body = [token for m in messages for token in (MARKERS[m["role"]], *ids(self._text(m)), END)]
         return (_segment(PROMPT, ids(*opening) + body + [ASSISTANT]),)
 
-    def extend(self, completion: npt.NDArray[np.int32], messages: Sequence[Message]) -> tuple[Segment, ...] | None:
+    def extend(
+        self,
+        completion: npt.NDArray[np.int32],
+        messages: Sequence[Message],
+        history: Sequence[Message] = (),
+        tools: Sequence[ToolSpec] = (),
+    ) -> tuple[Segment, ...] | None:
         if self._rewrites:
             return None
         between = [] if completion[-1:].tolist() == [END] else [END]
@@ -80,6 +87,9 @@ class BytewiseRenderer:
         for token in tokens:
             runs += bytes([token]) if token < 256 else "\ufffd".encode()
         return runs.decode(errors="replace")
+
+    def tokenize(self, text: str) -> npt.NDArray[np.int32]:
+        return np.asarray(ids(text), dtype=np.int32)
 
     @staticmethod
     def _text(message: Message) -> str:

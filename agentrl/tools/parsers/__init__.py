@@ -3,7 +3,22 @@
 from __future__ import annotations
 
 from agentrl.tools.parsers.base import ToolCallParser, load_parser
+from agentrl.tools.parsers.choose import parser_for
+from agentrl.tools.parsers.deepseek import DeepSeekParser
+from agentrl.tools.parsers.glm import GLMParser
+from agentrl.tools.parsers.harmony import HarmonyParser
 from agentrl.tools.parsers.hermes import HermesParser
+from agentrl.tools.parsers.llama import LlamaParser
 from agentrl.tools.parsers.plain import PlainParser
 
-__all__ = ["HermesParser", "PlainParser", "ToolCallParser", "load_parser"]
+__all__ = [
+    "DeepSeekParser",
+    "GLMParser",
+    "HarmonyParser",
+    "HermesParser",
+    "LlamaParser",
+    "PlainParser",
+    "ToolCallParser",
+    "load_parser",
+    "parser_for",
+]

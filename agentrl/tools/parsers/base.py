@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from agentrl.errors import ConfigError
+from agentrl.tools.parsers.deepseek import DeepSeekParser
+from agentrl.tools.parsers.glm import GLMParser
+from agentrl.tools.parsers.harmony import HarmonyParser
 from agentrl.tools.parsers.hermes import HermesParser
+from agentrl.tools.parsers.llama import LlamaParser
 from agentrl.tools.parsers.plain import PlainParser
-from agentrl.types import ParsedMessage, load_object
+from agentrl.types import ParsedMessage, ToolSpec, load_object
 
 __all__ = ["ToolCallParser", "load_parser"]
 
@@ -18,8 +22,12 @@ __all__ = ["ToolCallParser", "load_parser"]
 class ToolCallParser(Protocol):
     """Reads a completion. One instance serves every episode, so it keeps no state between calls."""
 
-    def parse(self, text: str) -> ParsedMessage:
+    def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
         """The assistant's message, its calls and its problems.
+
+        Args:
+            text: the completion, without the token that ended it.
+            tools: those on offer, for formats in which a value's kind is the schema's to say.
 
         Calls and problems share one sequence of ids, ``call_0``, ``call_1``, ..., in the order written. What looks
         like a call and cannot be read is a problem and stays in the message's content; nothing raises.
@@ -27,11 +35,18 @@ class ToolCallParser(Protocol):
         ...
 
 
-_BUILT_IN: dict[str, Callable[[], ToolCallParser]] = {"hermes": HermesParser, "none": PlainParser}
+_BUILT_IN: dict[str, Callable[[], ToolCallParser]] = {
+    "hermes": HermesParser,
+    "llama": LlamaParser,
+    "deepseek": DeepSeekParser,
+    "glm": GLMParser,
+    "harmony": HarmonyParser,
+    "none": PlainParser,
+}
 
 
 def load_parser(name: str, base_dir: str | Path | None = None) -> ToolCallParser:
-    """A parser by name: ``hermes``, ``none`` (no tools), or ``package.module:Class`` of your own.
+    """A parser by name: a built-in one, ``none`` (no tools), or ``package.module:Class`` of your own.
 
     Raises:
         ConfigError: the name is none of these, or names no parser.
@@ -43,5 +58,5 @@ def load_parser(name: str, base_dir: str | Path | None = None) -> ToolCallParser
     found = load_object(name, base_dir)
     parser = found() if isinstance(found, type) else found
     if not isinstance(parser, ToolCallParser):
-        raise ConfigError(f"{name} is no parser: it needs a method parse(text) -> ParsedMessage")
+        raise ConfigError(f"{name} is no parser: it needs a method parse(text, tools=()) -> ParsedMessage")
     return parser

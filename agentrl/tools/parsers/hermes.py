@@ -6,12 +6,12 @@ The format is that of NousResearch's Hermes function calling, which Qwen2.5's an
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
 
+from agentrl.tools.parsers.reading import Reading
 from agentrl.tools.parsers.reasoning import split_reasoning
 from agentrl.tools.parsers.strict_json import JSONFault, read_json
-from agentrl.types import CallProblem, Message, ParsedMessage, ProblemKind, ToolCall
+from agentrl.types import ParsedMessage, ToolSpec
 
 __all__ = ["HermesParser"]
 
@@ -20,27 +20,10 @@ _TAG = re.compile(r"</?tool_call>")
 _FORM = '{"name": "...", "arguments": {...}}'
 
 
-@dataclass
-class _Reading:
-    """What has been found so far, and the numbering that calls and problems share."""
-
-    calls: list[ToolCall] = field(default_factory=list)
-    problems: list[CallProblem] = field(default_factory=list)
-    content: list[str] = field(default_factory=list)
-
-    @property
-    def next_id(self) -> str:
-        return f"call_{len(self.calls) + len(self.problems)}"
-
-    def problem(self, kind: ProblemKind, detail: str, raw: str) -> None:
-        self.problems.append(CallProblem(self.next_id, kind, detail, raw))
-        self.content.append(raw)  # what is no call stays part of what was said
-
-
 class HermesParser:
     """Reads ``<tool_call>`` blocks. JSON is read strictly: what another server would refuse is a problem here too."""
 
-    def parse(self, text: str) -> ParsedMessage:
+    def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
         """The assistant's message; see ToolCallParser.
 
         A block ends at its closing tag; one inside a JSON string does not count. A well-formed call without a closing
@@ -48,7 +31,7 @@ class HermesParser:
         a leading ``<think>`` block is ``reasoning_content``, and a call within it is a thought.
         """
         reasoning, rest = split_reasoning(text, before=_OPEN)
-        reading = _Reading()
+        reading = Reading()
         position = 0
         while tag := _TAG.search(rest, position):
             reading.content.append(rest[position : tag.start()])
@@ -59,15 +42,10 @@ class HermesParser:
             else:
                 position = _read_block(rest, tag.end(), reading)
         reading.content.append(rest[position:])
-        message: Message = {"role": "assistant", "content": "".join(reading.content).strip()}
-        if reasoning is not None:
-            message["reasoning_content"] = reasoning
-        if reading.calls:
-            message["tool_calls"] = [call.openai() for call in reading.calls]
-        return ParsedMessage(message, tuple(reading.calls), tuple(reading.problems))
+        return reading.message(reasoning)
 
 
-def _read_block(text: str, start: int, reading: _Reading) -> int:
+def _read_block(text: str, start: int, reading: Reading) -> int:
     """Read the block whose body starts at ``start``; gives the position where the search goes on."""
     try:
         value, body_end = read_json(text, start)
@@ -87,44 +65,5 @@ def _read_block(text: str, start: int, reading: _Reading) -> int:
         detail = f"one block holds one call, but {extra[:40]!r} follows its JSON; put it into another one"
         reading.problem("malformed_json", detail, raw)
     else:
-        _read_call(value, raw, reading)
+        reading.object_call(value, raw, key="arguments", form=_FORM)
     return block_end
-
-
-def _read_call(value: Any, raw: str, reading: _Reading) -> None:
-    if not isinstance(value, dict):
-        reading.problem("malformed_json", f"a call is a JSON object, not {_kind(value)}; write it as {_FORM}", raw)
-        return
-    name = value.get("name")
-    if not isinstance(name, str) or not name.strip():
-        found = f"got {_kind(name)}" if "name" in value else f"the keys are {sorted(value)}"
-        reading.problem("missing_name", f'the call needs "name", the tool\'s name as a string; {found}', raw)
-        return
-    if extra := sorted(value.keys() - {"name", "arguments"}):
-        reading.problem("bad_arguments", f'{extra[0]!r} is no key of a call; pass it within "arguments"', raw)
-        return
-    arguments = value.get("arguments", {})
-    if isinstance(arguments, str):
-        try:
-            arguments = _whole_json(arguments)
-        except JSONFault as fault:
-            detail = f'"arguments" is a string that is no valid JSON: {fault}; write it as an object'
-            reading.problem("bad_arguments", detail, raw)
-            return
-    if not isinstance(arguments, dict):
-        detail = f'"arguments" must be an object such as {{"name": value}}, got {_kind(arguments)}'
-        reading.problem("bad_arguments", detail, raw)
-        return
-    reading.calls.append(ToolCall(reading.next_id, name.strip(), arguments))
-
-
-def _whole_json(text: str) -> Any:
-    value, end = read_json(text, 0)
-    if extra := text[end:].strip():
-        raise JSONFault(f"{extra[:40]!r} follows it")
-    return value
-
-
-def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
-    return names.get(type(value), "a number")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from agentrl.tools.parsers.reasoning import split_reasoning
-from agentrl.types import Message, ParsedMessage
+from agentrl.types import Message, ParsedMessage, ToolSpec
 
 __all__ = ["PlainParser"]
 
@@ -11,7 +13,7 @@ __all__ = ["PlainParser"]
 class PlainParser:
     """Finds no calls; only a leading ``<think>`` block is set apart."""
 
-    def parse(self, text: str) -> ParsedMessage:
+    def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
         """The text as an assistant's message."""
         reasoning, content = split_reasoning(text)
         message: Message = {"role": "assistant", "content": content.strip()}

@@ -1,0 +1,22 @@
+"""Messages by which a chat template is found out."""
+
+from __future__ import annotations
+
+from agentrl.types import Message, ToolCall, ToolSpec
+
+__all__ = ["ANSWER", "CALL", "QUESTION", "THOUGHT", "TOOL", "WORD"]
+
+WORD = "thereupon"
+"""In no template."""
+
+TOOL = ToolSpec(
+    "lookup", "Looks a word up: é, <b>.", {"type": "object", "properties": {"word": {"type": "string"}}, "required": []}
+)
+QUESTION: Message = {"role": "user", "content": "Hello"}
+ANSWER: Message = {"role": "assistant", "content": f"It is {WORD}"}
+THOUGHT: Message = {"role": "assistant", "content": f"It is {WORD}", "reasoning_content": "Hm"}
+CALL: Message = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [ToolCall("call_0", TOOL.name, {"word": WORD}).openai()],
+}

@@ -1,0 +1,104 @@
+"""Who wrote which characters of a rendered template: marks that go through Jinja with the text.
+
+A chat template is a program that gives text and says nothing of where it came from. Before rendering, every string that
+a message holds is marked with three private-use characters; after it, the marks divide the text into pieces with an
+author each, and are gone. The text of an added token is quoted character by character, so that a template cannot be
+steered by it either (``'</think>' in content``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from agentrl.errors import DataError
+from agentrl.render.encode import Piece, Source
+
+__all__ = ["Provenance"]
+
+# Plane 16's private use; where a text holds one of them itself, it is quoted like the text of an added token.
+_QUOTE, _BEGIN, _END = "\U0010fff0", "\U0010fff1", "\U0010fff2"
+_MARKS = (_QUOTE, _BEGIN, _END)
+_PARTS = re.compile(rf"{_QUOTE}(.)|({_BEGIN})|({_END})|([^{_QUOTE}{_BEGIN}{_END}]+)", re.DOTALL)
+
+
+class Provenance:
+    """Marks strings for one tokenizer, and reads the marks.
+
+    Args:
+        added_tokens: the text of every added token.
+        assistant_markers: those that count in what an assistant wrote.
+    """
+
+    def __init__(self, added_tokens: Iterable[str], assistant_markers: Iterable[str] = ()) -> None:
+        added, markers = set(added_tokens), set(assistant_markers)
+        self._outsiders = _any_of({*added, *_MARKS})
+        self._assistants = _any_of({*(added - markers), *_MARKS})
+
+    def content(self, text: str) -> str:
+        """What a user, a system, a tool or an environment said. White space around it stays outside the marks, so
+        that a template may trim it."""
+        inner = text.strip()
+        if not inner:
+            return text
+        start = text.index(inner)
+        quoted = self._outsiders.sub(_quoted, inner)
+        return f"{text[:start]}{_BEGIN}{quoted}{_END}{text[start + len(inner) :]}"
+
+    def assistant(self, value: Any) -> Any:
+        """What an assistant wrote: text, or a call's arguments."""
+        return _deeply(value, self._assistants)
+
+    def tool_description(self, value: Any) -> Any:
+        """The description of a tool, which a template may walk through."""
+        return _deeply(value, self._outsiders)
+
+    def pieces(self, marked: str) -> list[Piece]:
+        """Rendered text by author; what is not marked is the template's.
+
+        Raises:
+            DataError: the template tore a message's content apart.
+        """
+        pieces: list[Piece] = []
+        inside = False
+        for match in _PARTS.finditer(marked):
+            quoted, begin, end, plain = match.groups()
+            if (begin and inside) or (end and not inside):
+                break
+            inside = bool(begin) or (inside and not end)
+            if text := quoted or plain:
+                source = Source.CONTENT if inside or quoted else Source.TEMPLATE
+                if pieces and pieces[-1].source is source:
+                    text, source = pieces.pop().text + text, source
+                pieces.append(Piece(text, source))
+        else:
+            if not inside:
+                return pieces
+        raise DataError(
+            "the chat template cuts or reorders the content of a message, so its text cannot be told from the "
+            "template's own; set model.chat_template to one that writes each message whole"
+        )
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
+
+
+def _quoted(match: re.Match[str]) -> str:
+    return "".join(_QUOTE + character for character in match.group())
+
+
+def _deeply(value: Any, pattern: re.Pattern[str]) -> Any:
+    if isinstance(value, str):
+        return pattern.sub(_quoted, value)
+    if isinstance(value, Mapping):
+        return {_deeply(key, pattern): _deeply(item, pattern) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_deeply(item, pattern) for item in value]
+    return value
+
+
+def unmarked(pieces: Iterable[Piece]) -> str:
+    """The text alone."""
+    return "".join(piece.text for piece in pieces)

@@ -1,0 +1,236 @@
+"""The renderer that asks a model's own chat template, and takes from it what is new by difference."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from agentrl.errors import ConfigError, DataError
+from agentrl.render.chat_template import ChatTemplate, agreement
+from agentrl.render.encode import Piece, PieceEncoder, Source
+from agentrl.render.family import Family
+from agentrl.render.probes import ANSWER, CALL, QUESTION, THOUGHT, TOOL
+from agentrl.render.provenance import Provenance, unmarked
+from agentrl.render.vocabulary import Vocabulary, context_segments
+from agentrl.types import Message, Segment, SegmentKind, ToolSpec
+
+__all__ = ["TemplateRenderer"]
+
+_OPEN_THINKING, _CLOSE_THINKING = "<think>", "</think>"
+
+
+class TemplateRenderer:
+    """A ``Renderer`` over any chat template.
+
+    The text of a conversation is the template's own, with the author of each character known (``Provenance``). What
+    follows a completion is the difference of two renderings, of the history with and without the new messages; it
+    is used only where the first is the beginning of the second, and itself begins with the prompt that the model
+    was given: then the template keeps the history.
+
+    Args:
+        template: the template and its tokenizer.
+        family: what the template's family has of its own.
+
+    Raises:
+        DataError: the tokenizer is of a kind that cannot be used.
+        ConfigError: it cannot be found out how the template ends an assistant's turn.
+    """
+
+    def __init__(self, template: ChatTemplate, family: Family) -> None:
+        backend = template.tokenizer.backend_tokenizer
+        self._template = template
+        self._family = family
+        self._vocabulary = Vocabulary(backend)
+        self._encoder = PieceEncoder(backend, ())
+        added = self._encoder.added_ids
+        bodies = self._probe_bodies()
+        ends = self._find_ends(bodies[0])
+        stops = [token for token in (*ends, *family.stops, template.tokenizer.eos_token) if token in added]
+        if not ends and family.turn_end is None:
+            raise ConfigError(
+                f"the chat template of {template.where} does not end an assistant's turn with an added token: it "
+                f"writes {bodies[0]!r}, so what belongs to the turn cannot be told; set model.chat_template to one "
+                "that does, or to chatml"
+            )
+        self._stop_token_ids = tuple(dict.fromkeys(added[token] for token in stops))
+        any_stop = "|".join(map(re.escape, sorted(stops, key=len, reverse=True)))
+        self._ending = re.compile(rf"({any_stop})(?:\s*(?:{any_stop}))*\s*\Z")
+        known = {_OPEN_THINKING, _CLOSE_THINKING, *(token for token in added if any(token in b for b in bodies))}
+        self._provenance = Provenance(added, known - set(stops))
+        self._writes_tools = self._can_write_tools()
+
+    @property
+    def family(self) -> str:
+        """See ``Renderer.family``."""
+        return self._family.name
+
+    @property
+    def vocab_size(self) -> int:
+        """See ``Renderer.vocab_size``."""
+        return self._vocabulary.size
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """What the template ends a turn with, the family's others, and the tokenizer's ``eos_token``."""
+        return self._stop_token_ids
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> tuple[Segment, ...]:
+        """See ``Renderer.prompt``.
+
+        Raises:
+            DataError: the template refuses the conversation or cuts a message, a content is not text, or there are
+                tools and the template does not write them.
+        """
+        ids, _ = self._encoder.encode(self._provenance.pieces(self._marked(messages, tools, generation=True)))
+        return (Segment(SegmentKind.PROMPT, ids),)
+
+    def extend(
+        self,
+        completion: npt.NDArray[np.int32],
+        messages: Sequence[Message],
+        history: Sequence[Message] = (),
+        tools: Sequence[ToolSpec] = (),
+    ) -> tuple[Segment, ...] | None:
+        """See ``Renderer.extend``.
+
+        None where the template, given the new messages, writes anything before them otherwise, or leaves out what
+        the assistant said, thought or called in its last turn.
+
+        Raises:
+            DataError: the history does not end with the assistant's turn, or as for ``prompt``.
+        """
+        if not history or history[-1]["role"] != "assistant":
+            raise DataError("extend needs the history, whose last message is the assistant's that is completed")
+        given = self._marked(history[:-1], tools, generation=True)
+        spoken = self._marked(history, tools, generation=False)
+        whole = self._marked([*history, *messages], tools, generation=True)
+        body = spoken[len(given) :]
+        keeps = spoken.startswith(given) and whole.startswith(spoken) and self._says(body, history[-1])
+        if not keeps:
+            return None
+        ending = self._ending.search(body)
+        more = (ending.group() if ending else "") + whole[len(spoken) :]
+        ids, content = self._encoder.encode(self._provenance.pieces(more))
+        # What the model sampled is not written once more.
+        sampled = completion.size > 0 and int(completion[-1]) in self.stop_token_ids
+        skip = int(sampled and ids.size > 0 and int(ids[0]) == int(completion[-1]))
+        return context_segments(ids[skip:], content[skip:])
+
+    def target(self, message: Message) -> Segment:
+        """See ``Renderer.target``.
+
+        Raises:
+            DataError: the template does not go on from its own generation prompt with this message.
+        """
+        given = self._marked([QUESTION], (), generation=True)
+        spoken = self._marked([QUESTION, message], (), generation=False)
+        agreed = agreement(given, spoken)
+        body, begun = spoken[agreed:], given[agreed:]
+        if begun.strip() == _OPEN_THINKING:  # the prompt opens a block of which the template writes nothing
+            thoughts = self._provenance.assistant(message.get("reasoning_content") or "")
+            body = f"{thoughts}\n{_CLOSE_THINKING}\n\n{body}"
+        elif begun.strip():
+            raise DataError(
+                f"the generation prompt of {self._template.where} ends with {begun!r}, and its template begins a "
+                f"past turn with {body[:80]!r}: such a message cannot be imitated"
+            )
+        ending = self._ending.search(body)
+        end = ending.group(1) if ending else ""
+        if ending:
+            body = body[: ending.start()]
+        elif self._family.turn_end is not None:
+            end = self._family.turn_end(message)
+        ids, _ = self._encoder.encode([*self._provenance.pieces(body), Piece(end, Source.TEMPLATE)])
+        return Segment(SegmentKind.TARGET, ids)
+
+    def decode(self, token_ids: npt.NDArray[np.int32]) -> str:
+        """See ``Renderer.decode``."""
+        return self._vocabulary.decode(token_ids, self.stop_token_ids)
+
+    def tokenize(self, text: str) -> npt.NDArray[np.int32]:
+        """See ``Renderer.tokenize``."""
+        return self._vocabulary.tokenize(text)
+
+    def text(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, generation: bool = False) -> str:
+        """The conversation as the template writes it with its authors known, without the marks."""
+        return unmarked(self._provenance.pieces(self._marked(messages, tools, generation=generation)))
+
+    def _marked(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, generation: bool) -> str:
+        if tools and not self._writes_tools:
+            raise DataError(
+                f"the chat template of {self._template.where} does not tell the model of its tools; describe them in "
+                "the system prompt and set env.announce_tools: false, or set model.chat_template to one that does"
+            )
+        marks = self._provenance
+        return self._template.render(
+            [self._mark(message) for message in self._family.adapt([_checked(message) for message in messages])],
+            [marks.tool_description(tool.openai()) for tool in tools],
+            generation=generation,
+        )
+
+    def _mark(self, message: dict[str, Any]) -> dict[str, Any]:
+        if message["role"] == "assistant":
+            marked: dict[str, Any] = self._provenance.assistant(message)
+            return marked
+        return {**message, "content": self._provenance.content(message["content"])}
+
+    def _says(self, body: str, message: Message) -> bool:
+        """Whether the template writes all of an assistant's message."""
+        plain = unmarked(self._provenance.pieces(body))
+        said = [message["content"] or "", message.get("reasoning_content") or ""]
+        said += [call["function"]["name"] for call in message.get("tool_calls") or ()]
+        return all(text.strip() in plain for text in said)
+
+    def _probe_bodies(self) -> list[str]:
+        """An assistant's turns as the template writes them: an answer, and where it can, thinking and a call."""
+        given = self._template.render([dict(QUESTION)], generation=True)
+        bodies: list[str] = []
+        for message in (ANSWER, THOUGHT, CALL):
+            try:
+                spoken = self._template.render(self._family.adapt([QUESTION, message]), generation=False)
+            except DataError:
+                if message is ANSWER:
+                    raise
+                continue  # a template without tools may refuse a call, and is not asked for one then
+            bodies.append(spoken[agreement(given, spoken) :])
+        if QUESTION["content"] not in given or ANSWER["content"] not in bodies[0]:
+            raise ConfigError(
+                f"the chat template of {self._template.where} leaves out what is said: a user's Hello renders as "
+                f"{given[-200:]!r}; it may want a list of parts as content, which is not supported: set "
+                "model.chat_template to one for text"
+            )
+        return bodies
+
+    def _find_ends(self, answer: str) -> list[str]:
+        """The added tokens that follow an answer."""
+        tail = answer.rpartition(str(ANSWER["content"]))[2]
+        return sorted((token for token in self._encoder.added_ids if token in tail), key=tail.index)
+
+    def _can_write_tools(self) -> bool:
+        try:
+            return TOOL.name in self._template.render([dict(QUESTION)], [TOOL.openai()], generation=True)
+        except DataError:
+            return False
+
+
+def _checked(message: Message) -> Message:
+    content = message.get("content")
+    if content is None:
+        content = ""
+    if not isinstance(content, str):
+        raise DataError(
+            f"the content of a {message['role']} message must be text, got {type(content).__name__}; join its text "
+            "parts first (images need a family for vision)"
+        )
+    for call in message.get("tool_calls") or ():
+        function = call.get("function", call)
+        if not isinstance(function["arguments"], Mapping):
+            raise DataError(
+                f"a tool call's arguments must be a mapping, got {type(function['arguments']).__name__} for "
+                f"{function['name']!r}; parse them with json.loads before they become a message"
+            )
+    return {**message, "content": content}

@@ -1,0 +1,63 @@
+"""Which parser reads what a model's chat template writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentrl.errors import ConfigError, DataError
+from agentrl.tools.parsers.base import ToolCallParser, load_parser
+from agentrl.tools.parsers.deepseek import DeepSeekParser
+from agentrl.tools.parsers.glm import GLMParser
+from agentrl.tools.parsers.harmony import HarmonyParser
+from agentrl.tools.parsers.hermes import HermesParser
+from agentrl.tools.parsers.llama import LlamaParser
+from agentrl.tools.parsers.plain import PlainParser
+from agentrl.types import Message, ToolCall, ToolSpec
+
+if TYPE_CHECKING:
+    from agentrl.render import Renderer
+
+__all__ = ["parser_for"]
+
+_PARSERS = (HermesParser, GLMParser, DeepSeekParser, HarmonyParser, LlamaParser)
+_WORDS = {"text": "a word", "digits": "12", "number": 3, "list": ["naïve", None, True]}
+_TOOL = ToolSpec(
+    "probe_tool",
+    "Tries the format of a call.",
+    {"type": "object", "properties": {"text": {"type": "string"}, "digits": {"type": "string"}, "list": {}}},
+)
+
+
+def parser_for(renderer: Renderer | None, name: str = "auto", base_dir: str | Path | None = None) -> ToolCallParser:
+    """The parser of a model's calls.
+
+    Args:
+        renderer: writes the calls; None where an engine takes messages and reads the calls itself.
+        name: ``auto`` for the built-in parser that reads back exactly the call that the renderer writes, or
+            ``none``'s where the model's template has no calls; else as for ``load_parser``.
+        base_dir: where a parser of one's own is looked for.
+
+    Raises:
+        ConfigError: no built-in parser reads what the template writes, or ``name`` names none.
+    """
+    if name != "auto":
+        return load_parser(name, base_dir)
+    if renderer is None:
+        return PlainParser()
+    call = ToolCall("call_0", _TOOL.name, _WORDS)
+    message: Message = {"role": "assistant", "content": "", "tool_calls": [call.openai()]}
+    try:
+        written = renderer.decode(renderer.target(message).token_ids)
+    except DataError:
+        return PlainParser()  # the template has no place for a call
+    if _TOOL.name not in written:
+        return PlainParser()
+    for parser in _PARSERS:
+        parsed = parser().parse(written, (_TOOL,))
+        if parsed.tool_calls == (call,) and not parsed.problems and parsed.message["content"] == "":
+            return parser()
+    raise ConfigError(
+        f"model.tool_parser: auto finds no parser for the calls that the model's chat template writes: {written!r}; "
+        "name your own as package.module:Class, or none for a task without tools"
+    )

@@ -1,0 +1,72 @@
+"""Calls as DeepSeek V3 writes them: between tokens of their own, one block for all calls of a turn.
+
+V3 and R1 write ``function<｜tool▁sep｜>NAME``, a line break and the arguments in a json fence; V3.1 writes
+``NAME<｜tool▁sep｜>{...}`` (the chat templates of those models). Both are read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from agentrl.tools.parsers.reading import Reading, whole_json
+from agentrl.tools.parsers.reasoning import split_reasoning
+from agentrl.tools.parsers.strict_json import JSONFault
+from agentrl.types import ParsedMessage, ToolSpec
+
+__all__ = ["DeepSeekParser"]
+
+_OPEN, _CLOSE, _SEP = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
+_BLOCK = re.compile("<｜tool▁calls▁(?:begin|end)｜>")
+_MARK = re.compile(f"{re.escape(_OPEN)}|{re.escape(_CLOSE)}|{_BLOCK.pattern}")
+_FORM = f"{_OPEN}function{_SEP}NAME\\n```json\\n{{...}}\\n```{_CLOSE}"
+_FENCED = re.compile(r"\s*```(?:json)?[ \t]*\n?(.*?)\n?[ \t]*```\s*\Z", re.DOTALL)
+
+
+class DeepSeekParser:
+    """Reads the calls between ``<｜tool▁calls▁begin｜>`` and ``<｜tool▁calls▁end｜>``, or without these two."""
+
+    def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
+        """The assistant's message; see ToolCallParser."""
+        reasoning, rest = split_reasoning(text, before=_OPEN)
+        reading = Reading()
+        position = 0
+        while mark := _MARK.search(rest, position):
+            between = rest[position : mark.start()]
+            reading.content.append(between if between.strip() else "")
+            position = mark.end()
+            if mark.group() == _CLOSE:
+                reading.problem("unclosed", f"{_CLOSE} closes nothing; begin a call with {_OPEN}", _CLOSE)
+            elif mark.group() == _OPEN:
+                position = _read_call(rest, mark.start(), reading)
+        reading.content.append(rest[position:])
+        return reading.message(reasoning)
+
+
+def _read_call(text: str, start: int, reading: Reading) -> int:
+    body = start + len(_OPEN)
+    end = _MARK.search(text, body)
+    if end is None or end.group() != _CLOSE:
+        stop = end.start() if end else len(text)
+        reading.problem("unclosed", f"the call is not closed; end it with {_CLOSE}", text[start:stop])
+        return stop
+    raw = text[start : end.end()]
+    kind, found, rest = text[body : end.start()].partition(_SEP)
+    if not found:
+        reading.problem("missing_name", f"the call has no {_SEP}; write it as {_FORM}", raw)
+        return end.end()
+    if kind.strip() == "function" and "\n" in rest:
+        name, _, written = rest.partition("\n")
+    else:
+        name, written = kind, rest
+    if not name.strip():
+        reading.problem("missing_name", f"the call has no name; write it as {_FORM}", raw)
+        return end.end()
+    fenced = _FENCED.match(written)
+    try:
+        arguments = whole_json(fenced.group(1) if fenced else written)
+    except JSONFault as fault:
+        reading.problem("malformed_json", f"the arguments are no valid JSON: {fault}; write {_FORM}", raw)
+    else:
+        reading.named_call(name.strip(), arguments, raw, what="the arguments' JSON")
+    return end.end()

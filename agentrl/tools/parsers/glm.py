@@ -1,0 +1,81 @@
+"""Calls as GLM-4.5 writes them: a name, then ``<arg_key>`` and ``<arg_value>`` pairs, within ``<tool_call>``.
+
+The format is that of the model's chat template, which writes text values bare and all others as JSON. Which of the two
+a value is, is the tool's schema to say; without one, what reads as JSON is JSON.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentrl.tools.parsers.reading import Reading, whole_json
+from agentrl.tools.parsers.reasoning import split_reasoning
+from agentrl.tools.parsers.strict_json import JSONFault
+from agentrl.types import ParsedMessage, ToolSpec
+
+__all__ = ["GLMParser"]
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_FORM = "<tool_call>NAME\\n<arg_key>KEY</arg_key>\\n<arg_value>VALUE</arg_value>\\n</tool_call>"
+_PAIR = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
+_NAME = re.compile(r"\s*([^\s<>]+)\s*")
+_TAG = re.compile(r"</?tool_call>")
+
+
+class GLMParser:
+    """Reads ``<tool_call>`` blocks of key and value pairs."""
+
+    def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
+        """The assistant's message; see ToolCallParser."""
+        reasoning, rest = split_reasoning(text, before=_OPEN)
+        schemas = {tool.name: tool.parameters.get("properties", {}) for tool in tools}
+        reading = Reading()
+        position = 0
+        while tag := _TAG.search(rest, position):
+            reading.content.append(rest[position : tag.start()])
+            position = tag.end()
+            if tag.group() == _CLOSE:
+                reading.problem("unclosed", f"{_CLOSE} closes nothing; begin a call with {_OPEN}", _CLOSE)
+            else:
+                position = _read_block(rest, tag.start(), schemas, reading)
+        reading.content.append(rest[position:])
+        return reading.message(reasoning)
+
+
+def _read_block(text: str, start: int, schemas: Mapping[str, Mapping[str, Any]], reading: Reading) -> int:
+    """The block that opens at ``start``; a closing tag within a value does not count."""
+    position = start + len(_OPEN)
+    name = _NAME.match(text, position)
+    position = name.end() if name else position
+    written: list[tuple[str, str]] = []
+    while pair := _PAIR.match(text, position):
+        written.append((pair.group(1).strip(), pair.group(2)))
+        position = pair.end()
+    end = _TAG.search(text, position)
+    closed = end is not None and end.group() == _CLOSE
+    stop = end.end() if end and closed else end.start() if end else len(text)
+    raw = text[start:stop]
+    if not end or not closed:
+        reading.problem("unclosed", f"the call is not closed; end it with {_CLOSE}", raw)
+    elif name is None:
+        reading.problem("missing_name", f"the call does not begin with the tool's name; write it as {_FORM}", raw)
+    elif extra := text[position : end.start()].strip():
+        detail = f"{extra[:40]!r} is no <arg_key> with its <arg_value>; write a call as {_FORM}"
+        reading.problem("bad_arguments", detail, raw)
+    elif twice := next((key for index, (key, _) in enumerate(written) if key in dict(written[:index])), None):
+        reading.problem("bad_arguments", f"the key {twice!r} is given twice", raw)
+    else:
+        schema = schemas.get(name.group(1), {})
+        reading.call(name.group(1), {key: _value(text, schema.get(key)) for key, text in written})
+    return stop
+
+
+def _value(text: str, schema: Any) -> Any:
+    if isinstance(schema, Mapping) and schema.get("type") == "string":
+        return text
+    try:
+        return whole_json(text)
+    except JSONFault:
+        return text  # bare text; where the schema wants something else, the executor says so

@@ -1,0 +1,75 @@
+"""Calls as gpt-oss writes them, in the harmony format (https://github.com/openai/harmony, docs/format.md).
+
+A turn is several messages, each ``header<|message|>text`` with an end. The header names channel and recipient: the
+analysis is thought, a recipient makes the message a call, and all else is said. The prompt has written
+``<|start|>assistant`` already, and the token that ends the turn (``<|return|>`` or ``<|call|>``) is not in the text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from agentrl.tools.parsers.reading import Reading, whole_json
+from agentrl.tools.parsers.strict_json import JSONFault
+from agentrl.types import ParsedMessage, ToolSpec
+
+__all__ = ["HarmonyParser"]
+
+_START, _MESSAGE = "<|start|>", "<|message|>"
+_END = re.compile(r"<\|(?:end|call|return)\|>|(?=<\|start\|>)")
+_RECIPIENT = re.compile(r"\bto=(\S+?)(?=<\||\s|$)")
+_CHANNEL = re.compile(r"<\|channel\|>\s*([a-z]+)")
+_FORM = "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}"
+
+
+class HarmonyParser:
+    """Reads the messages of a turn. Text without any header is content."""
+
+    def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
+        """The assistant's message; see ToolCallParser."""
+        reading, thoughts = Reading(), list[str]()
+        position = 0
+        while position < len(text):
+            opening = text.find(_MESSAGE, position)
+            if opening < 0:
+                _without_message(text[position:], reading)
+                break
+            end = _END.search(text, opening + len(_MESSAGE))
+            stop, following = (end.start(), end.end()) if end else (len(text), len(text))
+            header, body = text[position:opening], text[opening + len(_MESSAGE) : stop]
+            _read_message(header.removeprefix(_START), body, text[position:stop], reading, thoughts)
+            position = following
+        return reading.message("\n\n".join(thoughts) if thoughts else None)
+
+
+def _read_message(header: str, body: str, raw: str, reading: Reading, thoughts: list[str]) -> None:
+    recipient = _RECIPIENT.search(header)
+    channel = _CHANNEL.search(header)
+    if recipient is not None:
+        _read_call(recipient.group(1), body, raw, reading)
+    elif channel is not None and channel.group(1) == "analysis":
+        thoughts.append(body.strip())
+    else:
+        reading.content += ["\n\n" if any(reading.content) else "", body]
+
+
+def _read_call(recipient: str, body: str, raw: str, reading: Reading) -> None:
+    name = recipient.removeprefix("functions.")
+    if not name:
+        reading.problem("missing_name", f"the call has no name; write it as {_FORM}", raw)
+        return
+    try:
+        arguments = whole_json(body)
+    except JSONFault as fault:
+        reading.problem("malformed_json", f"the arguments are no valid JSON: {fault}; write {_FORM}", raw)
+    else:
+        reading.named_call(name, arguments, raw, what="the arguments' JSON")
+
+
+def _without_message(text: str, reading: Reading) -> None:
+    """The end of a turn that holds no ``<|message|>``: a call that was cut, or words without a header."""
+    if _RECIPIENT.search(text):
+        reading.problem("unclosed", f"the call ends before its arguments; write it as {_FORM}", text)
+    else:
+        reading.content.append(text)

@@ -1,0 +1,107 @@
+"""Calls as Llama 3.1 and 3.2 write them: JSON with ``parameters``, bare or behind ``<|python_tag|>``.
+
+The formats are those of Meta's model cards for Llama 3.1: ``{"name": ..., "parameters": {...}}`` for a caller's own
+tools, and ``<|python_tag|>name.call(key="value")`` for built-in ones. Their templates have room for one call a turn.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Sequence
+
+from agentrl.tools.parsers.reading import Reading
+from agentrl.tools.parsers.reasoning import split_reasoning
+from agentrl.tools.parsers.strict_json import JSONFault, read_json
+from agentrl.types import ParsedMessage, ToolSpec
+
+__all__ = ["LlamaParser"]
+
+_TAG = "<|python_tag|>"
+_FORM = '{"name": "...", "parameters": {...}}'
+_ONE_CALL = "one call a turn can be run; make this one when the first is answered"
+_OPENING = re.compile(r'\{\s*"(?:name|parameters|type|function)"\s*:')
+_BUILT_IN = re.compile(r"\s*([A-Za-z_]\w*)\.call(\(.*\))\s*\Z", re.DOTALL)
+_BETWEEN = re.compile(r"[\s;,]*")
+
+
+class LlamaParser:
+    """Reads JSON calls where the text begins with one, after ``<|python_tag|>``, and wherever an object opens with
+    ``"name":`` or the like. One call a turn is run; any other is a problem that says so."""
+
+    def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
+        """The assistant's message; see ToolCallParser."""
+        reasoning, rest = split_reasoning(text, before="{")
+        reading = Reading()
+        position = 0
+        while True:
+            start = _next_call(rest, position)
+            if start is None:
+                break
+            before, tagged = rest[position:start], rest.startswith(_TAG, start)
+            reading.content.append("" if position and _BETWEEN.fullmatch(before) else before)
+            position = _read_tagged(rest, start, reading) if tagged else _read_object(rest, start, start, reading)
+        reading.content.append(rest[position:])
+        return reading.message(reasoning)
+
+
+def _next_call(text: str, position: int) -> int | None:
+    """Where the next call begins."""
+    if position == 0 and text.lstrip().startswith("{"):
+        return text.index("{")
+    opening, tag = _OPENING.search(text, position), text.find(_TAG, position)
+    starts = [start for start in (opening.start() if opening else -1, tag) if start >= 0]
+    return min(starts, default=None)
+
+
+def _read_tagged(text: str, start: int, reading: Reading) -> int:
+    """What follows ``<|python_tag|>``; gives the position behind it."""
+    body = start + len(_TAG)
+    if text[body:].lstrip().startswith("{"):
+        return _read_object(text, text.index("{", body), start, reading)
+    raw = text[start:]
+    match = _BUILT_IN.match(text, body)
+    if match is None:
+        reading.problem("malformed_json", f"no call follows {_TAG}; write it as {_TAG}{_FORM}", raw)
+        return len(text)
+    try:
+        call = ast.parse(f"f{match.group(2)}", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
+            raise ValueError("only key=value pairs may stand between the brackets")
+        arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg}
+        if len(arguments) < len(call.keywords):
+            raise ValueError("only key=value pairs may stand between the brackets")
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as fault:
+        reading.problem("bad_arguments", f"the arguments cannot be read: {fault}; write {_TAG}{_FORM}", raw)
+        return len(text)
+    _run_one(reading, match.group(1), arguments, raw)
+    return len(text)
+
+
+def _read_object(text: str, start: int, raw_start: int, reading: Reading) -> int:
+    """The JSON object at ``start``; gives the position behind it."""
+    try:
+        value, end = read_json(text, start)
+    except JSONFault as fault:
+        following = _OPENING.search(text, start + 1)
+        end = following.start() if following else len(text)
+        raw = text[raw_start:end]
+        reading.problem("malformed_json", f"the call is no valid JSON: {fault}; write it as {_FORM}", raw)
+        return end
+    raw = text[raw_start:end]
+    if isinstance(value, dict) and not value.keys() & {"name", "parameters", "function", "type"}:
+        reading.content.append(raw)  # an answer in JSON
+        return end
+    if reading.calls and isinstance(value, dict) and "name" in value:
+        reading.problem("malformed_json", _ONE_CALL, raw)
+        return end
+    key = "arguments" if isinstance(value, dict) and "arguments" in value else "parameters"
+    reading.object_call(value, raw, key=key, form=_FORM, also=("type",))
+    return end
+
+
+def _run_one(reading: Reading, name: str, arguments: dict[str, object], raw: str) -> None:
+    if reading.calls:
+        reading.problem("malformed_json", _ONE_CALL, raw)
+    else:
+        reading.call(name, arguments)

@@ -1,0 +1,99 @@
+"""What has been found in a completion so far, and how one call in JSON is judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentrl.tools.parsers.strict_json import JSONFault, read_json
+from agentrl.types import CallProblem, Message, ParsedMessage, ProblemKind, ToolCall
+
+__all__ = ["Reading", "kind_of", "whole_json"]
+
+
+@dataclass
+class Reading:
+    """Calls, problems and content in the order written, with the numbering that calls and problems share."""
+
+    calls: list[ToolCall] = field(default_factory=list)
+    problems: list[CallProblem] = field(default_factory=list)
+    content: list[str] = field(default_factory=list)
+
+    @property
+    def next_id(self) -> str:
+        return f"call_{len(self.calls) + len(self.problems)}"
+
+    def call(self, name: str, arguments: Mapping[str, Any]) -> None:
+        """A call that can be run."""
+        self.calls.append(ToolCall(self.next_id, name, arguments))
+
+    def problem(self, kind: ProblemKind, detail: str, raw: str) -> None:
+        """What looks like a call and is none; it stays part of what was said."""
+        self.problems.append(CallProblem(self.next_id, kind, detail, raw))
+        self.content.append(raw)
+
+    def object_call(self, value: Any, raw: str, *, key: str, form: str, also: tuple[str, ...] = ()) -> None:
+        """Judges a JSON value that should be ``{"name": ..., key: {...}}``.
+
+        Args:
+            value: as read.
+            raw: the text that it was written as, marks included.
+            key: what the arguments are called.
+            form: a call as it should be written, for messages.
+            also: further keys that may stand there and say nothing.
+        """
+        if not isinstance(value, dict):
+            self.problem("malformed_json", f"a call is a JSON object, not {kind_of(value)}; write it as {form}", raw)
+            return
+        name = value.get("name")
+        if not isinstance(name, str) or not name.strip():
+            found = f"got {kind_of(name)}" if "name" in value else f"the keys are {sorted(value)}"
+            self.problem("missing_name", f'the call needs "name", the tool\'s name as a string; {found}', raw)
+            return
+        if extra := sorted(value.keys() - {"name", key, *also}):
+            self.problem("bad_arguments", f'{extra[0]!r} is no key of a call; pass it within "{key}"', raw)
+            return
+        self.named_call(name.strip(), value.get(key, {}), raw, what=f'"{key}"')
+
+    def named_call(self, name: str, arguments: Any, raw: str, *, what: str) -> None:
+        """Judges the arguments of a call whose name is known; ``what`` they are called, for messages."""
+        if isinstance(arguments, str):
+            try:
+                arguments = whole_json(arguments)
+            except JSONFault as fault:
+                detail = f"{what} is a string that is no valid JSON: {fault}; write it as an object"
+                self.problem("bad_arguments", detail, raw)
+                return
+        if not isinstance(arguments, dict):
+            detail = f'{what} must be an object such as {{"name": value}}, got {kind_of(arguments)}'
+            self.problem("bad_arguments", detail, raw)
+            return
+        self.call(name, arguments)
+
+    def message(self, reasoning: str | None) -> ParsedMessage:
+        """All of it as an assistant's message."""
+        message: Message = {"role": "assistant", "content": "".join(self.content).strip()}
+        if reasoning is not None:
+            message["reasoning_content"] = reasoning
+        if self.calls:
+            message["tool_calls"] = [call.openai() for call in self.calls]
+        return ParsedMessage(message, tuple(self.calls), tuple(self.problems))
+
+
+def whole_json(text: str) -> Any:
+    """The one JSON value that ``text`` is.
+
+    Raises:
+        JSONFault: it is none, or something follows it.
+    """
+    value, end = read_json(text, 0)
+    if extra := text[end:].strip():
+        raise JSONFault(f"{extra[:40]!r} follows it")
+    return value
+
+
+def kind_of(value: Any) -> str:
+    """A JSON value's kind in words."""
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")

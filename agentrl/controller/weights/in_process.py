@@ -1,4 +1,4 @@
-"""HybridEngine in one process: the trainer's weights copied into the engine's own layout, in memory."""
+"""HybridEngine: the trainer's weights handed to the engine beside it, tensor by tensor, and compared there."""
 
 from __future__ import annotations
 

@@ -1,0 +1,133 @@
+"""Weights as bytes under their Hugging Face names: read, written and checked without torch."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from agentrl.errors import DataError
+from agentrl.types.checksum import tensor_checksum
+
+__all__ = ["ServedDtype", "WeightArray", "array_checksum", "open_weights", "tensor_shapes", "write_weights"]
+
+ServedDtype: TypeAlias = Literal["float32", "bfloat16"]
+
+_CODES: Mapping[ServedDtype, str] = {"float32": "F32", "bfloat16": "BF16"}
+_BITS: Mapping[ServedDtype, type[np.unsignedinteger[Any]]] = {"float32": np.uint32, "bfloat16": np.uint16}
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WeightArray:
+    """One tensor's raw bytes.
+
+    Args:
+        name: its Hugging Face name.
+        dtype: as served.
+        shape: of the whole tensor.
+        data: ``[bytes]`` uint8, row-major, little-endian.
+    """
+
+    name: str
+    dtype: ServedDtype
+    shape: tuple[int, ...]
+    data: npt.NDArray[np.uint8]
+
+
+def array_checksum(array: WeightArray) -> int:
+    """The checksum that trainer and engine compare (docs/controller.md)."""
+    return tensor_checksum(array.data.view(_BITS[array.dtype]))
+
+
+def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a model folder's tensors; no data is read.
+
+    Raises:
+        DataError: it has no ``*.safetensors``, or one that is damaged.
+    """
+    return {name: shape for file in _files(folder) for name, (_, shape, _, _) in _header(file).items()}
+
+
+def open_weights(folder: Path) -> dict[str, WeightArray]:
+    """The tensors of a folder that ``write_weights`` wrote, mapped into memory.
+
+    Raises:
+        DataError: the folder holds something else.
+    """
+    codes = {code: dtype for dtype, code in _CODES.items()}
+    arrays = {}
+    for file in _files(folder):
+        whole = np.memmap(file, dtype=np.uint8, mode="r")
+        for name, (code, shape, start, end) in _header(file).items():
+            if code not in codes:
+                raise DataError(f"{file}: tensor {name!r} has dtype {code}; servers are given {', '.join(_CODES)}")
+            arrays[name] = WeightArray(name, codes[code], shape, whole[start:end])
+    return arrays
+
+
+def write_weights(folder: Path, model: Path, arrays: Iterable[WeightArray]) -> None:
+    """Writes a folder that a server can load: the arrays, and everything of ``model`` that is no weight.
+
+    The folder appears whole or not at all.
+    """
+    part = folder.with_name(f".{folder.name}.part")
+    if part.exists():
+        shutil.rmtree(part)
+    part.mkdir(parents=True)
+    for file in sorted(model.iterdir()):
+        if file.is_file() and not file.name.endswith(_WEIGHT_SUFFIXES):
+            shutil.copy2(file, part / file.name)
+    _write_safetensors(part / "model.safetensors", tuple(arrays))
+    if folder.exists():
+        shutil.rmtree(folder)
+    part.rename(folder)
+
+
+def _write_safetensors(path: Path, arrays: tuple[WeightArray, ...]) -> None:
+    """The safetensors format: the header's length (8 bytes), the header (JSON), the tensors' bytes."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for array in arrays:
+        end = offset + array.data.size
+        header[array.name] = {"dtype": _CODES[array.dtype], "shape": list(array.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for array in arrays:
+            file.write(array.data.data)
+
+
+def _files(folder: Path) -> list[Path]:
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise DataError(f"{folder} holds no *.safetensors; save the model with save_pretrained")
+    return files
+
+
+def _header(file: Path) -> dict[str, tuple[str, tuple[int, ...], int, int]]:
+    """``name -> (dtype code, shape, first byte, last byte + 1)`` with offsets from the file's beginning."""
+    try:
+        with file.open("rb") as opened:
+            size = int.from_bytes(opened.read(8), "little")
+            header = json.loads(opened.read(size))
+        return {
+            name: (
+                entry["dtype"],
+                tuple(entry["shape"]),
+                8 + size + entry["data_offsets"][0],
+                8 + size + entry["data_offsets"][1],
+            )
+            for name, entry in header.items()
+            if name != "__metadata__"
+        }
+    except (OSError, ValueError, KeyError, MemoryError, OverflowError) as error:
+        raise DataError(f"{file} is no safetensors file ({error}); save the model again") from error

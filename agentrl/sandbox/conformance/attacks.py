@@ -14,10 +14,23 @@ from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from agentrl.sandbox.limits import Limits
 
-from .bombs import BEAT, DISK_FILL, FORGERY, FORK_BOMB, LOOK_FOR_BEAT, MEMORY_BOMB, THEFT
+from .bombs import (
+    BEAT,
+    DISK_FILL,
+    FORGERY,
+    FORK_BOMB,
+    GREED,
+    INODE_FILL,
+    LEAVE,
+    LOOK_FOR_BEAT,
+    LOOK_FOR_TRACE,
+    MEMORY_BOMB,
+    THEFT,
+)
 from .programs import FILES, KERNEL, NETWORK, PROCESSES, SECRETS, USER, prelude
 from .verdict import Check, Factory, expect, expect_status
 
@@ -34,13 +47,19 @@ async def _attack(code: str, factory: Factory) -> None:
             file.write("canary")
         os.chmod(canary, 0o666)
         before = os.stat(canary)
-        target: dict[str, object] = {"canary": canary, "folder": folder, "owner": os.getpid(), "owner_uid": os.getuid()}
+        made = [f"{place}/made-by-{os.path.basename(folder)}" for place in ("/tmp", "/dev/shm", "/var/tmp")]
+        for path in made:
+            stack.callback(Path(path).unlink, missing_ok=True)
+        target: dict[str, object] = {"canary": canary, "folder": folder, "made": made}
+        target |= {"owner": os.getpid(), "owner_uid": os.getuid()}
         target |= _listeners(stack, folder)
         async with factory() as sandbox:
             result = await sandbox.run(prelude(json.dumps(target)) + code, limits=_SMALL)
             expect(b"BREACH" not in result.stdout, "the attack must fail", result)
             expect(b"DONE" in result.stdout, "the attack must run to its end", result)
             expect(result.status in ("ok", "killed"), "and be no failure of the sandbox", result)
+        seen = [path for path in made if os.path.exists(path)]
+        expect(not seen, "files of its own show nowhere else", seen)
         after = os.stat(canary)
         expect(set(os.listdir(folder)) == {"canary", "socket"}, "the target's folder is untouched", os.listdir(folder))
         same = (before.st_mode, before.st_size, before.st_mtime_ns) == (after.st_mode, after.st_size, after.st_mtime_ns)
@@ -107,11 +126,37 @@ async def _memory_bomb(factory: Factory) -> None:
         expect((await sandbox.run("print(1)")).stdout == b"1\n", "the sandbox goes on", result)
 
 
+async def _one_process(factory: Factory) -> None:
+    async with factory() as sandbox:
+        result = await sandbox.run(GREED, limits=_SMALL)
+        expect(b"BREACH" not in result.stdout, "the memory of one process is bounded", result)
+        expect(result.status in ("ok", "oom", "killed"), "it is a result", result)
+
+
 async def _disk_fill(factory: Factory) -> None:
     limits = replace(_SMALL, file_bytes=4 * 2**20, disk_bytes=16 * 2**20)
     async with factory() as sandbox:
         result = await sandbox.run(DISK_FILL, limits=limits)
         expect(b"BREACH" not in result.stdout, "all files together are bounded", result)
+
+
+async def _inode_fill(factory: Factory) -> None:
+    async with factory() as sandbox:
+        result = await sandbox.run(INODE_FILL, limits=replace(_SMALL, max_files=1000))
+        expect(b"BREACH" not in result.stdout, "all files together are counted", result)
+        await sandbox.reset()
+        result = await sandbox.run("open('own', 'w').close()")
+        expect_status(result, "ok")
+
+
+async def _traces(factory: Factory) -> None:
+    """A sandbox that lives after another sees nothing that it left, wherever it could write."""
+    name = f"agentrl-trace-{os.urandom(6).hex()}"
+    for program in (LEAVE, LOOK_FOR_TRACE, LOOK_FOR_TRACE):  # the second may get what the first one had
+        async with factory() as sandbox:
+            result = await sandbox.run(program, stdin=name.encode())
+            expect_status(result, "ok")
+            expect(b"BREACH" not in result.stdout, "nothing of one sandbox is left for the next", result)
 
 
 async def _neighbour(factory: Factory) -> None:
@@ -136,6 +181,7 @@ def _outlives(code: str, timeout_s: float, status: str) -> Callable[[Factory], A
 ATTACKS: tuple[Check, ...] = (
     *_named(FILES, "files"),
     Check("a neighbour's folder", "files", _neighbour),
+    Check("traces for the next sandbox", "files", _traces),
     *_named(SECRETS, "secrets"),
     *_named(NETWORK, "network"),
     *_named(PROCESSES, "processes"),
@@ -144,7 +190,9 @@ ATTACKS: tuple[Check, ...] = (
     Check("forged messages to the host", "processes", _forged_messages),
     Check("fork bomb", "processes", _fork_bomb),
     *_named(KERNEL, "kernel"),
+    Check("memory bomb of one process", "memory", _one_process),
     Check("memory bomb of many processes", "memory", _memory_bomb),
     *_named(USER, "user"),
     Check("disk fill", "disk", _disk_fill),
+    Check("inode fill", "disk", _inode_fill),
 )

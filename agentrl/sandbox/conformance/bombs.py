@@ -98,3 +98,53 @@ if os.getcwd() != folder:
         except OSError: continue
         print('BREACH')
 """
+
+INODE_FILL = """
+import os, time
+made = 0
+try:
+    while made < 6000:
+        os.makedirs(f'd{made // 500}', exist_ok=True)
+        open(f'd{made // 500}/{made}', 'w').close()
+        made += 1
+except OSError:
+    pass
+print(made, flush=True)
+time.sleep(3)
+print('BREACH' if made > 2000 else 'held')
+"""
+
+GREED = """
+import mmap
+held = []
+try:
+    for _ in range(64):  # of 16 MB, each page written
+        area = mmap.mmap(-1, 16 * 2**20)
+        for at in range(0, len(area), 4096): area[at] = 1
+        held.append(area)
+except (MemoryError, OSError):
+    pass
+print('BREACH' if len(held) * 16 > 144 else 'held')
+"""
+
+LEAVE = """
+import os, sys, tempfile
+name = sys.stdin.read()
+for folder in ('.', tempfile.gettempdir(), '/tmp', '/var/tmp', '/dev/shm', '/run', '/run/lock'):
+    for trace in (name, '.' + name):
+        try: open(os.path.join(folder, trace), 'x').close()
+        except OSError: pass
+try: os.mkfifo(os.path.join(tempfile.gettempdir(), 'pipe' + name))
+except OSError: pass
+"""
+
+LOOK_FOR_TRACE = """
+import os, sys, tempfile
+name = sys.stdin.read()
+for folder in ('.', '..', tempfile.gettempdir(), '/tmp', '/var/tmp', '/dev/shm', '/run', '/run/lock'):
+    try: found = [entry for entry in os.listdir(folder) if name in entry]
+    except OSError: continue
+    if found: print('BREACH', folder, found)
+    for trace in (name, '.' + name):
+        if os.path.exists(os.path.join(folder, trace)): print('BREACH', folder)
+"""

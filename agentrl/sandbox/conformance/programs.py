@@ -7,6 +7,7 @@ import ctypes, errno, glob, os, signal, socket, struct, sys, time
 import json as _json
 T = _json.loads(TARGET)
 libc = ctypes.CDLL(None, use_errno=True)
+PARENT = os.getppid() or T["owner"]  # 0 where the parent lives in another pid namespace
 
 def attempt(name, action):
     try:
@@ -35,8 +36,10 @@ FILES = {
     "read outside": """
 for path in (T["canary"], "/etc/shadow", "/etc/passwd", "/proc/1/cmdline", "/proc/self/mountinfo"):
     attempt(path, lambda: open(path, "rb").read(1))
-for path in ("/", "/etc", "/home", "/root", "/tmp", "/proc", "/dev", T["folder"]):
+for path in ("/", "/etc", "/home", "/root", "/proc", "/dev", T["folder"]):
     attempt(path, lambda: os.listdir(path))
+for path in ("/tmp", "/dev/shm", "/var/tmp"):  # it may have its own
+    attempt(path, lambda: os.listdir(path).index(os.path.basename(T["folder"])))
 """,
     "write outside": """
 attempt("append", lambda: open(T["canary"], "ab").close())
@@ -47,8 +50,9 @@ attempt("mkdir", lambda: os.mkdir(T["folder"] + "/made"))
 attempt("unlink", lambda: os.unlink(T["canary"]))
 attempt("rename out", lambda: (open("own", "w").close(), os.rename("own", T["folder"] + "/made")))
 attempt("rename in", lambda: os.rename(T["canary"], "stolen"))
-for path in ("/tmp/made-by-attack", "/dev/shm/made-by-attack", "/var/tmp/made-by-attack"):
-    attempt(path, lambda: (open(path, "x").close(), os.unlink(path)))
+for path in T["made"]:  # it may have such folders of its own: the owner looks whether it sees these files
+    try: open(path, "x").close()
+    except OSError: pass
 """,
     "change the mode of a file outside": """
 for change in (lambda: os.chmod(T["canary"], 0o600), lambda: os.utime(T["canary"], (1, 1)),
@@ -86,7 +90,7 @@ if seen.stdout: print("BREACH", seen.stdout[:200])
 
 SECRETS = {
     "environment and memory of others": """
-for pid in {1, os.getppid(), T["owner"]}:
+for pid in {1, PARENT, T["owner"]}:
     for name in ("environ", "mem", "maps", "cwd/x", "fd/0", "root/etc/shadow", "auxv", "stack"):
         attempt(f"{pid}/{name}", lambda: open(f"/proc/{pid}/{name}", "rb").read(1))
 """,
@@ -134,12 +138,12 @@ attempt("raw", lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1))
 
 PROCESSES = {
     "signal others": """
-for pid in (T["owner"], os.getppid(), 1):
+for pid in (T["owner"], PARENT, 1):
     attempt(pid, lambda: os.kill(pid, 0))
 attempt("pidfd", lambda: signal.pidfd_send_signal(os.pidfd_open(T["owner"]), 0))
 """,
     "trace others": """
-for pid in (T["owner"], os.getppid()):
+for pid in (T["owner"], PARENT):
     if libc.ptrace(0x4206, pid, None, None) == 0: print("BREACH seize")
     data = ctypes.create_string_buffer(8)
     iov = (ctypes.c_size_t * 2)(ctypes.addressof(data), 8)
@@ -147,7 +151,7 @@ for pid in (T["owner"], os.getppid()):
 """,
     "limits and priority of others": """
 import resource
-for pid in (T["owner"], os.getppid()):
+for pid in (T["owner"], PARENT):
     attempt("prlimit", lambda: resource.prlimit(pid, resource.RLIMIT_NOFILE))
     attempt("affinity", lambda: os.sched_setaffinity(pid, os.sched_getaffinity(0)))
     attempt("priority", lambda: os.setpriority(os.PRIO_PROCESS, pid, os.getpriority(os.PRIO_PROCESS, pid)))

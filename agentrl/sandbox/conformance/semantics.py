@@ -116,6 +116,12 @@ async def _stdin(factory: Factory) -> None:
         expect(b"EOFError" in result.stderr, "stdin ends where nothing was given", result)
         result = await sandbox.run("print(1)", stdin=b"x" * 1_000_000)
         expect_status(result, "ok")
+        result = await sandbox.run("import sys\nprint(repr(sys.stdin.read()))", stdin=b"")
+        expect(result.stdout == b"''\n", "what a run left unread is gone", result)
+        result = await sandbox.run("import fcntl\nfcntl.ioctl(0, 0x5412, b'x')")  # TIOCSTI: type for whoever reads next
+        expect_status(result, "error")
+        result = await sandbox.run("import os\nos.write(0, b'x')")
+        expect_status(result, "error")
 
 
 async def _environment(factory: Factory) -> None:

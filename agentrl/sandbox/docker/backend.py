@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from agentrl.errors import ConfigError
 from agentrl.sandbox.forked import ForkedSandbox
 from agentrl.sandbox.forkserver import HostSettings
 from agentrl.sandbox.hosts import shared_server
 
 from .launcher import DockerLauncher
-from .settings import DEFAULT_IMAGE
+from .settings import DEFAULT_IMAGE, HOST_BYTES
 
 if TYPE_CHECKING:
     from agentrl.sandbox.spec import SandboxSpec
@@ -28,7 +29,17 @@ def docker(spec: SandboxSpec) -> ForkedSandbox:
 
 
 def host_settings(spec: SandboxSpec) -> HostSettings:
-    """What makes two sandboxes share one container."""
+    """What makes two sandboxes share one container.
+
+    Raises:
+        ConfigError: the container would be smaller than what one run may use.
+    """
+    room = spec.docker.memory_bytes
+    if room is not None and room < HOST_BYTES + spec.limits.memory_bytes:
+        raise ConfigError(
+            f"sandbox.docker.memory_bytes={room} is below the {HOST_BYTES} bytes of the host and "
+            f"sandbox.limits.memory_bytes={spec.limits.memory_bytes} of one run together; raise it, or leave it out"
+        )
     executing = HostSettings(confine=True, max_executing=spec.max_executing).permits
     launcher = DockerLauncher(
         spec.docker,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 import threading
@@ -20,6 +21,7 @@ Client = Any  # docker.DockerClient, which has no types
 
 _OLDEST_API = (1, 40)  # Docker 19.03, podman 3
 _TIMEOUT_S = 60
+_USUAL_HOST = "unix:///var/run/docker.sock"
 _answered: set[str] = set()
 _lock = threading.Lock()
 
@@ -31,16 +33,19 @@ def connect(settings: DockerSettings) -> Client:
         MachineError: no engine answers there, or it is too old; with the mend.
         SandboxError: one that answered this process before does not answer now.
     """
-    place = settings.host or "the engine"
+    way = _way(settings)
+    place = str(way["base_url"])
+    if place.startswith("ssh://"):
+        raise MachineError(
+            f"the container engine at {place} is behind ssh; forward its socket and name that: "
+            f"ssh -nNT -L /tmp/engine.sock:/var/run/docker.sock {place.removeprefix('ssh://')} & "
+            "export DOCKER_HOST=unix:///tmp/engine.sock"
+        )
     try:
-        if settings.host is not None:
-            client = docker.DockerClient(settings.host, version="auto", timeout=_TIMEOUT_S)
-        else:
-            client = docker.from_env(version="auto", timeout=_TIMEOUT_S)
-        place = client.api.base_url
+        client = docker.DockerClient(version="auto", timeout=_TIMEOUT_S, **way)
         version = client.api.api_version
     except (docker.errors.DockerException, requests.RequestException, OSError, ValueError) as error:
-        raise _unreachable(error, settings) from error
+        raise _unreachable(error, place) from error
     if tuple(map(int, version.split("."))) < _OLDEST_API:
         client.close()
         oldest = ".".join(map(str, _OLDEST_API))
@@ -49,30 +54,39 @@ def connect(settings: DockerSettings) -> Client:
             "is needed; update it"
         )
     with _lock:
-        _answered.add(settings.host or "")
+        _answered.add(place)
     return client
 
 
-def _unreachable(error: BaseException, settings: DockerSettings) -> AgentRLError:
-    place = settings.host or _named_host()
+def _unreachable(error: BaseException, place: str) -> AgentRLError:
     why, mend = _reason(error, place)
     with _lock:
-        answered = (settings.host or "") in _answered
+        answered = place in _answered
     if answered:
         return SandboxError(f"the container engine at {place} answered before and does not now: {why}")
     return MachineError(f"no container engine answers at {place}: {why}; {mend}")
 
 
-def _named_host() -> str:
-    return str(docker.utils.kwargs_from_env().get("base_url") or _context_host() or "unix:///var/run/docker.sock")
+def _way(settings: DockerSettings) -> dict[str, Any]:
+    """Address and TLS: of the settings, DOCKER_HOST, the ``docker`` command's current context, or the usual socket.
 
-
-def _context_host() -> str | None:
+    Raises:
+        MachineError: there is no such context, or its certificates cannot be read.
+    """
+    named = settings.host or os.environ.get("DOCKER_HOST")
+    context = os.environ.get("DOCKER_CONTEXT")
     try:
-        host = docker.context.ContextAPI.kwargs_from_context().get("base_url")
-    except (docker.errors.DockerException, OSError, ValueError):
-        host = None  # a context that is broken is why the engine was not reached
-    return None if host is None else str(host)
+        if named:
+            return dict(docker.utils.kwargs_from_env({**os.environ, "DOCKER_HOST": named}))
+        found = dict(docker.context.ContextAPI.kwargs_from_context())
+    except (docker.errors.DockerException, OSError, ValueError) as error:
+        raise MachineError(
+            f"the way to the container engine cannot be used: {error}; correct DOCKER_CERT_PATH or the current Docker "
+            "context (docker context ls), or set DOCKER_HOST"
+        ) from error
+    if context not in (None, "", "default") and not found:
+        raise MachineError(f"DOCKER_CONTEXT={context!r} does not exist; docker context ls shows those that do")
+    return {"base_url": _USUAL_HOST, **found}
 
 
 def _reason(error: BaseException, place: str) -> tuple[str, str]:

@@ -23,10 +23,9 @@ from agentrl.sandbox.launcher import HOST_FOLDER, OnEnd, OnFrame
 from . import containers, images
 from .engine import Client, asked, connect
 from .host import ContainerHost
-from .settings import DockerSettings
+from .settings import HOST_BYTES, DockerSettings
 
 _READABLE = ("/opt", "/srv", "/app", "/go", "/nix")
-_BASE_BYTES = 512 * 2**20
 _MEMORY_SHARE = 0.8  # of the engine's
 
 # runs in any Python 3, so that one that is too old says so; the modules follow on standard input
@@ -138,7 +137,7 @@ class DockerLauncher:
     def _container_bytes(self, client: Client) -> int:
         with asked("tell its memory"):
             ceiling = int(client.info()["MemTotal"] * _MEMORY_SHARE)
-        return min(ceiling, _BASE_BYTES + self.memory_bytes + self.settings.max_sandboxes * self.disk_bytes)
+        return min(ceiling, HOST_BYTES + self.memory_bytes + self.settings.max_sandboxes * self.disk_bytes)
 
 
 def _watch_exit(client: Client, container: str) -> Future[int]:

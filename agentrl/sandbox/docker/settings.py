@@ -13,7 +13,7 @@ LOCAL_PYTHON = "agentrl-python:local"
 
 DEFAULT_IMAGE = f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
 _MAX_SANDBOXES = 1000
-_MIN_MEMORY_BYTES = 128 * 2**20
+HOST_BYTES = 128 * 2**20  # of the container's memory, for the host itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +45,13 @@ class DockerSettings:
     def __post_init__(self) -> None:
         if self.host is not None and self.host.partition("://")[0] not in ("unix", "tcp", "http", "https"):
             raise ConfigError(
-                f"sandbox.docker.host must begin with unix://, tcp://, http:// or https://, got {self.host!r}; the socket "
-                "of an engine behind ssh can be forwarded: ssh -nNT -L /tmp/engine.sock:/var/run/docker.sock HOST"
+                f"sandbox.docker.host must begin with unix://, tcp://, http:// or https://, got {self.host!r}; the "
+                "socket of an engine behind ssh can be forwarded: "
+                "ssh -nNT -L /tmp/engine.sock:/var/run/docker.sock HOST"
             )
         if not 1 <= self.max_sandboxes <= _MAX_SANDBOXES:
             raise ConfigError(
                 f"sandbox.docker.max_sandboxes must be from 1 to {_MAX_SANDBOXES}, got {self.max_sandboxes}"
-            )
-        if self.memory_bytes is not None and self.memory_bytes < _MIN_MEMORY_BYTES:
-            raise ConfigError(
-                f"sandbox.docker.memory_bytes={self.memory_bytes} is below the {_MIN_MEMORY_BYTES} bytes that the host "
-                "of the sandboxes needs by itself; raise it, or leave it out"
             )
         if self.cpus is not None and not (math.isfinite(self.cpus) and self.cpus > 0):
             raise ConfigError(f"sandbox.docker.cpus must be a number above 0, got {self.cpus!r}; leave it out for all")

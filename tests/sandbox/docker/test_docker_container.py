@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import docker
+import pytest
+
+from agentrl.errors import ConfigError, MachineError, SandboxError
+from agentrl.sandbox import Limits, SandboxSpec
+from agentrl.sandbox.hosts import close_servers
+from agentrl.sandbox.owner import Owner
+
+pytestmark = pytest.mark.docker
+
+LABEL = "agentrl.sandbox.owner"
+Make = Callable[..., SandboxSpec]
+
+
+def container_of(spec: SandboxSpec, client: docker.DockerClient) -> Any:
+    """The container of this process whose sandboxes are as many as the spec says."""
+    (container,) = (
+        found
+        for found in client.containers.list(filters={"label": f"{LABEL}={Owner.current()}"})
+        if sum(path.startswith("/sandbox/") for path in found.attrs["HostConfig"]["Tmpfs"]) == spec.docker.max_sandboxes
+    )
+    return container
+
+
+@pytest.fixture
+def own(spec: SandboxSpec) -> Iterator[Make]:
+    """Specs whose containers nothing else shares: each has a number of sandboxes of its own."""
+    sizes = itertools.count(2)
+
+    def make(**changes: Any) -> SandboxSpec:
+        return replace(spec, docker=replace(spec.docker, max_sandboxes=next(sizes), **changes))
+
+    close_servers()
+    yield make
+    close_servers()
+
+
+async def test_the_container_is_hardened(own: Make, client: docker.DockerClient) -> None:
+    spec = own()
+    async with spec.build() as sandbox:
+        await sandbox.run("pass")
+        attributes = container_of(spec, client).attrs
+    config = attributes["HostConfig"]
+    assert config["NetworkMode"] == "none"
+    assert config["ReadonlyRootfs"] is True
+    assert config["CapDrop"] == ["ALL"]
+    assert set(config["CapAdd"]) <= {"SETUID", "SETGID", "KILL", "CHOWN", "DAC_OVERRIDE", "FOWNER"}
+    assert config["SecurityOpt"] == ["no-new-privileges"]
+    assert config["Privileged"] is False
+    assert config["IpcMode"] == "private"
+    assert (config["PidMode"], config["UTSMode"]) == ("", "")
+    assert config["Memory"] == config["MemorySwap"] > 0
+    assert 0 < config["PidsLimit"] < 10_000
+    assert config["AutoRemove"] is True
+    assert config["LogConfig"]["Type"] == "none"
+    assert not config["Binds"]
+    assert all("size=" in options and "nr_inodes=" in options for options in config["Tmpfs"].values())
+    assert attributes["Mounts"] == []
+
+
+async def test_the_owners_environment_does_not_reach_the_container(
+    own: Make, client: docker.DockerClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OWNER_SECRET", "hunter2")
+    spec = own()
+    async with spec.build() as sandbox:
+        await sandbox.run("pass")
+        container = container_of(spec, client)
+        inside = container.exec_run(["cat", "/proc/1/environ"]).output
+    assert b"hunter2" not in inside
+    assert "hunter2" not in str(container.attrs)
+
+
+async def test_each_sandbox_has_a_file_system_of_its_own(own: Make) -> None:
+    spec = replace(own(), limits=Limits(disk_bytes=8 * 2**20, file_bytes=8 * 2**20))
+    fill = "import os\nfor n in range(64):\n    with open(f'f{n}', 'wb') as file: file.write(bytes(2**20))"
+    async with spec.build() as full, spec.build() as other:
+        result = await full.run(fill, limits=Limits())
+        assert b"No space left on device" in result.stderr
+        assert (await other.run("open('f', 'wb').write(bytes(2**20))")).status == "ok"
+
+
+async def test_the_files_of_a_sandbox_are_bounded_in_number(own: Make) -> None:
+    spec = replace(own(), limits=Limits(max_files=500))
+    async with spec.build() as sandbox:
+        result = await sandbox.run("for n in range(1000): open(str(n), 'w').close()", limits=Limits())
+        assert b"No space left on device" in result.stderr
+        assert len(await sandbox.list_files()) < 500
+
+
+async def test_sandboxes_beyond_the_containers_number_are_refused_and_their_place_is_given_again(own: Make) -> None:
+    spec = own()
+    boxes = [spec.build() for _ in range(spec.docker.max_sandboxes)]
+    for box in boxes:
+        await box.run("pass")
+    with pytest.raises(SandboxError, match="sandboxes are open already"):
+        await spec.build().run("pass")
+    await boxes.pop().close()
+    async with spec.build() as sandbox:
+        assert (await sandbox.run("print(1)")).stdout == b"1\n"
+    for box in boxes:
+        await box.close()
+
+
+async def test_large_data_travels_both_ways_while_others_run(spec: SandboxSpec) -> None:
+    data = bytes(range(256)) * 2**17  # 32 MiB
+
+    async def move() -> bytes:
+        async with spec.build() as sandbox:
+            await sandbox.write_file("data", data)
+            return await sandbox.read_file("data")
+
+    async def work(number: int) -> list[bytes]:
+        async with spec.build() as sandbox:
+            return [(await sandbox.run(f"print({number}, {turn})")).stdout for turn in range(10)]
+
+    moved, *said = await asyncio.gather(move(), *(work(number) for number in range(4)))
+    assert moved == data
+    assert said == [[f"{number} {turn}\n".encode() for turn in range(10)] for number in range(4)]
+
+
+async def test_a_container_killed_in_mid_run_is_a_failure_that_may_be_retried(
+    own: Make, client: docker.DockerClient
+) -> None:
+    spec = own()
+    sandbox = spec.build()
+    await sandbox.run("pass")
+    running = asyncio.create_task(sandbox.run("import time; time.sleep(60)", timeout_s=60))
+    await asyncio.sleep(0.2)
+    container_of(spec, client).kill()
+    with pytest.raises(SandboxError) as failure:
+        await running
+    assert failure.value.retryable
+    async with spec.build() as another:
+        assert (await another.run("print(1)")).stdout == b"1\n"
+    with pytest.raises(SandboxError):
+        await sandbox.close()
+
+
+async def test_what_killed_a_container_is_said(own: Make, client: docker.DockerClient) -> None:
+    spec = own()
+    sandbox = spec.build()
+    await sandbox.run("pass")
+    container_of(spec, client).kill()
+    with pytest.raises(SandboxError, match=r"its container was killed, by its limit sandbox\.docker\.memory_bytes"):
+        await sandbox.close()
+
+
+def test_a_missing_runtime_is_named(own: Make) -> None:
+    with pytest.raises(MachineError, match=r"sandbox\.docker\.runtime='no-such': the engine has no such runtime"):
+        own(runtime="no-such").check()
+
+
+def test_a_container_smaller_than_one_run_is_refused(own: Make) -> None:
+    with pytest.raises(ConfigError, match=r"sandbox\.docker\.memory_bytes=\d+ is below"):
+        own(memory_bytes=256 * 2**20).build()
+
+
+async def test_a_sandbox_after_its_host_was_recycled_is_in_another_container(own: Make) -> None:
+    spec = replace(own(), recycle_after=2)
+    async with spec.build() as first:
+        for _ in range(3):
+            assert (await first.run("print(1)")).stdout == b"1\n"
+        async with spec.build() as second:
+            assert (await second.run("print(2)")).stdout == b"2\n"
+        assert (await first.run("print(3)")).stdout == b"3\n"

@@ -11,7 +11,10 @@ from typing import Any
 
 from agentrl.types import Message, ToolSpec
 
-__all__ = ["WireFault", "from_wire", "to_wire", "tool_from_wire"]
+__all__ = ["CONTEXT_EXCEEDED", "WireFault", "from_wire", "to_wire", "tool_from_wire"]
+
+CONTEXT_EXCEEDED = "context_length_exceeded"
+"""The error's name where a conversation is too long for the model."""
 
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 

@@ -7,7 +7,8 @@ import time
 from dataclasses import replace
 
 from agentrl.envs import EnvSpec, EpisodeView
-from agentrl.errors import AgentRLError, EnvError, RewardError
+from agentrl.errors import AgentRLError, EnvError, RewardError, ServerError
+from agentrl.llm import CONTEXT_EXCEEDED
 from agentrl.rollouts.builder import TrajectoryBuilder
 from agentrl.rollouts.deadline import LimitSpentError, within
 from agentrl.rollouts.parts import EpisodeParts, Permits
@@ -72,6 +73,10 @@ async def _play_and_score(
             status = await player.play()
     except LimitSpentError as spent:
         status = Status("truncated", str(spent))
+    except ServerError as error:
+        if error.code != CONTEXT_EXCEEDED or not builder.turns:
+            raise
+        status = Status("truncated", "context_tokens", str(error))
     except EnvError as error:
         if previous is None or not builder.turns or not _repeats(builder, previous):
             raise

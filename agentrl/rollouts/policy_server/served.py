@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from agentrl.errors import AgentRLError, DataError, RewardError
+from agentrl.llm import CONTEXT_EXCEEDED
 from agentrl.rollouts.deadline import LimitSpentError, within
 from agentrl.rollouts.policy_server.history import Histories, Place
 from agentrl.rollouts.policy_server.request import ChatRequest, Refusal
@@ -162,7 +163,7 @@ class ServedEpisode:
         self.no_room = ready
         raise Refusal(
             400,
-            "context_length_exceeded",
+            CONTEXT_EXCEEDED,
             f"the conversation leaves no room for an answer ({ready.reason}{': ' if ready.detail else ''}"
             f"{ready.detail}); shorten it",
         )

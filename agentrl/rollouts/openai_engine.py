@@ -1,0 +1,157 @@
+"""OpenAIEngine: any OpenAI-compatible server as an engine of messages, for evaluation and data; never trained."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.llm import ChatAnswer, ChatClient, ChatServerSpec
+from agentrl.tools.parsers.reading import Reading, kind_of
+from agentrl.types import (
+    Completion,
+    EngineAccount,
+    EngineInfo,
+    FinishReason,
+    GenerateRequest,
+    Message,
+    ParsedMessage,
+    SamplingParams,
+)
+
+__all__ = ["OpenAIEngine", "OpenAIEngineSpec"]
+
+
+@dataclass(frozen=True, slots=True)
+class OpenAIEngineSpec:
+    """How to build an OpenAIEngine.
+
+    Args:
+        server: the server and the model on it.
+    """
+
+    server: ChatServerSpec
+
+    def build(self) -> OpenAIEngine:
+        """The engine.
+
+        Raises:
+            ConfigError: the variable named for the key is not set.
+        """
+        return OpenAIEngine(self.server.build())
+
+
+class OpenAIEngine:
+    """``RolloutEngine`` that takes ``GenerateRequest.messages`` and gives a message: no ids, no logprobs, no versions.
+
+    Args:
+        client: of the server.
+    """
+
+    def __init__(self, client: ChatClient) -> None:
+        self.client = client
+        self._asked: dict[str, asyncio.Task[ChatAnswer]] = {}
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        """See ``RolloutEngine.generate``; the counts are the server's own.
+
+        Raises:
+            ServerError: the server refused the request, or its infrastructure failed for good.
+        """
+        asking = asyncio.ensure_future(self._ask(request))
+        self._asked[request.request_id] = asking
+        try:
+            await asyncio.wait([asking])
+            return _aborted(request) if asking.cancelled() else _completion(request, asking.result())
+        finally:
+            asking.cancel()
+            del self._asked[request.request_id]
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """See ``RolloutEngine.abort``."""
+        for request_id in request_ids:
+            asking = self._asked.get(request_id)
+            if asking is not None:
+                asking.get_loop().call_soon_threadsafe(asking.cancel)
+
+    async def release(self, session_id: str) -> None:
+        """Nothing is kept for an episode."""
+
+    def info(self) -> EngineInfo:
+        """See ``RolloutEngine.info``; neither vocabulary nor context is known."""
+        return EngineInfo("openai", self.client.spec.model, 0, 0, 0, returns_ids=False)
+
+    async def close(self) -> None:
+        """Closes the connections of this event loop."""
+        await self.client.close()
+
+    async def _ask(self, request: GenerateRequest) -> ChatAnswer:
+        sampling = request.sampling
+        return await self.client.chat(
+            _answerable(request.messages),
+            tools=request.tools,
+            max_tokens=sampling.max_new_tokens,
+            temperature=sampling.temperature,
+            settings=_settings(sampling),
+        )
+
+
+def _settings(sampling: SamplingParams) -> Mapping[str, Any]:
+    """What differs from a server's defaults; ``top_k`` and ``min_p`` are extensions that not every server has."""
+    chosen = {
+        "top_p": (sampling.top_p, sampling.top_p < 1),
+        "top_k": (sampling.top_k, sampling.top_k > 0),
+        "min_p": (sampling.min_p, sampling.min_p > 0),
+        "stop": (list(sampling.stop), bool(sampling.stop)),
+    }
+    return {name: value for name, (value, is_set) in chosen.items() if is_set}
+
+
+def _answerable(messages: Sequence[Message]) -> list[Message]:
+    """The conversation as a server accepts it: a result whose call could not be read becomes a user's message."""
+    known: set[str] = set()
+    answerable: list[Message] = []
+    for message in messages:
+        known |= {call["id"] for call in message.get("tool_calls", [])}
+        if message["role"] == "tool" and message.get("tool_call_id") not in known:
+            message = {"role": "user", "content": message["content"]}
+        answerable.append(message)
+    return answerable
+
+
+def _completion(request: GenerateRequest, answer: ChatAnswer) -> Completion:
+    reason: FinishReason = "length" if answer.finish_reason == "length" else "stop"
+    parsed = _parsed(answer.message)
+    return Completion(
+        request_id=request.request_id,
+        segments=(),
+        finish_reason=reason,
+        account=EngineAccount(answer.usage.prompt_tokens, answer.usage.completion_tokens),
+        text=str(parsed.message["content"]),
+        parsed=parsed,
+        cached_tokens=answer.usage.cached_tokens,
+        timings={"request_s": answer.seconds},
+    )
+
+
+def _aborted(request: GenerateRequest) -> Completion:
+    return Completion(request.request_id, (), "abort", EngineAccount(0, 0), text="")
+
+
+def _parsed(wire: Mapping[str, Any]) -> ParsedMessage:
+    """The server's message; a call whose arguments are no JSON object is a problem and stays in the content."""
+    reading = Reading()
+    if isinstance(wire.get("content"), str):
+        reading.content.append(wire["content"])
+    for entry in wire.get("tool_calls") or ():
+        function = entry.get("function") if isinstance(entry, Mapping) else None
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
+            detail = f'the call needs "name", the tool\'s name as a string; got {kind_of(name)}'
+            reading.problem("missing_name", detail, str(entry))
+        else:
+            arguments = function.get("arguments") or {}
+            reading.named_call(name, arguments, f"{name}({arguments})", what=f'the arguments of "{name}"')
+    reasoning = wire.get("reasoning_content") or wire.get("reasoning")
+    return reading.message(reasoning if isinstance(reasoning, str) else None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Protocol
 
 import numpy as np
@@ -115,7 +116,7 @@ class Recorder:
         seconds = time.monotonic() - self._step_start
         self._step_start = time.monotonic()
         played = sorted((outcome.group for outcome in outcomes), key=lambda group: group.draw)
-        values = rollout_metrics(played) if played else {}
+        values = (rollout_metrics(played) if played else {}) | _sandboxes(outcomes)
         values |= _numbers(stats)
         waited_s, self._store_wait_s = self._store_wait_s, self._writer.counts.wait_s
         self.timer.add("wait_store", self._store_wait_s - waited_s)
@@ -214,6 +215,13 @@ def _staleness(batch: Batch, state: TrainState) -> dict[str, float]:
         return {}
     behind = state.policy_version - 1 - versions  # the update's own version is the one before its publish
     return {"async/staleness/mean": float(behind.mean()), "async/staleness/max": float(behind.max())}
+
+
+def _sandboxes(outcomes: Sequence[GroupOutcome]) -> dict[str, float]:
+    """The most of each count that a host of episodes saw when a group of the step ended."""
+    seen = [asdict(outcome.sandboxes) for outcome in outcomes if outcome.sandboxes is not None]
+    names = ("running", "starting", "waiting", "failed") if seen else ()
+    return {f"sandbox/{name}": float(max(counts[name] for counts in seen)) for name in names}
 
 
 def _numbers(stats: Stats) -> dict[str, float]:

@@ -43,6 +43,10 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "excluded_frac": "share of trajectories that failed or were cancelled",
         "failed/{boundary}": "trajectories that failed at this boundary",
         "cancelled/{reason}": "trajectories that were cancelled for this reason",
+        "sandbox/running": "most sandboxes that one process lent at the end of a group",
+        "sandbox/starting": "most sandboxes that one process was starting at the end of a group",
+        "sandbox/waiting": "most episodes that waited for a sandbox of one process at the end of a group",
+        "sandbox/failed": "sandboxes that did not start, since the process began",
         # training
         "policy/entropy": "mean entropy of the policy in nats",
         "policy/loss": "the policy's loss",

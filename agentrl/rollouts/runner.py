@@ -16,7 +16,7 @@ from agentrl.rollouts.episode import run_episode
 from agentrl.rollouts.parts import EpisodeParts, Permits
 from agentrl.rollouts.policy_server import PolicyServer
 from agentrl.rollouts.spec import EpisodeKey, GroupRequest, RolloutSpec
-from agentrl.sandbox import SandboxPool
+from agentrl.sandbox import PoolCounts, SandboxPool
 from agentrl.tools.parsers import parser_for
 from agentrl.types import Status, Trajectory, TrajectoryGroup
 
@@ -33,11 +33,13 @@ class GroupOutcome:
         request: what was asked.
         group: the siblings' last attempts.
         retried: attempts that infrastructure failed and that were made again.
+        sandboxes: how the runner's pool of sandboxes stood then; None without one.
     """
 
     request: GroupRequest
     group: TrajectoryGroup
     retried: tuple[Trajectory, ...] = ()
+    sandboxes: PoolCounts | None = None
 
 
 class EpisodeRunner:
@@ -105,7 +107,9 @@ class EpisodeRunner:
         async with asyncio.TaskGroup() as siblings:  # a cancelled group has ended when its last sibling is cleaned up
             tasks = [siblings.create_task(self._sibling(request, n, retried)) for n in range(request.group_size)]
         trajectories = tuple(task.result() for task in tasks)
-        return GroupOutcome(request, TrajectoryGroup(request.draw, request.task, trajectories), tuple(retried))
+        group = TrajectoryGroup(request.draw, request.task, trajectories)
+        counts = None if self._sandboxes is None else self._sandboxes.counts()
+        return GroupOutcome(request, group, tuple(retried), counts)
 
     def close(self) -> None:
         """Cancels what runs and ends the thread.

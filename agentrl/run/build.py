@@ -189,8 +189,15 @@ def rollout_spec(stage: StageConfig, live: LiveObjects, *, base_dir: Path, model
         root_seed=stage.run.seed,
         step_reward_weight=stage.reward.step_weight,
         max_retries=rollout.retries,
-        permits=StagePermits(running=episodes, sandboxes=stage.sandbox.max_running or rollout.max_running),
+        permits=StagePermits(running=episodes, sandboxes=_sandboxes_a_process(stage)),
     )
+
+
+def _sandboxes_a_process(stage: StageConfig) -> int:
+    """Each rank hosts episodes of its own; together they keep to ``sandbox.max_running``."""
+    if stage.sandbox.max_running is None:
+        return stage.rollout.max_running
+    return stage.sandbox.max_running // stage.train.world_size
 
 
 def renderer_spec(stage: StageConfig, base_dir: Path, model: Path) -> RendererSpec:

@@ -141,6 +141,13 @@ def _sandbox_faults(stage: StageConfig) -> Iterator[Fault]:
             named = re.search(r"sandbox\.(\w+)(?:\.(\w+))?", str(error))
             key = tuple(part for part in named.groups() if part) if named else ()
             yield Fault((("sandbox", *key),), str(error))
+    cap = stage.sandbox.max_running
+    if cap is not None and cap < stage.train.world_size:
+        yield Fault(
+            (("sandbox", "max_running"), ("train", "world_size")),
+            f"sandbox.max_running must be at least train.world_size={stage.train.world_size}, since each rank hosts "
+            f"episodes, got {cap}; raise it",
+        )
     lifetime_s, episode_s = stage.sandbox.max_lifetime_s, stage.rollout.episode_timeout_s
     if lifetime_s is not None and lifetime_s <= episode_s:
         yield Fault(

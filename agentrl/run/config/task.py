@@ -174,8 +174,8 @@ class SandboxConfig(Section):
     site_packages: bool = False
     """Let the code import the packages installed beside agentrl."""
     max_running: Count | None = None
-    """Sandboxes at one time, each held by its episode from the first call that needs it to the end; by default
-    ``rollout.max_running``."""
+    """Sandboxes at one time over all processes of the run, each held by its episode from the first call that needs it
+    to the end; by default ``rollout.max_running`` in each process."""
     max_executing: Count | None = None
     """Executions at one time in each process that hosts episodes; the others wait in order, which no deadline of
     theirs counts. By default two to each core that the process may use."""

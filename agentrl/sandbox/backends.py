@@ -49,6 +49,7 @@ class Backend:
 BACKENDS = MappingProxyType(
     {
         "landlock": Backend("agentrl.sandbox.local:landlock"),
+        "bubblewrap": Backend("agentrl.sandbox.bubblewrap:bubblewrap"),
         "docker": Backend("agentrl.sandbox.docker.backend:docker", images=True),
         "unsafe": Backend("agentrl.sandbox.local:unsafe", isolates=False),
     }

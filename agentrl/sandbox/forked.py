@@ -56,8 +56,10 @@ class ForkedSandbox(Sandbox):
     def notes(self) -> str:
         with self._lock:
             facts = {} if self._slot is None else self._slot.server.facts
-        user = "its own uid" if facts.get("own_uid") else "the owner's uid"
-        return f"Landlock ABI {facts['abi']}, {user}" if facts.get("abi") else ""
+        found = ["namespaces of its own for each run"] if facts.get("enclosed") else []
+        found += [f"Landlock ABI {facts['abi']}"] if facts.get("abi") else []
+        found += ["its own uid" if facts.get("own_uid") else "the owner's uid"] if found else []
+        return ", ".join(found)
 
     async def start(self) -> None:
         await self._open()

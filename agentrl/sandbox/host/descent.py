@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from typing import Any, NoReturn
 
 from . import namespaces
 
@@ -22,8 +23,16 @@ def staged(number: int) -> str:
 
 
 def main() -> None:
-    """``argv[1]`` is JSON: ``uid``, ``folders`` to bring along, and ``argv`` of the program to become."""
-    order = json.loads(sys.argv[1])
+    """The last argument is JSON: ``uid``, ``folders`` to bring along, and ``argv`` of the program to become."""
+    order = json.loads(sys.argv[-1])
+    try:
+        _descend(order)
+    except OSError as error:
+        os.write(2, f"bwrap: it could not be started: {error}".encode())
+        sys.exit(1)
+
+
+def _descend(order: dict[str, Any]) -> NoReturn:
     namespaces.unshare(namespaces.NEW_MOUNTS)
     namespaces.keep_mounts_private()
     sources = [os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) for folder in order["folders"]]

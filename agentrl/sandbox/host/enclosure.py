@@ -2,10 +2,10 @@
 
 Every sandbox sees the same paths, and only its own files behind them::
 
-    /slot    its store: one tmpfs, so that the kernel bounds the bytes and files of work and tmp together
-    /work    the session's folder, in the store
-    /tmp     a folder of the store, emptied before each run; /dev/shm leads there
-    /proc    the slot's own; empty in a run
+    /sandbox/store  one tmpfs, so that the kernel bounds the bytes and files of work and tmp together
+    /sandbox/work   the session's folder, in the store
+    /tmp            a folder of the store, emptied before each run; /dev/shm leads there
+    /proc           the slot's own; empty in a run
 
 The slot is the first process of its pid namespace, and an idle child the first of each run's, so that
 the kernel ends every process with either of them, whatever it did to hide.
@@ -19,9 +19,9 @@ from typing import Any
 from . import folder, namespaces
 from .landlock import prctl
 
-WORK, TEMP = "/work", "/tmp"
-EMPTY, STORE = "/empty", "/slot"
-_STORE_WORK, TEMP_STORE = f"{STORE}/work", f"{STORE}/tmp"
+PLACE, TEMP = "/sandbox", "/tmp"
+WORK, STORE, EMPTY = f"{PLACE}/work", f"{PLACE}/store", f"{PLACE}/empty"
+_STORE_WORK, _STORE_TEMP = f"{STORE}/work", f"{STORE}/tmp"
 _PR_SET_DUMPABLE = 4
 _FLAGS = namespaces.NO_SETUID | namespaces.NO_DEVICES
 
@@ -82,13 +82,13 @@ class Enclosure:
     def __init__(self) -> None:
         namespaces.keep_mounts_private()
         namespaces.mount("tmpfs", STORE, _FLAGS, "size=1m,nr_inodes=16,mode=700")
-        for path in (_STORE_WORK, TEMP_STORE):
+        for path in (_STORE_WORK, _STORE_TEMP):
             os.mkdir(path, 0o700)
         namespaces.bind(_STORE_WORK, WORK)
         namespaces.mount("proc", "/proc", _FLAGS | namespaces.READ_ONLY | namespaces.NO_EXEC)
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self._bounds = (0, 0)
-        self.idle_pids: set[int] = set()
+        self.firsts: dict[int, int] = {}  # the first process of a run's pid namespace, by the pid of the run's
 
     def bound(self, limits: dict[str, Any]) -> None:
         """Let the store hold what ``limits`` allow; what lies there already stays."""
@@ -116,12 +116,12 @@ class Enclosure:
             raise
         if pid:
             namespaces.have_children_in(self._own_pids)
-            self.idle_pids = {first}
+            self.firsts[pid] = first
         return pid
 
     def empty_temp(self) -> None:
         """The next run finds ``/tmp`` empty. The folder itself stays: Landlock's rule is about it."""
-        folder.empty(TEMP_STORE)
+        folder.empty(_STORE_TEMP)
 
 
 def enter_run() -> None:
@@ -131,6 +131,6 @@ def enter_run() -> None:
         OSError: the kernel refused.
     """
     namespaces.unshare(namespaces.NEW_MOUNTS | namespaces.NEW_IPC)
-    namespaces.bind(TEMP_STORE, TEMP)
+    namespaces.bind(_STORE_TEMP, TEMP)
     namespaces.bind(EMPTY, "/proc")
     namespaces.unmount(STORE)

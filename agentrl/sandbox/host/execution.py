@@ -237,13 +237,14 @@ class _Execution:
         if session is not None and self.reported is not None and not (self.reason or self.truncated):
             session.freeze()
             self.cpu_s += session.used_s()
-            return tree.kill_below({self.pid}, None, self.reap, _REAP_S, frozen=self.pid)
+            keep = self.slot.with_first(self.pid)
+            return tree.kill_below(keep, None, self.reap, _REAP_S, bare=keep)
         resting = self.slot.session if session is None else None
         if resting is None:
             self.slot.kill_all()
             if self.slot.enclosure is not None:
                 return self.await_end()
-        keep = {resting.pid} if resting is not None else set()
+        keep = self.slot.with_first(resting.pid) if resting is not None else set()
         gone = tree.kill_below(keep, self.pid if self.slot.confinement is None else None, self.reap, _REAP_S)
         end = time.monotonic() + _REAP_S
         while self.status is None and time.monotonic() < end:
@@ -351,8 +352,8 @@ def _job(slot: Slot, header: frames.Header, code: bytes) -> child.Job:
     env = {
         "PATH": config.path,
         **config.env,
-        "HOME": slot.work,
-        "TMPDIR": slot.temp,
+        "HOME": slot.seen_work,
+        "TMPDIR": slot.seen_temp,
         "LANG": "C.UTF-8",
         "USER": "sandbox",
         "LOGNAME": "sandbox",
@@ -368,7 +369,7 @@ def _job(slot: Slot, header: frames.Header, code: bytes) -> child.Job:
         code=code if header["argv"] is None else None,
         argv=tuple(header["argv"] or ()),
         env=env,
-        cwd=slot.work,
+        cwd=slot.seen_work,
         limits=limits,
         confinement=slot.confinement,
         address_space=_address_space(),

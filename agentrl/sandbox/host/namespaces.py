@@ -12,7 +12,7 @@ NEW_MOUNTS, NEW_IPC, NEW_USERS, NEW_PIDS = 0x00020000, 0x08000000, 0x10000000, 0
 READ_ONLY, NO_SETUID, NO_DEVICES, NO_EXEC = 1, 2, 4, 8
 _REMOUNT, _BIND, _RECURSIVE, _PRIVATE = 32, 4096, 1 << 14, 1 << 18
 _DETACH = 2
-_CLONE_VM = 0x100
+_CLONE_VM, _CLONE_FILES = 0x100, 0x400
 _CAPABILITY_VERSION_3 = 0x20080522
 
 _idle_stack = ctypes.create_string_buffer(1 << 15)
@@ -106,9 +106,9 @@ def unmount(target: str) -> None:
 def start_idle_child() -> int:
     """Start a child that sleeps for ever; its pid. As the first of a pid namespace, it takes all others with it.
 
-    It shares this process's memory and runs only ``pause(2)`` on a stack of its own, so that it costs a
-    tenth of a fork. It takes no signal but SIGKILL, and the orphans that it inherits are reaped by the
-    kernel. One at a time.
+    It shares this process's memory and descriptors (a copy would keep pipes open) and runs only ``pause(2)``,
+    on a stack of its own, so that it costs a tenth of a fork. It takes no signal but SIGKILL, so that it never
+    returns to that stack, which all of them share. The orphans that it inherits are reaped by the kernel.
 
     Raises:
         OSError: the kernel refused.
@@ -117,7 +117,7 @@ def start_idle_child() -> int:
     handler = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the child's own; nothing ends here meanwhile
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
-        flags = ctypes.c_int(_CLONE_VM | signal.SIGCHLD)
+        flags = ctypes.c_int(_CLONE_VM | _CLONE_FILES | signal.SIGCHLD)
         return _checked(libc.clone(libc.pause, ctypes.c_void_p(top), flags, None), "clone")
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)

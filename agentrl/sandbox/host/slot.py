@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from . import folder, frames, landlock, tree
 from .child import Confinement
-from .enclosure import TEMP_STORE, Enclosure
+from .enclosure import TEMP, WORK, Enclosure
 from .execution import HostFailure, execute
 from .session import Session
 
@@ -31,7 +31,7 @@ class SlotConfig:
     """What the supervisor decides about a slot before it forks it.
 
     Attributes:
-        root: holds ``work`` and ``tmp``.
+        root: holds ``work`` and ``tmp``, as the slot sees them.
         uid: the uid to run under; None keeps the owner's.
         abi: the Landlock ABI, 0 without one; None runs unconfined.
         enclosed: the slot is in namespaces of its own, and each run is to have its own.
@@ -63,7 +63,8 @@ class Slot:
         self.config = config
         self.work = os.path.join(config.root, "work")
         self.temp = os.path.join(config.root, "tmp")
-        self.own_folders = (self.work, TEMP_STORE if config.enclosed else self.temp)
+        self.own_folders = (self.work, self.temp)
+        self.seen_work, self.seen_temp = (WORK, TEMP) if config.enclosed else self.own_folders  # by a run
         self.enclosure: Enclosure | None = None
         self.confinement: Confinement | None = None
         self.scoped = False
@@ -172,20 +173,31 @@ class Slot:
         """Fork a run's process, in namespaces of its own where the slot is enclosed."""
         if self.enclosure is None:
             return os.fork()
-        if self.session is None:
+        resting = self.resting_pid
+        if not resting:
             self.enclosure.empty_temp()
+        self.enclosure.firsts = {pid: first for pid, first in self.enclosure.firsts.items() if pid == resting}
         return self.enclosure.fork()
+
+    def with_first(self, pid: int) -> set[int]:
+        """A child, and the first process of its pid namespace where it has its own."""
+        return {pid} if self.enclosure is None else {pid, self.enclosure.firsts[pid]}
 
     @property
     def idle_pids(self) -> set[int]:
-        """Processes below the slot that are none of a run's."""
-        return set() if self.enclosure is None else self.enclosure.idle_pids
+        """First processes of pid namespaces, which do nothing."""
+        return set() if self.enclosure is None else set(self.enclosure.firsts.values())
+
+    @property
+    def resting_pid(self) -> int:
+        """The interpreter that keeps its variables, once it was forked; else 0."""
+        return 0 if self.session is None else self.session.pid
 
     @property
     def num_own_processes(self) -> int:
-        """What RLIMIT_NPROC counts beside a run's own: the slot, a resting interpreter, idle first processes."""
-        first_processes = 0 if self.enclosure is None else 1 + (self.session is not None)
-        return 1 + (self.session is not None) + first_processes
+        """What RLIMIT_NPROC counts beside the next run's own: the slot, a resting interpreter, idle first processes."""
+        num_children = 1 if self.resting_pid else 0
+        return 1 + num_children + (0 if self.enclosure is None else 1 + num_children)
 
     def open_session(self) -> Session:
         """The interpreter that keeps its variables; a new one where there is none that listens."""
@@ -200,9 +212,13 @@ class Slot:
         """End the interpreter that keeps its variables, if there is one."""
         if self.session is not None:
             if self.session.pid:
-                tree.kill(self.session.pid)
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(self.session.pid, 0)
+                pid = self.session.pid
+                pids = [pid, *(self.with_first(pid) - {pid})]  # a first process ends when the others have been reaped
+                for pid in pids:
+                    tree.kill(pid)
+                for pid in pids:
+                    with contextlib.suppress(ChildProcessError):
+                        os.waitpid(pid, 0)
             self.forget_session()
 
     def forget_session(self) -> None:

@@ -167,7 +167,7 @@ class Supervisor:
                 index = next(i % num_slots for i in range(number, number + num_slots) if i % num_slots not in used)
                 uid = None if self.first_uid is None else self.first_uid + index
                 root = self._make_root(number, index, uid)
-                config = self.slot_config(root or "/", uid)
+                config = self.slot_config(root or enclosure.STORE, uid)
                 pid = enclosure.fork_enclosed(uid) if self.enclosed else os.fork()
             except OSError as error:
                 self.reply({"op": "open_failed", "slot": number, "error": str(error)})

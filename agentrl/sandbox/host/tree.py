@@ -101,7 +101,7 @@ def kill_below(
     reap: Callable[[], object],
     deadline_s: float,
     *,
-    frozen: int | None = None,
+    bare: Collection[int] = (),
 ) -> bool:
     """End and reap every descendant of this process that is not below one of ``keep``.
 
@@ -113,7 +113,8 @@ def kill_below(
         group: a process group to kill as well; all there is to go by without /proc.
         reap: collects the children that have ended.
         deadline_s: how long to go on.
-        frozen: one of ``keep`` that is stopped, and below which nothing stays either; what it has to reap may.
+        bare: those of ``keep`` that make no children now, and below which nothing stays either; what they have to
+            reap may.
 
     Returns:
         Whether nothing is left.
@@ -125,7 +126,7 @@ def kill_below(
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, signal.SIGKILL)
         own = [pid for pid in children(os.getpid()) if pid not in keep]
-        own += [pid for pid in children(frozen) if not _is_zombie(pid)] if frozen else []
+        own += [pid for parent in bare for pid in children(parent) if pid not in keep and not _is_zombie(pid)]
         if not own:
             return True
         below = [deeper for pid in own for deeper in descendants(pid)]

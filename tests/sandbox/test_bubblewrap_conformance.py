@@ -1,0 +1,80 @@
+"""Bubblewrap against the suite: as this user, as one who is not root, and where the kernel has no Landlock."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl.sandbox import GUARANTEES, BackendReport, SandboxSpec
+from agentrl.sandbox.conformance import CHECKS, Check, check_sandbox
+
+SUITE = """
+import asyncio, json, os, sys
+from agentrl.sandbox import SandboxSpec
+from agentrl.sandbox.conformance import check_sandbox
+
+spec = SandboxSpec("bubblewrap")
+held = spec.check().held
+results = asyncio.run(check_sandbox(spec.build, guarantees=held, only=json.loads(sys.argv[1])))
+print(json.dumps([os.getuid(), sorted(held), len(results), [str(result) for result in results if not result.passed]]))
+"""
+NOBODY = 65534
+
+
+def name(check: Check) -> str:
+    return check.name
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=name)
+async def test_bubblewrap_passes_every_check_of_what_it_claims(check: Check, bubblewrap: BackendReport) -> None:
+    if check.guarantee is not None and check.guarantee not in bubblewrap.held:
+        pytest.skip(f"bubblewrap does not claim {check.guarantee!r} here")
+    (result,) = await check_sandbox(SandboxSpec("bubblewrap").build, guarantees=bubblewrap.held, only=[check.name])
+    assert result.passed, result.detail
+
+
+def test_bubblewrap_claims_everything_but_a_uid_that_only_root_can_give(bubblewrap: BackendReport) -> None:
+    assert bubblewrap.held == set(GUARANTEES) - (set() if os.getuid() == 0 else {"user"})
+
+
+def suite_as_nobody(checks: list[str] | None) -> tuple[int, list[str], int, list[str]]:
+    import agentrl
+
+    if os.getuid() != 0:
+        pytest.skip("only root can start a program as another user; the other tests run as one who is not root")
+    python = f"/usr/bin/python3.{sys.version_info.minor}"
+    if not os.path.exists(python):
+        pytest.skip(f"{python} is missing: an interpreter that any user can reach")
+    paths = [str(Path(agentrl.__file__).parents[1]), *(path for path in sys.path if path.endswith("-packages"))]
+    done = subprocess.run(
+        [python, "-c", SUITE, json.dumps(checks)],
+        env={"PYTHONPATH": os.pathsep.join(paths), "PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"},
+        cwd="/",
+        user=NOBODY,
+        group=NOBODY,
+        extra_groups=[],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    uid, held, num_checks, failed = json.loads(done.stdout)
+    return uid, held, num_checks, failed
+
+
+def test_a_user_who_is_not_root_can_use_it(bubblewrap: BackendReport) -> None:
+    checks = ["ok", "read outside", "signal others", "fork bomb", "disk fill", "setsid child outlives a timeout"]
+    uid, held, num_checks, failed = suite_as_nobody(checks)
+    assert (uid, held, num_checks, failed) == (NOBODY, sorted(set(GUARANTEES) - {"user"}), len(checks), [])
+
+
+@pytest.mark.slow
+def test_a_user_who_is_not_root_passes_every_check(bubblewrap: BackendReport) -> None:
+    _, held, num_checks, failed = suite_as_nobody(None)
+    assert failed == []
+    assert num_checks == sum(check.guarantee in {None, *held} for check in CHECKS)

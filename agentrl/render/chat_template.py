@@ -8,7 +8,7 @@ from typing import Any
 
 from agentrl.errors import DataError
 
-__all__ = ["ChatTemplate", "agreement"]
+__all__ = ["ChatTemplate"]
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,3 @@ class ChatTemplate:
                 f"{' with tools' if tools else ''}: {error}"
             ) from error
         return str(text)
-
-
-def agreement(one: str, other: str) -> int:
-    """How many characters two texts begin with alike."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))

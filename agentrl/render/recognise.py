@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentrl.errors import ConfigError, DataError
-from agentrl.render.chat_template import ChatTemplate, agreement
+from agentrl.render.chat_template import ChatTemplate
 from agentrl.render.chatml import ChatMLRenderer, ChatMLStyle, chatml_pieces
 from agentrl.render.probes import TOOL
 from agentrl.types import Message, ToolCall, ToolSpec
@@ -138,5 +138,6 @@ def _text_of(messages: Sequence[Message], tools: Sequence[ToolSpec], style: Chat
 
 
 def _difference(theirs: str, ours: str) -> tuple[int, str, str]:
-    agreed = agreement(theirs, ours)
+    pairs = enumerate(zip(theirs, ours, strict=False))
+    agreed = next((index for index, (a, b) in pairs if a != b), min(len(theirs), len(ours)))
     return agreed, theirs[agreed : agreed + 60], ours[agreed : agreed + 60]

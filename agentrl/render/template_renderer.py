@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.errors import ConfigError, DataError
-from agentrl.render.chat_template import ChatTemplate, agreement
+from agentrl.render.chat_template import ChatTemplate
 from agentrl.render.encode import Piece, PieceEncoder, Source
 from agentrl.render.family import Family
 from agentrl.render.probes import ANSWER, CALL, QUESTION, THOUGHT, TOOL
@@ -108,12 +108,13 @@ class TemplateRenderer:
         given = self._marked(history[:-1], tools, generation=True)
         spoken = self._marked(history, tools, generation=False)
         whole = self._marked([*history, *messages], tools, generation=True)
-        body = spoken[len(given) :]
-        keeps = spoken.startswith(given) and whole.startswith(spoken) and self._says(body, history[-1])
-        if not keeps:
+        ending = self._ending.search(spoken, len(given))
+        if ending is not None and not whole.startswith(spoken):
+            spoken = spoken[: ending.end(1)]  # some templates write one more token behind the last turn of all
+        keeps = spoken.startswith(given) and whole.startswith(spoken)
+        if not keeps or not self._says(spoken[len(given) :], history[-1]):
             return None
-        ending = self._ending.search(body)
-        more = (ending.group() if ending else "") + whole[len(spoken) :]
+        more = whole[ending.start() if ending else len(spoken) :]
         ids, content = self._encoder.encode(self._provenance.pieces(more))
         # What the model sampled is not written once more.
         sampled = completion.size > 0 and int(completion[-1]) in self.stop_token_ids
@@ -128,16 +129,15 @@ class TemplateRenderer:
         """
         given = self._marked([QUESTION], (), generation=True)
         spoken = self._marked([QUESTION, message], (), generation=False)
-        agreed = agreement(given, spoken)
-        body, begun = spoken[agreed:], given[agreed:]
-        if begun.strip() == _OPEN_THINKING:  # the prompt opens a block of which the template writes nothing
+        body, dropped = _spoken_after(given, spoken)
+        if body is None:
+            raise DataError(
+                f"the generation prompt of {self._template.where} ends with {given[-40:]!r}, and its template writes a "
+                f"past turn otherwise, {spoken[-80:]!r}: such a message cannot be imitated"
+            )
+        if dropped:
             thoughts = self._provenance.assistant(message.get("reasoning_content") or "")
             body = f"{thoughts}\n{_CLOSE_THINKING}\n\n{body}"
-        elif begun.strip():
-            raise DataError(
-                f"the generation prompt of {self._template.where} ends with {begun!r}, and its template begins a "
-                f"past turn with {body[:80]!r}: such a message cannot be imitated"
-            )
         ending = self._ending.search(body)
         end = ending.group(1) if ending else ""
         if ending:
@@ -196,7 +196,7 @@ class TemplateRenderer:
                 if message is ANSWER:
                     raise
                 continue  # a template without tools may refuse a call, and is not asked for one then
-            bodies.append(spoken[agreement(given, spoken) :])
+            bodies.append(_spoken_after(given, spoken)[0] or spoken)
         if QUESTION["content"] not in given or ANSWER["content"] not in bodies[0]:
             raise ConfigError(
                 f"the chat template of {self._template.where} leaves out what is said: a user's Hello renders as "
@@ -215,6 +215,22 @@ class TemplateRenderer:
             return TOOL.name in self._template.render([dict(QUESTION)], [TOOL.openai()], generation=True)
         except DataError:
             return False
+
+
+def _spoken_after(given: str, spoken: str) -> tuple[str | None, bool]:
+    """What ``spoken`` has after the prompt; None where it does not go on from it.
+
+    Returns:
+        The turn, and whether the prompt opens a block of thoughts of which the template writes nothing.
+    """
+    if spoken.startswith(given):
+        return spoken[len(given) :], False
+    base, opened, rest = given.rpartition(_OPEN_THINKING)
+    if not opened or rest.strip() or not spoken.startswith(base):
+        return None, False
+    body = spoken[len(base) :]
+    begins = body.startswith(_OPEN_THINKING)  # as the prompt does, but for the white space behind it
+    return (body[len(_OPEN_THINKING) :] if begins else body), not begins
 
 
 def _checked(message: Message) -> Message:

@@ -30,12 +30,22 @@ TEXT = (
 TEMPLATES = {"qwen2_5": "qwen2_5", "qwen3": "qwen3", "qwen3_instruct": "qwen3_instruct_2507"}
 
 
-def real_template(name: str) -> str:
-    """A chat template as its model ships it, out of TRL's wheel; TRL itself is not imported."""
+def chat_templates() -> Path:
+    """The folder of chat templates, as their models ship them, in TRL's wheel; TRL itself is not imported."""
     spec = importlib.util.find_spec("trl")
     assert spec is not None, "install the [test] extra"
     assert spec.origin is not None
-    return (Path(spec.origin).parent / "chat_templates" / f"{TEMPLATES[name]}.jinja").read_text(encoding="utf-8")
+    return Path(spec.origin).parent / "chat_templates"
+
+
+def template_text(name: str) -> str:
+    """One of TRL's templates by its own name."""
+    return (chat_templates() / f"{name}.jinja").read_text(encoding="utf-8")
+
+
+def real_template(name: str) -> str:
+    """The template of a model of Qwen's."""
+    return template_text(TEMPLATES[name])
 
 
 def trained_tokenizer(ordinary: tuple[str, ...], special: tuple[str, ...] = SPECIAL) -> Any:

@@ -10,6 +10,7 @@ from agentrl.errors import ConfigError
 
 MIN_MEMORY_BYTES = 32 * 2**20
 _MAX_WALL_S = 24 * 3600.0
+_MAX_MOVED_BYTES = 512 * 2**20  # of one output or file: each is held in memory while it moves
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,12 @@ class Limits:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"sandbox.limits.{field.name} must be a whole number of at least 1, got {value!r}")
+        for name in ("output_bytes", "file_bytes"):
+            if getattr(self, name) > _MAX_MOVED_BYTES:
+                raise ConfigError(
+                    f"sandbox.limits.{name} must be at most {_MAX_MOVED_BYTES}, since outputs and files are held in "
+                    f"memory while they move, got {getattr(self, name)}; lower it"
+                )
         if self.memory_bytes < MIN_MEMORY_BYTES:
             raise ConfigError(
                 f"sandbox.limits.memory_bytes={self.memory_bytes} is below the {MIN_MEMORY_BYTES} bytes that an "

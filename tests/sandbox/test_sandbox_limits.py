@@ -26,6 +26,8 @@ from agentrl.sandbox import FileRefusedError, Limits, SandboxSpec
         ("open_files", 3),
         ("max_files", 0),
         ("file_bytes", 2**40),
+        ("file_bytes", 2**28 + 1),
+        ("output_bytes", 2**30),
     ],
 )
 def test_a_limit_that_cannot_be_names_itself_and_its_value(limit: str, value: Any) -> None:
@@ -60,6 +62,19 @@ async def test_more_processes_than_allowed_are_refused_to_the_code_or_end_it(spe
     async with spec.build() as sandbox:
         result = await sandbox.run(code, limits=Limits(processes=4, wall_s=60))
     assert result.status in ("error", "killed")
+
+
+async def test_no_more_files_are_open_than_allowed(spec: SandboxSpec) -> None:
+    code = "import os\nheld = []\ntry:\n    while True: held.append(open(os.devnull))\nexcept OSError: print(len(held))"
+    async with spec.build() as sandbox:
+        result = await sandbox.run(code, limits=Limits(open_files=32))
+    assert 0 < int(result.stdout) <= 32
+
+
+async def test_processor_time_is_bounded_whatever_the_wall_says(spec: SandboxSpec) -> None:
+    async with spec.build() as sandbox:
+        result = await sandbox.run("while True: pass", limits=Limits(wall_s=600, cpu_s=0.5))
+    assert (result.status, "the limit is 0.5 s" in result.detail) == ("timeout", True)
 
 
 async def test_the_limits_of_one_run_do_not_hold_for_the_next(spec: SandboxSpec) -> None:

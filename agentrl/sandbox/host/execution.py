@@ -21,6 +21,7 @@ _WATCH_S = 0.1
 _DISK_EVERY = 5  # watch ticks
 _REAP_S = 10.0
 _SHARED_UID_MARGIN = 256  # processes that the user may start meanwhile
+_MAX_FETCHED_BYTES = 2**30  # of one run
 _LOST = "the interpreter ended, and its variables with it"
 _FRESH = "the variables of earlier runs are lost: their interpreter had ended"
 _OOM_SHARE = 0.7  # of the memory limit: a SIGKILL with that much in use was the kernel's
@@ -334,9 +335,11 @@ def execute(slot: Slot, header: frames.Header, blobs: list[bytes]) -> tuple[dict
     execution.finish()
     fields = execution.result()
     fetched, refused, contents = [], {}, []
+    room = _MAX_FETCHED_BYTES
     for path in header["fetch"]:
         try:
-            contents.append(folder.read_file(slot.work, path, header["limits"]["file_bytes"]))
+            contents.append(folder.read_file(slot.work, path, min(room, header["limits"]["file_bytes"])))
+            room -= len(contents[-1])
             fetched.append(path)
         except folder.PathRefused as error:
             refused[path] = str(error)

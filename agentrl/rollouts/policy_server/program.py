@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -52,12 +53,14 @@ class ProgramSpec:
         return ProgramPlayer(turns, self)
 
     def variables(self, url: str, key: str) -> dict[str, str]:
-        """The program's environment: this process's, with the episode's endpoint in it, reached without any proxy."""
+        """The program's environment: this process's, with the episode's endpoint in it, reached without any proxy, and
+        with the folder of this interpreter first in PATH, so that ``python`` is the one that has agentrl."""
         inherited = {name: value for name, value in os.environ.items() if name not in _NOT_OURS}
         direct = [*filter(None, [os.environ.get("NO_PROXY", "")]), "127.0.0.1", "localhost"]
         return {
             **inherited,
             **self.environment,
+            "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)]),
             "OPENAI_BASE_URL": f"{url}/v1",
             "OPENAI_API_KEY": key,
             "OPENAI_MODEL": self.model,

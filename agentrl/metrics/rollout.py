@@ -44,7 +44,7 @@ def rollout_metrics(groups: Iterable[TrajectoryGroup]) -> dict[str, float]:
     finished = [trajectory for group in group_list for trajectory in group.finished]
     metrics = _counts(group_list, everyone, finished)
     if finished:
-        metrics |= _rewards(finished) | _lengths(finished) | _tools(finished)
+        metrics |= _rewards(finished) | _lengths(finished) | _tools(finished) | _mismatch(finished)
     return metrics
 
 
@@ -99,7 +99,18 @@ def _lengths(finished: Sequence[Trajectory]) -> dict[str, float]:
         "length/truncated_frac": float(np.mean([t.status.kind == "truncated" for t in finished])),
         "turns/mean": float(np.mean(turns)),
         "turns/max": float(max(turns)),
+        "turns/restarts": float(np.mean([trajectory.info.get("restarts", 0) for trajectory in finished])),
     }
+
+
+def _mismatch(finished: Sequence[Trajectory]) -> dict[str, float]:
+    """How the episodes' ids differ from those of their text, where that was measured."""
+    metrics = {}
+    for name in ("retok_frac", "template_frac"):
+        measured = [trajectory.info[name] for trajectory in finished if name in trajectory.info]
+        if measured:
+            metrics[f"mismatch/{name}"] = float(np.mean(measured))
+    return metrics
 
 
 def _tools(finished: Sequence[Trajectory]) -> dict[str, float]:

@@ -115,7 +115,7 @@ async def _score(turns: TurnMaker, player: Player, status: Status) -> Trajectory
     if any(turn.rewards for turn in builder.turns):
         parts["step"] = builder.step_reward
     builder.count("score_s", time.monotonic() - start)
-    return builder.finish(status, rewards=parts, reward=total)
+    return builder.finish(status, rewards=parts, reward=total, info=turns.retokenized())
 
 
 async def _clean_up(turns: TurnMaker, player: Player) -> str:

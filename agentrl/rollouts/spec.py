@@ -85,6 +85,7 @@ class RolloutSpec:
         step_reward_weight: weight of the sum of step rewards beside the rubric.
         max_retries: attempts after the first one that infrastructure failed.
         permits: episodes in each stage.
+        measure_retokenization: whether each finished episode says how its ids differ from those of its text.
     """
 
     env: EnvSpec | PlayerSpec
@@ -97,6 +98,7 @@ class RolloutSpec:
     step_reward_weight: float = 1.0
     max_retries: int = 2
     permits: StagePermits = field(default_factory=StagePermits)
+    measure_retokenization: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from agentrl.render import Renderer
 from agentrl.rollouts.builder import Head, TrajectoryBuilder
 from agentrl.rollouts.golden import assert_golden_rule, assert_prefix
 from agentrl.rollouts.parts import EpisodeParts
+from agentrl.rollouts.retokenize import retok_frac, template_frac
 from agentrl.types import (
     Action,
     Completion,
@@ -73,6 +74,7 @@ class TurnMaker:
         self.sampling = sampling
         self._sessions = {builder.key.session_id}
         self._num_calls = 0
+        self._last_ready: ReadyTurn | None = None
 
     def head(self) -> Head:
         """The beginning of the episode, in the session of its name."""
@@ -133,7 +135,7 @@ class TurnMaker:
         Raises:
             EngineError: the engine failed, or broke the golden rule.
         """
-        number, self._num_calls = self._num_calls, self._num_calls + 1
+        number, self._num_calls, self._last_ready = self._num_calls, self._num_calls + 1, ready
         chosen = sampling or self.sampling
         request = self._request(ready, agent, chosen, number)
         if ready.head.parent is not None and self.parts.renderer is not None:
@@ -161,6 +163,22 @@ class TurnMaker:
         )
         action = Action(text, parsed.message, parsed.tool_calls, parsed.problems, completion.finish_reason)
         return MadeTurn(action, completion, head)
+
+    def retokenized(self) -> dict[str, float]:
+        """How the ids of the episode so far differ from those of its text; empty where that is not measured."""
+        renderer, ready = self.parts.renderer, self._last_ready
+        if renderer is None or ready is None or not self.parts.spec.measure_retokenization:
+            return {}
+        start = time.monotonic()
+        share = retok_frac(self.builder.turns, renderer)
+        measured = {} if share is None else {"retok_frac": share}
+        if ready.head.ids.size:  # else the context is the template's own prompt
+            context = np.concatenate([ready.head.ids, concat_ids(ready.context)])
+            measured["template_frac"] = template_frac(context, ready.head.messages, ready.tools, renderer)
+        elif measured:
+            measured["template_frac"] = 0.0
+        self.builder.count("retokenize_s", time.monotonic() - start)
+        return measured
 
     async def release(self) -> str:
         """Frees the engine's sessions; says what went wrong there."""

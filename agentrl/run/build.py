@@ -189,6 +189,7 @@ def rollout_spec(stage: StageConfig, live: LiveObjects, *, base_dir: Path, model
         root_seed=stage.run.seed,
         step_reward_weight=stage.reward.step_weight,
         max_retries=rollout.retries,
+        measure_retokenization=rollout.measure_retokenization,
         permits=StagePermits(running=episodes, sandboxes=_sandboxes_a_process(stage)),
     )
 

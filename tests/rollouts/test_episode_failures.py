@@ -263,4 +263,4 @@ async def test_a_cancelled_tool_is_cancelled() -> None:
 
 async def test_seconds_of_each_stage_are_kept() -> None:
     trajectory = await play([say("x")], reward=length_reward, task=TASK, key=EpisodeKey(0, 0))
-    assert set(trajectory.timings) == {"prepare_s", "generate_s", "env_s", "score_s"}
+    assert set(trajectory.timings) == {"prepare_s", "generate_s", "env_s", "retokenize_s", "score_s"}

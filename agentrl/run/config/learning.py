@@ -64,6 +64,8 @@ class RolloutConfig(Section):
     """Wall-clock seconds of one episode."""
     tool_timeout_s: Seconds = 30.0
     """Wall-clock seconds of one tool call, where the tool sets no limit of its own."""
+    measure_retokenization: bool = True
+    """Whether each episode says how its token ids differ from those of its text made anew (``mismatch/retok_frac``)."""
     retries: Natural = 2
     """Further attempts at an episode that infrastructure failed."""
     min_siblings: Count = Field(default_factory=lambda data: min(2, data["group_size"]))

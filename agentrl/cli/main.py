@@ -30,6 +30,7 @@ _COMMANDS = {
     "ls": "List the trajectories of a run, also while it trains.",
     "show": "Show a run, or one of its trajectories with the origin of every token.",
     "doctor": "Say what this machine offers, sandboxes included.",
+    "install": "Build the environment that SGLang servers run in.",
 }
 
 # A command's file is imported when it is called or its help is shown; what it needs is imported when it runs.

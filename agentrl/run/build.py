@@ -20,6 +20,7 @@ from agentrl.rollouts import EpisodeLimits, RolloutSpec, RubricFactory, StagePer
 from agentrl.rollouts.inprocess import TorchEngineSpec
 from agentrl.run.config import StageConfig, ToolConfig
 from agentrl.run.data import load_tasks
+from agentrl.run.sglang_engine import sglang_spec
 from agentrl.sandbox import SandboxSpec
 from agentrl.tools import Tool, ToolFactory, resolve_tools
 from agentrl.training import OptimSpec
@@ -215,11 +216,15 @@ def engine_spec(stage: StageConfig, model: Path) -> EngineFactory:
 
     Raises:
         ConfigError: an engine that this version does not train with.
+        MachineError: no environment for SGLang servers.
     """
+    if stage.rollout.engine == "sglang":
+        servers: EngineFactory = sglang_spec(stage, model)
+        return servers
     if stage.rollout.engine != "torch":
         raise ConfigError(
             f"rollout.engine='{stage.rollout.engine}' cannot be used for training in this version; "
-            "set rollout.engine=torch"
+            "set rollout.engine=torch, or sglang"
         )
     spec = TorchEngineSpec(
         model_path=str(model),

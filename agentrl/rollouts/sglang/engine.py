@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -50,10 +53,12 @@ class SGLangEngine:
                 f"got {spec.context_tokens}; lower it"
             )
         self._shapes = tensor_shapes(Path(spec.model_path))
+        own = Path(spec.folder) / f"{socket.gethostname()}-{os.getpid()}"  # several ranks may have one specification
+        ready = prepared(replace(spec, folder=str(own)))
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="agentrl-sglang-engine", daemon=True)
         self._thread.start()
-        self._core = EngineCore(prepared(spec), self._loop)
+        self._core = EngineCore(ready, self._loop)
         self._sender: WeightSender | None = None if spec.sender is None else spec.sender()
         try:
             self._call(self._core.start())
@@ -63,19 +68,19 @@ class SGLangEngine:
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """See ``RolloutEngine.generate``. ``request.seed`` has no effect: the servers draw with their own seeds."""
-        return await asyncio.wrap_future(self._submit(self._core.generate(request)))
+        return await asyncio.wrap_future(self._submit(self._core.requests.generate(request)))
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """See ``RolloutEngine.abort``; the completion holds what was generated until then."""
-        await asyncio.wrap_future(self._submit(self._core.abort(tuple(request_ids))))
+        await asyncio.wrap_future(self._submit(self._core.requests.abort(tuple(request_ids))))
 
     async def release(self, session_id: str) -> None:
         """See ``RolloutEngine.release``."""
-        await asyncio.wrap_future(self._submit(self._core.release(session_id)))
+        await asyncio.wrap_future(self._submit(self._core.requests.release(session_id)))
 
     def info(self) -> EngineInfo:
         """See ``RolloutEngine.info``."""
-        return self._core.info()
+        return self._core.state.info()
 
     def pause(self, mode: PauseMode) -> None:
         """See ``EngineControl.pause``. A server that cannot say which weights made a token (0.5.18) is drained where
@@ -96,7 +101,7 @@ class SGLangEngine:
 
     def layout(self) -> EngineLayout:
         """Whole tensors under Hugging Face names; each server cuts its ranks' parts."""
-        return EngineLayout(kind="whole", dtype=self._core.spec.dtype)
+        return EngineLayout(kind="whole", dtype=self._core.state.spec.dtype)
 
     def begin_update(self, version: int) -> UpdateSession:
         """See ``EngineControl.begin_update``.
@@ -111,7 +116,7 @@ class SGLangEngine:
                 retryable=False,
             )
         self._call(self._core.begin_update(version))
-        tied = frozenset({"lm_head.weight"} if self._core.ties_embeddings else ())
+        tied = frozenset({"lm_head.weight"} if self._core.state.ties_embeddings else ())
         return self._sender.begin(ServerUpdate(self._core, version, self._shapes, tied))
 
     def checksum(self) -> Mapping[str, int]:
@@ -122,22 +127,25 @@ class SGLangEngine:
             EngineError: a server holds something else, or nothing was put yet.
         """
         self._call(self._core.verify())
-        return {name: array_checksum(array) for name, array in self._core.weights.items()}
+        return {name: array_checksum(array) for name, array in (self._core.state.weights or {}).items()}
 
     def health(self) -> EngineHealth:
         """See ``EngineControl.health``; answers at once, from what is known on this side."""
-        core = self._core
-        if core.closed or not self._thread.is_alive():
-            state: State = "dead"
-        elif core.fault:
-            state = "torn"
-        elif core.updating:
-            state = "updating"
-        elif core.asleep:
-            state = "asleep"
-        else:
-            state = "serving" if core.paused is None else "paused"
-        return EngineHealth(state, core.running, core.waiting, core.kv_tokens, core.policy_version)
+        own, requests = self._core.state, self._core.requests
+        states: tuple[tuple[State, bool], ...] = (
+            ("dead", own.closed or not self._thread.is_alive()),
+            ("torn", bool(own.fault)),
+            ("updating", own.updating),
+            ("asleep", bool(own.asleep)),
+            ("paused", own.paused is not None),
+        )
+        return EngineHealth(
+            state=next((name for name, holds in states if holds), "serving"),
+            running=requests.running,
+            waiting=requests.waiting,
+            kv_tokens=sum(tuple(own.kv.values())),
+            policy_version=own.policy_version,
+        )
 
     def server_states(self) -> Mapping[str, str]:
         """Each server's name and state."""

@@ -41,6 +41,7 @@ _CPU_ARGUMENTS: Mapping[str, object] = {
     "disable-cuda-graph": True,
     "mem-fraction-static": 0.1,
 }
+_CPU_SEQUENCES = 64
 _CPU_ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1"}
 
 
@@ -66,8 +67,8 @@ def prepared(spec: SGLangEngineSpec) -> SGLangEngineSpec:
         )
         version, device = answer.stdout.split()
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        said = getattr(error, "stderr", None) or str(error)
-        raise MachineError(f"{spec.python} cannot run SGLang: {said.strip()[-400:]}; {mend}") from error
+        said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1:]
+        raise MachineError(f"{spec.python} cannot run SGLang: {''.join(said)}; {mend}") from error
     dialect_of(version, f"the environment of {spec.python}")
     return spec if spec.device is not None else replace(spec, device="cuda" if device == "cuda" else "cpu")
 
@@ -94,7 +95,7 @@ def server_command(spec: SGLangEngineSpec, *, model: Path, port: int, label: str
         "tp-size": spec.tp_size if spec.tp_size > 1 else None,
         "max-running-requests": spec.max_running_requests,
         "page-size": spec.page_size,
-        "max-total-tokens": spec.kv_tokens,
+        "max-total-tokens": _kv_tokens(spec),
     }
     if spec.kv_memory_fraction is not None:
         arguments["mem-fraction-static"] = spec.kv_memory_fraction
@@ -107,6 +108,13 @@ def server_command(spec: SGLangEngineSpec, *, model: Path, port: int, label: str
         if value is not True:
             words += [str(item) for item in value] if isinstance(value, list | tuple) else [str(value)]
     return words
+
+
+def _kv_tokens(spec: SGLangEngineSpec) -> int | None:
+    """SGLang sizes its KV cache by a device's memory, which says nothing where there is no device."""
+    if spec.kv_tokens is not None:
+        return spec.kv_tokens + SPARE_POSITIONS
+    return _CPU_SEQUENCES * (spec.context_tokens + SPARE_POSITIONS) if spec.device == "cpu" else None
 
 
 def server_environment(spec: SGLangEngineSpec) -> dict[str, str]:

@@ -56,32 +56,32 @@ class ServerUpdate:
     @property
     def dtype(self) -> ServedDtype:
         """Of the servers' weights."""
-        return self._core.spec.dtype
+        return self._core.state.spec.dtype
 
     @property
     def label(self) -> str:
         """What the servers call the new weights; sent with the last of them."""
-        return self._core.label(self.version)
+        return self._core.state.label(self.version)
 
     @property
     def folder(self) -> Path:
         """Where this update's weights may be written."""
-        return self._core.weights_folder(self.version)
+        return self._core.state.weights_folder(self.version)
 
     @property
     def model(self) -> Path:
         """The folder of the model's configuration and tokenizer."""
-        return Path(self._core.spec.model_path)
+        return Path(self._core.state.spec.model_path)
 
     @property
     def flush(self) -> bool:
         """Whether the servers' KV cache is emptied: not where requests were paused in place, whose KV is kept."""
-        return self._core.flushes_updates
+        return self._core.state.flushes_updates
 
     @property
     def timeout_s(self) -> float:
         """Of one call."""
-        return self._core.spec.update_timeout_s
+        return self._core.state.spec.update_timeout_s
 
     @property
     def num_ranks(self) -> Sequence[int]:

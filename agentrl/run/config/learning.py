@@ -18,6 +18,7 @@ from agentrl.run.config.section import (
     Section,
     Weight,
 )
+from agentrl.run.config.sglang import SGLangConfig
 from agentrl.run.config.task import Dtype
 
 __all__ = ["AlgorithmConfig", "OptimConfig", "RolloutConfig", "TrainConfig"]
@@ -58,6 +59,17 @@ class RolloutConfig(Section):
     """Tokens of KV cache kept for waiting episodes; by default room for all that run."""
     dtype: Dtype | None = None
     """Of the engine's weights; by default ``model.dtype``."""
+    num_engines: Count = 1
+    """SGLang servers that each training process starts."""
+    tp_size: Count = 1
+    """Tensor-parallel ranks of an SGLang server."""
+    max_running_requests: Count | None = None
+    """Requests that an SGLang server decodes at once; by default SGLang's own choice."""
+    kv_memory_fraction: Fraction | None = None
+    """Share of a device's memory for weights and KV cache of an SGLang server; by default SGLang's own choice."""
+    page_size: Count | None = None
+    """Tokens of a page of an SGLang server's KV cache."""
+    sglang: SGLangConfig = Field(default_factory=SGLangConfig)
     turn_timeout_s: Seconds = 120.0
     """Wall-clock seconds of one turn: generation, tools and environment."""
     episode_timeout_s: Seconds = 600.0

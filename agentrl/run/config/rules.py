@@ -117,6 +117,18 @@ def _rollout_faults(stage: StageConfig) -> Iterator[Fault]:
             "rollout.engine='openai' cannot train (such a server returns neither token ids nor logprobs); "
             "use 'torch' or 'sglang' here",
         )
+    if rollout.engine == "sglang" and rollout.engine_args:
+        yield Fault(
+            (("rollout", "engine_args"),),
+            f"rollout.engine_args has nothing for rollout.engine='sglang', got {sorted(rollout.engine_args)}; "
+            "its settings are those of rollout.sglang, and rollout.sglang.server_args for the server's own",
+        )
+    if rollout.engine == "sglang" and rollout.sglang.urls and stage.train.world_size > 1:
+        yield Fault(
+            (("rollout", "sglang", "urls"), ("train", "world_size")),
+            f"rollout.sglang.urls needs train.world_size=1 (a server has one owner, and each rank plays episodes), "
+            f"got {stage.train.world_size}; let the ranks start servers of their own, or train with one rank",
+        )
     if stage.run.deterministic and rollout.engine not in ("torch", "scripted"):
         yield Fault(
             (("rollout", "engine"), ("run", "deterministic")),

@@ -1,0 +1,42 @@
+"""``agentrl install``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+__all__ = ["install_command"]
+
+
+def install_command(
+    what: Literal["sglang"],
+    /,
+    *,
+    folder: Annotated[Path | None, Parameter(name="--dir")] = None,
+    gpu: Annotated[bool, Parameter(negative=())] = False,
+    torch_index: str | None = None,
+) -> None:
+    """Build the environment that a server of another program runs in, beside agentrl's own.
+
+    Parameters
+    ----------
+    what
+        sglang: SGLang, for rollout.engine=sglang. Takes minutes, and about 2 GB of disk without a GPU.
+    folder
+        Where; by default a folder below the user's data folder, which rollout.sglang.python finds by itself.
+    gpu
+        With CUDA; by default for the CPU.
+    torch_index
+        A package index that has torch for the CPU, instead of PyTorch's own.
+    """
+    from agentrl.run.sglang_env import CPU, GPU, SGLANG_VERSION, build_environment, default_folder
+
+    del what  # one choice so far
+    recipe = GPU if gpu else CPU
+    place = (folder or default_folder(recipe)).expanduser().absolute()
+    python, made = build_environment(place, recipe, torch_index=torch_index, tell=lambda text: print(text, flush=True))
+    print(f"SGLang {SGLANG_VERSION} is {'ready' if made else 'there already'}: {python}")
+    if folder is not None:
+        print(f"use it with rollout.engine=sglang rollout.sglang.python={python}")

@@ -1,0 +1,187 @@
+"""Requests in flight: each finds a server, and another one where that fails it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.errors import EngineError
+from agentrl.rollouts.request_check import check_request
+from agentrl.rollouts.sglang.errors import ServerLostError
+from agentrl.rollouts.sglang.fleet import ServerFleet
+from agentrl.rollouts.sglang.servers import Server
+from agentrl.rollouts.sglang.state import EngineState
+from agentrl.rollouts.sglang.wire import generate_body, read_answer
+from agentrl.types import Completion, GenerateRequest
+
+__all__ = ["Requests"]
+
+_ATTEMPTS = 4
+"""Servers that a request is tried on; each failure is looked into first."""
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A request in flight: the server that has it and what it is called there."""
+
+    request: GenerateRequest
+    server: Server | None = None
+    rid: str = ""
+
+
+class Requests:
+    """Used from the engine's loop alone.
+
+    Args:
+        state: the engine's.
+        fleet: its servers.
+    """
+
+    def __init__(self, state: EngineState, fleet: ServerFleet) -> None:
+        self.waiting = 0
+        self._state, self._fleet = state, fleet
+        self._flights: dict[str, _Flight] = {}
+        self._idle = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def running(self) -> int:
+        """Requests that a server has."""
+        return sum(server.running for server in self._fleet.servers)
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        """See ``RolloutEngine.generate``."""
+        check_request(request, self._state.info(), stop_strings=self._state.spec.stop_strings)
+        if request.request_id in self._flights:
+            raise EngineError(f"request_id {request.request_id!r} is already in flight; ids must be unique")
+        flight = self._flights[request.request_id] = _Flight(request)
+        try:
+            return await self._state.clock.limit(
+                self._attempts(flight), request.deadline_s, f"request {request.request_id!r}"
+            )
+        finally:
+            del self._flights[request.request_id]
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """See ``RolloutEngine.abort``; what was generated so far comes back with the answer."""
+        for request_id in request_ids:
+            flight = self._flights.get(request_id)
+            if flight is not None and flight.server is not None:
+                await flight.server.client.abort(flight.rid)
+
+    async def release(self, session_id: str) -> None:
+        """See ``RolloutEngine.release``. The server's cache forgets by itself: least recently used first."""
+        self._fleet.router.forget(session_id)
+        self._state.kv.pop(session_id, None)
+
+    async def _attempts(self, flight: _Flight) -> Completion:
+        request = flight.request
+        failed: list[Server] = []
+        for attempt in range(_ATTEMPTS):
+            server = await self._server_for(request, failed)
+            flight.server, flight.rid = server, f"{request.request_id}#{self._state.owner}.{attempt}"
+            try:
+                return await self._attempt(flight, server)
+            except ServerLostError as error:
+                failed.append(server)
+                last = error
+                await self._fleet.examine(server, str(error))
+        raise EngineError(
+            f"request {request.request_id!r} failed {_ATTEMPTS} times, on {', '.join(s.name for s in failed)}; "
+            f"the last time: {last}"
+        ) from last
+
+    async def _attempt(self, flight: _Flight, server: Server) -> Completion:
+        request, stale_before = flight.request, self._state.stale_kv
+        call = asyncio.ensure_future(server.client.generate(generate_body(request, flight.rid)))
+        server.calls.add(call)
+        server.running += 1
+        self._idle.clear()
+        try:
+            answer = await call
+        except asyncio.CancelledError:
+            if call.cancelled() and not server.serving and not _cancelling():
+                raise ServerLostError(f"{server.name} was lost while it had request {request.request_id!r}") from None
+            call.cancel()
+            self._in_background(self._forget_request(server, flight.rid))
+            raise
+        finally:
+            server.calls.discard(call)
+            server.running -= 1
+            flight.server = None
+            if not self.running:
+                self._idle.set()
+        completion = read_answer(
+            request,
+            answer,
+            server=server.name,
+            vocab_size=self._state.vocab_size,
+            version_of=self._state.version_of,
+            stale_kv="never" if stale_before == self._state.stale_kv == "never" else "always",
+        )
+        self._state.kv[request.session_id] = completion.account.prompt_tokens + completion.account.completion_tokens
+        return completion
+
+    async def _server_for(self, request: GenerateRequest, failed: Sequence[Server]) -> Server:
+        """Waits until the engine serves; then for ``unavailable_s`` at most until a server does."""
+        since: float | None = None
+        self.waiting += 1
+        try:
+            while True:
+                if self._state.closed or self._state.fault:
+                    raise EngineError(
+                        self._state.fault or "the engine was closed; build it again", retryable=not self._state.fault
+                    )
+                if self._state.paused is None:
+                    if request.min_version > self._state.policy_version:
+                        raise EngineError(
+                            f"request {request.request_id!r} needs min_version={request.min_version}, the engine "
+                            f"serves policy_version={self._state.policy_version}; send it to an engine that was updated"
+                        )
+                    if (server := self._fleet.router.choose(request.session_id, failed)) is not None:
+                        return server
+                    self._fleet.require_hope()
+                    since = self._state.clock.now() if since is None else since
+                    if self._state.clock.now() - since > self._state.spec.unavailable_s:
+                        raise EngineError(
+                            f"no server came back within {self._state.spec.unavailable_s:g} s; {self._fleet.describe()}"
+                        )
+                await self._state.wait_changed(timeout_s=1.0)
+        finally:
+            self.waiting -= 1
+
+    async def _forget_request(self, server: Server, rid: str) -> None:
+        try:
+            await server.client.abort(rid)
+        except EngineError as error:
+            await self._fleet.examine(server, str(error))
+
+    async def drained(self) -> None:
+        """Waits until no server has a request.
+
+        Raises:
+            EngineError: one still has after ``update_timeout_s``.
+        """
+        seconds = self._state.spec.update_timeout_s
+        try:
+            async with asyncio.timeout(seconds):
+                while self.running:
+                    await self._idle.wait()
+        except TimeoutError:
+            raise EngineError(
+                f"pause('drain'): {self.running} requests still run after {seconds:g} s; "
+                "use pause('retract'), or shorter completions",
+                retryable=False,
+            ) from None
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _cancelling() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

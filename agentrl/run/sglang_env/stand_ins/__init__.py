@@ -1,0 +1,1 @@
+"""Modules that are copied into an SGLang environment without a GPU; nothing here is imported by agentrl itself."""

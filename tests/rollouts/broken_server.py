@@ -1,0 +1,85 @@
+"""A small HTTP server that does what a broken one does; it stands for no SGLang."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TypeAlias
+
+Behaviour: TypeAlias = Callable[["Handler"], None]
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers each route as the server was told."""
+
+    protocol_version = "HTTP/1.1"
+    body = b""
+
+    def do_GET(self) -> None:
+        self.body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        server = self.server
+        assert isinstance(server, BrokenServer)
+        server.calls.append(self.path)
+        server.behaviours[self.path](self)
+
+    def do_POST(self) -> None:
+        self.do_GET()
+
+    def answer(self, content: bytes, *, status: int = 200, promised: int | None = None) -> None:
+        """``promised``: bytes that the head speaks of; fewer come where it is more."""
+        self.send_response(status)
+        self.send_header("content-length", str(len(content) if promised is None else promised))
+        self.end_headers()
+        self.wfile.write(content)
+        if promised is not None:
+            self.close_connection = True
+
+    def log_message(self, *_: object) -> None:
+        """Nothing is printed."""
+
+
+class BrokenServer(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, behaviours: Mapping[str, Behaviour]) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.behaviours = behaviours
+        self.calls: list[str] = []
+        self.ending = threading.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+@contextmanager
+def broken_server(behaviours: Mapping[str, Behaviour]) -> Iterator[BrokenServer]:
+    server = BrokenServer(behaviours)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.ending.set()
+        server.shutdown()
+        server.server_close()
+        thread.join(10)
+
+
+def says(content: bytes, status: int = 200) -> Behaviour:
+    return lambda handler: handler.answer(content, status=status)
+
+
+def breaks_off(handler: Handler) -> None:
+    """Half of what it promised."""
+    handler.answer(b'{"output_ids": [1, 2', promised=1000)
+
+
+def keeps_silent(handler: Handler) -> None:
+    """No answer until the server ends."""
+    server = handler.server
+    assert isinstance(server, BrokenServer)
+    server.ending.wait(60)
+    handler.close_connection = True

@@ -1,0 +1,144 @@
+"""The command line and environment of a server, and the guard that ends it with its owner."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.errors import ConfigError, MachineError
+from agentrl.rollouts.sglang import SGLangEngineSpec, lifeline
+from agentrl.rollouts.sglang.launch import ServerProcess, prepared, server_command, server_environment
+
+
+def spec(**settings: Any) -> SGLangEngineSpec:
+    return SGLangEngineSpec(**{"model_path": "model", "folder": "run", "python": "python", "device": "cpu"} | settings)
+
+
+def words(**settings: Any) -> list[str]:
+    return server_command(spec(**settings), model=Path("model"), port=4, label="own.0")
+
+
+def value(command: list[str], name: str) -> str:
+    return command[command.index(name) + 1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "given"),
+    [
+        ({"tp_size": 2}, "--tp-size", "2"),
+        ({"max_running_requests": 7}, "--max-running-requests", "7"),
+        ({"kv_memory_fraction": 0.5}, "--mem-fraction-static", "0.5"),
+        ({"page_size": 16}, "--page-size", "16"),
+        ({"kv_tokens": 1000}, "--max-total-tokens", "1008"),
+        ({"context_tokens": 100}, "--context-length", "108"),
+        ({"dtype": "bfloat16"}, "--dtype", "bfloat16"),
+        ({"server_args": {"schedule_policy": "lpm"}}, "--schedule-policy", "lpm"),
+        ({"server_args": {"attention-backend": "triton"}}, "--attention-backend", "triton"),
+        ({}, "--weight-version", "own.0"),
+    ],
+)
+def test_a_setting_becomes_an_argument(settings: dict[str, Any], name: str, given: str) -> None:
+    assert value(words(**settings), name) == given
+
+
+def test_true_is_a_flag_and_false_is_left_out() -> None:
+    command = words(server_args={"enable-memory-saver": True, "disable-cuda-graph": False})
+    assert "--enable-memory-saver" in command
+    assert "--disable-cuda-graph" not in command
+
+
+def test_the_tokenizer_is_loaded_for_stop_strings_alone() -> None:
+    assert "--skip-tokenizer-init" in words()
+    assert "--skip-tokenizer-init" not in words(stop_strings=True)
+
+
+def test_a_gpu_server_sizes_its_own_cache() -> None:
+    command = words(device="cuda")
+    assert not {"--max-total-tokens", "--mem-fraction-static", "--device"} & set(command)
+
+
+def test_an_argument_that_agentrl_sets_itself_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"server_args must not have 'model_path'"):
+        spec(server_args={"model_path": "other"})
+
+
+def test_a_server_does_not_see_the_packages_of_its_starter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    assert "PYTHONPATH" not in server_environment(spec())
+
+
+def test_settings_of_the_environment_go_before_all() -> None:
+    environment = server_environment(spec(env={"HF_HUB_OFFLINE": "0"}, tp_size=2))
+    assert (environment["HF_HUB_OFFLINE"], environment["SGLANG_CPU_OMP_THREADS_BIND"]) == ("0", "0|1")
+
+
+def test_an_interpreter_that_is_not_there_is_named_with_the_mend() -> None:
+    with pytest.raises(MachineError, match="'nowhere' is no interpreter; run `agentrl install sglang`"):
+        prepared(spec(python="nowhere"))
+
+
+def test_an_interpreter_without_sglang_is_named_with_the_mend() -> None:
+    with pytest.raises(MachineError, match=r"cannot run SGLang: .*run `agentrl install sglang`"):
+        prepared(spec(python=sys.executable, device=None))
+
+
+def test_a_process_that_ends_has_its_last_words_in_the_log(tmp_path: Path) -> None:
+    process = ServerProcess([sys.executable, "-c", "print('last words'); exit(3)"], os.environ, tmp_path / "log")
+    wait_for(lambda: process.exit_code is not None)
+    assert (process.exit_code, process.log_tail()) == (3, "last words")
+    process.end()
+
+
+def test_ending_a_server_ends_what_it_started(tmp_path: Path) -> None:
+    process = ServerProcess([sys.executable, "-c", FAMILY], os.environ, tmp_path / "log")
+    wait_for(lambda: len(process.log_tail().split()) == 2)
+    family = [int(word) for word in process.log_tail().split()]
+    process.end()
+    assert not any(alive(pid) for pid in family)
+
+
+def test_a_server_ends_when_its_owner_dies(tmp_path: Path) -> None:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, lifeline.__file__, FAMILY], stdout=subprocess.PIPE, text=True
+    )
+    assert owner.stdout is not None
+    family = [int(owner.stdout.readline()) for _ in range(2)]
+    assert all(alive(pid) for pid in family)
+    owner.kill()
+    owner.wait()
+    wait_for(lambda: not any(alive(pid) for pid in family))
+    owner.stdout.close()
+
+
+FAMILY = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(os.getpid(), flush=True)
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+OWNER = """
+import subprocess, sys, time
+subprocess.Popen([sys.executable, sys.argv[1], sys.executable, "-c", sys.argv[2]], stdin=subprocess.PIPE)
+time.sleep(600)
+"""
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for(condition: Any) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "it did not happen within a minute"
+        time.sleep(0.02)

@@ -26,7 +26,7 @@ from agentrl.store import RunDirectory, TrajectoryReader
 from agentrl.types import load_object
 from benchmarks.figures import ROOT, Figures, add_arguments
 
-__all__ = ["TRLSide", "median_of", "sandbox_share", "train"]
+__all__ = ["Side", "TRLSide", "checkpoint", "default_cache", "median_of", "sandbox_share", "scratch", "train"]
 
 CALCULATOR = ROOT / "benchmarks" / "calculator"
 CODE = ROOT / "examples" / "code"
@@ -209,18 +209,20 @@ def code(figures: Figures, arguments: argparse.Namespace) -> None:
     figures.report("code: share of episode time in the sandbox", share, "")
 
 
-def checkpoint(cache: Path, name: str, folder: Path, *, seed: int) -> Path:
+def checkpoint(cache: Path, name: str, folder: Path, *, seed: int, overrides: Sequence[str] = ()) -> Path:
     """The warm-up's model, made once by the configuration's own ``sft`` stage.
 
     Its name holds what it was made of, so that a change of the task makes it anew.
     """
     sources = [path for path in sorted(folder.iterdir()) if path.suffix in (".py", ".yaml")]
-    digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in sources)).hexdigest()[:12]
+    made_of = [path.read_bytes() for path in sources] + [text.encode() for text in overrides]
+    digest = hashlib.sha256(b"\0".join(made_of)).hexdigest()[:12]
     model = cache / f"{name}-{seed}-{digest}"
     if not model.is_dir():
         with scratch() as run:
             print(f"warming up the {name} model, once: minutes", flush=True)
-            train(folder / "config.yaml", run / "run", "train.steps=1", "stages.rl.eval.sets={}", f"run.seed={seed}")
+            once = ("train.steps=1", "stages.rl.eval.sets={}", f"run.seed={seed}", *overrides)
+            train(folder / "config.yaml", run / "run", *once)
             part = cache / f".{model.name}.part"
             shutil.rmtree(part, ignore_errors=True)
             shutil.copytree(run / "run" / "models" / "warmup", part)

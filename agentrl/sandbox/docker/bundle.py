@@ -45,8 +45,11 @@ def image_tar() -> bytes:
     return _tar({_canonical(name): path for path, name in names.items()}, links, _ACCOUNTS, _FOLDERS)
 
 
-def graft_tar() -> tuple[bytes, list[str]]:
-    """This Python as the folder ``GRAFT_FOLDER``, and the command that starts it there whatever libc the image has.
+def graft_tar(dockerfile: str) -> tuple[bytes, list[str]]:
+    """A build's context with this Python as ``GRAFT_FOLDER``, and the command that starts it whatever libc is there.
+
+    Args:
+        dockerfile: how to build.
 
     Raises:
         MachineError: this is not Linux.
@@ -61,7 +64,7 @@ def graft_tar() -> tuple[bytes, list[str]]:
     names[f"{inside}/bin/python3"] = python
     lib = f"{GRAFT_FOLDER}/lib"
     command = [f"{lib}/{os.path.basename(loader)}", "--library-path", lib, f"{GRAFT_FOLDER}/bin/python3"]
-    return _tar(names, {}, {}, ()), command
+    return _tar(names, {}, {"Dockerfile": (dockerfile.encode(), 0o644)}, ()), command
 
 
 def _interpreter() -> tuple[str, str]:

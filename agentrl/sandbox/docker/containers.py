@@ -53,10 +53,12 @@ def create(
         MachineError: the engine has no such runtime.
         SandboxError: the engine failed.
     """
-    bounds = f"size={disk_bytes},nr_inodes={max_files}"
-    roots = dict.fromkeys(root_paths(settings), f"rw,exec,nosuid,nodev,mode=0711,{bounds}")
     memory = settings.memory_bytes or memory_bytes
-    with asked("create a container"):
+
+    def attempt(*, count_files: bool) -> str:
+        def file_system(options: str, size: int, files: int) -> str:
+            return f"rw,nosuid,nodev,{options},size={size}{f',nr_inodes={files}' if count_files else ''}"
+
         host_config = client.api.create_host_config(
             auto_remove=True,
             network_mode="none",
@@ -71,41 +73,55 @@ def create(
             nano_cpus=None if settings.cpus is None else int(settings.cpus * 1e9),
             shm_size=2**16,
             tmpfs={
-                **roots,
-                "/tmp": "rw,noexec,nosuid,nodev,size=64k,nr_inodes=16,mode=0711",
-                "/run": "rw,noexec,nosuid,nodev,size=4m,nr_inodes=16,mode=0700",
+                **dict.fromkeys(root_paths(settings), file_system("exec,mode=0711", disk_bytes, max_files)),
+                "/tmp": file_system("noexec,mode=0711", 2**16, 16),
+                "/run": file_system("noexec,mode=0700", 2**22, 16),
             },
             log_config=docker.types.LogConfig(type="none"),
             runtime=settings.runtime,
         )
+        config = client.api.create_container_config(
+            image_id,
+            None,
+            entrypoint=command,
+            user="0:0",
+            working_dir="/",
+            stdin_open=True,
+            labels={_OWNER: str(Owner.current()), _MACHINE: socket.gethostname()},
+            host_config=host_config,
+        )
+        config |= {"StdinOnce": True, "AttachStdin": True, "AttachStdout": True, "AttachStderr": True}
+        container = str(client.api.create_container_from_config(config)["Id"])
+        if settings.runtime not in (None, client.api.inspect_container(container)["HostConfig"]["Runtime"]):
+            remove(client, container)  # podman does not refuse it, and takes another
+            raise _no_runtime(settings.runtime, "it would take another")
+        return container
+
+    with asked("create a container"):
         try:
-            container = client.api.create_container_from_config(
-                client.api.create_container_config(
-                    image_id,
-                    None,
-                    entrypoint=command,
-                    user="0:0",
-                    working_dir="/",
-                    stdin_open=True,
-                    labels={_OWNER: str(Owner.current()), _MACHINE: socket.gethostname()},
-                    host_config=host_config,
-                )
-                | {"StdinOnce": True, "AttachStdin": True, "AttachStdout": True, "AttachStderr": True}
-            )
+            return attempt(count_files=True)
+        except docker.errors.APIError as error:
+            if "nr_inodes" not in str(error.explanation):
+                raise named_refusal(error, settings) from error
+        try:  # podman bounds the bytes alone; the probe then says that `disk` is not guaranteed
+            return attempt(count_files=False)
         except docker.errors.APIError as error:
             raise named_refusal(error, settings) from error
-    return str(container["Id"])
 
 
 def named_refusal(error: Any, settings: DockerSettings) -> MachineError | SandboxError:
     """The error for an engine that would not create or start a container."""
     said = str(error.explanation or error)
     if settings.runtime is not None and "runtime" in said:
-        return MachineError(
-            f"sandbox.docker.runtime={settings.runtime!r}: the engine has no such runtime ({said}); install it and "
-            "name it in the engine's daemon.json, or remove the setting"
-        )
+        return _no_runtime(settings.runtime, said)
     return SandboxError(f"the container engine could not start a container: {said}")
+
+
+def _no_runtime(name: str | None, why: str) -> MachineError:
+    return MachineError(
+        f"sandbox.docker.runtime={name!r}: the engine has no such runtime ({why}); install it and name it in the "
+        "engine's settings (daemon.json, containers.conf), or remove the setting"
+    )
 
 
 def root_paths(settings: DockerSettings) -> list[str]:

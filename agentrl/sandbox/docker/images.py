@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 from collections.abc import Iterable
@@ -14,7 +15,7 @@ import requests
 
 from agentrl.errors import MachineError
 
-from .bundle import graft_tar, image_tar
+from .bundle import GRAFT_FOLDER, graft_tar, image_tar
 from .engine import Client, asked, connect
 from .settings import LOCAL_PYTHON, DockerSettings
 
@@ -124,8 +125,7 @@ def _bring(client: Client, name: str) -> str:
     """Pull, build or make an image; the word for it."""
     try:
         if name == LOCAL_PYTHON:
-            repository, _, tag = name.partition(":")
-            said = json.loads(client.api.import_image_from_data(image_tar(), repository=repository, tag=tag))
+            said = json.loads(client.api.import_image_from_data(image_tar(), repository=name))  # podman takes no tag
             if "error" in said:
                 raise MachineError(f"the engine could not import the image {name}: {said['error']}")
             return "made"
@@ -193,12 +193,12 @@ def _graft(client: Client, image: Image) -> None:
             f"the image {image.name} has no Python and is for {engine_arch}, this machine is {own_arch}: its Python "
             "cannot be added; add python3 in a Dockerfile and name that folder"
         )
-    data, command = graft_tar()
-    container = client.api.create_container(image.id, command=["-"], entrypoint=None)
-    try:
-        client.api.put_archive(container, "/", data)
-        labels = {_GRAFT_OF: image.id, _GRAFT_COMMAND: json.dumps(command)}
-        config = {**info["Config"], "Labels": {**(info["Config"].get("Labels") or {}), **labels}}
-        client.api.commit(container, repository=_REPOSITORY, tag=f"graft-{image.id[-12:]}", conf=config)
-    finally:
-        client.api.remove_container(container, force=True)
+    context, command = graft_tar(f"FROM {image.id}\nCOPY {GRAFT_FOLDER} {GRAFT_FOLDER}\n")
+    client.images.build(
+        fileobj=io.BytesIO(context),
+        custom_context=True,
+        tag=f"{_REPOSITORY}:graft-{image.id[-12:]}",
+        labels={_GRAFT_OF: image.id, _GRAFT_COMMAND: json.dumps(command)},
+        rm=True,
+        forcerm=True,
+    )

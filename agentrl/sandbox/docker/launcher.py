@@ -109,10 +109,10 @@ class DockerLauncher:
         )
         try:
             with asked("start a container"):
-                params = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
-                attached = client.api.attach_socket(container, params=params)
-                exit_code = _watch_exit(client, container)
                 try:
+                    params = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
+                    attached = client.api.attach_socket(container, params=params)
+                    exit_code = _watch_exit(client, container)
                     client.api.start(container)
                 except docker.errors.APIError as error:
                     said = str(error.explanation or error)

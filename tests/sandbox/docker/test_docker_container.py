@@ -51,19 +51,29 @@ async def test_the_container_is_hardened(own: Make, client: docker.DockerClient)
     config = attributes["HostConfig"]
     assert config["NetworkMode"] == "none"
     assert config["ReadonlyRootfs"] is True
-    assert config["CapDrop"] == ["ALL"]
-    assert set(config["CapAdd"]) <= {"SETUID", "SETGID", "KILL", "CHOWN", "DAC_OVERRIDE", "FOWNER"}
-    assert config["SecurityOpt"] == ["no-new-privileges"]
     assert config["Privileged"] is False
-    assert config["IpcMode"] == "private"
-    assert (config["PidMode"], config["UTSMode"]) == ("", "")
+    assert config["IpcMode"] in ("private", "shareable")  # podman's word for its own
+    assert config["PidMode"] in ("", "private")
     assert config["Memory"] == config["MemorySwap"] > 0
     assert 0 < config["PidsLimit"] < 10_000
     assert config["AutoRemove"] is True
     assert config["LogConfig"]["Type"] == "none"
     assert not config["Binds"]
-    assert all("size=" in options and "nr_inodes=" in options for options in config["Tmpfs"].values())
-    assert attributes["Mounts"] == []
+    assert all("size=" in options and "nosuid" in options for options in config["Tmpfs"].values())
+    assert not [mount for mount in attributes["Mounts"] if mount["Type"] == "bind"]
+
+
+async def test_the_first_process_has_few_capabilities_and_cannot_gain_any(
+    own: Make, client: docker.DockerClient
+) -> None:
+    spec = own()
+    async with spec.build() as sandbox:
+        await sandbox.run("pass")
+        lines = container_of(spec, client).exec_run(["cat", "/proc/1/status"]).output.decode().splitlines()
+    status = dict(line.split(":\t", 1) for line in lines)
+    few = sum(1 << number for number in (0, 1, 3, 5, 6, 7))  # CHOWN DAC_OVERRIDE FOWNER KILL SETGID SETUID
+    assert int(status["CapBnd"], 16) == int(status["CapEff"], 16) == few
+    assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
 
 
 async def test_the_owners_environment_does_not_reach_the_container(
@@ -90,6 +100,8 @@ async def test_each_sandbox_has_a_file_system_of_its_own(own: Make) -> None:
 
 async def test_the_files_of_a_sandbox_are_bounded_in_number(own: Make) -> None:
     spec = replace(own(), limits=Limits(max_files=500))
+    if "disk" not in spec.check().held:
+        pytest.skip("this engine does not bound the number of files")
     async with spec.build() as sandbox:
         result = await sandbox.run("for n in range(1000): open(str(n), 'w').close()", limits=Limits())
         assert b"No space left on device" in result.stderr

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agentrl.algorithms.catalog import ALGORITHMS, check_settings, make_algorithm
-from agentrl.algorithms.settings import GRPOSettings, Reduction, SFTSettings
+from agentrl.algorithms.settings import GRPOSettings, LearnsFrom, Reduction, RewardModelSettings, SFTSettings
 from agentrl.algorithms.spec import (
     Advantages,
     AlgorithmSpec,
@@ -13,6 +13,8 @@ from agentrl.algorithms.spec import (
     GroupSummary,
     Keep,
     Needs,
+    PairInputs,
+    PairLoss,
     PolicyInputs,
     Rewards,
     TokenCredit,
@@ -30,9 +32,13 @@ __all__ = [
     "GRPOSettings",
     "GroupSummary",
     "Keep",
+    "LearnsFrom",
     "Needs",
+    "PairInputs",
+    "PairLoss",
     "PolicyInputs",
     "Reduction",
+    "RewardModelSettings",
     "Rewards",
     "SFTSettings",
     "TokenCredit",

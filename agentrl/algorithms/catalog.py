@@ -7,31 +7,34 @@ import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from agentrl.algorithms.settings import GRPOSettings, SFTSettings
+from agentrl.algorithms.settings import GRPOSettings, RewardModelSettings, SFTSettings
 from agentrl.algorithms.spec import AlgorithmSpec
 from agentrl.errors import ConfigError
 from agentrl.types import load_object
 
-__all__ = ["ALGORITHMS", "Entry", "check_settings", "make_algorithm"]
+__all__ = ["ALGORITHMS", "Entry", "Settings", "check_settings", "make_algorithm"]
+
+Settings: TypeAlias = GRPOSettings | RewardModelSettings | SFTSettings
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A built-in algorithm: its settings, and where its ``(settings) -> AlgorithmSpec`` is, loaded when made."""
 
-    settings: type[GRPOSettings | SFTSettings]
+    settings: type[Settings]
     make: str
 
 
 ALGORITHMS: Mapping[str, Entry] = {
     "grpo": Entry(GRPOSettings, "agentrl.algorithms.grpo:make_grpo"),
+    "reward_model": Entry(RewardModelSettings, "agentrl.algorithms.reward_model:make_reward_model"),
     "sft": Entry(SFTSettings, "agentrl.algorithms.sft:make_sft"),
 }
 
 
-def check_settings(name: str, settings: Mapping[str, Any]) -> GRPOSettings | SFTSettings:
+def check_settings(name: str, settings: Mapping[str, Any]) -> Settings:
     """The settings of the built-in algorithm ``name``, checked; no torch is imported.
 
     A user's own (``module:function``) has none: it is checked when it is made.
@@ -69,7 +72,7 @@ def make_algorithm(
     return made
 
 
-def _settings_of(name: str, settings: Mapping[str, Any]) -> GRPOSettings | SFTSettings:
+def _settings_of(name: str, settings: Mapping[str, Any]) -> Settings:
     if name not in ALGORITHMS:
         raise _no_such_algorithm(name)
     kind = ALGORITHMS[name].settings

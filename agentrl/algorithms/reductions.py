@@ -14,7 +14,7 @@ import numpy.typing as npt
 from agentrl.algorithms.settings import Reduction
 from agentrl.algorithms.spec import Counts
 
-__all__ = ["constant", "reduction_of", "token_mean", "trajectory_mean"]
+__all__ = ["constant", "pair_mean", "reduction_of", "token_mean", "trajectory_mean"]
 
 F64 = npt.NDArray[np.float64]
 
@@ -52,6 +52,15 @@ def constant(counts: Counts, *, tokens: int) -> F64:
     """
     trained = np.unique(counts.trajectory[counts.tokens > 0]).size
     return np.full(counts.tokens.shape, 1.0 / (trained * tokens) if trained else 0.0)
+
+
+def pair_mean(counts: Counts) -> F64:
+    """Every pair weighs the same: w = 1/C of C pairs, which are half the trajectories.
+
+    Returns:
+        ``[S]`` weights, equal for both samples of a pair.
+    """
+    return np.full(counts.trajectory.shape, 2.0 / max(1, np.unique(counts.trajectory).size))
 
 
 def reduction_of(name: Reduction, constant_tokens: int | None) -> Callable[[Counts], F64]:

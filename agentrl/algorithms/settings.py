@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeAlias
 
 from agentrl.errors import ConfigError
 
-__all__ = ["GRPOSettings", "Reduction", "SFTSettings"]
+__all__ = ["GRPOSettings", "LearnsFrom", "Reduction", "RewardModelSettings", "SFTSettings"]
+
+LearnsFrom: TypeAlias = Literal["rollouts", "demonstrations", "preferences"]
+"""Where an algorithm's tokens come from: episodes of the policy, conversations to imitate, or pairs to compare."""
 
 Reduction = Literal["token_mean", "trajectory_mean", "constant"]
 _REDUCTIONS = ("token_mean", "trajectory_mean", "constant")
@@ -36,6 +39,7 @@ class GRPOSettings:
 
     group_size_min: ClassVar[int] = 2
     """Siblings that a group needs at least: a trajectory is compared with the others."""
+    learns_from: ClassVar[LearnsFrom] = "rollouts"
 
     clip_low: float = 0.2
     clip_high: float = 0.28
@@ -82,6 +86,7 @@ class SFTSettings:
 
     group_size_min: ClassVar[int] = 1
     """Demonstrations need no siblings."""
+    learns_from: ClassVar[LearnsFrom] = "demonstrations"
 
     reduction: Reduction = "token_mean"
     constant_tokens: int | None = None
@@ -93,6 +98,31 @@ class SFTSettings:
 
     def __post_init__(self) -> None:
         _check_reduction(self.reduction, self.constant_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class RewardModelSettings:
+    """A reward model of preference pairs: -log sigmoid(r_chosen - r_rejected) (arXiv:1706.03741, arXiv:2203.02155).
+
+    Args:
+        use_margin: ask a pair that has a ``margin`` to differ by that much (arXiv:2307.09288, eq. 2).
+        centring: weight of (r_chosen + r_rejected)^2, which keeps scores around 0 (arXiv:2312.09244); 0.01 is usual.
+    """
+
+    group_size_min: ClassVar[int] = 1
+    """A pair comes with its two siblings."""
+    learns_from: ClassVar[LearnsFrom] = "preferences"
+
+    use_margin: bool = True
+    centring: float = 0.0
+
+    @property
+    def on_policy_only(self) -> bool:
+        """Never: no policy is trained."""
+        return False
+
+    def __post_init__(self) -> None:
+        _check_number("centring", self.centring, low=0.0)
 
 
 def _check_number(field: str, value: float, *, low: float, high: float = math.inf) -> None:

@@ -3,7 +3,7 @@
 The driver's functions work in numpy, the ranks' in torch without communication. Nothing outside this package compares
 an algorithm's name: whatever the trainer must do is declared here.
 
-Axes: G siblings, J trajectories, S samples, U turns, N trained tokens of a micro-batch, T packed tokens.
+Axes: G siblings, J trajectories, S samples, U turns, N trained tokens and C pairs of a micro-batch, T packed tokens.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from agentrl.algorithms.settings import LearnsFrom
+from agentrl.errors import ConfigError
 from agentrl.types import SegmentKind, Stats
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ __all__ = [
     "GroupSummary",
     "Keep",
     "Needs",
+    "PairInputs",
+    "PairLoss",
     "PolicyInputs",
     "Rewards",
     "TokenCredit",
@@ -181,6 +185,29 @@ class TokenLoss:
     stats: Mapping[str, TokenStat] = field(default_factory=lambda: MappingProxyType({}))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PairInputs:
+    """The pairs of a micro-batch, ``[C]`` float32 each.
+
+    Args:
+        chosen: score of the better trajectory, with gradient.
+        rejected: score of the other, with gradient.
+        margin: credit of the better less that of the other.
+    """
+
+    chosen: Tensor
+    rejected: Tensor
+    margin: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PairLoss:
+    """``[C]`` losses, one a pair, unreduced, and statistics by metric name."""
+
+    loss: Tensor
+    stats: Mapping[str, TokenStat] = field(default_factory=lambda: MappingProxyType({}))
+
+
 def _same_state(state: AlgorithmState, stats: Stats) -> AlgorithmState:
     return state
 
@@ -194,12 +221,13 @@ class AlgorithmSpec:
         keep_group: whether a finished group is trained.
         credit: numbers for each trajectory and turn of a batch.
         reduction: ``[S]`` float64 weights w_s; the loss of a mini-batch is ``Σ_t w_s(t) · c_t · ℓ_t``.
-        policy_loss: ℓ, per token.
+        policy_loss: ℓ, per token; None where ``pair_loss`` is given.
         advantages: credit brought to tokens.
         correction: ``[N]`` detached factors c_t against the sampler's own probabilities; None is 1.
         next_state: the state after a step.
         initial_state: the state before the first.
         trains: kinds of token that the loss mask may select.
+        pair_loss: ℓ, per pair, of an algorithm that trains a reward model on groups of two (the first is the better).
         needs: what must be computed before the update.
         normalize_advantages: centre and scale advantages by their moments over the whole batch.
         num_epochs: passes over a batch; ``train.updates_per_batch`` of a run decides.
@@ -212,9 +240,10 @@ class AlgorithmSpec:
     keep_group: Callable[[GroupSummary], Keep]
     credit: Callable[[Rewards, AlgorithmState], Credit]
     reduction: Callable[[Counts], F64]
-    policy_loss: Callable[[PolicyInputs], TokenLoss]
+    policy_loss: Callable[[PolicyInputs], TokenLoss] | None
     advantages: Callable[[TokenCredit], Advantages]
     trains: frozenset[SegmentKind]
+    pair_loss: Callable[[PairInputs], PairLoss] | None = None
     correction: Callable[[PolicyInputs], Tensor] | None = None
     next_state: Callable[[AlgorithmState, Stats], AlgorithmState] = _same_state
     initial_state: AlgorithmState = field(default_factory=dict)
@@ -224,3 +253,15 @@ class AlgorithmSpec:
     critic_warmup_steps: int = 0
     group_size_min: int = 1
     max_staleness: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.policy_loss is None) == (self.pair_loss is None):
+            found = "neither" if self.policy_loss is None else "both"
+            raise ConfigError(f"algorithm {self.name!r} must have policy_loss or pair_loss, got {found}; give one")
+
+    @property
+    def learns_from(self) -> LearnsFrom:
+        """Pairs for a reward model, given conversations where TARGET tokens are trained, else the policy's episodes."""
+        if self.pair_loss is not None:
+            return "preferences"
+        return "demonstrations" if SegmentKind.TARGET in self.trains else "rollouts"

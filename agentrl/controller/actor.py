@@ -1,20 +1,20 @@
-"""The policy's ranks as the driver calls them."""
+"""The ranks of a role as the driver calls them: the policy's, and a reward model's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from agentrl.controller.group import WorkerGroup
 from agentrl.controller.planned import MiniBatch, PlannedBatch
-from agentrl.training import Actor, ModelFacts, Reference, merge_columns
+from agentrl.training import Actor, ModelFacts, Reference, RewardLearner, RewardModel, merge_columns
 from agentrl.types import BatchShard, Collect, Dispatch, Stats, registration
 
-__all__ = ["ActorHandle", "invoke"]
+__all__ = ["ActorHandle", "LearnerHandle", "RewardLearnerHandle", "invoke", "sample_scores"]
 
 
 def invoke(group: WorkerGroup, role: str, method: Callable[..., Any], *args: Any) -> Any:
@@ -41,12 +41,23 @@ def invoke(group: WorkerGroup, role: str, method: Callable[..., Any], *args: Any
     return answers[0] if mark.dispatch is Dispatch.FIRST else answers
 
 
-class ActorHandle:
-    """The actor role of a group.
+def sample_scores(group: WorkerGroup, parts: Sequence[BatchShard], num_samples: int) -> npt.NDArray[np.float32]:
+    """``[S]`` scores of a batch's samples by the reward model of a group; NaN for samples that no part has."""
+    scores = np.full(num_samples, np.nan, dtype=np.float32)
+    for part, found in zip(parts, invoke(group, "reward_model", RewardModel.scores, parts), strict=True):
+        scores[part.samples] = found
+    return scores
+
+
+class LearnerHandle:
+    """The role of a group that a stage trains.
 
     Args:
         group: its ranks.
     """
+
+    role: ClassVar[str]
+    kind: ClassVar[type[Actor | RewardLearner]]
 
     def __init__(self, group: WorkerGroup) -> None:
         self._group = group
@@ -57,8 +68,39 @@ class ActorHandle:
 
     def facts(self) -> ModelFacts:
         """Sizes of the model."""
-        found: ModelFacts = invoke(self._group, "actor", Actor.facts)
+        found: ModelFacts = invoke(self._group, self.role, self.kind.facts)
         return found
+
+    def update(self, mini_batch: MiniBatch) -> Stats:
+        """One optimizer step."""
+        stats: Stats = invoke(self._group, self.role, self.kind.update, mini_batch.shards)
+        return stats
+
+    def save(self, folder: Path) -> None:
+        """Model, optimizer and schedule, for ``load``."""
+        invoke(self._group, self.role, self.kind.save, folder)
+
+    def load(self, folder: Path) -> None:
+        """What ``save`` kept."""
+        invoke(self._group, self.role, self.kind.load, folder)
+
+    def export(self, folder: Path) -> None:
+        """An ordinary Hugging Face folder of the model."""
+        invoke(self._group, self.role, self.kind.export, folder)
+
+
+class RewardLearnerHandle(LearnerHandle):
+    """The reward model that a stage trains."""
+
+    role = "reward_model"
+    kind = RewardLearner
+
+
+class ActorHandle(LearnerHandle):
+    """The policy that a stage trains."""
+
+    role = "actor"
+    kind = Actor
 
     def logprobs(self, batch: PlannedBatch) -> dict[str, npt.NDArray[np.float32]]:
         """``old_logprobs [T]``: the policy's own before the first update of the batch."""
@@ -67,23 +109,6 @@ class ActorHandle:
     def advantages(self, batch: PlannedBatch) -> dict[str, npt.NDArray[np.float32]]:
         """``advantages [T]``, their moments taken over all ranks where the algorithm normalises."""
         return self._columns(Actor.advantages, batch)
-
-    def update(self, mini_batch: MiniBatch) -> Stats:
-        """One optimizer step."""
-        stats: Stats = invoke(self._group, "actor", Actor.update, mini_batch.shards)
-        return stats
-
-    def save(self, folder: Path) -> None:
-        """Model, optimizer and schedule, for ``load``."""
-        invoke(self._group, "actor", Actor.save, folder)
-
-    def load(self, folder: Path) -> None:
-        """What ``save`` kept."""
-        invoke(self._group, "actor", Actor.load, folder)
-
-    def export(self, folder: Path) -> None:
-        """An ordinary Hugging Face folder of the model."""
-        invoke(self._group, "actor", Actor.export, folder)
 
     def reference_logprobs(self, batch: PlannedBatch) -> dict[str, npt.NDArray[np.float32]]:
         """``ref_logprobs [T]`` of the frozen reference beside the actor."""

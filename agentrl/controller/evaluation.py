@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from agentrl.envs import EnvSpec
 from agentrl.metrics import correctness
 from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.types import SamplingParams, Task, Trajectory
 
-__all__ = ["EvalPlan", "EvalResult", "EvalSet", "Evaluator"]
+__all__ = ["EvalPlan", "EvalResult", "EvalSet", "Evaluator", "Examination", "Examiner"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +81,39 @@ class EvalResult:
         return {**record, "excluded": self.excluded} if self.excluded else record
 
 
+class Examination(Protocol):
+    """What came of one set: numbers by name, in the order in which they are told."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def when(self) -> str: ...
+
+    @property
+    def num_tasks(self) -> int: ...
+
+    def record(self) -> dict[str, float | int | None]: ...
+
+
+class Examiner(Protocol):
+    """Examines the model of a stage on what was held out of training."""
+
+    @property
+    def before(self) -> bool:
+        """Whether also before the first step."""
+        ...
+
+    @property
+    def every(self) -> int | None:
+        """Steps between examinations; None for the ends only."""
+        ...
+
+    def examine(self, when: str) -> Iterator[Examination]:
+        """Examines one set after another with the weights as they are."""
+        ...
+
+
 RollOut = Callable[[Sequence[GroupRequest]], list[GroupOutcome]]
 
 
@@ -88,28 +122,38 @@ class Evaluator:
 
     Args:
         plan: what and how.
+        roll_out: plays groups with the weights served now.
         prefix: in front of the labels of stored trajectories, where several stages examine the same sets.
     """
 
-    def __init__(self, plan: EvalPlan, *, prefix: str = "") -> None:
+    def __init__(self, plan: EvalPlan, roll_out: RollOut, *, prefix: str = "") -> None:
         self.plan = plan
+        self._roll_out_groups = roll_out
         self._prefix = prefix
 
-    def examine(self, roll_out: RollOut, when: str) -> Iterator[EvalResult]:
+    @property
+    def before(self) -> bool:
+        return self.plan.before
+
+    @property
+    def every(self) -> int | None:
+        return self.plan.every
+
+    def examine(self, when: str) -> Iterator[EvalResult]:
         """Rolls out every set with the weights served now, one after another."""
         for item in self.plan.sets:
             if when == "before" or not item.only_before:
-                yield self._examine(roll_out, item, when)
+                yield self._examine(item, when)
 
-    def _examine(self, roll_out: RollOut, item: EvalSet, when: str) -> EvalResult:
+    def _examine(self, item: EvalSet, when: str) -> EvalResult:
         sampling = self.plan.sampling
         if item.temperature is not None:
             sampling = replace(sampling, temperature=item.temperature)
-        sampled = self._roll_out(roll_out, item, f"{when}/sampled", self.plan.samples, sampling)
+        sampled = self._roll_out(item, f"{when}/sampled", self.plan.samples, sampling)
         greedy: list[Trajectory] = []
         if self.plan.greedy:
             chosen = replace(sampling, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
-            greedy = self._roll_out(roll_out, item, f"{when}/greedy", 1, chosen)
+            greedy = self._roll_out(item, f"{when}/greedy", 1, chosen)
         trajectories = (*sampled, *greedy)
         return EvalResult(
             name=item.name,
@@ -121,15 +165,13 @@ class Evaluator:
             trajectories=trajectories,
         )
 
-    def _roll_out(
-        self, roll_out: RollOut, item: EvalSet, kind: str, samples: int, sampling: SamplingParams
-    ) -> list[Trajectory]:
+    def _roll_out(self, item: EvalSet, kind: str, samples: int, sampling: SamplingParams) -> list[Trajectory]:
         label = f"{self._prefix}{item.name}/{kind}"
         requests = [
             GroupRequest(draw, task, samples, "eval", label, sampling, env=item.env)
             for draw, task in enumerate(item.tasks)
         ]
-        return _trajectories(roll_out(requests))
+        return _trajectories(self._roll_out_groups(requests))
 
 
 def _trajectories(outcomes: Sequence[GroupOutcome]) -> list[Trajectory]:

@@ -14,7 +14,8 @@ __all__ = ["train"]
 
 
 def train(run: StageRun) -> TrainState:
-    """PPO; without a critic and a reference it is GRPO, and with demonstrations it is supervised fine-tuning.
+    """PPO; without a critic and a reference it is GRPO, with demonstrations it is supervised fine-tuning, and with
+    preference pairs the learner is a reward model.
 
     The schedule alone decides what overlaps: ``next_groups`` blocks until a batch may be trained, ``publish``
     until the engines serve the new weights.
@@ -22,7 +23,7 @@ def train(run: StageRun) -> TrainState:
     Returns:
         The state after the last step.
     """
-    algorithm, schedule, actor = run.algorithm, run.schedule, run.actor
+    algorithm, schedule, learner = run.algorithm, run.schedule, run.learner
     state = run.restore()  # a checkpoint's state, or step 0
     schedule.start(state)  # engines serve these weights; admission opens
     run.evaluate_before(state)
@@ -34,14 +35,14 @@ def train(run: StageRun) -> TrainState:
         if batch is not None:
             with run.timer.phase("logprobs"):
                 if algorithm.needs.old_logprobs:
-                    batch = batch.join(actor.logprobs(batch))
+                    batch = batch.join(run.actor.logprobs(batch))
                 if algorithm.needs.reference:
-                    batch = batch.join(actor.reference_logprobs(batch))
+                    batch = batch.join(run.actor.reference_logprobs(batch))
                 if algorithm.needs.advantages:
-                    batch = batch.join(actor.advantages(batch))  # on the ranks; moments over all of them
+                    batch = batch.join(run.actor.advantages(batch))  # on the ranks; moments over all of them
             with run.timer.phase("update"):
                 for mini_batch in batch.mini_batches(algorithm.num_epochs):
-                    stats += actor.update(mini_batch)
+                    stats += learner.update(mini_batch)
         state = state.after(algorithm.next_state(state.algorithm, stats), run.counts(batch))
         schedule.mark_trained(groups, state.step)  # durable before anyone hears of it
         with run.timer.phase("publish"):

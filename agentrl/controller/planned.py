@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.algorithms import Counts
-from agentrl.training import Layout, Plan, partition, repack, sample_weights, shards, union
+from agentrl.training import Layout, Plan, partition, partition_groups, repack, sample_weights, shards, union
 from agentrl.types import Batch, BatchShard
 
 __all__ = ["MiniBatch", "PlannedBatch"]
@@ -50,15 +50,18 @@ class PlannedBatch:
         length_scale: float,
         reduction: Reduction,
         seed: int,
+        whole_groups: bool = False,
     ) -> PlannedBatch:
         """Cuts a batch (docs/training.md, Partition).
 
         Where both micro-batch sizes are equal, a forward pass meets the very micro-batches of the update, so that
-        recomputed and current logprobs are equal to the last bit before the first step.
+        recomputed and current logprobs are equal to the last bit before the first step. With ``whole_groups`` siblings
+        are never in different micro-batches.
         """
         layout = Layout(num_ranks, micro_batch_tokens, length_scale)
         groups = batch.group[batch.trajectory]
-        plans = partition(batch.lengths, groups, seed=seed, layout=layout, mini_batch_groups=mini_batch_groups)
+        cut = partition_groups if whole_groups else partition
+        plans = cut(batch.lengths, groups, seed=seed, layout=layout, mini_batch_groups=mini_batch_groups)
         forward = union(plans)
         if logprob_micro_batch_tokens != micro_batch_tokens:
             forward = repack(forward, batch.lengths, replace(layout, micro_batch_tokens=logprob_micro_batch_tokens))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -106,6 +107,7 @@ class RayGroup:
 
     def __init__(self, num_ranks: int, *, threads: int, device: str = "cpu", call_timeout_s: float = 1800.0) -> None:
         self._error: BaseException | None = None
+        self._order = threading.Lock()  # calls of two threads reach every rank in one order, or collectives would cross
         self._timeout_s = call_timeout_s
         self._polls: dict[Any, int] = {}
         self._hosts: list[str] = []
@@ -133,11 +135,14 @@ class RayGroup:
 
     def call(self, role: str, method: str, args_by_rank: Sequence[Sequence[Any]]) -> list[Any]:
         ranks = self._ranks[: len(args_by_rank)]
-        refs = [rank.call.remote(role, method, args) for rank, args in zip(ranks, args_by_rank, strict=True)]
+        with self._order:
+            refs = [rank.call.remote(role, method, args) for rank, args in zip(ranks, args_by_rank, strict=True)]
         return self._gather(refs, f"{role}.{method}")
 
     def publish(self, version: int) -> list[WeightsReport | None]:
-        return self._gather([rank.publish.remote(version) for rank in self._ranks], f"publish({version})")
+        with self._order:
+            refs = [rank.publish.remote(version) for rank in self._ranks]
+        return self._gather(refs, f"publish({version})")
 
     def submit(self, requests: Sequence[GroupRequest]) -> None:
         for index, rank in enumerate(self._ranks):

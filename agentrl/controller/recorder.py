@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from agentrl.controller.evaluation import EvalResult
+from agentrl.controller.evaluation import Examination
 from agentrl.controller.state import TrainState
 from agentrl.errors import EngineError
 from agentrl.metrics import PhaseTimer, Sink, rollout_metrics, tokens_per_s
@@ -142,16 +142,14 @@ class Recorder:
         """An examination begins; until a step ends, the display says so."""
         self._view.status(f"evaluating ({when})")
 
-    def evaluated(self, result: EvalResult, state: TrainState) -> None:
-        """An examination's accuracies, for the summary and the step's row of metrics."""
+    def evaluated(self, result: Examination, state: TrainState) -> None:
+        """An examination's numbers, for the summary and the step's row of metrics."""
         record = result.record()
         own = self._results.setdefault(result.name, {})
         own[result.when] = record
         own["num_tasks"] = result.num_tasks
-        accuracies = ", ".join(
-            f"{k} {v:.3f}" for k, v in (("sampled", result.sampled), ("greedy", result.greedy)) if v is not None
-        )
-        self._view.message(f"held-out {result.name} {result.when}: {accuracies} ({result.num_tasks} tasks)")
+        told = ", ".join(f"{name} {value:.3f}" for name, value in record.items() if isinstance(value, float))
+        self._view.message(f"held-out {result.name} {result.when}: {told} ({result.num_tasks} tasks)")
         numbers = {f"eval/{result.name}/{kind}": float(value) for kind, value in record.items() if value is not None}
         if state.step == self._step:  # no step of its own: the row of the weights that the stage starts from
             self._sink.log(state.step, numbers, self._stage)

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from agentrl.algorithms import AlgorithmSpec, Rewards
-from agentrl.controller.actor import ActorHandle
+from agentrl.controller.actor import ActorHandle, LearnerHandle
 from agentrl.controller.checkpoints import Checkpoints, Manifest
-from agentrl.controller.evaluation import Evaluator
+from agentrl.controller.evaluation import Examiner
 from agentrl.controller.planned import PlannedBatch
 from agentrl.controller.recorder import Recorder
 from agentrl.controller.schedule import Schedule
@@ -59,11 +59,11 @@ class StageRun:
         settings: numbers.
         algorithm: what is learned.
         schedule: what overlaps.
-        actor: the policy's ranks.
+        learner: the ranks of the model that is trained.
         checkpoints: of this stage.
-        evaluator: examines the policy; None for a stage without rollouts.
+        examiner: examines the model; None where nothing is held out.
         recorder: store, metrics and display.
-        model_folder: where the finished policy is exported to.
+        model_folder: where the finished model is exported to.
         restored: a checkpoint to go on from.
     """
 
@@ -73,22 +73,28 @@ class StageRun:
         *,
         algorithm: AlgorithmSpec,
         schedule: Schedule,
-        actor: ActorHandle,
+        learner: LearnerHandle,
         checkpoints: Checkpoints,
-        evaluator: Evaluator | None,
+        examiner: Examiner | None,
         recorder: Recorder,
         model_folder: Path,
         restored: tuple[Path, Manifest] | None = None,
     ) -> None:
-        self.settings, self.algorithm, self.schedule, self.actor = settings, algorithm, schedule, actor
-        self._checkpoints, self._evaluator = checkpoints, evaluator
+        self.settings, self.algorithm, self.schedule, self.learner = settings, algorithm, schedule, learner
+        self._checkpoints, self._examiner = checkpoints, examiner
         self._recorder, self._model_folder = recorder, model_folder
         self._restored = restored
-        self._length_scale = actor.facts().length_scale
+        self._length_scale = learner.facts().length_scale
 
     @property
     def timer(self) -> PhaseTimer:
         return self._recorder.timer
+
+    @property
+    def actor(self) -> ActorHandle:
+        """The policy's ranks, in a stage that trains a policy."""
+        assert isinstance(self.learner, ActorHandle), "only a policy has logprobs and advantages"
+        return self.learner
 
     @property
     def num_steps(self) -> int:
@@ -99,7 +105,7 @@ class StageRun:
         if self._restored is None:
             return TrainState(algorithm=self.algorithm.initial_state)
         folder, manifest = self._restored
-        self.actor.load(folder / "actor")
+        self.learner.load(folder / self.learner.role)
         return TrainState(manifest.step, manifest.policy_version, manifest.algorithm, manifest.progress)
 
     def assemble(self, groups: Sequence[TrajectoryGroup], state: TrainState) -> PlannedBatch | None:
@@ -123,12 +129,13 @@ class StageRun:
         )
         return PlannedBatch.plan(
             batch,
-            num_ranks=self.actor.num_ranks,
+            num_ranks=self.learner.num_ranks,
             mini_batch_groups=self.settings.mini_batch_groups,
             micro_batch_tokens=self.settings.micro_batch_tokens,
             logprob_micro_batch_tokens=self.settings.logprob_micro_batch_tokens,
             length_scale=self._length_scale,
             reduction=self.algorithm.reduction,
+            whole_groups=self.algorithm.pair_loss is not None,
             seed=seed_for(self.settings.seed, "shuffle", state.step),
         )
 
@@ -160,14 +167,14 @@ class StageRun:
 
     def evaluate_before(self, state: TrainState) -> None:
         """Examines the weights that the stage starts from, unless a resumed run did."""
-        if self._evaluator is not None and self._evaluator.plan.before and state.step == 0:
+        if self._examiner is not None and self._examiner.before and state.step == 0:
             self._examine("before", state)
 
     def evaluate_if_due(self, state: TrainState) -> None:
-        """Examines the policy every so many steps, and after the last."""
-        if self._evaluator is None:
+        """Examines the model every so many steps, and after the last."""
+        if self._examiner is None:
             return
-        every = self._evaluator.plan.every
+        every = self._examiner.every
         if state.step == self.num_steps:
             self._examine("after", state)
         elif every is not None and state.step % every == 0:
@@ -181,7 +188,7 @@ class StageRun:
         with self.timer.phase("checkpoint"):
             snapshot = self.schedule.snapshot()
             folder = self._checkpoints.begin(state.step)
-            self.actor.save(folder / "actor")
+            self.learner.save(folder / self.learner.role)
             self._recorder.sync()
             manifest = Manifest(
                 stage=self.settings.name,
@@ -195,16 +202,16 @@ class StageRun:
             self._checkpoints.commit(folder, manifest)
 
     def finish(self, state: TrainState) -> TrainState:
-        """Exports the policy as an ordinary Hugging Face folder."""
+        """Exports the model as an ordinary Hugging Face folder."""
         with self.timer.phase("checkpoint"):
-            export_whole(self.actor, self._model_folder)
+            export_whole(self.learner, self._model_folder)
         return state
 
     def _examine(self, when: str, state: TrainState) -> None:
-        assert self._evaluator is not None
+        assert self._examiner is not None
         self._recorder.evaluating(when)
         with self.timer.phase("eval"):
-            for result in self._evaluator.examine(self.schedule.evaluate, when):
+            for result in self._examiner.examine(when):
                 self._recorder.evaluated(result, state)
 
 
@@ -236,11 +243,11 @@ def _shuffled(groups: Sequence[TrajectoryGroup], seed: int) -> list[TrajectoryGr
     ]
 
 
-def export_whole(actor: ActorHandle, folder: Path) -> None:
-    """Exports the policy so that the folder exists whole or not at all."""
+def export_whole(learner: LearnerHandle, folder: Path) -> None:
+    """Exports the model so that the folder exists whole or not at all."""
     part = folder.with_name(f".{folder.name}.part")
     for old in (part, folder):
         if old.exists():
             shutil.rmtree(old)
-    actor.export(part)
+    learner.export(part)
     part.rename(folder)

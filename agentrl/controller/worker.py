@@ -14,7 +14,19 @@ import torch
 from agentrl.controller.weights import WeightsReport, publish_in_process
 from agentrl.errors import AgentRLError, ConfigError, TrainingError
 from agentrl.rollouts import EngineControl, EpisodeRunner, GroupOutcome, GroupRequest, RolloutEngine, RolloutSpec
-from agentrl.training import Actor, ActorSpec, DistSpec, Reference, ReferenceSpec, join, leave
+from agentrl.training import (
+    Actor,
+    ActorSpec,
+    DistSpec,
+    Reference,
+    ReferenceSpec,
+    RewardLearner,
+    RewardLearnerSpec,
+    RewardModel,
+    RewardModelSpec,
+    join,
+    leave,
+)
 
 __all__ = ["EngineFactory", "HostedEngine", "Worker", "WorkerSpec"]
 
@@ -34,14 +46,16 @@ class WorkerSpec:
     """What a worker hosts during one stage.
 
     Args:
-        actor: the policy being trained.
+        actor: the policy being trained; None for a stage that trains a reward model.
         reference: what it is held near to; None for algorithms without one.
+        reward_model: what is trained on pairs, or what scores the episodes; None for stages without one.
         engine: what generates; None for stages without rollouts.
         rollout: what the episodes share; None for stages without rollouts.
     """
 
-    actor: ActorSpec
+    actor: ActorSpec | None
     reference: ReferenceSpec | None = None
+    reward_model: RewardModelSpec | RewardLearnerSpec | None = None
     engine: EngineFactory | None = None
     rollout: RolloutSpec | None = None
 
@@ -69,9 +83,14 @@ class Worker:
     def setup(self, spec: WorkerSpec) -> None:
         """Builds what a stage needs; what an earlier stage left is ended first."""
         self._end_stage()
-        self._roles["actor"] = Actor(spec.actor, self._place)
+        if spec.actor is not None:
+            self._roles["actor"] = Actor(spec.actor, self._place)
         if spec.reference is not None:
             self._roles["reference"] = Reference(spec.reference, self._place)
+        if isinstance(spec.reward_model, RewardLearnerSpec):
+            self._roles["reward_model"] = RewardLearner(spec.reward_model, self._place)
+        elif spec.reward_model is not None:
+            self._roles["reward_model"] = RewardModel(spec.reward_model, self._place)
         if spec.engine is not None and spec.rollout is not None:
             self._engine = spec.engine.build()
             self._runner = EpisodeRunner(spec.rollout, self._engine, name=f"episodes-{self._place.rank}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from agentrl.metrics.display import (
+    PAIR_COLUMNS,
     RL_COLUMNS,
     SFT_COLUMNS,
     Column,
@@ -11,13 +12,15 @@ from agentrl.metrics.display import (
     format_duration,
     result_rows,
 )
-from agentrl.metrics.names import NAMES, VERL_NAMES, describe, with_verl_names
+from agentrl.metrics.names import NAMES, REWARD_MODEL_PART, VERL_NAMES, describe, with_verl_names
 from agentrl.metrics.rollout import correctness, rollout_metrics
 from agentrl.metrics.sinks import JsonlSink, LineWriter, Sink, Sinks, TensorBoardSink
 from agentrl.metrics.timing import PhaseTimer, tokens_per_s
 
 __all__ = [
     "NAMES",
+    "PAIR_COLUMNS",
+    "REWARD_MODEL_PART",
     "RL_COLUMNS",
     "SFT_COLUMNS",
     "VERL_NAMES",

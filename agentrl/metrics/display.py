@@ -16,7 +16,16 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["RL_COLUMNS", "SFT_COLUMNS", "Column", "ResultRow", "StepDisplay", "format_duration", "result_rows"]
+__all__ = [
+    "PAIR_COLUMNS",
+    "RL_COLUMNS",
+    "SFT_COLUMNS",
+    "Column",
+    "ResultRow",
+    "StepDisplay",
+    "format_duration",
+    "result_rows",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +62,13 @@ RL_COLUMNS = (
 )
 SFT_COLUMNS = (
     Column("loss", "policy/nll", ".4f"),
+    Column("lr", "optim/lr", ".1e"),
+    Column("tokens/s", "perf/tokens_per_s", ",.0f"),
+)
+PAIR_COLUMNS = (
+    Column("loss", "reward_model/loss", ".4f"),
+    Column("accuracy", "reward_model/accuracy", ".3f"),
+    Column("margin", "reward_model/margin", ".3f"),
     Column("lr", "optim/lr", ".1e"),
     Column("tokens/s", "perf/tokens_per_s", ",.0f"),
 )

@@ -10,7 +10,10 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
-__all__ = ["NAMES", "VERL_NAMES", "describe", "with_verl_names"]
+__all__ = ["NAMES", "REWARD_MODEL_PART", "VERL_NAMES", "describe", "with_verl_names"]
+
+REWARD_MODEL_PART = "reward_model"
+"""The part of a reward that holds a reward model's score."""
 
 NAMES: Mapping[str, str] = MappingProxyType(
     {
@@ -57,6 +60,10 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "policy/clip_frac_low": "share of tokens clipped from below",
         "policy/clip_frac_high": "share of tokens clipped from above",
         "policy/nll": "mean negative logprob of the demonstrations' tokens in nats",
+        "reward_model/loss": "a reward model's loss by pair",
+        "reward_model/accuracy": "share of pairs whose better trajectory has the higher score; a tie counts half",
+        "reward_model/margin": "mean score of the better trajectories less that of the others",
+        "reward_model/score": "mean score of both",
         "mismatch/logp_abs/mean": "mean difference of the sampler's and the trainer's logprobs in nats",
         "mismatch/logp_abs/max": "largest difference of the sampler's and the trainer's logprobs in nats",
         "mismatch/k3_kl": "KL divergence of the trainer from the sampler, estimator k3",
@@ -76,7 +83,7 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "time/step_s": "seconds of the step",
         "time/{phase}_s": "seconds of one phase; phases may overlap",
         # evaluation
-        "eval/{name}/{metric}": "a held-out set's metric, such as sampled, greedy, pass@k, avg@n or maj@k",
+        "eval/{name}/{metric}": "a held-out set's metric, such as sampled or greedy, or a reward model's accuracy",
     }
 )
 

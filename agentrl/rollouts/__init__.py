@@ -17,6 +17,7 @@ from agentrl.rollouts.episode import run_episode
 from agentrl.rollouts.golden import assert_golden_rule, assert_prefix
 from agentrl.rollouts.parts import EpisodeParts, Permits
 from agentrl.rollouts.player import Player, PlayerSpec
+from agentrl.rollouts.preferences import preference_group
 from agentrl.rollouts.runner import EpisodeRunner, GroupOutcome
 from agentrl.rollouts.spec import (
     EpisodeKey,
@@ -54,6 +55,7 @@ __all__ = [
     "assert_prefix",
     "demonstration_group",
     "make_batch",
+    "preference_group",
     "run_episode",
     "turns_of",
 ]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from agentrl.errors import DataError
 from agentrl.render import Renderer
-from agentrl.types import Message, Segment, Status, Task, ToolSpec, Trajectory, TrajectoryGroup, Turn
+from agentrl.types import Message, Status, Task, ToolSpec, Trajectory, TrajectoryGroup, Turn
 
-__all__ = ["demonstration_group"]
+__all__ = ["assistant_turns", "demonstration_group", "tool_specs"]
 
 
 def demonstration_group(row: Any, draw: int, renderer: Renderer, *, max_tokens: int) -> TrajectoryGroup:
@@ -28,26 +28,7 @@ def demonstration_group(row: Any, draw: int, renderer: Renderer, *, max_tokens: 
         DataError: the row has another shape, no assistant's message, or none that fits.
     """
     messages, tools = _read(row, draw)
-    turns: list[Turn] = []
-    observed: list[Message] = []
-    length = 0
-    for position, message in enumerate(messages):
-        if message["role"] != "assistant":
-            observed.append(message)
-            continue
-        context = None
-        if turns:
-            context = renderer.extend(turns[-1].completion[0].token_ids, observed)
-        starts = context is None
-        if context is None:
-            context = renderer.prompt(messages[:position], tools)
-            length = 0
-        target = renderer.target(message)
-        length += sum(len(segment) for segment in (*context, target))
-        if length > max_tokens:
-            break
-        turns.append(_turn(len(turns), starts, context, target, message, tuple(observed)))
-        observed = []
+    turns = _within(assistant_turns(messages, tools, renderer), max_tokens)
     if not turns:
         raise DataError(
             f"demonstration {draw} has no assistant's message within {max_tokens} tokens "
@@ -67,24 +48,55 @@ def demonstration_group(row: Any, draw: int, renderer: Renderer, *, max_tokens: 
     return TrajectoryGroup(draw, task, (trajectory,))
 
 
-def _turn(
-    index: int,
-    starts: bool,
-    context: tuple[Segment, ...],
-    target: Segment,
-    message: Message,
-    observed: tuple[Message, ...],
-) -> Turn:
-    content = message.get("content")
-    return Turn(
-        index=index,
-        parent=None if starts else index - 1,
-        context=context,
-        completion=(target,),
-        text=content if isinstance(content, str) else "",
-        message=message,
-        observed=observed,
-    )
+def assistant_turns(
+    messages: Sequence[Message], tools: Sequence[ToolSpec], renderer: Renderer, *, start: int = 0
+) -> list[Turn]:
+    """Every assistant's message of a conversation from position ``start`` on, as a turn whose completion is a TARGET.
+
+    What comes before goes through the same ``prompt`` and ``extend`` as a rollout's, so that a model meets the tokens
+    of its own episodes. Where the renderer can't extend what went before, a new sequence starts.
+    """
+    turns: list[Turn] = []
+    observed: list[Message] = list(messages[:start])
+    for position, message in enumerate(messages[start:], start):
+        if message["role"] != "assistant":
+            observed.append(message)
+            continue
+        context = None
+        if turns:
+            before = messages[: position - len(observed)]
+            context = renderer.extend(turns[-1].completion[0].token_ids, observed, before, tools)
+        content = message.get("content")
+        turns.append(
+            Turn(
+                index=len(turns),
+                parent=None if context is None else len(turns) - 1,
+                context=renderer.prompt(messages[:position], tools) if context is None else context,
+                completion=(renderer.target(message),),
+                text=content if isinstance(content, str) else "",
+                message=message,
+                observed=tuple(observed),
+            )
+        )
+        observed = []
+    return turns
+
+
+def tool_specs(tools: Iterable[Any]) -> tuple[ToolSpec, ...]:
+    """Tools as a row of data has them, in OpenAI's shape."""
+    return tuple(_spec(tool) for tool in tools)
+
+
+def _within(turns: Sequence[Turn], max_tokens: int) -> list[Turn]:
+    """The turns before the first that would make its sequence longer than ``max_tokens``."""
+    kept: list[Turn] = []
+    length = 0
+    for turn in turns:
+        length = (0 if turn.parent is None else length) + sum(len(segment) for segment in turn.segments)
+        if length > max_tokens:
+            break
+        kept.append(turn)
+    return kept
 
 
 def _read(row: Any, draw: int) -> tuple[tuple[Message, ...], tuple[ToolSpec, ...]]:
@@ -98,7 +110,7 @@ def _read(row: Any, draw: int) -> tuple[tuple[Message, ...], tuple[ToolSpec, ...
             f"demonstration {draw} must be a list of chat messages or a mapping with 'messages', got {row!r:.200}"
         )
     tools = row.get("tools") or () if isinstance(row, Mapping) else ()
-    return tuple(cast(Message, dict(message)) for message in messages), tuple(_spec(tool) for tool in tools)
+    return tuple(cast(Message, dict(message)) for message in messages), tool_specs(tools)
 
 
 def _spec(tool: Any) -> ToolSpec:

@@ -14,16 +14,17 @@ from typing import Any
 from agentrl.controller.evaluation import EvalPlan, EvalSet
 from agentrl.controller.worker import EngineFactory
 from agentrl.envs import EnvSpec, EpisodeView, RewardFn, Rubric, ToolEnv
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, DataError
 from agentrl.render import RendererSpec
 from agentrl.rollouts import EpisodeLimits, RolloutSpec, RubricFactory, StagePermits
 from agentrl.rollouts.inprocess import TorchEngineSpec
+from agentrl.rollouts.policy_server import ProgramSpec
 from agentrl.run.config import StageConfig, ToolConfig
 from agentrl.run.data import load_tasks
 from agentrl.run.sglang_engine import sglang_spec
 from agentrl.sandbox import SandboxSpec
 from agentrl.tools import Tool, ToolFactory, resolve_tools
-from agentrl.training import OptimSpec
+from agentrl.training import OptimSpec, RewardModelSpec
 from agentrl.types import SamplingParams, load_object
 
 __all__ = [
@@ -33,8 +34,11 @@ __all__ = [
     "env_spec",
     "eval_plan",
     "optim_spec",
+    "player_spec",
     "renderer_spec",
+    "reward_model_folder",
     "rollout_spec",
+    "scorer_spec",
 ]
 
 
@@ -136,6 +140,13 @@ def env_spec(stage: StageConfig, live: LiveObjects, base_dir: Path, *, with_tool
     )
 
 
+def player_spec(stage: StageConfig, live: LiveObjects, base_dir: Path) -> EnvSpec | ProgramSpec:
+    """Who plays the stage's episodes: its environment, or an agent's own program."""
+    if stage.env.program and live.env is None:
+        return ProgramSpec(stage.env.program, cwd=str(base_dir))
+    return env_spec(stage, live, base_dir)
+
+
 def _needs_sandbox(tools: Sequence[Any], base_dir: Path) -> bool:
     """Whether one of the tools runs code; a factory's tools are made once to see it."""
     entries = resolve_tools(tools, base_dir)
@@ -162,13 +173,13 @@ def _made_once(reference: str, args: str, base_dir: str) -> Tool:
     return made
 
 
-def rollout_spec(stage: StageConfig, live: LiveObjects, *, base_dir: Path, model: Path) -> RolloutSpec:
-    """What the stage's episodes share."""
+def rollout_spec(stage: StageConfig, live: LiveObjects, *, base_dir: Path, model: Path | None) -> RolloutSpec:
+    """What the stage's episodes share; without a model they are played by messages alone, on a server."""
     rollout = stage.rollout
     episodes = min(rollout.max_running, stage.train.batch_prompts * rollout.group_size)
     return RolloutSpec(
-        env=env_spec(stage, live, base_dir),
-        renderer=renderer_spec(stage, base_dir, model),
+        env=player_spec(stage, live, base_dir),
+        renderer=None if model is None else renderer_spec(stage, base_dir, model),
         parser=stage.model.tool_parser,
         rubric=rubric_spec(stage, live, base_dir),
         limits=EpisodeLimits(
@@ -238,6 +249,50 @@ def engine_spec(stage: StageConfig, model: Path) -> EngineFactory:
     )
     factory: EngineFactory = spec
     return factory
+
+
+def reward_model_folder(stage: StageConfig, trained: Mapping[str, Path], base_dir: Path) -> Path | None:
+    """The folder of the reward model that scores the stage's episodes; None without one.
+
+    Args:
+        stage: whole.
+        trained: folders of the run's stages by name.
+        base_dir: where ``reward.model.path`` starts.
+
+    Raises:
+        ConfigError: the stage that should have trained it is not of this run.
+        DataError: the folder does not exist.
+    """
+    own = stage.reward.model
+    if own.stage is not None:
+        if own.stage not in trained:
+            raise ConfigError(
+                f"reward.model.stage={own.stage!r} was not trained here; name its folder: reward.model.path=FOLDER"
+            )
+        return trained[own.stage]
+    if own.path is None:
+        return None
+    path = base_dir / Path(own.path).expanduser()
+    if not path.is_dir():
+        raise DataError(f"reward.model.path='{own.path}' is no folder ({path}); name a sequence classifier's")
+    return path
+
+
+def scorer_spec(stage: StageConfig, *, policy: Path, reward_model: Path) -> RewardModelSpec:
+    """The reward model that scores the stage's episodes.
+
+    Raises:
+        DataError: its tokenizer is not the policy's.
+    """
+    from transformers import AutoTokenizer
+
+    own, other = (AutoTokenizer.from_pretrained(f, local_files_only=True).get_vocab() for f in (policy, reward_model))
+    if own != other:
+        raise DataError(
+            f"the reward model in {reward_model} must have the policy's tokenizer, since it reads the policy's own "
+            f"tokens, but {len(set(own.items()) ^ set(other.items()))} entries differ; train it from the same model"
+        )
+    return RewardModelSpec(str(reward_model), dtype=stage.model.dtype, deterministic=stage.run.deterministic)
 
 
 def eval_plan(

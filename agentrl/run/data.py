@@ -13,7 +13,7 @@ from typing import Any, cast
 from agentrl.errors import AgentRLError, DataError
 from agentrl.types import Message, Task, load_object
 
-__all__ = ["endless_rows", "load_tasks", "rows_hash"]
+__all__ = ["endless_rows", "finite_rows", "load_tasks", "rows_hash"]
 
 
 def load_tasks(
@@ -39,11 +39,22 @@ def load_tasks(
     Raises:
         DataError: the data set cannot be read, is empty, or a row is no task; the row is named.
     """
-    rows = itertools.islice(_rows(reference, args, base_dir=base_dir, seed=seed, setting=setting), limit)
-    tasks = [_task(row, index, reference) for index, row in enumerate(rows)]
-    if not tasks:
-        raise DataError(f"{setting}='{reference}' holds no task; point it at a data set with at least one")
-    return tasks
+    rows = finite_rows(reference, args, base_dir=base_dir, seed=seed, setting=setting, limit=limit)
+    return [_task(row, index, reference) for index, row in enumerate(rows)]
+
+
+def finite_rows(
+    reference: str, args: Mapping[str, Any], *, base_dir: Path, seed: int, setting: str, limit: int | None
+) -> list[Any]:
+    """The rows of a data set, or its first ``limit``.
+
+    Raises:
+        DataError: the data set cannot be read or is empty.
+    """
+    rows = list(itertools.islice(_rows(reference, args, base_dir=base_dir, seed=seed, setting=setting), limit))
+    if not rows:
+        raise DataError(f"{setting}='{reference}' holds no row; point it at a data set with at least one")
+    return rows
 
 
 def endless_rows(

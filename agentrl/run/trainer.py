@@ -20,15 +20,15 @@ from agentrl.envs import EnvSpec, RewardFn, Rubric
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.metrics import JsonlSink, PhaseTimer, Sink, Sinks, StepDisplay, TensorBoardSink, result_rows
 from agentrl.rollouts import GroupOutcome, GroupRequest
-from agentrl.run.build import LiveObjects, eval_plan
+from agentrl.run.build import LiveObjects, eval_plan, reward_model_folder
+from agentrl.run.chat_rollouts import ChatRollouts
 from agentrl.run.config import RunConfig, StageConfig
 from agentrl.run.preparation import make_directory, roll_back, start_model
 from agentrl.run.session import Session
+from agentrl.run.sources import fleet_of, rollout_deadline_s
 from agentrl.run.stages import (
     RunParts,
     finished_stage,
-    learns_from_demonstrations,
-    rollout_deadline_s,
     run_stage,
     worker_spec,
 )
@@ -88,8 +88,9 @@ class Trainer:
         self._console = console or Console(quiet=True)
         self._base_dir = Path(config.run.base_dir or ".").resolve()
         self._session: Session | None = None
+        self._chat: ChatRollouts | None = None
         self._hosting = False
-        self._model: Path | None = None
+        self._models: Mapping[str, Path] = {}
 
     def train(self, steps: int | None = None, *, resume: bool = False) -> Summary:
         """Every stage in order.
@@ -152,7 +153,7 @@ class Trainer:
             samples=samples or plan.samples,
             greedy=plan.greedy if greedy is None else greedy,
         )
-        return list(Evaluator(plan).examine(self._roll_out, "now"))
+        return list(Evaluator(plan, self._roll_out).examine("now"))
 
     def rollout(self, tasks: Iterable[Task], *, samples: int = 1) -> list[Trajectory]:
         """Plays tasks with the policy as it is, ``samples`` episodes each; nothing is trained or stored."""
@@ -161,6 +162,9 @@ class Trainer:
 
     def close(self) -> None:
         """Ends the workers; a second call does nothing."""
+        if self._chat is not None:
+            chat, self._chat = self._chat, None
+            chat.close()
         if self._session is not None:
             session, self._session, self._hosting = self._session, None, False
             session.close()
@@ -206,12 +210,18 @@ class Trainer:
                 models[stage.name] = directory.models_folder / stage.name
                 outcome = finished_stage(parts, stage) if resume else None
                 if outcome is None:
-                    origin = models[stage.starts_from]
-                    outcome = run_stage(parts, stage, model=origin, first_draw=first_draw, resume=resume)
-                    self._hosting = not self._imitates(stage)
+                    outcome = run_stage(
+                        parts,
+                        stage,
+                        model=models[stage.starts_from],
+                        reward_model=self._reward_model(stage, models),
+                        first_draw=first_draw,
+                        resume=resume,
+                    )
+                    self._hosting = _plays(stage)
                 first_draw, num_steps = max(first_draw, outcome.next_draw), outcome.steps
                 results |= outcome.results
-        self._model = models[stages[-1].name]
+        self._models = models
         timer.add("total", time.monotonic() - started)
         summary = Summary(directory.root, results, num_steps, timer.total())
         write_json(directory.summary_path, summary.record())
@@ -226,11 +236,11 @@ class Trainer:
             stages[-1] = stages[-1].model_copy(update={"train": train})
         return stages
 
-    def _imitates(self, stage: StageConfig) -> bool:
-        return learns_from_demonstrations(stage.make_algorithm())
-
     def _rollouts(self, stages: Sequence[StageConfig]) -> list[StageConfig]:
-        return [stage for stage in stages if not self._imitates(stage)]
+        return [stage for stage in stages if _plays(stage)]
+
+    def _reward_model(self, stage: StageConfig, models: Mapping[str, Path]) -> Path | None:
+        return reward_model_folder(stage, models, self._base_dir) if _plays(stage) else None
 
     def _workers(self) -> WorkerGroup:
         if self._session is None:
@@ -246,14 +256,25 @@ class Trainer:
     def _roll_out(self, requests: Sequence[GroupRequest]) -> list[GroupOutcome]:
         """Plays groups outside of training, with the weights trained last, or those that the run starts from."""
         stage = self._rollout_stage()
+        deadline_s = rollout_deadline_s(stage, sum(request.group_size for request in requests))
+        if stage.rollout.engine == "openai":
+            if self._chat is None:
+                self._chat = ChatRollouts(stage, self._live, self._base_dir)
+            return self._chat.roll_out(requests, deadline_s)
         group = self._workers()
         if not self._hosting:
-            model = self._model or self._model_without_run()
-            algorithm = stage.make_algorithm()
-            group.setup(worker_spec(stage, algorithm, self._live, base_dir=self._base_dir, model=model, num_steps=1))
+            spec = worker_spec(
+                stage,
+                stage.make_algorithm(),
+                self._live,
+                base_dir=self._base_dir,
+                model=self._models.get(stage.name) or self._model_without_run(),
+                reward_model=self._reward_model(stage, self._models),
+                num_steps=1,
+            )
+            group.setup(spec)
             self._hosting = True
-        num_episodes = sum(request.group_size for request in requests)
-        return collect_groups(group, requests, rollout_deadline_s(stage, num_episodes))
+        return collect_groups(fleet_of(group, stage), requests, deadline_s)
 
     def _rollout_stage(self) -> StageConfig:
         stages = self._rollouts(self._stages(None))
@@ -267,3 +288,8 @@ class Trainer:
                 "model.path is not set and nothing was trained yet; call train() first, or set model.path"
             )
         return self._base_dir / Path(self.config.model.path).expanduser()
+
+
+def _plays(stage: StageConfig) -> bool:
+    """Whether the stage's policy plays episodes."""
+    return stage.make_algorithm().learns_from == "rollouts"

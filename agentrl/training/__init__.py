@@ -10,6 +10,7 @@ from agentrl.training.partition import (
     ShardPlan,
     merge_columns,
     partition,
+    partition_groups,
     repack,
     sample_weights,
     shards,
@@ -17,6 +18,7 @@ from agentrl.training.partition import (
 )
 from agentrl.training.process_group import DistSpec, join, leave
 from agentrl.training.reference import Reference, ReferenceSpec
+from agentrl.training.reward_model import RewardLearner, RewardLearnerSpec, RewardModel, RewardModelSpec
 
 __all__ = [
     "Actor",
@@ -28,11 +30,16 @@ __all__ = [
     "Plan",
     "Reference",
     "ReferenceSpec",
+    "RewardLearner",
+    "RewardLearnerSpec",
+    "RewardModel",
+    "RewardModelSpec",
     "ShardPlan",
     "join",
     "leave",
     "merge_columns",
     "partition",
+    "partition_groups",
     "repack",
     "sample_weights",
     "shards",

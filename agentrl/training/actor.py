@@ -5,7 +5,6 @@ Axes: T packed tokens of a shard, N trained tokens of a micro-batch, S samples.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,22 +17,22 @@ import torch.distributed as dist
 from torch import Tensor
 
 from agentrl.algorithms import AlgorithmSpec, PolicyInputs
-from agentrl.errors import TrainingError
+from agentrl.errors import ConfigError
 from agentrl.training.advantages import shard_advantages
-from agentrl.training.checkpoint import load_checkpoint, save_checkpoint
 from agentrl.training.determinism import use_deterministic_kernels
 from agentrl.training.export import export_model
-from agentrl.training.gradients import clip_gradients
+from agentrl.training.learner import Learner
 from agentrl.training.logprobs import trained_logprobs
-from agentrl.training.optimizer import OptimSpec, build_optimizers, learning_rate_factor
+from agentrl.training.optimizer import OptimSpec
+from agentrl.training.packed_model import DType, PackedModel, shard_over, torch_dtype
 from agentrl.training.packing import Packed, micro_batches
-from agentrl.training.policy_model import DType, PolicyModel, load_policy, shard_over, torch_dtype
+from agentrl.training.policy_model import PolicyModel, load_policy
 from agentrl.training.process_group import DistSpec, data_mesh
 from agentrl.training.stats import StatSum
 from agentrl.training.weights import checksums, full_weights
 from agentrl.types import BatchShard, Collect, Dispatch, Stat, Stats, register
 
-__all__ = ["Actor", "ActorSpec", "ModelFacts"]
+__all__ = ["Actor", "ActorSpec", "ModelFacts", "model_facts"]
 
 F32 = npt.NDArray[np.float32]
 
@@ -69,11 +68,13 @@ class ModelFacts:
         num_parameters: in all, tied ones once.
         vocab_size: of the output layer, padding included.
         length_scale: ℓ of the partition's cost n + n²/ℓ, tokens.
+        max_tokens: longest sequence that it has positions for; None where it sets no bound.
     """
 
     num_parameters: int
     vocab_size: int
     length_scale: float
+    max_tokens: int | None = None
 
 
 class Actor:
@@ -85,22 +86,24 @@ class Actor:
 
     Raises:
         DataError: the folder holds no causal model.
-        ConfigError: the family can't be trained packed.
+        ConfigError: the family can't be trained packed, or the algorithm has no policy's loss.
     """
 
     def __init__(self, spec: ActorSpec, place: DistSpec) -> None:
         if spec.deterministic:
             use_deterministic_kernels()
+        if spec.algorithm.policy_loss is None:
+            raise ConfigError(f"algorithm {spec.algorithm.name!r} trains no policy, so no actor can be built for it")
         self.spec = spec
+        self._policy_loss = spec.algorithm.policy_loss
         self.device = torch.device(place.device)
         self.dtype = torch_dtype(spec.dtype)
         self.model: PolicyModel = load_policy(
             spec.model_path, attention=spec.attention, gradient_checkpointing=spec.gradient_checkpointing
         )
-        self._facts = _facts(self.model)
+        self._facts = model_facts(self.model)
         shard_over(self.model, data_mesh(place), dtype=self.dtype)
-        self.optimizers = build_optimizers(spec.optim, self.model, self.model.head)
-        self.step = 0
+        self.learner = Learner(spec.optim, self.model, self.model.head, "actor")
 
     @register(Dispatch.FIRST)
     def facts(self) -> ModelFacts:
@@ -140,18 +143,9 @@ class Actor:
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
         for packed in micro_batches(shard, self.device, share_prompts=self.model.shares_prompts):
             loss_sum += self._backward(packed, shard, weights, stats)
-        grad_norm = clip_gradients(self.model.parameters(), self.spec.optim.clip_grad_norm)
-        if not math.isfinite(grad_norm):
-            self._zero_grad()
-            raise TrainingError(
-                f"the gradient of optimizer step {self.step} has norm {grad_norm}; no step was taken. Look for "
-                "infinite logits or advantages in the batch, or lower optim.lr",
-                rank=dist.get_rank(),
-            )
-        factor = self._step()
+        once = self.learner.step()
         stats.add("policy/loss", loss_sum, 1 if first else 0)
-        once = {"optim/grad_norm": Stat.of([grad_norm]), "optim/lr": Stat.of([self.spec.optim.lr * factor])}
-        return Stats(stats.result()) + (once if first else {})
+        return Stats(stats.result()) + once
 
     def weights(self, dtype: DType | None = None) -> Iterator[tuple[str, Tensor]]:
         """``(Hugging Face name, whole tensor)``, one at a time, by every rank to its end; see ``full_weights``.
@@ -169,12 +163,12 @@ class Actor:
     @register(Dispatch.FIRST, needs=("params", "optimizer"))
     def save(self, folder: str | Path) -> None:
         """Write weights, optimizer state and step; see ``save_checkpoint``."""
-        save_checkpoint(Path(folder), self.model, self.optimizers, step=self.step, purpose="actor")
+        self.learner.save(Path(folder))
 
     @register(Dispatch.FIRST, needs=("params", "optimizer"))
     def load(self, folder: str | Path) -> None:
         """Go on from a checkpoint, exactly; see ``load_checkpoint``."""
-        self.step = load_checkpoint(Path(folder), self.model, self.optimizers)
+        self.learner.load(Path(folder))
 
     @register(Dispatch.FIRST, needs=("params",))
     def export(self, folder: str | Path) -> None:
@@ -194,7 +188,7 @@ class Actor:
             return torch.zeros((), dtype=torch.float64, device=self.device)
         inputs = policy_inputs(packed, shard, logprobs)
         algorithm = self.spec.algorithm
-        outcome = algorithm.policy_loss(inputs)
+        outcome = self._policy_loss(inputs)
         weight = weights[packed.sample] * packed.weight
         if algorithm.correction is not None:
             weight = weight * algorithm.correction(inputs).detach()
@@ -205,20 +199,6 @@ class Actor:
         stats.add_values("policy/entropy", entropy)
         stats.add_mismatch(inputs)
         return (outcome.loss.detach().double() * weight).sum()
-
-    def _step(self) -> float:
-        factor = learning_rate_factor(self.spec.optim, self.step)
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = group["base_lr"] * factor
-            optimizer.step()
-        self._zero_grad()
-        self.step += 1
-        return factor
-
-    def _zero_grad(self) -> None:
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
 
 
 def policy_inputs(packed: Packed, shard: BatchShard, logprobs: Tensor) -> PolicyInputs:
@@ -236,10 +216,12 @@ def policy_inputs(packed: Packed, shard: BatchShard, logprobs: Tensor) -> Policy
     )
 
 
-def _facts(model: PolicyModel) -> ModelFacts:
+def model_facts(model: PackedModel) -> ModelFacts:
+    """Sizes of a model that is not sharded yet."""
     config: Any = model.config.get_text_config()
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     # a token costs 6P in its products, and 6·2·n/2·width in the scores of each layer at length n
     width = config.num_attention_heads * getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
     scale = num_parameters / (config.num_hidden_layers * width)
-    return ModelFacts(num_parameters, int(config.vocab_size), float(scale))
+    longest = getattr(config, "max_position_embeddings", None)
+    return ModelFacts(num_parameters, int(config.vocab_size), float(scale), longest)

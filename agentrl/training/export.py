@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from agentrl.errors import StoreError
-from agentrl.training.policy_model import PolicyModel, no_progress_bars
+from agentrl.training.packed_model import PackedModel, no_progress_bars
 from agentrl.training.weights import full_weights
 
 __all__ = ["export_model"]
@@ -28,7 +28,7 @@ _BESIDE_THE_WEIGHTS = (
 )
 
 
-def export_model(model: PolicyModel, source: Path, folder: Path, dtype: torch.dtype) -> None:
+def export_model(model: PackedModel, source: Path, folder: Path, dtype: torch.dtype) -> None:
     """Write weights, configuration and what ``source`` holds of a tokenizer; every rank calls it, rank 0 writes.
 
     Args:

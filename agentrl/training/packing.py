@@ -54,6 +54,8 @@ class Packed:
         sample: ``[N]`` int64, row of the token's sample in the shard.
         sampled: ``[N]`` bool, whether the policy sampled the token.
         source: ``[N]`` int64, position of the token in the shard's columns.
+        rows: ``[M]`` int64, the row's samples by their place in the shard, in the order of the row.
+        ends: ``[M]`` int64, the position of each sample's last token.
     """
 
     token_ids: Tensor
@@ -66,6 +68,8 @@ class Packed:
     sample: Tensor
     sampled: Tensor
     source: I64
+    rows: I64
+    ends: Tensor
 
     def column(self, values: npt.NDArray[np.float32] | None) -> Tensor | None:
         """``[N]`` trained entries of a ``[T_local]`` column of the shard, on the row's device."""
@@ -91,6 +95,8 @@ def micro_batches(shard: BatchShard, device: torch.device, *, share_prompts: boo
 def _pack(batch: Batch, rows: I64, device: torch.device, share_prompts: bool) -> Packed:
     families: list[Family] = []
     pieces: list[_Piece] = []
+    order: list[int] = []
+    ends: list[int] = []
     length = 0
     for members, shared in _siblings(batch, rows) if share_prompts else [(rows[[i]], 0) for i in range(rows.size)]:
         if shared:
@@ -101,15 +107,18 @@ def _pack(batch: Batch, rows: I64, device: torch.device, share_prompts: bool) ->
         for member, size in zip(members, sizes, strict=True):
             pieces.append(_piece(batch, member, shared, size, last_shared, length))
             length += size - shared
+            order.append(int(member))
+            ends.append(length - 1)
         families.append(Family(shared, tuple(size - shared for size in sizes)))
     if not pieces:
         families = [Family(0, (1,))]  # a filler; the shard itself may be empty
-        return _tensors(
-            batch, families, np.zeros((4, 1), np.int64), np.zeros(1, np.int32), np.zeros(0, np.int64), device
-        )
+        nothing = np.zeros(0, np.int64)
+        filler = np.zeros((4, 1), np.int64)
+        return _tensors(batch, families, filler, np.zeros(1, np.int32), nothing, nothing, nothing, device)
     columns = np.concatenate(pieces, axis=1)
     trained = np.flatnonzero(batch.loss_mask[columns[0]])
-    return _tensors(batch, families, columns, batch.token_ids[columns[0]], trained, device)
+    row_ids, last = np.asarray(order, dtype=np.int64), np.asarray(ends, dtype=np.int64)
+    return _tensors(batch, families, columns, batch.token_ids[columns[0]], trained, row_ids, last, device)
 
 
 def _siblings(batch: Batch, rows: I64) -> Iterator[tuple[I64, int]]:
@@ -154,6 +163,8 @@ def _tensors(
     columns: I64,
     token_ids: npt.NDArray[np.int32],
     trained: I64,
+    rows: I64,
+    ends: I64,
     device: torch.device,
 ) -> Packed:
     source, positions, owner, before = columns
@@ -173,6 +184,8 @@ def _tensors(
         sample=on_device(sample),
         sampled=on_device(batch.kind[source_of_trained] == SegmentKind.POLICY),
         source=source_of_trained,
+        rows=rows,
+        ends=on_device(ends),
     )
 
 

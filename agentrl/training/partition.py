@@ -16,7 +16,18 @@ from agentrl.algorithms import Counts
 from agentrl.errors import ConfigError
 from agentrl.types import Batch, BatchShard
 
-__all__ = ["Layout", "Plan", "ShardPlan", "merge_columns", "partition", "repack", "sample_weights", "shards", "union"]
+__all__ = [
+    "Layout",
+    "Plan",
+    "ShardPlan",
+    "merge_columns",
+    "partition",
+    "partition_groups",
+    "repack",
+    "sample_weights",
+    "shards",
+    "union",
+]
 
 I64 = npt.NDArray[np.int64]
 F32 = npt.NDArray[np.float32]
@@ -103,6 +114,45 @@ def partition(
         rows = np.flatnonzero(np.isin(owners, order[start : start + step]))
         plans.append(_plan(_balance(rows, sizes, layout), sizes, layout))
     return tuple(plans)
+
+
+def partition_groups(
+    lengths: npt.NDArray[np.integer],
+    groups: npt.NDArray[np.integer],
+    *,
+    seed: int,
+    layout: Layout,
+    mini_batch_groups: int | None = None,
+) -> tuple[Plan, ...]:
+    """As ``partition``, with the samples of a group always in one micro-batch, for losses that compare siblings.
+
+    Raises:
+        ConfigError: a group is longer than a micro-batch.
+        ValueError: as ``partition``.
+    """
+    units, owner = np.unique(np.asarray(groups), return_inverse=True)
+    totals = np.bincount(owner, weights=np.asarray(lengths)).astype(np.int64)
+    if int(totals.max(initial=0)) > layout.micro_batch_tokens:
+        raise ConfigError(
+            f"train.micro_batch_tokens must be at least the longest pair (the two are compared in one micro-batch), "
+            f"got {layout.micro_batch_tokens} for a pair of {int(totals.max())} tokens; raise it, or leave long pairs "
+            "out of the data"
+        )
+    members = [np.flatnonzero(owner == unit) for unit in range(units.size)]
+    plans = partition(totals, np.arange(units.size), seed=seed, layout=layout, mini_batch_groups=mini_batch_groups)
+    return tuple(Plan(tuple(_with_members(part, members) for part in plan.coordinates)) for plan in plans)
+
+
+def _with_members(part: ShardPlan, members: Sequence[I64]) -> ShardPlan:
+    """A part whose rows are groups, as one of the groups' samples."""
+    sizes = [members[unit].size for unit in part.samples]
+    starts = np.cumsum([0, *sizes])
+    samples = np.concatenate([members[unit] for unit in part.samples]) if sizes else np.zeros(0, dtype=np.int64)
+    micro_batches = tuple(
+        tuple(row for unit in micro for row in range(int(starts[unit]), int(starts[unit + 1])))
+        for micro in part.micro_batches
+    )
+    return ShardPlan(samples, micro_batches)
 
 
 def repack(plan: Plan, lengths: npt.NDArray[np.integer], layout: Layout) -> Plan:

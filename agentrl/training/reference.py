@@ -10,7 +10,8 @@ import numpy.typing as npt
 import torch
 
 from agentrl.training.logprobs import trained_logprobs
-from agentrl.training.policy_model import DType, load_policy, shard_over, torch_dtype
+from agentrl.training.packed_model import DType, shard_over, torch_dtype
+from agentrl.training.policy_model import load_policy
 from agentrl.training.process_group import DistSpec, data_mesh
 from agentrl.types import BatchShard, Collect, Dispatch, register
 

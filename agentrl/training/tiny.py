@@ -58,7 +58,7 @@ def build_tiny_model(
     import torch
     from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
-    from agentrl.training.policy_model import no_progress_bars
+    from agentrl.training.packed_model import no_progress_bars
 
     tokenizer = _tokenizer(demonstrations, num_demonstrations, vocab_size)
     pad, end = tokenizer.pad_token_id, tokenizer.eos_token_id

@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from agentrl.training.policy_model import PREFIX, PolicyModel
+from agentrl.training.packed_model import PREFIX, PackedModel
 
 __all__ = ["checksums", "full_weights", "tensor_checksum"]
 
 
 @torch.no_grad()
-def full_weights(model: PolicyModel, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+def full_weights(model: PackedModel, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """``(name, whole tensor)`` one at a time; a tied weight comes once, under its first name.
 
     Cast first, then gathered: half the bytes on the wire and the least memory. Every rank must
@@ -33,7 +33,7 @@ def full_weights(model: PolicyModel, dtype: torch.dtype) -> Iterator[tuple[str, 
 
 
 @torch.no_grad()
-def checksums(model: PolicyModel, dtype: torch.dtype) -> dict[str, int]:
+def checksums(model: PackedModel, dtype: torch.dtype) -> dict[str, int]:
     """A checksum of each weight in ``dtype``, by name, equal on every rank; shards are summed, nothing is gathered."""
     names, sums = [], []
     for name, parameter in model.named_parameters():

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, tensor
 
-from agentrl.algorithms import PolicyInputs, TokenCredit, make_algorithm
+from agentrl.algorithms import PolicyInputs, TokenCredit, TokenLoss, make_algorithm
 from agentrl.algorithms.losses import k3, spread_credit, truncated_importance
 
 
@@ -26,8 +28,14 @@ def inputs(ratios: list[float], advantages: list[float] | None, **columns: Tenso
     return PolicyInputs(logprobs=logprobs, **(fields | columns))  # type: ignore[arg-type]
 
 
+def policy_loss(name: str, settings: dict[str, Any] | None = None) -> Callable[[PolicyInputs], TokenLoss]:
+    loss = make_algorithm(name, settings).policy_loss
+    assert loss is not None
+    return loss
+
+
 def test_the_surrogate_takes_the_worse_of_ratio_and_clipped_ratio() -> None:
-    loss = make_algorithm("grpo").policy_loss(inputs([1.0, 1.5, 1.5, 0.5, 0.5], [1.0, 2.0, -2.0, 2.0, -2.0])).loss
+    loss = policy_loss("grpo")(inputs([1.0, 1.5, 1.5, 0.5, 0.5], [1.0, 2.0, -2.0, 2.0, -2.0])).loss
     # bounds .8 and 1.28: a gain is capped at 1.28 · 2, a loss at .8 · -2, and never the other way round
     expected = [-1.0, -2.56, 3.0, -1.0, 1.6]
     assert loss.tolist() == pytest.approx(expected, abs=1e-6)
@@ -35,21 +43,21 @@ def test_the_surrogate_takes_the_worse_of_ratio_and_clipped_ratio() -> None:
 
 def test_a_bound_that_bites_removes_the_gradient() -> None:
     given = inputs([1.5, 0.5, 1.5, 0.5], [1.0, -1.0, -1.0, 1.0])
-    make_algorithm("grpo").policy_loss(given).loss.sum().backward()
+    policy_loss("grpo")(given).loss.sum().backward()
     # the first two are clipped; for the others the gradient is -r·A
     assert given.logprobs.grad is not None
     assert given.logprobs.grad.tolist() == pytest.approx([0.0, 0.0, 1.5, -0.5], abs=1e-6)
 
 
 def test_clip_fractions_count_tokens_whose_gradient_a_bound_removed() -> None:
-    stats = make_algorithm("grpo").policy_loss(inputs([1.5, 0.5, 1.5, 0.5], [1.0, -1.0, -1.0, 1.0])).stats
+    stats = policy_loss("grpo")(inputs([1.5, 0.5, 1.5, 0.5], [1.0, -1.0, -1.0, 1.0])).stats
     assert (stats["policy/clip_frac_low"].sum.item(), stats["policy/clip_frac_low"].count) == (1.0, 4)
     assert (stats["policy/clip_frac_high"].sum.item(), stats["policy/clip_frac_high"].count) == (1.0, 4)
 
 
 def test_kl_old_estimates_from_the_old_policys_tokens() -> None:
     # (r - 1) - log r
-    stat = make_algorithm("grpo").policy_loss(inputs([2.0], [1.0])).stats["policy/kl_old"]
+    stat = policy_loss("grpo")(inputs([2.0], [1.0])).stats["policy/kl_old"]
     assert stat.sum.item() == pytest.approx(1.0 - math.log(2.0), abs=1e-6)
 
 
@@ -61,14 +69,14 @@ def test_k3_is_zero_for_equal_policies_and_positive_otherwise() -> None:
 
 def test_kl_against_the_reference_is_added_with_its_coefficient() -> None:
     given = inputs([1.0], [0.0], ref_logprobs=tensor([math.log(2.0) - 1.0]))
-    outcome = make_algorithm("grpo", {"kl_coef": 0.5}).policy_loss(given)
+    outcome = policy_loss("grpo", {"kl_coef": 0.5})(given)
     assert outcome.loss.tolist() == pytest.approx([0.5 * (1 - math.log(2))], abs=1e-6)
     assert outcome.stats["policy/kl_ref"].sum.item() == pytest.approx(1 - math.log(2), abs=1e-6)
 
 
 def test_rollout_logprobs_can_be_the_old_policy() -> None:
     given = inputs([1.0], [1.0], old_logprobs=None, rollout_logprobs=tensor([-1.0 - math.log(1.1)]))
-    loss = make_algorithm("grpo", {"old_logprobs": "rollout"}).policy_loss(given).loss
+    loss = policy_loss("grpo", {"old_logprobs": "rollout"})(given).loss
     assert loss.tolist() == pytest.approx([-1.1], abs=1e-6)
 
 
@@ -76,11 +84,11 @@ def test_rollout_logprobs_can_be_the_old_policy() -> None:
 def test_a_missing_column_is_named(missing: str) -> None:
     complete = replace(inputs([1.0], [1.0]), ref_logprobs=tensor([-1.0]))
     with pytest.raises(ValueError, match=rf"batch\.{missing} is missing"):
-        make_algorithm("grpo", {"kl_coef": 0.1}).policy_loss(replace(complete, **{missing: None}))
+        policy_loss("grpo", {"kl_coef": 0.1})(replace(complete, **{missing: None}))
 
 
 def test_imitation_is_minus_the_logprob() -> None:
-    outcome = make_algorithm("sft").policy_loss(inputs([1.0, 2.0], None, old_logprobs=None))
+    outcome = policy_loss("sft")(inputs([1.0, 2.0], None, old_logprobs=None))
     assert outcome.loss.tolist() == pytest.approx([1.0, 1.0 - math.log(2.0)], abs=1e-6)
 
 

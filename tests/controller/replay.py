@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.algorithms import make_algorithm
-from agentrl.controller.actor import ActorHandle
+from agentrl.controller.actor import ActorHandle, RewardLearnerHandle
 from agentrl.controller.checkpoints import Checkpoints
 from agentrl.controller.group import WorkerGroup
 from agentrl.controller.loop import train
@@ -20,7 +20,7 @@ from agentrl.controller.worker import WorkerSpec
 from agentrl.metrics import JsonlSink, PhaseTimer
 from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.store import EventLog, JsonlWriter, RunDirectory, TrajectoryWriter
-from agentrl.training import ActorSpec, OptimSpec
+from agentrl.training import ActorSpec, OptimSpec, RewardLearnerSpec
 from agentrl.types import TrajectoryGroup
 from tests.controller.tiny import made_groups
 
@@ -78,11 +78,15 @@ def learn(
     settings: dict[str, Any] | None = None,
     mini_batch_groups: int = 3,
     deterministic: bool = False,
+    reward_model: bool = False,
 ) -> list[dict[str, Any]]:
     """Trains on the same groups whatever the group of workers is; the rows of metrics."""
-    algorithm = make_algorithm("grpo", settings or {})
-    spec = ActorSpec(str(model), algorithm, OptimSpec(lr=3e-3), deterministic=deterministic)
-    group.setup(WorkerSpec(actor=spec))
+    algorithm = make_algorithm("reward_model" if reward_model else "grpo", settings or {})
+    optim = OptimSpec(lr=3e-3)
+    if reward_model:
+        group.setup(WorkerSpec(None, reward_model=RewardLearnerSpec(str(model), algorithm, optim)))
+    else:
+        group.setup(WorkerSpec(ActorSpec(str(model), algorithm, optim, deterministic=deterministic)))
     directory = RunDirectory.create(run_dir)
     sink = JsonlSink(JsonlWriter(directory.metrics_path))
     events = EventLog(directory)
@@ -101,9 +105,9 @@ def learn(
             ),
             algorithm=algorithm,
             schedule=Replay(batches or [made_groups(GROUPS * n, GROUPS) for n in range(num_steps)]),
-            actor=ActorHandle(group),
+            learner=RewardLearnerHandle(group) if reward_model else ActorHandle(group),
             checkpoints=Checkpoints(directory.checkpoints_folder / "rl", keep_last=1),
-            evaluator=None,
+            examiner=None,
             recorder=recorder,
             model_folder=directory.models_folder / "rl",
         )

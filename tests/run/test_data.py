@@ -106,7 +106,7 @@ def test_a_function_may_yield_rows_for_ever_where_there_is_a_limit(load: Load, t
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("def tasks():\n    return []", r"data\.train='task\.py:tasks' holds no task"),
+        ("def tasks():\n    return []", r"data\.train='task\.py:tasks' holds no row"),
         ("def tasks():\n    return 3", "must return an iterable of rows, got int"),
         ("def tasks():\n    raise OSError('no disk')", "raised OSError: no disk"),
         ("def tasks(other):\n    return []", "raised TypeError: .*other"),

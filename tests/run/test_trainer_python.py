@@ -130,7 +130,7 @@ def test_an_engine_that_is_not_there_is_refused_before_anything_is_made(opened: 
 def test_an_empty_data_set_is_refused_before_anything_is_made(opened: Open, tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("")
     trainer = opened(text=CONFIG.replace(f'train: "{TASK}:tasks"', "train: empty.jsonl"))
-    with pytest.raises(DataError, match=r"data\.train='empty\.jsonl' holds no task"):
+    with pytest.raises(DataError, match=r"data\.train='empty\.jsonl' holds no row"):
         trainer.train()
     assert not (tmp_path / "run").exists()
 

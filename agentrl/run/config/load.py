@@ -13,6 +13,7 @@ from agentrl.errors import ConfigError
 from agentrl.run.config.algorithm import algorithm_faults
 from agentrl.run.config.checks import Fault, validation_faults
 from agentrl.run.config.document import Document, Key, Origin, dotted, parse_document
+from agentrl.run.config.lineage import lineage_faults
 from agentrl.run.config.overrides import apply_overrides, expand_short_forms
 from agentrl.run.config.problems import Problem, raise_problems
 from agentrl.run.config.rules import run_faults, stage_faults
@@ -40,12 +41,18 @@ class LoadedConfig:
         return "default"
 
 
-def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str] | Mapping[str, Any] = ()) -> RunConfig:
+def load_config(
+    source: str | Path | Mapping[str, Any],
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    *,
+    trains: bool = True,
+) -> RunConfig:
     """Reads and checks a configuration.
 
     Args:
         source: a YAML 1.2 file, or the same as a mapping (whose references start from the working directory).
         overrides: ``key=value`` texts as on the command line, or a mapping of dotted keys to values.
+        trains: hold it to the rules of training too; not so where a policy is only played.
 
     Returns:
         The configuration, with ``run.dir`` and ``run.base_dir`` filled in.
@@ -53,11 +60,14 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
     Raises:
         ConfigError: all that is wrong, each with its place, key, rule, value and, where there is one, a likely mend.
     """
-    return load_with_origins(source, overrides).config
+    return load_with_origins(source, overrides, trains=trains).config
 
 
 def load_with_origins(
-    source: str | Path | Mapping[str, Any], overrides: Sequence[str] | Mapping[str, Any] = ()
+    source: str | Path | Mapping[str, Any],
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    *,
+    trains: bool = True,
 ) -> LoadedConfig:
     """As ``load_config``, keeping where every value came from."""
     problems: list[Problem] = []
@@ -72,7 +82,7 @@ def load_with_origins(
     raise_problems(problems)
     expand_short_forms(document)
     problems += apply_overrides(document, overrides)
-    problems += _problems(document, folder)
+    problems += _problems(document, folder, trains)
     raise_problems(problems)
     config = RunConfig.model_validate(document.tree)
     base_dir = str((folder / (config.run.base_dir or ".")).resolve())
@@ -97,23 +107,30 @@ def _document_of(source: Mapping[str, Any]) -> Document:
     return document
 
 
-def _problems(document: Document, folder: Path) -> list[Problem]:
+def _problems(document: Document, folder: Path, trains: bool) -> list[Problem]:
     """All problems of a document whose overrides are applied."""
     problems = []
     top, top_faults = _validate(RunConfig, document.tree)
     problems += [_located(document, fault) for fault in top_faults]
     if top is not None:
-        problems += [_located(document, fault) for fault in run_faults(top)]
+        problems += [_located(document, fault) for fault in run_faults(top, trains=trains)]
     if not _stages_are_readable(document.tree):
         return problems
+    base_dir, sound = folder / (top.run.base_dir or ".") if top is not None else folder, []
     for index, tree in enumerate(stage_trees(document.tree)):
         stage, faults = _validate(StageConfig, tree)
         number = index if document.tree.get("stages") else None
         if stage is not None:
             broken = [key for fault in faults for key in fault.keys]
-            crossing = [*stage_faults(stage), *algorithm_faults(stage, folder / (stage.run.base_dir or "."))]
+            crossing = [*stage_faults(stage, trains=trains), *algorithm_faults(stage, base_dir)]
             faults += [fault for fault in crossing if not _touches(fault, broken)]
         problems += [_located(document, fault, number) for fault in faults]
+        sound += [] if faults else [stage]
+    if not problems:
+        numbered = lineage_faults(sound, base_dir)
+        problems += [
+            _located(document, fault, index if document.tree.get("stages") else None) for index, fault in numbered
+        ]
     return problems
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from agentrl.errors import ConfigError
+from agentrl.metrics import REWARD_MODEL_PART
 from agentrl.run.config.checks import Fault
 from agentrl.run.config.schema import RunConfig, StageConfig
 from agentrl.run.config.task import SandboxConfig, SandboxLimitsConfig
@@ -13,9 +14,9 @@ from agentrl.run.config.task import SandboxConfig, SandboxLimitsConfig
 __all__ = ["run_faults", "stage_faults"]
 
 
-def run_faults(config: RunConfig) -> Iterator[Fault]:
-    """Rules about the run as a whole."""
-    if config.model.path is None and config.model.build is None:
+def run_faults(config: RunConfig, *, trains: bool = True) -> Iterator[Fault]:
+    """Rules about the run as a whole, and those that only matter where something is trained."""
+    if trains and config.model.path is None and config.model.build is None:
         yield Fault(
             (("model", "path"),),
             "model.path or model.build is required: name a folder in Hugging Face's layout, or a function that "
@@ -51,9 +52,14 @@ def _stage_name_faults(config: RunConfig) -> Iterator[Fault]:
         earlier.append(entry.name)
 
 
-def stage_faults(stage: StageConfig) -> Iterator[Fault]:
-    """Rules within one stage."""
-    yield from _data_faults(stage)
+def stage_faults(stage: StageConfig, *, trains: bool = True) -> Iterator[Fault]:
+    """Rules within one stage, and those that only matter where it is trained."""
+    if trains:
+        yield from _data_faults(stage)
+        yield from _sampling_faults(stage)
+    yield from _program_faults(stage)
+    yield from _reward_faults(stage)
+    yield from _eval_faults(stage)
     yield from _size_faults(stage)
     yield from _rollout_faults(stage)
     yield from _sandbox_faults(stage)
@@ -65,6 +71,33 @@ def _data_faults(stage: StageConfig) -> Iterator[Fault]:
             (("data", "train"),),
             "data.train is required: a function as file.py:name, a .jsonl or .parquet file, or a folder; got none",
         )
+
+
+def _reward_faults(stage: StageConfig) -> Iterator[Fault]:
+    own = stage.reward.model
+    if own.stage is not None and own.path is not None:
+        yield Fault(
+            (("reward", "model", "path"), ("reward", "model", "stage")),
+            f"reward.model.stage and reward.model.path exclude each other, got {own.stage!r} and {own.path!r}; "
+            "keep one",
+        )
+    for index, function in enumerate(stage.reward.functions):
+        if own.given and (function.name or function.function.rpartition(":")[2]) == REWARD_MODEL_PART:
+            yield Fault(
+                (("reward", "functions", index),),
+                f"reward.functions needs another name than {REWARD_MODEL_PART!r} for {function.function!r}, since that "
+                "part is the reward model's score; give it a `name`",
+            )
+
+
+def _eval_faults(stage: StageConfig) -> Iterator[Fault]:
+    for name, item in stage.eval.sets.items():
+        if not item.tools and stage.env.entry is not None:
+            yield Fault(
+                (("eval", "sets", name, "tools"), ("env", "entry")),
+                f"{{key}}=false takes env.tools away, and env.entry={stage.env.entry!r} has its own, so it "
+                "would change nothing; leave it out",
+            )
 
 
 def _size_faults(stage: StageConfig) -> Iterator[Fault]:
@@ -97,26 +130,6 @@ def _rollout_faults(stage: StageConfig) -> Iterator[Fault]:
             (("rollout", "min_siblings"), ("rollout", "group_size")),
             f"rollout.min_siblings must be at most rollout.group_size={rollout.group_size}, got {rollout.min_siblings}",
         )
-    if (rollout.top_p < 1 or rollout.top_k > 0) and not rollout.allow_truncated_sampling:
-        off = "rollout.top_p" if rollout.top_p < 1 else "rollout.top_k"
-        yield Fault(
-            (("rollout", off.removeprefix("rollout.")), ("rollout", "allow_truncated_sampling")),
-            f"rollout.top_p=1 and rollout.top_k=0 are needed for training (anything else samples from another "
-            f"distribution than the one whose logprobs are trained), got top_p={rollout.top_p}, "
-            f"top_k={rollout.top_k}; set rollout.allow_truncated_sampling=true to train all the same",
-        )
-    if rollout.temperature == 0 and rollout.group_size > 1:
-        yield Fault(
-            (("rollout", "temperature"), ("rollout", "group_size")),
-            "rollout.temperature must be more than 0 for training (greedy siblings are all alike), got 0; "
-            "eval.greedy examines the greedy policy",
-        )
-    if rollout.engine == "openai":
-        yield Fault(
-            (("rollout", "engine"),),
-            "rollout.engine='openai' cannot train (such a server returns neither token ids nor logprobs); "
-            "use 'torch' or 'sglang' here",
-        )
     if rollout.engine == "sglang" and rollout.engine_args:
         yield Fault(
             (("rollout", "engine_args"),),
@@ -141,6 +154,51 @@ def _rollout_faults(stage: StageConfig) -> Iterator[Fault]:
             f"rollout.context_tokens must be more than data.max_prompt_tokens={stage.data.max_prompt_tokens} "
             f"(nothing could be sampled after the longest prompt), got {rollout.context_tokens}",
         )
+
+
+def _sampling_faults(stage: StageConfig) -> Iterator[Fault]:
+    """What is sampled must be what can be trained."""
+    rollout = stage.rollout
+    if (rollout.top_p < 1 or rollout.top_k > 0) and not rollout.allow_truncated_sampling:
+        off = "rollout.top_p" if rollout.top_p < 1 else "rollout.top_k"
+        yield Fault(
+            (("rollout", off.removeprefix("rollout.")), ("rollout", "allow_truncated_sampling")),
+            f"rollout.top_p=1 and rollout.top_k=0 are needed for training (anything else samples from another "
+            f"distribution than the one whose logprobs are trained), got top_p={rollout.top_p}, "
+            f"top_k={rollout.top_k}; set rollout.allow_truncated_sampling=true to train all the same",
+        )
+    if rollout.temperature == 0 and rollout.group_size > 1:
+        yield Fault(
+            (("rollout", "temperature"), ("rollout", "group_size")),
+            "rollout.temperature must be more than 0 for training (greedy siblings are all alike), got 0; "
+            "eval.greedy examines the greedy policy",
+        )
+    if rollout.engine == "openai":
+        yield Fault(
+            (("rollout", "engine"),),
+            "rollout.engine='openai' cannot train (such a server returns neither token ids nor logprobs); "
+            "use 'torch' or 'sglang' here",
+        )
+
+
+def _program_faults(stage: StageConfig) -> Iterator[Fault]:
+    env = stage.env
+    if not env.program:
+        return
+    others = {"entry": env.entry, "args": env.args, "tools": env.tools, "system_prompt": env.system_prompt}
+    for name, value in others.items():
+        if value:
+            yield Fault(
+                (("env", name), ("env", "program")),
+                f"env.program={list(env.program)} is the agent itself, so env.{name} would do nothing, got {value!r}; "
+                "give it to the program, or leave env.program out",
+            )
+    for name, item in stage.eval.sets.items():
+        if not item.tools:
+            yield Fault(
+                (("eval", "sets", name, "tools"), ("env", "program")),
+                "{key}=false takes env.tools away, and the agent of env.program brings its own; leave it out",
+            )
 
 
 def _sandbox_faults(stage: StageConfig) -> Iterator[Fault]:

@@ -16,6 +16,7 @@ __all__ = [
     "ModelConfig",
     "RewardConfig",
     "RewardFunctionConfig",
+    "RewardModelConfig",
     "SandboxConfig",
     "SandboxDockerConfig",
     "SandboxLimitsConfig",
@@ -84,6 +85,9 @@ class EnvConfig(Section):
     """Opens every conversation whose task has no system message of its own."""
     announce_tools: bool = True
     """Describe the tools in the prompt, as the model's chat template does."""
+    program: Listed[str] = ()
+    """An agent's own program and its arguments instead of an environment: run once an episode in the file's folder, it
+    asks the policy at OPENAI_BASE_URL (docs/policy-server.md)."""
 
 
 class RewardFunctionConfig(Section):
@@ -99,11 +103,32 @@ class RewardFunctionConfig(Section):
     """Keyword arguments bound to the function."""
 
 
+class RewardModelConfig(Section):
+    """A reward model that scores every finished episode, as the part ``reward_model``; without ``stage`` and ``path``
+    there is none."""
+
+    stage: str | None = None
+    """An earlier stage that trained one (``algorithm: reward_model``)."""
+    path: str | None = None
+    """Folder of a sequence classifier with one label in Hugging Face's layout, from the file's folder on. It reads the
+    policy's tokens, so its tokenizer must be the policy's."""
+    weight: float = 1.0
+    """Weight of the score in the sum."""
+
+    @property
+    def given(self) -> bool:
+        """Whether there is one."""
+        return self.stage is not None or self.path is not None
+
+
 class RewardConfig(Section):
-    """What an episode is worth: the weighted sum of the parts, and of the environment's step rewards."""
+    """What an episode is worth: the weighted sum of the parts, of a reward model's score, and of the environment's step
+    rewards."""
 
     functions: Listed[RewardFunctionConfig] = ()
     """The parts."""
+    model: RewardModelConfig = Field(default_factory=RewardModelConfig)
+    """What scores episodes beside the functions."""
     step_weight: float = 1.0
     """Weight of the sum of the environment's step rewards."""
     shuffle: bool = False

@@ -1,0 +1,39 @@
+"""Reward models: learn from pairs which of two trajectories is the better."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from agentrl.algorithms.losses import spread_credit
+from agentrl.algorithms.pair_losses import bradley_terry_loss
+from agentrl.algorithms.reductions import pair_mean
+from agentrl.algorithms.settings import RewardModelSettings
+from agentrl.algorithms.sft import keep_all
+from agentrl.algorithms.spec import AlgorithmSpec, AlgorithmState, Credit, Needs, Rewards
+from agentrl.types import SegmentKind
+
+__all__ = ["make_reward_model"]
+
+
+def make_reward_model(settings: RewardModelSettings) -> AlgorithmSpec:
+    """A reward model as ``settings`` say; groups are pairs whose first trajectory is the better."""
+    return AlgorithmSpec(
+        name="reward_model",
+        keep_group=keep_all,
+        credit=partial(margin_credit, use_margin=settings.use_margin),
+        reduction=pair_mean,
+        policy_loss=None,
+        pair_loss=partial(bradley_terry_loss, centring=settings.centring),
+        advantages=spread_credit,
+        trains=frozenset({SegmentKind.TARGET}),
+        needs=Needs(advantages=False),
+        group_size_min=settings.group_size_min,
+    )
+
+
+def margin_credit(rewards: Rewards, state: AlgorithmState, *, use_margin: bool) -> Credit:
+    """A pair's margin is the difference of its trajectories' rewards; zeros where margins are not used."""
+    credit = rewards.reward if use_margin else np.zeros(rewards.reward.shape)
+    return Credit(trajectory=credit, turn=np.zeros(rewards.turn_trajectory.shape))

@@ -1,0 +1,66 @@
+"""Examining a reward model: on how many held-out pairs it agrees with whoever chose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from agentrl.controller.scoring import SequenceScores
+from agentrl.types import TrajectoryGroup
+
+__all__ = ["PairExaminer", "PairResult", "PairSet"]
+
+
+@dataclass(frozen=True, slots=True)
+class PairSet:
+    """Held-out pairs under a name in metrics and the summary; the first trajectory of each group is the better."""
+
+    name: str
+    pairs: tuple[TrajectoryGroup, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PairResult:
+    """One examination of one set.
+
+    Args:
+        name: the set's.
+        when: ``before``, ``step=000010`` or ``after``.
+        num_tasks: pairs asked.
+        accuracy: share of pairs whose better trajectory has the higher score; a tie counts half.
+        margin: mean difference of the two scores.
+    """
+
+    name: str
+    when: str
+    num_tasks: int
+    accuracy: float
+    margin: float
+
+    def record(self) -> dict[str, float | int | None]:
+        """The entry of ``summary.json``."""
+        return {"accuracy": self.accuracy, "margin": self.margin}
+
+
+class PairExaminer:
+    """Examines the reward model of a group on every set.
+
+    Args:
+        sets: what is held out.
+        scores: by the reward model as it is.
+        every: steps between examinations; None for the ends only.
+        before: also before the first step.
+    """
+
+    def __init__(self, sets: Sequence[PairSet], scores: SequenceScores, *, every: int | None, before: bool) -> None:
+        self._sets, self._scores = sets, scores
+        self.every, self.before = every, before
+
+    def examine(self, when: str) -> Iterator[PairResult]:
+        """Scores every set with the weights as they are, one after another."""
+        for item in self._sets:
+            chosen, rejected = self._scores.of(item.pairs).astype(np.float64).reshape(-1, 2).T
+            right = (chosen > rejected) + 0.5 * (chosen == rejected)
+            yield PairResult(item.name, when, len(item.pairs), float(right.mean()), float((chosen - rejected).mean()))

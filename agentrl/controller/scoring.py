@@ -1,0 +1,165 @@
+"""Scores of finished episodes by a reward model, on their way from the runners to whoever asked for them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from agentrl.controller.actor import invoke, sample_scores
+from agentrl.controller.group import WorkerGroup
+from agentrl.errors import AgentRLError, RewardError
+from agentrl.metrics import REWARD_MODEL_PART
+from agentrl.rollouts import GroupOutcome, GroupRequest, make_batch
+from agentrl.training import Layout, ModelFacts, RewardModel, partition, shards
+from agentrl.types import Batch, Status, Trajectory, TrajectoryGroup
+
+__all__ = ["RewardScorer", "ScoringFleet", "SequenceScores"]
+
+
+class SequenceScores:
+    """Scores of trajectories by the reward model of a group, each read at the end of its last sequence.
+
+    Args:
+        group: whose workers host the role ``reward_model``.
+        micro_batch_tokens: tokens of one forward of a rank.
+    """
+
+    def __init__(self, group: WorkerGroup, micro_batch_tokens: int) -> None:
+        self._group, self._micro_batch_tokens = group, micro_batch_tokens
+        self._facts: ModelFacts | None = None
+
+    @property
+    def max_tokens(self) -> int:
+        """The longest sequence that can be scored."""
+        longest = self._model_facts.max_tokens
+        return self._micro_batch_tokens if longest is None else min(longest, self._micro_batch_tokens)
+
+    def of(self, groups: Sequence[TrajectoryGroup]) -> npt.NDArray[np.float32]:
+        """``[J]`` scores of the finished trajectories of ``groups``, in order; they may be not finite."""
+        batch = _last_sequences(groups)
+        layout = Layout(self._group.num_ranks, self._micro_batch_tokens, self._model_facts.length_scale)
+        (plan,) = partition(batch.lengths, batch.group[batch.trajectory], seed=0, layout=layout)
+        return sample_scores(self._group, shards(batch, plan), batch.num_samples)
+
+    @property
+    def _model_facts(self) -> ModelFacts:
+        if self._facts is None:
+            found: ModelFacts = invoke(self._group, "reward_model", RewardModel.facts)
+            self._facts = found
+        return self._facts
+
+
+def _last_sequences(groups: Sequence[TrajectoryGroup]) -> Batch:
+    """The last sequence of each finished trajectory, whatever it was sampled with, in order."""
+    plain = [
+        replace(
+            group,
+            trajectories=tuple(
+                replace(t, turns=tuple(replace(turn, sampling=None) for turn in t.turns)) for t in group.finished
+            ),
+        )
+        for group in groups
+    ]
+    batch = make_batch(plain, credit=np.zeros(sum(len(group.trajectories) for group in plain), dtype=np.float32))
+    last = np.zeros(batch.num_trajectories, dtype=np.int64)
+    last[batch.trajectory] = np.arange(batch.num_samples)  # a later sample of a trajectory goes over an earlier one
+    return batch.select(last)
+
+
+class RewardScorer:
+    """Gives finished trajectories the part ``reward_model``, and its weight in their reward.
+
+    Args:
+        scores: by the reward model.
+        weight: of the score in the reward.
+        one_by_one: score each group in a call of its own, so that a score never depends on what came in beside it.
+    """
+
+    def __init__(self, scores: SequenceScores, *, weight: float, one_by_one: bool = False) -> None:
+        self._scores, self._weight, self._one_by_one = scores, weight, one_by_one
+
+    def scored(self, outcomes: Sequence[GroupOutcome]) -> list[GroupOutcome]:
+        """The same outcomes with scores; a trajectory that cannot be scored has failed at the boundary ``reward``.
+
+        Raises:
+            RewardError: the reward model failed as a whole.
+        """
+        parts = [[outcome] for outcome in outcomes] if self._one_by_one else [outcomes]
+        try:
+            return [scored for part in parts for scored in self._together(part)]
+        except AgentRLError as error:
+            draws = ", ".join(str(outcome.request.draw) for outcome in outcomes)
+            raise RewardError(f"the reward model could not score the groups of draws {draws}: {error}") from error
+
+    def _together(self, outcomes: Sequence[GroupOutcome]) -> list[GroupOutcome]:
+        readable = [self._without_unreadable(outcome.group) for outcome in outcomes]
+        scores = iter(self._scores.of(readable).tolist() if any(group.finished for group in readable) else ())
+        return [
+            replace(
+                outcome,
+                group=replace(
+                    group,
+                    trajectories=tuple(
+                        self._with_score(t, next(scores)) if t.status.finished and t.reward is not None else t
+                        for t in group.trajectories
+                    ),
+                ),
+            )
+            for outcome, group in zip(outcomes, readable, strict=True)
+        ]
+
+    def _without_unreadable(self, group: TrajectoryGroup) -> TrajectoryGroup:
+        return replace(group, trajectories=tuple(self._readable(trajectory) for trajectory in group.trajectories))
+
+    def _readable(self, trajectory: Trajectory) -> Trajectory:
+        """The trajectory, or its failure where the reward model cannot read it."""
+        if not trajectory.status.finished or trajectory.reward is None:
+            return trajectory
+        samples = trajectory.samples()
+        if not samples:
+            return _failed(trajectory, "has no tokens to score; use an engine that returns ids")
+        if len(samples[-1]) > self._scores.max_tokens:
+            return _failed(
+                trajectory,
+                f"has {len(samples[-1])} tokens, the reward model reads {self._scores.max_tokens} "
+                "(train.logprob_micro_batch_tokens, and its own max_position_embeddings)",
+            )
+        return trajectory
+
+    def _with_score(self, trajectory: Trajectory, score: float) -> Trajectory:
+        if not math.isfinite(score):
+            return _failed(trajectory, f"got the score {score}")
+        assert trajectory.reward is not None, "finished trajectories have one"
+        reward = trajectory.reward + self._weight * score
+        return replace(trajectory, rewards={**trajectory.rewards, REWARD_MODEL_PART: score}, reward=reward)
+
+
+def _failed(trajectory: Trajectory, why: str) -> Trajectory:
+    detail = f"trajectory {trajectory.id} {why}"
+    return replace(trajectory, status=Status("failed", "reward", detail), reward=None)
+
+
+class ScoringFleet:
+    """A fleet whose outcomes come scored (a ``Fleet`` itself).
+
+    Args:
+        fleet: where episodes run.
+        scorer: gives finished groups their scores.
+    """
+
+    def __init__(self, fleet: WorkerGroup, scorer: RewardScorer) -> None:
+        self._fleet, self._scorer = fleet, scorer
+
+    def submit(self, requests: Sequence[GroupRequest]) -> None:
+        self._fleet.submit(requests)
+
+    def collect(self, timeout_s: float) -> list[GroupOutcome]:
+        outcomes = self._fleet.collect(timeout_s)
+        return self._scorer.scored(outcomes) if outcomes else outcomes
+
+    def cancel(self, draws: Sequence[int], *, label: str = "") -> None:
+        self._fleet.cancel(draws, label=label)

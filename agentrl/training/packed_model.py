@@ -1,0 +1,186 @@
+"""What every role's model has in common: a Hugging Face trunk over a packed row, wrapped for FSDP.
+
+Shapes: T packed tokens, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from transformers import AutoConfig
+from transformers.utils import logging as transformers_logging
+
+from agentrl.errors import ConfigError, DataError
+from agentrl.training.attention import SEGMENTS, attention_arguments
+from agentrl.training.packing import Packed
+
+__all__ = [
+    "PREFIX",
+    "DType",
+    "PackedModel",
+    "load_pretrained",
+    "no_progress_bars",
+    "shard_over",
+    "torch_dtype",
+]
+
+PREFIX = "hf."
+"""What the wrapper puts before every parameter's Hugging Face name."""
+
+DType = Literal["float32", "bfloat16"]
+"""Of a forward, and of published weights."""
+
+
+def torch_dtype(name: DType) -> torch.dtype:
+    """``torch.float32`` or ``torch.bfloat16``."""
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+
+
+class PackedModel(nn.Module):
+    """The wrapper that FSDP shards as its root; what its forward answers with is the role's own.
+
+    Args:
+        hf: the model, with attention ``attention``.
+        attention: name of its attention function.
+    """
+
+    def __init__(self, hf: nn.Module, attention: str) -> None:
+        super().__init__()
+        self.hf = hf
+        self.attention = attention
+
+    @property
+    def config(self) -> Any:
+        """The Hugging Face configuration."""
+        return self.hf.config
+
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether a row may hold what siblings begin with once."""
+        return self.attention == SEGMENTS
+
+    def blocks(self) -> list[nn.Module]:
+        """The repeated layers: what FSDP gathers one at a time."""
+        names = set(self.hf._no_split_modules or ())  # type: ignore[arg-type]
+        return [module for module in self.hf.modules() if type(module).__name__ in names]
+
+    def hidden(self, packed: Packed) -> Tensor:
+        """``[T, D]`` last hidden states of a packed row."""
+        output = self.hf.base_model(  # type: ignore[operator]
+            input_ids=packed.token_ids[None],
+            position_ids=packed.positions[None],
+            use_cache=False,
+            **attention_arguments(self.attention, packed.families, packed.token_ids.device),
+        )
+        hidden: Tensor = output.last_hidden_state[0]
+        return hidden
+
+
+def load_pretrained(
+    auto: Any,
+    path: str | Path,
+    setting: str,
+    kind: str,
+    *,
+    attention: str,
+    gradient_checkpointing: bool = False,
+    **config_values: object,
+) -> tuple[nn.Module, frozenset[str]]:
+    """A model from a Hugging Face folder, whole, in float32 on the CPU, without dropout, ready to be trained packed.
+
+    Args:
+        auto: the transformers class of the kind that is asked for, such as ``AutoModelForCausalLM``.
+        path: the folder.
+        setting: what names the folder, and
+        kind: what it should hold, both for errors.
+        attention: ``segments`` or ``flash_attention_2``.
+        gradient_checkpointing: recompute each layer in the backward.
+        config_values: entries of the model's configuration to set.
+
+    Returns:
+        The model, and the names of weights that the folder does not hold.
+
+    Raises:
+        DataError: the folder holds no such model that can be loaded.
+        ConfigError: the family can't be trained packed.
+    """
+    folder = Path(path)
+    if not (folder / "config.json").is_file():
+        raise DataError(f"{setting}={str(path)!r} is no Hugging Face folder: it has no config.json")
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, **config_values)
+        for name in vars(config):
+            if name.endswith(("dropout", "_pdrop")):
+                setattr(config, name, 0.0)
+        with no_progress_bars(), _no_load_report():  # what is missing is returned
+            hf, found = auto.from_pretrained(
+                folder,
+                config=config,
+                dtype=torch.float32,
+                attn_implementation=attention,
+                local_files_only=True,
+                output_loading_info=True,
+            )
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{setting}={str(path)!r} could not be loaded as {kind}: {error}") from error
+    if not getattr(hf, "_supports_attention_backend", False):
+        raise ConfigError(
+            f"{setting}={str(path)!r}: {type(hf).__name__} doesn't use transformers' attention interface, which "
+            "packed rows need; choose another family"
+        )
+    if gradient_checkpointing:
+        # transformers 5.x renamed it on the way to 6
+        enable = getattr(hf, "activation_checkpointing_enable", None) or hf.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
+    hf.train()  # checkpointing is off in eval mode; there is no dropout to switch
+    return hf, frozenset(found["missing_keys"])
+
+
+@contextmanager
+def no_progress_bars() -> Iterator[None]:
+    """Keep transformers' progress bars off the terminal, which is the command line's."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()
+
+
+@contextmanager
+def _no_load_report() -> Iterator[None]:
+    """Keep transformers' table of missing weights off the terminal."""
+    level = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+
+
+def shard_over(model: PackedModel, mesh: DeviceMesh, *, dtype: torch.dtype) -> None:
+    """FSDP2 on every layer and on the root; gradients are SUMMED over ranks, never averaged.
+
+    The divide factor has to be set on every FSDP module: on the root alone, layers still average.
+
+    Args:
+        model: as loaded, alike on every rank.
+        mesh: one-dimensional.
+        dtype: of the forward; parameters, gradients and the optimizer stay in float32.
+    """
+    policy = MixedPrecisionPolicy(param_dtype=None if dtype is torch.float32 else dtype, reduce_dtype=torch.float32)
+    for block in model.blocks():
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)

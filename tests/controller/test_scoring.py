@@ -1,0 +1,157 @@
+"""Episodes on their way from the runners get a real reward model's scores, or fail by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from agentrl.controller.group import LocalGroup
+from agentrl.controller.scoring import RewardScorer, ScoringFleet, SequenceScores
+from agentrl.controller.worker import WorkerSpec
+from agentrl.errors import RewardError
+from agentrl.rollouts import GroupOutcome, GroupRequest
+from agentrl.training import RewardModelSpec
+from agentrl.types import SamplingParams, Status, TrajectoryGroup
+from tests.controller.tiny import made_groups
+
+
+@pytest.fixture(scope="module")
+def folder(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sequence classifier as Hugging Face makes one of the tiny model."""
+    torch.manual_seed(3)
+    path = tmp_path_factory.mktemp("rm")
+    AutoModelForSequenceClassification.from_pretrained(model, num_labels=1).save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def workers(folder: Path) -> Iterator[LocalGroup]:
+    group = LocalGroup(threads=1)
+    group.setup(WorkerSpec(None, reward_model=RewardModelSpec(str(folder))))
+    yield group
+    group.close()
+
+
+def outcome_of(group: TrajectoryGroup) -> GroupOutcome:
+    return GroupOutcome(GroupRequest(group.draw, group.task, len(group.trajectories)), group)
+
+
+def scored(workers: LocalGroup, groups: Sequence[TrajectoryGroup], **settings: object) -> list[TrajectoryGroup]:
+    tokens = settings.pop("micro_batch_tokens", 4096)
+    assert isinstance(tokens, int)
+    scorer = RewardScorer(SequenceScores(workers, tokens), **{"weight": 0.5} | settings)  # type: ignore[arg-type]
+    return [outcome.group for outcome in scorer.scored([outcome_of(group) for group in groups])]
+
+
+def test_a_score_is_that_of_the_last_sequence_and_weighs_in_the_reward(workers: LocalGroup, folder: Path) -> None:
+    groups = made_groups(0, 3)
+    assert any(len(t.samples()) > 1 for group in groups for t in group.trajectories)
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    for before, after in zip(groups, scored(workers, groups), strict=True):
+        for was, now in zip(before.trajectories, after.trajectories, strict=True):
+            last = was.samples()[-1]
+            ids = torch.tensor([[token for segment in last.segments for token in segment.token_ids.tolist()]])
+            with torch.no_grad():
+                expected = model(input_ids=ids).logits.item()
+            assert now.rewards["reward_model"] == pytest.approx(expected, abs=1e-5)
+            assert was.reward is not None
+            assert now.reward == pytest.approx(was.reward + 0.5 * expected, abs=1e-5)
+
+
+def test_scores_do_not_depend_on_how_tokens_were_drawn(workers: LocalGroup) -> None:
+    (group,) = made_groups(0, 1)
+    greedy = SamplingParams(64, temperature=0.0)
+    cold = replace(
+        group,
+        trajectories=tuple(
+            replace(t, turns=tuple(replace(turn, sampling=greedy) for turn in t.turns)) for t in group.trajectories
+        ),
+    )
+    assert rewards(scored(workers, [cold])) == rewards(scored(workers, [group]))
+
+
+def test_alone_a_group_has_the_same_scores_to_the_last_bit_whatever_came_beside_it(workers: LocalGroup) -> None:
+    groups = made_groups(0, 4)
+    together = rewards(scored(workers, groups, one_by_one=True))
+    apart = [reward for group in groups for reward in rewards(scored(workers, [group], one_by_one=True))]
+    assert together == apart
+
+
+def test_what_failed_before_is_not_scored(workers: LocalGroup) -> None:
+    (group,) = made_groups(0, 1)
+    lost = replace(group.trajectories[1], status=Status("failed", "engine", "gone"), reward=None)
+    siblings = (group.trajectories[0], lost, *group.trajectories[2:])
+    (found,) = scored(workers, [replace(group, trajectories=siblings)])
+    assert found.trajectories[1] is lost
+    assert [t.sibling for t in found.finished if "reward_model" in t.rewards] == [0, 2, 3]
+
+
+def test_an_episode_too_long_to_read_fails_by_name_and_the_others_do_not(workers: LocalGroup) -> None:
+    (group,) = made_groups(0, 1)
+    lengths = [len(t.samples()[-1]) for t in group.trajectories]
+    assert len(set(lengths)) > 1
+    longest = lengths.index(max(lengths))
+    (found,) = scored(workers, [group], micro_batch_tokens=max(lengths) - 1)
+    failed = found.trajectories[longest]
+    assert (failed.status.kind, failed.status.reason, failed.reward) == ("failed", "reward", None)
+    assert failed.status.detail.startswith(
+        f"trajectory 0-{longest}-0 has {max(lengths)} tokens, the reward model reads"
+    )
+    assert all("reward_model" in t.rewards for t in found.finished)
+
+
+def test_an_episode_without_tokens_fails_by_name(workers: LocalGroup) -> None:
+    (group,) = made_groups(0, 1)
+    bare = replace(group, trajectories=tuple(replace(t, turns=()) for t in group.trajectories))
+    (found,) = scored(workers, [bare])
+    assert [str(t.status) for t in found.trajectories] == ["failed(reward)"] * 4
+    assert "has no tokens to score" in found.trajectories[0].status.detail
+
+
+def test_a_score_that_is_not_finite_is_a_failure_never_a_number(model: Path, tmp_path: Path) -> None:
+    made = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
+    with torch.no_grad():
+        made.score.weight.fill_(3e38)
+    made.save_pretrained(tmp_path)
+    group = LocalGroup(threads=1)
+    try:
+        # the check at loading compares inf with inf; what it scores is not finite either
+        group.setup(WorkerSpec(None, reward_model=RewardModelSpec(str(tmp_path))))
+        (found,) = scored(group, made_groups(0, 1))
+    finally:
+        group.close()
+    assert {str(t.status) for t in found.trajectories} == {"failed(reward)"}
+    assert "got the score" in found.trajectories[0].status.detail
+
+
+def test_a_model_that_fails_as_a_whole_ends_the_run_at_the_boundary_reward(model: Path) -> None:
+    group = LocalGroup(threads=1)
+    try:
+        with pytest.raises(RewardError, match="the reward model could not score the groups of draws 0: "):
+            scored(group, made_groups(0, 1))
+    finally:
+        group.close()
+
+
+def test_a_fleet_hands_groups_on_with_their_scores(workers: LocalGroup) -> None:
+    (group,) = made_groups(0, 1)
+
+    class Given:
+        """Groups that came to their end."""
+
+        def collect(self, timeout_s: float) -> list[GroupOutcome]:
+            return [outcome_of(group)]
+
+    scorer = RewardScorer(SequenceScores(workers, 4096), weight=1.0)
+    fleet = ScoringFleet(Given(), scorer)  # type: ignore[arg-type]
+    (outcome,) = fleet.collect(0.1)
+    assert rewards([outcome.group]) == rewards(scored(workers, [group], weight=1.0))
+
+
+def rewards(groups: Sequence[TrajectoryGroup]) -> list[float | None]:
+    return [trajectory.reward for group in groups for trajectory in group.finished]

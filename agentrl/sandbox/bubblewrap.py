@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from .spec import SandboxSpec
 
 _INFO_S = 30.0
+_HOST = f"{enclosure.PLACE}/code"  # where the host finds its own modules
+_PASSABLE = ("--perms", "0111")  # to be walked through and not listed, also by its owner's uid, which the code may have
 _DEVICES = ("null", "zero", "full", "random", "urandom")
 _ISOLATION = (
     "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try",
@@ -128,7 +130,7 @@ class BubblewrapLauncher:
         first, reservation = reserved
         info, tell = os.pipe()
         blocked, unblock = os.pipe()
-        with os.fdopen(info, "rb") as told, os.fdopen(unblock, "wb") as go:
+        with os.fdopen(info, "rb") as told, os.fdopen(unblock, "wb", buffering=0) as go:
             try:
                 argv = _argv_of_root(bwrap, folders, first + uids.BLOCK - 1, tell, blocked)
                 host = BubblewrapHost(argv, io, on_frame, on_end, pass_fds=(tell, blocked))
@@ -140,10 +142,10 @@ class BubblewrapLauncher:
                 os.close(blocked)
             host.reservation = reservation
             try:
-                _map_uids(told, first)
+                if _map_uids(told, first):
+                    go.write(b"1")
             except OSError as error:
                 host.give_up(f"its user namespace could not be given uids: {error}")
-            go.write(b"1")
         return host
 
 
@@ -156,7 +158,7 @@ def _own_folders(modules: Sequence[str]) -> dict[str, str]:
             raise MachineError(
                 f"{path} is needed, and each run has a {enclosure.TEMP} of its own; install it elsewhere"
             )
-    return {f"{enclosure.PLACE}/host": str(HOST_FOLDER), **folders}
+    return {f"{_HOST}/host": str(HOST_FOLDER), **folders}
 
 
 def _is_below(path: str, folders: Sequence[str]) -> bool:
@@ -177,18 +179,18 @@ def _arguments(folders: Mapping[str, str]) -> list[str]:
             args += ["--ro-bind", path, path]
     for path in SYSTEM_FILES:
         args += ["--ro-bind-try", path, path]
-    parents = {str(parent) for inside in folders for parent in PurePath(inside).parents} - {"/"}
+    parents = {str(parent) for inside in folders for parent in PurePath(inside).parents} - {"/", _HOST}
     for path in sorted(parents):  # as bubblewrap makes them, they may be closed to the uids of slots
-        args += ["--perms", "0755", "--dir", path]
+        args += [*_PASSABLE, "--dir", path]
+    args += ["--perms", "0755", "--dir", _HOST]
     for inside, outside in folders.items():
         args += ["--ro-bind", outside, inside]
-    args += ["--proc", "/proc", "--perms", "0755", "--size", "65536", "--tmpfs", "/dev"]
+    args += ["--proc", "/proc", *_PASSABLE, "--size", "65536", "--tmpfs", "/dev"]
     for device in _DEVICES:
         args += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
     args += ["--symlink", enclosure.TEMP, "/dev/shm", "--remount-ro", "/dev"]
     for path in (enclosure.TEMP, enclosure.WORK, enclosure.EMPTY, enclosure.STORE):
-        args += ["--perms", "0755", "--dir", path]
-    # the code shares a uid with whoever owns the root folder: closed to it, as only capabilities open it
+        args += [*_PASSABLE, "--dir", path]
     return [*args, "--chmod", "0111", "/", "--remount-ro", "/", "--chdir", "/"]
 
 
@@ -204,14 +206,15 @@ def _argv_of_root(bwrap: str, folders: Mapping[str, str], uid: int, tell: int, b
 
 def _command() -> list[str]:
     """The host's own command line, as it runs inside."""
-    python, *rest = host_argv(folder=enclosure.PLACE)
+    python, *rest = host_argv(folder=_HOST)
     return [os.path.realpath(python), *rest]
 
 
-def _map_uids(told: IO[bytes], first: int) -> None:
+def _map_uids(told: IO[bytes], first: int) -> bool:
     """Give bubblewrap's user namespace a block of uids that are the same inside and outside.
 
-    Where bubblewrap failed, nothing is told: the end of the host then says why.
+    Returns:
+        Whether bubblewrap said which namespace; where it did not, the end of the host says why.
 
     Raises:
         OSError: it did not start in time, or the kernel refused.
@@ -220,11 +223,12 @@ def _map_uids(told: IO[bytes], first: int) -> None:
         raise TimeoutError(f"bubblewrap did not start within {_INFO_S:g} s")
     answer = told.read()
     if not answer:
-        return
+        return False
     pid = json.loads(answer)["child-pid"]
     for name in ("uid_map", "gid_map"):
         with open(f"/proc/{pid}/{name}", "w") as file:
             file.write(f"{first} {first} {uids.BLOCK}")
+    return True
 
 
 def _mend(said: str) -> str:

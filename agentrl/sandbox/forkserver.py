@@ -30,7 +30,7 @@ class HostSettings:
         confine: Landlock, seccomp and a uid of their own; False runs the code with the owner's rights.
         preload: modules that every run finds imported.
         folders: folders of modules beyond the standard library that the code may read and import.
-        abi_cap: use no newer Landlock ABI than this, to see how an older kernel does.
+        abi_cap: use no newer Landlock ABI than this, 0 none at all, to see how an older kernel does.
         max_executing: runs at one time; None gives two to each core that this process may use.
         recycle_after: runs after which a new host takes its place; None keeps it.
         launcher: where the host runs.
@@ -172,6 +172,9 @@ class ForkServer:
             self._host = self.settings.launcher.start(self.io, self._on_frame, self._on_end)
         except AgentRLError as error:
             fail(self._ready, error)
+            return
+        except OSError as error:
+            fail(self._ready, SandboxError(f"the sandbox host could not be started: {error}"))
             return
         self._host.control.send(self.settings.first_frame())
 

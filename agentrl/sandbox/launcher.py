@@ -127,6 +127,11 @@ class ProcessHost:
         self._control = Channel(io, ours, on_frame, on_end)
 
     @property
+    def pid(self) -> int:
+        """Of the program that was started."""
+        return self._process.pid
+
+    @property
     def control(self) -> Channel:
         return self._control
 

@@ -1,0 +1,148 @@
+"""What is left of bubblewrap when its owner, or bubblewrap itself, is killed in the middle of a run: nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agentrl.errors import SandboxError
+from agentrl.sandbox import BackendReport, Limits
+from agentrl.sandbox.bubblewrap import BubblewrapHost, BubblewrapLauncher
+from agentrl.sandbox.forked import ForkedSandbox
+from agentrl.sandbox.forkserver import ForkServer, HostSettings
+
+OWNER = """
+import asyncio, os, sys, time
+from agentrl.sandbox import SandboxSpec
+from agentrl.sandbox.hosts import _servers
+
+async def main(marker, way):
+    sandbox = SandboxSpec("bubblewrap").build()
+    await sandbox.run("pass")
+    (server,) = _servers.values()
+    print(server._host.pid, flush=True)
+    script = f"(setsid sh -c 'sleep 4321; : {marker}' &) ; sleep 4321; : {marker}"
+    task = asyncio.create_task(sandbox.run(argv=["sh", "-c", script], timeout_s=600))
+    if way == "forked" and os.fork() == 0:  # a child that holds copies of the owner's sockets
+        time.sleep(30)
+        os._exit(0)
+    await asyncio.wait([task], timeout=600)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+SERVERS = HostSettings(confine=True, launcher=BubblewrapLauncher())
+
+
+def living(text: str) -> list[int]:
+    """Processes that are no zombies and whose command line holds the text."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if text in line and state != "Z":
+                found.append(int(entry.name))
+    return found
+
+
+def below(pid: int) -> list[int]:
+    """A process and all below it."""
+    found, pending = [], [pid]
+    while pending:
+        found.append(pending.pop())
+        for task in Path(f"/proc/{found[-1]}/task").iterdir():
+            pending += [int(child) for child in (task / "children").read_text().split()]
+    return found
+
+
+def wait_until(holds: Callable[[], bool], seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("way", ["killed", "forked", "with its host"])
+def test_no_process_and_no_mount_survives_its_owner(way: str, bubblewrap: BackendReport) -> None:
+    mounts = Path("/proc/self/mounts").read_text()
+    marker = f"marker-{os.getpid()}-{os.urandom(4).hex()}"
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, marker, way], stdout=subprocess.PIPE)
+    assert owner.stdout is not None
+    processes: list[int] = []
+    try:
+        host = int(owner.stdout.readline())
+        assert wait_until(lambda: len(living(f": {marker}")) == 2, 30)
+        assert Path("/proc/self/mounts").read_text() == mounts, "what a sandbox mounts shows nowhere else"
+        processes = below(host)
+        owner.kill()
+        if way == "with its host":
+            os.kill(host, signal.SIGKILL)
+        owner.wait(30)
+        assert wait_until(lambda: not any(map(is_alive, processes)), 5)
+        assert living(f": {marker}") == []
+    finally:
+        owner.kill()
+        owner.wait()
+        owner.stdout.close()
+        for pid in {*filter(is_alive, processes), *living(marker)}:
+            os.kill(pid, signal.SIGKILL)
+
+
+async def test_a_host_that_dies_is_a_retryable_failure(bubblewrap: BackendReport) -> None:
+    server = ForkServer(SERVERS)
+    assert isinstance(server._host, BubblewrapHost)
+    sandbox = ForkedSandbox(lambda: server, Limits())
+    await sandbox.run("pass")
+    task = asyncio.create_task(sandbox.run("while True: pass", timeout_s=600))
+    await asyncio.wait([task], timeout=0.2)
+    os.kill(server._host.pid, signal.SIGKILL)
+    with pytest.raises(SandboxError) as failure:
+        await task
+    assert failure.value.retryable
+    await asyncio.to_thread(server.close)
+
+
+async def test_a_sandbox_that_is_closed_leaves_no_process(bubblewrap: BackendReport) -> None:
+    server = ForkServer(SERVERS)
+    assert isinstance(server._host, BubblewrapHost)
+    idle = set(below(server._host.pid))
+    sandbox = ForkedSandbox(lambda: server, Limits())
+    await sandbox.run("import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(600)")
+    await sandbox.run("x = 1", persist="interpreter")
+    assert len(below(server._host.pid)) == len(idle) + 3, "a slot, an interpreter, its namespace's first process"
+    await sandbox.close()
+    assert set(below(server._host.pid)) == idle
+    await asyncio.to_thread(server.close)
+
+
+async def test_hosts_hold_blocks_of_uids_that_are_not_the_same(bubblewrap: BackendReport) -> None:
+    if "user" not in bubblewrap.held:
+        pytest.skip("a uid for each sandbox is missing here: not root")
+    servers = [ForkServer(SERVERS) for _ in range(2)]
+    sandboxes = [ForkedSandbox(lambda server=server: server, Limits()) for server in (*servers, servers[0])]
+    seen = {(await sandbox.run("import os\nprint(os.getuid())")).stdout for sandbox in sandboxes}
+    assert len(seen) == 3
+    for sandbox in sandboxes:
+        await sandbox.close()
+    for server in servers:
+        await asyncio.to_thread(server.close)

@@ -29,6 +29,8 @@ from .bombs import (
     LOOK_FOR_BEAT,
     LOOK_FOR_TRACE,
     MEMORY_BOMB,
+    PRIVATE_MEMORY,
+    SHARED_MEMORY,
     THEFT,
 )
 from .programs import FILES, KERNEL, NETWORK, PROCESSES, SECRETS, USER, prelude
@@ -117,10 +119,10 @@ async def _fork_bomb(factory: Factory) -> None:
             expect((await one.run("import os\nos.wait() if os.fork() else None")).status == "ok", "others fork", result)
 
 
-async def _memory_bomb(factory: Factory) -> None:
+async def _memory_bomb(made: str, factory: Factory) -> None:
     """Many processes that each stay below the limit, together far above it."""
     async with factory() as sandbox:
-        result = await sandbox.run(MEMORY_BOMB, limits=_SMALL)
+        result = await sandbox.run(MEMORY_BOMB.replace("MADE", made), limits=_SMALL)
         expect(b"BREACH" not in result.stdout, "all processes together are bounded", result)
         expect(result.status in ("oom", "timeout", "error", "killed"), "it is a result", result)
         expect((await sandbox.run("print(1)")).stdout == b"1\n", "the sandbox goes on", result)
@@ -191,7 +193,8 @@ ATTACKS: tuple[Check, ...] = (
     Check("fork bomb", "processes", _fork_bomb),
     *_named(KERNEL, "kernel"),
     Check("memory bomb of one process", "memory", _one_process),
-    Check("memory bomb of many processes", "memory", _memory_bomb),
+    Check("memory bomb of many processes", "memory", partial(_memory_bomb, PRIVATE_MEMORY)),
+    Check("memory bomb of shared mappings", "memory", partial(_memory_bomb, SHARED_MEMORY)),
     *_named(USER, "user"),
     Check("disk fill", "disk", _disk_fill),
     Check("inode fill", "disk", _inode_fill),

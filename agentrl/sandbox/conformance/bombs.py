@@ -59,11 +59,11 @@ print('BREACH' if made > 16 else 'held')
 """
 
 MEMORY_BOMB = """
-import os, time
+import mmap, os, time
 read, write = os.pipe()
 for _ in range(8):
     if os.fork() == 0:
-        x = bytearray(48 * 2**20)
+        x = MADE
         for i in range(0, len(x), 4096): x[i] = 1
         os.write(write, b'.')
         time.sleep(10)
@@ -73,6 +73,7 @@ while held < 8: held += len(os.read(read, 8))
 time.sleep(1.5)
 print('BREACH')
 """
+PRIVATE_MEMORY, SHARED_MEMORY = "bytearray(48 * 2**20)", "mmap.mmap(-1, 48 * 2**20)"
 
 DISK_FILL = """
 import time

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from .landlock import prctl
 
 _PR_SET_CHILD_SUBREAPER = 36
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+_MADE = (b"RssAnon:", b"RssShmem:", b"VmSwap:")  # in KiB (proc_pid_status(5))
 _LINUX = sys.platform == "linux"
 
 
@@ -65,18 +65,22 @@ def descendants(pid: int) -> list[int]:
 
 
 def memory_beyond_own(pids: Collection[int]) -> int:
-    """Bytes of resident memory that these processes made, beyond what each inherits from this one."""
-    own = _private_bytes(os.getpid())
-    return sum(max(0, _private_bytes(pid) - own) for pid in pids)
+    """Bytes that these processes made, in memory or swapped out, beyond what each inherits from this one.
+
+    What several of them share is counted for each: nothing that they can read tells how many share it.
+    """
+    own = _made_bytes(os.getpid())
+    return sum(max(0, _made_bytes(pid) - own) for pid in pids)
 
 
-def _private_bytes(pid: int) -> int:
+def _made_bytes(pid: int) -> int:
+    """Anonymous and shared memory of a process, without the files that it maps; 0 where it is gone."""
     try:
-        with open(f"/proc/{pid}/statm", "rb") as file:
-            fields = file.read().split()
+        with open(f"/proc/{pid}/status", "rb") as file:
+            lines = file.read().split(b"\n")
     except (FileNotFoundError, ProcessLookupError):
         return 0
-    return (int(fields[1]) - int(fields[2])) * _PAGE
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(_MADE))
 
 
 def kill(pid: int) -> None:

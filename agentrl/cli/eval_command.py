@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from agentrl.errors import ConfigError, DataError
+from agentrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from agentrl.controller.evaluation import EvalResult
-    from agentrl.run.config import RunConfig, StageConfig
     from agentrl.run.eval_file import EvaluatedTask
 
 __all__ = ["eval_command"]
@@ -23,7 +22,7 @@ __all__ = ["eval_command"]
 
 def eval_command(
     model: Path | None = None,
-    config: Path | None = None,
+    config: str | None = None,
     /,
     *overrides: str,
     samples: int | None = None,
@@ -35,13 +34,15 @@ def eval_command(
 ) -> None:
     """Examine a model or a run's policy on held-out tasks, or score such a file again.
 
-    `agentrl eval RUN|MODEL CONFIG` plays the tasks of eval.sets; `agentrl eval --score FILE --reward file.py:name`
-    gives the episodes of an earlier evaluation new scores, without a model.
+    `agentrl eval RUN|MODEL CONFIG` plays the tasks of eval.sets; `agentrl eval CONFIG rollout.engine=openai ...` does
+    so with the model of an OpenAI-compatible server; `agentrl eval --score FILE --reward file.py:name` gives the
+    episodes of an earlier evaluation new scores, without a model.
 
     Parameters
     ----------
     model
-        A run directory, whose last policy is examined, or a model folder in Hugging Face's layout.
+        A run directory, whose last policy is examined, or a model folder in Hugging Face's layout; left out where
+        rollout.engine=openai.
     config
         A configuration file; by default the run's own.
     overrides
@@ -83,47 +84,28 @@ def _score_again(path: Path, reference: str) -> list[EvaluatedTask]:
 
 
 def _examine(
-    model: Path, config: Path | None, overrides: Sequence[str], samples: int | None, only: str | None
+    model: Path, config: str | None, overrides: Sequence[str], samples: int | None, only: str | None
 ) -> list[EvaluatedTask]:
-    if config is not None and "=" in config.name:  # the run's own configuration, and an override
-        config, overrides = None, [str(config), *overrides]
+    if config is not None and "=" in config and not Path(config).is_file():  # an override, and no configuration
+        overrides, config = [config, *overrides], None
     if samples is not None and samples < 1:
         raise ConfigError(f"--samples must be at least 1, got {samples}")
     from agentrl.run.config import load_config
-
-    is_run = (model / "run.json").is_file()
-    if config is None and not is_run:
-        raise ConfigError(f"{model} is no run directory, so name a configuration: agentrl eval {model} CONFIG")
-    stage = load_config(config or model / "config.resolved.yaml", overrides).resolved_stages()[-1]
-    folder = _policy_of_run(model) if is_run else model
-
+    from agentrl.run.played import policy_folder, stage_alone
     from agentrl.run.trainer import Trainer
 
-    with Trainer(_one_stage(stage, folder)) as trainer:
+    if model.is_file() and config is None:  # a configuration alone
+        stage = load_config(model, overrides, trains=False).resolved_stages()[-1]
+        if stage.rollout.engine != "openai":
+            raise ConfigError(f"name what to examine: agentrl eval RUN|MODEL {model}, or set rollout.engine=openai")
+        alone = stage_alone(stage, None)
+    else:
+        if config is None and not (model / "run.json").is_file():
+            raise ConfigError(f"{model} is no run directory, so name a configuration: agentrl eval {model} CONFIG")
+        stage = load_config(config or model / "config.resolved.yaml", overrides, trains=False).resolved_stages()[-1]
+        alone = stage_alone(stage, policy_folder(model))
+    with Trainer(alone) as trainer:
         return _by_source(trainer.examine(only, samples=samples, greedy=False))
-
-
-def _policy_of_run(run: Path) -> Path:
-    """The model folder of the last stage that a run finished."""
-    from agentrl.run.config import load_config
-    from agentrl.store import RunDirectory
-
-    directory = RunDirectory(run)
-    stages = load_config(directory.config_path).resolved_stages()
-    folders = [directory.models_folder / stage.name for stage in reversed(stages)]
-    finished = next((folder for folder in folders if folder.is_dir()), None)
-    if finished is None:
-        raise DataError(f"{run} has finished no stage, so it has no policy to examine; go on with it by --resume")
-    return finished
-
-
-def _one_stage(stage: StageConfig, model: Path) -> RunConfig:
-    """A configuration of ``stage`` alone, with the weights in ``model``."""
-    from agentrl.run.config import RunConfig
-
-    sections: dict[str, Any] = {name: getattr(stage, name) for name in RunConfig.model_fields if name != "stages"}
-    sections["model"] = stage.model.model_copy(update={"path": str(model.resolve()), "build": None})
-    return RunConfig(**sections)
 
 
 def _by_source(results: Sequence[EvalResult]) -> list[EvaluatedTask]:

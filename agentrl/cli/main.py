@@ -37,6 +37,14 @@ _COMMANDS = {
 for _name, _help in _COMMANDS.items():
     app.command(f"agentrl.cli.{_name}_command:{_name}_command", name=_name, help=_help)
 
+_serve = App(name="serve", help="Serve what agentrl has over HTTP.")
+_serve.command(
+    "agentrl.cli.serve_command:serve_policy_command",
+    name="policy",
+    help="Serve a policy to agents that bring their own loop.",
+)
+app.command(_serve)
+
 
 def run(tokens: Sequence[str]) -> int:
     """Runs one command line.

@@ -57,7 +57,7 @@ def _given(run: RunDirectory) -> list[Path]:
 
     if not run.config_path.is_file():
         return []
-    config = load_config(run.config_path)
+    config = load_config(run.config_path, trains=False)
     if config.model.path is None:
         return []
     return [Path(config.run.base_dir or ".", config.model.path).expanduser() / "tokenizer.json"]

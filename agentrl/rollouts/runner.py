@@ -6,7 +6,7 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from agentrl.envs import EnvSpec
@@ -46,9 +46,23 @@ class EpisodeRunner:
     """Hosts episodes in one asyncio loop; its methods may be called from any thread.
 
     All siblings of a group run here, so that what they share (a prompt's KV, a task's data) is made once.
+
+    Args:
+        spec: what the episodes share.
+        engine: what generates.
+        name: of the thread.
+        on_close: awaited in the loop before it ends.
     """
 
-    def __init__(self, spec: RolloutSpec, engine: RolloutEngine, *, name: str = "episodes") -> None:
+    def __init__(
+        self,
+        spec: RolloutSpec,
+        engine: RolloutEngine,
+        *,
+        name: str = "episodes",
+        on_close: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self._on_close = on_close
         sandbox = spec.env.sandbox if isinstance(spec.env, EnvSpec) else None
         self._sandboxes = None if sandbox is None else SandboxPool(sandbox, max_running=spec.permits.sandboxes)
         renderer = None if spec.renderer is None else spec.renderer.build()
@@ -174,6 +188,8 @@ class EpisodeRunner:
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._parts.server is not None:
             await self._parts.server.close()
+        if self._on_close is not None:
+            await self._on_close()
         if self._sandboxes is not None:
             await self._sandboxes.close()
 

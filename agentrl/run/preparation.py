@@ -10,8 +10,9 @@ from typing import Any
 
 from agentrl.controller.checkpoints import Checkpoints, Manifest
 from agentrl.controller.ledger import Ledger
+from agentrl.envs import EnvSpec
 from agentrl.errors import AgentRLError, DataError
-from agentrl.run.build import LiveObjects, engine_spec, env_spec
+from agentrl.run.build import LiveObjects, engine_spec, player_spec
 from agentrl.run.config import RunConfig, StageConfig
 from agentrl.run.config.dump import to_yaml
 from agentrl.run.data import load_tasks, rows_hash
@@ -19,17 +20,22 @@ from agentrl.run.record import run_record
 from agentrl.store import RunDirectory, keep_lines, write_text
 from agentrl.types import load_object
 
-__all__ = ["given_model", "last_manifest", "make_directory", "roll_back", "start_model"]
+__all__ = ["data_hashes", "given_model", "last_manifest", "make_directory", "roll_back", "start_model", "whole_stages"]
 
 
 def make_directory(
-    config: RunConfig, rollouts: Sequence[StageConfig], live: LiveObjects, base_dir: Path
+    config: RunConfig,
+    stages: Sequence[StageConfig],
+    rollouts: Sequence[StageConfig],
+    live: LiveObjects,
+    base_dir: Path,
 ) -> RunDirectory:
     """Probes what the rollouts need, then makes the run directory with its record.
 
     Args:
         config: the whole configuration.
-        rollouts: its stages that play episodes.
+        stages: those that run, with the steps asked for.
+        rollouts: those of them that play episodes.
         live: what was given from Python.
         base_dir: where references start.
 
@@ -44,16 +50,23 @@ def make_directory(
     sandbox: Mapping[str, Any] = {}
     for stage in rollouts:
         engine_spec(stage, Path(config.run.dir))  # an engine that is not to be had is refused before anything is made
-        spec = env_spec(stage, live, base_dir).sandbox
-        if spec is not None:
-            report = spec.check()
+        player = player_spec(stage, live, base_dir)
+        if isinstance(player, EnvSpec) and player.sandbox is not None:
+            report = player.sandbox.check()
             sandbox = {"backend": report.backend, "guarantees": dict(report.guarantees), "notes": report.notes}
     record = run_record(
-        seed=config.run.seed, data=_hashes(rollouts, base_dir), parent=config.model.path, sandbox=sandbox
+        seed=config.run.seed, data=data_hashes(rollouts, base_dir), parent=config.model.path, sandbox=sandbox
     )
     directory = RunDirectory.create(config.run.dir, record)
-    write_text(directory.config_path, to_yaml(config))
+    write_text(directory.config_path, to_yaml(config, stages=whole_stages(config, stages)))
     return directory
+
+
+def whole_stages(config: RunConfig, stages: Sequence[StageConfig]) -> list[StageConfig]:
+    """Every stage of ``config``, also those skipped, with the steps that ``stages`` have."""
+    train = {stage.name: stage.train for stage in stages}
+    whole = config.resolved_stages(include_skipped=True)
+    return [s.model_copy(update={"train": train[s.name]}) if s.name in train else s for s in whole]
 
 
 def given_model(setting: str, base_dir: Path) -> Path:
@@ -119,7 +132,7 @@ def roll_back(directory: RunDirectory, stages: Sequence[StageConfig], ledger: Le
         keep_lines(directory.metrics_path, lambda row: int(row["step"]) <= steps.get(str(row["stage"]), -1))
 
 
-def _hashes(rollouts: Sequence[StageConfig], base_dir: Path) -> dict[str, str]:
+def data_hashes(rollouts: Sequence[StageConfig], base_dir: Path) -> dict[str, str]:
     """SHA-256 of each stage's tasks and of each held-out set."""
     hashes = {}
     for stage in rollouts:

@@ -1,0 +1,67 @@
+"""Episodes on an OpenAI-compatible server: no weights, no ranks, no model folder; only an engine of messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from agentrl.controller.fleet import collect_groups
+from agentrl.errors import ConfigError
+from agentrl.llm import ChatServerSpec
+from agentrl.rollouts import EpisodeRunner, GroupOutcome, GroupRequest
+from agentrl.rollouts.openai_engine import OpenAIEngineSpec
+from agentrl.run.build import LiveObjects, rollout_spec
+from agentrl.run.config import StageConfig
+
+__all__ = ["ChatRollouts", "chat_engine_spec"]
+
+
+def chat_engine_spec(stage: StageConfig) -> OpenAIEngineSpec:
+    """The server that ``rollout.engine_args`` describes.
+
+    Raises:
+        ConfigError: a key is missing, unknown or out of its range.
+    """
+    given = {"max_concurrent": stage.rollout.max_running, **stage.rollout.engine_args}
+    try:
+        server = TypeAdapter(ChatServerSpec).validate_json(json.dumps(given), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(
+            f"rollout.engine_args.{first['loc'][0]} of rollout.engine='openai': {first['msg']}; the settings are "
+            f"{', '.join(ChatServerSpec.__match_args__)}, such as base_url: http://127.0.0.1:8000/v1 and model: NAME"
+        ) from None
+    return OpenAIEngineSpec(server)
+
+
+class ChatRollouts:
+    """Plays a stage's groups on its server.
+
+    Args:
+        stage: whole, with ``rollout.engine: openai``.
+        live: what was given from Python.
+        base_dir: where references start.
+
+    Raises:
+        ConfigError: ``rollout.engine_args`` describe no server.
+    """
+
+    def __init__(self, stage: StageConfig, live: LiveObjects, base_dir: Path) -> None:
+        engine = chat_engine_spec(stage).build()
+        spec = rollout_spec(stage, live, base_dir=base_dir, model=None)
+        self._runner = EpisodeRunner(spec, engine, on_close=engine.close)
+
+    def roll_out(self, requests: Sequence[GroupRequest], deadline_s: float) -> list[GroupOutcome]:
+        """All groups, in order of their draws.
+
+        Raises:
+            EngineError: not all came within ``deadline_s``.
+        """
+        return collect_groups(self._runner, requests, deadline_s)
+
+    def close(self) -> None:
+        """Ends the episodes and the connections."""
+        self._runner.close()

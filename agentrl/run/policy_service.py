@@ -1,0 +1,91 @@
+"""``agentrl serve policy``: an engine, the endpoint over it, and a run directory for what its episodes become."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from agentrl.rollouts import EpisodeParts
+from agentrl.rollouts.policy_server import StandingServer
+from agentrl.run.build import LiveObjects, engine_spec, rollout_spec
+from agentrl.run.config import load_config
+from agentrl.run.config.dump import to_yaml
+from agentrl.run.played import policy_folder, stage_alone
+from agentrl.run.preparation import given_model
+from agentrl.run.record import run_record
+from agentrl.store import RunDirectory, TrajectoryWriter, write_text
+from agentrl.tools.parsers import parser_for
+from agentrl.types import Trajectory
+
+__all__ = ["serve_policy"]
+
+
+def serve_policy(
+    model: Path,
+    config: Path,
+    overrides: Sequence[str],
+    *,
+    host: str,
+    port: int,
+    out: Path | None,
+    idle_timeout_s: float,
+    announce: Callable[[str], None],
+) -> None:
+    """Serves until SIGINT or SIGTERM; episodes that are open then are cancelled.
+
+    Args:
+        model: a run directory or a model folder.
+        config, overrides: engine, limits, sampling and rewards, of the last stage.
+        host, port: the address; port 0 takes a free one.
+        out: a new run directory for the trajectories; None keeps none.
+        idle_timeout_s: seconds without a request after which an episode ends.
+        announce: told the URL once it is served.
+
+    Raises:
+        ConfigError: the configuration is at fault, or ``out`` holds files.
+        DataError: there are no such weights.
+        MachineError: the address cannot be listened on.
+    """
+    stage = load_config(config, overrides, trains=False).resolved_stages()[-1]
+    folder = given_model(str(policy_folder(model)), Path())
+    spec = rollout_spec(stage, LiveObjects(), base_dir=Path(stage.run.base_dir or "."), model=folder)
+    renderer = None if spec.renderer is None else spec.renderer.build()
+    rubric = spec.rubric.build()
+    with ExitStack() as stack:
+        keep = _forget
+        if out is not None:
+            record = run_record(seed=stage.run.seed, data={}, parent=str(folder), sandbox={})
+            directory = RunDirectory.create(out, record)
+            write_text(directory.config_path, to_yaml(stage_alone(stage, folder)))
+            writer = stack.enter_context(TrajectoryWriter(directory))
+            stack.callback(writer.seal, 0)
+
+            def keep(trajectory: Trajectory) -> None:
+                writer.write(trajectory, 0)
+
+        engine = engine_spec(stage, folder).build()
+        stack.callback(engine.close)
+        parts = EpisodeParts(spec, engine, renderer, parser_for(renderer, spec.parser), rubric)
+        server = functools.partial(StandingServer, parts, keep, host=host, port=port, idle_timeout_s=idle_timeout_s)
+        asyncio.run(_serve(server, announce))
+
+
+async def _serve(make: Callable[[], StandingServer], announce: Callable[[str], None]) -> None:
+    server = make()
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stopped.set)
+    try:
+        announce(await server.start())
+        await stopped.wait()
+    finally:
+        await server.close()
+
+
+def _forget(trajectory: Trajectory) -> None:
+    """An episode that nobody keeps."""

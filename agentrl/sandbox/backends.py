@@ -38,18 +38,20 @@ class Backend:
         factory: ``module:function`` of a :data:`BackendFactory`, imported when it is needed.
         isolates: whether it is tried at all; one that does not is never taken by ``auto``.
         images: whether it runs in images (``sandbox.image``).
+        network: whether it can let code reach chosen hosts, and no others (``sandbox.network.allow``).
     """
 
     factory: str
     isolates: bool = True
     images: bool = False
+    network: bool = False
 
 
 # cheapest execution first: where two hold the same guarantees, ``auto`` takes the first
 BACKENDS = MappingProxyType(
     {
         "landlock": Backend("agentrl.sandbox.local:landlock"),
-        "bubblewrap": Backend("agentrl.sandbox.bubblewrap:bubblewrap"),
+        "bubblewrap": Backend("agentrl.sandbox.bubblewrap:bubblewrap", network=True),
         "docker": Backend("agentrl.sandbox.docker.backend:docker", images=True),
         "unsafe": Backend("agentrl.sandbox.local:unsafe", isolates=False),
     }
@@ -117,7 +119,7 @@ def _try(spec: SandboxSpec) -> BackendReport:
 
     async def attempt() -> BackendReport:
         async with factory_of(spec.backend)(spec) as sandbox:
-            guarantees = await measure(sandbox)
+            guarantees = await measure(sandbox, proxied=bool(spec.network))
             return BackendReport(spec.backend, guarantees, notes=sandbox.notes)
 
     try:

@@ -14,9 +14,10 @@ from agentrl.errors import AgentRLError, ConfigError, MachineError, SandboxError
 
 from .channel import IOThread, Reply, fail, resolve
 from .host import frames
-from .launcher import FOLDER_PREFIX, Host, Launcher, Link, LocalLauncher
+from .launcher import FOLDER_PREFIX, Host, Launcher, Link, LocalLauncher, ProcessHost
 from .owner import Owner
 from .permits import Permits
+from .proxy import AllowList, ProxyServer
 
 _START_S = 60.0
 _END_S = 5.0
@@ -33,6 +34,7 @@ class HostSettings:
         abi_cap: use no newer Landlock ABI than this, 0 none at all, to see how an older kernel does.
         max_executing: runs at one time; None gives two to each core that this process may use.
         recycle_after: runs after which a new host takes its place; None keeps it.
+        network: hosts that the code may reach through a proxy in this process (:class:`AllowList`).
         launcher: where the host runs.
     """
 
@@ -42,6 +44,7 @@ class HostSettings:
     abi_cap: int | None = None
     max_executing: int | None = None
     recycle_after: int | None = None
+    network: tuple[str, ...] = ()
     launcher: Launcher = field(default_factory=LocalLauncher)
 
     @property
@@ -56,6 +59,7 @@ class HostSettings:
             "preload": self.preload,
             "folders": self.folders,
             "abi_cap": self.abi_cap,
+            "proxied": bool(self.network),
             "folder_prefix": f"{FOLDER_PREFIX}{Owner.current()}-",
             **self.launcher.host_settings,
         }
@@ -158,8 +162,11 @@ class ForkServer:
         self._host: Host
         self.io = IOThread("agentrl-sandbox-io")
         self.io.call(self._spawn)
+        self.proxy: ProxyServer | None = None
         try:
             self.facts = self._ready.result(_START_S)
+            if settings.network:
+                self.proxy = self._open_proxy()
         except TimeoutError:
             self.close()
             raise SandboxError(f"the sandbox host did not start within {_START_S:g} s") from None
@@ -177,6 +184,11 @@ class ForkServer:
             fail(self._ready, SandboxError(f"the sandbox host could not be started: {error}"))
             return
         self._host.control.send(self.settings.first_frame())
+
+    def _open_proxy(self) -> ProxyServer:
+        if not isinstance(self._host, ProcessHost):
+            raise MachineError("sandbox.network.allow needs a host on this machine; use sandbox.backend=bubblewrap")
+        return ProxyServer(self._host.listener(), AllowList(self.settings.network))
 
     def open_slot(self) -> Slot:
         """Fork a slot; its :attr:`Slot.opened` says when it is ready.
@@ -203,6 +215,8 @@ class ForkServer:
         if hasattr(self, "_host"):
             self._host.control.close()
             self._host.end(_END_S)
+            if self.proxy is not None:
+                self.proxy.close()
             self.io.stop()
             self._host.clear(self.facts)
 

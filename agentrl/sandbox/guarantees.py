@@ -13,7 +13,8 @@ GUARANTEES: Mapping[str, str] = MappingProxyType(
     {
         "files": "reads and writes nothing but its own folder and the system's programs",
         "secrets": "sees no environment or memory of another process",
-        "network": "no socket of any family: no TCP, UDP, unix, vsock or raw traffic",
+        "network": "no socket of any family: no TCP, UDP, unix, vsock or raw traffic; where hosts are allowed, nothing "
+        "but the way to the proxy",
         "processes": "signals and traces nothing outside itself, and nothing outlives a run",
         "kernel": "no namespaces, mounts, io_uring, BPF, keys, modules or foreign system call tables",
         "memory": "memory is bounded, for one process and for all of a run together",

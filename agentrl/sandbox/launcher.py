@@ -24,6 +24,7 @@ OnFrame = Callable[[frames.Header, list[bytes]], None]
 OnEnd = Callable[[], None]
 
 _REMOVE_S = 5.0
+_LISTENER_S = 10.0
 _BOOT = (
     "import sys; sys.path.insert(0, {folder!r}); from host.{module} import main; sys.path.remove({folder!r}); main()"
 )
@@ -141,6 +142,23 @@ class ProcessHost:
             channel = Channel(self._io, ours, on_frame, on_end)
             self._control.send({"op": "open", "slot": number}, fd=theirs.fileno())
         return channel
+
+    def listener(self) -> socket.socket:
+        """The socket at which the sandboxes ask for the network; the host listens, and its owner serves it.
+
+        Raises:
+            SandboxError: the host did not give it.
+        """
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                self._control.send({"op": "listener"}, fd=theirs.fileno())
+            ours.settimeout(_LISTENER_S)
+            try:
+                _, fds, _, _ = socket.recv_fds(ours, 1, 1)
+            except OSError as error:
+                raise SandboxError(f"the sandbox host gave no socket for the proxy: {error}") from error
+        return socket.socket(fileno=fds[0])
 
     def said(self) -> str:
         self._log.seek(0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import tempfile
 from types import MappingProxyType
 
@@ -18,7 +19,7 @@ from .interface import Sandbox
 _PROBE = r"""
 import ctypes, errno, fcntl, json, os, socket, sys, tempfile, time
 
-canary, owner, owner_uid, limits = json.load(sys.stdin)
+canary, owner, owner_uid, limits, port = json.load(sys.stdin)
 libc = ctypes.CDLL(None, use_errno=True)
 
 def refused(*actions):
@@ -44,6 +45,13 @@ def bounded(path):
     size = os.statvfs(path)
     return size.f_blocks * size.f_frsize <= limits["disk_bytes"] and 0 < size.f_files <= limits["max_files"]
 
+def serve():
+    with socket.socket() as listener:
+        listener.listen()
+
+# what a sandbox with a proxy may not do with the sockets that it gets; one without a proxy gets none
+reach = [lambda a=address: socket.create_connection(a, 1) for address in (("127.0.0.1", port), ("1.1.1.1", 80))]
+out = [*reach, serve] if port else [sock(socket.AF_INET)]
 lock = open("stray", "w")
 fcntl.flock(lock, fcntl.LOCK_EX)  # held for as long as a process of this run lives
 listing = os.path.dirname(canary)
@@ -53,8 +61,8 @@ held = {
         lambda: os.mkdir(listing + "/folder"), lambda: open("/proc/sys/kernel/core_pattern", "r+b").close(),
     ),
     "secrets": refused(*(reads(f"/proc/{pid}/{name}") for pid in (owner, os.getppid()) for name in ("environ", "mem"))),
-    "network": refused(
-        sock(socket.AF_INET), sock(socket.AF_INET6), sock(socket.AF_INET, socket.SOCK_DGRAM), sock(socket.AF_UNIX),
+    "network": refused(*out) and refused(
+        sock(socket.AF_INET6), sock(socket.AF_INET, socket.SOCK_DGRAM), sock(socket.AF_UNIX),
         sock(40), sock(16, socket.SOCK_RAW), sock(17, socket.SOCK_RAW),
     ),
     "processes": refused(lambda: os.kill(owner, 0), lambda: os.kill(os.getppid() or owner, 0)),
@@ -75,19 +83,24 @@ print(json.dumps(held))
 _LOOK_FOR_STRAY = "import fcntl\nfcntl.flock(open('stray', 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
 
 
-async def measure(sandbox: Sandbox) -> MappingProxyType[str, bool]:
+async def measure(sandbox: Sandbox, *, proxied: bool = False) -> MappingProxyType[str, bool]:
     """Try every guarantee in ``sandbox``; the answer has every word of ``GUARANTEES``.
+
+    Args:
+        sandbox: fresh; the caller closes it.
+        proxied: some hosts may be reached, so that there are sockets.
 
     Raises:
         SandboxError: the probe itself did not run to its end.
     """
-    with tempfile.TemporaryDirectory(prefix="agentrl-probe-") as folder:
+    with tempfile.TemporaryDirectory(prefix="agentrl-probe-") as folder, socket.create_server(("127.0.0.1", 0)) as own:
         os.chmod(folder, 0o755)
         canary = os.path.join(folder, "canary")
         with open(canary, "w") as file:
             file.write("a file that the code must not read")
         os.chmod(canary, 0o644)
-        told = [canary, os.getpid(), os.getuid(), sandbox.limits.as_dict()]
+        port = own.getsockname()[1] if proxied else None
+        told = [canary, os.getpid(), os.getuid(), sandbox.limits.as_dict(), port]
         result = await sandbox.run(_PROBE, stdin=json.dumps(told).encode())
     if result.status != "ok":
         said = result.stderr.decode(errors="replace").strip()

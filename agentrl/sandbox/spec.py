@@ -15,6 +15,7 @@ from .docker import DockerSettings
 from .guarantees import GUARANTEES, BackendReport, parse_require
 from .interface import Persist, Sandbox
 from .limits import Limits
+from .proxy import AllowList
 
 _MENDS = (
     'run agentrl in a Linux container (docker run -it -v "$PWD":/w -w /w python:3.11 bash), '
@@ -45,6 +46,8 @@ class SandboxSpec:
         max_starting: sandboxes of a pool that start at one time; None lets all that the pool lends start at once.
         max_lifetime_s: seconds after which a pool ends a sandbox that was not given back; None waits for ever.
         recycle_after: runs after which a fresh host takes the place of a worn one; None keeps it.
+        network: hosts that the code may reach through a proxy (``host``, ``host:port``, ``*.domain``; see
+            ``agentrl.sandbox.proxy.AllowList``), for backends that can; none by default.
         image: the image that the code runs in, or a folder with a Dockerfile (``./``, ``../`` or ``/`` first), for
             backends that have images; None takes Python's own (``python:3.12-slim`` for Python 3.12). Never pulled or
             built in a run: ``agentrl doctor --prepare`` does it ahead.
@@ -66,6 +69,7 @@ class SandboxSpec:
     max_starting: int | None = None
     max_lifetime_s: float | None = None
     recycle_after: int | None = None
+    network: tuple[str, ...] = ()
     image: str | None = None
     docker: DockerSettings = field(default_factory=DockerSettings)
 
@@ -80,7 +84,14 @@ class SandboxSpec:
         _check_count("max_executing", self.max_executing, "leave it out to have two to each core")
         _check_count("recycle_after", self.recycle_after, "leave it out to keep the host")
         _check_count("max_starting", self.max_starting, "leave it out to let all start at once")
+        AllowList(self.network)
         row = BACKENDS.get(self.backend)
+        if self.network and row is not None and not row.network:
+            raise ConfigError(
+                f"sandbox.network.allow needs a backend that can keep code to a list of hosts, "
+                f"sandbox.backend={self.backend!r} cannot; use one of "
+                f"{', '.join(name for name, row in BACKENDS.items() if row.network)}, or remove the hosts"
+            )
         if self.image is not None and row is not None and not row.images:
             raise ConfigError(
                 f"sandbox.image={self.image!r} needs a backend with images, sandbox.backend={self.backend!r} has none; "
@@ -137,7 +148,11 @@ class SandboxSpec:
         """The backends that may serve this spec, cheapest executions first."""
         if self.backend != "auto":
             return (self.backend,)
-        return tuple(name for name, row in BACKENDS.items() if row.isolates and (row.images or self.image is None))
+        return tuple(
+            name
+            for name, row in BACKENDS.items()
+            if row.isolates and (row.images or self.image is None) and (row.network or not self.network)
+        )
 
     def _choose(self) -> BackendReport:
         reports: list[BackendReport] = []

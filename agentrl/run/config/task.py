@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from agentrl.run.config.section import Arguments, Count, Listed, Positive, Seconds, Section, Words
 from agentrl.sandbox import DockerSettings, Limits, SandboxSpec
@@ -20,10 +20,15 @@ __all__ = [
     "SandboxConfig",
     "SandboxDockerConfig",
     "SandboxLimitsConfig",
+    "SandboxNetworkConfig",
     "ToolConfig",
 ]
 
 Dtype = Literal["float32", "bfloat16"]
+
+
+def _network(value: Any) -> Any:
+    return {} if value == "none" else value
 
 
 class ModelConfig(Section):
@@ -176,6 +181,14 @@ class SandboxDockerConfig(Section):
     """Folders of the image that the code may read and execute beside ``/usr``, ``/opt`` and their like."""
 
 
+class SandboxNetworkConfig(Section):
+    """What of the network the model's code may reach: nothing, or chosen hosts through a proxy that counts and logs."""
+
+    allow: Listed[str] = ()
+    """Hosts: ``host`` (ports 80 and 443), ``host:port``, ``*.domain``, or an address with its port. Names that lead to
+    private or metadata addresses are refused. Needs ``backend: bubblewrap`` (or ``auto`` that finds it)."""
+
+
 class SandboxConfig(Section):
     """Where the model's code runs, and within which limits."""
 
@@ -187,6 +200,8 @@ class SandboxConfig(Section):
     ``none`` where ``unsafe`` is named."""
     limits: SandboxLimitsConfig = Field(default_factory=SandboxLimitsConfig)
     """Of one execution."""
+    network: Annotated[SandboxNetworkConfig, BeforeValidator(_network)] = Field(default_factory=SandboxNetworkConfig)
+    """``none``, or hosts that the code may reach through the variables ``HTTP_PROXY`` and ``HTTPS_PROXY``."""
     image: str | None = None
     """Image that the code runs in, or a folder with a Dockerfile (``./``, ``../`` or ``/`` first), for backends that
     have images. Never pulled in a run: ``agentrl doctor --prepare`` does it ahead. By default Python's own."""
@@ -224,6 +239,7 @@ class SandboxConfig(Section):
             backend=self.backend,
             require=self.require,
             limits=Limits(**self.limits.model_dump()),
+            network=self.network.allow,
             image=self.image,
             docker=DockerSettings(**self.docker.model_dump()),
             persist=self.persist,

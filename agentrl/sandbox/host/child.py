@@ -37,11 +37,12 @@ class Confinement:
     ruleset: int | None
     own_uid: bool
     enclosed: bool = False
+    proxied: bool = False  # TCP connections may be made; the namespace leaves them nowhere to lead but to the proxy
 
     def filter(self) -> bytes:
         """The seccomp program for this process."""
         if self.enclosed:  # no file and no process of others is in sight, whatever Landlock can do
-            return seccomp.build_filter(own_uid=True, abi=seccomp.NEWEST_ABI, pid=None)
+            return seccomp.build_filter(own_uid=True, abi=seccomp.NEWEST_ABI, pid=None, proxied=self.proxied)
         pid = os.getpid() if seccomp.names_pid(self.abi) else None
         return seccomp.build_filter(own_uid=self.own_uid, abi=self.abi, pid=pid)
 

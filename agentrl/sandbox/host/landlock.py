@@ -15,13 +15,13 @@ from collections.abc import Iterable
 
 _SYS_CREATE_RULESET, _SYS_ADD_RULE, _SYS_RESTRICT_SELF = 444, 445, 446
 _CREATE_RULESET_VERSION = 1
-_RULE_PATH_BENEATH = 1
+_RULE_PATH_BENEATH, _RULE_NET_PORT = 1, 2
 _RESTRICT_SELF_LOG_SAME_EXEC_OFF = 1  # ABI 7: a hostile loop must not flood the audit log
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
 _REFER, _TRUNCATE, _IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
 _ALL_V1 = (1 << 13) - 1
-_NET_ALL = 0b11
+_NET_ALL, _CONNECT_TCP = 0b11, 0b10
 _SCOPE_ALL, _SCOPE_SIGNAL = 0b11, 0b10
 _FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 
@@ -85,7 +85,13 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
 
 
 def run_ruleset(
-    abi: int, *, write: Iterable[str], read_exec: Iterable[str], read: Iterable[str], rw: Iterable[str]
+    abi: int,
+    *,
+    write: Iterable[str],
+    read_exec: Iterable[str],
+    read: Iterable[str],
+    rw: Iterable[str],
+    tcp_port: int | None = None,
 ) -> int:
     """The descriptor of the ruleset of one slot's children; a path that does not exist is left out.
 
@@ -95,6 +101,7 @@ def run_ruleset(
         read_exec: folders and files to read and execute.
         read: folders and files to read.
         rw: single files (``/dev/null``) to read and write.
+        tcp_port: where TCP connections may lead (ABI 4), by whatever address; None allows none.
     """
     handled = _handled_fs(abi)
     ruleset = _create(abi, handled, _NET_ALL if abi >= 4 else 0, _SCOPE_ALL if abi >= 6 else 0)
@@ -106,6 +113,9 @@ def run_ruleset(
     for path, rights in grants:
         if os.path.exists(path):
             _allow(ruleset, path, rights)
+    if tcp_port is not None and abi >= 4:
+        rule = struct.pack("=QQ", _CONNECT_TCP, tcp_port)
+        _call(_SYS_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(_RULE_NET_PORT), rule, ctypes.c_uint32(0))
     return ruleset
 
 

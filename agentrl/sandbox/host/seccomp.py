@@ -131,11 +131,19 @@ _REFUSED_ON_SHARED_UID: dict[str, tuple[int | None, int | None]] = {
     "setxattrat": (463, 463),
     "removexattrat": (466, 466),
 }
+# where a run may ask a proxy: it connects, and nobody connects to it
+_REFUSED_TO_CLIENTS: dict[str, tuple[int | None, int | None]] = {
+    "bind": (49, 200),
+    "listen": (50, 201),
+    "accept": (43, 202),
+    "accept4": (288, 242),
+}
 # answered "no such system call", so that libc falls back to one whose arguments can be seen here
 _ABSENT: dict[str, tuple[int | None, int | None]] = {"clone3": (435, 435)}
 
 _NEW_NAMESPACES = 0x7E020080  # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET,TIME}
 _F_SETOWN, _F_SETOWN_EX, _AF_UNIX = 8, 15, 1
+_SOCKET, _AF_INET, _SOCK_STREAM, _SOCK_TYPE_MASK, _IPPROTO_TCP = (41, 198), 2, 1, 0xF, 6
 
 
 @dataclass(frozen=True)
@@ -150,7 +158,7 @@ class _ArgRule:
     high_word: bool = False
 
 
-def _arg_rules(*, own_uid: bool, abi: int, pid: int | None) -> list[_ArgRule]:
+def _arg_rules(*, own_uid: bool, abi: int, pid: int | None, proxied: bool) -> list[_ArgRule]:
     rules = [
         _ArgRule((56, 220), 0, 0, _NEW_NAMESPACES, refuse_equal=False),  # clone: no new namespaces
         _ArgRule((53, 199), 0, _AF_UNIX, refuse_equal=False),  # socketpair: unix only
@@ -162,6 +170,12 @@ def _arg_rules(*, own_uid: bool, abi: int, pid: int | None) -> list[_ArgRule]:
         _ArgRule((141, 140), 0, 0, refuse_equal=False),  # setpriority: PRIO_PROCESS ...
         _ArgRule((141, 140), 1, 0, refuse_equal=False),  # ... of itself
     ]
+    if proxied:  # TCP over IPv4 alone
+        rules += [
+            _ArgRule(_SOCKET, 0, _AF_INET, refuse_equal=False),
+            _ArgRule(_SOCKET, 1, _SOCK_STREAM, _SOCK_TYPE_MASK, refuse_equal=False),
+            _ArgRule(_SOCKET, 2, 0, ~_IPPROTO_TCP & 0xFFFFFFFF, refuse_equal=False),
+        ]
     if not own_uid:  # utimensat by path; by descriptor (a null path) stays
         rules += [_ArgRule((280, 88), 1, 0, refuse_equal=False, high_word=high) for high in (False, True)]
     if pid is not None:  # the kernel does not scope signals: a process may signal itself only
@@ -189,16 +203,19 @@ def names_pid(abi: int) -> bool:
 
 
 @functools.cache
-def build_filter(*, own_uid: bool, abi: int, pid: int | None) -> bytes:
+def build_filter(*, own_uid: bool, abi: int, pid: int | None, proxied: bool = False) -> bytes:
     """The program, 8 bytes an instruction; made before a fork, it costs the child nothing.
 
     Args:
         own_uid: the code runs under a uid that nothing else uses.
         abi: the Landlock ABI, since an older one leaves more to this filter.
         pid: the process that will run the code, where :func:`names_pid`; else None.
+        proxied: the code may make TCP connections; where they lead is for others to bound.
     """
     audit_arch, column = _ARCHES[platform.machine()]
-    refused = [_REFUSED]
+    refused = [{name: numbers for name, numbers in _REFUSED.items() if not (proxied and name == "socket")}]
+    if proxied:
+        refused.append(_REFUSED_TO_CLIENTS)
     if not own_uid:
         refused.append(_REFUSED_ON_SHARED_UID)
     if abi < 3:
@@ -219,7 +236,7 @@ def build_filter(*, own_uid: bool, abi: int, pid: int | None) -> bytes:
             for numbers in table.values():
                 if (number := numbers[column]) is not None:
                     program += [_op(_JEQ, number, 0, 1), answer]
-    for rule in _arg_rules(own_uid=own_uid, abi=abi, pid=pid):
+    for rule in _arg_rules(own_uid=own_uid, abi=abi, pid=pid, proxied=proxied):
         if (number := rule.numbers[column]) is None:
             continue
         load_arg = _op(_LD_W_ABS, _OFF_ARGS + 8 * rule.arg + (4 if rule.high_word else 0))

@@ -37,6 +37,7 @@ class SlotConfig:
         enclosed: the slot is in namespaces of its own, and each run is to have its own.
         read_exec: folders and files that the code may read and execute.
         read: folders and files that the code may read.
+        proxy_port: where the code finds the proxy on its loopback interface; None gives it no socket.
         path: the value of PATH for the code.
         env: further variables of every run.
         keep: descriptors that the child inherits, for a standard library behind a closed folder.
@@ -49,6 +50,7 @@ class SlotConfig:
     enclosed: bool
     read_exec: tuple[str, ...]
     read: tuple[str, ...]
+    proxy_port: int | None
     path: str
     env: dict[str, str]
     keep: tuple[int, ...]
@@ -95,6 +97,7 @@ class Slot:
                 read_exec=config.read_exec,
                 read=(*config.read, "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"),
                 rw=("/dev/null",),
+                tcp_port=config.proxy_port,
             )
             signals = None if config.enclosed else landlock.signal_ruleset(config.abi)
         if config.uid is not None and not config.enclosed:
@@ -109,7 +112,11 @@ class Slot:
             os.close(signals)
             self.scoped = _is_refused(os.getppid())
         self.confinement = Confinement(
-            abi=config.abi, ruleset=ruleset, own_uid=config.uid is not None, enclosed=config.enclosed
+            abi=config.abi,
+            ruleset=ruleset,
+            own_uid=config.uid is not None,
+            enclosed=config.enclosed,
+            proxied=config.proxy_port is not None,
         )
 
     def receive(self) -> None:

@@ -21,6 +21,7 @@ from .slot import SlotConfig, slot_main
 _TICK_S = 1.0
 _SLOTS = 1000
 _SLOT_END_S = 2.0
+_PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
 _MAX_FDS = 16
 
 
@@ -79,6 +80,7 @@ class Supervisor:
         self.roots = tuple(settings.get("roots", ()))
         self.readable = tuple(settings.get("readable", ()))
         self.env = _image_env() if settings.get("image_env") else {}
+        self.listener = self._listen() if settings.get("proxied") else None
         extra = tuple(settings["folders"])
         self.interpreter = Interpreter(other_uid=self.first_uid is not None and not self.enclosed, extra=extra)
         if failed := preload(tuple(settings["preload"])):
@@ -96,9 +98,22 @@ class Supervisor:
         child.warm_up()
         if self.abi is not None:
             own_uid = self.first_uid is not None
-            child.Confinement(abi=self.abi, ruleset=None, own_uid=own_uid, enclosed=self.enclosed).filter()
+            proxied = self.listener is not None
+            kind = child.Confinement(
+                abi=self.abi, ruleset=None, own_uid=own_uid, enclosed=self.enclosed, proxied=proxied
+            )
+            kind.filter()
         gc.disable()
         gc.freeze()
+
+    def _listen(self) -> socket.socket:
+        """The socket of the proxy, on a loopback interface that is the sandboxes' alone; the owner serves it."""
+        if not self.enclosed:
+            raise Refused("a proxy alone bounds nothing here: the code would share this machine's network")
+        listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        url = "http://{}:{}".format(*listener.getsockname())
+        self.env = {**self.env, **dict.fromkeys(_PROXY_VARIABLES, url)}
+        return listener
 
     def _reserve_uids(self) -> int:
         reserved = uids.reserve()
@@ -141,6 +156,9 @@ class Supervisor:
         for header, _ in self._decoder.feed(data):
             if header["op"] == "open":
                 self.open(header["slot"], socket.socket(fileno=self._fds.pop(0)))
+            elif header["op"] == "listener" and self.listener is not None:
+                with socket.socket(fileno=self._fds.pop(0)) as way:
+                    socket.send_fds(way, [b"."], [self.listener.fileno()])
             elif header["op"] == "kill" and (entry := self.find(header["slot"])):
                 entry.killed_at = time.monotonic()
                 tree.kill(entry.pid)
@@ -199,6 +217,7 @@ class Supervisor:
             enclosed=self.enclosed,
             read_exec=(*host.read_exec, *self.readable),
             read=host.read,
+            proxy_port=None if self.listener is None else self.listener.getsockname()[1],
             path=host.path,
             env=self.env,
             keep=host.keep,

@@ -31,9 +31,9 @@ LIMITS = Limits(
 
 # what each tries, after it has printed whose run it is; the seconds it may take
 HOSTILE: dict[str, tuple[str, float | None]] = {
-    "hangs": ("while True: pass", 0.3),
-    "ignores signals": ("import signal\nfor n in (1, 2, 15): signal.signal(n, signal.SIG_IGN)\nwhile True: pass", 0.3),
-    "stops itself": ("import os\nos.kill(os.getpid(), 19)", 0.3),
+    "hangs": ("while True: pass", 0.5),
+    "ignores signals": ("import signal\nfor n in (1, 2, 15): signal.signal(n, signal.SIG_IGN)\nwhile True: pass", 0.5),
+    "stops itself": ("import os\nos.kill(os.getpid(), 19)", 0.5),
     "forks": ("import os\ntry:\n    while True: os.fork()\nexcept OSError: pass", 1.0),
     "leaves a daemon": (
         "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: time.sleep(600)\n    os._exit(0)",
@@ -67,7 +67,8 @@ class Seen:
         """One result, which must be that of the run with this token."""
         self.answered += 1
         self.statuses[f"{hostile or 'benign'}: {result.status}"] += 1
-        own = result.stdout.startswith(f"{token}\n".encode())
+        cut_short = result.status == "timeout" and not result.stdout  # before it could say whose run it is
+        own = result.stdout.startswith(f"{token}\n".encode()) or (hostile is not None and cut_short)
         plain = hostile is not None or (result.status == "ok" and result.stdout == f"{token}\n{token}\n".encode())
         self.wrong += not (own and plain)
         self.breaches += b"BREACH" in result.stdout
@@ -134,7 +135,8 @@ async def _work(pool: SandboxPool, sessions: object, rng: random.Random, seen: S
 
 
 def _mounts() -> set[str]:
-    return {line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()}
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    return {line.split()[4] for line in lines if "agentrl" in line}
 
 
 def _groups() -> set[str]:

@@ -1,0 +1,101 @@
+"""Which hosts a sandbox may reach, and which addresses never."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from agentrl.errors import ConfigError
+
+_USUAL_PORTS = frozenset({80, 443})
+_NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(\.(?!-)[a-z0-9_-]{1,63}(?<!-))*", re.ASCII)
+# IPv6 addresses that stand for IPv4 ones: NAT64 (RFC 6052), 6to4 (RFC 3056), Teredo (RFC 4380)
+_TRANSLATED = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32")))
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    name: str
+    below: bool  # ``*.name``
+    port: int | None
+
+    def permits(self, host: str, port: int) -> bool:
+        named = host.endswith(f".{self.name}") if self.below else host == self.name
+        return named and (port in _USUAL_PORTS if self.port is None else port == self.port)
+
+
+class AllowList:
+    """Hosts by name: ``host`` (ports 80 and 443), ``host:port``, ``*.domain``, or an address, ``10.0.0.5:8000``.
+
+    A name is resolved by the proxy alone, and reached only at public addresses: one that leads to this
+    machine, its network or a cloud's metadata is refused. An address of one's own network may be listed as
+    such, with its port.
+
+    Raises:
+        ConfigError: an entry is none of these, or names a link-local address (a cloud's metadata).
+    """
+
+    def __init__(self, entries: Iterable[str]) -> None:
+        self._entries = tuple(map(_parse, entries))
+
+    def permits(self, host: str, port: int) -> bool:
+        """Whether a request for this host, as the code wrote it, may go on."""
+        return any(entry.permits(_normal(host), port) for entry in self._entries)
+
+    def permits_address(self, host: str, address: str) -> bool:
+        """Whether ``host`` may be reached at ``address``, one of those that it resolved to."""
+        found = ipaddress.ip_address(address.partition("%")[0])
+        return is_public(found) or (str(found) == _normal(host) and not found.is_link_local)
+
+
+def is_public(address: Address) -> bool:
+    """Whether an address is one of the open internet, by whatever notation."""
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return is_public(address.ipv4_mapped)
+        if any(address in network for network in _TRANSLATED):
+            return False
+    return address.is_global and not address.is_multicast
+
+
+def _parse(entry: str) -> _Entry:
+    host, port = split_port(entry.strip().lower())
+    below = host.startswith("*.")
+    name = _normal(host[2:] if below else host)
+    address = _address(name)
+    if port == 0 or not (address is not None if address else _NAME.fullmatch(name)) or (below and address is not None):
+        raise ConfigError(
+            f"sandbox.network.allow: {entry!r} is no host; write host, host:port, *.domain or an address with its port"
+        )
+    if address is not None and address.is_link_local:
+        raise ConfigError(f"sandbox.network.allow: {entry!r} is link-local, as a cloud's metadata is; remove it")
+    if address is not None and not is_public(address) and port is None:
+        raise ConfigError(f"sandbox.network.allow: {entry!r} is an address of one's own network; add its port")
+    return _Entry(name, below, port)
+
+
+def split_port(text: str) -> tuple[str, int | None]:
+    """``host:port`` or ``[v6]:port`` in two; the port is None where there is none, and 0 where it is no port."""
+    host, colon, tail = text.rpartition(":")
+    if not colon or (":" in host and not host.endswith("]")):
+        return text.strip("[]"), None
+    if not (tail.isascii() and tail.isdigit() and len(tail) <= 5 and 0 < int(tail) < 65536):
+        return text, 0
+    return host.strip("[]"), int(tail)
+
+
+def _normal(host: str) -> str:
+    host = host.lower().removesuffix(".")
+    address = _address(host)
+    return host if address is None else str(address)
+
+
+def _address(text: str) -> Address | None:
+    try:
+        return ipaddress.ip_address(text)
+    except ValueError:
+        return None

@@ -1,0 +1,181 @@
+"""The proxy of a sandbox host: a thread with an event loop that serves what the sandboxes connect to."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import Future
+from typing import Any
+
+from .allow import AllowList
+from .request import MAX_HEAD_BYTES, BadRequest, Request, parse
+
+_CONNECT_S = 10.0
+_IDLE_S = 60.0
+_END_S = 5.0
+_CHUNK = 1 << 16
+_MAX_CONNECTIONS = 256
+
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+
+_log = logging.getLogger(__name__)
+
+
+class ProxyServer:
+    """Serves HTTP requests and CONNECT tunnels to allowed hosts; everything else is answered with the reason.
+
+    A name is resolved here, once, and the connection goes to the very address that was judged, so that a name
+    which leads elsewhere at the next look-up gains nothing.
+
+    Args:
+        listener: a listening stream socket; owned from here on.
+        allow: who may be reached.
+        resolve: the addresses of a host and port; the system's by default.
+
+    Attributes:
+        counts: requests by ``host:port`` and outcome, ``allowed`` or ``refused``; look, do not touch.
+    """
+
+    def __init__(self, listener: socket.socket, allow: AllowList, *, resolve: Resolve | None = None) -> None:
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self._listener = listener
+        self._allow = allow
+        self._resolve = resolve or _addresses
+        self._open: set[asyncio.Task[None]] = set()
+        self._stop: asyncio.Event
+        self._loop: asyncio.AbstractEventLoop
+        self._ready: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, name="agentrl-sandbox-proxy", daemon=True)
+        self._thread.start()
+        self._ready.result()
+
+    def close(self) -> None:
+        """End every connection and the thread; a second call does nothing."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join(_END_S)
+
+    def _run(self) -> None:
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        server = await asyncio.start_server(self._accepted, sock=self._listener, limit=MAX_HEAD_BYTES)
+        self._ready.set_result(None)
+        async with server:
+            await self._stop.wait()
+            for task in self._open:
+                task.cancel()
+            await asyncio.gather(*self._open, return_exceptions=True)
+
+    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._open.add(task)
+        try:
+            if len(self._open) > _MAX_CONNECTIONS:
+                await _answer(writer, "503 Service Unavailable", f"{_MAX_CONNECTIONS} connections are open; close some")
+            else:
+                await self._exchange(reader, writer)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError):
+            return  # one side hung up, or said nothing for too long
+        finally:
+            self._open.discard(task)
+            writer.close()
+
+    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            request = parse(await _within(reader.readuntil(b"\r\n\r\n")))
+        except asyncio.LimitOverrunError:
+            await _answer(writer, "431 Request Header Fields Too Large", f"more than {MAX_HEAD_BYTES} bytes of headers")
+            return
+        except BadRequest as error:
+            await _answer(writer, error.status, str(error))
+            return
+        found = await self._connect(request)
+        if isinstance(found, str):
+            self._count(request, "refused")
+            await _answer(writer, "403 Forbidden", found)
+            return
+        self._count(request, "allowed")
+        server_reader, server_writer = found
+        try:
+            if request.method == "CONNECT":
+                writer.write(b"HTTP/1.1 200 Connection Established\r\n\r\n")
+                await _tunnel((reader, writer), (server_reader, server_writer))
+            else:
+                server_writer.write(request.head)
+                await _copy(reader, server_writer, request.body_bytes)
+                await _copy(server_reader, writer, None)
+        finally:
+            server_writer.close()
+
+    async def _connect(self, request: Request) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | str:
+        """A connection to the server, or why there is none."""
+        host, port = request.host, request.port
+        if not self._allow.permits(host, port):
+            return f"{host}:{port} is not among the hosts that this sandbox may reach"
+        try:
+            addresses = await asyncio.wait_for(self._resolve(host, port), _CONNECT_S)
+        except (OSError, TimeoutError, UnicodeError) as error:
+            return f"{host} could not be resolved: {error}"
+        allowed = [address for address in addresses if self._allow.permits_address(host, address)]
+        if not allowed:
+            return f"{host} leads to no public address"
+        problem = ""
+        for address in allowed:
+            try:
+                return await asyncio.wait_for(asyncio.open_connection(address, port), _CONNECT_S)
+            except (OSError, TimeoutError) as error:
+                problem = str(error) or "no answer"
+        return f"{host}:{port} could not be reached: {problem}"
+
+    def _count(self, request: Request, outcome: str) -> None:
+        place = f"{request.host}:{request.port}"
+        self.counts[place, outcome] += 1
+        _log.info("a sandbox asked for %s %s: %s", request.method, place, outcome)
+
+
+async def _addresses(host: str, port: int) -> list[str]:
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+async def _tunnel(
+    one: tuple[asyncio.StreamReader, asyncio.StreamWriter], other: tuple[asyncio.StreamReader, asyncio.StreamWriter]
+) -> None:
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(_copy(one[0], other[1], None))
+            group.create_task(_copy(other[0], one[1], None))
+    except* (OSError, TimeoutError) as gone:
+        _log.debug("a tunnel ended: %s", gone.exceptions)
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, num_bytes: int | None) -> None:
+    """So many bytes, or all up to the end, which is passed on."""
+    left = num_bytes
+    while left is None or left:
+        data = await _within(reader.read(_CHUNK if left is None else min(_CHUNK, left)))
+        if not data:
+            break
+        writer.write(data)
+        await _within(writer.drain())
+        left = None if left is None else left - len(data)
+    if num_bytes is None and writer.can_write_eof():
+        writer.write_eof()
+
+
+async def _within(action: Coroutine[Any, Any, Any]) -> Any:
+    return await asyncio.wait_for(action, _IDLE_S)
+
+
+async def _answer(writer: asyncio.StreamWriter, status: str, why: str) -> None:
+    body = f"{why}\n".encode()
+    head = f"HTTP/1.1 {status}\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    writer.write(head.encode() + body)
+    await _within(writer.drain())

@@ -54,7 +54,8 @@ def _check_demonstrations(stage: StageConfig) -> None:
 def _check_rollouts(stage: StageConfig) -> None:
     from agentrl.envs import check_env
     from agentrl.errors import ConfigError, EnvError
-    from agentrl.run.build import LiveObjects, env_spec, rubric_spec
+    from agentrl.rollouts.policy_server import ProgramSpec
+    from agentrl.run.build import LiveObjects, player_spec, rubric_spec
 
     base_dir = Path(stage.run.base_dir or ".")
     tasks = _tasks(stage, str(stage.data.train), stage.data.args, "data.train", None)
@@ -62,7 +63,10 @@ def _check_rollouts(stage: StageConfig) -> None:
         _tasks(stage, item.data, item.args, f"eval.sets.{name}", item.num_tasks)
     weights = rubric_spec(stage, LiveObjects(), base_dir).build().weights
     print(f"  reward: {', '.join(f'{weight:g} x {name}' for name, weight in weights.items()) or 'step rewards alone'}")
-    env = env_spec(stage, LiveObjects(), base_dir)
+    env = player_spec(stage, LiveObjects(), base_dir)
+    if isinstance(env, ProgramSpec):
+        print(f"  program: {env.check()}, started once an episode")
+        return
     if env.sandbox is not None:
         print(f"  sandbox: {env.sandbox.check()}")
     try:

@@ -10,8 +10,8 @@ from typing import Any
 
 from agentrl.controller.checkpoints import Checkpoints, Manifest
 from agentrl.controller.ledger import Ledger
-from agentrl.envs import EnvSpec
 from agentrl.errors import AgentRLError, DataError
+from agentrl.rollouts.policy_server import ProgramSpec
 from agentrl.run.build import LiveObjects, engine_spec, player_spec
 from agentrl.run.config import RunConfig, StageConfig
 from agentrl.run.config.dump import to_yaml
@@ -51,7 +51,9 @@ def make_directory(
     for stage in rollouts:
         engine_spec(stage, Path(config.run.dir))  # an engine that is not to be had is refused before anything is made
         player = player_spec(stage, live, base_dir)
-        if isinstance(player, EnvSpec) and player.sandbox is not None:
+        if isinstance(player, ProgramSpec):
+            player.check()
+        elif player.sandbox is not None:
             report = player.sandbox.check()
             sandbox = {"backend": report.backend, "guarantees": dict(report.guarantees), "notes": report.notes}
     record = run_record(

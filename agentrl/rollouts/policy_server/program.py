@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Mapping
@@ -51,6 +52,22 @@ class ProgramSpec:
     def player(self, turns: TurnMaker) -> ProgramPlayer:
         """See ``PlayerSpec.player``."""
         return ProgramPlayer(turns, self)
+
+    def check(self) -> str:
+        """The file that will be run.
+
+        Raises:
+            ConfigError: this machine has none of that name that may be run.
+        """
+        name = self.command[0]
+        in_folder = os.path.join(self.cwd or os.getcwd(), name) if os.sep in name else name
+        found = shutil.which(in_folder, path=self.variables("", "")["PATH"])
+        if found is None:
+            raise ConfigError(
+                f"env.program={list(self.command)} must name a program that may be run from {self.cwd or os.getcwd()}, "
+                f"and {name!r} is none; give its path, or make it executable"
+            )
+        return found
 
     def variables(self, url: str, key: str) -> dict[str, str]:
         """The program's environment: this process's, with the episode's endpoint in it, reached without any proxy, and

@@ -241,6 +241,8 @@ def _mend(said: str) -> str:
             continue
         if value == refusing:
             return mend
+    if "Unknown option" in said:
+        return "it is too old: version 0.6 or later is needed"
     if "setuid" in said:
         return "a setuid bwrap cannot be used here: chmod u-s it where user namespaces are allowed"
     if os.path.exists("/.dockerenv") or os.path.exists("/run/.containerenv"):

@@ -10,7 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from . import child, folder, frames, tree
+from . import child, folder, frames, namespaces, tree
 from .session import Session
 
 if TYPE_CHECKING:
@@ -362,7 +362,7 @@ def _job(slot: Slot, header: frames.Header, code: bytes) -> child.Job:
         "LOGNAME": "sandbox",
         **header["env"],
     }
-    if config.uid is not None or config.enclosed:
+    if config.uid is not None or (config.enclosed and namespaces.count_processes_apart()):
         process_limit = limits["processes"] + slot.num_own_processes
     elif config.process_base is not None:
         process_limit = config.process_base + limits["processes"] + _SHARED_UID_MARGIN

@@ -124,6 +124,12 @@ def start_idle_child() -> int:
         signal.signal(signal.SIGCHLD, handler)
 
 
+def count_processes_apart() -> bool:
+    """Whether RLIMIT_NPROC counts a user namespace's processes apart from its user's others (Linux 5.14)."""
+    major, minor = os.uname().release.split(".")[:2]
+    return (int(major), int("".join(filter(str.isdigit, minor)))) >= (5, 14)
+
+
 def drop_capabilities() -> None:
     """Give up every capability for ever; no program can give one back where no_new_privs is set.
 

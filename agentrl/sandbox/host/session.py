@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import IO, NoReturn
 
 from . import frames, tree
 
@@ -69,11 +69,17 @@ class Session:
         """
         self.outcome()  # what it sent unasked
         self._used_s = self._cpu_s()
-        with tempfile.TemporaryFile(dir=self._folder) as job:
+        with self._open_job() as job:
             job.write(frames.encode({"env": env}, [code]))
             job.seek(0)
             socket.send_fds(self.control, [b"."], [*stdio, job.fileno()])
         os.kill(self.pid, signal.SIGCONT)
+
+    def _open_job(self) -> IO[bytes]:
+        """A file without a name, in memory where that can be: the code may have filled its disk."""
+        if sys.platform == "linux":
+            return os.fdopen(os.memfd_create("code"), "w+b")
+        return tempfile.TemporaryFile(dir=self._folder)
 
     def outcome(self) -> int | None:
         """The exit code of its run; None while it runs, and where it ends without a word."""

@@ -68,7 +68,8 @@ class Supervisor:
         self._fds: list[int] = []
         self._decoder = frames.Decoder()
         if settings["confine"]:
-            self.abi = min(landlock.abi_version(), settings["abi_cap"] or sys.maxsize)
+            cap = settings["abi_cap"]
+            self.abi = min(landlock.abi_version(), sys.maxsize if cap is None else cap)
             if not self.abi and not self.enclosed:
                 raise Refused("the kernel offers no Landlock (Linux 5.13 or later with CONFIG_SECURITY_LANDLOCK)")
             if not seccomp.supported():

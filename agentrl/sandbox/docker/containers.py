@@ -71,11 +71,12 @@ def create(
             mem_limit=memory,
             memswap_limit=memory,
             nano_cpus=None if settings.cpus is None else int(settings.cpus * 1e9),
-            shm_size=2**16,
             tmpfs={
                 **dict.fromkeys(root_paths(settings), file_system("exec,mode=0711", disk_bytes, max_files)),
                 "/tmp": file_system("noexec,mode=0711", 2**16, 16),
                 "/run": file_system("noexec,mode=0700", 2**22, 16),
+                "/dev/shm": file_system("noexec,mode=0700", 2**16, 16),  # no way from one sandbox to another
+                "/dev/mqueue": file_system("noexec,mode=0700", 2**16, 16),
             },
             log_config=docker.types.LogConfig(type="none"),
             runtime=settings.runtime,

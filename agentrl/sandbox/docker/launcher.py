@@ -80,6 +80,7 @@ class DockerLauncher:
                 "roots": containers.root_paths(self.settings),
                 "readable": (*_READABLE, *self.settings.readable),
                 "image_env": True,
+                "contained": True,
             }
         )
 

@@ -330,10 +330,14 @@ def execute(slot: Slot, header: frames.Header, blobs: list[bytes]) -> tuple[dict
     if header["persist"] == "interpreter":
         execution.session = slot.open_session()
         execution.starts_afresh, slot.lost_unsaid = slot.lost_unsaid, False
+    if slot.pressure is not None:
+        slot.pressure.killed()  # by what ran before
     execution.start(_job(slot, header, code))
     execution.drive()
     execution.finish()
     fields = execution.result()
+    if slot.pressure is not None and slot.pressure.killed() and fields["status"] != "oom":
+        raise HostFailure("the container ran out of memory meanwhile: the kernel may have ended any process in it")
     fetched, refused, contents = [], {}, []
     room = _MAX_FETCHED_BYTES
     for path in header["fetch"]:

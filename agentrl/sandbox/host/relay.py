@@ -174,6 +174,8 @@ def main() -> NoReturn:
         with theirs, open(os.devnull, "wb") as nothing:
             os.dup2(theirs.fileno(), _STDIN)
             os.dup2(nothing.fileno(), _STDOUT)
+        with open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")  # the kernel ends a run before it ends the relay, and with it the container
         supervisor.main()
         os._exit(0)
     theirs.close()

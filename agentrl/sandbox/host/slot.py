@@ -20,6 +20,7 @@ from . import folder, frames, landlock, tree
 from .child import Confinement
 from .enclosure import TEMP, WORK, Enclosure
 from .execution import HostFailure, execute
+from .pressure import Pressure
 from .session import Session
 
 _MAX_LISTED = 10_000
@@ -35,6 +36,7 @@ class SlotConfig:
         uid: the uid to run under; None keeps the owner's.
         abi: the Landlock ABI, 0 without one; None runs unconfined.
         enclosed: the slot is in namespaces of its own, and each run is to have its own.
+        contained: all slots are in one container, whose memory is bounded as a whole.
         read_exec: folders and files that the code may read and execute.
         read: folders and files that the code may read.
         proxy_port: where the code finds the proxy on its loopback interface; None gives it no socket.
@@ -48,6 +50,7 @@ class SlotConfig:
     uid: int | None
     abi: int | None
     enclosed: bool
+    contained: bool
     read_exec: tuple[str, ...]
     read: tuple[str, ...]
     proxy_port: int | None
@@ -69,6 +72,7 @@ class Slot:
         self.seen_work, self.seen_temp = (WORK, TEMP) if config.enclosed else self.own_folders  # by a run
         self.enclosure: Enclosure | None = None
         self.confinement: Confinement | None = None
+        self.pressure = Pressure() if config.contained else None
         self.scoped = False
         self.session: Session | None = None
         self.lost_unsaid = False  # whether an interpreter ended and no reply said so

@@ -54,7 +54,8 @@ class Supervisor:
         control: the owner's socket; its end of file ends everything.
         settings: the owner's first frame: ``confine``, ``abi_cap``, ``preload``, ``folders``; where they are given
             also ``roots``, file systems of which each slot gets one for itself, ``readable``, further folders that the
-            code may read and execute, and ``image_env``, whether every run has the variables of this process.
+            code may read and execute, ``image_env``, whether every run has the variables of this process, and
+            ``contained``, whether a container keeps what Landlock cannot, and has a memory limit of its own.
     """
 
     def __init__(self, control: socket.socket, settings: frames.Header) -> None:
@@ -65,12 +66,13 @@ class Supervisor:
         self.abi: int | None = None
         self.first_uid: int | None = None
         self.enclosed = bool(settings.get("enclosed"))
+        self.contained = bool(settings.get("contained"))
         self._fds: list[int] = []
         self._decoder = frames.Decoder()
         if settings["confine"]:
             cap = settings["abi_cap"]
             self.abi = min(landlock.abi_version(), sys.maxsize if cap is None else cap)
-            if not self.abi and not self.enclosed:
+            if not self.abi and not self.enclosed and not self.contained:
                 raise Refused("the kernel offers no Landlock (Linux 5.13 or later with CONFIG_SECURITY_LANDLOCK)")
             if not seccomp.supported():
                 raise Refused(f"the system call numbers of {os.uname().machine} are not known")
@@ -216,6 +218,7 @@ class Supervisor:
             uid=uid,
             abi=self.abi,
             enclosed=self.enclosed,
+            contained=self.contained,
             read_exec=(*host.read_exec, *self.readable),
             read=host.read,
             proxy_port=None if self.listener is None else self.listener.getsockname()[1],

@@ -11,8 +11,12 @@ import pytest
 
 from agentrl.errors import ConfigError, MachineError, SandboxError
 from agentrl.sandbox import Limits, SandboxSpec
-from agentrl.sandbox.hosts import close_servers
+from agentrl.sandbox.conformance import CHECKS, check_sandbox
+from agentrl.sandbox.docker.backend import host_settings
+from agentrl.sandbox.forked import ForkedSandbox
+from agentrl.sandbox.hosts import close_servers, shared_server
 from agentrl.sandbox.owner import Owner
+from agentrl.sandbox.probe import measure
 
 pytestmark = pytest.mark.docker
 
@@ -184,3 +188,40 @@ async def test_a_sandbox_after_its_host_was_recycled_is_in_another_container(own
         async with spec.build() as second:
             assert (await second.run("print(2)")).stdout == b"2\n"
         assert (await first.run("print(3)")).stdout == b"3\n"
+
+
+async def test_a_container_out_of_memory_is_no_fault_of_the_code(own: Make) -> None:
+    limits = Limits(memory_bytes=64 * 2**20)
+    spec = replace(own(memory_bytes=224 * 2**20), limits=limits)
+    async with spec.build() as sandbox:
+        await sandbox.run("pass")
+        with pytest.raises(SandboxError, match="the container ran out of memory") as failure:
+            await sandbox.run("x = bytearray(2**29)\nprint(len(x))", limits=Limits(memory_bytes=2**30))
+        assert failure.value.retryable
+    async with spec.build() as another:
+        assert (await another.run("print(1)")).stdout == b"1\n"
+
+
+async def test_a_run_over_its_own_limit_is_the_codes_fault_in_a_small_container_too(own: Make) -> None:
+    spec = replace(own(memory_bytes=224 * 2**20), limits=Limits(memory_bytes=64 * 2**20))
+    async with spec.build() as sandbox:
+        assert (await sandbox.run("x = bytearray(2**29)")).status == "oom"
+        assert (await sandbox.run("print(1)")).stdout == b"1\n"
+
+
+async def test_without_landlock_the_container_keeps_its_guarantees(own: Make) -> None:
+    settings = replace(host_settings(own()), abi_cap=0)
+
+    def build() -> ForkedSandbox:
+        return ForkedSandbox(lambda: shared_server(settings), Limits())
+
+    async with build() as sandbox:
+        held = await measure(sandbox)
+        places = "import os\nprint([p for p in ('/dev/shm', '/dev/mqueue', '/tmp', '/run') if os.access(p, os.W_OK)])"
+        assert (await sandbox.run(places)).stdout == b"[]\n"
+    # the image's own files can be read, as the suite's attacks on `files` and `secrets` see
+    claimed = {name for name, holds in held.items() if holds}
+    assert claimed >= {"network", "processes", "kernel", "memory", "user"}
+    checks = [check.name for check in CHECKS if check.guarantee in claimed - {"files", "secrets"}]
+    results = await check_sandbox(build, guarantees=claimed, only=checks)
+    assert [result for result in results if not result.passed] == []

@@ -18,6 +18,8 @@ __all__ = ["ServerClient"]
 
 _SERVER_TAGS: Mapping[Tag, str] = {"weights": "weights", "kv_cache": "kv_cache", "graphs": "cuda_graph"}
 _CONNECT_S = 10.0
+_KEPT_S = 2.0
+"""Of an idle connection: SGLang closes one after 5 s, and a call that it closes under would look like a lost server."""
 
 
 class ServerClient:
@@ -43,7 +45,7 @@ class ServerClient:
         self._http = httpx.AsyncClient(
             base_url=self.url,
             headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=_KEPT_S),
             trust_env=False,
         )
 

@@ -56,9 +56,9 @@ class SGLangEngine:
         own = Path(spec.folder) / f"{socket.gethostname()}-{os.getpid()}"  # several ranks may have one specification
         ready = prepared(replace(spec, folder=str(own)))
         self._loop = asyncio.new_event_loop()
+        self._core = EngineCore(ready, self._loop)
         self._thread = threading.Thread(target=self._run, name="agentrl-sglang-engine", daemon=True)
         self._thread.start()
-        self._core = EngineCore(ready, self._loop)
         self._sender: WeightSender | None = None if spec.sender is None else spec.sender()
         try:
             self._call(self._core.start())

@@ -64,11 +64,16 @@ class ServerFleet:
         Raises:
             AgentRLError: the first failure.
         """
-        results = await asyncio.gather(*(self._start(server) for server in self.servers), return_exceptions=True)
-        for server, result in zip(self.servers, results, strict=True):
-            if isinstance(result, BaseException):
-                await self.close()
-                raise result
+        starts = [asyncio.ensure_future(self._start(server)) for server in self.servers]
+        await asyncio.wait(starts, return_when=asyncio.FIRST_EXCEPTION)
+        failures = [start.exception() for start in starts if start.done()]
+        for failure in filter(None, failures):
+            for start in starts:
+                start.cancel()
+            await asyncio.wait(starts)
+            await self.close()
+            raise failure
+        for server in self.servers:
             server.state = "serving"
         for server in self.servers:
             self._in_background(self._watch(server))

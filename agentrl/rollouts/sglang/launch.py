@@ -169,11 +169,6 @@ class ServerProcess:
         """None while it runs."""
         return self._process.poll()
 
-    @property
-    def pid(self) -> int:
-        """Of the guard, whose one child is the server."""
-        return self._process.pid
-
     def log_tail(self) -> str:
         """The last lines of this start."""
         try:

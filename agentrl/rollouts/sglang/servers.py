@@ -71,11 +71,6 @@ class Server:
         return self._client
 
     @property
-    def pid(self) -> int | None:
-        """Of the process that guards a server started here."""
-        return None if self._process is None else self._process.pid
-
-    @property
     def exited(self) -> bool:
         """Whether the process started here has ended."""
         return self._process is not None and self._process.exit_code is not None
@@ -183,7 +178,7 @@ class Server:
             ("dtype", self._spec.dtype, info.get("dtype")),
         )
         for what, own, other in wanted:
-            if own != other and not (what == "dtype" and other == "auto"):
+            if other not in (own, None, "auto"):
                 raise EngineError(
                     f"{self.name} serves another model: {what} is {other!r}, {self._spec.model_path} has {own!r}; "
                     "start it with this model",

@@ -1,0 +1,114 @@
+"""One real SGLang server for all tests that can share one, and a tiny Qwen2 for it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from agentrl.rollouts.sglang import SGLangEngine, SGLangEngineSpec
+from agentrl.rollouts.sglang.launch import ServerProcess, free_port, prepared, server_command, server_environment
+from agentrl.run.sglang_env import default_python
+from agentrl.training.tiny import build_tiny_model
+from tests.rollouts.sglang.models import CONTEXT, HuggingFace
+from tests.run.tiny_task import demonstrations
+
+START_S = 400
+
+
+@pytest.fixture(scope="session")
+def python() -> str:
+    """The interpreter of the servers' environment: ``AGENTRL_SGLANG_PYTHON``, or where `agentrl install` puts it."""
+    path = Path(os.environ.get("AGENTRL_SGLANG_PYTHON") or default_python())
+    if not path.is_file():
+        pytest.skip(f"no environment for SGLang servers at {path}: run `agentrl install sglang`")
+    return str(path)
+
+
+def make_model(folder: Path, *, seed: int, width: int = 64) -> Path:
+    """A Qwen2 with random weights, biases included, and the tokenizer of the tiny task."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    build_tiny_model(folder, demonstrations(0), num_demonstrations=40, vocab_size=300, hidden=32, layers=1, ff=48)
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=300,
+        hidden_size=width,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=96,
+        tie_word_embeddings=True,
+        max_position_embeddings=CONTEXT,
+        initializer_range=0.08,
+    )
+    model = Qwen2ForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:  # gains of 1 and biases of 0 would hide a missing one
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("qwen2"), seed=3)
+
+
+@pytest.fixture
+def reference(model: Path) -> HuggingFace:
+    """The same model in transformers, to be changed at will."""
+    return HuggingFace(model)
+
+
+@pytest.fixture(scope="session")
+def server(python: str, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a server that any test may own for a while."""
+    folder = tmp_path_factory.mktemp("server")
+    spec = prepared(
+        SGLangEngineSpec(
+            str(model), str(folder), python=python, context_tokens=CONTEXT, stop_strings=True, kv_tokens=8192
+        )
+    )
+    port = free_port()
+    command = server_command(spec, model=model, port=port, label="start")
+    process = ServerProcess(command, server_environment(spec), folder / "server.log")
+    url = f"http://127.0.0.1:{port}"
+    try:
+        end = time.monotonic() + START_S
+        while not _healthy(url):
+            assert process.exit_code is None, process.log_tail()
+            assert time.monotonic() < end, process.log_tail()
+            time.sleep(0.5)
+        yield url
+    finally:
+        process.end()
+
+
+def _healthy(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=30, trust_env=False).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+@pytest.fixture
+def build(model: Path, tmp_path: Path) -> Iterator[Callable[..., SGLangEngine]]:
+    """Builds engines and closes them at the end of the test."""
+    engines: list[SGLangEngine] = []
+
+    def make(*urls: str, **settings: Any) -> SGLangEngine:
+        fields = {"model_path": str(model), "folder": str(tmp_path / "engine"), "urls": urls, "stop_strings": True}
+        engines.append(SGLangEngineSpec(**{**fields, "context_tokens": CONTEXT, **settings}).build())
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()

@@ -15,7 +15,7 @@ from typing import Any
 
 import agentrl
 
-__all__ = ["run_record"]
+__all__ = ["command_line", "git_state", "run_record"]
 
 _PACKAGES = ("agentrl", "torch", "transformers", "ray", "numpy", "tokenizers")
 
@@ -31,8 +31,8 @@ def run_record(*, seed: int, data: Mapping[str, str], parent: str | None, sandbo
     """
     return {
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
-        "git": _git(Path(agentrl.__file__).parent),
+        "command": command_line(),
+        "git": git_state(),
         "versions": {name: found for name in _PACKAGES if (found := _version(name))},
         "python": platform.python_version(),
         "host": {"name": platform.node(), "system": platform.platform(), "cpus": os.cpu_count()},
@@ -43,6 +43,11 @@ def run_record(*, seed: int, data: Mapping[str, str], parent: str | None, sandbo
     }
 
 
+def command_line() -> list[str]:
+    """The program and its arguments."""
+    return [Path(sys.argv[0]).name, *sys.argv[1:]]
+
+
 def _version(package: str) -> str | None:
     try:
         return version(package)
@@ -50,8 +55,9 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _git(folder: Path) -> dict[str, str] | None:
+def git_state() -> dict[str, str] | None:
     """Commit, and hash of what differs from it; None where agentrl does not run from a checkout."""
+    folder = Path(agentrl.__file__).parent
     try:
         commit = _run_git(folder, "rev-parse", "HEAD")
         difference = _run_git(folder, "diff", "HEAD")

@@ -24,6 +24,7 @@ from agentrl.run.build import LiveObjects, eval_plan, reward_model_folder
 from agentrl.run.chat_rollouts import ChatRollouts
 from agentrl.run.config import RunConfig, StageConfig
 from agentrl.run.preparation import make_directory, roll_back, start_model
+from agentrl.run.resumption import resume_directory
 from agentrl.run.session import Session
 from agentrl.run.sources import fleet_of, rollout_deadline_s
 from agentrl.run.stages import (
@@ -100,15 +101,20 @@ class Trainer:
             resume: go on with the run in ``run.dir`` from its newest checkpoint.
 
         Raises:
-            ConfigError: ``run.dir`` holds a run already and ``resume`` is not asked for.
+            ConfigError: ``run.dir`` holds a run already and ``resume`` is not asked for; or it is, and settings
+                differ that a run keeps for good.
             MachineError: the sandbox that the configuration requires is not to be had here.
         """
         stages = self._stages(steps)
+        changes = None
         if resume:
-            directory = RunDirectory.open(self.config.run.dir or "")
+            directory, changes = resume_directory(self.config, stages, self._rollouts(stages), self._base_dir)
         else:
-            directory = make_directory(self.config, self._rollouts(stages), self._live, self._base_dir)
+            directory = make_directory(self.config, stages, self._rollouts(stages), self._live, self._base_dir)
         display = StepDisplay(self._console, directory.root)
+        if changes is not None:
+            for line in changes.told():
+                display.message(line)
         events = EventLog(directory)
         try:
             with display:

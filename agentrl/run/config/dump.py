@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -14,24 +14,31 @@ from ruamel.yaml.representer import RoundTripRepresenter
 from agentrl.run.config.document import Key
 from agentrl.run.config.schema import RunConfig, StageConfig
 
-__all__ = ["to_yaml"]
+__all__ = ["SHARED_SECTIONS", "to_yaml"]
 
-_SHARED = ("run", "controller", "model", "metrics")
+SHARED_SECTIONS = ("run", "controller", "model", "metrics")
+"""What belongs to the run and not to a stage."""
 
 
-def to_yaml(config: RunConfig, origin: Callable[[Key, int | None], str] | None = None) -> str:
+def to_yaml(
+    config: RunConfig,
+    origin: Callable[[Key, int | None], str] | None = None,
+    *,
+    stages: Sequence[StageConfig] | None = None,
+) -> str:
     """The whole configuration, defaults and merged stages written out.
 
     Args:
         config: as loaded.
         origin: where the value of a key (of a stage) was written; shown behind each value.
+        stages: its stages as they run, skipped ones included; by default as written.
 
     Returns:
         YAML 1.2 that ``load_config`` reads as a configuration with equal ``resolved_stages()``.
     """
-    shared = config.model_dump(include=set(_SHARED))
-    stages = config.resolved_stages(include_skipped=True)
-    tree = _commented({name: shared[name] for name in _SHARED}, (), None, origin)
+    shared = config.model_dump(include=set(SHARED_SECTIONS))
+    stages = stages or config.resolved_stages(include_skipped=True)
+    tree = _commented({name: shared[name] for name in SHARED_SECTIONS}, (), None, origin)
     if config.stages:
         tree["stages"] = [_stage_tree(stage, index, origin) for index, stage in enumerate(stages)]
     else:
@@ -46,7 +53,7 @@ def to_yaml(config: RunConfig, origin: Callable[[Key, int | None], str] | None =
 
 
 def _own_sections(stage: StageConfig) -> dict[str, Any]:
-    return stage.model_dump(exclude={*_SHARED, "name", "when", "starts_from"})
+    return stage.model_dump(exclude={*SHARED_SECTIONS, "name", "when", "starts_from"})
 
 
 def _stage_tree(stage: StageConfig, index: int, origin: Callable[[Key, int | None], str] | None) -> CommentedMap:

@@ -10,8 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.sandbox import GUARANTEES, BackendReport, SandboxSpec
+from agentrl.sandbox import GUARANTEES, BackendReport, Limits, SandboxSpec
+from agentrl.sandbox.bubblewrap import BubblewrapLauncher
 from agentrl.sandbox.conformance import CHECKS, Check, check_sandbox
+from agentrl.sandbox.forked import ForkedSandbox
+from agentrl.sandbox.forkserver import HostSettings
+from agentrl.sandbox.hosts import shared_server
 
 SUITE = """
 import asyncio, json, os, sys
@@ -78,3 +82,13 @@ def test_a_user_who_is_not_root_passes_every_check(bubblewrap: BackendReport) ->
     _, held, num_checks, failed = suite_as_nobody(None)
     assert failed == []
     assert num_checks == sum(check.guarantee in {None, *held} for check in CHECKS)
+
+
+@pytest.mark.slow
+async def test_what_it_claims_holds_without_landlock_too(bubblewrap: BackendReport) -> None:
+    settings = HostSettings(confine=True, abi_cap=0, launcher=BubblewrapLauncher())
+    results = await check_sandbox(
+        lambda: ForkedSandbox(lambda: shared_server(settings), Limits()), guarantees=bubblewrap.held
+    )
+    assert shared_server(settings).facts["abi"] == 0
+    assert [str(result) for result in results if not result.passed] == []

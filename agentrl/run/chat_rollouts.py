@@ -26,13 +26,18 @@ def chat_engine_spec(stage: StageConfig) -> OpenAIEngineSpec:
         ConfigError: a key is missing, unknown or out of its range.
     """
     given = {"max_concurrent": stage.rollout.max_running, **stage.rollout.engine_args}
+    known = ChatServerSpec.__match_args__
+    if unknown := sorted(given.keys() - set(known)):
+        raise ConfigError(
+            f"rollout.engine_args.{unknown[0]} is no setting of rollout.engine='openai', which has {', '.join(known)}"
+        )
     try:
         server = TypeAdapter(ChatServerSpec).validate_json(json.dumps(given), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         raise ConfigError(
             f"rollout.engine_args.{first['loc'][0]} of rollout.engine='openai': {first['msg']}; the settings are "
-            f"{', '.join(ChatServerSpec.__match_args__)}, such as base_url: http://127.0.0.1:8000/v1 and model: NAME"
+            f"{', '.join(known)}, such as base_url: http://127.0.0.1:8000/v1 and model: NAME"
         ) from None
     return OpenAIEngineSpec(server)
 

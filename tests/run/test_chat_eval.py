@@ -1,0 +1,123 @@
+"""Evaluation on an OpenAI-compatible server: no weights here, the same tasks, tools and rewards."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.cli.main import run as run_command_line
+from agentrl.errors import ConfigError
+from agentrl.run import load_config
+from agentrl.run.trainer import Trainer
+from tests.run.tiny_run import CONFIG
+
+TOOL_CALL = {"id": "c", "type": "function", "function": {"name": "add"}}
+
+
+class Adding(BaseHTTPRequestHandler):
+    """Asks ``add`` for the sum of the question's numbers, then says what it answered; HTTP 500 for one in three."""
+
+    asked = 0
+
+    def do_POST(self) -> None:
+        type(self).asked += 1
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        last = body["messages"][-1]
+        message: dict[str, Any] = {"role": "assistant", "content": last["content"]}
+        if last["role"] == "user":
+            a, _, b = last["content"].rstrip("?").split()
+            function = {"name": "add", "arguments": json.dumps({"a": int(a), "b": int(b)})}
+            message = {"role": "assistant", "content": None, "tool_calls": [{**TOOL_CALL, "function": function}]}
+        broken = self.asked % 3 == 0
+        answer = {"choices": [{"message": message, "finish_reason": "stop"}]}
+        raw = json.dumps({"error": {"message": "busy"}} if broken else answer).encode()
+        self.send_response(500 if broken else 200)
+        self.send_header("Content-Length", str(len(raw)))
+        self.end_headers()
+        self.wfile.write(raw)
+
+    def log_message(self, *args: object) -> None:
+        """Nothing to the terminal."""
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Adding)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/v1"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    (tmp_path / "config.yaml").write_text(CONFIG, encoding="utf-8")
+    return tmp_path / "config.yaml"
+
+
+def overrides(url: str) -> list[str]:
+    engine = ["rollout.engine=openai", "run.deterministic=false", "rollout.engine_args.model=m"]
+    return [*engine, f"rollout.engine_args.base_url={url}", "rollout.engine_args.max_backoff_s=0.01"]
+
+
+def test_eval_asks_a_server_and_scores_what_it_says(
+    config: Path, url: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "eval.parquet"
+    assert run_command_line(["eval", str(config), *overrides(url), "--samples", "2", "--json", "--out", str(out)]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["failed_samples"] == 0
+    assert report["sources"]["sums"]["avg@2"]["value"] == 1.0
+    assert out.is_file()
+
+
+def test_episodes_collected_from_a_server_have_turns_and_no_tokens(config: Path, url: str) -> None:
+    with Trainer(load_config(config, overrides(url), trains=False)) as trainer:
+        (result,) = trainer.examine("sums", samples=1, greedy=False)
+    for trajectory in result.trajectories:
+        assert [turn.segments for turn in trajectory.turns] == [(), ()]
+        assert trajectory.turns[0].calls[0].result is not None
+        assert trajectory.turns[1].text == trajectory.task.answer
+
+
+def test_a_server_cannot_be_trained(config: Path, url: str) -> None:
+    with pytest.raises(ConfigError, match=r"rollout\.engine='openai' cannot train"):
+        load_config(config, overrides(url))
+    with (
+        Trainer(load_config(config, overrides(url), trains=False)) as trainer,
+        pytest.raises(ConfigError, match="cannot be used for training"),
+    ):
+        trainer.train()
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("rollout.engine_args={model: m}", "rollout.engine_args.base_url"),
+        ("rollout.engine_args.modle=m", "rollout.engine_args.modle"),
+        ("rollout.engine_args.max_retries=many", "rollout.engine_args.max_retries"),
+        ("rollout.engine_args.base_url=localhost", "base_url must be"),
+        ("rollout.engine_args.api_key_env=NO_SUCH_KEY", "NO_SUCH_KEY"),
+    ],
+)
+def test_a_server_that_is_described_wrongly_is_named(config: Path, url: str, override: str, words: str) -> None:
+    with (
+        Trainer(load_config(config, [*overrides(url), override], trains=False)) as trainer,
+        pytest.raises(ConfigError, match=words),
+    ):
+        trainer.evaluate()
+
+
+def test_a_configuration_alone_needs_a_server(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line(["eval", str(config)]) == 2
+    assert "set rollout.engine=openai" in capsys.readouterr().err

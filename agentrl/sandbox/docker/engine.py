@@ -7,7 +7,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import docker
@@ -41,20 +41,26 @@ def connect(settings: DockerSettings) -> Client:
             f"ssh -nNT -L /tmp/engine.sock:/var/run/docker.sock {place.removeprefix('ssh://')} & "
             "export DOCKER_HOST=unix:///tmp/engine.sock"
         )
+    oldest = ".".join(map(str, _OLDEST_API))
     try:
-        client = docker.DockerClient(version="auto", timeout=_TIMEOUT_S, **way)
-        version = client.api.api_version
+        with closing(_open(way, oldest)) as client:
+            version = str(client.api.version(api_version=False)["ApiVersion"])
     except (docker.errors.DockerException, requests.RequestException, OSError, ValueError) as error:
         raise _unreachable(error, place) from error
     if tuple(map(int, version.split("."))) < _OLDEST_API:
-        client.close()
-        oldest = ".".join(map(str, _OLDEST_API))
         raise MachineError(
             f"the container engine at {place} speaks Docker API {version}; {oldest} (Docker 19.03, podman 3) or later "
             "is needed; update it"
         )
     with _lock:
         _answered.add(place)
+    return _open(way, version)
+
+
+def _open(way: dict[str, Any], version: str) -> Client:
+    client = docker.DockerClient(version=version, timeout=_TIMEOUT_S, **way)
+    if "tls" in way:
+        client.api.trust_env = False  # REQUESTS_CA_BUNDLE would take the place of the engine's own authority
     return client
 
 
@@ -105,8 +111,8 @@ def _reason(error: BaseException, place: str) -> tuple[str, str]:
         )
     if any(isinstance(cause, socket.gaierror) for cause in causes):
         return "the name is unknown", "correct DOCKER_HOST or sandbox.docker.host"
-    if any(isinstance(cause, ssl.SSLError) for cause in causes):
-        return f"TLS failed: {causes[0]}", "check DOCKER_TLS_VERIFY and DOCKER_CERT_PATH"
+    if failed := [cause for cause in causes if isinstance(cause, ssl.SSLError)]:
+        return f"TLS failed: {failed[0]}", "check DOCKER_TLS_VERIFY and DOCKER_CERT_PATH"
     if any(isinstance(cause, TimeoutError | requests.Timeout) for cause in causes):
         return f"no answer within {_TIMEOUT_S} s", start
     if any(isinstance(cause, docker.errors.InvalidVersion) for cause in causes):

@@ -26,8 +26,9 @@ _START_S, _END_S = 60.0, 60.0
 class Engine:
     """A Docker engine started by hand; everything of it lies in one folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *options: str) -> None:
         self.folder = folder
+        self.options = options
         self.host = f"unix://{folder}/s.sock"
 
     def start(self) -> None:
@@ -35,7 +36,7 @@ class Engine:
         options = ["--iptables=false", "--ip6tables=false", "--bridge=none", "--pidfile", f"{self.folder}/pid"]
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(
-                ["dockerd", *folders, *options, "-H", self.host],
+                ["dockerd", *folders, *options, *self.options, "-H", self.host],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -32,8 +32,8 @@ _STATES: tuple[State, ...] = ("dead", "torn", "updating", "asleep", "paused")
 class ScriptedEngine:
     """Answers from a script; ``RolloutEngine`` and ``EngineControl`` without a model.
 
-    An answer ends at the first stop token in it (``stop``) or is cut at ``max_new_tokens`` (``length``); one that
-    simply ends counts as ``stop``, so a script may answer with nothing.
+    An answer ends at the first stop token in it, or with the token that completes a stop string (``stop``), or is cut
+    at ``max_new_tokens`` (``length``); one that simply ends counts as ``stop``, so a script may answer with nothing.
 
     Args:
         script: a function of the request; or the answers of each session by turn; or the turns of every session.
@@ -43,6 +43,7 @@ class ScriptedEngine:
         failures: the error that call number n (from 0, in order of arrival) raises.
         shapes: the tensors that an update must put; None accepts any.
         policy_version: served at first.
+        decode: ids to text, for stop strings; without it, requests with any are refused.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class ScriptedEngine:
         failures: Mapping[int, EngineError] | None = None,
         shapes: Mapping[str, tuple[int, ...]] | None = None,
         policy_version: int = 0,
+        decode: Callable[[npt.NDArray[np.int32]], str] | None = None,
     ) -> None:
         self.requests: list[GenerateRequest] = []
         self._script = script
@@ -66,6 +68,7 @@ class ScriptedEngine:
         self._failures = dict(failures or {})
         self._shapes = shapes
         self._version = policy_version
+        self._decode = decode
         self._turns: dict[str, int] = {}
         self._kv: dict[str, npt.NDArray[np.int32]] = {}
         self._checksums: dict[str, int] = {}
@@ -78,7 +81,7 @@ class ScriptedEngine:
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """The script's answer; see ``RolloutEngine.generate``."""
-        check_request(request, self.info(), stop_strings=False)
+        check_request(request, self.info(), stop_strings=self._decode is not None)
         if request.request_id in self._tasks:
             raise EngineError(f"request_id {request.request_id!r} is already in flight; ids must be unique")
         call = len(self.requests)
@@ -270,8 +273,10 @@ class ScriptedEngine:
         reason: FinishReason = "abort" if aborted else "stop"
         stops = [index for index, token in enumerate(ids) if token in request.sampling.stop_token_ids]
         ids = ids[: stops[0] + 1] if stops else ids
-        if len(ids) > request.sampling.max_new_tokens or (len(ids) == request.sampling.max_new_tokens and not stops):
-            ids, reason = ids[: request.sampling.max_new_tokens], "length"
+        ids, stop_string = self._cut(ids, request.sampling.stop)
+        ended = bool(stop_string) or bool(stops and ids[-1] in request.sampling.stop_token_ids)
+        if len(ids) > request.sampling.max_new_tokens or (len(ids) == request.sampling.max_new_tokens and not ended):
+            ids, reason, stop_string = ids[: request.sampling.max_new_tokens], "length", None
         held = self._kv.get(request.session_id, np.zeros(0, dtype=np.int32))
         size = min(held.size, request.token_ids.size)
         differ = np.flatnonzero(held[:size] != request.token_ids[:size])
@@ -283,9 +288,20 @@ class ScriptedEngine:
             request_id=request.request_id,
             segments=(segment,) if ids else (),
             finish_reason=reason,
+            stop_string=stop_string,
             account=EngineAccount(int(request.token_ids.size), len(ids), int(sequence.size) - 1),
             cached_tokens=int(differ[0]) if differ.size else int(size),
         )
+
+    def _cut(self, ids: list[int], stop: Sequence[str]) -> tuple[list[int], str | None]:
+        """The ids up to the token that completes a stop string, and that string."""
+        if self._decode is None or not stop:
+            return ids, None
+        for length in range(1, len(ids) + 1):
+            text = self._decode(np.asarray(ids[:length], dtype=np.int32))
+            if found := next((string for string in stop if string in text), None):
+                return ids[:length], found
+        return ids, None
 
     def _require(self, what: str, needed: State, forbidden: Sequence[State]) -> None:
         wrong = self._flags & {"torn", "dead", *forbidden}

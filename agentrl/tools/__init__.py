@@ -6,7 +6,7 @@ from agentrl.tools.base import FunctionTool, InvalidArgumentsError, Tool
 from agentrl.tools.context import ToolContext, ToolOutput
 from agentrl.tools.decorator import ToolFactory, resolve_tools, tool
 from agentrl.tools.executor import ToolExecutor
-from agentrl.tools.parsers import HermesParser, PlainParser, ToolCallParser, load_parser
+from agentrl.tools.parsers import HermesParser, PlainParser, ToolCallParser, load_parser, parser_for
 from agentrl.tools.python import PythonTool
 from agentrl.tools.search import Document, Hit, SearchIndex, SearchTool
 from agentrl.tools.threads import TOOL_THREADS, BoundedThreads, DeadlineError
@@ -31,6 +31,7 @@ __all__ = [
     "ToolFactory",
     "ToolOutput",
     "load_parser",
+    "parser_for",
     "resolve_tools",
     "tool",
 ]

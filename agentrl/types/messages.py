@@ -18,7 +18,7 @@ __all__ = [
     "ToolSpec",
 ]
 
-ProblemKind = Literal["malformed_json", "missing_name", "bad_arguments", "unclosed"]
+ProblemKind = Literal["malformed_json", "missing_name", "bad_arguments", "unclosed", "second_call"]
 ToolErrorKind = Literal["malformed", "unknown_tool", "invalid_arguments", "timeout", "exception", "output_limit"]
 
 

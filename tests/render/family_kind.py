@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,8 @@ TEMPLATES = {
 }
 """The template of TRL's wheel, and the family that it is of."""
 
+MARKER = re.compile(r"<\|[^\s'\"{}]+?\|>|<｜[^\s'\"{}]+?｜>|<\|?/?[a-zA-Z_]+\|?>|\[/?[A-Z_]+\]")
+
 
 def family_tokenizer(name: str) -> Any:
     """A tokenizer of the kind that goes with a template, which it carries."""
@@ -73,6 +76,18 @@ def saved_family(name: str, folder: Path) -> Path:
     """A model's folder, as far as a renderer needs it."""
     family_tokenizer(name).save_pretrained(folder)
     return folder
+
+
+def saved_any(name: str, folder: Path) -> str:
+    """A folder whose tokenizer has every marker that a template has; those without a bar are not flagged special."""
+    found = sorted(set(MARKER.findall(template_text(name))))
+    special = tuple(marker for marker in found if "|" in marker or "｜" in marker)
+    ordinary = tuple(marker for marker in found if marker not in special)
+    tokenizer = trained_tokenizer(ordinary, (*special, "<s>", "</s>"))
+    tokenizer.bos_token, tokenizer.eos_token = "<s>", "</s>"
+    tokenizer.chat_template = template_text(name)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
 
 
 def as_the_template_wants(family: str, messages: Any) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,27 +10,15 @@ import pytest
 from agentrl.errors import ConfigError, DataError
 from agentrl.render import Renderer, RendererSpec
 from agentrl.types import Message, ToolCall, ToolSpec, concat_ids
-from tests.render.qwen_kind import chat_templates, template_text, trained_tokenizer
+from tests.render.family_kind import saved_any
+from tests.render.qwen_kind import chat_templates
 
 ALL = sorted(path.stem for path in chat_templates().glob("*.jinja"))
 # These want a list of parts as content, for images.
 REFUSED = {
     f"{name}{training}" for name in ("idefics3", "llava_next", "smolvlm") for training in ("", "_training")
 } & set(ALL)
-MARKER = re.compile(r"<\|[^\s'\"{}]+?\|>|<｜[^\s'\"{}]+?｜>|<\|?/?[a-zA-Z_]+\|?>|\[/?[A-Z_]+\]")
 TOOL = ToolSpec("look_up", "Looks it up.", {"type": "object", "properties": {"word": {"type": "string"}}})
-
-
-def saved(name: str, folder: Path) -> str:
-    """A folder whose tokenizer has every marker that the template has, half of them not flagged special."""
-    found = sorted(set(MARKER.findall(template_text(name))))
-    special = tuple(marker for marker in found if "|" in marker or "｜" in marker)
-    ordinary = tuple(marker for marker in found if marker not in special)
-    tokenizer = trained_tokenizer(ordinary, (*special, "<s>", "</s>"))
-    tokenizer.bos_token, tokenizer.eos_token = "<s>", "</s>"
-    tokenizer.chat_template = template_text(name)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
 
 
 def user(content: str) -> Message:
@@ -65,7 +52,7 @@ def built_any(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     def build(name: str) -> tuple[Renderer, Any]:
         if name not in made:
-            folder = saved(name, tmp_path_factory.mktemp("any"))
+            folder = saved_any(name, tmp_path_factory.mktemp("any"))
             made[name] = RendererSpec(folder).build(), AutoTokenizer.from_pretrained(folder)
         return made[name]
 
@@ -75,7 +62,7 @@ def built_any(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_a_template_for_images_is_refused_by_name(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"the chat template of .*{tmp_path.name}"):
-        RendererSpec(saved(name, tmp_path)).build()
+        RendererSpec(saved_any(name, tmp_path)).build()
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name not in REFUSED])

@@ -109,7 +109,6 @@ def test_thoughts_are_set_apart(parser: Callable[[], ToolCallParser], text: str)
     [
         (DeepSeekParser, deepseek(v3("f", "{}"), v3("g", "{}"))),
         (GLMParser, glm("f") + "\n" + glm("g")),
-        (HarmonyParser, f"{harmony('f', '{}')}<|call|><|start|>assistant{harmony('g', '{}')}"),
     ],
 )
 def test_several_calls_in_their_order(parser: Callable[[], ToolCallParser], text: str) -> None:
@@ -125,6 +124,13 @@ def test_llamas_second_call_of_a_turn_is_answered(between: str) -> None:
     assert [call.name for call in parsed.tool_calls] == ["f"]
     assert "one call a turn" in parsed.problems[0].detail
     assert parsed.problems[0].raw == llama("g", "{}")
+
+
+def test_harmonys_second_call_of_a_turn_is_answered() -> None:
+    parsed = HarmonyParser().parse(f"{harmony('f', '{}')}<|call|><|start|>assistant{harmony('g', '{}')}")
+
+    assert [call.name for call in parsed.tool_calls] == ["f"]
+    assert [found.kind for found in parsed.problems] == ["second_call"]
 
 
 def test_an_answer_in_json_is_no_call_of_llamas() -> None:

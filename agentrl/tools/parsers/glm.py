@@ -68,7 +68,7 @@ def _read_block(text: str, start: int, schemas: Mapping[str, Mapping[str, Any]],
         reading.problem("bad_arguments", f"the key {twice!r} is given twice", raw)
     else:
         schema = schemas.get(name.group(1), {})
-        reading.call(name.group(1), {key: _value(text, schema.get(key)) for key, text in written})
+        reading.call(name.group(1), {key: _value(text, schema.get(key)) for key, text in written}, raw)
     return stop
 
 

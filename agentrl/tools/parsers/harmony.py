@@ -24,11 +24,11 @@ _FORM = "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{..
 
 
 class HarmonyParser:
-    """Reads the messages of a turn. Text without any header is content."""
+    """Reads the messages of a turn. Text without any header is content, and a second call a problem."""
 
     def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
         """The assistant's message; see ToolCallParser."""
-        reading, thoughts = Reading(), list[str]()
+        reading, thoughts = Reading(one_call=True), list[str]()
         position = 0
         while position < len(text):
             opening = text.find(_MESSAGE, position)

@@ -19,7 +19,6 @@ __all__ = ["LlamaParser"]
 
 _TAG = "<|python_tag|>"
 _FORM = '{"name": "...", "parameters": {...}}'
-_ONE_CALL = "one call a turn can be run; make this one when the first is answered"
 _OPENING = re.compile(r'\{\s*"(?:name|parameters|type|function)"\s*:')
 _BUILT_IN = re.compile(r"\s*([A-Za-z_]\w*)\.call(\(.*\))\s*\Z", re.DOTALL)
 _BETWEEN = re.compile(r"[\s;,]*")
@@ -32,7 +31,7 @@ class LlamaParser:
     def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
         """The assistant's message; see ToolCallParser."""
         reasoning, rest = split_reasoning(text, before="{")
-        reading = Reading()
+        reading = Reading(one_call=True)
         position = 0
         while True:
             start = _next_call(rest, position)
@@ -74,7 +73,7 @@ def _read_tagged(text: str, start: int, reading: Reading) -> int:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as fault:
         reading.problem("bad_arguments", f"the arguments cannot be read: {fault}; write {_TAG}{_FORM}", raw)
         return len(text)
-    _run_one(reading, match.group(1), arguments, raw)
+    reading.call(match.group(1), arguments, raw)
     return len(text)
 
 
@@ -92,16 +91,6 @@ def _read_object(text: str, start: int, raw_start: int, reading: Reading) -> int
     if isinstance(value, dict) and not value.keys() & {"name", "parameters", "function", "type"}:
         reading.content.append(raw)  # an answer in JSON
         return end
-    if reading.calls and isinstance(value, dict) and "name" in value:
-        reading.problem("malformed_json", _ONE_CALL, raw)
-        return end
     key = "arguments" if isinstance(value, dict) and "arguments" in value else "parameters"
     reading.object_call(value, raw, key=key, form=_FORM, also=("type",))
     return end
-
-
-def _run_one(reading: Reading, name: str, arguments: dict[str, object], raw: str) -> None:
-    if reading.calls:
-        reading.problem("malformed_json", _ONE_CALL, raw)
-    else:
-        reading.call(name, arguments)

@@ -14,8 +14,13 @@ __all__ = ["Reading", "kind_of", "whole_json"]
 
 @dataclass
 class Reading:
-    """Calls, problems and content in the order written, with the numbering that calls and problems share."""
+    """Calls, problems and content in the order written, with the numbering that calls and problems share.
 
+    Args:
+        one_call: the format's chat templates have room for one call a turn, so a second one is a problem.
+    """
+
+    one_call: bool = False
     calls: list[ToolCall] = field(default_factory=list)
     problems: list[CallProblem] = field(default_factory=list)
     content: list[str] = field(default_factory=list)
@@ -24,8 +29,12 @@ class Reading:
     def next_id(self) -> str:
         return f"call_{len(self.calls) + len(self.problems)}"
 
-    def call(self, name: str, arguments: Mapping[str, Any]) -> None:
+    def call(self, name: str, arguments: Mapping[str, Any], raw: str) -> None:
         """A call that can be run."""
+        if self.one_call and self.calls:
+            detail = "one call a turn can be run; make this one when the first is answered"
+            self.problem("second_call", detail, raw)
+            return
         self.calls.append(ToolCall(self.next_id, name, arguments))
 
     def problem(self, kind: ProblemKind, detail: str, raw: str) -> None:
@@ -69,7 +78,7 @@ class Reading:
             detail = f'{what} must be an object such as {{"name": value}}, got {kind_of(arguments)}'
             self.problem("bad_arguments", detail, raw)
             return
-        self.call(name, arguments)
+        self.call(name, arguments, raw)
 
     def message(self, reasoning: str | None) -> ParsedMessage:
         """All of it as an assistant's message."""

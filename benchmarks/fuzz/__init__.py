@@ -1,0 +1,23 @@
+"""Trajectories made of whatever goes wrong, through the real loop, held against an account of their own."""
+
+from __future__ import annotations
+
+from benchmarks.fuzz.account import Bookkeeper, golden_violations, mask_errors
+from benchmarks.fuzz.episodes import Outcome, fuzz
+from benchmarks.fuzz.renderers import VARIANTS, Variant, Watched, built_variant
+from benchmarks.fuzz.talk import STOP, FuzzedEnv, FuzzedModel
+
+__all__ = [
+    "STOP",
+    "VARIANTS",
+    "Bookkeeper",
+    "FuzzedEnv",
+    "FuzzedModel",
+    "Outcome",
+    "Variant",
+    "Watched",
+    "built_variant",
+    "fuzz",
+    "golden_violations",
+    "mask_errors",
+]

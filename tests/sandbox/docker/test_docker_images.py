@@ -15,7 +15,7 @@ import pytest
 from agentrl.errors import MachineError
 from agentrl.sandbox import SandboxSpec
 from agentrl.sandbox.conformance import CHECKS, check_sandbox
-from agentrl.sandbox.docker import DockerSettings
+from agentrl.sandbox.docker import DockerSettings, bundle
 from agentrl.sandbox.docker.images import Prepared, prepare
 from agentrl.sandbox.docker.settings import LOCAL_PYTHON
 from agentrl.sandbox.hosts import close_servers
@@ -28,8 +28,6 @@ OLD_PYTHON = "agentrl-test:old-python"
 
 def root_without_python() -> bytes:
     """A root file system with a shell and what it is linked to, from this machine."""
-    from agentrl.sandbox.docker import bundle
-
     programs = ["/bin/sh", "/bin/cat", "/bin/ls"]
     paths = [*programs, *bundle._libraries(programs)]
     links = {
@@ -48,11 +46,16 @@ def import_image(client: docker.DockerClient, data: bytes, name: str, *changes: 
 def no_python(client: docker.DockerClient) -> Iterator[str]:
     import_image(client, root_without_python(), NO_PYTHON, "ENV TOOL_HOME=/opt/tool")
     yield NO_PYTHON
+    forget(client, NO_PYTHON)
+
+
+def forget(client: docker.DockerClient, name: str) -> None:
+    """Remove an image, and what was prepared of it."""
     close_servers()
-    own_id = client.api.inspect_image(NO_PYTHON)["Id"]
+    own_id = client.api.inspect_image(name)["Id"]
     for image in client.api.images(filters={"label": f"agentrl.sandbox.graft-of={own_id}"}):
         remove_image(client, image["Id"])
-    remove_image(client, NO_PYTHON)
+    remove_image(client, name)
 
 
 def remove_image(client: docker.DockerClient, name: str) -> None:
@@ -152,6 +155,21 @@ async def test_an_image_with_a_python_beside_it_passes_the_suite(settings: Docke
     checks = {check.name for check in CHECKS} - {"environment of the run"}
     results = await check_sandbox(spec.build, guarantees=spec.check().held, only=checks)
     assert [result for result in results if not result.passed] == []
+
+
+async def test_a_program_of_an_image_without_any_library_runs_once_it_is_prepared(
+    settings: DockerSettings, client: docker.DockerClient
+) -> None:
+    image = "agentrl-test:static"
+    import_image(client, bundle._tar({"sbin/alone": "/sbin/ldconfig"}, {}, {}, ()), image)  # linked to nothing
+    try:
+        assert prepare([image], settings) == [Prepared(image, "present", grafted=True)]
+        async with SandboxSpec("docker", image=image, docker=settings).build() as sandbox:
+            result = await sandbox.run(argv=["/sbin/alone", "--version"])
+            assert result.stdout.startswith(b"ldconfig"), result
+            assert (await sandbox.run("import ssl; print(ssl.OPENSSL_VERSION[:7])")).stdout == b"OpenSSL\n"
+    finally:
+        forget(client, image)
 
 
 def test_a_python_that_is_too_old_is_named(

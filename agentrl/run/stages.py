@@ -23,12 +23,13 @@ from agentrl.controller.stage import StageRun, StageSettings
 from agentrl.controller.worker import WorkerSpec
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.metrics import PAIR_COLUMNS, RL_COLUMNS, SFT_COLUMNS, Column, PhaseTimer, Sink, StepDisplay
-from agentrl.run.build import LiveObjects, engine_spec, eval_plan, optim_spec, rollout_spec, scorer_spec
+from agentrl.run.build import LiveObjects, engine_spec, eval_plan, optim_spec, renderer_spec, rollout_spec, scorer_spec
 from agentrl.run.config import StageConfig
 from agentrl.run.data import load_tasks
 from agentrl.run.preparation import last_manifest
 from agentrl.run.sources import conversations, held_out_pairs, rollouts, sequence_scores
 from agentrl.store import EventLog, RunDirectory, TrajectoryWriter
+from agentrl.tools import parser_for
 from agentrl.training import ActorSpec, ReferenceSpec, RewardLearnerSpec
 from agentrl.types import Task, seed_for
 
@@ -155,17 +156,13 @@ def run_stage(
     plays = algorithm.learns_from == "rollouts"
     tasks = _tasks(stage, parts.base_dir) if plays else []
     num_steps = _num_steps(stage, len(tasks) if plays else None)
-    title = f"{stage.name} ({algorithm.name})"
     done = manifest.step if manifest else 0
-    parts.display.stage(title, num_steps, columns=_COLUMNS[algorithm.learns_from], done=done)
+    columns = _COLUMNS[algorithm.learns_from]
+    parts.display.stage(f"{stage.name} ({algorithm.name})", num_steps, columns=columns, done=done)
+    _tell_renderer(parts, stage, model)
+    base_dir = parts.base_dir
     spec = worker_spec(
-        stage,
-        algorithm,
-        parts.live,
-        base_dir=parts.base_dir,
-        model=model,
-        reward_model=reward_model,
-        num_steps=num_steps,
+        stage, algorithm, parts.live, base_dir=base_dir, model=model, reward_model=reward_model, num_steps=num_steps
     )
     with parts.timer.phase("setup"):
         parts.group.setup(spec)
@@ -194,9 +191,8 @@ def run_stage(
             num_steps=num_steps,
         )
     else:
-        schedule = conversations(
-            stage, algorithm, base_dir=parts.base_dir, model=model, ledger=parts.ledger, start=snapshot.next_draw
-        )
+        start = snapshot.next_draw
+        schedule = conversations(stage, algorithm, base_dir=base_dir, model=model, ledger=parts.ledger, start=start)
     run = StageRun(
         _settings(stage, num_steps),
         algorithm=algorithm,
@@ -216,6 +212,24 @@ def run_stage(
     next_draw = schedule.snapshot().next_draw if plays else first_draw
     schedule.close()
     return StageOutcome(next_draw, recorder.results(), num_steps)
+
+
+def _tell_renderer(parts: RunParts, stage: StageConfig, model: Path) -> None:
+    """Says which template family was found, and who reads the calls.
+
+    Raises:
+        AgentRLError: the model's chat template cannot be rendered, or no parser reads its calls.
+    """
+    renderer = renderer_spec(stage, parts.base_dir, model).build()
+    parser = type(parser_for(renderer, stage.model.tool_parser)).__name__
+    parts.events.log(
+        "renderer",
+        f"stage {stage.name}: chat template family {renderer.family} (model.renderer: {stage.model.renderer}), "
+        f"tool calls read by {parser} (model.tool_parser: {stage.model.tool_parser})",
+        boundary="data",
+        family=renderer.family,
+        parser=parser,
+    )
 
 
 def _examiner(

@@ -235,3 +235,11 @@ def test_a_closed_trainer_opens_again(opened: Open, tmp_path: Path) -> None:
 def test_several_ranks_in_one_process_are_refused(opened: Open) -> None:
     with pytest.raises(AgentRLError, match="inline"):
         opened("train.world_size=2").train()
+
+
+def test_a_run_says_which_template_family_it_found_and_who_reads_the_calls(opened: Open, tmp_path: Path) -> None:
+    opened("stages.rl.steps=1", "stages.warmup.steps=1").train()
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    told = [event for event in events if event["event"] == "renderer"]
+    assert [(event["family"], event["parser"]) for event in told] == [("chatml", "HermesParser")] * 2
+    assert "stage warmup: chat template family chatml (model.renderer: auto)" in told[0]["message"]

@@ -239,7 +239,10 @@ def test_closing_ends_what_is_open() -> None:
             proxy.close()
             proxy.close()
             sock.settimeout(30)
-            assert sock.recv(1) == b""
+            try:
+                assert sock.recv(1) == b""
+            except ConnectionResetError:
+                pass  # it was closed before it was accepted
     assert not any(thread.name == "agentrl-sandbox-proxy" for thread in threading.enumerate())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import socket
 import threading
@@ -17,6 +18,7 @@ from .request import MAX_HEAD_BYTES, BadRequest, Request, parse
 _CONNECT_S = 10.0
 _IDLE_S = 60.0
 _END_S = 5.0
+_PAUSE_S = 1.0
 _CHUNK = 1 << 16
 _MAX_CONNECTIONS = 256
 
@@ -64,18 +66,38 @@ class ProxyServer:
 
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        server = await asyncio.start_server(self._accepted, sock=self._listener, limit=MAX_HEAD_BYTES)
+        self._listener.setblocking(False)
+        self._loop.add_reader(self._listener, self._accept)
         self._ready.set_result(None)
-        async with server:
-            await self._stop.wait()
-            for task in self._open:
-                task.cancel()
-            await asyncio.gather(*self._open, return_exceptions=True)
+        await self._stop.wait()
+        self._loop.remove_reader(self._listener)
+        self._listener.close()
+        for task in self._open:
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
 
-    async def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except BlockingIOError:
+            return  # whoever came has gone
+        except OSError as error:
+            _log.warning("the sandboxes' proxy cannot accept a connection: %s; it goes on in %g s", error, _PAUSE_S)
+            self._loop.remove_reader(self._listener)
+            self._loop.call_later(_PAUSE_S, self._loop.add_reader, self._listener, self._accept)
+            return
+        sock.setblocking(False)
+        task = self._loop.create_task(self._serve_one(sock))
         self._open.add(task)
+        task.add_done_callback(functools.partial(self._served, sock))
+
+    def _served(self, sock: socket.socket, task: asyncio.Task[None]) -> None:
+        self._open.discard(task)
+        if task.cancelled():  # perhaps before it began
+            sock.close()
+
+    async def _serve_one(self, sock: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=sock, limit=MAX_HEAD_BYTES)
         try:
             if len(self._open) > _MAX_CONNECTIONS:
                 await _answer(writer, "503 Service Unavailable", f"{_MAX_CONNECTIONS} connections are open; close some")
@@ -84,7 +106,6 @@ class ProxyServer:
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
             return  # one side hung up, or said nothing for too long
         finally:
-            self._open.discard(task)
             writer.close()
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -152,3 +152,38 @@ async def test_hosts_hold_blocks_of_uids_that_are_not_the_same(bubblewrap: Backe
         await sandbox.close()
     for server in servers:
         await asyncio.to_thread(server.close)
+
+
+async def test_each_run_has_pids_ipc_and_mounts_of_its_own_and_each_sandbox_users(bubblewrap: BackendReport) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root may look at the namespaces of a run")
+    server = ForkServer(SERVERS)
+    assert isinstance(server._host, BubblewrapHost)
+    sandboxes = [ForkedSandbox(lambda: server, Limits()) for _ in range(2)]
+    held: list[int] = []
+
+    async def namespaces(sandbox: ForkedSandbox) -> dict[str, int]:
+        marker = f"marker-{os.urandom(4).hex()}"
+        task = asyncio.create_task(sandbox.run(argv=["sh", "-c", f"sleep 4321; : {marker}"], timeout_s=60))
+        while not (pids := living(marker)) and not task.done():
+            await asyncio.wait([task], timeout=0.02)
+        kinds = ("user", "pid", "ipc", "mnt", "net", "uts", "cgroup")
+        for kind in kinds:  # held, so that no later one gets the number of one that has ended
+            held.append(os.open(f"/proc/{pids[0]}/ns/{kind}", os.O_RDONLY))
+        found = {kind: os.fstat(fd).st_ino for kind, fd in zip(kinds, held[-len(kinds) :], strict=True)}
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return found
+
+    first, second, other = [await namespaces(sandbox) for sandbox in (sandboxes[0], *sandboxes)]
+    own = {kind: os.stat(f"/proc/self/ns/{kind}").st_ino for kind in first}
+    try:
+        assert {kind for kind in first if first[kind] == own[kind]} == set()
+        assert {kind for kind in first if first[kind] == second[kind]} == {"user", "net", "uts", "cgroup"}
+        assert {kind for kind in first if first[kind] == other[kind]} == {"net", "uts", "cgroup"}
+    finally:
+        for fd in held:
+            os.close(fd)
+        for sandbox in sandboxes:
+            await sandbox.close()
+        await asyncio.to_thread(server.close)

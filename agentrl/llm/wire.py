@@ -56,6 +56,8 @@ def from_wire(value: Any, where: str) -> Message:
         raise WireFault(f"{where}.role must be one of {', '.join(_ROLES)}, got {value.get('role')!r}")
     calls = value.get("tool_calls")
     message: Message = {"role": role, "content": _content(value.get("content"), where, optional=role == "assistant")}  # type: ignore[typeddict-item]
+    if value.get("function_call") is not None:
+        raise WireFault(f"{where}.function_call is not supported; write it as tool_calls")
     if role == "assistant" and calls:
         if not isinstance(calls, list):
             raise WireFault(f"{where}.tool_calls must be a list, got {_short(calls)}")

@@ -82,7 +82,12 @@ async def _serve(make: Callable[[], StandingServer], announce: Callable[[str], N
         loop.add_signal_handler(number, stopped.set)
     try:
         announce(await server.start())
-        await stopped.wait()
+        ending = [asyncio.create_task(stopped.wait()), asyncio.create_task(server.until_failure())]
+        done, _ = await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
+        for task in ending:
+            task.cancel()
+        for task in done:
+            task.result()
     finally:
         await server.close()
 

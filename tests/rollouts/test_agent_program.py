@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from agentrl.envs import Rubric
-from agentrl.errors import EngineError
+from agentrl.errors import ConfigError, EngineError
 from agentrl.rollouts import EpisodeKey, EpisodeRunner, GroupRequest, run_episode
 from agentrl.rollouts.policy_server import PolicyServer, ProgramSpec
 from agentrl.types import Task, Trajectory
@@ -251,3 +251,19 @@ async def test_an_episode_of_a_program_has_a_name_that_nobody_guesses(program: A
     async with host(scripted(lambda request: say("ok"))) as parts:
         one = await run_episode(parts, TASK, EpisodeKey(0, 0), env=spec)
     assert one.turns[0].observed[0]["content"] == "403"
+
+
+async def test_a_host_without_an_endpoint_says_so(program: Any) -> None:
+    parts = parts_of(rollout_spec(), scripted([]))
+    trajectory = await run_episode(parts, TASK, KEY, env=program("pass"))
+    assert str(trajectory.status) == "failed(config)"
+    assert "needs an endpoint" in trajectory.status.detail
+
+
+def test_a_program_beside_the_configuration_is_found_by_its_path(tmp_path: Path) -> None:
+    (tmp_path / "agent.sh").write_text("#!/bin/sh\n")
+    spec = ProgramSpec(("./agent.sh",), cwd=str(tmp_path))
+    with pytest.raises(ConfigError, match="make it executable"):
+        spec.check()
+    (tmp_path / "agent.sh").chmod(0o755)
+    assert Path(spec.check()).samefile(tmp_path / "agent.sh")

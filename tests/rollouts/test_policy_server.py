@@ -9,8 +9,8 @@ from typing import Any
 import openai
 import pytest
 
-from agentrl.envs import Rubric
-from agentrl.errors import EngineError
+from agentrl.envs import EpisodeView, Rubric
+from agentrl.errors import EngineError, StoreError
 from agentrl.tools import tool
 from agentrl.types import Task, Trajectory
 from tests.rollouts.bytewise import ASSISTANT, END, TOOL, USER, call, ids, laid_out, play, say, scripted
@@ -287,7 +287,7 @@ async def test_a_turn_too_many_truncates_the_episode() -> None:
         episode = await served.open()
         await episode.say(HI)
         await episode.say(HI)
-        with pytest.raises(openai.ConflictError) as caught:
+        with pytest.raises(openai.APIStatusError) as caught:
             await episode.say(HI)
         await asyncio.wait_for(ended(served), 20)
     assert caught.value.code == "max_turns"
@@ -320,7 +320,7 @@ async def test_a_turn_that_takes_too_long_truncates_the_episode() -> None:
     async with serving(scripted(lambda request: say("ok"), latency=slow), turn_timeout_s=0.5) as served:
         episode = await served.open()
         await episode.say(HI)
-        with pytest.raises(openai.ConflictError):
+        with pytest.raises(openai.APIStatusError):
             await episode.say(HI)
         await asyncio.wait_for(ended(served), 20)
     assert str(served.kept[0].status) == "truncated(turn_timeout)"
@@ -348,7 +348,7 @@ async def test_silence_ends_an_episode() -> None:
         episode = await served.open()
         await episode.say(HI)
         await asyncio.wait_for(ended(served), 20)
-        assert (await episode.post("reward", reward=1.0)).status_code in (404, 409)
+        assert (await episode.post("reward", reward=1.0)).status_code in (404, 410)
     assert (str(served.kept[0].status), served.kept[0].reward) == ("truncated(idle_timeout)", 2.0)
 
 
@@ -434,3 +434,61 @@ async def test_the_prompt_of_a_served_episode_is_what_the_agent_sends() -> None:
         await episode.say({"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]})
         trajectory = await episode.end()
     assert laid_out(trajectory)[0][0] == ("PROMPT", ids(USER, "hi", END, ASSISTANT))
+
+
+async def test_a_turn_in_flight_at_the_end_is_given_up_and_the_rubric_sees_all_that_is_kept() -> None:
+    gate = asyncio.Event()
+    gate.set()
+    engine = scripted(lambda request: say("ok"), latency=lambda request: gate.wait())
+    async with serving(engine) as served:
+        episode = await served.open()
+        await episode.say(HI)
+        gate.clear()
+        waiting = asyncio.create_task(episode.say({"role": "user", "content": "other"}))
+        while not engine.health().running:
+            await asyncio.sleep(0.01)
+        (await episode.post("end")).raise_for_status()
+        trajectory = served.kept[0]
+        with pytest.raises(openai.APIStatusError) as caught:
+            await waiting
+    assert caught.value.status_code == 410
+    assert engine.health().running == 0
+    assert (len(trajectory.turns), trajectory.reward) == (1, 2.0)
+
+
+async def test_no_turn_is_made_while_an_episode_that_ran_out_of_time_is_scored() -> None:
+    asked = asyncio.Event()
+    seen: list[int] = []
+
+    async def slowly_counted(view: EpisodeView) -> float:
+        await asyncio.sleep(0.3)
+        seen.append(len(view.turns))
+        return 1.0
+
+    async def slow(request: Any) -> None:
+        if asked.is_set():
+            await asyncio.sleep(1.1)
+        asked.set()
+
+    engine = scripted(lambda request: say("ok"), latency=slow)
+    async with serving(engine, rubric=Rubric([slowly_counted]), episode_timeout_s=1.0) as served:
+        episode = await served.open()
+        await episode.say(HI)
+        with pytest.raises(openai.APIStatusError):
+            await episode.say({"role": "user", "content": "other"})
+        await asyncio.wait_for(ended(served), 20)
+    assert str(served.kept[0].status) == "truncated(episode_timeout)"
+    assert seen == [len(served.kept[0].turns)] == [1]
+
+
+async def test_an_episode_that_cannot_be_kept_is_told_to_the_owner() -> None:
+    def full(trajectory: Trajectory) -> None:
+        raise StoreError("the disk is full")
+
+    async with serving([say("ok")]) as served:
+        served.server._keep = full
+        episode = await served.open()
+        await episode.say(HI)
+        await episode.post("end")
+        with pytest.raises(StoreError, match="the disk is full"):
+            await asyncio.wait_for(served.server.until_failure(), 20)

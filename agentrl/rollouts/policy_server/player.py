@@ -30,10 +30,6 @@ class ServedPlayer:
     """
 
     def __init__(self, turns: TurnMaker, server: PolicyServer | None, *, idle_timeout_s: float | None = None) -> None:
-        if server is None:
-            raise ConfigError(
-                "an episode that asks for its turns needs its host's endpoint; give EpisodeParts(server=)"
-            )
         self.turns = turns
         self.episode_id = new_episode_id(turns)
         self.url = ""
@@ -48,16 +44,30 @@ class ServedPlayer:
 
     async def prepare(self) -> None:
         """Opens the episode; ``url`` is that of its routes."""
+        if self._server is None:
+            raise ConfigError("an episode whose agent asks for its turns needs an endpoint; give EpisodeParts(server=)")
         self.episode = ServedEpisode(self.turns, idle_timeout_s=self._idle_timeout_s)
         self.url = await self._server.hold(self.episode_id, self.episode)
 
     async def play(self) -> Status:
-        """Waits for the end; see ``Player.play``."""
+        """Waits for the end, after which no turn is made; see ``Player.play``.
+
+        Raises:
+            RewardError: there is no reward, and nothing that gives one.
+        """
         assert self.episode is not None, "prepare comes first"
-        status = await self.episode.until_end()
+        try:
+            status = await self._wait(self.episode)
+        finally:  # a deadline may be spent: the rubric must see all turns that there will be
+            await self.episode.close()
         self.episode.record_rewards(status)
         return status
 
     async def close(self) -> None:
         """The endpoint forgets the episode."""
-        self._server.drop(self.episode_id)
+        if self._server is not None:
+            self._server.drop(self.episode_id)
+
+    async def _wait(self, episode: ServedEpisode) -> Status:
+        """How the episode ends."""
+        return await episode.until_end()

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from agentrl.errors import ConfigError, EnvError
 from agentrl.rollouts.policy_server.player import ServedPlayer
+from agentrl.rollouts.policy_server.served import ServedEpisode
 from agentrl.rollouts.turns import TurnMaker
 from agentrl.types import Status
 
@@ -101,25 +102,22 @@ class ProgramPlayer(ServedPlayer):
         self._process: asyncio.subprocess.Process | None = None
         self._said: list[asyncio.Task[bytes]] = []
 
-    async def play(self) -> Status:
-        """Terminated where the program exits with 0; see ``Player.play``.
+    async def _wait(self, episode: ServedEpisode) -> Status:
+        """Terminated where the program exits with 0.
 
         Raises:
             ConfigError: the program cannot be started.
             EnvError: it exited with another status, or without ever asking.
         """
-        assert self.episode is not None, "prepare comes first"
         process = await self._start()
         exited = asyncio.create_task(process.wait())
-        ended = asyncio.create_task(self.episode.until_end())
+        ended = asyncio.create_task(episode.until_end())
         try:
             await asyncio.wait({exited, ended}, return_when=asyncio.FIRST_COMPLETED)
-            status = ended.result() if ended.done() else await self._by_exit(exited.result())
+            return ended.result() if ended.done() else await self._by_exit(exited.result(), episode)
         finally:
             for task in (exited, ended):
                 task.cancel()
-        self.episode.record_rewards(status)
-        return status
 
     async def close(self) -> None:
         """Ends the program and all that it started, then the episode."""
@@ -163,14 +161,13 @@ class ProgramPlayer(ServedPlayer):
             stdin.close()
         return process
 
-    async def _by_exit(self, code: int) -> Status:
+    async def _by_exit(self, code: int, episode: ServedEpisode) -> Status:
         """Whose doing an exit is: a conversation that was too long is the policy's, any other failure a fault."""
-        assert self.episode is not None, "prepare comes first"
         builder = self.turns.builder
         if code == 0 and builder.turns:
             return Status("terminated")
-        if code != 0 and self.episode.no_room is not None:
-            return self.episode.no_room
+        if code != 0 and episode.no_room is not None:
+            return episode.no_room
         builder.fault = f"turn {len(builder.turns)}: exit status {code}"
         how = "ended without asking the policy anything" if code == 0 else f"exited with status {code}"
         raise EnvError(f"the agent program {self._spec.command[0]!r} {how}; {await self._last_words()}")

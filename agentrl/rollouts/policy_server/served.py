@@ -38,7 +38,7 @@ class ServedEpisode:
         self._obey_sampling = obey_sampling
         self._histories = Histories()
         self._rewards: dict[str, float] = {}
-        self._in_flight = 0
+        self._making: set[asyncio.Task[MadeTurn]] = set()
         self._begun = False
         self._last_active = time.monotonic()
         self._end: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
@@ -62,18 +62,16 @@ class ServedEpisode:
         self._check_open()
         place, observed = self._histories.find(request.messages, request.tools)
         ready = self._ready(place, observed, request)
-        if self.num_turns + self._in_flight >= (most := self._turns.parts.spec.limits.max_turns):
+        if self.num_turns + len(self._making) >= (most := self._turns.parts.spec.limits.max_turns):
             self._settle(Status("truncated", "max_turns"))
-            raise Refusal(409, "max_turns", f"the episode has had its rollout.max_turns={most}")
+            raise Refusal(410, "max_turns", f"the episode has had its rollout.max_turns={most}")
         self._begun = True
         if place is not None:
             place.taken = True
             self._answer_calls(place, observed)
-        self._in_flight += 1
         try:
             made = await self._make(ready, request, gone)
         finally:
-            self._in_flight -= 1
             self._last_active = time.monotonic()
         self.no_room = None
         self._histories.add(Place(made.head, request.tools))
@@ -108,16 +106,21 @@ class ServedEpisode:
             AgentRLError: the engine failed it.
         """
         while not self._end.done():
-            left = (
-                None
-                if self._idle_timeout_s is None
-                else self._idle_timeout_s - (0.0 if self._in_flight else time.monotonic() - self._last_active)
-            )
-            if left is not None and left <= 0:
+            left_s = self._idle_left_s()
+            if left_s is not None and left_s <= 0:
                 self._settle(Status("truncated" if self.num_turns else "cancelled", "idle_timeout"))
-                break
-            await asyncio.wait([self._end], timeout=left)
+            else:
+                await asyncio.wait([self._end], timeout=left_s)
         return self._end.result()
+
+    async def close(self) -> None:
+        """Takes no more requests, and gives up those in flight: no turn is recorded from here on."""
+        self._settle(Status("cancelled", "closed"))
+        making = list(self._making)
+        for turn in making:
+            turn.cancel()
+        if making:
+            await asyncio.wait(making)
 
     def record_rewards(self, status: Status) -> None:
         """Lays the rewards that came on the last turn.
@@ -134,9 +137,15 @@ class ServedEpisode:
         if self._rewards and builder.turns:
             builder.turns[-1] = replace(builder.turns[-1], rewards=dict(self._rewards))
 
+    def _idle_left_s(self) -> float | None:
+        """Seconds of silence that are left; all of them while a request is answered."""
+        if self._idle_timeout_s is None or self._making:
+            return self._idle_timeout_s
+        return self._idle_timeout_s - (time.monotonic() - self._last_active)
+
     def _check_open(self) -> None:
         if self._end.done():
-            raise Refusal(409, "episode_over", "the episode has ended; open another one")
+            raise Refusal(410, "episode_over", "the episode has ended; open another one")
 
     def _settle(self, status: Status) -> None:
         if not self._end.done():
@@ -172,14 +181,15 @@ class ServedEpisode:
         self, ready: ReadyTurn, request: ChatRequest, gone: Callable[[], Awaitable[object]] | None
     ) -> MadeTurn:
         """Generates until the turn is made, the episode ends, or nobody waits any more."""
-        making = asyncio.ensure_future(self._generate(ready, request))
+        making = asyncio.create_task(self._generate(ready, request))
+        self._making.add(making)
         leaving = None if gone is None else asyncio.ensure_future(gone())
         waited_for: set[asyncio.Future[object]] = {making, self._end}  # type: ignore[arg-type]
         if leaving is not None:
             waited_for.add(leaving)
         try:
             await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
-            if making.done():
+            if making.done() and not making.cancelled():
                 return making.result()
             self._check_open()
             raise Refusal(499, "client_closed_request", "the client went away before its answer was made")
@@ -189,6 +199,7 @@ class ServedEpisode:
             if not making.done():
                 making.cancel()
                 await asyncio.wait([making])
+            self._making.discard(making)
 
     async def _generate(self, ready: ReadyTurn, request: ChatRequest) -> MadeTurn:
         timeout_s = self._turns.parts.spec.limits.turn_timeout_s
@@ -197,7 +208,7 @@ class ServedEpisode:
                 made = await self._turns.make(ready, sampling=self._sampling(request), unique_call_ids=True)
         except LimitSpentError as spent:
             self._settle(Status("truncated", str(spent)))
-            raise Refusal(409, "turn_timeout", f"the turn took longer than {timeout_s:g} s") from None
+            raise Refusal(410, "turn_timeout", f"the turn took longer than {timeout_s:g} s") from None
         except AgentRLError as error:
             self._fail(error)
             raise Refusal(503, error.boundary, f"the policy cannot answer: {error}") from error

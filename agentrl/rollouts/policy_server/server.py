@@ -57,7 +57,9 @@ class HttpHost:
                 self._url = f"http://{self._address[0]}:{listening.getsockname()[1]}"
                 self._server = _quiet_server(self._desk)
                 self._serving = asyncio.create_task(self._server.serve([listening]))
-                while not self._server.started and not self._serving.done():
+                while not self._server.started:
+                    if self._serving.done():
+                        raise MachineError(f"the policy's endpoint at {self._url} ended before it served anything")
                     await asyncio.sleep(0.005)
         return self._url
 
@@ -98,7 +100,7 @@ def _quiet_server(desk: Desk) -> uvicorn.Server:
             yield
 
     config = uvicorn.Config(
-        make_app(desk), log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=2
+        make_app(desk), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2
     )
     return Quiet(config)
 

@@ -48,11 +48,11 @@ class _AttendedPlayer(ServedPlayer):
 
 
 class StandingServer(PolicyServer):
-    """Serves the policy until it is closed.
+    """Serves the policy until it is closed; made in the event loop that serves.
 
     Args:
         parts: engine, renderer, parser, rubric and limits.
-        keep: gets each episode's trajectory when it is scored.
+        keep: gets each episode's trajectory when it is scored; what it raises ends ``until_failure``.
         host, port: the address; port 0 takes a free one.
         idle_timeout_s: seconds without a request after which an episode ends.
     """
@@ -74,6 +74,7 @@ class StandingServer(PolicyServer):
         running = parts.spec.permits.running
         self._permits = Permits(*(asyncio.Semaphore(running) for _ in range(3)))
         self._playing: dict[str, asyncio.Task[Trajectory]] = {}
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def close(self) -> None:
         """Cancels the episodes that are open, then ends the endpoint."""
@@ -95,7 +96,7 @@ class StandingServer(PolicyServer):
             raise Refusal(503, "not_opened", f"the episode could not be opened: {playing.result().status.detail}")
         player = opened.result()
         self._playing[player.episode_id] = playing
-        playing.add_done_callback(lambda _: self._playing.pop(player.episode_id))
+        playing.add_done_callback(lambda _: self._left(player.episode_id))
         return {"id": player.episode_id, "url": player.url, "base_url": f"{player.url}/v1", "task": task.id}
 
     async def outcome(self, episode_id: str) -> dict[str, Any]:
@@ -121,6 +122,20 @@ class StandingServer(PolicyServer):
             return await ServedEpisode(turns, obey_sampling=True).complete(request, gone)
         finally:
             await turns.release()
+
+    async def until_failure(self) -> None:
+        """Waits until an episode cannot be kept.
+
+        Raises:
+            AgentRLError: what ``keep`` raised.
+        """
+        await asyncio.shield(self._failure)
+
+    def _left(self, episode_id: str) -> None:
+        playing = self._playing.pop(episode_id)
+        error = None if playing.cancelled() else playing.exception()
+        if error is not None and not self._failure.done():
+            self._failure.set_exception(error)
 
     async def _play(self, task: Task, number: int, opened: asyncio.Future[ServedPlayer]) -> Trajectory:
         attended = _Attended(self, self._idle_timeout_s, opened)

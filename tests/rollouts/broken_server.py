@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TypeAlias
 
@@ -16,6 +17,11 @@ class Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     body = b""
+
+    def setup(self) -> None:
+        super().setup()
+        assert isinstance(self.server, BrokenServer)
+        self.server.connections.append(self.connection)
 
     def do_GET(self) -> None:
         self.body = self.rfile.read(int(self.headers.get("content-length") or 0))
@@ -48,10 +54,20 @@ class BrokenServer(ThreadingHTTPServer):
         self.behaviours = behaviours
         self.calls: list[str] = []
         self.ending = threading.Event()
+        self.connections: list[socket.socket] = []
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def vanish(self) -> None:
+        """Ends as a process that is killed: nothing listens any more, and every connection breaks."""
+        self.ending.set()
+        self.shutdown()
+        self.server_close()
+        for connection in self.connections:
+            with suppress(OSError):  # closed already
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
@@ -62,9 +78,7 @@ def broken_server(behaviours: Mapping[str, Behaviour]) -> Iterator[BrokenServer]
     try:
         yield server
     finally:
-        server.ending.set()
-        server.shutdown()
-        server.server_close()
+        server.vanish()
         thread.join(10)
 
 

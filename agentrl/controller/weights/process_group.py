@@ -83,7 +83,7 @@ class GroupSender:
     def close(self) -> None:
         """Leaves the group."""
         group, self._group = self._group, None
-        if group is not None:
+        if group is not None and group.process_group in _world.pg_map:  # leaving the default group ends all others
             dist.destroy_process_group(group.process_group)
 
     def _drop(self) -> None:

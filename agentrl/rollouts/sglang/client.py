@@ -91,6 +91,10 @@ class ServerClient:
         """Ends a request; one that the server does not know is ignored."""
         await self._call("POST", "/abort_request", {"rid": rid})
 
+    async def abort_all(self) -> None:
+        """Ends every request, whoever sent it."""
+        await self._call("POST", "/abort_request", {"abort_all": True})
+
     async def pause(self, mode: Literal["retract", "in_place"]) -> None:
         """Stops generating; ``retract`` gives the KV of running requests up."""
         await self._call("POST", "/pause_generation", {"mode": mode})

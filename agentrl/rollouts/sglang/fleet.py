@@ -164,7 +164,7 @@ class ServerFleet:
             server.state = "starting"
             try:
                 await self._start(server)
-            except AgentRLError as error:
+            except (AgentRLError, OSError) as error:
                 self.problems.append(f"{server.name}, start {server.restarts + 1}: {error}")
                 continue
             server.state = "serving"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +44,7 @@ class Requests:
         self.waiting = 0
         self._state, self._fleet = state, fleet
         self._flights: dict[str, _Flight] = {}
+        self._numbers = itertools.count()  # what is aborted is never a later request of the same name
         self._idle = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -79,9 +81,9 @@ class Requests:
     async def _attempts(self, flight: _Flight) -> Completion:
         request = flight.request
         failed: list[Server] = []
-        for attempt in range(_ATTEMPTS):
+        for _ in range(_ATTEMPTS):
             server = await self._server_for(request, failed)
-            flight.server, flight.rid = server, f"{request.request_id}#{self._state.owner}.{attempt}"
+            flight.server, flight.rid = server, f"{request.request_id}#{self._state.owner}.{next(self._numbers)}"
             try:
                 return await self._attempt(flight, server)
             except ServerLostError as error:

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 from agentrl.errors import EngineError, MachineError
 from agentrl.rollouts.sglang.client import ServerClient
 from agentrl.rollouts.sglang.digests import differing, unknown_names
+from agentrl.rollouts.sglang.errors import RefusedError, ServerLostError
 from agentrl.rollouts.sglang.launch import (
     SPARE_POSITIONS,
     ServerProcess,
@@ -110,7 +111,6 @@ class Server:
         self._device = str(info.get("device"))
         await self._check_model(info)
         if self.given:
-            await self.client.resume()
             await self.client.label(label)
 
     async def healthy(self) -> bool:
@@ -157,10 +157,12 @@ class Server:
         """Whether it came up; False where its process ended."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._spec.startup_timeout_s
+        adopted = not self.given
         while loop.time() < deadline:
             if self.exited:
                 return False
-            if await self.client.healthy(_HEALTH_S):
+            adopted = adopted or await self._adopt()
+            if adopted and await self.client.healthy(_HEALTH_S):
                 return True
             await asyncio.sleep(_POLL_S)
         what = "the given server" if self.given else f"its log is {self._log}"
@@ -168,6 +170,23 @@ class Server:
             f"{self.name} did not answer within rollout.sglang.startup_timeout_s={self._spec.startup_timeout_s:g} "
             f"({what}); raise it, or look why it does not start"
         )
+
+    async def _adopt(self) -> bool:
+        """Ends what a former owner left in a given server: requests, a pause, an open update.
+
+        Returns:
+            Whether the server answered.
+        """
+        try:
+            await self.client.probe()
+            await self.client.abort_all()
+            await self.client.resume()
+            await self.client.end_update()
+        except ServerLostError:
+            return False
+        except RefusedError:  # of end_update: none was open
+            pass
+        return True
 
     async def _check_model(self, info: Mapping[str, Any]) -> None:
         """Holds it against the model's own ``config.json``."""
@@ -184,7 +203,7 @@ class Server:
                     "start it with this model",
                     retryable=False,
                 )
-        await self._check_shape(config, served)
+        await self._check_shape(config, str(info.get("model_path")))
         longest = int(info.get("max_req_input_len") or 0)
         if longest and longest < self._spec.context_tokens:
             raise EngineError(
@@ -194,13 +213,14 @@ class Server:
                 retryable=False,
             )
 
-    async def _check_shape(self, config: Mapping[str, Any], served: Mapping[str, Any]) -> None:
-        """Its vocabulary, where its folder can be read from here, and the names of its tensors, where it tells them.
+    async def _check_shape(self, config: Mapping[str, Any], served: str) -> None:
+        """Its sizes, where the folder that it was started with can be read from here, and the names of its tensors,
+        where it tells them.
 
         A given server may hold any weights of this model: the first update replaces them, and compares them after.
         """
         try:
-            other = json.loads((Path(str(served.get("model_path"))) / "config.json").read_text(encoding="utf-8"))
+            other = json.loads((Path(served) / "config.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             other = config  # on another machine, or under another path
         for key in ("vocab_size", "hidden_size", "num_hidden_layers"):

@@ -33,7 +33,7 @@ def neighbour(server: str) -> Iterator[Neighbour]:
         f"{server}/weights_checker", json={"action": "checksum"}, timeout=60, trust_env=False
     ).content
     success = json.dumps({"success": True, "message": "done"}).encode()
-    quiet = ("/health", "/continue_generation", "/update_weight_version", "/abort_request")
+    quiet = ("/health", "/continue_generation", "/end_weight_update", "/update_weight_version", "/abort_request")
     routes: Mapping[str, Behaviour] = {route: says(text) for route, text in own.items()} | {
         route: says(success) for route in quiet
     }
@@ -79,8 +79,7 @@ async def test_a_server_that_keeps_silent_spends_the_deadline(build: Build, neig
 async def test_a_server_that_is_gone_is_out_of_the_rotation(build: Build, server: str, neighbour: Neighbour) -> None:
     broken = neighbour(keeps_silent)
     engine = build(broken.url, server)
-    broken.shutdown()
-    broken.server_close()
+    broken.vanish()
     answers = [await engine.generate(request(f"r{n}", PROMPT)) for n in range(4)]
     assert all(made(answer) for answer in answers)
     assert sorted(engine.server_states().values()) == ["lost", "serving"]
@@ -91,8 +90,7 @@ async def test_a_server_that_dies_in_an_update_is_left_behind(
 ) -> None:
     broken = neighbour(says(b"{}", 500))
     engine = build(broken.url, server, sender=BucketSender)
-    broken.shutdown()
-    broken.server_close()
+    broken.vanish()
     await asyncio.to_thread(publish, engine, reference, 1)
     assert made(await engine.generate(request("r", PROMPT)))
     assert sorted(engine.server_states().values()) == ["lost", "serving"]

@@ -1,0 +1,46 @@
+"""Building the servers' environment: a build that fails can go on, and its stand-ins say what they are."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from agentrl.errors import MachineError
+from agentrl.run.sglang_env import Recipe, build_environment
+from agentrl.run.sglang_env.place import interpreter
+
+pytestmark = pytest.mark.slow
+
+NOTHING = Recipe("cpu", steps=(), torch_index=None, stand_ins=True)
+"""An environment without SGLang: the proof at its end fails."""
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("environment")
+    told: list[str] = []
+    for _ in range(2):  # the second call finds a build that was broken off
+        with pytest.raises(MachineError, match="loading the server failed; call the command again to go on"):
+            build_environment(folder, NOTHING, torch_index=None, tell=told.append)
+    assert told[-1] == "loading the server, to see that it can be"
+    return interpreter(folder)
+
+
+def run(python: Path, code: str) -> str:
+    return subprocess.run([str(python), "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+def test_a_missing_kernel_says_so_when_it_is_called(python: Path) -> None:
+    code = "import sgl_kernel\ntry: sgl_kernel.rotate()\nexcept NotImplementedError as e: print(e)"
+    assert run(python, code).startswith("sgl_kernel.rotate is a GPU kernel")
+
+
+def test_kernels_have_no_private_names(python: Path) -> None:
+    assert run(python, "import sgl_kernel; print(hasattr(sgl_kernel, '__path_hooks__'))") == "False\n"
+
+
+def test_each_start_watches_for_torchvision_once(python: Path) -> None:
+    code = "import sys; print([type(f).__name__ for f in sys.meta_path].count('DeclareOperators'))"
+    assert run(python, code) == "1\n"

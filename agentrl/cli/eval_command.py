@@ -91,19 +91,20 @@ def _examine(
     if samples is not None and samples < 1:
         raise ConfigError(f"--samples must be at least 1, got {samples}")
     from agentrl.run.config import load_config
-    from agentrl.run.played import policy_folder, stage_alone
+    from agentrl.run.played import played_stage, policy_folder, stage_alone
     from agentrl.run.trainer import Trainer
 
     if model.is_file() and config is None:  # a configuration alone
-        stage = load_config(model, overrides, trains=False).resolved_stages()[-1]
+        stage = played_stage(load_config(model, overrides, trains=False))
         if stage.rollout.engine != "openai":
             raise ConfigError(f"name what to examine: agentrl eval RUN|MODEL {model}, or set rollout.engine=openai")
         alone = stage_alone(stage, None)
     else:
-        if config is None and not (model / "run.json").is_file():
+        is_run = (model / "run.json").is_file()
+        if config is None and not is_run:
             raise ConfigError(f"{model} is no run directory, so name a configuration: agentrl eval {model} CONFIG")
-        stage = load_config(config or model / "config.resolved.yaml", overrides, trains=False).resolved_stages()[-1]
-        alone = stage_alone(stage, policy_folder(model))
+        stage = played_stage(load_config(config or model / "config.resolved.yaml", overrides, trains=False))
+        alone = stage_alone(stage, policy_folder(model), run=model if is_run else None)
     with Trainer(alone) as trainer:
         return _by_source(trainer.examine(only, samples=samples, greedy=False))
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+
+from agentrl.sandbox import counted_by
 
 __all__ = ["LimitSpentError", "within"]
 
@@ -15,16 +17,66 @@ class LimitSpentError(Exception):
 
 @asynccontextmanager
 async def within(seconds: float, reason: str) -> AsyncIterator[None]:
-    """Ends what it holds after ``seconds``.
+    """Ends what it holds after ``seconds``, in which waits for a sandbox that others use do not count.
 
     Raises:
         LimitSpentError: the time is up; its text is ``reason``.
     """
     scope = asyncio.timeout(seconds)
+    clock = _ScopeClock(scope)
     try:
         async with scope:
-            yield
+            with counted_by(clock):
+                yield
     except TimeoutError:
         if scope.expired():
             raise LimitSpentError(reason) from None
         raise
+    finally:
+        clock.end()
+
+
+class _ScopeClock:
+    """A timeout that can be stopped (a ``Clock``), also by what outlives it, which then changes nothing."""
+
+    def __init__(self, scope: asyncio.Timeout) -> None:
+        self._scope = scope
+        self._loop = asyncio.get_running_loop()
+        self._stops = 0
+        self._left_s = 0.0
+        self._ended = False
+
+    def stop(self) -> None:
+        self._on_loop(self._stop)
+
+    def go_on(self) -> None:
+        self._on_loop(self._go_on)
+
+    def end(self) -> None:
+        self._ended = True
+
+    def _on_loop(self, change: Callable[[], None]) -> None:
+        try:
+            here = asyncio.get_running_loop()
+        except RuntimeError:  # a thread without a loop
+            here = None
+        if here is self._loop:
+            change()
+        elif not self._ended:
+            self._loop.call_soon_threadsafe(change)
+
+    def _stop(self) -> None:
+        self._stops += 1
+        when = self._scope.when()
+        if self._stops == 1 and when is not None and not self._over:
+            self._left_s = when - self._loop.time()
+            self._scope.reschedule(None)
+
+    def _go_on(self) -> None:
+        self._stops -= 1
+        if self._stops == 0 and not self._over:
+            self._scope.reschedule(self._loop.time() + self._left_s)
+
+    @property
+    def _over(self) -> bool:
+        return self._ended or self._scope.expired()

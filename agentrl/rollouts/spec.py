@@ -45,8 +45,9 @@ class EpisodeLimits:
         max_prompt_tokens: tokens of a sequence's opening prompt.
         max_response_tokens: tokens of a sequence after its prompt, the policy's and the tools' together.
         context_tokens: tokens of a whole sequence.
-        episode_timeout_s: wall-clock seconds of the whole episode; what was finished by then counts as truncated.
-        turn_timeout_s: wall-clock seconds of one turn: generation, tools and environment.
+        episode_timeout_s: seconds of the whole episode; what was finished by then counts as truncated.
+        turn_timeout_s: seconds of one turn: generation, tools and environment. Neither counts a wait for a sandbox, or
+            for a turn at executing in it, that other episodes cause.
         cleanup_s: seconds for closing the environment after the episode.
     """
 

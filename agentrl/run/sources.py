@@ -148,7 +148,10 @@ def sequence_scores(group: WorkerGroup, stage: StageConfig) -> SequenceScores:
 
 
 def rollout_deadline_s(stage: StageConfig, num_episodes: int) -> float:
-    """How long a wait for groups may take: every episode's own deadline, wave after wave, with its retries."""
+    """How long a wait for groups may take: every episode's own deadline, wave after wave, with its retries.
+
+    A wave is what runs at one time; episodes that wait for a sandbox do not spend their own deadline meanwhile.
+    """
     rollout = stage.rollout
-    waves = math.ceil(num_episodes / rollout.max_running)
+    waves = math.ceil(num_episodes / min(rollout.max_running, stage.sandbox.max_running or rollout.max_running))
     return waves * (rollout.retries + 1) * rollout.episode_timeout_s + 60.0

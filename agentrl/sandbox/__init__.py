@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .backends import BACKENDS, Backend, BackendFactory
+from .clocks import Clock, counted_by, standing_still
 from .docker import DockerSettings
 from .guarantees import GUARANTEES, LEVELS, BackendReport
 from .interface import ExecResult, FileRefusedError, Persist, Sandbox, Status
@@ -17,6 +18,7 @@ __all__ = [
     "Backend",
     "BackendFactory",
     "BackendReport",
+    "Clock",
     "DockerSettings",
     "ExecResult",
     "FileRefusedError",
@@ -27,5 +29,7 @@ __all__ = [
     "SandboxPool",
     "SandboxSpec",
     "Status",
+    "counted_by",
     "probe_backends",
+    "standing_still",
 ]

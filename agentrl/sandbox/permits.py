@@ -10,6 +10,8 @@ from types import TracebackType
 
 from agentrl.errors import SandboxError
 
+from .clocks import standing_still
+
 
 class Permits:
     """At most ``count`` hold a permit; the others wait in order, each on its own event loop.
@@ -27,7 +29,7 @@ class Permits:
         self._lock = threading.Lock()
 
     async def take(self) -> None:
-        """Hold a permit from here on, when it is this caller's turn.
+        """Hold a permit from here on, when it is this caller's turn; its deadlines stand still until then.
 
         Raises:
             SandboxError: :meth:`close` was called, before or while this caller waited.
@@ -40,7 +42,8 @@ class Permits:
             permit = Future[None]()
             self._waiting.append(permit)
         try:
-            await asyncio.wrap_future(permit)
+            with standing_still():
+                await asyncio.wrap_future(permit)
         except asyncio.CancelledError:
             with self._lock:  # whoever hands it over does so within the lock: it is either here or not
                 came_all_the_same = permit.done() and not permit.cancelled()

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from agentrl.errors import ConfigError
 
+from .clocks import standing_still
 from .interface import Sandbox
 from .permits import Permits
 from .spec import SandboxSpec
@@ -65,7 +66,7 @@ class SandboxPool:
         self._lock = threading.Lock()
 
     async def acquire(self) -> Sandbox:
-        """A fresh sandbox, started, when one of the permits is free.
+        """A fresh sandbox, started, when one of the permits is free; the caller's deadlines stand still until then.
 
         Raises:
             SandboxError: the pool is closed, or the sandbox did not start.
@@ -73,7 +74,8 @@ class SandboxPool:
         await self._permits.take()
         try:
             async with self._starting:
-                sandbox = await self._start()
+                with standing_still():
+                    sandbox = await self._start()
             try:
                 with self._lock:
                     self._permits.check_open()

@@ -71,9 +71,9 @@ class RolloutConfig(Section):
     """Tokens of a page of an SGLang server's KV cache."""
     sglang: SGLangConfig = Field(default_factory=SGLangConfig)
     turn_timeout_s: Seconds = 120.0
-    """Wall-clock seconds of one turn: generation, tools and environment."""
+    """Seconds of one turn: generation, tools and environment; waiting for a sandbox that others use does not count."""
     episode_timeout_s: Seconds = 600.0
-    """Wall-clock seconds of one episode."""
+    """Seconds of one episode, counted in the same way."""
     tool_timeout_s: Seconds = 30.0
     """Wall-clock seconds of one tool call, where the tool sets no limit of its own."""
     measure_retokenization: bool = True

@@ -1,0 +1,44 @@
+"""Deadlines of whoever waits: they stand still while a wait is the machine's doing and not the caller's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Protocol
+
+__all__ = ["Clock", "counted_by", "standing_still"]
+
+
+class Clock(Protocol):
+    """A deadline that can be stopped; calls nest, and may come from any thread."""
+
+    def stop(self) -> None: ...
+
+    def go_on(self) -> None: ...
+
+
+_CLOCKS: ContextVar[tuple[Clock, ...]] = ContextVar("agentrl_clocks", default=())
+
+
+@contextmanager
+def counted_by(clock: Clock) -> Iterator[None]:
+    """``clock`` counts what runs within, and in the tasks that it starts, apart from what stands still."""
+    token = _CLOCKS.set((*_CLOCKS.get(), clock))
+    try:
+        yield
+    finally:
+        _CLOCKS.reset(token)
+
+
+@contextmanager
+def standing_still() -> Iterator[None]:
+    """No clock of the caller counts what happens within: it waits for its turn at something that others use."""
+    clocks = _CLOCKS.get()
+    for clock in clocks:
+        clock.stop()
+    try:
+        yield
+    finally:
+        for clock in clocks:
+            clock.go_on()

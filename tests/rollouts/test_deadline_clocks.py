@@ -1,0 +1,129 @@
+"""A deadline of the policy's does not count what the machine makes it wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+
+import pytest
+
+from agentrl.rollouts.deadline import LimitSpentError, within
+from agentrl.sandbox import SandboxPool, SandboxSpec, counted_by, standing_still
+from agentrl.sandbox.permits import Permits
+
+SHORT_S, LONG_S = 1.0, 2.5  # the wait is far longer than the deadline
+
+
+async def give_later(permits: Permits) -> None:
+    asyncio.get_running_loop().call_later(LONG_S, permits.give)
+
+
+async def test_a_wait_for_a_permit_is_not_counted() -> None:
+    permits = Permits(1)
+    await permits.take()
+    async with within(SHORT_S, "turn_timeout"):
+        await give_later(permits)
+        await permits.take()
+
+
+async def test_what_is_left_counts_on_after_the_wait() -> None:
+    permits = Permits(1)
+    await permits.take()
+    with pytest.raises(LimitSpentError, match="turn_timeout"):
+        async with within(SHORT_S, "turn_timeout"):
+            await give_later(permits)
+            await permits.take()
+            await asyncio.Event().wait()
+
+
+async def test_every_deadline_around_the_wait_stands_still() -> None:
+    permits = Permits(1)
+    await permits.take()
+    async with within(SHORT_S, "episode_timeout"), within(SHORT_S, "turn_timeout"):
+        await give_later(permits)
+        await permits.take()
+
+
+async def test_a_call_that_waits_in_a_task_of_the_turn_stops_its_clock() -> None:
+    permits = Permits(1)
+    await permits.take()
+    async with within(SHORT_S, "turn_timeout"), asyncio.TaskGroup() as calls:
+        await give_later(permits)
+        for _ in range(2):  # one after the other: the clock goes on when the last has waited
+            calls.create_task(permits.take()).add_done_callback(lambda _: permits.give())
+
+
+async def test_a_wait_on_another_thread_stops_the_clock_too() -> None:
+    release = threading.Event()
+
+    async def waits() -> None:
+        with standing_still():
+            await asyncio.to_thread(release.wait, 60.0)
+
+    def on_a_loop_of_its_own() -> None:
+        asyncio.run(waits())
+
+    async with within(SHORT_S, "turn_timeout"):
+        context = contextvars.copy_context()
+        thread = threading.Thread(target=context.run, args=(on_a_loop_of_its_own,))
+        thread.start()
+        await asyncio.sleep(LONG_S)  # the loop hears of the stop within the deadline, or this ends it
+        release.set()
+        while thread.is_alive():
+            await asyncio.sleep(0.01)
+    thread.join()
+
+
+async def test_what_waits_on_after_the_deadlines_end_changes_nothing() -> None:
+    permits = Permits(1)
+    await permits.take()
+    async with within(SHORT_S, "turn_timeout"):
+        left_behind = asyncio.ensure_future(permits.take())
+        await asyncio.sleep(0)
+    permits.give()
+    await left_behind
+
+
+async def test_a_deadline_counts_its_own_time_without_a_wait() -> None:
+    permits = Permits(1)
+    with pytest.raises(LimitSpentError):
+        async with within(SHORT_S, "turn_timeout"), permits:  # free: nobody waited
+            await asyncio.Event().wait()
+
+
+async def test_a_clock_counts_only_within() -> None:
+    class Counting:
+        def __init__(self) -> None:
+            self.calls: list[str] = []
+
+        def stop(self) -> None:
+            self.calls.append("stop")
+
+        def go_on(self) -> None:
+            self.calls.append("go_on")
+
+    clock = Counting()
+    with counted_by(clock), standing_still():
+        pass
+    with standing_still():
+        pass
+    assert clock.calls == ["stop", "go_on"]
+
+
+async def test_an_episode_that_waits_for_anothers_sandbox_keeps_its_turn() -> None:
+    pool = SandboxPool(SandboxSpec(backend="unsafe"), max_running=1)
+    try:
+        first = await pool.acquire()
+
+        async def other() -> None:
+            async with within(SHORT_S, "turn_timeout"):
+                await pool.release(await pool.acquire())
+
+        waiting = asyncio.ensure_future(other())
+        await asyncio.sleep(LONG_S)
+        assert not waiting.done()
+        await pool.release(first)
+        await waiting
+    finally:
+        await pool.close()

@@ -56,7 +56,7 @@ class ForkedSandbox(Sandbox):
     def notes(self) -> str:
         with self._lock:
             facts = {} if self._slot is None else self._slot.server.facts
-        found = ["namespaces of its own for each run"] if facts.get("enclosed") else []
+        found = ["namespaces of its own for each run", "memory watched"] if facts.get("enclosed") else []
         found += [f"Landlock ABI {facts['abi']}"] if facts.get("abi") else []
         found += ["its own uid" if facts.get("own_uid") else "the owner's uid"] if found else []
         return ", ".join(found)

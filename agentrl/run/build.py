@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from agentrl.controller.evaluation import EvalPlan, EvalSet
 from agentrl.controller.worker import EngineFactory
 from agentrl.envs import EnvSpec, EpisodeView, RewardFn, Rubric, ToolEnv
 from agentrl.errors import ConfigError, DataError
-from agentrl.render import RendererSpec
+from agentrl.render import Renderer, RendererSpec
 from agentrl.rollouts import EpisodeLimits, RolloutSpec, RubricFactory, StagePermits
 from agentrl.rollouts.inprocess import TorchEngineSpec
 from agentrl.rollouts.policy_server import ProgramSpec
@@ -245,10 +248,21 @@ def engine_spec(stage: StageConfig, model: Path) -> EngineFactory:
         kv_tokens=stage.rollout.kv_tokens,
         deterministic=stage.run.deterministic,
         num_threads=stage.train.threads_per_rank,
+        decode=functools.partial(_decoded, renderer_spec(stage, Path(stage.run.base_dir or "."), model)),
         **stage.rollout.engine_args,
     )
     factory: EngineFactory = spec
     return factory
+
+
+def _decoded(renderer: RendererSpec, token_ids: npt.NDArray[np.int32]) -> str:
+    """Text in which an engine looks for stop strings; the renderer is built once a process, when one is asked for."""
+    return _renderer(renderer).decode(token_ids)
+
+
+@functools.cache
+def _renderer(spec: RendererSpec) -> Renderer:
+    return spec.build()
 
 
 def reward_model_folder(stage: StageConfig, trained: Mapping[str, Path], base_dir: Path) -> Path | None:

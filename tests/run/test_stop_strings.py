@@ -1,0 +1,36 @@
+"""Stop strings of a configuration, and of an agent's request, reach the engine in process."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+
+from agentrl.run import load_config
+from agentrl.run.build import engine_spec, renderer_spec
+from agentrl.types import GenerateRequest, SamplingParams, concat_ids
+from tests.run.tiny_run import CONFIG
+from tests.run.tiny_task import build_model
+
+
+async def test_an_engine_of_a_configuration_ends_at_a_stop_string(tmp_path: Path) -> None:
+    build_model(tmp_path / "model", 0)
+    (tmp_path / "config.yaml").write_text(CONFIG, encoding="utf-8")
+    stage = load_config(tmp_path / "config.yaml").resolved_stages()[-1]
+    renderer = renderer_spec(stage, tmp_path, tmp_path / "model").build()
+    engine = pickle.loads(pickle.dumps(engine_spec(stage, tmp_path / "model"))).build()
+    try:
+        prompt = np.arange(5, 12, dtype=np.int32)
+        greedy = SamplingParams(16, temperature=0.0)
+        whole = await engine.generate(GenerateRequest("a", "a", prompt, greedy, seed=0))
+        text = renderer.decode(concat_ids(whole.segments))
+        stop = text[len(text) // 2 : len(text) // 2 + 3]
+        cut = await engine.generate(
+            GenerateRequest("b", "b", prompt, SamplingParams(16, temperature=0.0, stop=(stop,)), seed=0)
+        )
+    finally:
+        engine.close()
+    assert stop
+    assert (cut.finish_reason, cut.stop_string) == ("stop", stop)
+    assert len(concat_ids(cut.segments)) < len(concat_ids(whole.segments))

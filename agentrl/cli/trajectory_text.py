@@ -90,7 +90,8 @@ def _print_turn(out: Console, turn: Turn, token_text: TokenText | None) -> None:
     facts += [f"reward {', '.join(_pairs(turn.rewards))}"] if turn.rewards else []
     facts += _pairs(turn.timings)
     out.print(Text(shown("   ".join(facts)), style="bold"))
-    for kind, text in _by_tokens(turn, token_text) if token_text else _by_messages(turn):
+    # a turn of an engine without ids has messages alone
+    for kind, text in _by_tokens(turn, token_text) if token_text and turn.segments else _by_messages(turn):
         _print_origin(out, kind, text)
     for call in turn.calls:
         _print_call(out, call)

@@ -7,7 +7,7 @@ import inspect
 import json
 import math
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +181,7 @@ def rollout_spec(stage: StageConfig, live: LiveObjects, *, base_dir: Path, model
     rollout = stage.rollout
     episodes = min(rollout.max_running, stage.train.batch_prompts * rollout.group_size)
     return RolloutSpec(
-        env=player_spec(stage, live, base_dir),
+        env=_settled(player_spec(stage, live, base_dir)),
         renderer=None if model is None else renderer_spec(stage, base_dir, model),
         parser=stage.model.tool_parser,
         rubric=rubric_spec(stage, live, base_dir),
@@ -207,6 +207,13 @@ def rollout_spec(stage: StageConfig, live: LiveObjects, *, base_dir: Path, model
         measure_retokenization=rollout.measure_retokenization,
         permits=StagePermits(running=episodes, sandboxes=_sandboxes_a_process(stage)),
     )
+
+
+def _settled(player: EnvSpec | ProgramSpec) -> EnvSpec | ProgramSpec:
+    """With the backend that was chosen here: whoever hosts the episodes takes that one or refuses."""
+    if isinstance(player, ProgramSpec) or player.sandbox is None or player.sandbox.backend != "auto":
+        return player
+    return replace(player, sandbox=player.sandbox.settled())
 
 
 def _sandboxes_a_process(stage: StageConfig) -> int:

@@ -135,10 +135,14 @@ class SandboxSpec:
             _warn_of_unsafe()
         return report
 
+    def settled(self) -> SandboxSpec:
+        """The same with the backend that :meth:`check` chose, so that another host of it takes no other in silence."""
+        return replace(self, backend=self.check().backend)
+
     def build(self) -> Sandbox:
         """A fresh sandbox of the backend that :meth:`check` chose; raises what it raises."""
-        chosen = self.check().backend
-        return factory_of(chosen)(replace(self, backend=chosen))
+        settled = self.settled()
+        return factory_of(settled.backend)(settled)
 
     def describe(self) -> Mapping[str, bool]:
         """Each guarantee, and whether it holds on this machine; raises what :meth:`check` raises."""

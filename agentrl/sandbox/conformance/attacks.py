@@ -20,6 +20,7 @@ from agentrl.sandbox.limits import Limits
 
 from .bombs import (
     BEAT,
+    BUFFER_BOMB,
     DISK_FILL,
     FORGERY,
     FORK_BOMB,
@@ -135,6 +136,14 @@ async def _one_process(factory: Factory) -> None:
         expect(result.status in ("ok", "oom", "killed"), "it is a result", result)
 
 
+async def _buffer_bomb(factory: Factory) -> None:
+    """What one process has the kernel hold for it stays below its limit."""
+    async with factory() as sandbox:
+        result = await sandbox.run(BUFFER_BOMB, limits=_SMALL)
+        expect(b"BREACH" not in result.stdout, "buffers of the kernel's are bounded", result)
+        expect(result.status in ("ok", "oom"), "it is a result", result)
+
+
 async def _disk_fill(factory: Factory) -> None:
     limits = replace(_SMALL, file_bytes=4 * 2**20, disk_bytes=16 * 2**20)
     async with factory() as sandbox:
@@ -194,6 +203,7 @@ ATTACKS: tuple[Check, ...] = (
     *_named(KERNEL, "kernel"),
     Check("memory bomb of one process", "memory", _one_process),
     Check("memory bomb of many processes", "memory", partial(_memory_bomb, PRIVATE_MEMORY)),
+    Check("memory bomb of kernel buffers", "memory", _buffer_bomb),
     Check("memory bomb of shared mappings", "memory", partial(_memory_bomb, SHARED_MEMORY)),
     *_named(USER, "user"),
     Check("disk fill", "disk", _disk_fill),

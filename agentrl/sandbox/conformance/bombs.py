@@ -73,6 +73,23 @@ while held < 8: held += len(os.read(read, 8))
 time.sleep(1.5)
 print('BREACH')
 """
+BUFFER_BOMB = """
+import socket
+held, pairs, data = 0, [], bytes(2**16)
+try:
+    while held < 2**27:
+        pairs.append(socket.socketpair())
+        for end in pairs[-1]:
+            end.setblocking(False)
+            try: end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**24)
+            except OSError: pass
+            try:
+                while held < 2**27: held += end.send(data)
+            except BlockingIOError: pass
+except OSError:
+    pass
+print('BREACH' if held >= 2**27 else 'held', held)
+"""
 PRIVATE_MEMORY, SHARED_MEMORY = "bytearray(48 * 2**20)", "mmap.mmap(-1, 48 * 2**20)"
 
 DISK_FILL = """

@@ -143,6 +143,7 @@ _ABSENT: dict[str, tuple[int | None, int | None]] = {"clone3": (435, 435)}
 
 _NEW_NAMESPACES = 0x7E020080  # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET,TIME}
 _F_SETOWN, _F_SETOWN_EX, _AF_UNIX = 8, 15, 1
+_SO_SNDBUF, _SO_RCVBUF = 7, 8
 _SOCKET, _AF_INET, _SOCK_STREAM, _SOCK_TYPE_MASK, _IPPROTO_TCP = (41, 198), 2, 1, 0xF, 6
 
 
@@ -162,6 +163,8 @@ def _arg_rules(*, own_uid: bool, abi: int, pid: int | None, proxied: bool) -> li
     rules = [
         _ArgRule((56, 220), 0, 0, _NEW_NAMESPACES, refuse_equal=False),  # clone: no new namespaces
         _ArgRule((53, 199), 0, _AF_UNIX, refuse_equal=False),  # socketpair: unix only
+        _ArgRule((54, 208), 2, _SO_SNDBUF),  # setsockopt: a buffer of the kernel's counts for no limit ...
+        _ArgRule((54, 208), 2, _SO_RCVBUF),  # ... and may hold megabytes where it is made larger
         _ArgRule((302, 261), 0, 0, refuse_equal=False),  # prlimit64: itself only
         _ArgRule((203, 122), 0, 0, refuse_equal=False),  # sched_setaffinity
         _ArgRule((144, 119), 0, 0, refuse_equal=False),  # sched_setscheduler

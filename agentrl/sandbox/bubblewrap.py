@@ -39,6 +39,7 @@ _ISOLATION = (
     "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try",
     "--hostname", "sandbox", "--die-with-parent", "--new-session",
 )  # fmt: skip
+_REFUSAL = ("namespace", "ermission", "not permitted")  # words of bubblewrap where the kernel refused it
 _SWITCHES = (
     (
         "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
@@ -231,18 +232,22 @@ def _map_uids(told: IO[bytes], first: int) -> bool:
     return True
 
 
+def _is_set(path: str, value: str) -> bool:
+    """Whether this setting of the kernel's exists and has this value."""
+    try:
+        with open(path) as file:
+            return file.read().strip() == value
+    except FileNotFoundError:
+        return False
+
+
 def _mend(said: str) -> str:
     """What to do where bubblewrap is installed and refused, by what the machine's settings say."""
-    for path, refusing, mend in _SWITCHES:
-        try:
-            with open(path) as file:
-                value = file.read().strip()
-        except OSError:
-            continue
-        if value == refusing:
-            return mend
     if "Unknown option" in said:
         return "it is too old: version 0.6 or later is needed"
+    for path, refusing, mend in _SWITCHES:
+        if any(word in said for word in _REFUSAL) and _is_set(path, refusing):
+            return mend
     if "setuid" in said:
         return "a setuid bwrap cannot be used here: chmod u-s it where user namespaces are allowed"
     if os.path.exists("/.dockerenv") or os.path.exists("/run/.containerenv"):

@@ -69,6 +69,11 @@ def test_a_bubblewrap_that_never_answers_ends_with_its_host(
         ForkServer(HostSettings(confine=True, launcher=BubblewrapLauncher()))
 
 
+def test_a_bubblewrap_that_is_too_old_is_told_so(stand_in: Callable[[str], None]) -> None:
+    stand_in("echo 'bwrap: Unknown option --perms' >&2; exit 1")
+    assert "Unknown option --perms; it is too old: version 0.6 or later is needed" in refusal()
+
+
 @pytest.mark.parametrize(
     ("switch", "value", "mend"),
     [

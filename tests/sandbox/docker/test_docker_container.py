@@ -225,3 +225,15 @@ async def test_without_landlock_the_container_keeps_its_guarantees(own: Make) ->
     checks = [check.name for check in CHECKS if check.guarantee in claimed - {"files", "secrets"}]
     results = await check_sandbox(build, guarantees=claimed, only=checks)
     assert [result for result in results if not result.passed] == []
+
+
+async def test_what_a_sandbox_leaves_takes_no_room_of_the_next(own: Make) -> None:
+    spec = replace(own(), docker=replace(own().docker, max_sandboxes=1), require="none")
+    room = "import os\nprint(os.statvfs('.').f_bfree, os.statvfs('.').f_ffree)"
+    async with spec.build() as sandbox:
+        fresh = (await sandbox.run(room)).stdout
+        leave = "import os\nos.mkdir('d')\nopen('d/f', 'wb').write(bytes(2**20))\nos.chmod('d', 0)\nos.chmod('.', 0)"
+        assert (await sandbox.run(leave)).status == "ok"
+        assert (await sandbox.run(room)).stdout != fresh
+    async with spec.build() as following:
+        assert (await following.run(room)).stdout == fresh

@@ -10,12 +10,16 @@ import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.sandbox import BackendReport, Limits, Sandbox, SandboxSpec
+from agentrl.sandbox.backends import report_on
 
 LOST = "the interpreter ended, and its variables with it"
 
 
-@pytest.fixture(params=["landlock", "unsafe"])
+@pytest.fixture(params=["landlock", "bubblewrap", "unsafe"])
 async def sandbox(request: pytest.FixtureRequest, landlock: BackendReport) -> AsyncIterator[Sandbox]:
+    report = report_on(SandboxSpec(request.param))
+    if report.problem is not None:
+        pytest.skip(f"the {report.backend} backend is missing here: {report.problem}")
     async with SandboxSpec(request.param, persist="interpreter").build() as built:
         yield built
 

@@ -171,3 +171,10 @@ async def test_numpy_draws_other_numbers_in_every_run(landlock: BackendReport) -
         drawn = [await sandbox.run("import numpy\nprint(numpy.random.rand())", timeout_s=60) for _ in range(2)]
     assert drawn[0].status == drawn[1].status == "ok", drawn
     assert drawn[0].stdout != drawn[1].stdout
+
+
+def test_a_settled_spec_names_the_backend_that_was_chosen(landlock: BackendReport) -> None:
+    spec = SandboxSpec()
+    settled = spec.settled()
+    assert settled.backend == spec.check().backend != "auto"
+    assert settled.settled() == settled

@@ -14,7 +14,7 @@ from agentrl.rollouts.policy_server import StandingServer
 from agentrl.run.build import LiveObjects, engine_spec, rollout_spec
 from agentrl.run.config import load_config
 from agentrl.run.config.dump import to_yaml
-from agentrl.run.played import policy_folder, stage_alone
+from agentrl.run.played import played_stage, policy_folder, stage_alone
 from agentrl.run.preparation import given_model
 from agentrl.run.record import run_record
 from agentrl.store import RunDirectory, TrajectoryWriter, write_text
@@ -39,7 +39,7 @@ def serve_policy(
 
     Args:
         model: a run directory or a model folder.
-        config, overrides: engine, limits, sampling and rewards, of the last stage.
+        config, overrides: engine, limits, sampling and rewards, of the last stage that plays episodes.
         host, port: the address; port 0 takes a free one.
         out: a new run directory for the trajectories; None keeps none.
         idle_timeout_s: seconds without a request after which an episode ends.
@@ -50,7 +50,7 @@ def serve_policy(
         DataError: there are no such weights.
         MachineError: the address cannot be listened on.
     """
-    stage = load_config(config, overrides, trains=False).resolved_stages()[-1]
+    stage = played_stage(load_config(config, overrides, trains=False))
     folder = given_model(str(policy_folder(model)), Path())
     spec = rollout_spec(stage, LiveObjects(), base_dir=Path(stage.run.base_dir or "."), model=folder)
     renderer = None if spec.renderer is None else spec.renderer.build()

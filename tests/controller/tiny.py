@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.algorithms import make_algorithm
 from agentrl.controller.worker import WorkerSpec
@@ -16,27 +14,13 @@ from agentrl.rollouts.inprocess import TorchEngineSpec
 from agentrl.training import ActorSpec, OptimSpec
 from agentrl.types import SamplingParams, Segment, SegmentKind, Status, Task, Trajectory, TrajectoryGroup, Turn
 from tests.rollouts.bytewise import MODEL_VOCAB, rollout_spec
+from tests.tiny_models import write_qwen3
 
 TASKS = [Task(str(n), ({"role": "user", "content": f"{n}?"},)) for n in range(50)]
 
 
 def write_model(folder: Path) -> Path:
-    torch.manual_seed(7)
-    config = Qwen3Config(
-        vocab_size=MODEL_VOCAB,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        intermediate_size=48,
-        tie_word_embeddings=True,
-        initializer_range=0.08,
-        max_position_embeddings=512,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    (folder / "tokenizer.json").write_text("{}")
-    return folder
+    return write_qwen3(folder, vocab_size=MODEL_VOCAB)
 
 
 def actor_spec(model: Path, **settings: Any) -> ActorSpec:

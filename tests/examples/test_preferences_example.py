@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from transformers import AutoModelForSequenceClassification
 
+from agentrl.cli.main import run as run_command_line
 from agentrl.run import load_config
 from agentrl.run.trainer import Trainer
 from agentrl.store import RunDirectory, TrajectoryReader, read_jsonl
@@ -102,6 +103,16 @@ def test_a_stored_runs_episodes_are_pairs(run: Path) -> None:
         list(pairs_of_run(str(run), min_gap=1e9))
     with pytest.raises(ConfigError, match="begin and end must be shares"):
         list(pairs_of_run(str(run), begin=0.5, end=0.5))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_run_is_examined_with_its_own_reward_model(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command_line(["eval", str(run), "controller.mode=inline", "--samples", "1", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    after = json.loads((run / "summary.json").read_text())["eval"]["questions"]["after"]
+    assert report["failed_samples"] == 0
+    assert report["sources"]["questions"]["avg@1"]["value"] == pytest.approx(after["sampled"], abs=0.25)
 
 
 SHORT = (

@@ -30,11 +30,15 @@ async def test_a_wait_for_a_permit_is_not_counted() -> None:
 async def test_what_is_left_counts_on_after_the_wait() -> None:
     permits = Permits(1)
     await permits.take()
-    with pytest.raises(LimitSpentError, match="turn_timeout"):
+
+    async def wait_then_dawdle() -> None:
         async with within(SHORT_S, "turn_timeout"):
             await give_later(permits)
             await permits.take()
             await asyncio.Event().wait()
+
+    with pytest.raises(LimitSpentError, match="turn_timeout"):
+        await wait_then_dawdle()
 
 
 async def test_every_deadline_around_the_wait_stands_still() -> None:

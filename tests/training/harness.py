@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.algorithms import make_algorithm
 from agentrl.training import (
@@ -25,26 +24,13 @@ from agentrl.training import (
     union,
 )
 from agentrl.types import Batch, SegmentKind, Stats
+from tests.tiny_models import write_qwen3
 
 VOCAB = 96
 
 
-def write_model(folder: Path, *, tied: bool = True) -> Path:
-    torch.manual_seed(7)
-    config = Qwen3Config(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        intermediate_size=48,
-        tie_word_embeddings=tied,
-        initializer_range=0.08,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    (folder / "tokenizer.json").write_text("{}")
-    return folder
+def write_model(folder: Path, **settings: Any) -> Path:
+    return write_qwen3(folder, vocab_size=VOCAB, **settings)
 
 
 def make_batch(

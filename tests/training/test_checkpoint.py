@@ -94,7 +94,7 @@ def test_a_checkpoint_is_never_written_over(model_path: str, tmp_path: Path) -> 
 
 def test_another_models_checkpoint_is_refused(model_path: str, tmp_path: Path) -> None:
     make_actor(model_path, "sft").save(tmp_path / "actor")
-    other = make_actor(str(write_model(tmp_path / "model", tied=False)), "sft")
+    other = make_actor(str(write_model(tmp_path / "model", tie_word_embeddings=False)), "sft")
     with pytest.raises(StoreError, match=r"another model or optimizer: 'model\.hf\.lm_head\.weight' is missing"):
         other.load(tmp_path / "actor")
 

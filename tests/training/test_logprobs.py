@@ -8,12 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM
 
 from agentrl.errors import ConfigError, DataError
 from agentrl.training import partition, policy_model, shards
 from agentrl.training.policy_model import load_policy
 from agentrl.types import Batch
+from tests.tiny_models import SLIDING
 from tests.training.harness import VOCAB, layout, make_actor, make_batch, write_model
 
 
@@ -55,25 +56,12 @@ def test_each_samples_own_temperature_counts(model_path: str) -> None:
 
 
 def test_an_output_layer_of_its_own_is_used(tmp_path: Path) -> None:
-    path, batch = str(write_model(tmp_path, tied=False)), make_batch()
+    path, batch = str(write_model(tmp_path, tie_word_embeddings=False)), make_batch()
     np.testing.assert_allclose(packed_logprobs(path, batch), padded_logprobs(path, batch), atol=1e-5)
 
 
 def test_a_sliding_window_is_kept(tmp_path: Path) -> None:
-    config = Qwen3Config(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        intermediate_size=48,
-        use_sliding_window=True,
-        sliding_window=5,
-        max_window_layers=0,
-    )
-    torch.manual_seed(0)
-    Qwen3ForCausalLM(config).save_pretrained(tmp_path)
+    write_model(tmp_path, **SLIDING)
     batch = make_batch()
     np.testing.assert_allclose(packed_logprobs(str(tmp_path), batch), padded_logprobs(str(tmp_path), batch), atol=1e-5)
 

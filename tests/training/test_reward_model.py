@@ -33,7 +33,7 @@ from agentrl.training import (
 from agentrl.training.policy_model import load_policy
 from agentrl.training.score_model import load_score_model
 from agentrl.types import Batch, BatchShard, Stats
-from tests.training.harness import PLAIN, layout, make_batch
+from tests.training.harness import PLAIN, layout, make_batch, write_model
 
 LENGTHS = (13, 9, 21, 6, 17, 11, 5, 30)
 
@@ -191,9 +191,7 @@ def test_a_causal_model_is_no_reward_model(model_path: str) -> None:
 
 
 def test_a_reward_model_is_no_policy(model_path: str, tmp_path: Path) -> None:
-    from tests.training.harness import write_model
-
-    untied = write_model(tmp_path / "untied", tied=False)
+    untied = write_model(tmp_path / "untied", tie_word_embeddings=False)
     role = learner(str(untied))
     role.export(tmp_path / "rm")
     with pytest.raises(DataError, match="a reward model is no policy to start from"):

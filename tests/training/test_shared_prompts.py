@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from agentrl.training import partition, shards
 from agentrl.training.packing import Family, Packed, micro_batches
 from agentrl.training.policy_model import load_policy
 from agentrl.types import Batch, BatchShard, SegmentKind
-from tests.training.harness import VOCAB, layout, make_batch
+from tests.tiny_models import SLIDING
+from tests.training.harness import layout, make_batch, write_model
 
 
 def alike(shared: int = 6) -> Batch:
@@ -65,20 +65,7 @@ def test_logprobs_and_gradients_are_those_of_samples_apart(model_path: str) -> N
 
 
 def test_a_sliding_window_reaches_back_into_what_is_shared(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        intermediate_size=48,
-        use_sliding_window=True,
-        sliding_window=5,
-        max_window_layers=0,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(tmp_path)
+    write_model(tmp_path, **SLIDING)
     together, _ = outcome(str(tmp_path), alike(), share_prompts=True)
     apart, _ = outcome(str(tmp_path), alike(), share_prompts=False)
 

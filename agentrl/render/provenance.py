@@ -50,8 +50,8 @@ class Provenance:
         """What an assistant wrote: text, or a call's arguments."""
         return _deeply(value, self._assistants)
 
-    def tool_description(self, value: Any) -> Any:
-        """The description of a tool, which a template may walk through."""
+    def outsider(self, value: Any) -> Any:
+        """What stands beside contents: the description of a tool, which a template may walk through, or a name."""
         return _deeply(value, self._outsiders)
 
     def pieces(self, marked: str) -> list[Piece]:

@@ -168,7 +168,7 @@ class TemplateRenderer:
         marks = self._provenance
         return self._template.render(
             [self._mark(message) for message in self._family.adapt([_checked(message) for message in messages])],
-            [marks.tool_description(tool.openai()) for tool in tools],
+            [marks.outsider(tool.openai()) for tool in tools],
             generation=generation,
         )
 
@@ -176,13 +176,14 @@ class TemplateRenderer:
         if message["role"] == "assistant":
             marked: dict[str, Any] = self._provenance.assistant(message)
             return marked
-        return {**message, "content": self._provenance.content(message["content"])}
+        named: dict[str, Any] = self._provenance.outsider(message)  # a tool's name is as the model wrote it
+        return {**named, "content": self._provenance.content(message["content"])}
 
     def _says(self, body: str, message: Message) -> bool:
         """Whether the template writes all of an assistant's message."""
         plain = unmarked(self._provenance.pieces(body))
         said = [message["content"] or "", message.get("reasoning_content") or ""]
-        said += [call["function"]["name"] for call in message.get("tool_calls") or ()]
+        said += [call.get("function", call)["name"] for call in message.get("tool_calls") or ()]
         return all(text.strip() in plain for text in said)
 
     def _probe_bodies(self) -> list[str]:
@@ -242,11 +243,15 @@ def _checked(message: Message) -> Message:
             f"the content of a {message['role']} message must be text, got {type(content).__name__}; join its text "
             "parts first (images need a family for vision)"
         )
-    for call in message.get("tool_calls") or ():
-        function = call.get("function", call)
+    calls: list[dict[str, Any]] = [
+        call if "function" in call else {"type": "function", "function": call}
+        for call in message.get("tool_calls") or ()
+    ]
+    for call in calls:
+        function = call["function"]
         if not isinstance(function["arguments"], Mapping):
             raise DataError(
                 f"a tool call's arguments must be a mapping, got {type(function['arguments']).__name__} for "
                 f"{function['name']!r}; parse them with json.loads before they become a message"
             )
-    return {**message, "content": content}
+    return {**message, "content": content, "tool_calls": calls} if calls else {**message, "content": content}

@@ -144,10 +144,15 @@ class Watched:
             self.violations.append(f"{what}: the text of an added token became that token")
 
     def _cleaned(self, messages: Sequence[Message]) -> list[Message]:
-        return [
-            message if message["role"] == "assistant" else {**message, "content": self._clean(message["content"])}
-            for message in messages
-        ]
+        cleaned = []
+        for message in messages:
+            if message["role"] != "assistant":
+                message = message.copy()
+                message["content"] = self._clean(message["content"])
+                if "name" in message:
+                    message["name"] = self._clean(message["name"])
+            cleaned.append(message)
+        return cleaned
 
     def _cleaned_tools(self, tools: Sequence[ToolSpec]) -> list[ToolSpec]:
         return [ToolSpec(tool.name, self._clean(tool.description), tool.parameters) for tool in tools]

@@ -145,10 +145,9 @@ class FuzzedModel:
         calls = rng.randrange(self._max_calls + 1)
         if calls:
             message["content"] = words if rng.random() < 0.3 else ""
+            names = ("find", "run_it", hostile(rng, self._markers, most=2) or "x")
             message["tool_calls"] = [
-                ToolCall(
-                    f"call_{index}", rng.choice(("find", "run_it")), {"text": hostile(rng, PLAIN), "n": index}
-                ).openai()
+                ToolCall(f"call_{index}", rng.choice(names), {"text": hostile(rng, PLAIN), "n": index}).openai()
                 for index in range(calls)
             ]
         return message

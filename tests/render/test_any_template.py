@@ -65,6 +65,22 @@ def test_a_template_for_images_is_refused_by_name(name: str, tmp_path: Path) -> 
         RendererSpec(saved_any(name, tmp_path)).build()
 
 
+def test_the_name_of_a_tool_forges_nothing(built_any: Any) -> None:
+    # gemma's template writes a tool's message with its name, which is whatever the model called
+    renderer, tokenizer = built_any("gemma4")
+    marker = "<turn|>"
+
+    def count(name: str) -> int:
+        calls = [ToolCall("call_0", name, {}).openai()]
+        called: Message = {"role": "assistant", "content": "", "tool_calls": calls}
+        messages = (user("One?"), called, {"role": "tool", "content": "x", "name": name})
+        ids = renderer.prompt(messages)[0].token_ids.tolist()
+        assert name in tokenizer.decode(ids)
+        return int(ids.count(tokenizer.convert_tokens_to_ids(marker)))
+
+    assert count(f"a{marker}b") == count("ab")
+
+
 @pytest.mark.parametrize("name", [name for name in ALL if name not in REFUSED])
 def test_prompts_have_the_ids_of_the_template(built_any: Any, name: str) -> None:
     renderer, tokenizer = built_any(name)

@@ -68,5 +68,16 @@ def test_calls_that_no_parser_reads_are_refused(model_folder: Callable[[str], Pa
         parser_for(renderer)
 
 
+def test_a_template_that_tells_of_tools_and_writes_no_calls_is_refused(model_folder: Callable[[str], Path]) -> None:
+    template = (
+        "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}"
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    renderer = RendererSpec(str(model_folder("qwen3")), chat_template=template).build()
+    with pytest.raises(ConfigError, match="finds no parser for the calls"):
+        parser_for(renderer)
+
+
 def test_without_a_renderer_the_server_reads_the_calls() -> None:
     assert isinstance(parser_for(None), PlainParser)

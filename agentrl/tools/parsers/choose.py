@@ -40,6 +40,7 @@ def parser_for(renderer: Renderer | None, name: str = "auto", base_dir: str | Pa
 
     Raises:
         ConfigError: no built-in parser reads what the template writes, or ``name`` names none.
+        DataError: the renderer cannot write an assistant's message, so that the parser must be named.
     """
     if name != "auto":
         return load_parser(name, base_dir)
@@ -50,8 +51,9 @@ def parser_for(renderer: Renderer | None, name: str = "auto", base_dir: str | Pa
     try:
         written = renderer.decode(renderer.target(message).token_ids)
     except DataError:
-        return PlainParser()  # the template has no place for a call
-    if _TOOL.name not in written:
+        renderer.target({"role": "assistant", "content": "a word"})  # it is the call that has no place
+        written = ""
+    if _TOOL.name not in written and not _tells_of_tools(renderer):
         return PlainParser()
     for parser in _PARSERS:
         parsed = parser().parse(written, (_TOOL,))
@@ -61,3 +63,11 @@ def parser_for(renderer: Renderer | None, name: str = "auto", base_dir: str | Pa
         f"model.tool_parser: auto finds no parser for the calls that the model's chat template writes: {written!r}; "
         "name your own as package.module:Class, or none for a task without tools"
     )
+
+
+def _tells_of_tools(renderer: Renderer) -> bool:
+    try:
+        prompt = renderer.prompt(({"role": "user", "content": "Hello"},), (_TOOL,))
+    except DataError:
+        return False
+    return any(_TOOL.name in renderer.decode(segment.token_ids) for segment in prompt)

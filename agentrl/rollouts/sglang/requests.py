@@ -15,7 +15,7 @@ from agentrl.rollouts.sglang.fleet import ServerFleet
 from agentrl.rollouts.sglang.servers import Server
 from agentrl.rollouts.sglang.state import EngineState
 from agentrl.rollouts.sglang.wire import generate_body, read_answer
-from agentrl.types import Completion, GenerateRequest
+from agentrl.types import Completion, EngineAccount, GenerateRequest
 
 __all__ = ["Requests"]
 
@@ -30,6 +30,7 @@ class _Flight:
     request: GenerateRequest
     server: Server | None = None
     rid: str = ""
+    aborted: bool = False
 
 
 class Requests:
@@ -68,10 +69,13 @@ class Requests:
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """See ``RolloutEngine.abort``; what was generated so far comes back with the answer."""
-        for request_id in request_ids:
-            flight = self._flights.get(request_id)
-            if flight is not None and flight.server is not None:
-                await flight.server.client.abort(flight.rid)
+        flights = [self._flights[request_id] for request_id in request_ids if request_id in self._flights]
+        for flight in flights:
+            flight.aborted = True
+        await self._state.notify()  # those that wait for a server
+        await asyncio.gather(
+            *(self._forget(flight.server, flight.rid) for flight in flights if flight.server is not None)
+        )
 
     async def release(self, session_id: str) -> None:
         """See ``RolloutEngine.release``. The server's cache forgets by itself: least recently used first."""
@@ -82,7 +86,10 @@ class Requests:
         request = flight.request
         failed: list[Server] = []
         for _ in range(_ATTEMPTS):
-            server = await self._server_for(request, failed)
+            server = await self._server_for(flight, failed)
+            if server is None:
+                account = EngineAccount(int(request.token_ids.size), 0)
+                return Completion(request.request_id, (), "abort", account)
             flight.server, flight.rid = server, f"{request.request_id}#{self._state.owner}.{next(self._numbers)}"
             try:
                 return await self._attempt(flight, server)
@@ -107,7 +114,7 @@ class Requests:
             if call.cancelled() and not server.serving and not _cancelling():
                 raise ServerLostError(f"{server.name} was lost while it had request {request.request_id!r}") from None
             call.cancel()
-            self._in_background(self._forget_request(server, flight.rid))
+            self._in_background(self._forget(server, flight.rid))
             raise
         finally:
             server.calls.discard(call)
@@ -126,12 +133,14 @@ class Requests:
         self._state.kv[request.session_id] = completion.account.prompt_tokens + completion.account.completion_tokens
         return completion
 
-    async def _server_for(self, request: GenerateRequest, failed: Sequence[Server]) -> Server:
-        """Waits until the engine serves; then for ``unavailable_s`` at most until a server does."""
+    async def _server_for(self, flight: _Flight, failed: Sequence[Server]) -> Server | None:
+        """Waits until the engine serves; then for ``unavailable_s`` at most until a server does. None where the
+        request was aborted meanwhile."""
+        request = flight.request
         since: float | None = None
         self.waiting += 1
         try:
-            while True:
+            while not flight.aborted:
                 if self._state.closed or self._state.fault:
                     raise EngineError(
                         self._state.fault or "the engine was closed; build it again", retryable=not self._state.fault
@@ -151,10 +160,11 @@ class Requests:
                             f"no server came back within {self._state.spec.unavailable_s:g} s; {self._fleet.describe()}"
                         )
                 await self._state.wait_changed(timeout_s=1.0)
+            return None
         finally:
             self.waiting -= 1
 
-    async def _forget_request(self, server: Server, rid: str) -> None:
+    async def _forget(self, server: Server, rid: str) -> None:
         try:
             await server.client.abort(rid)
         except EngineError as error:

@@ -128,6 +128,17 @@ async def test_requests_wait_while_the_engine_is_paused(engine: SGLangEngine) ->
     assert made(await task)
 
 
+async def test_a_request_that_waits_can_be_aborted(engine: SGLangEngine) -> None:
+    await asyncio.to_thread(engine.pause, "drain")
+    task = asyncio.create_task(engine.generate(request("waiting", PROMPT)))
+    async with asyncio.timeout(60):
+        while not engine.health().waiting:
+            await asyncio.sleep(0.01)
+    await engine.abort(["waiting"])
+    answer = await task
+    assert (answer.finish_reason, answer.segments) == ("abort", ())
+
+
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
 async def test_a_request_in_flight_survives_a_pause(engine: SGLangEngine, reference: HuggingFace, mode: str) -> None:
     [task] = await in_flight(engine, request("kept", PROMPT, max_new_tokens=400))

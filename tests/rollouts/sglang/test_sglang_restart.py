@@ -6,7 +6,6 @@ import asyncio
 import os
 import shutil
 import signal
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,11 +14,9 @@ import pytest
 
 from agentrl.controller.weights import BucketSender
 from agentrl.rollouts.sglang import SGLangEngine
-from agentrl.run import load_config
-from agentrl.run.trainer import Trainer
-from agentrl.store import read_jsonl
-from tests.rollouts.sglang.models import CONTEXT, HuggingFace, in_flight, logprobs, made, publish, request, versions
-from tests.run.tiny_run import TASK, metrics, states
+from tests.rollouts.sglang.models import HuggingFace, in_flight, logprobs, made, publish, request, versions
+from tests.rollouts.sglang.runs import assert_each_was_trained_once, train
+from tests.run.tiny_run import metrics
 from tests.run.tiny_task import graded
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
@@ -65,56 +62,6 @@ async def test_of_two_servers_one_is_killed_and_comes_back_with_the_current_weig
     again = await asyncio.gather(*(engine.generate(request(f"again{n}", p)) for n, p in enumerate(prompts)))
     for prompt, answer in zip(prompts, again, strict=True):
         np.testing.assert_allclose(logprobs(answer), reference.logprobs(prompt, made(answer)), atol=1e-4)
-
-
-CONFIG = f"""\
-controller: {{mode: inline}}
-env: {{tools: ["{TASK}:add"], announce_tools: false}}
-data: {{train: "{TASK}:tasks", max_prompt_tokens: 64}}
-reward: {{functions: ["{TASK}:graded"]}}
-train: {{steps: 3, batch_prompts: 3}}
-optim: {{lr: 1.0e-2}}
-rollout:
-  engine: sglang
-  group_size: 4
-  max_turns: 3
-  max_turn_tokens: 32
-  max_response_tokens: 120
-  context_tokens: {CONTEXT}
-  turn_timeout_s: 300
-  retries: 8
-"""
-
-
-def train(tmp_path: Path, model: Path, *overrides: str, reward: Callable[..., float] | None = None) -> Path:
-    config, run_dir = tmp_path / "config.yaml", tmp_path / "run"
-    config.write_text(CONFIG, encoding="utf-8")
-    settings = [f"run.dir={run_dir}", f"model.path={model}", *overrides]
-    with Trainer(load_config(config, settings), reward=reward) as trainer:
-        assert trainer.train().steps == 3
-    return run_dir
-
-
-def assert_each_was_trained_once(run_dir: Path) -> None:
-    rows = read_jsonl(run_dir / "ledger.jsonl")
-    trained = Counter((row["draw"], sibling) for row in rows if row["to"] == "trained" for sibling in row["siblings"])
-    assert trained
-    assert max(trained.values()) == 1
-    counts = states(run_dir)
-    left = {state: number for state, number in counts.items() if state in ("running", "finished", "buffered", "taken")}
-    assert not any(left.values())
-    assert counts.get("failed", 0) == 0
-
-
-@pytest.mark.parametrize("weight_sync", ["disk", "tensor", "group"])
-def test_training_publishes_each_step_and_samples_what_it_trains(
-    tmp_path: Path, model: Path, server: str, weight_sync: str
-) -> None:
-    run_dir = train(tmp_path, model, f"rollout.sglang.urls=[{server}]", f"rollout.sglang.weight_sync={weight_sync}")
-    rows = metrics(run_dir)
-    assert [row["policy_version"] for row in rows] == [1, 2, 3]
-    assert max(row["mismatch/logp_abs/max"] for row in rows) < 1e-4
-    assert_each_was_trained_once(run_dir)
 
 
 def test_a_run_goes_on_when_its_server_is_killed_in_the_middle_of_a_step(

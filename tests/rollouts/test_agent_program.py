@@ -16,9 +16,12 @@ import pytest
 
 from agentrl.envs import Rubric
 from agentrl.errors import ConfigError, EngineError
+from agentrl.llm import ChatServerSpec
 from agentrl.rollouts import EpisodeKey, EpisodeRunner, GroupRequest, run_episode
+from agentrl.rollouts.openai_engine import OpenAIEngineSpec
 from agentrl.rollouts.policy_server import PolicyServer, ProgramSpec
 from agentrl.types import Task, Trajectory
+from tests.llm.odd_server import failed, odd_server, said
 from tests.rollouts.bytewise import KEY, call, parts_of, rollout_spec, say, scripted
 
 TASK = Task("t", ({"role": "user", "content": "hi"},), answer="secret", info={"hint": 1})
@@ -267,3 +270,21 @@ def test_a_program_beside_the_configuration_is_found_by_its_path(tmp_path: Path)
         spec.check()
     (tmp_path / "agent.sh").chmod(0o755)
     assert Path(spec.check()).samefile(tmp_path / "agent.sh")
+
+
+async def test_a_program_can_be_examined_with_the_model_of_a_server(program: Any) -> None:
+    spec = program("""
+        said = ask(*task["messages"])
+        try:
+            ask(*task["messages"], said, {"role": "user", "content": "more"})
+        except urllib.error.HTTPError as error:
+            reward(float(json.load(error)["error"]["code"] == "context_length_exceeded"))
+    """)
+    async with odd_server(said("fine"), failed(400, "too long", "context_length_exceeded")) as server:
+        engine = OpenAIEngineSpec(ChatServerSpec(server.url, "m")).build()
+        async with host(engine, rubric=Rubric([])) as parts:
+            trajectory = await run_episode(replace(parts, renderer=None), TASK, KEY, env=spec)
+        await engine.close()
+    assert (str(trajectory.status), trajectory.reward) == ("terminated", 1.0)
+    assert [turn.text for turn in trajectory.turns] == ["fine"]
+    assert trajectory.samples() == ()

@@ -13,7 +13,20 @@ from agentrl.envs import EpisodeView, Rubric
 from agentrl.errors import EngineError, StoreError
 from agentrl.tools import tool
 from agentrl.types import Task, Trajectory
-from tests.rollouts.bytewise import ASSISTANT, END, TOOL, USER, call, ids, laid_out, play, say, scripted
+from tests.rollouts.bytewise import (
+    ASSISTANT,
+    END,
+    TOOL,
+    USER,
+    call,
+    ids,
+    laid_out,
+    parts_of,
+    play,
+    rollout_spec,
+    say,
+    scripted,
+)
 from tests.rollouts.served_policy import ADD, HI, serving
 
 
@@ -492,3 +505,10 @@ async def test_an_episode_that_cannot_be_kept_is_told_to_the_owner() -> None:
         await episode.post("end")
         with pytest.raises(StoreError, match="the disk is full"):
             await asyncio.wait_for(served.server.until_failure(), 20)
+
+
+async def test_the_urls_of_an_episode_are_those_by_which_its_client_reaches_the_endpoint() -> None:
+    async with serving([say("ok")]) as served:
+        by_name = served.url.replace("127.0.0.1", "localhost")
+        opened = (await served.http.post(f"{by_name}/episodes", json={})).json()
+    assert opened["base_url"] == f"{by_name}/episodes/{opened['id']}/v1"

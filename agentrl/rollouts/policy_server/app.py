@@ -48,8 +48,8 @@ class Desk(Protocol):
         """
         ...
 
-    async def open(self, body: Any) -> dict[str, Any]:
-        """Opens an episode; its id and its URLs.
+    async def open(self, body: Any, root: str) -> dict[str, Any]:
+        """Opens an episode; its id, and its URLs below the ``root`` by which the client reaches the endpoint.
 
         Raises:
             Refusal: episodes are not opened by request here, or the body is no task.
@@ -82,7 +82,7 @@ def make_app(desk: Desk) -> FastAPI:
 
     @app.post("/episodes")
     async def open_episode(request: Request) -> dict[str, Any]:
-        return await desk.open(await _json(request))
+        return await desk.open(await _json(request), str(request.base_url).rstrip("/"))
 
     @app.post("/episodes/{episode_id}/v1/chat/completions")
     async def complete(episode_id: str, request: Request) -> Response:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from agentrl.errors import AgentRLError, DataError, RewardError
+from agentrl.errors import AgentRLError, DataError, RewardError, ServerError
 from agentrl.llm import CONTEXT_EXCEEDED
 from agentrl.rollouts.deadline import LimitSpentError, within
 from agentrl.rollouts.policy_server.history import Histories, Place
@@ -151,10 +151,12 @@ class ServedEpisode:
         if not self._end.done():
             self._end.set_result(status)
 
-    def _fail(self, error: AgentRLError) -> None:
+    def _fail(self, error: AgentRLError) -> Refusal:
+        """Ends the episode as failed; what its client is told."""
         if not self._end.done():
             self._end.set_exception(error)
             self._end.exception()  # whoever plays the episode may have gone already
+        return Refusal(503, error.boundary, f"the policy cannot answer: {error}")
 
     def _ready(self, place: Place | None, observed: tuple[Message, ...], request: ChatRequest) -> ReadyTurn:
         turns = self._turns
@@ -209,9 +211,13 @@ class ServedEpisode:
         except LimitSpentError as spent:
             self._settle(Status("truncated", str(spent)))
             raise Refusal(410, "turn_timeout", f"the turn took longer than {timeout_s:g} s") from None
+        except ServerError as error:
+            if error.code != CONTEXT_EXCEEDED:
+                raise self._fail(error) from error
+            self.no_room = Status("truncated", "context_tokens")
+            raise Refusal(400, CONTEXT_EXCEEDED, str(error)) from error
         except AgentRLError as error:
-            self._fail(error)
-            raise Refusal(503, error.boundary, f"the policy cannot answer: {error}") from error
+            raise self._fail(error) from error
         if made is None:
             self._settle(Status("cancelled", "aborted"))
             raise Refusal(503, "aborted", "the request was aborted by the engine's owner")

@@ -54,7 +54,8 @@ class HttpHost:
         async with self._starting:
             if self._serving is None:
                 listening = self._listen()
-                self._url = f"http://{self._address[0]}:{listening.getsockname()[1]}"
+                host = self._address[0]
+                self._url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
                 self._server = _quiet_server(self._desk)
                 self._serving = asyncio.create_task(self._server.serve([listening]))
                 while not self._server.started:
@@ -157,7 +158,7 @@ class PolicyServer:
         """See ``Desk.complete_alone``: a program has an episode."""
         raise Refusal(401, "no_such_episode", "this endpoint serves episodes; use OPENAI_BASE_URL and OPENAI_API_KEY")
 
-    async def open(self, body: Any) -> dict[str, Any]:
+    async def open(self, body: Any, root: str) -> dict[str, Any]:
         """See ``Desk.open``: a program is given its episode."""
         raise Refusal(403, "not_here", "episodes are opened by the training run here, one for each program")
 

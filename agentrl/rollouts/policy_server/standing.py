@@ -84,7 +84,7 @@ class StandingServer(PolicyServer):
         await asyncio.gather(*playing, return_exceptions=True)
         await super().close()
 
-    async def open(self, body: Any) -> dict[str, Any]:
+    async def open(self, body: Any, root: str) -> dict[str, Any]:
         """See ``Desk.open``: the body may hold a ``task``."""
         number = next(self._numbers)
         task = _task(body.get("task", {}), f"served-{number}")
@@ -97,7 +97,8 @@ class StandingServer(PolicyServer):
         player = opened.result()
         self._playing[player.episode_id] = playing
         playing.add_done_callback(lambda _: self._left(player.episode_id))
-        return {"id": player.episode_id, "url": player.url, "base_url": f"{player.url}/v1", "task": task.id}
+        url = f"{root}/episodes/{player.episode_id}"
+        return {"id": player.episode_id, "url": url, "base_url": f"{url}/v1", "task": task.id}
 
     async def outcome(self, episode_id: str) -> dict[str, Any]:
         """See ``Desk.outcome``."""

@@ -27,7 +27,7 @@ from tests.rollouts.bytewise import KEY, TASK, rollout_spec
 from tests.run.tiny_run import CONFIG
 from tests.run.tiny_task import build_model
 
-pytestmark = pytest.mark.slow  # a model is built, and torch loaded by two processes
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # a model is built, and torch loaded by two processes
 
 HI: Any = {"role": "user", "content": "3 and 4?"}
 
@@ -58,7 +58,7 @@ def announced(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     stdout = process.stdout
     threading.Thread(target=lambda: lines.put(stdout.readline()), daemon=True).start()
-    return next(word for word in lines.get(timeout=100).split() if word.startswith("http://"))
+    return next(word for word in lines.get(timeout=400).split() if word.startswith("http://"))
 
 
 def test_an_episode_over_http_is_kept_and_shown(served: tuple[str, Path], capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,9 +21,7 @@ from tests.rollouts.bytewise import (
     call,
     ids,
     laid_out,
-    parts_of,
     play,
-    rollout_spec,
     say,
     scripted,
 )

@@ -56,9 +56,6 @@ def create(
     memory = settings.memory_bytes or memory_bytes
 
     def attempt(*, count_files: bool) -> str:
-        def file_system(options: str, size: int, files: int) -> str:
-            return f"rw,nosuid,nodev,{options},size={size}{f',nr_inodes={files}' if count_files else ''}"
-
         host_config = client.api.create_host_config(
             auto_remove=True,
             network_mode="none",
@@ -71,13 +68,7 @@ def create(
             mem_limit=memory,
             memswap_limit=memory,
             nano_cpus=None if settings.cpus is None else int(settings.cpus * 1e9),
-            tmpfs={
-                **dict.fromkeys(root_paths(settings), file_system("exec,mode=0711", disk_bytes, max_files)),
-                "/tmp": file_system("noexec,mode=0711", 2**16, 16),
-                "/run": file_system("noexec,mode=0700", 2**22, 16),
-                "/dev/shm": file_system("noexec,mode=0700", 2**16, 16),  # no way from one sandbox to another
-                "/dev/mqueue": file_system("noexec,mode=0700", 2**16, 16),
-            },
+            tmpfs=_file_systems(settings, disk_bytes, max_files, count_files=count_files),
             log_config=docker.types.LogConfig(type="none"),
             runtime=settings.runtime,
         )
@@ -108,6 +99,21 @@ def create(
             return attempt(count_files=False)
         except docker.errors.APIError as error:
             raise named_refusal(error, settings) from error
+
+
+def _file_systems(settings: DockerSettings, disk_bytes: int, max_files: int, *, count_files: bool) -> dict[str, str]:
+    """The options of everything that can be written to, by where it is mounted."""
+
+    def options(flags: str, size: int, files: int) -> str:
+        return f"rw,nosuid,nodev,{flags},size={size}{f',nr_inodes={files}' if count_files else ''}"
+
+    return {
+        **dict.fromkeys(root_paths(settings), options("exec,mode=0711", disk_bytes, max_files)),
+        "/tmp": options("noexec,mode=0711", 2**16, 16),
+        "/run": options("noexec,mode=0700", 2**22, 16),
+        "/dev/shm": options("noexec,mode=0700", 2**16, 16),  # no way from one sandbox to another
+        "/dev/mqueue": options("noexec,mode=0700", 2**16, 16),
+    }
 
 
 def named_refusal(error: Any, settings: DockerSettings) -> MachineError | SandboxError:

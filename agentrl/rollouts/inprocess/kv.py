@@ -58,7 +58,8 @@ class KVCache:
 
     def gather(self, layer: int, rows_M: Tensor, num_keys: int) -> tuple[Tensor, Tensor]:
         """Keys and values ``[M·K, num_keys, E]`` of some rows."""
-        both = self._both[:, layer, :, :, :num_keys].index_select(1, rows_M).flatten(1, 2)
+        # not index_select: it first makes the slice contiguous, which copies the whole cache of the layer
+        both = self._both[:, layer, :, :, :num_keys][:, rows_M].flatten(1, 2)
         return both[0], both[1]
 
     def set_visible(self, row: int, length: int) -> None:

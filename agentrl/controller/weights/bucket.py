@@ -71,7 +71,7 @@ def flattened_bucket(arrays: Sequence[WeightArray]) -> bytes:
     The tensor goes by value: it is read by a process of another environment, maybe on another machine.
     """
     flat = torch.cat([torch.from_numpy(array.data) for array in arrays])
-    parts = [b"\x80\x02}(", _opcodes("flattened_tensor"), _opcodes(flat), _opcodes("metadata"), b"]("]
+    parts = [b"\x80\x03}(", _opcodes("flattened_tensor"), _opcodes(flat), _opcodes("metadata"), b"]("]
     start = 0
     for array in arrays:
         end = start + array.data.size
@@ -90,4 +90,4 @@ def flattened_bucket(arrays: Sequence[WeightArray]) -> bytes:
 
 def _opcodes(value: object) -> bytes:
     """A value's pickle without its head (protocol) and its end (stop); its memo's numbers may repeat elsewhere."""
-    return pickle.dumps(value, protocol=2)[2:-1]
+    return pickle.dumps(value, protocol=3)[2:-1]  # 2 has no bytes, 4 adds frames

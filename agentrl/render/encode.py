@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -15,6 +16,10 @@ import numpy.typing as npt
 from agentrl.errors import DataError
 
 __all__ = ["Piece", "PieceEncoder", "Source"]
+
+_REMEMBERED_RUNS, _REMEMBERED_CHARACTERS = 4096, 4096  # so many stretches of text, each so long at most
+
+_Run = tuple[tuple[str, bool], ...]  # adjacent ordinary text by author, and whether that is content
 
 
 class Source(Enum):
@@ -63,6 +68,8 @@ class PieceEncoder:
             Source.ASSISTANT: _any_of(marker for marker in assistant_markers if marker in self.added_ids),
             Source.CONTENT: None,
         }
+        # siblings share prompts, and a conversation rendered anew repeats itself
+        self._remembered = functools.lru_cache(_REMEMBERED_RUNS)(self._encode_run)
 
     def encode(self, pieces: Sequence[Piece]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
         """Ids ``[n]``, and whether each covers at least one character of ``Source.CONTENT`` ``[n]``."""
@@ -95,6 +102,13 @@ class PieceEncoder:
         """Encode the ordinary text gathered in ``run`` as one string, append to ``ids`` and ``content``, empty it."""
         if not run:
             return
+        short = sum(len(part) for part, _ in run) <= _REMEMBERED_CHARACTERS
+        run_ids, run_content = (self._remembered if short else self._encode_run)(tuple(run))
+        ids.extend(run_ids)
+        content.extend(run_content)
+        run.clear()
+
+    def _encode_run(self, run: _Run) -> tuple[tuple[int, ...], tuple[bool, ...]]:
         text = "".join(part for part, _ in run)
         # content_before[i]: how many of the first i characters are content
         content_before = np.zeros(len(text) + 1, dtype=np.int64)
@@ -106,9 +120,8 @@ class PieceEncoder:
                 f"ordinary text became the added tokens {forged}: the tokenizer's merges build them; no text from a "
                 "tool or a user may, so this tokenizer cannot be used"
             )
-        ids.extend(encoding.ids)
-        content.extend(bool(content_before[end] > content_before[start]) for start, end in encoding.offsets)
-        run.clear()
+        content = (bool(content_before[end] > content_before[start]) for start, end in encoding.offsets)
+        return tuple(encoding.ids), tuple(content)
 
 
 def _any_of(markers: Iterable[str]) -> re.Pattern[str] | None:

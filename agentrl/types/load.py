@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
 import threading
 import traceback
@@ -19,6 +20,7 @@ __all__ = ["file_modules", "load_object"]
 
 _FILE_PREFIX = "agentrl_file_"
 _file_lock = threading.RLock()
+_modules_of_files: dict[tuple[str, str, str], str] = {}  # names of modules, by what named their files
 
 
 def load_object(text: str, base_dir: str | Path | None = None) -> Any:
@@ -69,6 +71,16 @@ def file_modules() -> list[ModuleType]:
 
 
 def _module_of_file(source: str, base_dir: str | Path | None) -> ModuleType:
+    start = "" if base_dir is None else str(base_dir)
+    named = (source, start, "" if os.path.isabs(start) or os.path.isabs(source) else os.getcwd())
+    if (loaded := sys.modules.get(_modules_of_files.get(named, ""))) is not None:  # every episode asks for its tools
+        return loaded
+    module = _load_file(source, base_dir)
+    _modules_of_files[named] = module.__name__
+    return module
+
+
+def _load_file(source: str, base_dir: str | Path | None) -> ModuleType:
     path = Path(base_dir or ".", Path(source).expanduser()).resolve()
     if not path.is_file():
         neighbours = [entry.name for entry in path.parent.glob("*.py")] if path.parent.is_dir() else []

@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 
 from agentrl import EpisodeView, Summary, Task, Trainer, load_config, tool
-from agentrl.errors import AgentRLError, ConfigError, DataError, EngineError, StoreError, TrainingError
+from agentrl.errors import (
+    AgentRLError,
+    ConfigError,
+    DataError,
+    EngineError,
+    MachineError,
+    StoreError,
+    TrainingError,
+)
 from agentrl.store import RunDirectory, TrajectoryReader
 from tests.run.tiny_run import CONFIG, TASK, metrics, states
 from tests.run.tiny_task import build_model
@@ -122,8 +130,9 @@ def test_what_is_no_run_is_not_resumed(opened: Open) -> None:
 
 
 def test_an_engine_that_is_not_there_is_refused_before_anything_is_made(opened: Open, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"rollout\.engine='sglang' cannot be used .*; set rollout\.engine=torch"):
-        opened("rollout.engine=sglang", "run.deterministic=false").train()
+    nowhere = tmp_path / "nowhere" / "python"
+    with pytest.raises(MachineError, match=r"rollout\.sglang\.python='.*nowhere/python' is no file; run `agentrl"):
+        opened("rollout.engine=sglang", "run.deterministic=false", f"rollout.sglang.python={nowhere}").train()
     assert not (tmp_path / "run").exists()
 
 

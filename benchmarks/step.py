@@ -188,9 +188,12 @@ def compare(figures: Figures, ours: Side, theirs: Side) -> None:
     figures.at_least("calculator: TRL's step over agentrl's", their_s / own_s, "x", TARGET)
     for phase in ("rollout", "update", "publish"):
         figures.report(f"calculator: {phase}, agentrl", median_of(ours.rows, f"time/{phase}_s"), "s")
-    figures.report("calculator: trained tokens a step, agentrl", median_of(ours.rows, "count/trained_tokens"), "tokens")
-    trained = [128 * float(row["completions/mean_length"]) for row in theirs.rows]
-    figures.report("calculator: trained tokens a step, TRL", statistics.median(trained), "tokens")
+    own_tokens = median_of(ours.rows, "count/trained_tokens")
+    their_tokens = statistics.median(128 * float(row["completions/mean_length"]) for row in theirs.rows)
+    figures.report("calculator: trained tokens a step, agentrl", own_tokens, "tokens")
+    figures.report("calculator: trained tokens a step, TRL", their_tokens, "tokens")
+    per_token = (their_s / their_tokens) / (own_s / own_tokens)
+    figures.report("calculator: TRL's seconds a trained token over agentrl's", per_token, "x")
 
 
 def code(figures: Figures, arguments: argparse.Namespace) -> None:

@@ -67,6 +67,8 @@ class ExecResult:
 class Sandbox(ABC):
     """One session: files persist over its runs until :meth:`reset`, and where asked for an interpreter's variables.
 
+    Temporary files do not: each run finds its temporary folder empty, but those of an interpreter that persists.
+
     Nothing reaches another session. Usable from any event loop and thread; the runs of one sandbox happen one
     after another. Every method raises ``SandboxError`` where the sandbox itself failed; :meth:`reset` then gives a
     fresh one.

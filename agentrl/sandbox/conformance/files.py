@@ -40,8 +40,8 @@ async def _round_trip(factory: Factory) -> None:
 async def _persist_and_reset(factory: Factory) -> None:
     async with factory() as sandbox:
         await sandbox.run("import os, tempfile\nopen('kept', 'w').write('1')\ntempfile.mkstemp(prefix='left')")
-        result = await sandbox.run("print(open('kept').read())")
-        expect(result.stdout == b"1\n", "files persist over the runs of a session", result)
+        result = await sandbox.run("import os, tempfile\nprint(open('kept').read(), os.listdir(tempfile.gettempdir()))")
+        expect(result.stdout == b"1 []\n", "files persist over the runs of a session, temporary ones do not", result)
         await sandbox.reset()
         result = await sandbox.run("import os, tempfile\nprint(os.listdir('.'), os.listdir(tempfile.gettempdir()))")
         expect(result.stdout == b"[] []\n", "a reset leaves nothing", result)

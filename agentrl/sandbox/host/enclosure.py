@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from . import folder, namespaces
+from . import namespaces
 from .landlock import prctl
 
 PLACE, TEMP = "/sandbox", "/tmp"
@@ -118,10 +118,6 @@ class Enclosure:
             namespaces.have_children_in(self._own_pids)
             self.firsts[pid] = first
         return pid
-
-    def empty_temp(self) -> None:
-        """The next run finds ``/tmp`` empty. The folder itself stays: Landlock's rule is about it."""
-        folder.empty(_STORE_TEMP)
 
 
 def enter_run() -> None:

@@ -182,12 +182,12 @@ class Slot:
         self.send(reply, out)
 
     def fork(self) -> int:
-        """Fork a run's process, in namespaces of its own where the slot is enclosed."""
-        if self.enclosure is None:
-            return os.fork()
+        """Fork a run's process, in namespaces of its own where the slot is enclosed; it finds no temporary files."""
         resting = self.resting_pid
         if not resting:
-            self.enclosure.empty_temp()
+            folder.empty(self.temp)  # the folder itself stays: Landlock's rule is about it
+        if self.enclosure is None:
+            return os.fork()
         self.enclosure.firsts = {pid: first for pid, first in self.enclosure.firsts.items() if pid == resting}
         return self.enclosure.fork()
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agentrl.controller.service import Snapshot
+from agentrl.controller.admission import Snapshot
+from agentrl.controller.waiting_groups import read_groups, write_groups
 from agentrl.errors import DataError
 from agentrl.store import write_json
 
 __all__ = ["Checkpoints", "Manifest"]
+
+_GROUPS = "waiting_groups.parquet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +66,13 @@ class Checkpoints:
 
     def commit(self, folder: Path, manifest: Manifest) -> None:
         """Makes the checkpoint exist, then deletes those that are no longer kept, and what was never one."""
+        rollouts = manifest.rollouts
+        if rollouts.groups:
+            write_groups(folder / _GROUPS, rollouts.groups)
         files = {str(p.relative_to(folder)): p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()}
-        write_json(folder / "manifest.json", {**asdict(manifest), "files": files})
+        record = asdict(replace(manifest, rollouts=replace(rollouts, groups=()), files=files))
+        del record["rollouts"]["groups"]  # their file holds them
+        write_json(folder / "manifest.json", record)
         if self._keep_last:
             kept = self._complete()[-self._keep_last :]
             for old in set(self._folder.glob("step=*")) - set(kept):
@@ -93,6 +101,8 @@ class Checkpoints:
             if not path.is_file() or path.stat().st_size != size:
                 found = f"{path.stat().st_size} bytes" if path.is_file() else "nothing"
                 raise DataError(self._torn(folder, f"{name} should have {size} bytes, found {found}"))
+        if _GROUPS in manifest.files:
+            manifest = replace(manifest, rollouts=replace(manifest.rollouts, groups=read_groups(folder / _GROUPS)))
         return folder, manifest
 
     def _complete(self) -> list[Path]:

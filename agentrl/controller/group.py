@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from agentrl.controller.weights import WeightsReport
 from agentrl.controller.worker import Worker, WorkerSpec
 from agentrl.errors import TrainingError
-from agentrl.rollouts import GroupOutcome, GroupRequest
+from agentrl.rollouts import GroupOutcome, GroupRequest, PauseMode
 from agentrl.training import DistSpec
 
 __all__ = ["LocalGroup", "WorkerGroup"]
@@ -33,8 +33,9 @@ class WorkerGroup(Protocol):
         """Calls a role's method on ranks 0 .. len(args_by_rank) - 1, each with its own arguments."""
         ...
 
-    def publish(self, version: int) -> list[WeightsReport | None]:
-        """Every rank's engine serves the actor's weights as ``version`` when this returns."""
+    def publish(self, version: int, mode: PauseMode = "retract") -> list[WeightsReport | None]:
+        """Every rank's engine, paused by ``mode`` meanwhile, serves the actor's weights as ``version`` when this
+        returns."""
         ...
 
     def submit(self, requests: Sequence[GroupRequest]) -> None: ...
@@ -77,9 +78,9 @@ class LocalGroup:
         with self._sound():
             return [self._worker.call(role, method, args) for args in args_by_rank]
 
-    def publish(self, version: int) -> list[WeightsReport | None]:
+    def publish(self, version: int, mode: PauseMode = "retract") -> list[WeightsReport | None]:
         with self._sound():
-            return [self._worker.publish(version)]
+            return [self._worker.publish(version, mode)]
 
     def submit(self, requests: Sequence[GroupRequest]) -> None:
         self._worker.submit(requests)

@@ -16,7 +16,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from agentrl.controller.weights import WeightsReport
 from agentrl.controller.worker import Worker, WorkerSpec
 from agentrl.errors import AgentRLError, TrainingError
-from agentrl.rollouts import GroupOutcome, GroupRequest
+from agentrl.rollouts import GroupOutcome, GroupRequest, PauseMode
 from agentrl.training import DistSpec
 from agentrl.types import file_modules
 
@@ -79,8 +79,8 @@ class _Rank:
     def call(self, role: str, method: str, args: Sequence[Any]) -> Any:
         return self._hosted.call(role, method, args)
 
-    def publish(self, version: int) -> WeightsReport | None:
-        return self._hosted.publish(version)
+    def publish(self, version: int, mode: PauseMode) -> WeightsReport | None:
+        return self._hosted.publish(version, mode)
 
     @ray.method(concurrency_group="episodes")
     def submit(self, requests: Sequence[GroupRequest]) -> None:
@@ -148,9 +148,9 @@ class RayGroup:
             refs = [rank.call.remote(role, method, args) for rank, args in zip(ranks, args_by_rank, strict=True)]
         return self._gather(refs, f"{role}.{method}")
 
-    def publish(self, version: int) -> list[WeightsReport | None]:
+    def publish(self, version: int, mode: PauseMode = "retract") -> list[WeightsReport | None]:
         with self._order:
-            refs = [rank.publish.remote(version) for rank in self._ranks]
+            refs = [rank.publish.remote(version, mode) for rank in self._ranks]
         return self._gather(refs, f"publish({version})")
 
     def submit(self, requests: Sequence[GroupRequest]) -> None:

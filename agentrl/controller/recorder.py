@@ -78,7 +78,7 @@ class Recorder:
         """Stores a group's trajectories; those of training count in the step's metrics."""
         for trajectory in (*outcome.retried, *outcome.group.trajectories):
             self._writer.write(trajectory, self._step + (outcome.request.purpose == "train"))
-            if not trajectory.status.finished:
+            if trajectory.status.kind == "failed":
                 self._failed(trajectory)
         if outcome.request.purpose == "train":
             with self._lock:
@@ -94,15 +94,23 @@ class Recorder:
             self._taken += self._outcomes
             self._outcomes = []
         episodes = [trajectory for outcome in self._taken for trajectory in outcome.group.trajectories]
-        if episodes and not any(trajectory.status.finished for trajectory in episodes):
-            first = episodes[0].status
+        failed = [trajectory for trajectory in episodes if trajectory.status.kind == "failed"]
+        if failed and not any(trajectory.status.finished for trajectory in episodes):
+            first = failed[0].status
             raise EngineError(
-                f"every one of the {len(episodes)} episodes of step {self._step + 1} of stage {self._stage!r} ended as "
+                f"every one of the {len(failed)} episodes of step {self._step + 1} of stage {self._stage!r} ended as "
                 f"{first}: {first.detail or 'see events.jsonl'}; mend that, then go on with --resume",
                 retryable=False,
             )
 
-    def step(self, state: TrainState, groups: Sequence[TrajectoryGroup], batch: Batch | None, stats: Stats) -> None:
+    def step(
+        self,
+        state: TrainState,
+        groups: Sequence[TrajectoryGroup],
+        batch: Batch | None,
+        stats: Stats,
+        counts: Mapping[str, int],
+    ) -> None:
         """A step's numbers, to every sink and the display.
 
         Args:
@@ -110,6 +118,7 @@ class Recorder:
             groups: those that were trained.
             batch: made of them; None where there was nothing to train.
             stats: of the updates.
+            counts: what else happened to groups, by the metric's name.
         """
         outcomes, self._taken = self._taken, []
         self._step = state.step
@@ -125,6 +134,7 @@ class Recorder:
         values |= self._evaluated
         self._evaluated = {}
         values |= {"policy_version": float(state.policy_version), "time/step_s": seconds}
+        values |= {name: float(count) for name, count in counts.items()}
         if batch is not None:
             values |= _staleness(batch, state)
             values["count/trained_tokens"] = float(np.count_nonzero(batch.loss_mask))
@@ -175,7 +185,8 @@ class Recorder:
         )
 
     def _alert(self, values: Mapping[str, float], step: int) -> None:
-        excluded = values.get("excluded_frac", 0.0)
+        failed = sum(value for name, value in values.items() if name.startswith("failed/"))
+        excluded = failed / max(1.0, values.get("count/trajectories", 0.0))
         if excluded > _EXCLUDED_ALERT:
             text = f"step {step}: {excluded:.1%} of the episodes failed and are excluded; see events.jsonl"
             self._view.alert(text)
@@ -212,7 +223,20 @@ def _staleness(batch: Batch, state: TrainState) -> dict[str, float]:
     if not versions.size:
         return {}
     behind = state.policy_version - 1 - versions  # the update's own version is the one before its publish
-    return {"async/staleness/mean": float(behind.mean()), "async/staleness/max": float(behind.max())}
+    return {
+        "async/staleness/mean": float(behind.mean()),
+        "async/staleness/max": float(behind.max()),
+        "async/mixed_frac": _mixed_frac(batch),
+    }
+
+
+def _mixed_frac(batch: Batch) -> float:
+    """The share of trajectories whose tokens are of more than one policy version."""
+    owners = batch.trajectory[np.repeat(np.arange(batch.num_samples), batch.lengths)]
+    sampled = batch.policy_versions >= 0
+    pairs = np.unique(np.stack([owners[sampled], batch.policy_versions[sampled]]), axis=1)
+    versions = np.bincount(pairs[0], minlength=batch.num_trajectories)
+    return float(np.count_nonzero(versions > 1) / batch.num_trajectories)
 
 
 def _sandboxes(outcomes: Sequence[GroupOutcome]) -> dict[str, float]:

@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+from agentrl.controller.admission import Snapshot, StaleRule
 from agentrl.controller.group import WorkerGroup
 from agentrl.controller.ledger import Ledger
-from agentrl.controller.service import RolloutService, Snapshot
+from agentrl.controller.service import RolloutService
 from agentrl.controller.state import TrainState
-from agentrl.rollouts import GroupOutcome, GroupRequest
+from agentrl.rollouts import GroupOutcome, GroupRequest, PauseMode
 from agentrl.types import TrajectoryGroup
 
-__all__ = ["CapacitySchedule", "DemonstrationSchedule", "Schedule"]
+__all__ = ["CapacitySchedule", "DemonstrationSchedule", "Overlap", "Schedule"]
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """How far rollouts may run ahead of training (docs/controller.md, Schedule).
+
+    Args:
+        max_staleness: η: published versions that a trained token may lie behind; 0 is the synchronous schedule.
+        on_publish: what becomes of requests in flight at a publish: ``drain`` lets them end first, ``retract`` and
+            ``in_place`` interrupt them, and they go on under the new version.
+        stale: what becomes of groups with older tokens.
+    """
+
+    max_staleness: int = 0
+    on_publish: PauseMode = "retract"
+    stale: StaleRule = "drop"
 
 
 class Schedule(Protocol):
     """``next_groups`` blocks until a batch may be trained, ``publish`` until the engines serve the new weights."""
 
-    max_staleness: int
-    """η: published versions that a trained token may lie behind."""
+    overlap: Overlap
 
     def start(self, state: TrainState) -> None:
         """Engines serve these weights; admission opens."""
@@ -45,27 +62,38 @@ class Schedule(Protocol):
         """What a checkpoint must know of the rollouts."""
         ...
 
+    def take_counts(self) -> Mapping[str, int]:
+        """What happened to groups since the last call, by the metric's name."""
+        ...
+
     def close(self) -> None: ...
 
 
 class CapacitySchedule:
-    """Rollouts within a capacity (docs/controller.md, Schedules): η = 0 is the synchronous schedule.
+    """Rollouts within a capacity (docs/controller.md, Schedule).
 
     Args:
         group: whose engines generate.
-        open_service: starts the rollout service, after so many steps, once the engines serve the first weights.
+        open_service: starts the rollout service from a state, once the engines serve its weights.
+        overlap: how far rollouts may run ahead; the service's admission says the same.
         wait_s: deadline of one wait for a batch or an evaluation.
     """
 
-    max_staleness = 0
-
-    def __init__(self, group: WorkerGroup, open_service: Callable[[int], RolloutService], *, wait_s: float) -> None:
+    def __init__(
+        self,
+        group: WorkerGroup,
+        open_service: Callable[[TrainState], RolloutService],
+        *,
+        overlap: Overlap = Overlap(),
+        wait_s: float,
+    ) -> None:
+        self.overlap = overlap
         self._group, self._open_service, self._wait_s = group, open_service, wait_s
         self._service: RolloutService | None = None
 
     def start(self, state: TrainState) -> None:
         self._group.publish(state.policy_version)
-        self._service = self._open_service(state.step)
+        self._service = self._open_service(state)
 
     def next_groups(self, step: int) -> list[TrajectoryGroup]:
         return self._running.next_groups(step, self._wait_s)
@@ -76,8 +104,9 @@ class CapacitySchedule:
     def publish(self, state: TrainState, *, changed: bool) -> TrainState:
         if changed:
             state = state.published()
-            self._group.publish(state.policy_version)
-        self._running.make_room()
+            self._running.before_publish(state.policy_version)
+            self._group.publish(state.policy_version, self.overlap.on_publish)
+        self._running.make_room(state.policy_version)
         return state
 
     def evaluate(self, requests: Sequence[GroupRequest]) -> list[GroupOutcome]:
@@ -85,6 +114,9 @@ class CapacitySchedule:
 
     def snapshot(self) -> Snapshot:
         return self._running.snapshot()
+
+    def take_counts(self) -> Mapping[str, int]:
+        return self._running.take_counts()
 
     def close(self) -> None:
         if self._service is not None:
@@ -108,7 +140,7 @@ class DemonstrationSchedule:
         start: draw that the rows begin at.
     """
 
-    max_staleness = 0
+    overlap = Overlap()
 
     def __init__(
         self,
@@ -145,6 +177,9 @@ class DemonstrationSchedule:
     def snapshot(self) -> Snapshot:
         self._ledger.sync()
         return Snapshot(next_draw=self._draw, outstanding=(), spent=0, ledger_offset=self._ledger.offset)
+
+    def take_counts(self) -> Mapping[str, int]:
+        return {}
 
     def close(self) -> None:
         """Nothing was started."""

@@ -1,13 +1,15 @@
-"""Admission, intake and the buffer: the one thread beside the loop (docs/controller.md)."""
+"""Draws go out, outcomes come in, what may be trained waits: the one thread beside the loop (docs/controller.md)."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from agentrl.algorithms import Keep
+from agentrl.controller.admission import Admission, Snapshot
 from agentrl.controller.draws import DrawOrder
 from agentrl.controller.fleet import Fleet
 from agentrl.controller.ledger import Ledger, LedgerState
@@ -15,7 +17,7 @@ from agentrl.errors import AgentRLError, EngineError
 from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.types import TrajectoryGroup
 
-__all__ = ["Admission", "Intake", "KeepGroup", "RolloutService", "Snapshot"]
+__all__ = ["Intake", "KeepGroup", "RolloutService"]
 
 _POLL_S = 0.2
 _CLOSE_S = 30.0
@@ -23,42 +25,6 @@ _CLOSE_S = 30.0
 
 KeepGroup = Callable[[TrajectoryGroup], Keep]
 Intake = Callable[[GroupOutcome], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """Bounds on what is in flight, in groups.
-
-    Args:
-        batch_groups: B, groups a batch.
-        group_size: siblings of a group.
-        max_staleness: η; a draw is issued while in_training + buffered + running < (η + 1)·B.
-        last_step: nothing is issued once its batch is taken.
-        max_refill: at most ``max_refill·B`` draws beyond B are issued for one batch.
-        in_draw_order: batches are closed in draw order, and draws are issued only while the loop waits for them,
-            so that nothing is in flight at a checkpoint (``run.deterministic``).
-    """
-
-    batch_groups: int
-    group_size: int
-    last_step: int
-    max_staleness: int = 0
-    max_refill: float = 0.0
-    in_draw_order: bool = False
-
-    @property
-    def draws_per_batch(self) -> int:
-        return self.batch_groups + int(self.max_refill * self.batch_groups)
-
-
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """What a checkpoint must know: draws to issue again, the next new one, and how much of the refill is spent."""
-
-    next_draw: int
-    outstanding: tuple[int, ...]
-    spent: int
-    ledger_offset: int
 
 
 class RolloutService:
@@ -71,8 +37,9 @@ class RolloutService:
         admission: bounds.
         keep_group: whether a finished group may be trained on.
         intake: called with every outcome as it comes in (store, metrics), evaluation's included.
-        start: the draws to go on from.
+        start: the draws to go on from, and groups that wait already.
         step: steps done before.
+        version: policy version that is served.
     """
 
     def __init__(
@@ -85,20 +52,24 @@ class RolloutService:
         intake: Intake,
         start: Snapshot,
         step: int = 0,
+        version: int = 0,
     ) -> None:
         self._fleet, self._order, self._ledger, self._admission = fleet, order, ledger, admission
         self._keep_group, self._intake = keep_group, intake
         self._next_draw, self._again = start.next_draw, list(start.outstanding)
         self._issued = start.spent
-        self._running: set[int] = set()
+        self._running: dict[int, int] = {}  # the version served when a draw was issued: none of its tokens is older
+        self._cut: dict[int, str] = {}  # of those that run: what is being cancelled, and why
         self._buffer: list[TrajectoryGroup] = []
-        self._in_training, self._step = 0, step
+        self._in_training, self._step, self._version = 0, step, version
+        self._counts: Counter[str] = Counter()
         self._waiting = False
         self._held = 0
         self._evaluating: dict[str, tuple[int, list[GroupOutcome]]] = {}
         self._error: BaseException | None = None
         self._closing = False
         self._changed = threading.Condition()
+        self._take_over(start.groups)
         self._thread = threading.Thread(target=self._serve, name="rollout-service", daemon=True)
         self._thread.start()
 
@@ -122,7 +93,9 @@ class RolloutService:
                 self._buffer.sort(key=lambda group: group.draw)
             taken, self._buffer = self._buffer[:size], self._buffer[size:]
             self._in_training, self._step = size, step  # a short batch makes no room before it is published
-            self._issued = len(self._buffer) + len(self._running)
+            if self._admission.runs_for_nothing(step):
+                self._cancel(self._running, "surplus")
+            self._issued = len(self._buffer) + len(self._running.keys() - self._cut.keys())
             for group in taken:
                 self._ledger.move(group.draw, _finished(group), "taken", step=step)
             return taken
@@ -131,11 +104,27 @@ class RolloutService:
         """The given groups were trained in ``step``; durable when this returns."""
         self._ledger.trained({group.draw: _finished(group) for group in groups}, step)
 
-    def make_room(self) -> None:
-        """The batch in training is published: its place is free."""
+    def before_publish(self, version: int) -> None:
+        """``version`` is served next: what runs and could not be trained by it any more is cancelled."""
         with self._changed:
-            self._in_training = 0
+            if self._admission.stale == "drop":
+                oldest = version - self._admission.max_staleness
+                self._cancel([draw for draw, issued in self._running.items() if issued < oldest], "stale")
+
+    def make_room(self, version: int) -> None:
+        """The batch in training is published, and ``version`` is served: its place is free."""
+        with self._changed:
+            self._in_training, self._version = 0, version
+            waiting, self._buffer = self._buffer, []
+            for group in waiting:
+                self._buffer_or_drop(group)
             self._changed.notify_all()
+
+    def take_counts(self) -> Mapping[str, int]:
+        """What happened since the last call, by the metric's name."""
+        with self._changed:
+            counts, self._counts = self._counts, Counter()
+            return counts
 
     def evaluate(self, requests: Sequence[GroupRequest], deadline_s: float) -> list[GroupOutcome]:
         """Rolls out groups that are not trained; no new training episodes are issued meanwhile."""
@@ -156,9 +145,14 @@ class RolloutService:
         """What a checkpoint must know, at one moment; the ledger's rows up to there are durable."""
         with self._changed:
             self._ledger.sync()
-            outstanding = sorted({*self._running, *(group.draw for group in self._buffer), *self._again})
-            spent = max(0, self._issued - len(self._running) - len(self._buffer))
-            return Snapshot(self._next_draw, tuple(outstanding), spent, self._ledger.offset)
+            going_on = self._running.keys() - self._cut.keys()
+            return Snapshot(
+                next_draw=self._next_draw,
+                outstanding=tuple(sorted({*going_on, *self._again})),
+                spent=max(0, self._issued - len(going_on) - len(self._buffer)),
+                ledger_offset=self._ledger.offset,
+                groups=tuple(self._buffer),
+            )
 
     def close(self) -> None:
         """Ends admission and the thread; what runs is cancelled and recorded as such. A second call does nothing."""
@@ -176,12 +170,11 @@ class RolloutService:
 
     def _cancel_running(self) -> None:
         """Ends what runs and waits until it came back, so that nothing of it meets whoever uses the fleet next."""
-        self._fleet.cancel(sorted(self._running))
+        self._fleet.cancel(sorted(self._running.keys() - self._cut.keys()))
         end = time.monotonic() + _CLOSE_S
         while self._running:
             for outcome in self._fleet.collect(_POLL_S):
-                self._intake(outcome)
-                self._take_in(outcome)
+                self._come_in(outcome)
             if time.monotonic() > end:
                 raise EngineError(f"cancelled groups did not end within {_CLOSE_S:.0f} s", retryable=False)
 
@@ -215,11 +208,12 @@ class RolloutService:
         return sorted(group.draw for group in self._buffer)[size - 1] < min(self._running)
 
     def _may_issue(self) -> bool:
-        bounds = self._admission
-        if self._step >= bounds.last_step:
-            return False
-        in_flight = self._in_training + len(self._buffer) + len(self._running)
-        return in_flight < (bounds.max_staleness + 1) * bounds.batch_groups and self._issued < bounds.draws_per_batch
+        return self._admission.has_room(
+            step=self._step,
+            in_training=self._in_training,
+            to_come=len(self._buffer) + len(self._running),
+            issued=self._issued,
+        )
 
     def _serve(self) -> None:
         try:
@@ -235,10 +229,7 @@ class RolloutService:
                         self._changed.wait(_POLL_S)
                         continue
                 for outcome in self._fleet.collect(_POLL_S):
-                    self._intake(outcome)
-                    with self._changed:
-                        self._take_in(outcome)
-                        self._changed.notify_all()
+                    self._come_in(outcome)
         except BaseException as error:  # noqa: BLE001 - boundary: handed to the loop, which raises it
             with self._changed:
                 self._error = error
@@ -247,13 +238,29 @@ class RolloutService:
     def _admit(self) -> list[GroupRequest]:
         requests = []
         while not self._held and (self._waiting or not self._admission.in_draw_order) and self._may_issue():
-            draw = self._again.pop(0) if self._again else self._next_draw
+            draw = self._next_draw
+            if self._again:
+                draw = self._again.pop(0)
+                self._counts["count/restarted_groups"] += 1
             self._next_draw = max(self._next_draw, draw + 1)
-            self._ledger.issue(draw, self._admission.group_size)
-            self._running.add(draw)
+            bounds = self._admission
+            request = GroupRequest(
+                draw, self._order.task(draw), bounds.group_size, extra_siblings=bounds.extra_siblings
+            )
+            self._ledger.issue(draw, request.num_siblings)
+            self._running[draw] = self._version
             self._issued += 1
-            requests.append(GroupRequest(draw, self._order.task(draw), self._admission.group_size))
+            requests.append(request)
         return requests
+
+    def _come_in(self, outcome: GroupOutcome) -> None:
+        reason = "" if outcome.request.label else self._cut.get(outcome.request.draw, "")
+        if reason:
+            outcome = replace(outcome, group=_with_reason(outcome.group, reason))
+        self._intake(outcome)
+        with self._changed:
+            self._take_in(outcome)
+            self._changed.notify_all()
 
     def _take_in(self, outcome: GroupOutcome) -> None:
         request, group = outcome.request, outcome.group
@@ -261,19 +268,61 @@ class RolloutService:
             if request.label in self._evaluating:  # else its evaluation was given up
                 self._evaluating[request.label][1].append(outcome)
             return
-        self._running.discard(request.draw)
+        self._running.pop(request.draw, None)
+        self._cut.pop(request.draw, None)
+        finished = _finished(group)
+        self._enter_ends(group)
+        if not finished:
+            return
+        decision = self._keep_group(group)
+        if decision.keep:
+            self._ledger.move(group.draw, finished, "buffered")
+            self._buffer_or_drop(group)
+        else:
+            self._ledger.move(group.draw, finished, "dropped", reason=decision.reason)
+
+    def _buffer_or_drop(self, group: TrajectoryGroup) -> None:
+        """Keeps a group for a batch, unless it is too old for any that is still to come."""
+        versions = [version for trajectory in group.finished for version in trajectory.policy_versions]
+        if self._admission.too_old(versions, self._version):
+            self._ledger.move(group.draw, _finished(group), "dropped", reason="stale")
+            self._counts["async/dropped"] += 1
+        else:
+            self._buffer.append(group)
+
+    def _cancel(self, draws: Iterable[int], reason: str) -> None:
+        new = sorted(draw for draw in draws if draw not in self._cut)
+        if new:
+            self._cut |= dict.fromkeys(new, reason)
+            self._fleet.cancel(new)
+
+    def _take_over(self, groups: Sequence[TrajectoryGroup]) -> None:
+        """Groups of a checkpoint that wait to be trained come into this attempt's ledger."""
+        for group in groups:
+            self._ledger.issue(group.draw, len(group.trajectories), resumed=True)
+            self._enter_ends(group)
+            self._ledger.move(group.draw, _finished(group), "buffered")
+            self._buffer_or_drop(group)
+            self._issued += 1
+
+    def _enter_ends(self, group: TrajectoryGroup) -> None:
         finished = _finished(group)
         for trajectory in group.trajectories:
             if trajectory.sibling not in finished:
                 ended: LedgerState = "cancelled" if trajectory.status.kind == "cancelled" else "failed"
                 self._ledger.move(group.draw, [trajectory.sibling], ended, reason=trajectory.status.reason)
         self._ledger.move(group.draw, finished, "finished")
-        decision = self._keep_group(group)
-        if decision.keep:
-            self._ledger.move(group.draw, finished, "buffered")
-            self._buffer.append(group)
-        else:
-            self._ledger.move(group.draw, finished, "dropped", reason=decision.reason)
+
+
+def _with_reason(group: TrajectoryGroup, reason: str) -> TrajectoryGroup:
+    """A group that was cancelled here, with the reason; what came to its end all the same stays as it is."""
+    return replace(
+        group,
+        trajectories=tuple(
+            replace(t, status=replace(t.status, reason=reason)) if str(t.status) == "cancelled(cancelled)" else t
+            for t in group.trajectories
+        ),
+    )
 
 
 def _finished(group: TrajectoryGroup) -> list[int]:

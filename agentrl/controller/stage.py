@@ -115,7 +115,8 @@ class StageRun:
             return None
         if self.settings.shuffle_rewards:
             groups = _shuffled(groups, seed_for(self.settings.seed, "shuffle_rewards", state.step))
-        self._assert_fresh(groups, state)
+        if self.schedule.overlap.stale == "drop":
+            self._assert_fresh(groups, state)
         rewards = _rewards_of(groups, seed_for(self.settings.seed, "credit", state.step))
         credit = self.algorithm.credit(rewards, state.algorithm)
         trained = self.algorithm.trains
@@ -126,6 +127,7 @@ class StageRun:
             credit=credit.trajectory.astype(np.float32),
             turn_credit=credit.turn.astype(np.float32),
             trained=trained,
+            oldest_version=state.policy_version - self.schedule.overlap.max_staleness,
         )
         return PlannedBatch.plan(
             batch,
@@ -141,7 +143,7 @@ class StageRun:
 
     def _assert_fresh(self, groups: Sequence[TrajectoryGroup], state: TrainState) -> None:
         """No trained token is staler than the schedule allows."""
-        oldest = state.policy_version - self.schedule.max_staleness
+        oldest = state.policy_version - self.schedule.overlap.max_staleness
         for trajectory in (t for group in groups for t in group.finished if t.policy_versions):
             if min(trajectory.policy_versions) < oldest:
                 raise TrainingError(
@@ -163,7 +165,12 @@ class StageRun:
         self, state: TrainState, groups: Sequence[TrajectoryGroup], batch: PlannedBatch | None, stats: Stats
     ) -> None:
         """Annotations, metrics and the display's line of a step."""
-        self._recorder.step(state, groups, batch.batch if batch else None, stats)
+        counts = dict(self.schedule.take_counts())
+        if batch is not None and self.schedule.overlap.stale == "mask_tokens":
+            versions = batch.batch.policy_versions  # those that the published weights were made of
+            oldest = state.policy_version - 1 - self.schedule.overlap.max_staleness
+            counts["async/masked_tokens"] = int(np.count_nonzero((versions >= 0) & (versions < oldest)))
+        self._recorder.step(state, groups, batch.batch if batch else None, stats, counts)
 
     def evaluate_before(self, state: TrainState) -> None:
         """Examines the weights that the stage starts from, unless a resumed run did."""

@@ -13,7 +13,15 @@ import torch
 
 from agentrl.controller.weights import WeightsReport, publish_in_process
 from agentrl.errors import AgentRLError, ConfigError, TrainingError
-from agentrl.rollouts import EngineControl, EpisodeRunner, GroupOutcome, GroupRequest, RolloutEngine, RolloutSpec
+from agentrl.rollouts import (
+    EngineControl,
+    EpisodeRunner,
+    GroupOutcome,
+    GroupRequest,
+    PauseMode,
+    RolloutEngine,
+    RolloutSpec,
+)
 from agentrl.training import (
     Actor,
     ActorSpec,
@@ -117,11 +125,11 @@ class Worker:
                 traceback_text=traceback.format_exc(),
             ) from error
 
-    def publish(self, version: int) -> WeightsReport | None:
-        """Gives the engine here the actor's weights; every rank takes part in gathering them."""
+    def publish(self, version: int, mode: PauseMode) -> WeightsReport | None:
+        """Gives the engine here, paused by ``mode``, the actor's weights; every rank takes part in gathering them."""
         actor = self._roles["actor"]
         assert isinstance(actor, Actor)
-        return publish_in_process(actor, self._engine, version)
+        return publish_in_process(actor, self._engine, version, mode)
 
     def submit(self, requests: Sequence[GroupRequest]) -> None:
         """Starts groups in this worker's episode thread."""

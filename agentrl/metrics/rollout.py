@@ -63,6 +63,8 @@ def _counts(
         metrics["excluded_frac"] = 1.0 - len(finished) / len(everyone)
     if compared:
         metrics["group/zero_std_frac"] = 1.0 - len(with_signal) / len(compared)
+    if stragglers := sum(trajectory.status.reason == "straggler" for trajectory in everyone):
+        metrics["count/stragglers"] = float(stragglers)
     excluded = Counter(
         f"{trajectory.status.kind}/{trajectory.status.reason or 'unknown'}"
         for trajectory in everyone

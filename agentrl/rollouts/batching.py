@@ -27,6 +27,7 @@ def make_batch(
     credit: npt.NDArray[np.float32],
     turn_credit: npt.NDArray[np.float32] | None = None,
     trained: AbstractSet[SegmentKind] = POLICY_ONLY,
+    oldest_version: int = 0,
 ) -> Batch:
     """Packs the finished trajectories of ``groups`` (docs/tokens.md, Batch).
 
@@ -35,6 +36,7 @@ def make_batch(
         credit: ``[J]`` what the algorithm gives each finished trajectory, in the same order.
         turn_credit: ``[U]`` what it gives each turn; zeros by default.
         trained: kinds that are trained where their sample owns the turn.
+        oldest_version: sampled tokens of an earlier policy version are not trained.
 
     Returns:
         The batch. A trajectory of several samples keeps one row in the [J] columns.
@@ -51,7 +53,7 @@ def make_batch(
     group_row = [row for row, group in enumerate(groups) for _ in group.finished]
     turns = turns_of(groups)
     first_turn = np.cumsum([0, *(len(trajectory.turns) for trajectory in trajectories)])
-    packed = _Packed(trained)
+    packed = _Packed(trained, oldest_version)
     for row, trajectory in enumerate(trajectories):
         for sample in trajectory.samples():
             packed.add(sample, trajectory, row, int(first_turn[row]))
@@ -84,8 +86,8 @@ def make_batch(
 class _Packed:
     """Columns while samples are laid end to end."""
 
-    def __init__(self, trained: AbstractSet[SegmentKind]) -> None:
-        self.trained = trained
+    def __init__(self, trained: AbstractSet[SegmentKind], oldest_version: int) -> None:
+        self.trained, self.oldest_version = trained, oldest_version
         self.ids: list[npt.NDArray[np.int32]] = []
         self.kind: list[npt.NDArray[np.int8]] = []
         self.mask: list[npt.NDArray[np.float32]] = []
@@ -113,7 +115,8 @@ class _Packed:
         zeros = np.zeros(n, dtype=np.float32)
         self.ids.append(segment.token_ids)
         self.kind.append(np.full(n, segment.kind, dtype=np.int8))
-        self.mask.append(np.full(n, float(owned and segment.kind in self.trained), dtype=np.float32))
+        fresh = segment.policy_version is None or segment.policy_version >= self.oldest_version
+        self.mask.append(np.full(n, float(owned and fresh and segment.kind in self.trained), dtype=np.float32))
         self.logprobs.append(zeros if segment.logprobs is None else segment.logprobs)
         version = -1 if segment.policy_version is None else segment.policy_version
         self.versions.append(np.full(n, version, dtype=np.int32))

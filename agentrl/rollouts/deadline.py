@@ -1,4 +1,4 @@
-"""Deadlines that the policy can spend: an episode that does is truncated, not failed."""
+"""Deadlines that the policy can spend, and one that its siblings spend: such an episode is truncated, not failed."""
 
 from __future__ import annotations
 
@@ -8,29 +8,58 @@ from contextlib import asynccontextmanager
 
 from agentrl.sandbox import counted_by
 
-__all__ = ["LimitSpentError", "within"]
+__all__ = ["Cut", "LimitSpentError", "within"]
 
 
 class LimitSpentError(Exception):
     """A deadline of the episode or turn is spent: the policy's doing, so the episode is truncated. Says the reason."""
 
 
+class Cut:
+    """Ends an episode from outside, whose siblings have finished; used in the episode's own loop."""
+
+    reason = "straggler"
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._clock: _ScopeClock | None = None
+
+    def ask(self) -> None:
+        """Ends the episode at its next wait, or as soon as it begins to play; one that has been played goes on."""
+        self.asked = True
+        if self._clock is not None:
+            self._clock.spend()
+
+    def hold(self, clock: _ScopeClock) -> None:
+        """What is to be spent."""
+        self._clock = clock
+        if self.asked:
+            clock.spend()
+
+
 @asynccontextmanager
-async def within(seconds: float, reason: str) -> AsyncIterator[None]:
+async def within(seconds: float, reason: str, cut: Cut | None = None) -> AsyncIterator[None]:
     """Ends what it holds after ``seconds``, in which waits for a sandbox that others use do not count.
 
+    Args:
+        seconds: of the holder's own.
+        reason: what is said when they are spent.
+        cut: ends it before.
+
     Raises:
-        LimitSpentError: the time is up; its text is ``reason``.
+        LimitSpentError: the time is up; its text is ``reason``, or the cut's.
     """
     scope = asyncio.timeout(seconds)
     clock = _ScopeClock(scope)
     try:
         async with scope:
+            if cut is not None:
+                cut.hold(clock)
             with counted_by(clock):
                 yield
     except TimeoutError:
         if scope.expired():
-            raise LimitSpentError(reason) from None
+            raise LimitSpentError(cut.reason if cut is not None and cut.asked else reason) from None
         raise
     finally:
         clock.end()
@@ -54,6 +83,12 @@ class _ScopeClock:
 
     def end(self) -> None:
         self._ended = True
+
+    def spend(self) -> None:
+        """The time is up now, whatever was left of it."""
+        if not self._over:
+            self._ended = True
+            self._scope.reschedule(self._loop.time())
 
     def _on_loop(self, change: Callable[[], None]) -> None:
         try:

@@ -10,7 +10,7 @@ from agentrl.envs import EnvSpec, EpisodeView
 from agentrl.errors import AgentRLError, EnvError, RewardError, ServerError
 from agentrl.llm import CONTEXT_EXCEEDED
 from agentrl.rollouts.builder import TrajectoryBuilder
-from agentrl.rollouts.deadline import LimitSpentError, within
+from agentrl.rollouts.deadline import Cut, LimitSpentError, within
 from agentrl.rollouts.parts import EpisodeParts, Permits
 from agentrl.rollouts.player import EnvPlayer, Player, PlayerSpec
 from agentrl.rollouts.spec import EpisodeKey
@@ -29,6 +29,7 @@ async def run_episode(
     env: EnvSpec | PlayerSpec | None = None,
     permits: Permits | None = None,
     previous: Trajectory | None = None,
+    cut: Cut | None = None,
 ) -> Trajectory:
     """Plays one episode and scores it; a failure is a trajectory with status ``failed``, never an exception.
 
@@ -41,6 +42,7 @@ async def run_episode(
         permits: bounds on the stages, shared with other episodes.
         previous: the failed attempt before this one. An environment that raises again after the same actions
             is the policy's doing: the episode is then truncated, rewarded and trained.
+        cut: ends the episode early: it is truncated with the turns that it has, or cancelled without any.
 
     Returns:
         The trajectory: terminated or truncated ones have a reward; ``failed(boundary)`` ones have none.
@@ -51,7 +53,7 @@ async def run_episode(
     player = EnvPlayer(turns, chosen) if isinstance(chosen, EnvSpec) else chosen.player(turns)
     permits = permits or Permits(asyncio.Semaphore(1), asyncio.Semaphore(1), asyncio.Semaphore(1))
     try:
-        trajectory = await _play_and_score(turns, player, permits, previous)
+        trajectory = await _play_and_score(turns, player, permits, previous, cut)
     except AgentRLError as error:
         retryable = bool(getattr(error, "retryable", isinstance(error, EnvError | RewardError)))
         trajectory = builder.finish(
@@ -63,11 +65,11 @@ async def run_episode(
 
 
 async def _play_and_score(
-    turns: TurnMaker, player: Player, permits: Permits, previous: Trajectory | None
+    turns: TurnMaker, player: Player, permits: Permits, previous: Trajectory | None, cut: Cut | None
 ) -> Trajectory:
     builder = turns.builder
     try:
-        async with permits.running, within(turns.parts.spec.limits.episode_timeout_s, "episode_timeout"):
+        async with permits.running, within(turns.parts.spec.limits.episode_timeout_s, "episode_timeout", cut):
             async with permits.preparing:
                 await player.prepare()
             status = await player.play()
@@ -81,7 +83,9 @@ async def _play_and_score(
         if previous is None or not builder.turns or not _repeats(builder, previous):
             raise
         status = Status("truncated", "env_exception", str(error))
-    if status.kind == "truncated" and not builder.turns:
+    if status.kind == "truncated" and not builder.turns and status.reason == Cut.reason:
+        status = Status("cancelled", Cut.reason)
+    elif status.kind == "truncated" and not builder.turns:
         status = Status("failed", "engine", f"{status.reason} before the first turn was finished")
     if not status.finished:
         return builder.finish(status)

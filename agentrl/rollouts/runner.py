@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from agentrl.envs import EnvSpec
 from agentrl.errors import EngineError
+from agentrl.rollouts.deadline import Cut
 from agentrl.rollouts.engine import RolloutEngine
 from agentrl.rollouts.episode import run_episode
 from agentrl.rollouts.parts import EpisodeParts, Permits
@@ -118,8 +119,20 @@ class EpisodeRunner:
     async def run_group(self, request: GroupRequest) -> GroupOutcome:
         """Plays all siblings of one draw and waits for them (for notebooks and tests, in the caller's loop)."""
         retried: list[Trajectory] = []
+        cuts = [Cut() for _ in range(request.num_siblings)]
+        num_finished = 0
+
+        async def play(sibling: int) -> Trajectory:
+            nonlocal num_finished
+            trajectory = await self._sibling(request, sibling, retried, cuts[sibling])
+            num_finished += trajectory.status.finished
+            if num_finished == request.group_size:
+                for cut in cuts:
+                    cut.ask()
+            return trajectory
+
         async with asyncio.TaskGroup() as siblings:  # a cancelled group has ended when its last sibling is cleaned up
-            tasks = [siblings.create_task(self._sibling(request, n, retried)) for n in range(request.group_size)]
+            tasks = [siblings.create_task(play(n)) for n in range(request.num_siblings)]
         trajectories = tuple(task.result() for task in tasks)
         group = TrajectoryGroup(request.draw, request.task, trajectories)
         counts = None if self._sandboxes is None else self._sandboxes.counts()
@@ -161,7 +174,7 @@ class EpisodeRunner:
         finally:
             self._running.pop((request.label, request.draw), None)
 
-    async def _sibling(self, request: GroupRequest, sibling: int, retried: list[Trajectory]) -> Trajectory:
+    async def _sibling(self, request: GroupRequest, sibling: int, retried: list[Trajectory], cut: Cut) -> Trajectory:
         previous = None
         for attempt in range(self._parts.spec.max_retries + 1):
             key = EpisodeKey(request.draw, sibling, attempt, request.purpose, request.label)
@@ -173,6 +186,7 @@ class EpisodeRunner:
                 env=request.env,
                 permits=self._permits,
                 previous=previous,
+                cut=cut,
             )
             if trajectory.status.kind != "failed" or not trajectory.info.get("retryable"):
                 return trajectory
@@ -214,6 +228,6 @@ def _cancelled(request: GroupRequest) -> GroupOutcome:
             label=request.label,
             info={"cancelled_at": time.time()},
         )
-        for sibling in range(request.group_size)
+        for sibling in range(request.num_siblings)
     )
     return GroupOutcome(request, TrajectoryGroup(request.draw, request.task, siblings))

@@ -125,7 +125,8 @@ class GroupRequest:
     Args:
         draw: position in the data order.
         task: the problem.
-        group_size: siblings.
+        group_size: siblings that must come to their end.
+        extra_siblings: played beside them: once ``group_size`` have finished, those that still play are cut off.
         purpose: training, baseline or evaluation.
         label: names the evaluation; empty in training.
         sampling: overrides the stage's sampling.
@@ -141,3 +142,9 @@ class GroupRequest:
     sampling: SamplingParams | None = None
     min_version: int = 0
     env: EnvSpec | PlayerSpec | None = None
+    extra_siblings: int = 0
+
+    @property
+    def num_siblings(self) -> int:
+        """All that are played."""
+        return self.group_size + self.extra_siblings

@@ -179,7 +179,8 @@ def _made_once(reference: str, args: str, base_dir: str) -> Tool:
 def rollout_spec(stage: StageConfig, live: LiveObjects, *, base_dir: Path, model: Path | None) -> RolloutSpec:
     """What the stage's episodes share; without a model they are played by messages alone, on a server."""
     rollout = stage.rollout
-    episodes = min(rollout.max_running, stage.train.batch_prompts * rollout.group_size)
+    draws = stage.train.batch_prompts * (rollout.max_staleness + 1 + rollout.oversample)
+    episodes = min(rollout.max_running, math.ceil(draws) * (rollout.group_size + rollout.extra_siblings))
     return RolloutSpec(
         env=_settled(player_spec(stage, live, base_dir)),
         renderer=None if model is None else renderer_spec(stage, base_dir, model),

@@ -10,15 +10,17 @@ from typing import Any
 import numpy as np
 
 from agentrl.algorithms import AlgorithmSpec, GroupSummary, Keep
+from agentrl.controller.admission import Admission, Snapshot
 from agentrl.controller.draws import DrawOrder
 from agentrl.controller.fleet import Fleet
 from agentrl.controller.group import WorkerGroup
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.pairs import PairSet
 from agentrl.controller.recorder import Recorder
-from agentrl.controller.schedule import CapacitySchedule, DemonstrationSchedule
+from agentrl.controller.schedule import CapacitySchedule, DemonstrationSchedule, Overlap
 from agentrl.controller.scoring import RewardScorer, ScoringFleet, SequenceScores
-from agentrl.controller.service import Admission, RolloutService, Snapshot
+from agentrl.controller.service import RolloutService
+from agentrl.controller.state import TrainState
 from agentrl.errors import DataError
 from agentrl.render import Renderer
 from agentrl.rollouts import demonstration_group, preference_group
@@ -113,7 +115,11 @@ def rollouts(
         batch_groups=stage.train.batch_prompts,
         group_size=rollout.group_size,
         last_step=num_steps,
+        extra_siblings=rollout.extra_siblings,
+        max_staleness=rollout.max_staleness,
+        stale=rollout.stale,
         max_refill=rollout.max_refill,
+        oversample=int(rollout.oversample * stage.train.batch_prompts),
         in_draw_order=stage.run.deterministic,
     )
     fleet = fleet_of(group, stage)
@@ -124,12 +130,25 @@ def rollouts(
             return Keep(False, "min_siblings")
         return algorithm.keep_group(GroupSummary(played.draw, rewards))
 
-    def open_service(step: int) -> RolloutService:
-        return RolloutService(fleet, order, ledger, admission, keep_group, recorder.outcome, snapshot, step)
+    def open_service(state: TrainState) -> RolloutService:
+        return RolloutService(
+            fleet,
+            order,
+            ledger,
+            admission,
+            keep_group,
+            recorder.outcome,
+            snapshot,
+            step=state.step,
+            version=state.policy_version,
+        )
 
     examined = max((item.num_tasks or 1000 for item in stage.eval.sets.values()), default=0) * stage.eval.samples
-    wait_s = rollout_deadline_s(stage, max(admission.draws_per_batch * rollout.group_size, examined))
-    return CapacitySchedule(group, open_service, wait_s=wait_s)
+    wait_s = rollout_deadline_s(
+        stage, max(admission.draws_per_batch * (rollout.group_size + rollout.extra_siblings), examined)
+    )
+    overlap = Overlap(rollout.max_staleness, rollout.on_publish, rollout.stale)
+    return CapacitySchedule(group, open_service, overlap=overlap, wait_s=wait_s)
 
 
 def fleet_of(group: WorkerGroup, stage: StageConfig) -> Fleet:

@@ -10,6 +10,7 @@ from typing import Any
 
 from agentrl.algorithms import AlgorithmSpec, LearnsFrom
 from agentrl.controller.actor import ActorHandle, LearnerHandle, RewardLearnerHandle
+from agentrl.controller.admission import Snapshot
 from agentrl.controller.checkpoints import Checkpoints
 from agentrl.controller.evaluation import Evaluator, Examiner
 from agentrl.controller.group import WorkerGroup
@@ -18,7 +19,6 @@ from agentrl.controller.loop import train
 from agentrl.controller.pairs import PairExaminer
 from agentrl.controller.recorder import Recorder
 from agentrl.controller.schedule import Schedule
-from agentrl.controller.service import Snapshot
 from agentrl.controller.stage import StageRun, StageSettings
 from agentrl.controller.worker import WorkerSpec
 from agentrl.errors import AgentRLError, ConfigError

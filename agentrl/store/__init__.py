@@ -10,6 +10,7 @@ from agentrl.store.jsonl import JsonlWriter, keep_lines, read_jsonl
 from agentrl.store.masking import SecretMask, mask_secrets
 from agentrl.store.reader import StoredTrajectory, TrajectoryReader, TrajectorySummary
 from agentrl.store.run_directory import RunDirectory
+from agentrl.store.shard import read_shard, write_shard
 from agentrl.store.token_arrays import TokenArrays
 from agentrl.store.writer import TrajectoryWriter, WriterCounts
 
@@ -31,9 +32,11 @@ __all__ = [
     "keep_lines",
     "mask_secrets",
     "read_jsonl",
+    "read_shard",
     "replacing",
     "sync_folder",
     "write_bytes",
     "write_json",
+    "write_shard",
     "write_text",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -108,8 +108,29 @@ def read_shard_row(path: Path, index: int) -> tuple[Row, TokenArrays]:
             batch = file.read_row_group(index // ROW_GROUP_SIZE).slice(index % ROW_GROUP_SIZE, 1)
     except (OSError, IndexError, pa.ArrowException) as error:
         raise StoreError(f"row {index} of {path} cannot be read: {error}") from error
-    arrays = {field.name: batch[field.name].combine_chunks().flatten().to_numpy() for field in _ARRAY_FIELDS}
-    row: Row = batch.drop_columns([field.name for field in _ARRAY_FIELDS]).to_pylist()[0]
+    return _row(batch)
+
+
+def read_shard(path: Path) -> Iterator[tuple[Row, TokenArrays]]:
+    """Every row and its arrays, in order, holding 32 rows in memory at a time.
+
+    Raises:
+        StoreError: the file is no shard.
+    """
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=ROW_GROUP_SIZE):
+                table = pa.Table.from_batches([batch])
+                for index in range(batch.num_rows):
+                    yield _row(table.slice(index, 1))
+    except (OSError, pa.ArrowException) as error:
+        raise StoreError(f"{path} cannot be read as a shard: {error}") from error
+
+
+def _row(table: pa.Table) -> tuple[Row, TokenArrays]:
+    """The one row of a table."""
+    arrays = {field.name: table[field.name].combine_chunks().flatten().to_numpy() for field in _ARRAY_FIELDS}
+    row: Row = table.drop_columns([field.name for field in _ARRAY_FIELDS]).to_pylist()[0]
     return row, TokenArrays(**arrays, side=row.pop("side"))
 
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.algorithms import Keep
+from agentrl.controller.admission import Admission, Snapshot
 from agentrl.controller.draws import DrawOrder
 from agentrl.controller.ledger import Ledger
-from agentrl.controller.service import Admission, RolloutService, Snapshot
+from agentrl.controller.service import RolloutService
 from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.types import Status, Task, Trajectory, TrajectoryGroup
 
@@ -31,7 +32,7 @@ def outcome(request: GroupRequest, statuses: Sequence[str] = (), reward: float =
             attempt=0,
             purpose=request.purpose,
             turns=(),
-            status=Status(kind, "engine" if kind == "failed" else ""),  # type: ignore[arg-type]
+            status=Status(kind, {"failed": "engine", "cancelled": "cancelled"}.get(kind, "")),  # type: ignore[arg-type]
             reward=reward if kind in ("terminated", "truncated") else None,
             label=request.label,
         )
@@ -83,7 +84,10 @@ class HandFleet:
     def finish(self, draw: int, statuses: Sequence[str] = (), *, label: str = "", reward: float = 1.0) -> None:
         with self._changed:
             request = self.open.pop((label, draw))
-        self._done.put(outcome(request, statuses, reward))
+        self.give(outcome(request, statuses, reward))
+
+    def give(self, finished: GroupOutcome) -> None:
+        self._done.put(finished)
 
 
 class World:

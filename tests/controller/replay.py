@@ -9,11 +9,12 @@ from typing import Any
 
 from agentrl.algorithms import make_algorithm
 from agentrl.controller.actor import ActorHandle, RewardLearnerHandle
+from agentrl.controller.admission import Snapshot
 from agentrl.controller.checkpoints import Checkpoints
 from agentrl.controller.group import WorkerGroup
 from agentrl.controller.loop import train
 from agentrl.controller.recorder import Recorder
-from agentrl.controller.service import Snapshot
+from agentrl.controller.schedule import Overlap
 from agentrl.controller.stage import StageRun, StageSettings
 from agentrl.controller.state import TrainState
 from agentrl.controller.worker import WorkerSpec
@@ -30,7 +31,7 @@ GROUPS = 6
 class Replay:
     """``Schedule`` of given batches; their tokens were sampled by version 0, so all but the first are stale."""
 
-    max_staleness = 99
+    overlap = Overlap(max_staleness=99)
 
     def __init__(self, batches: Sequence[list[TrajectoryGroup]]) -> None:
         self._batches = batches
@@ -52,6 +53,9 @@ class Replay:
 
     def snapshot(self) -> Snapshot:
         return Snapshot(0, (), 0, 0)
+
+    def take_counts(self) -> dict[str, int]:
+        return {}
 
     def close(self) -> None:
         """Nothing was started."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from agentrl.controller.admission import Snapshot
 from agentrl.controller.checkpoints import Checkpoints, Manifest
-from agentrl.controller.service import Snapshot
 from agentrl.errors import DataError
+from agentrl.rollouts import make_batch
+from tests.controller.tiny import made_groups
 
 
 def manifest(step: int) -> Manifest:
@@ -48,6 +52,20 @@ def test_the_newest_one_comes_back_as_it_was(checkpoints: Checkpoints) -> None:
     assert found is not None
     assert found[0] == folder
     assert found[1] == Manifest(**{**_fields(manifest(10)), "files": {"actor/model.bin": 7}})
+
+
+def test_groups_that_wait_come_back_token_for_token(checkpoints: Checkpoints) -> None:
+    groups = tuple(made_groups(3, 2))
+    rollouts = Snapshot(next_draw=9, outstanding=(6,), spent=0, ledger_offset=33, groups=groups)
+    checkpoints.commit(checkpoints.begin(4), replace(manifest(4), rollouts=rollouts))
+    found = checkpoints.latest()
+    assert found is not None
+    restored = found[1].rollouts
+    assert (restored.outstanding, [group.draw for group in restored.groups]) == ((6,), [3, 4])
+    credit = np.zeros(sum(len(group.finished) for group in groups), dtype=np.float32)
+    before, after = (make_batch(each, credit=credit) for each in (groups, restored.groups))
+    for name in ("token_ids", "loss_mask", "rollout_logprobs", "policy_versions", "reward", "temperature"):
+        assert getattr(before, name).tobytes() == getattr(after, name).tobytes()
 
 
 def _fields(value: Manifest) -> dict[str, object]:

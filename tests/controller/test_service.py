@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from agentrl.algorithms import Keep
+from agentrl.controller.admission import Admission, Snapshot
 from agentrl.controller.fleet import collect_groups
-from agentrl.controller.service import Admission, Snapshot
 from agentrl.errors import EngineError, StoreError
 from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.types import TrajectoryGroup
@@ -54,7 +54,7 @@ def test_a_batch_in_training_takes_its_place_until_it_is_published(world: Make) 
         w.fleet.finish(draw)
     assert batch.draws() == [0, 1]
     assert settled(w.fleet, [])
-    w.service.make_room()
+    w.service.make_room(0)
     assert w.fleet.wait_for(2) == [2, 3]
 
 
@@ -85,7 +85,7 @@ def test_in_draw_order_any_order_of_finishing_gives_the_same_batches(world: Make
             time.sleep(0.001)
         batches.append(batch.draws())
         assert w.fleet.draws() == []
-        w.service.make_room()
+        w.service.make_room(0)
     assert batches == [[1, 2, 4], [5, 7, 8], [10, 11, 13]]
     assert w.service.snapshot().outstanding == ()
 
@@ -126,7 +126,7 @@ def test_the_refill_of_a_step_is_its_own(world: Make) -> None:
         (second,) = w.fleet.wait_for(1)
         w.fleet.finish(second)
         assert batch.draws() == [2 * step - 1]
-        w.service.make_room()
+        w.service.make_room(0)
 
 
 def test_failed_siblings_leave_their_group_in_the_ledger_too(world: Make) -> None:
@@ -162,7 +162,7 @@ def test_no_draw_is_issued_while_an_evaluation_runs(world: Make) -> None:
     batch = w.next_groups()
     w.fleet.finish(0)
     assert batch.draws() == [0]
-    w.service.make_room()
+    w.service.make_room(0)
     assert settled(w.fleet, [])
     w.fleet.finish(0, label="e")
     assert len(examined.get()) == 1
@@ -216,11 +216,11 @@ def test_a_snapshot_holds_what_is_not_trained_yet(world: Make) -> None:
         w.fleet.finish(draw)
     assert sorted(batch.draws())[0] == 0
     end = time.monotonic() + DEADLINE_S
-    while len(w.taken_in) < 3:
+    while not (snapshot := w.service.snapshot()).groups:
         assert time.monotonic() < end
         time.sleep(0.001)
-    snapshot = w.service.snapshot()
-    assert (snapshot.next_draw, snapshot.outstanding) == (4, (2, 3))
+    assert (snapshot.next_draw, snapshot.outstanding) == (4, (3,))
+    assert [group.draw for group in snapshot.groups] == [2]
 
 
 def test_a_restored_service_issues_the_outstanding_draws_first(world: Make) -> None:
@@ -265,7 +265,7 @@ def test_nothing_is_issued_once_the_last_batch_is_taken(world: Make) -> None:
     for draw in w.fleet.wait_for(2):
         w.fleet.finish(draw)
     batch.get()
-    w.service.make_room()
+    w.service.make_room(0)
     assert settled(w.fleet, [])
 
 

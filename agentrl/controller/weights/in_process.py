@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agentrl.errors import EngineError
-from agentrl.rollouts import EngineControl
+from agentrl.rollouts import EngineControl, PauseMode
 
 if TYPE_CHECKING:
     from agentrl.training import Actor
@@ -26,7 +26,9 @@ class WeightsReport:
     seconds: float
 
 
-def publish_in_process(actor: Actor, engine: EngineControl | None, version: int) -> WeightsReport | None:
+def publish_in_process(
+    actor: Actor, engine: EngineControl | None, version: int, mode: PauseMode = "retract"
+) -> WeightsReport | None:
     """Moves the actor's weights to the engine beside it, one whole tensor at a time.
 
     Every rank must call it, also one without an engine, because gathering a sharded tensor is collective. When
@@ -36,6 +38,7 @@ def publish_in_process(actor: Actor, engine: EngineControl | None, version: int)
         actor: cast to the engine's dtype first, then gathered.
         engine: paused meanwhile; None on a rank that only helps to gather.
         version: the policy version from now on.
+        mode: what becomes of requests in flight; interrupted ones go on under ``version``.
 
     Raises:
         EngineError: a tensor is missing or misshapen, or a checksum differs; the engine then answers nothing.
@@ -47,7 +50,7 @@ def publish_in_process(actor: Actor, engine: EngineControl | None, version: int)
         return None
     dtype = engine.layout().dtype
     start = time.monotonic()
-    engine.pause("retract")
+    engine.pause(mode)
     session = engine.begin_update(version)
     num_tensors = num_bytes = 0
     try:

@@ -35,6 +35,12 @@ def algorithm_faults(stage: StageConfig, base_dir: Path) -> Iterator[Fault]:
         if name not in ALGORITHMS:
             spec = make_algorithm(name, stage.algorithm.settings, base_dir=base_dir)
             yield from _group_size_fault(stage, spec.group_size_min)
+            if spec.max_staleness is not None and stage.rollout.max_staleness > spec.max_staleness:
+                yield Fault(
+                    (("rollout", "max_staleness"),),
+                    f"algorithm.name={name!r} allows rollout.max_staleness <= {spec.max_staleness}, "
+                    f"got {stage.rollout.max_staleness}; lower it",
+                )
             return
         yield from _group_size_fault(stage, ALGORITHMS[name].settings.group_size_min)
         faults = list(_schema_faults(stage))
@@ -51,6 +57,8 @@ def algorithm_faults(stage: StageConfig, base_dir: Path) -> Iterator[Fault]:
             "algorithm.old_logprobs='rollout' needs train.tool_tokens=false (no sampler gave those tokens a logprob), "
             "got true; set it, or algorithm.old_logprobs='recompute'",
         )
+    if stage.rollout.schedule != "sync" and settings.learns_from == "rollouts":
+        yield from _staleness_faults(stage, settings.on_policy_only, getattr(settings, "correction", "none"))
     if settings.on_policy_only and not stage.updates_are_on_policy:
         train = stage.train
         yield Fault(
@@ -59,6 +67,22 @@ def algorithm_faults(stage: StageConfig, base_dir: Path) -> Iterator[Fault]:
             "train.mini_batch_prompts=train.batch_prompts (after the first, the sampler's policy is no longer the one "
             f"trained), got {train.updates_per_batch} passes over {train.batch_prompts} prompts in mini-batches of "
             f"{train.mini_batch_prompts}; change these, or set algorithm.old_logprobs='recompute'",
+        )
+
+
+def _staleness_faults(stage: StageConfig, on_policy_only: bool, correction: str) -> Iterator[Fault]:
+    """Tokens of older versions are trained with the trainer's own logprobs and a factor that makes up for their age."""
+    why = f"rollout.max_staleness={stage.rollout.max_staleness} trains tokens that older weights sampled"
+    if on_policy_only:
+        yield Fault(
+            (("algorithm", "old_logprobs"), ("rollout", "max_staleness")),
+            f"{why}, which needs algorithm.old_logprobs='recompute', got 'rollout'; set it, or rollout.schedule=sync",
+        )
+    elif correction == "none":
+        yield Fault(
+            (("algorithm", "correction"), ("rollout", "max_staleness")),
+            f"{why}, which needs algorithm.correction='token' (truncated importance weights), got 'none'; set it, or "
+            "rollout.schedule=sync",
         )
 
 

@@ -31,10 +31,27 @@ class RolloutConfig(Section):
     """``torch`` in process, ``sglang`` servers, ``openai``-compatible servers (never trained), or ``scripted``."""
     engine_args: Arguments = Field(default_factory=dict)
     """Settings of that engine alone."""
-    schedule: Literal["sync"] = "sync"
-    """``sync``: every batch is played by the weights that it trains."""
+    schedule: Literal["sync", "one_step_off", "async"] = "sync"
+    """``sync``: every batch is played by the weights that it trains; ``one_step_off``: the next batch is played while
+    one is trained; ``async``: as far ahead as ``max_staleness`` allows, episodes run through a publish."""
+    max_staleness: Natural = Field(default_factory=lambda data: int(data["schedule"] != "sync"))
+    """Published versions that a trained token may lie behind; by default 1, or 0 with ``schedule: sync``."""
+    on_publish: Literal["drain", "retract", "in_place"] = Field(
+        default_factory=lambda data: "drain" if data["schedule"] == "one_step_off" else "retract"
+    )
+    """Model calls in flight when weights are published: ``drain`` lets them end, ``retract`` interrupts them, and they
+    go on with their KV made anew; ``in_place`` keeps the old KV, where the engine can. By default ``retract``, or
+    ``drain`` with ``schedule: one_step_off``."""
+    stale: Literal["drop", "mask_tokens"] = "drop"
+    """Groups with tokens older than ``max_staleness``: drop them, or leave those tokens out of the loss."""
+    oversample: Weight = 0.0
+    """Draws played beyond a batch, as a share of ``train.batch_prompts``: the groups that finish first are trained, and
+    with ``schedule: sync`` the others are cancelled. It favours tasks with short episodes."""
     group_size: Count = 8
     """Episodes of each task in a batch."""
+    extra_siblings: Natural = 0
+    """Episodes of each task beyond ``group_size``: once that many have finished, the others are cut off, and count as
+    truncated with the turns that they have."""
     max_turns: Count = 8
     """Model calls in an episode."""
     max_turn_tokens: Count = 512

@@ -148,11 +148,41 @@ def _rollout_faults(stage: StageConfig) -> Iterator[Fault]:
             f"run.deterministic needs rollout.engine='torch' (other engines batch by arrival), "
             f"got {rollout.engine!r}; set it, or run.deterministic=false",
         )
+    yield from _schedule_faults(stage)
     if rollout.context_tokens is not None and rollout.context_tokens <= stage.data.max_prompt_tokens:
         yield Fault(
             (("rollout", "context_tokens"), ("data", "max_prompt_tokens")),
             f"rollout.context_tokens must be more than data.max_prompt_tokens={stage.data.max_prompt_tokens} "
             f"(nothing could be sampled after the longest prompt), got {rollout.context_tokens}",
+        )
+
+
+def _schedule_faults(stage: StageConfig) -> Iterator[Fault]:
+    rollout = stage.rollout
+    allowed = {"sync": rollout.max_staleness == 0, "one_step_off": rollout.max_staleness == 1}
+    if not allowed.get(rollout.schedule, rollout.max_staleness >= 1):
+        wanted = {"sync": "0", "one_step_off": "1"}.get(rollout.schedule, "at least 1")
+        yield Fault(
+            (("rollout", "max_staleness"), ("rollout", "schedule")),
+            f"rollout.max_staleness must be {wanted} with rollout.schedule={rollout.schedule!r}, "
+            f"got {rollout.max_staleness}; leave it out, or choose another schedule",
+        )
+    if rollout.schedule == "one_step_off" and rollout.on_publish != "drain":
+        yield Fault(
+            (("rollout", "on_publish"), ("rollout", "schedule")),
+            f"rollout.schedule='one_step_off' lets model calls end before a publish, rollout.on_publish='drain', "
+            f"got {rollout.on_publish!r}; leave it out, or set rollout.schedule=async",
+        )
+    ahead = {
+        "schedule": rollout.schedule != "sync",
+        "oversample": rollout.oversample > 0,
+        "extra_siblings": rollout.extra_siblings > 0,
+    }
+    for name in (name for name, given in ahead.items() if given and stage.run.deterministic):
+        yield Fault(
+            (("rollout", name), ("run", "deterministic")),
+            f"run.deterministic closes batches in the order of their draws, whatever finishes first, so that rollout."
+            f"{name} must be left out, got {getattr(rollout, name)!r}; leave it out, or set run.deterministic=false",
         )
 
 

@@ -1,0 +1,183 @@
+"""Rollouts ahead of training: what is stale is dropped or cancelled, what is surplus too, and each is counted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agentrl.controller.admission import Admission, Snapshot
+from agentrl.rollouts import GroupRequest
+from agentrl.types import Segment, SegmentKind, Trajectory, TrajectoryGroup, Turn
+from tests.controller.hand_fleet import DEADLINE_S, TASKS, World, bounds, outcome, settled
+
+Make = Callable[..., World]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[Make]:
+    made: list[World] = []
+
+    def make(admission: Admission, **settings: Any) -> World:
+        made.append(World(tmp_path / f"ledger-{len(made)}.jsonl", admission, **settings))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.service.close()
+        each.ledger.close()
+
+
+def sampled_by(trajectory: Trajectory, *versions: int) -> Trajectory:
+    """The trajectory with one turn, a token of each version."""
+    tokens = tuple(
+        Segment(SegmentKind.POLICY, np.asarray([1], np.int32), np.asarray([-1.0], np.float32), version)
+        for version in versions
+    )
+    prompt = Segment(SegmentKind.PROMPT, np.asarray([0], np.int32))
+    turn = Turn(0, None, (prompt,), tokens, "", {"role": "assistant", "content": ""})
+    return replace(trajectory, turns=(turn,))
+
+
+def finish(w: World, draw: int, *versions: int) -> None:
+    """The group comes back with tokens of these versions."""
+    request = w.fleet.open.pop(("", draw))
+    played = outcome(request)
+    group = replace(played.group, trajectories=tuple(sampled_by(t, *versions) for t in played.group.trajectories))
+    w.fleet.give(replace(played, group=group))
+
+
+def until(ready: Callable[[], bool]) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not ready():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_the_next_batch_is_played_while_one_is_trained(world: Make) -> None:
+    w = world(bounds(2, 1, max_staleness=1))
+    batch = w.next_groups()
+    w.fleet.wait_for(4)
+    finish(w, 0, 0)
+    finish(w, 1, 0)
+    assert batch.draws() == [0, 1]
+    assert settled(w.fleet, [2, 3])  # in training 2, running 2: that is (1 + 1)·2
+    w.service.before_publish(1)
+    w.service.make_room(1)
+    assert w.fleet.wait_for(4) == [2, 3, 4, 5]
+
+
+def test_no_more_is_played_than_the_last_batches_need(world: Make) -> None:
+    w = world(bounds(2, 1, max_staleness=3, last_step=3))
+    w.fleet.wait_for(6)
+    assert settled(w.fleet, [0, 1, 2, 3, 4, 5])
+
+
+def test_a_group_that_cannot_meet_the_bound_is_cancelled_before_the_publish(world: Make) -> None:
+    w = world(bounds(1, 1, max_staleness=1))
+    w.fleet.wait_for(2)
+    for step in (1, 2):
+        batch = w.next_groups(step)
+        draw = max(w.fleet.wait_for(2))  # draw 0 is a straggler
+        finish(w, draw, step - 1)
+        batch.get()
+        w.service.before_publish(step)
+        if step == 2:
+            assert w.fleet.cancelled == [0]  # its tokens may be of version 0, two versions behind the next batch
+        w.service.make_room(step)
+    until(lambda: any(o.group.trajectories[0].status.kind == "cancelled" for o in w.taken_in))
+    (cut,) = [o.group.trajectories[0] for o in w.taken_in if o.request.draw == 0]
+    assert str(cut.status) == "cancelled(stale)"
+    assert w.ledger.counts()["cancelled"] == 1
+
+
+def test_a_buffered_group_is_dropped_once_it_is_too_old(world: Make) -> None:
+    w = world(bounds(1, 1, max_staleness=1))
+    w.fleet.wait_for(2)
+    first = w.next_groups(1)
+    finish(w, 0, 0)
+    assert first.draws() == [0]
+    finish(w, 1, 0)
+    until(lambda: bool(w.service.snapshot().groups))
+    w.service.make_room(2)  # published twice: version 0 is two behind
+    assert w.service.snapshot().groups == ()
+    assert w.service.take_counts() == {"async/dropped": 1}
+    assert w.ledger.counts()["dropped"] == 1
+
+
+@pytest.mark.parametrize(("stale", "kept"), [("drop", 0), ("mask_tokens", 1)])
+def test_a_group_with_old_and_new_tokens_is_dropped_or_masked(world: Make, stale: str, kept: int) -> None:
+    w = world(bounds(1, 1, max_staleness=1, stale=stale))
+    w.fleet.wait_for(2)
+    w.service.make_room(2)
+    finish(w, 0, 0, 2)
+    until(lambda: len(w.ledger.counts()) > 1)
+    until(lambda: sum(w.ledger.counts()[state] for state in ("buffered", "dropped")) == 1)
+    assert w.ledger.counts()["buffered"] == kept
+
+
+def test_a_group_of_old_tokens_alone_is_dropped_whatever_the_rule(world: Make) -> None:
+    w = world(bounds(1, 1, max_staleness=1, stale="mask_tokens"))
+    w.fleet.wait_for(2)
+    w.service.make_room(2)
+    finish(w, 0, 0, 0)
+    until(lambda: w.ledger.counts()["dropped"] == 1)
+
+
+def test_with_masked_tokens_nothing_that_runs_is_cancelled(world: Make) -> None:
+    w = world(bounds(1, 1, max_staleness=1, stale="mask_tokens"))
+    w.fleet.wait_for(2)
+    w.service.before_publish(9)
+    assert w.fleet.cancelled == []
+
+
+def test_draws_beyond_a_batch_are_cancelled_once_it_is_full(world: Make) -> None:
+    w = world(bounds(2, 1, oversample=2))
+    batch = w.next_groups()
+    assert w.fleet.wait_for(4) == [0, 1, 2, 3]
+    finish(w, 3, 0)
+    finish(w, 1, 0)
+    assert batch.draws() == [3, 1]
+    assert w.fleet.cancelled == [0, 2]
+    until(lambda: w.ledger.counts()["cancelled"] == 2)
+    assert settled(w.fleet, [])  # nothing is played for weights that are about to change
+    w.service.make_room(1)
+    assert w.fleet.wait_for(4) == [4, 5, 6, 7]
+
+
+def test_a_surplus_group_that_had_finished_is_dropped_with_the_next_weights(world: Make) -> None:
+    w = world(bounds(1, 1, oversample=1))
+    batch = w.next_groups()
+    w.fleet.wait_for(2)
+    finish(w, 0, 0)
+    finish(w, 1, 0)
+    assert batch.draws() in ([0], [1])
+    until(lambda: w.ledger.counts()["buffered"] == 1 or w.ledger.counts()["cancelled"] == 1)
+    w.service.make_room(1)
+    assert w.service.snapshot().groups == ()
+
+
+def test_with_staleness_what_is_beyond_a_batch_goes_on(world: Make) -> None:
+    w = world(bounds(1, 1, max_staleness=1, oversample=1))
+    batch = w.next_groups()
+    w.fleet.wait_for(3)
+    finish(w, 2, 0)
+    assert batch.draws() == [2]
+    assert w.fleet.cancelled == []
+
+
+def test_waiting_groups_of_a_checkpoint_are_trained_first(world: Make) -> None:
+    (played,) = outcome(GroupRequest(4, TASKS[4], 1)).group.trajectories
+    group = TrajectoryGroup(4, TASKS[4], (sampled_by(played, 0),))
+    w = world(bounds(2, 1), start=Snapshot(9, (6,), 0, 0, (group,)))
+    assert w.fleet.wait_for(1) == [6]
+    assert w.ledger.counts() == {"buffered": 1, "running": 1}
+    assert w.service.take_counts() == {"count/restarted_groups": 1}
+    batch = w.next_groups()
+    finish(w, 6, 0)
+    assert batch.draws() == [4, 6]

@@ -1,0 +1,86 @@
+"""Episodes that run through a publish: they go on with their tokens, and each token keeps the version that made it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agentrl.controller.group import LocalGroup
+from agentrl.controller.worker import WorkerSpec
+from agentrl.rollouts import GroupOutcome, GroupRequest, PauseMode, make_batch
+from agentrl.types import SamplingParams, Trajectory, TrajectoryGroup, concat_ids
+from tests.controller.tiny import TASKS, actor_spec, engine_spec, episodes
+from tests.rollouts.bytewise import END
+
+DEADLINE_S = 60.0
+SIBLINGS = 8
+TOKENS = 190
+
+Play = Callable[[PauseMode], list[Trajectory]]
+
+
+@pytest.fixture
+def group(model: Path) -> Iterator[LocalGroup]:
+    group = LocalGroup(threads=1)
+    rollout = episodes(max_turn_tokens=TOKENS, max_response_tokens=400, context_tokens=500)
+    rollout = replace(rollout, sampling=SamplingParams(max_new_tokens=TOKENS))
+    engine = engine_spec(model, context_tokens=500)
+    group.setup(WorkerSpec(actor=actor_spec(model), engine=engine, rollout=rollout))
+    yield group
+    group.close()
+
+
+@pytest.fixture
+def play(group: LocalGroup) -> Play:
+    """A group with a publish of version 1 while its tokens are sampled."""
+
+    def run(mode: PauseMode) -> list[Trajectory]:
+        engine = group._worker._engine
+        assert engine is not None
+        group.submit([GroupRequest(0, TASKS[0], SIBLINGS)])
+        end = time.monotonic() + DEADLINE_S
+        while engine.health().running < SIBLINGS // 2:
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        group.publish(1, mode)
+        outcomes: list[GroupOutcome] = []
+        while not outcomes:
+            assert time.monotonic() < end
+            outcomes += group.collect(1.0)
+        return list(outcomes[0].group.trajectories)
+
+    return run
+
+
+@pytest.mark.parametrize("mode", ["retract", "in_place"])
+def test_an_interrupted_call_goes_on_under_the_new_version(play: Play, mode: PauseMode) -> None:
+    trajectories = play(mode)
+    assert all(trajectory.status.finished for trajectory in trajectories)
+    calls = [turn.completion for trajectory in trajectories for turn in trajectory.turns]
+    mixed = [call for call in calls if {segment.policy_version for segment in call} == {0, 1}]
+    assert mixed
+    for call in mixed:
+        assert [segment.policy_version for segment in call] == [0, 1]
+        ids = concat_ids(call)
+        assert ids.size == TOKENS or ids[-1] == END  # nothing was lost, and nothing sampled twice
+
+
+def test_with_drain_every_call_is_of_one_version(play: Play) -> None:
+    calls = [turn.completion for trajectory in play("drain") for turn in trajectory.turns]
+    assert {len({segment.policy_version for segment in call}) for call in calls} == {1}
+
+
+def test_a_batch_knows_the_version_of_each_token_and_masks_the_old_ones(play: Play) -> None:
+    group = TrajectoryGroup(0, TASKS[0], tuple(play("retract")))
+    credit = np.ones(len(group.finished), dtype=np.float32)
+    whole = make_batch([group], credit=credit)
+    masked = make_batch([group], credit=credit, oldest_version=1)
+    sampled = whole.policy_versions >= 0
+    assert (whole.loss_mask[sampled] == 1).all()
+    assert set(whole.policy_versions[sampled].tolist()) == {0, 1}
+    assert (masked.loss_mask == np.where(whole.policy_versions >= 1, whole.loss_mask, 0)).all()

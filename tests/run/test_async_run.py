@@ -1,0 +1,48 @@
+"""A whole run whose rollouts run ahead of training: staleness stays within its bound, and the ledger balances."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentrl.run import load_config
+from agentrl.run.trainer import Trainer
+from agentrl.store import read_jsonl
+from tests.run.tiny_run import CONFIG, states
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+RL = "  - name: rl\n"
+ALWAYS = ("run.deterministic=false", "stages.rl.eval.sets={}")
+
+
+def ahead(folder: Path) -> Path:
+    """The tiny run's configuration with what tokens of older versions need."""
+    config = folder / "config.yaml"
+    config.write_text(CONFIG.replace(RL, f"{RL}    algorithm: {{name: grpo, correction: token}}\n"), encoding="utf-8")
+    return config
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("rollout.schedule=one_step_off",),
+        ("rollout.schedule=async", "rollout.max_staleness=2"),
+        ("rollout.schedule=async", "rollout.on_publish=in_place", "rollout.stale=mask_tokens"),
+        ("rollout.oversample=1.0",),
+    ],
+    ids=["one_step_off", "async", "masked", "oversample"],
+)
+def test_tokens_are_no_staler_than_allowed(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    run_dir = tmp_path / "run"
+    loaded = load_config(ahead(tmp_path), [f"run.dir={run_dir}", *ALWAYS, *overrides])
+    with Trainer(loaded) as trainer:
+        trainer.train()
+    rows = [row for row in read_jsonl(run_dir / "metrics.jsonl") if row["stage"] == "rl"]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+    bound = loaded.resolved_stages()[-1].rollout.max_staleness
+    behind = [row["async/staleness/max"] for row in rows]
+    assert max(behind) <= bound
+    assert (max(behind) > 0) == (bound > 0)  # it did run ahead
+    assert not states(run_dir).keys() & {"running", "finished", "buffered", "taken"}

@@ -86,26 +86,12 @@ def _score_again(path: Path, reference: str) -> list[EvaluatedTask]:
 def _examine(
     model: Path, config: str | None, overrides: Sequence[str], samples: int | None, only: str | None
 ) -> list[EvaluatedTask]:
-    if config is not None and "=" in config and not Path(config).is_file():  # an override, and no configuration
-        overrides, config = [config, *overrides], None
     if samples is not None and samples < 1:
         raise ConfigError(f"--samples must be at least 1, got {samples}")
-    from agentrl.run.config import load_config
-    from agentrl.run.played import played_stage, policy_folder, stage_alone
+    from agentrl.run.played import named_policy
     from agentrl.run.trainer import Trainer
 
-    if model.is_file() and config is None:  # a configuration alone
-        stage = played_stage(load_config(model, overrides, trains=False))
-        if stage.rollout.engine != "openai":
-            raise ConfigError(f"name what to examine: agentrl eval RUN|MODEL {model}, or set rollout.engine=openai")
-        alone = stage_alone(stage, None)
-    else:
-        is_run = (model / "run.json").is_file()
-        if config is None and not is_run:
-            raise ConfigError(f"{model} is no run directory, so name a configuration: agentrl eval {model} CONFIG")
-        stage = played_stage(load_config(config or model / "config.resolved.yaml", overrides, trains=False))
-        alone = stage_alone(stage, policy_folder(model), run=model if is_run else None)
-    with Trainer(alone) as trainer:
+    with Trainer(named_policy(model, config, overrides, command="agentrl eval")) as trainer:
         return _by_source(trainer.examine(only, samples=samples, greedy=False))
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from agentrl.errors import EngineError
 from agentrl.rollouts import GroupOutcome, GroupRequest
 
-__all__ = ["Fleet", "collect_groups"]
+__all__ = ["Fleet", "collect_groups", "stream_groups"]
 
 
 class Fleet(Protocol):
@@ -52,3 +53,39 @@ def collect_groups(fleet: Fleet, requests: Sequence[GroupRequest], deadline_s: f
                 retryable=False,
             )
     return sorted(outcomes, key=lambda outcome: outcome.request.draw)
+
+
+def stream_groups(
+    fleet: Fleet, requests: Iterable[GroupRequest], *, in_flight: int, deadline_s: float
+) -> Iterator[GroupOutcome]:
+    """Plays any number of groups, a bounded number at a time; each comes as it ends, where no rollout service runs.
+
+    Args:
+        fleet: where they are played.
+        requests: taken as there is room.
+        in_flight: groups at a time.
+        deadline_s: of the wait for one more group.
+
+    Raises:
+        EngineError: none came within ``deadline_s``.
+    """
+    waiting, running = iter(requests), set[tuple[str, int]]()
+    while True:
+        new = list(itertools.islice(waiting, in_flight - len(running)))
+        running |= {(request.label, request.draw) for request in new}
+        if new:
+            fleet.submit(new)
+        if not running:
+            return
+        end, found = time.monotonic() + deadline_s, list[GroupOutcome]()
+        while not found:
+            if time.monotonic() > end:
+                raise EngineError(
+                    f"none of {len(running)} groups came within {deadline_s:.0f} s; look for a tool that hangs",
+                    retryable=False,
+                )
+            own = fleet.collect(1.0)
+            found = [outcome for outcome in own if (outcome.request.label, outcome.request.draw) in running]
+        for outcome in found:
+            running.discard((outcome.request.label, outcome.request.draw))
+            yield outcome

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from agentrl.controller.fleet import collect_groups
+from agentrl.controller.fleet import Fleet
 from agentrl.errors import ConfigError
 from agentrl.llm import ChatServerSpec
-from agentrl.rollouts import EpisodeRunner, GroupOutcome, GroupRequest
+from agentrl.rollouts import EpisodeRunner
 from agentrl.rollouts.openai_engine import OpenAIEngineSpec
 from agentrl.run.build import LiveObjects, rollout_spec
 from agentrl.run.config import StageConfig
@@ -59,13 +58,10 @@ class ChatRollouts:
         spec = rollout_spec(stage, live, base_dir=base_dir, model=None)
         self._runner = EpisodeRunner(spec, engine, on_close=engine.close)
 
-    def roll_out(self, requests: Sequence[GroupRequest], deadline_s: float) -> list[GroupOutcome]:
-        """All groups, in order of their draws.
-
-        Raises:
-            EngineError: not all came within ``deadline_s``.
-        """
-        return collect_groups(self._runner, requests, deadline_s)
+    @property
+    def fleet(self) -> Fleet:
+        """Where the groups are played."""
+        return self._runner
 
     def close(self) -> None:
         """Ends the episodes and the connections."""

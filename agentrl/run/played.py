@@ -2,14 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl.errors import DataError
+from agentrl.errors import ConfigError, DataError
 from agentrl.run.config import RunConfig, StageConfig, load_config
+from agentrl.run.preparation import given_model
 from agentrl.store import RunDirectory
 
-__all__ = ["played_stage", "policy_folder", "stage_alone"]
+__all__ = ["named_policy", "played_stage", "policy_folder", "stage_alone"]
+
+
+def named_policy(named: Path, config: str | None, overrides: Sequence[str], *, command: str) -> RunConfig:
+    """A configuration of the policy alone that a command line names.
+
+    Args:
+        named: a run directory, a model folder, or a configuration that says which model.
+        config: a configuration file; a run has its own.
+        overrides: settings that go before the file's.
+        command: how an error names the command, such as ``agentrl eval``.
+
+    Raises:
+        ConfigError: there is no configuration, or none that says which model.
+        DataError: the run has finished no stage.
+    """
+    if config is not None and "=" in config and not Path(config).is_file():  # an override, and no configuration
+        overrides, config = [config, *overrides], None
+    if named.is_file() and config is None:  # a configuration alone
+        stage = played_stage(load_config(named, overrides, trains=False))
+        if stage.rollout.engine == "openai":
+            return stage_alone(stage, None)
+        if stage.model.path is None:
+            raise ConfigError(
+                f"name the policy: {command} RUN|MODEL {named}; or set model.path, or set rollout.engine=openai"
+            )
+        return stage_alone(stage, given_model(stage.model.path, Path(stage.run.base_dir or ".")))
+    is_run = (named / "run.json").is_file()
+    if config is None and not is_run:
+        raise ConfigError(f"{named} is no run directory, so name a configuration: {command} {named} CONFIG")
+    stage = played_stage(load_config(config or named / "config.resolved.yaml", overrides, trains=False))
+    return stage_alone(stage, policy_folder(named), run=named if is_run else None)
 
 
 def played_stage(config: RunConfig) -> StageConfig:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from agentrl.controller.evaluation import EvalResult, Evaluator
-from agentrl.controller.fleet import collect_groups
+from agentrl.controller.fleet import Fleet, collect_groups, stream_groups
 from agentrl.controller.group import WorkerGroup
 from agentrl.controller.ledger import Ledger
 from agentrl.envs import EnvSpec, RewardFn, Rubric
@@ -166,6 +166,13 @@ class Trainer:
         requests = [GroupRequest(draw, task, samples, "eval", "rollout") for draw, task in enumerate(tasks)]
         return [t for outcome in self._roll_out(requests) for t in outcome.group.trajectories] if requests else []
 
+    def play(self, requests: Iterable[GroupRequest]) -> Iterator[GroupOutcome]:
+        """Plays any number of groups with the policy as it is; each comes as it ends, and nothing is kept."""
+        stage = self._rollout_stage()
+        in_flight = max(1, 2 * stage.rollout.max_running // stage.rollout.group_size)
+        deadline_s = rollout_deadline_s(stage, in_flight * stage.rollout.group_size)
+        yield from stream_groups(self._fleet(stage), requests, in_flight=in_flight, deadline_s=deadline_s)
+
     def close(self) -> None:
         """Ends the workers; a second call does nothing."""
         if self._chat is not None:
@@ -263,10 +270,14 @@ class Trainer:
         """Plays groups outside of training, with the weights trained last, or those that the run starts from."""
         stage = self._rollout_stage()
         deadline_s = rollout_deadline_s(stage, sum(request.group_size for request in requests))
+        return collect_groups(self._fleet(stage), requests, deadline_s)
+
+    def _fleet(self, stage: StageConfig) -> Fleet:
+        """Where the stage's episodes are played outside of training; what is missing is set up."""
         if stage.rollout.engine == "openai":
             if self._chat is None:
                 self._chat = ChatRollouts(stage, self._live, self._base_dir)
-            return self._chat.roll_out(requests, deadline_s)
+            return self._chat.fleet
         group = self._workers()
         if not self._hosting:
             spec = worker_spec(
@@ -280,7 +291,7 @@ class Trainer:
             )
             group.setup(spec)
             self._hosting = True
-        return collect_groups(fleet_of(group, stage), requests, deadline_s)
+        return fleet_of(group, stage)
 
     def _rollout_stage(self) -> StageConfig:
         stages = self._rollouts(self._stages(None))

@@ -1,0 +1,100 @@
+"""``agentrl rollout``."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from agentrl.store import TrajectorySummary
+
+__all__ = ["rollout_command"]
+
+
+def rollout_command(
+    model: Path,
+    config: str | None = None,
+    /,
+    *overrides: str,
+    tasks: int | None = None,
+    samples: int | None = None,
+    out: Path | None = None,
+) -> None:
+    """Collect trajectories of a policy as a data set, without training.
+
+    `agentrl rollout RUN|MODEL CONFIG` plays the tasks of data.train; `agentrl rollout CONFIG` does so with the model
+    of its model.path, or with that of an OpenAI-compatible server (rollout.engine=openai). What is collected lies in
+    a run directory, for `agentrl ls`, `agentrl show` and Hugging Face's datasets. The same command again goes on
+    where an earlier one was interrupted, plays again what failed, and may ask for more tasks.
+
+    Parameters
+    ----------
+    model
+        A run directory, whose last policy plays, or a model folder in Hugging Face's layout; or the configuration.
+    config
+        A configuration file; by default the run's own.
+    overrides
+        Settings that go before the file's, as key=value.
+    tasks
+        Only the first so many tasks of data.train; by default all.
+    samples
+        Episodes a task; by default rollout.group_size.
+    out
+        The run directory; by default run.dir with "-rollouts" behind it.
+    """
+    for name, value in (("tasks", tasks), ("samples", samples)):
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name} must be at least 1, got {value}")
+    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    from agentrl.cli.terminal import console
+    from agentrl.run.collection import collect
+    from agentrl.run.played import named_policy
+
+    alone = named_policy(model, config, overrides, command="agentrl rollout")
+    folder = out or Path(f"{alone.run.dir}-rollouts")
+    columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console(), transient=True, redirect_stdout=False) as progress:
+        bar = progress.add_task("groups", total=None)
+        collected = collect(
+            alone,
+            folder,
+            num_tasks=tasks,
+            samples=samples,
+            played=lambda done, total: progress.update(bar, completed=done, total=total),
+        )
+    _report(collected)
+    print(f"{folder}: {len(collected)} episodes; agentrl ls {folder}")
+
+
+def _report(collected: Sequence[TrajectorySummary]) -> None:
+    from agentrl.cli.terminal import print_table
+
+    sources: defaultdict[str, list[TrajectorySummary]] = defaultdict(list)
+    for summary in collected:
+        sources[summary.data_source].append(summary)
+    print_table(
+        ("data source", "tasks", "episodes", "terminated", "truncated", "failed", "reward", "turns", "policy tokens"),
+        [_row(name, own) for name, own in sorted(sources.items())],
+    )
+
+
+def _row(name: str, own: Sequence[TrajectorySummary]) -> tuple[str | int | float | None, ...]:
+    finished = [summary for summary in own if summary.reward is not None]
+
+    def mean(values: Sequence[float]) -> float | None:
+        return sum(values) / len(values) if values else None
+
+    return (
+        name,
+        len({summary.draw for summary in own}),
+        len(own),
+        *(sum(summary.status == kind for summary in own) for kind in ("terminated", "truncated", "failed")),
+        mean([summary.reward for summary in finished if summary.reward is not None]),
+        mean([summary.num_turns for summary in finished]),
+        mean([summary.num_policy_tokens for summary in finished]),
+    )

@@ -1,0 +1,151 @@
+"""Trajectories collected without training: a run directory of them, which a later call completes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from agentrl.errors import ConfigError, EngineError
+from agentrl.rollouts import GroupOutcome, GroupRequest
+from agentrl.run.config import RunConfig
+from agentrl.run.config.dump import to_yaml
+from agentrl.run.data import load_tasks, rows_hash
+from agentrl.run.record import run_record
+from agentrl.run.trainer import Trainer
+from agentrl.store import EventLog, RunDirectory, TrajectoryReader, TrajectorySummary, TrajectoryWriter, write_text
+from agentrl.types import Task
+
+__all__ = ["collect"]
+
+_SEAL_EVERY = 256
+"""Episodes between two shards."""
+_STEP = 0
+
+
+def collect(
+    config: RunConfig,
+    out: Path,
+    *,
+    num_tasks: int | None = None,
+    samples: int | None = None,
+    played: Callable[[int, int], None] = lambda done, total: None,
+) -> list[TrajectorySummary]:
+    """Plays the tasks of ``data.train`` and keeps every episode in a run directory.
+
+    Draw n is task n in the order of the data. A directory that holds a part of them already is completed: draws whose
+    episodes have all finished stand, others are played again, from the same seeds.
+
+    Args:
+        config: of one stage alone (``named_policy``).
+        out: the run directory.
+        num_tasks: only the first so many; by default all.
+        samples: episodes a task; by default ``rollout.group_size``.
+        played: told how many tasks are done, of how many.
+
+    Returns:
+        The newest attempt at every episode, by draw and sibling.
+
+    Raises:
+        ConfigError: there is no ``data.train``, or ``out`` holds something else, such as what other settings made.
+        DataError: the tasks cannot be read.
+        EngineError: every episode failed.
+    """
+    (stage,) = config.resolved_stages()
+    samples = samples or stage.rollout.group_size
+    if stage.data.train is None:
+        raise ConfigError("data.train is required, whose tasks are played; got none")
+    base_dir = Path(config.run.base_dir or ".").resolve()
+    tasks = load_tasks(stage.data.train, stage.data.args, base_dir=base_dir, seed=config.run.seed, setting="data.train")
+    directory = _directory(config, out, tasks, samples)
+    chosen = tasks[:num_tasks]
+    with TrajectoryWriter(directory) as writer:  # what an earlier one left unsealed is sealed now
+        whole = _finished_draws(directory, samples)
+        missing = [draw for draw in range(len(chosen)) if draw not in whole]
+        if missing:
+            requests = (GroupRequest(draw, chosen[draw], samples) for draw in missing)
+            with Trainer(config) as trainer:
+                _keep(
+                    trainer.play(requests),
+                    writer,
+                    directory,
+                    lambda n: played(n, len(chosen)),
+                    len(chosen) - len(missing),
+                )
+    newest = {(s.draw, s.sibling): s for s in TrajectoryReader(directory).summaries() if s.draw < len(chosen)}
+    collected = [newest[key] for key in sorted(newest)]
+    if collected and all(summary.reward is None for summary in collected):
+        first = collected[0]
+        raise EngineError(
+            f"every one of the {len(collected)} episodes ended as {first.status}({first.status_reason}); "
+            f"see {directory.events_path}",
+            retryable=False,
+        )
+    return collected
+
+
+def _keep(
+    outcomes: Iterable[GroupOutcome],
+    writer: TrajectoryWriter,
+    directory: RunDirectory,
+    done: Callable[[int], None],
+    already: int,
+) -> None:
+    """Stores what comes, in shards; failures are told in ``events.jsonl`` too."""
+    unsealed = 0
+    events = EventLog(directory)
+    try:
+        for number, outcome in enumerate(outcomes, already + 1):
+            for trajectory in (*outcome.retried, *outcome.group.trajectories):
+                writer.write(trajectory, _STEP)
+                unsealed += 1
+                if trajectory.status.kind == "failed":
+                    detail = trajectory.status.detail or str(trajectory.status)
+                    boundary = trajectory.status.reason
+                    events.log(
+                        "trajectory_failed", detail, boundary=boundary, level="warning", trajectory=trajectory.id
+                    )
+            if unsealed >= _SEAL_EVERY:
+                writer.seal(_STEP)
+                unsealed = 0
+            done(number)
+        writer.seal(_STEP)
+    finally:
+        events.close()
+
+
+def _finished_draws(directory: RunDirectory, samples: int) -> set[int]:
+    """Draws whose every sibling has finished."""
+    siblings: defaultdict[int, set[int]] = defaultdict(set)
+    for summary in TrajectoryReader(directory).summaries():
+        if summary.reward is not None:
+            siblings[summary.draw].add(summary.sibling)
+    return {draw for draw, own in siblings.items() if len(own) == samples}
+
+
+def _directory(config: RunConfig, out: Path, tasks: Sequence[Task], samples: int) -> RunDirectory:
+    """The run directory: a new one, or one that the same settings made.
+
+    Raises:
+        ConfigError: it holds something else.
+    """
+    text, data = to_yaml(config), {"train": rows_hash(tasks)}
+    if not (out / "run.json").is_file():
+        record = run_record(seed=config.run.seed, data=data, parent=config.model.path, sandbox={})
+        directory = RunDirectory.create(out, {**record, "collection": {"samples": samples}})
+        write_text(directory.config_path, text)
+        return directory
+    directory = RunDirectory.open(out)
+    record = directory.read_record()
+    made = {
+        "settings": (directory.config_path.read_text(encoding="utf-8"), text),
+        "tasks": (record.get("data"), data),
+        "--samples": (record.get("collection"), {"samples": samples}),
+    }
+    for what, (before, now) in made.items():
+        if before != now:
+            raise ConfigError(
+                f"--out {out} holds episodes of other {what}, and a data set has one kind alone; name another folder, "
+                f"or bring back those in {directory.config_path.name}"
+            )
+    return directory

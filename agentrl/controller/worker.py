@@ -7,21 +7,14 @@ import socket
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from agentrl.controller.weights import WeightsReport, publish_in_process
+from agentrl.controller.episode_host import EpisodeHost, RolloutParts
+from agentrl.controller.weights import ServedDtype, TrainerWeights, WeightsReport, publish_in_process, to_array
 from agentrl.errors import AgentRLError, ConfigError, TrainingError
-from agentrl.rollouts import (
-    EngineControl,
-    EpisodeRunner,
-    GroupOutcome,
-    GroupRequest,
-    PauseMode,
-    RolloutEngine,
-    RolloutSpec,
-)
+from agentrl.rollouts import GroupOutcome, GroupRequest, PauseMode
 from agentrl.training import (
     Actor,
     ActorSpec,
@@ -36,17 +29,7 @@ from agentrl.training import (
     leave,
 )
 
-__all__ = ["EngineFactory", "HostedEngine", "Worker", "WorkerSpec"]
-
-
-class HostedEngine(RolloutEngine, EngineControl, Protocol):
-    """An engine with both faces: this worker is its one owner."""
-
-
-class EngineFactory(Protocol):
-    """Builds the engine where it runs, from a model's folder."""
-
-    def build(self) -> HostedEngine: ...
+__all__ = ["Worker", "WorkerSpec"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +40,13 @@ class WorkerSpec:
         actor: the policy being trained; None for a stage that trains a reward model.
         reference: what it is held near to; None for algorithms without one.
         reward_model: what is trained on pairs, or what scores the episodes; None for stages without one.
-        engine: what generates; None for stages without rollouts.
-        rollout: what the episodes share; None for stages without rollouts.
+        episodes: what plays, where each rank hosts episodes; None for stages without rollouts.
     """
 
     actor: ActorSpec | None
     reference: ReferenceSpec | None = None
     reward_model: RewardModelSpec | RewardLearnerSpec | None = None
-    engine: EngineFactory | None = None
-    rollout: RolloutSpec | None = None
+    episodes: RolloutParts | None = None
 
 
 class Worker:
@@ -81,8 +62,7 @@ class Worker:
         torch.set_num_threads(threads)
         join(dist)
         self._roles: dict[str, object] = {}
-        self._engine: HostedEngine | None = None
-        self._runner: EpisodeRunner | None = None
+        self._host: EpisodeHost | None = None
 
     def describe(self) -> dict[str, Any]:
         """Where this rank lives."""
@@ -99,9 +79,8 @@ class Worker:
             self._roles["reward_model"] = RewardLearner(spec.reward_model, self._place)
         elif spec.reward_model is not None:
             self._roles["reward_model"] = RewardModel(spec.reward_model, self._place)
-        if spec.engine is not None and spec.rollout is not None:
-            self._engine = spec.engine.build()
-            self._runner = EpisodeRunner(spec.rollout, self._engine, name=f"episodes-{self._place.rank}")
+        if spec.episodes is not None:
+            self._host = EpisodeHost(spec.episodes, f"episodes-{self._place.rank}")
 
     def call(self, role: str, method: str, args: Sequence[Any]) -> Any:
         """Runs a role's method; what it raises comes back with rank and host, and where it is not ours a traceback.
@@ -129,34 +108,45 @@ class Worker:
         """Gives the engine here, paused by ``mode``, the actor's weights; every rank takes part in gathering them."""
         actor = self._roles["actor"]
         assert isinstance(actor, Actor)
-        return publish_in_process(actor, self._engine, version, mode)
+        if self._host is None:
+            return publish_in_process(actor, None, version)
+        with self._host.standing_still():
+            return publish_in_process(actor, self._host.engine, version, mode)
+
+    def export_weights(self, dtype: ServedDtype) -> TrainerWeights | None:
+        """The actor's weights for engines elsewhere, by rank 0; every rank takes part in gathering them."""
+        actor = self._roles["actor"]
+        assert isinstance(actor, Actor)
+        first = self._place.rank == 0
+        arrays = tuple(to_array(name, tensor, dtype) for name, tensor in actor.weights(dtype) if first)
+        checksum = actor.checksum(dtype)
+        return TrainerWeights(arrays, checksum) if first else None
 
     def submit(self, requests: Sequence[GroupRequest]) -> None:
         """Starts groups in this worker's episode thread."""
-        self._need_runner().submit(requests)
+        self._hosted.submit(requests)
 
     def collect(self, timeout_s: float) -> list[GroupOutcome]:
         """Groups that came to their end here."""
-        return self._need_runner().collect(timeout_s)
+        return self._hosted.collect(timeout_s)
 
     def cancel(self, draws: Sequence[int], label: str) -> None:
         """Ends groups in flight here."""
-        self._need_runner().cancel(draws, label=label)
+        self._hosted.cancel(draws, label)
 
     def close(self) -> None:
         """Ends everything that this worker started."""
         self._end_stage()
         leave()
 
-    def _need_runner(self) -> EpisodeRunner:
-        if self._runner is None:
+    @property
+    def _hosted(self) -> EpisodeHost:
+        if self._host is None:
             raise ConfigError("this stage has no rollouts: its algorithm learns from demonstrations")
-        return self._runner
+        return self._host
 
     def _end_stage(self) -> None:
-        if self._runner is not None:
-            self._runner.close()
-        if self._engine is not None:
-            self._engine.close()
-        self._runner = self._engine = None
+        host, self._host = self._host, None
+        if host is not None:
+            host.close()
         self._roles.clear()

@@ -3,16 +3,69 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 
 from agentrl.sandbox import counted_by
 
-__all__ = ["Cut", "LimitSpentError", "within"]
+__all__ = ["Cut", "Deadlines", "LimitSpentError", "within"]
 
 
 class LimitSpentError(Exception):
     """A deadline of the episode or turn is spent: the policy's doing, so the episode is truncated. Says the reason."""
+
+
+class Deadlines:
+    """All deadlines of one host's episodes: they stand still together while its engine is paused."""
+
+    def __init__(self) -> None:
+        self._clocks: set[_ScopeClock] = set()
+        self._stopped = False
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def of_this_task(self) -> Iterator[None]:
+        """Deadlines that begin within, and in the tasks started there, are among these."""
+        token = _DEADLINES.set(self)
+        try:
+            yield
+        finally:
+            _DEADLINES.reset(token)
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """None of them counts meanwhile; for one caller at a time, from any thread."""
+        self._turn(stopped=True)
+        try:
+            yield
+        finally:
+            self._turn(stopped=False)
+
+    def add(self, clock: _ScopeClock) -> None:
+        """A deadline begins."""
+        with self._lock:
+            self._clocks.add(clock)
+            if self._stopped:
+                clock.stop()
+
+    def drop(self, clock: _ScopeClock) -> None:
+        """A deadline is over."""
+        with self._lock:
+            self._clocks.discard(clock)
+
+    def _turn(self, *, stopped: bool) -> None:
+        with self._lock:
+            self._stopped = stopped
+            for clock in self._clocks:
+                if stopped:
+                    clock.stop()
+                else:
+                    clock.go_on()
+
+
+_DEADLINES: ContextVar[Deadlines | None] = ContextVar("agentrl_deadlines", default=None)
 
 
 class Cut:
@@ -39,7 +92,8 @@ class Cut:
 
 @asynccontextmanager
 async def within(seconds: float, reason: str, cut: Cut | None = None) -> AsyncIterator[None]:
-    """Ends what it holds after ``seconds``, in which waits for a sandbox that others use do not count.
+    """Ends what it holds after ``seconds``, in which waits for a sandbox that others use do not count, nor the time in
+    which the host's engine is paused.
 
     Args:
         seconds: of the holder's own.
@@ -50,9 +104,11 @@ async def within(seconds: float, reason: str, cut: Cut | None = None) -> AsyncIt
         LimitSpentError: the time is up; its text is ``reason``, or the cut's.
     """
     scope = asyncio.timeout(seconds)
-    clock = _ScopeClock(scope)
+    clock, host = _ScopeClock(scope), _DEADLINES.get()
     try:
         async with scope:
+            if host is not None:
+                host.add(clock)
             if cut is not None:
                 cut.hold(clock)
             with counted_by(clock):
@@ -63,6 +119,8 @@ async def within(seconds: float, reason: str, cut: Cut | None = None) -> AsyncIt
         raise
     finally:
         clock.end()
+        if host is not None:
+            host.drop(clock)
 
 
 class _ScopeClock:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from agentrl.envs import EnvSpec
 from agentrl.errors import EngineError
-from agentrl.rollouts.deadline import Cut
+from agentrl.rollouts.deadline import Cut, Deadlines
 from agentrl.rollouts.engine import RolloutEngine
 from agentrl.rollouts.episode import run_episode
 from agentrl.rollouts.parts import EpisodeParts, Permits
@@ -76,6 +76,8 @@ class EpisodeRunner:
             self._sandboxes,
             PolicyServer(engine),
         )
+        self.deadlines = Deadlines()
+        """Of all episodes here."""
         self._finished: queue.Queue[GroupOutcome | BaseException] = queue.Queue()
         self._running: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._loop = asyncio.new_event_loop()
@@ -131,8 +133,9 @@ class EpisodeRunner:
                     cut.ask()
             return trajectory
 
-        async with asyncio.TaskGroup() as siblings:  # a cancelled group has ended when its last sibling is cleaned up
-            tasks = [siblings.create_task(play(n)) for n in range(request.num_siblings)]
+        with self.deadlines.of_this_task():
+            async with asyncio.TaskGroup() as siblings:  # a cancelled group has ended when its last one is cleaned up
+                tasks = [siblings.create_task(play(n)) for n in range(request.num_siblings)]
         trajectories = tuple(task.result() for task in tasks)
         group = TrajectoryGroup(request.draw, request.task, trajectories)
         counts = None if self._sandboxes is None else self._sandboxes.counts()

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from agentrl.controller.episode_host import EngineFactory
 from agentrl.controller.evaluation import EvalPlan, EvalSet
-from agentrl.controller.worker import EngineFactory
 from agentrl.envs import EnvSpec, EpisodeView, RewardFn, Rubric, ToolEnv
 from agentrl.errors import ConfigError, DataError
 from agentrl.render import Renderer, RendererSpec
@@ -218,10 +218,10 @@ def _settled(player: EnvSpec | ProgramSpec) -> EnvSpec | ProgramSpec:
 
 
 def _sandboxes_a_process(stage: StageConfig) -> int:
-    """Each rank hosts episodes of its own; together they keep to ``sandbox.max_running``."""
+    """Each host has episodes of its own; together they keep to ``sandbox.max_running``."""
     if stage.sandbox.max_running is None:
         return stage.rollout.max_running
-    return stage.sandbox.max_running // stage.train.world_size
+    return stage.sandbox.max_running // stage.num_hosts
 
 
 def renderer_spec(stage: StageConfig, base_dir: Path, model: Path) -> RendererSpec:

@@ -18,13 +18,14 @@ class Session:
         config: ``controller.mode``, and the size of the group.
 
     Raises:
-        ConfigError: ``controller.mode=inline`` with several ranks.
+        ConfigError: ``controller.mode=inline`` with several ranks, or with rollout workers.
     """
 
     def __init__(self, config: RunConfig) -> None:
         stages = config.resolved_stages()
         ranks = max(stage.train.world_size for stage in stages)
         threads = stages[0].train.threads_per_rank
+        workers = max(stage.rollout.num_workers for stage in stages)
         self._owns_ray = False
         self.group: WorkerGroup
         if config.controller.mode == "inline":
@@ -33,12 +34,23 @@ class Session:
                     f"controller.mode=inline runs everything in one process, got train.world_size={ranks}; "
                     "set train.world_size=1, or controller.mode=ray"
                 )
+            if workers:
+                raise ConfigError(
+                    f"controller.mode=inline runs everything in one process, got rollout.num_workers={workers}; "
+                    "set rollout.num_workers=0, or controller.mode=ray"
+                )
             self.group = LocalGroup(threads=threads)
         else:
             from agentrl.controller.ray_group import RayGroup, start_ray
 
-            self._owns_ray = start_ray(ranks, config.controller.ray_address)
-            self.group = RayGroup(ranks, threads=threads)
+            self._owns_ray = start_ray(ranks + workers, config.controller.ray_address)
+            trainers = RayGroup(ranks, threads=threads)
+            self.group = trainers
+            if workers:
+                from agentrl.controller.ray_rollouts import RayRolloutGroup
+
+                resources = next(s.rollout.worker_resources for s in stages if s.rollout.num_workers == workers)
+                self.group = RayRolloutGroup(trainers, workers, threads=threads, resources=resources)
 
     def close(self) -> None:
         """Ends the workers, and Ray where this session started it."""

@@ -12,6 +12,7 @@ from agentrl.algorithms import AlgorithmSpec, LearnsFrom
 from agentrl.controller.actor import ActorHandle, LearnerHandle, RewardLearnerHandle
 from agentrl.controller.admission import Snapshot
 from agentrl.controller.checkpoints import Checkpoints
+from agentrl.controller.episode_host import RolloutParts
 from agentrl.controller.evaluation import Evaluator, Examiner
 from agentrl.controller.group import WorkerGroup
 from agentrl.controller.ledger import Ledger
@@ -130,8 +131,7 @@ def worker_spec(
         actor,
         reference=ReferenceSpec(str(model), stage.model.dtype) if algorithm.needs.reference else None,
         reward_model=None if reward_model is None else scorer_spec(stage, policy=model, reward_model=reward_model),
-        engine=engine_spec(stage, model),
-        rollout=rollout_spec(stage, live, base_dir=base_dir, model=model),
+        episodes=RolloutParts(engine_spec(stage, model), rollout_spec(stage, live, base_dir=base_dir, model=model)),
     )
 
 

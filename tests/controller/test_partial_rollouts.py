@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agentrl.controller.episode_host import RolloutParts
 from agentrl.controller.group import LocalGroup
 from agentrl.controller.worker import WorkerSpec
 from agentrl.rollouts import GroupOutcome, GroupRequest, PauseMode, make_batch
@@ -30,7 +31,7 @@ def group(model: Path) -> Iterator[LocalGroup]:
     rollout = episodes(max_turn_tokens=TOKENS, max_response_tokens=400, context_tokens=500)
     rollout = replace(rollout, sampling=SamplingParams(max_new_tokens=TOKENS))
     engine = engine_spec(model, context_tokens=500)
-    group.setup(WorkerSpec(actor=actor_spec(model), engine=engine, rollout=rollout))
+    group.setup(WorkerSpec(actor=actor_spec(model), episodes=RolloutParts(engine, rollout)))
     yield group
     group.close()
 
@@ -40,11 +41,11 @@ def play(group: LocalGroup) -> Play:
     """A group with a publish of version 1 while its tokens are sampled."""
 
     def run(mode: PauseMode) -> list[Trajectory]:
-        engine = group._worker._engine
-        assert engine is not None
+        host = group._worker._host
+        assert host is not None
         group.submit([GroupRequest(0, TASKS[0], SIBLINGS)])
         end = time.monotonic() + DEADLINE_S
-        while engine.health().running < SIBLINGS // 2:
+        while host.engine.health().running < SIBLINGS // 2:
             assert time.monotonic() < end
             time.sleep(0.001)
         group.publish(1, mode)

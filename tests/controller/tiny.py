@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from agentrl.algorithms import make_algorithm
+from agentrl.controller.episode_host import RolloutParts
 from agentrl.controller.worker import WorkerSpec
 from agentrl.rollouts import RolloutSpec
 from agentrl.rollouts.inprocess import TorchEngineSpec
@@ -38,7 +39,7 @@ def episodes(**settings: Any) -> RolloutSpec:
 
 def worker_spec(model: Path) -> WorkerSpec:
     """An actor with an engine beside it."""
-    return WorkerSpec(actor=actor_spec(model), engine=engine_spec(model), rollout=episodes())
+    return WorkerSpec(actor=actor_spec(model), episodes=RolloutParts(engine_spec(model), episodes()))
 
 
 def made_groups(draw: int, number: int, *, siblings: int = 4) -> list[TrajectoryGroup]:

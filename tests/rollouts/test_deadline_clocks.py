@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from agentrl.rollouts.deadline import LimitSpentError, within
+from agentrl.rollouts.deadline import Deadlines, LimitSpentError, within
 from agentrl.sandbox import SandboxPool, SandboxSpec, counted_by, standing_still
 from agentrl.sandbox.permits import Permits
 
@@ -131,3 +131,39 @@ async def test_an_episode_that_waits_for_anothers_sandbox_keeps_its_turn() -> No
         await waiting
     finally:
         await pool.close()
+
+
+async def test_no_deadline_of_a_host_counts_while_its_engine_is_paused() -> None:
+    deadlines = Deadlines()
+    with deadlines.of_this_task():
+        async with within(SHORT_S, "episode_timeout"):
+            with deadlines.standing_still():
+                async with within(SHORT_S, "turn_timeout"):  # also one that begins meanwhile
+                    await asyncio.sleep(LONG_S)
+
+
+async def test_deadlines_go_on_after_the_pause() -> None:
+    deadlines = Deadlines()
+
+    async def dawdle() -> None:
+        with deadlines.of_this_task():
+            async with within(SHORT_S, "turn_timeout"):
+                await asyncio.to_thread(pause_for_a_moment, deadlines)
+                await asyncio.Event().wait()
+
+    with pytest.raises(LimitSpentError, match="turn_timeout"):
+        await dawdle()
+
+
+def pause_for_a_moment(deadlines: Deadlines) -> None:
+    with deadlines.standing_still():
+        pass
+
+
+async def test_another_hosts_deadlines_go_on() -> None:
+    async def dawdle() -> None:
+        async with within(0.05, "turn_timeout"):
+            await asyncio.Event().wait()
+
+    with Deadlines().standing_still(), pytest.raises(LimitSpentError, match="turn_timeout"):
+        await dawdle()

@@ -46,3 +46,14 @@ def test_tokens_are_no_staler_than_allowed(tmp_path: Path, overrides: tuple[str,
     assert max(behind) <= bound
     assert (max(behind) > 0) == (bound > 0)  # it did run ahead
     assert not states(run_dir).keys() & {"running", "finished", "buffered", "taken"}
+
+
+def test_rollout_workers_play_while_the_ranks_train(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    ray = ("controller.mode=ray", "rollout.num_workers=2", "rollout.schedule=async")
+    with Trainer(load_config(ahead(tmp_path), [f"run.dir={run_dir}", *ALWAYS, *ray])) as trainer:
+        trainer.train()
+    rows = [row for row in read_jsonl(run_dir / "metrics.jsonl") if row["stage"] == "rl"]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
+    assert max(row["async/staleness/max"] for row in rows) == 1
+    assert not states(run_dir).keys() & {"running", "finished", "buffered", "taken"}

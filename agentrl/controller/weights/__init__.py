@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+from agentrl.controller.weights.array import to_array, to_tensor
 from agentrl.controller.weights.bucket import BucketSender
 from agentrl.controller.weights.folder import FolderSender
-from agentrl.controller.weights.in_process import WeightsReport, publish_in_process
+from agentrl.controller.weights.in_process import TrainerWeights, WeightsReport, publish_in_process, update_engine
 from agentrl.controller.weights.process_group import GroupSender
+from agentrl.rollouts.sglang import ServedDtype
 
-__all__ = ["BucketSender", "FolderSender", "GroupSender", "WeightsReport", "publish_in_process"]
+__all__ = [
+    "BucketSender",
+    "FolderSender",
+    "GroupSender",
+    "ServedDtype",
+    "TrainerWeights",
+    "WeightsReport",
+    "publish_in_process",
+    "to_array",
+    "to_tensor",
+    "update_engine",
+]

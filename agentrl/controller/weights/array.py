@@ -7,7 +7,7 @@ from torch import Tensor
 
 from agentrl.rollouts.sglang import ServedDtype, WeightArray
 
-__all__ = ["to_array"]
+__all__ = ["to_array", "to_tensor"]
 
 
 @torch.no_grad()
@@ -22,3 +22,9 @@ def to_array(name: str, tensor: Tensor, dtype: ServedDtype) -> WeightArray:
     own = torch.empty(tensor.shape, dtype=getattr(torch, dtype), device="cpu")
     own.copy_(tensor.detach())
     return WeightArray(name, dtype, tuple(tensor.shape), own.reshape(-1).view(torch.uint8).numpy())
+
+
+def to_tensor(array: WeightArray) -> Tensor:
+    """The tensor that ``to_array`` was given, in the served dtype; a copy, since what came by Ray cannot be written."""
+    data = torch.from_numpy(array.data.copy())
+    return data.view(getattr(torch, array.dtype)).reshape(array.shape)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agentrl.errors import EngineError
 from agentrl.rollouts import EngineControl, PauseMode
+from agentrl.rollouts.sglang import WeightArray
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from agentrl.training import Actor
 
-__all__ = ["WeightsReport", "publish_in_process"]
+__all__ = ["TrainerWeights", "WeightsReport", "publish_in_process", "update_engine"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,14 @@ class WeightsReport:
     tensors: int
     bytes: int
     seconds: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainerWeights:
+    """The actor's weights on their way to another process, with the trainer's own checksums."""
+
+    arrays: tuple[WeightArray, ...]
+    checksum: Mapping[str, int]
 
 
 def publish_in_process(
@@ -49,12 +60,34 @@ def publish_in_process(
         actor.checksum()
         return None
     dtype = engine.layout().dtype
+    return update_engine(engine, actor.weights(dtype), lambda: actor.checksum(dtype), version, mode)
+
+
+def update_engine(
+    engine: EngineControl,
+    tensors: Iterable[tuple[str, Tensor]],
+    trainer: Callable[[], Mapping[str, int]],
+    version: int,
+    mode: PauseMode,
+) -> WeightsReport:
+    """Gives an engine whole tensors by their Hugging Face names; it serves ``version`` when this returns.
+
+    Args:
+        engine: paused meanwhile.
+        tensors: in the engine's dtype.
+        trainer: the trainer's checksums, asked for once all tensors are put.
+        version: the policy version from now on.
+        mode: what becomes of requests in flight.
+
+    Raises:
+        EngineError: a tensor is missing or misshapen, or a checksum differs; the engine then answers nothing.
+    """
     start = time.monotonic()
     engine.pause(mode)
     session = engine.begin_update(version)
     num_tensors = num_bytes = 0
     try:
-        for name, tensor in actor.weights(dtype):
+        for name, tensor in tensors:
             session.put(name, tensor)
             num_bytes += tensor.numel() * tensor.element_size()
             num_tensors += 1
@@ -63,7 +96,7 @@ def publish_in_process(
         raise
     session.commit()
     try:
-        _verify(actor.checksum(dtype), engine.checksum(), version)
+        _verify(trainer(), engine.checksum(), version)
     except EngineError:
         engine.close()  # it is whole, and wrong: whoever waits for it must hear so
         raise

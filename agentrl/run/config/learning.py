@@ -72,6 +72,11 @@ class RolloutConfig(Section):
     """Texts that end a model call, beside the end-of-turn token."""
     max_running: Count = 32
     """Episodes in flight at once."""
+    num_workers: Natural = 0
+    """Processes that play episodes with engines of their own, on any machine of the Ray cluster; 0 plays them in the
+    training processes."""
+    worker_resources: Arguments = Field(default_factory=dict)
+    """Ray resources that each of them asks for beside a CPU, such as ``{rollout: 1}``, to place them."""
     kv_tokens: Count | None = None
     """Tokens of KV cache kept for waiting episodes; by default room for all that run."""
     dtype: Dtype | None = None

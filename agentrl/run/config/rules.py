@@ -136,11 +136,29 @@ def _rollout_faults(stage: StageConfig) -> Iterator[Fault]:
             f"rollout.engine_args has nothing for rollout.engine='sglang', got {sorted(rollout.engine_args)}; "
             "its settings are those of rollout.sglang, and rollout.sglang.server_args for the server's own",
         )
-    if rollout.engine == "sglang" and rollout.sglang.urls and stage.train.world_size > 1:
+    if rollout.engine == "sglang" and rollout.sglang.urls and stage.train.world_size > 1 and not rollout.num_workers:
         yield Fault(
             (("rollout", "sglang", "urls"), ("train", "world_size")),
             f"rollout.sglang.urls needs train.world_size=1 (a server has one owner, and each rank plays episodes), "
             f"got {stage.train.world_size}; let the ranks start servers of their own, or train with one rank",
+        )
+    if rollout.engine == "sglang" and rollout.sglang.urls and rollout.num_workers > 1:
+        yield Fault(
+            (("rollout", "sglang", "urls"), ("rollout", "num_workers")),
+            f"rollout.sglang.urls needs rollout.num_workers of at most 1 (a server has one owner), got "
+            f"{rollout.num_workers}; let the workers start servers of their own, or set rollout.num_workers=1",
+        )
+    for name, value in rollout.worker_resources.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            yield Fault(
+                (("rollout", "worker_resources"),),
+                f"rollout.worker_resources must give each Ray resource a number above 0, got {name}: {value!r}",
+            )
+    if stage.run.deterministic and rollout.num_workers:
+        yield Fault(
+            (("rollout", "num_workers"), ("run", "deterministic")),
+            f"run.deterministic needs rollout.num_workers=0 (groups of several workers come in any order), got "
+            f"{rollout.num_workers}; set it, or run.deterministic=false",
         )
     if stage.run.deterministic and rollout.engine not in ("torch", "scripted"):
         yield Fault(
@@ -242,10 +260,11 @@ def _sandbox_faults(stage: StageConfig) -> Iterator[Fault]:
             key = tuple(part for part in named.groups() if part) if named else ()
             yield Fault((("sandbox", *key),), str(error))
     cap = stage.sandbox.max_running
-    if cap is not None and cap < stage.train.world_size:
+    if cap is not None and cap < stage.num_hosts:
+        setting = "rollout.num_workers" if stage.rollout.num_workers else "train.world_size"
         yield Fault(
-            (("sandbox", "max_running"), ("train", "world_size")),
-            f"sandbox.max_running must be at least train.world_size={stage.train.world_size}, since each rank hosts "
+            (("sandbox", "max_running"), tuple(setting.split("."))),
+            f"sandbox.max_running must be at least {setting}={stage.num_hosts}, since each of them hosts "
             f"episodes, got {cap}; raise it",
         )
     lifetime_s, episode_s = stage.sandbox.max_lifetime_s, stage.rollout.episode_timeout_s

@@ -65,6 +65,11 @@ class StageConfig(_StageSections, _RunSections):
         return self.rollout.kv_tokens or self.rollout.max_running * self.context_tokens
 
     @property
+    def num_hosts(self) -> int:
+        """Processes that play episodes: rollout workers, or without any the training processes."""
+        return self.rollout.num_workers or self.train.world_size
+
+    @property
     def rollout_dtype(self) -> Dtype:
         """Of the engine's weights."""
         return self.rollout.dtype or self.model.dtype

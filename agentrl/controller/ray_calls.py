@@ -1,0 +1,118 @@
+"""Calls of Ray actors: deadlines, deaths and errors by name, and the runners among them as one fleet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+
+from agentrl.errors import AgentRLError, TrainingError
+from agentrl.rollouts import GroupOutcome, GroupRequest
+from agentrl.types import file_modules
+
+__all__ = ["ActorCalls", "RayRunners", "shared"]
+
+_POLL_S = 1.0
+
+
+def shared(value: object) -> Any:
+    """A reference to ``value`` for several actors; what a user's file defines travels by value."""
+    for module in file_modules():
+        ray.cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+    return ray.put(value)
+
+
+class ActorCalls:
+    """Waits for actors of one group; the first failure poisons it, and every later call raises.
+
+    Args:
+        timeout_s: deadline of one call.
+        name: what an actor is called, by its place.
+        failure: an error about an actor, from a message, its place, and a traceback where there is one.
+    """
+
+    def __init__(
+        self, timeout_s: float, name: Callable[[int], str], failure: Callable[[str, int, str], AgentRLError]
+    ) -> None:
+        self.error: BaseException | None = None
+        self._timeout_s, self._name, self._failure = timeout_s, name, failure
+
+    def gather(self, refs: Sequence[Any], what: str) -> list[Any]:
+        """All answers in order; the first failure is raised as soon as it is known."""
+        if self.error is not None:
+            raise TrainingError(f"the group is poisoned by an earlier error: {self.error}")
+        end = time.monotonic() + self._timeout_s
+        places = {ref: place for place, ref in enumerate(refs)}
+        waiting = list(refs)
+        answers: dict[int, Any] = {}
+        while waiting:
+            ready, waiting = ray.wait(waiting, num_returns=1, timeout=_POLL_S)
+            for ref in ready:
+                answers[places[ref]] = self.get(ref, what, places[ref])
+            if not ready and time.monotonic() > end:
+                late = ", ".join(self._name(places[ref]) for ref in waiting)
+                self.error = TrainingError(f"{what}: {late} did not answer within {self._timeout_s:.0f} s")
+                raise self.error
+        return [answers[place] for place in range(len(refs))]
+
+    def get(self, ref: Any, what: str, place: int) -> Any:
+        """One answer.
+
+        Raises:
+            AgentRLError: what the actor raised, or that it died or did not answer.
+        """
+        try:
+            return ray.get(ref, timeout=self._timeout_s)
+        except RayTaskError as error:
+            self.error = (
+                error.cause
+                if isinstance(error.cause, AgentRLError)
+                else self._failure(f"{what} failed: {error.cause!r}", place, str(error))
+            )
+        except RayActorError as error:
+            self.error = self._failure(f"{what}: {self._name(place)} died: {error}", place, "")
+        except GetTimeoutError:
+            late = f"{what}: {self._name(place)} did not answer within {self._timeout_s:.0f} s"
+            self.error = self._failure(late, place, "")
+        raise self.error
+
+
+class RayRunners:
+    """A ``Fleet`` of actors that host episodes; a draw's group goes to actor ``draw mod actors``.
+
+    Args:
+        actors: with the methods of ``EpisodeHost``, in a concurrency group of their own.
+        calls: waits for them.
+    """
+
+    def __init__(self, actors: Sequence[Any], calls: ActorCalls) -> None:
+        self._actors, self._calls = actors, calls
+        self._polls: dict[Any, int] = {}
+
+    def forget(self) -> None:
+        """The actors host something new: what was asked of them before is nobody's."""
+        self._polls.clear()
+
+    def submit(self, requests: Sequence[GroupRequest]) -> None:
+        for place, actor in enumerate(self._actors):
+            own = [request for request in requests if request.draw % len(self._actors) == place]
+            if own:
+                self._calls.get(actor.submit.remote(own), "submitting groups", place)
+
+    def collect(self, timeout_s: float) -> list[GroupOutcome]:
+        for place, actor in enumerate(self._actors):
+            if place not in self._polls.values():
+                self._polls[actor.collect.remote(timeout_s)] = place
+        ready, _ = ray.wait(list(self._polls), num_returns=1, timeout=timeout_s)
+        outcomes: list[GroupOutcome] = []
+        for ref in ready:
+            place = self._polls.pop(ref)
+            outcomes += self._calls.get(ref, "collecting groups", place)
+        return outcomes
+
+    def cancel(self, draws: Sequence[int], *, label: str = "") -> None:
+        for place, actor in enumerate(self._actors):
+            self._calls.get(actor.cancel.remote(list(draws), label), "cancelling groups", place)

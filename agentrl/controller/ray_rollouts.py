@@ -1,0 +1,155 @@
+"""Rollout workers: episodes and their engines in Ray actors of their own, on any machine of the cluster."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import ray
+
+from agentrl.controller.episode_host import EpisodeHost, RolloutParts
+from agentrl.controller.ray_calls import ActorCalls, RayRunners, shared
+from agentrl.controller.ray_group import RayGroup
+from agentrl.controller.weights import ServedDtype, TrainerWeights, WeightsReport
+from agentrl.controller.worker import WorkerSpec
+from agentrl.errors import AgentRLError, ConfigError, EngineError
+from agentrl.rollouts import GroupOutcome, GroupRequest, PauseMode
+
+__all__ = ["RayRolloutGroup"]
+
+
+class _RolloutWorker:
+    """An EpisodeHost behind Ray: updates run one at a time, episode calls beside them."""
+
+    def __init__(self, place: int) -> None:
+        self._place = place
+        self._host: EpisodeHost | None = None
+
+    def setup(self, parts: RolloutParts | None) -> ServedDtype | None:
+        """Hosts a stage's episodes, or none; the dtype that the engine serves."""
+        self.close()
+        if parts is None:
+            return None
+        self._host = EpisodeHost(parts, f"episodes-{self._place}")
+        return self._host.engine.layout().dtype
+
+    def update(self, weights: TrainerWeights, version: int, mode: PauseMode) -> WeightsReport:
+        return self._hosted.update(weights, version, mode)
+
+    def describe(self) -> dict[str, Any]:
+        node = ray.get_runtime_context().get_node_id()
+        return {"rollout_worker": self._place, "host": socket.gethostname(), "pid": os.getpid(), "node": node}
+
+    @ray.method(concurrency_group="episodes")
+    def submit(self, requests: Sequence[GroupRequest]) -> None:
+        self._hosted.submit(requests)
+
+    @ray.method(concurrency_group="episodes")
+    def collect(self, timeout_s: float) -> list[GroupOutcome]:
+        return self._hosted.collect(timeout_s)
+
+    @ray.method(concurrency_group="episodes")
+    def cancel(self, draws: Sequence[int], label: str) -> None:
+        self._hosted.cancel(draws, label)
+
+    def close(self) -> None:
+        host, self._host = self._host, None
+        if host is not None:
+            host.close()
+
+    @property
+    def _hosted(self) -> EpisodeHost:
+        if self._host is None:
+            raise ConfigError("this stage has no rollouts: its algorithm learns from demonstrations")
+        return self._host
+
+
+_options: dict[str, Any] = {"max_restarts": 0, "concurrency_groups": {"episodes": 4}}
+_ROLLOUT_ACTOR: Any = ray.remote(**_options)(_RolloutWorker)
+
+
+class RayRolloutGroup:
+    """A ``WorkerGroup`` whose ranks train, and whose episodes are played by workers apart from them.
+
+    New weights go from rank 0 through Ray's object store to every worker, once a machine; the driver sees none.
+
+    Args:
+        trainers: the ranks; this group owns them.
+        num_workers: rollout workers.
+        threads: torch and OpenMP threads of each.
+        resources: that each asks of Ray, beside a CPU.
+        call_timeout_s: deadline of one call.
+    """
+
+    def __init__(
+        self,
+        trainers: RayGroup,
+        num_workers: int,
+        *,
+        threads: int,
+        resources: Mapping[str, float] | None = None,
+        call_timeout_s: float = 1800.0,
+    ) -> None:
+        self._trainers = trainers
+        self._dtype: ServedDtype | None = None
+        self._calls = ActorCalls(call_timeout_s, lambda place: f"rollout worker {place}", _failure)
+        env_vars = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+        chosen = {
+            "num_cpus": 1,
+            "resources": dict(resources or {}),
+            "scheduling_strategy": "SPREAD",
+            "runtime_env": {"env_vars": env_vars},
+        }
+        self._workers = [_ROLLOUT_ACTOR.options(**chosen).remote(place) for place in range(num_workers)]
+        self._runners = RayRunners(self._workers, self._calls)
+
+    @property
+    def num_ranks(self) -> int:
+        return self._trainers.num_ranks
+
+    def setup(self, spec: WorkerSpec) -> None:
+        self._trainers.setup(replace(spec, episodes=None))
+        parts = shared(spec.episodes)
+        self._runners.forget()
+        refs = [worker.setup.remote(parts) for worker in self._workers]
+        self._dtype = self._calls.gather(refs, "setting up the episodes")[0]
+
+    def call(self, role: str, method: str, args_by_rank: Sequence[Sequence[Any]]) -> list[Any]:
+        return self._trainers.call(role, method, args_by_rank)
+
+    def publish(self, version: int, mode: PauseMode = "retract") -> list[WeightsReport | None]:
+        """Every worker's engine serves the actor's weights as ``version`` when this returns."""
+        if self._dtype is None:
+            return [None] * len(self._workers)
+        weights = self._trainers.export_weights(self._dtype)
+        refs = [worker.update.remote(weights, version, mode) for worker in self._workers]
+        return self._calls.gather(refs, f"publish({version})")
+
+    def submit(self, requests: Sequence[GroupRequest]) -> None:
+        self._runners.submit(requests)
+
+    def collect(self, timeout_s: float) -> list[GroupOutcome]:
+        return self._runners.collect(timeout_s)
+
+    def cancel(self, draws: Sequence[int], *, label: str = "") -> None:
+        self._runners.cancel(draws, label=label)
+
+    def describe(self) -> list[dict[str, Any]]:
+        refs = [worker.describe.remote() for worker in self._workers]
+        return [*self._trainers.describe(), *self._calls.gather(refs, "describing the rollout workers")]
+
+    def close(self) -> None:
+        try:
+            if self._calls.error is None:
+                self._calls.gather([worker.close.remote() for worker in self._workers], "closing the rollout workers")
+        finally:
+            for worker in self._workers:
+                ray.kill(worker)
+            self._trainers.close()
+
+
+def _failure(message: str, place: int, traceback_text: str) -> AgentRLError:
+    return EngineError("\n".join(part for part in (message, traceback_text) if part), retryable=False)

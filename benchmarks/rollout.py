@@ -1,0 +1,39 @@
+"""What the rollout loop costs: slow tools against instant ones, and thousands of episodes in flight.
+
+``python -m benchmarks.rollout`` measures all of it, ``--only`` one part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from benchmarks.figures import Figures, add_arguments
+from benchmarks.rollouts import in_flight, tool_latency
+
+__all__ = ["PARTS"]
+
+PARTS: dict[str, Callable[[Figures, argparse.Namespace], None]] = {
+    "tool_latency": tool_latency.measure,
+    "in_flight": in_flight.measure,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.rollout", description=__doc__)
+    parser.add_argument("--only", choices=PARTS, action="append", help="one part; may be given several times")
+    parser.add_argument("--episodes", type=int, default=2048, help="of a stream with slow or instant tools (2048)")
+    parser.add_argument("--seed", type=int, default=0)
+    add_arguments(parser, benchmark="rollout")
+    arguments = parser.parse_args(argv)
+
+    figures = Figures()
+    for name in arguments.only or PARTS:
+        print(f"-- {name}", flush=True)
+        PARTS[name](figures, arguments)
+    return figures.finish(arguments, seeds=[arguments.seed])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

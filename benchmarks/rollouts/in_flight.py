@@ -1,0 +1,123 @@
+"""Thousands of episodes in flight in one process: the driver's own time a turn, and memory a trajectory."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import tempfile
+import time
+from pathlib import Path
+
+from agentrl.envs import EnvSpec, ToolEnv
+from agentrl.render import RendererSpec
+from agentrl.rollouts import EpisodeLimits, EpisodeRunner, GroupOutcome, GroupRequest, RolloutSpec, StagePermits
+from agentrl.rollouts.scripted import ScriptedEngine
+from agentrl.tools import tool
+from agentrl.types import GenerateRequest, SamplingParams
+from benchmarks.figures import Figures
+from benchmarks.rollouts.episodes import always_one, failures, tasks, tiny_model
+
+__all__ = ["measure"]
+
+EPISODES, TURNS = 4096, 4
+CONTEXT = 1024
+TARGET_MS = 0.5
+CALL = '<tool_call>\n{"name": "look", "arguments": {"place": "here"}}\n</tool_call>'
+NOTE = (
+    f"In flight: {EPISODES} episodes at once, {TURNS} turns each, on a ScriptedEngine whose answers take 4 to 8 s; all "
+    "but the last turn call a tool that answers at once. The driver's time is the processor time of the whole process "
+    "(rendering, parsing, tools, accounting, rewards, re-tokenisation) over the turns; memory is what the process "
+    "grew by over the episodes, all of which are kept."
+)
+
+
+@tool
+async def look(place: str) -> str:
+    """Looks at a place.
+
+    Args:
+        place: where.
+    """
+    return f"nothing is {place}"
+
+
+class _Answers:
+    """The script and its latency; counts the requests that wait."""
+
+    def __init__(self, calls: list[int], answer: list[int]) -> None:
+        self.most = self._waiting = 0
+        self._calls, self._answer = calls, answer
+        self._random = random.Random(0)
+
+    def script(self, request: GenerateRequest) -> list[int]:
+        last = int(request.request_id.rpartition("/")[2]) == TURNS - 1
+        return self._answer if last else self._calls
+
+    async def latency(self, request: GenerateRequest) -> None:
+        self._waiting += 1
+        self.most = max(self.most, self._waiting)
+        await asyncio.sleep(self._random.uniform(4.0, 8.0))
+        self._waiting -= 1
+
+
+def measure(figures: Figures, arguments: argparse.Namespace) -> None:
+    """Plays all at once, after a few for the caches.
+
+    Raises:
+        RuntimeError: an episode did not finish.
+    """
+    with tempfile.TemporaryDirectory(prefix="agentrl-rollout-") as folder:
+        model = tiny_model(Path(folder) / "model", arguments.seed)
+        play(model, 64)
+        resident = _resident_bytes()
+        most, cpu_s, outcomes = play(model, EPISODES)
+        grown = _resident_bytes() - resident
+    trajectories = [t for outcome in outcomes for t in outcome.group.trajectories]
+    turns = sum(len(t.turns) for t in trajectories)
+    figures.at_least("in flight: requests that waited at once", most, "", EPISODES)
+    figures.report("in flight: turns", turns, "")
+    figures.at_most("in flight: driver's time a turn", 1000 * cpu_s / turns, "ms", TARGET_MS)
+    figures.report("in flight: memory a trajectory", grown / len(trajectories) / 1024, "KiB")
+    tokens = sum(len(segment) for t in trajectories for turn in t.turns for segment in turn.segments)
+    figures.report("in flight: tokens a trajectory", tokens / len(trajectories), "tokens")
+    figures.note(NOTE)
+
+
+def play(model: Path, number: int) -> tuple[int, float, list[GroupOutcome]]:
+    """Requests that waited at once at most, processor seconds, and what came of the episodes."""
+    renderer = RendererSpec(str(model)).build()
+    ends = list(renderer.stop_token_ids)[:1]
+    answers = _Answers([*renderer.tokenize(CALL).tolist(), *ends], [*renderer.tokenize("nothing").tolist(), *ends])
+    engine = ScriptedEngine(
+        answers.script, vocab_size=renderer.vocab_size, context_tokens=CONTEXT, latency=answers.latency
+    )
+    spec = RolloutSpec(
+        env=EnvSpec(ToolEnv, kwargs={"tools": [look]}),
+        renderer=RendererSpec(str(model)),
+        parser="auto",
+        rubric=always_one,
+        limits=EpisodeLimits(TURNS, 64, CONTEXT, CONTEXT, CONTEXT),
+        sampling=SamplingParams(64),
+        root_seed=0,
+        permits=StagePermits(preparing=number, running=number, scoring=number),
+    )
+    runner = EpisodeRunner(spec, engine)
+    try:
+        cpu_s = time.process_time()
+        runner.submit([GroupRequest(draw, task, 1) for draw, task in enumerate(tasks(number))])
+        outcomes: list[GroupOutcome] = []
+        while len(outcomes) < number:
+            outcomes += runner.collect(1.0)
+        cpu_s = time.process_time() - cpu_s
+    finally:
+        runner.close()
+    if lost := failures(outcomes):
+        raise RuntimeError(f"{lost} of {number} episodes did not finish")
+    return answers.most, cpu_s, outcomes
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,119 @@
+"""Tokens a second where tools take long now and then: a steady stream of episodes, and one finite step."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from agentrl.envs import EnvSpec
+from agentrl.render import RendererSpec
+from agentrl.rollouts import EpisodeLimits, EpisodeRunner, GroupOutcome, GroupRequest, RolloutSpec, StagePermits
+from agentrl.rollouts.inprocess import TorchEngineSpec
+from agentrl.types import SamplingParams
+from benchmarks.figures import Figures
+from benchmarks.rollouts.episodes import Beginnings, Counted, TimedEnv, always_one, failures, tasks, tiny_model
+
+__all__ = ["measure"]
+
+MEDIAN_S, P99_S = 0.05, 2.0
+SLOTS, IN_FLIGHT, STEP = 64, 512, 128
+TURNS, TURN_TOKENS, CONTEXT = 4, 16, 256
+WARM_SHARE = 0.25
+TARGET = 0.9
+NOTE = (
+    f"Tool latency: episodes of {TURNS} turns of at most {TURN_TOKENS} tokens by a tiny model (random weights) in "
+    f"TorchEngine with {SLOTS} slots and one thread, at most {IN_FLIGHT} episodes in flight; a tool takes a lognormal "
+    f"time, median {MEDIAN_S * 1000:.0f} ms, p99 {P99_S:.0f} s. Tokens/s of a stream are those of the time between a "
+    "quarter of the episodes begun and the last one begun; the drain is what follows. A turn-synchronous loop waits "
+    "for every episode's completion, then for every tool."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What came of playing episodes: tokens a second over all the time, in the steady part, and the drain."""
+
+    per_s: float
+    steady_per_s: float
+    drain_s: float
+    most_in_flight: int
+
+
+def measure(figures: Figures, arguments: argparse.Namespace) -> None:
+    """All of it, instant and slow tools in turn."""
+    with tempfile.TemporaryDirectory(prefix="agentrl-rollout-") as folder:
+        model = tiny_model(Path(folder) / "model", arguments.seed)
+        play(model, number=SLOTS, slow=False)  # the first of a process is slower than all others
+        rounds = [(play(model, number=arguments.episodes, slow=slow), slow) for slow in (False, True, True, False)]
+        instant = _mean([played.steady_per_s for played, slow in rounds if not slow])
+        slow = [played for played, slow in rounds if slow]
+        steady = _mean([played.steady_per_s for played in slow])
+        figures.report("tool latency: episodes of a stream", arguments.episodes, "")
+        figures.report("tool latency: episodes in flight at most", max(p.most_in_flight for p in slow), "")
+        figures.report("tool latency: instant tools", instant, "tokens/s")
+        figures.report("tool latency: long-tailed tools", steady, "tokens/s")
+        figures.at_least("tool latency: long-tailed over instant", steady / instant, "", TARGET)
+        figures.report("tool latency: drain", _mean([played.drain_s for played in slow]), "s")
+        step = play(model, number=STEP, slow=True).per_s
+        by_turns = play(model, number=STEP, slow=True, by_turns=True).per_s
+        figures.report(f"tool latency: one step of {STEP} episodes", step, "tokens/s")
+        figures.report(f"tool latency: the same, turn by turn, {STEP} at once", by_turns, "tokens/s")
+        figures.report("tool latency: one step over turn by turn", step / by_turns, "x")
+    figures.note(NOTE)
+
+
+def play(model: Path, *, number: int, slow: bool, by_turns: bool = False) -> Played:
+    """Plays episodes to their end.
+
+    Raises:
+        RuntimeError: one did not finish.
+    """
+    beginnings = Beginnings()
+    times = {"median_s": MEDIAN_S, "p99_s": P99_S} if slow else {}
+    barrier = {"barrier": asyncio.Barrier(number)} if by_turns else {}
+    spec = RolloutSpec(
+        env=EnvSpec(TimedEnv, kwargs={"beginnings": beginnings, "turns": TURNS, **times, **barrier}),
+        renderer=RendererSpec(str(model)),
+        parser="auto",
+        rubric=always_one,
+        limits=EpisodeLimits(TURNS, TURN_TOKENS, CONTEXT, CONTEXT, CONTEXT),
+        sampling=SamplingParams(TURN_TOKENS),
+        root_seed=0,
+        permits=StagePermits(preparing=IN_FLIGHT, running=IN_FLIGHT, scoring=IN_FLIGHT),
+    )
+    engine = TorchEngineSpec(
+        str(model),
+        context_tokens=CONTEXT,
+        max_running=SLOTS,
+        kv_tokens=(SLOTS + IN_FLIGHT) * CONTEXT,
+        num_threads=1,
+    ).build()
+    counted = Counted(engine)
+    runner = EpisodeRunner(spec, counted)
+    try:
+        start = time.perf_counter()
+        runner.submit([GroupRequest(draw, task, 1) for draw, task in enumerate(tasks(number))])
+        outcomes: list[GroupOutcome] = []
+        while len(outcomes) < number:
+            outcomes += runner.collect(1.0)
+        end = time.perf_counter()
+    finally:
+        runner.close()
+        engine.close()
+    if lost := failures(outcomes):
+        raise RuntimeError(f"{lost} of {number} episodes did not finish")
+    begun = sorted(beginnings.times)
+    return Played(
+        per_s=counted.per_second(start, end),
+        steady_per_s=counted.per_second(begun[int(WARM_SHARE * number)], begun[-1]),
+        drain_s=end - begun[-1],
+        most_in_flight=beginnings.most,
+    )
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)

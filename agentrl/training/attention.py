@@ -20,9 +20,40 @@ from transformers import AttentionInterface
 from agentrl.errors import ConfigError
 from agentrl.training.packing import Family
 
-__all__ = ["SEGMENTS", "attention_arguments", "segment_attention"]
+__all__ = ["SEGMENTS", "Masks", "attention_arguments", "segment_attention"]
 
 SEGMENTS = "segments"
+
+
+class Masks:
+    """The masks of a row's samples, each made once for all layers."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[int, int, int | None], Tensor] = {}
+
+    def get(self, like: Tensor, earlier: int, own: int, window: int | None) -> Tensor | None:
+        """``[own, earlier + own]``, 0 where a query sees a key and -inf elsewhere; None for a plain causal one.
+
+        The mask of a shorter sample is its corner.
+
+        Args:
+            like: what has the dtype and device.
+            earlier: keys before the first query.
+            own: queries.
+            window: keys that a query sees, itself among them; None is all up to itself.
+        """
+        if window is not None and window >= earlier + own:
+            window = None
+        if not earlier and window is None:
+            return None
+        mask = self._made.get((earlier, own, window))
+        if mask is None:
+            position = torch.arange(earlier + own, device=like.device)
+            distance = position[earlier:, None] - position
+            hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+            mask = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(hidden, -torch.inf)
+            self._made[earlier, own, window] = mask
+        return mask
 
 
 def segment_attention(
@@ -33,6 +64,7 @@ def segment_attention(
     attention_mask: Tensor | None,
     *,
     families: Sequence[Family],
+    masks: Masks,
     scaling: float | None = None,
     sliding_window: int | None = None,
     **extras: Any,
@@ -45,6 +77,7 @@ def segment_attention(
         key, value: ``[1, K, T, D]``; each key head serves H / K query heads.
         attention_mask: None, always: transformers makes no mask for an implementation that it doesn't know.
         families: of the row, in its order; their tokens add up to T.
+        masks: those that the row's layers have made so far.
         scaling: of the scores; None is D to the power -1/2.
         sliding_window: each token sees itself and this many less one before it.
         extras: what else a model family passes; a value that changes the result is refused.
@@ -67,32 +100,35 @@ def segment_attention(
     for family in families:
         shared_q, shared_k, shared_v = next(parts)
         if family.shared:
-            outputs.append(_attend(shared_q, shared_k, shared_v, 0, scaling, sliding_window))
-        for _ in family.own:
+            mask = masks.get(query, 0, family.shared, sliding_window)
+            outputs.append(_attend(shared_q, shared_k, shared_v, mask, scaling))
+        mask = masks.get(query, family.shared, max(family.own), sliding_window)
+        for length in family.own:
             q, k, v = next(parts)
             if family.shared:
                 k, v = torch.cat([shared_k, k], dim=2), torch.cat([shared_v, v], dim=2)
-            outputs.append(_attend(q, k, v, family.shared, scaling, sliding_window))
+            own_mask = None if mask is None else mask[:length, : k.shape[2]]
+            outputs.append(_attend(q, k, v, own_mask, scaling))
     return torch.cat(outputs, dim=2).transpose(1, 2), None
 
 
-def _attend(
-    query: Tensor, key: Tensor, value: Tensor, earlier: int, scaling: float | None, window: int | None
-) -> Tensor:
-    """Causal attention of queries that have ``earlier`` keys before the first of them."""
-    grouped, length = query.shape[1] != key.shape[1], key.shape[2]
-    if not earlier and (window is None or window >= length):
-        return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
-    position = torch.arange(length, device=query.device)
-    distance = position[earlier:, None] - position[None, :]
-    visible = distance >= 0 if window is None else (distance >= 0) & (distance < window)
-    return scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=scaling, enable_gqa=grouped)
+def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
+    """Attention under ``mask``; causal without one."""
+    return scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
 
 
 def attention_arguments(attention: str, families: Sequence[Family], device: torch.device) -> dict[str, Any]:
     """What a packed forward passes down to the attention function named ``attention``."""
     if attention == SEGMENTS:
-        return {"families": tuple(families)}
+        return {"families": tuple(families), "masks": Masks()}
     lengths = [family.num_tokens for family in families]
     ends = torch.tensor([0, *lengths], device=device).cumsum(0, dtype=torch.int32)
     return {

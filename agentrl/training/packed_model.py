@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from agentrl.errors import ConfigError, DataError
 from agentrl.training.attention import SEGMENTS, attention_arguments
+from agentrl.training.norm import use_lean_norms
 from agentrl.training.packing import Packed
 
 __all__ = [
@@ -139,6 +140,7 @@ def load_pretrained(
         # transformers 5.x renamed it on the way to 6
         enable = getattr(hf, "activation_checkpointing_enable", None) or hf.gradient_checkpointing_enable
         enable({"use_reentrant": False})
+    use_lean_norms(hf)
     hf.train()  # checkpointing is off in eval mode; there is no dropout to switch
     return hf, frozenset(found["missing_keys"])
 

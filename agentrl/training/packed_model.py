@@ -19,6 +19,7 @@ from transformers.utils import logging as transformers_logging
 
 from agentrl.errors import ConfigError, DataError
 from agentrl.training.attention import SEGMENTS, attention_arguments
+from agentrl.training.last_rows import LAST_ROWS, spare_last_rows
 from agentrl.training.norm import use_lean_norms
 from agentrl.training.packing import Packed
 
@@ -56,6 +57,8 @@ class PackedModel(nn.Module):
         super().__init__()
         self.hf = hf
         self.attention = attention
+        for block in self.blocks()[-1:]:
+            spare_last_rows(block)
 
     @property
     def config(self) -> Any:
@@ -72,16 +75,21 @@ class PackedModel(nn.Module):
         names = set(self.hf._no_split_modules or ())  # type: ignore[arg-type]
         return [module for module in self.hf.modules() if type(module).__name__ in names]
 
-    def hidden(self, packed: Packed) -> Tensor:
-        """``[T, D]`` last hidden states of a packed row."""
+    def hidden(self, packed: Packed, rows: Tensor) -> Tensor:
+        """``[N, D]`` last hidden states of a packed row, at positions ``rows`` of it.
+
+        Args:
+            packed: the row.
+            rows: ``[N]`` int64, at least one; some may be equal.
+        """
+        arguments = attention_arguments(self.attention, packed.families, packed.token_ids.device)
+        if self.shares_prompts:  # other attentions refuse arguments that they don't know
+            arguments[LAST_ROWS] = torch.unique(rows)
         output = self.hf.base_model(  # type: ignore[operator]
-            input_ids=packed.token_ids[None],
-            position_ids=packed.positions[None],
-            use_cache=False,
-            **attention_arguments(self.attention, packed.families, packed.token_ids.device),
+            input_ids=packed.token_ids[None], position_ids=packed.positions[None], use_cache=False, **arguments
         )
         hidden: Tensor = output.last_hidden_state[0]
-        return hidden
+        return hidden.index_select(0, rows)
 
 
 def load_pretrained(

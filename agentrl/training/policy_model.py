@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.errors import ConfigError, DataError
 from agentrl.training.attention import attention_arguments
+from agentrl.training.last_rows import LAST_ROWS
 from agentrl.training.packed_model import PackedModel, load_pretrained
 from agentrl.training.packing import Family, Packed
 
@@ -42,13 +43,12 @@ class PolicyModel(PackedModel):
         Returns:
             ``[max(N, 1)]`` float32 logprobs with gradient, and entropies in nats without.
         """
-        hidden = self.hidden(packed)
         if packed.targets.numel():
             rows, targets, temperature = packed.logit_rows, packed.targets, packed.temperature
         else:
-            rows = targets = torch.zeros(1, dtype=torch.int64, device=hidden.device)
-            temperature = torch.ones(1, device=hidden.device)
-        chosen = hidden.index_select(0, rows)
+            rows = targets = torch.zeros(1, dtype=torch.int64, device=packed.token_ids.device)
+            temperature = torch.ones(1, device=rows.device)
+        chosen = self.hidden(packed, rows)
         size = max(1, _CHUNK_ELEMENTS // int(self.config.get_text_config().vocab_size))
         if rows.numel() <= size:
             return self._logprobs(chosen, targets, temperature)
@@ -105,10 +105,11 @@ def _check_head(model: PolicyModel, path: str) -> None:
     ids = torch.arange(4) % int(model.config.get_text_config().vocab_size)
     arguments = attention_arguments(model.attention, [Family(0, (4,))], ids.device)
     own = model.hf(input_ids=ids[None], position_ids=torch.arange(4)[None], use_cache=False, **arguments).logits[0]
+    rows = torch.tensor([1, 3])
     trunk = model.hf.base_model(  # type: ignore[operator]
-        input_ids=ids[None], position_ids=torch.arange(4)[None], use_cache=False, **arguments
+        input_ids=ids[None], position_ids=torch.arange(4)[None], use_cache=False, **arguments, **{LAST_ROWS: rows}
     ).last_hidden_state[0]
-    if not torch.allclose(own, model.head(trunk), rtol=1e-4, atol=1e-4):
+    if not torch.allclose(own[rows], model.head(trunk[rows]), rtol=1e-4, atol=1e-4):
         raise ConfigError(
             f"model.path={path!r}: {type(model.hf).__name__} changes logits after its output layer (capping or "
             "scaling), which the trainer doesn't do; choose another family"

@@ -39,9 +39,8 @@ class ScoreModel(PackedModel):
         Returns:
             ``[max(M, 1)]`` float32 scores.
         """
-        hidden = self.hidden(packed)
-        ends = packed.ends if packed.ends.numel() else torch.zeros(1, dtype=torch.int64, device=hidden.device)
-        scores: Tensor = self.head(hidden.index_select(0, ends)).float()
+        ends = packed.ends if packed.ends.numel() else torch.zeros(1, dtype=torch.int64, device=packed.ends.device)
+        scores: Tensor = self.head(self.hidden(packed, ends)).float()
         return scores[:, 0].clone()  # FSDP hooks what it returns, and wants no view
 
 

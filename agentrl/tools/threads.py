@@ -52,7 +52,8 @@ class BoundedThreads:
         self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._num_threads = 0
-        self._num_idle = 0
+        self._num_idle = 0  # threads that no submitted call has been given
+        self._num_waiting = 0  # calls that no thread has been given
         self._num_abandoned = 0
 
     @property
@@ -91,8 +92,12 @@ class BoundedThreads:
 
     def _submit(self, job: _Job) -> None:
         with self._lock:
-            if self._num_idle < self._jobs.qsize() + 1 and self._num_threads < self._max_threads:
+            if self._num_idle:
+                self._num_idle -= 1
+            elif self._num_threads < self._max_threads:
                 self._start_thread()
+            else:
+                self._num_waiting += 1
             self._jobs.put(job)
 
     def _start_thread(self) -> None:
@@ -105,17 +110,23 @@ class BoundedThreads:
             if job.running and not job.finished:
                 self._num_abandoned += 1
                 self._num_threads -= 1
-                if not self._jobs.empty():
+                if self._num_waiting:
+                    self._num_waiting -= 1
                     self._start_thread()
+
+    def _give_thread_away(self) -> None:
+        """A thread is done with its call: it goes to one that waits, or to the next to come. Under the lock."""
+        if self._num_waiting:
+            self._num_waiting -= 1
+        else:
+            self._num_idle += 1
 
     def _work(self) -> None:
         while True:
-            with self._lock:
-                self._num_idle += 1
             job = self._jobs.get()
             with self._lock:
-                self._num_idle -= 1
                 if job.left:
+                    self._give_thread_away()
                     continue
                 job.running = True
             _tell(job.loop, job.started, None)
@@ -124,6 +135,7 @@ class BoundedThreads:
                 job.finished = True
                 if job.left:  # abandoned: its place was given away
                     return
+                self._give_thread_away()
             _tell(job.loop, job.done, outcome)
             del job, outcome  # an idle thread keeps nothing alive
 

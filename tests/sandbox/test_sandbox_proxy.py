@@ -232,7 +232,12 @@ def test_headers_for_the_proxy_stay_with_it() -> None:
     assert request.head == b"GET / HTTP/1.1\r\nHost: a\r\nX: y\r\nConnection: close\r\n\r\n"
 
 
+def proxy_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "agentrl-sandbox-proxy"}
+
+
 def test_closing_ends_what_is_open() -> None:
+    before = proxy_threads()
     with proxied("a") as (proxy, place):
         host, _, port = place.partition(":")
         with socket.create_connection((host, int(port)), 30) as sock:
@@ -242,7 +247,7 @@ def test_closing_ends_what_is_open() -> None:
             sock.settimeout(30)
             with contextlib.suppress(ConnectionResetError):  # it was closed before it was accepted
                 assert sock.recv(1) == b""
-    assert not any(thread.name == "agentrl-sandbox-proxy" for thread in threading.enumerate())
+    assert proxy_threads() <= before
 
 
 async def test_the_system_resolves_where_nothing_else_does() -> None:

@@ -36,6 +36,14 @@ async def test_no_more_than_the_bound_run_at_once() -> None:
     assert most == 2
 
 
+async def test_no_call_waits_behind_another_while_threads_are_free() -> None:
+    threads = BoundedThreads(2, "pair")
+    for _ in range(500):
+        told = threading.Event()
+        heard, _ = await asyncio.gather(threads.run(lambda: told.wait(30)), threads.run(told.set))  # noqa: B023
+        assert heard
+
+
 async def test_an_abandoned_call_gives_its_place_away() -> None:
     threads, release = BoundedThreads(1, "test"), threading.Event()
     with pytest.raises(DeadlineError):

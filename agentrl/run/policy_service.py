@@ -66,6 +66,7 @@ def serve_policy(
 
             def keep(trajectory: Trajectory) -> None:
                 writer.write(trajectory, 0)
+                writer.flush()  # who ends an episode may look it up at once
 
         engine = engine_spec(stage, folder).build()
         stack.callback(engine.close)

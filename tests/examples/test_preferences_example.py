@@ -135,7 +135,7 @@ SHORT = (
     [
         pytest.param("agentrl.controller.stage:StageRun.record", 26, id="while_the_reward_model_learns"),
         pytest.param("agentrl.run.trainer:run_stage", 2, id="before_the_policy_learns_from_it"),
-        pytest.param("agentrl.controller.scoring:RewardScorer.scored", 14, id="while_episodes_are_scored"),
+        pytest.param("agentrl.controller.scoring:RewardScorer.scored", 4, id="while_episodes_are_scored"),
     ],
 )
 def test_a_killed_run_goes_on_with_the_same_scores(

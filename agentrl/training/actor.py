@@ -20,8 +20,7 @@ from agentrl.algorithms import AlgorithmSpec, PolicyInputs
 from agentrl.errors import ConfigError
 from agentrl.training.advantages import shard_advantages
 from agentrl.training.determinism import use_deterministic_kernels
-from agentrl.training.export import export_model
-from agentrl.training.learner import Learner
+from agentrl.training.learner import Learner, LearningRole
 from agentrl.training.logprobs import trained_logprobs
 from agentrl.training.optimizer import OptimSpec
 from agentrl.training.packed_model import DType, PackedModel, shard_over, torch_dtype
@@ -77,7 +76,7 @@ class ModelFacts:
     max_tokens: int | None = None
 
 
-class Actor:
+class Actor(LearningRole):
     """One rank of the policy. ``process_group.join`` comes first; every method is called on all ranks alike.
 
     Args:
@@ -97,6 +96,7 @@ class Actor:
         self.spec = spec
         self._policy_loss = spec.algorithm.policy_loss
         self.device = torch.device(place.device)
+        self.folder = Path(spec.model_path)
         self.dtype = torch_dtype(spec.dtype)
         self.model: PolicyModel = load_policy(
             spec.model_path, attention=spec.attention, gradient_checkpointing=spec.gradient_checkpointing
@@ -159,21 +159,6 @@ class Actor:
     def checksum(self, dtype: DType | None = None) -> dict[str, int]:
         """Checksums by name of what ``weights(dtype)`` yields (docs/controller.md)."""
         return checksums(self.model, self.dtype if dtype is None else torch_dtype(dtype))
-
-    @register(Dispatch.FIRST, needs=("params", "optimizer"))
-    def save(self, folder: str | Path) -> None:
-        """Write weights, optimizer state and step; see ``save_checkpoint``."""
-        self.learner.save(Path(folder))
-
-    @register(Dispatch.FIRST, needs=("params", "optimizer"))
-    def load(self, folder: str | Path) -> None:
-        """Go on from a checkpoint, exactly; see ``load_checkpoint``."""
-        self.learner.load(Path(folder))
-
-    @register(Dispatch.FIRST, needs=("params",))
-    def export(self, folder: str | Path) -> None:
-        """Write a Hugging Face folder, tokenizer included; see ``export_model``."""
-        export_model(self.model, Path(self.spec.model_path), Path(folder), self.dtype)
 
     def _trained_tokens(self, shard: BatchShard) -> int:
         count = torch.tensor(int(np.count_nonzero(shard.batch.loss_mask)), device=self.device)

@@ -10,12 +10,13 @@ import torch.distributed as dist
 
 from agentrl.errors import TrainingError
 from agentrl.training.checkpoint import load_checkpoint, save_checkpoint
+from agentrl.training.export import export_model
 from agentrl.training.gradients import clip_gradients
 from agentrl.training.optimizer import OptimSpec, build_optimizers, learning_rate_factor
 from agentrl.training.packed_model import PackedModel
-from agentrl.types import Stat
+from agentrl.types import Dispatch, Stat, register
 
-__all__ = ["Learner"]
+__all__ = ["Learner", "LearningRole"]
 
 
 class Learner:
@@ -23,7 +24,6 @@ class Learner:
 
     Args:
         spec: how weights move.
-        model: sharded.
         head: its output layer, which AdamW takes whatever else moves.
         role: whose weights these are, for messages.
     """
@@ -73,3 +73,32 @@ class Learner:
     def _zero_grad(self) -> None:
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
+
+
+class LearningRole:
+    """What every role that learns keeps; every method is called on all ranks alike.
+
+    Attributes:
+        learner: of its weights.
+        folder: the Hugging Face folder that it was loaded from.
+        dtype: that it is exported in.
+    """
+
+    learner: Learner
+    folder: Path
+    dtype: torch.dtype
+
+    @register(Dispatch.FIRST, needs=("params", "optimizer"))
+    def save(self, folder: str | Path) -> None:
+        """Write weights, optimizer state and step; see ``save_checkpoint``."""
+        self.learner.save(Path(folder))
+
+    @register(Dispatch.FIRST, needs=("params", "optimizer"))
+    def load(self, folder: str | Path) -> None:
+        """Go on from a checkpoint, exactly; see ``load_checkpoint``."""
+        self.learner.load(Path(folder))
+
+    @register(Dispatch.FIRST, needs=("params",))
+    def export(self, folder: str | Path) -> None:
+        """Write a Hugging Face folder that transformers' own class loads, tokenizer included; see ``export_model``."""
+        export_model(self.learner.model, self.folder, Path(folder), self.dtype)

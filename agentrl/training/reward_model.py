@@ -18,8 +18,7 @@ from agentrl.algorithms import AlgorithmSpec, PairInputs
 from agentrl.errors import ConfigError, DataError
 from agentrl.training.actor import ModelFacts, model_facts
 from agentrl.training.determinism import use_deterministic_kernels
-from agentrl.training.export import export_model
-from agentrl.training.learner import Learner
+from agentrl.training.learner import Learner, LearningRole
 from agentrl.training.optimizer import OptimSpec
 from agentrl.training.packed_model import DType, shard_over, torch_dtype
 from agentrl.training.packing import Packed, micro_batches
@@ -123,7 +122,7 @@ class RewardModel:
         return found
 
 
-class RewardLearner(RewardModel):
+class RewardLearner(RewardModel, LearningRole):
     """A reward model in training, on groups of two whose sibling 0 is the better.
 
     Raises:
@@ -134,7 +133,7 @@ class RewardLearner(RewardModel):
         if spec.algorithm.pair_loss is None:
             raise ConfigError(f"algorithm {spec.algorithm.name!r} has no pair_loss, which a reward model learns by")
         super().__init__(spec, place)
-        self.spec = spec
+        self.folder = Path(spec.model_path)
         self._pair_loss = spec.algorithm.pair_loss
         self.learner = Learner(spec.optim, self.model, self.model.head, "reward model")
 
@@ -158,21 +157,6 @@ class RewardLearner(RewardModel):
             self._backward(packed, shard, weights, stats)
         once = self.learner.step()
         return Stats(stats.result()) + once
-
-    @register(Dispatch.FIRST, needs=("params", "optimizer"))
-    def save(self, folder: str | Path) -> None:
-        """Write weights, optimizer state and step; see ``save_checkpoint``."""
-        self.learner.save(Path(folder))
-
-    @register(Dispatch.FIRST, needs=("params", "optimizer"))
-    def load(self, folder: str | Path) -> None:
-        """Go on from a checkpoint, exactly; see ``load_checkpoint``."""
-        self.learner.load(Path(folder))
-
-    @register(Dispatch.FIRST, needs=("params",))
-    def export(self, folder: str | Path) -> None:
-        """Write a Hugging Face folder that ``AutoModelForSequenceClassification`` loads; see ``export_model``."""
-        export_model(self.model, Path(self.spec.model_path), Path(folder), self.dtype)
 
     def _backward(self, packed: Packed, shard: BatchShard, weights: Tensor, stats: StatSum) -> None:
         scores = self.model(packed)

@@ -11,7 +11,7 @@ from agentrl.sandbox import BACKENDS, SandboxSpec
 from agentrl.sandbox.docker import DockerSettings
 from benchmarks.figures import Figures
 
-__all__ = ["connected", "descendants", "processor_s", "resident_bytes", "spec_of", "usable_backends"]
+__all__ = ["connected", "descendants", "living", "processor_s", "resident_bytes", "spec_of", "usable_backends"]
 
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -60,6 +60,21 @@ def descendants(pid: int) -> list[int]:
                 continue
             found += below
             pending += below
+    return found
+
+
+def living(text: str) -> list[int]:
+    """Processes that are no zombies and whose command line holds the text."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if text in line and state != "Z":
+                found.append(int(entry.name))
     return found
 
 

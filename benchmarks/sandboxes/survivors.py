@@ -11,7 +11,7 @@ from pathlib import Path
 
 from agentrl.sandbox.launcher import FOLDER_PREFIX
 from benchmarks.figures import Figures
-from benchmarks.sandboxes.machine import usable_backends
+from benchmarks.sandboxes.machine import living, usable_backends
 
 __all__ = ["OWNER", "measure"]
 
@@ -49,26 +49,12 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
             owner.communicate()
         folders = len(list(Path("/tmp").glob(f"{FOLDER_PREFIX}{owner.pid}-*")))
         figures.report(f"{backend}: processes of the run when its owner was killed", running, "")
-        figures.at_most(f"{backend}: processes left after {AFTER_S:g} s", len(_alive(marker)), "", 0)
+        figures.at_most(f"{backend}: processes left after {AFTER_S:g} s", len(living(marker)), "", 0)
         figures.at_most(f"{backend}: folders left after {AFTER_S:g} s", folders, "", 0)
 
 
 def _wait_for_two(marker: str) -> int:
     end = time.monotonic() + 60
-    while len(_alive(f": {marker}")) < 2 and time.monotonic() < end:
+    while len(living(f": {marker}")) < 2 and time.monotonic() < end:
         time.sleep(0.02)
-    return len(_alive(f": {marker}"))
-
-
-def _alive(marker: str) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-            except OSError:
-                continue
-            if marker in line and state != "Z":
-                found.append(int(entry.name))
-    return found
+    return len(living(f": {marker}"))

@@ -1,12 +1,15 @@
-"""One Ray for all tests of this folder, and one tiny model."""
+"""One Ray for all tests of this folder, one tiny model, and rollout services that end with their test."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from agentrl.controller.admission import Admission
+from tests.controller.hand_fleet import MakeWorld, World
 from tests.controller.tiny import write_model
 
 
@@ -25,3 +28,17 @@ def ray_started() -> Iterator[None]:
     yield
     if started:
         ray.shutdown()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[MakeWorld]:
+    made: list[World] = []
+
+    def make(admission: Admission, **settings: Any) -> World:
+        made.append(World(tmp_path / f"ledger-{len(made)}.jsonl", admission, **settings))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.service.close()
+        each.ledger.close()

@@ -90,6 +90,9 @@ class HandFleet:
         self._done.put(finished)
 
 
+MakeWorld = Callable[..., "World"]
+
+
 class World:
     """A service with what a test looks at."""
 

@@ -3,34 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from agentrl.controller.admission import Admission, Snapshot
+from agentrl.controller.admission import Snapshot
 from agentrl.rollouts import GroupRequest
 from agentrl.types import Segment, SegmentKind, Trajectory, TrajectoryGroup, Turn
-from tests.controller.hand_fleet import DEADLINE_S, TASKS, World, bounds, outcome, settled
-
-Make = Callable[..., World]
-
-
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[Make]:
-    made: list[World] = []
-
-    def make(admission: Admission, **settings: Any) -> World:
-        made.append(World(tmp_path / f"ledger-{len(made)}.jsonl", admission, **settings))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.service.close()
-        each.ledger.close()
+from tests.controller.hand_fleet import DEADLINE_S, TASKS, MakeWorld, World, bounds, outcome, settled
 
 
 def sampled_by(trajectory: Trajectory, *versions: int) -> Trajectory:
@@ -59,7 +41,7 @@ def until(ready: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def test_the_next_batch_is_played_while_one_is_trained(world: Make) -> None:
+def test_the_next_batch_is_played_while_one_is_trained(world: MakeWorld) -> None:
     w = world(bounds(2, 1, max_staleness=1))
     batch = w.next_groups()
     w.fleet.wait_for(4)
@@ -72,13 +54,13 @@ def test_the_next_batch_is_played_while_one_is_trained(world: Make) -> None:
     assert w.fleet.wait_for(4) == [2, 3, 4, 5]
 
 
-def test_no_more_is_played_than_the_last_batches_need(world: Make) -> None:
+def test_no_more_is_played_than_the_last_batches_need(world: MakeWorld) -> None:
     w = world(bounds(2, 1, max_staleness=3, last_step=3))
     w.fleet.wait_for(6)
     assert settled(w.fleet, [0, 1, 2, 3, 4, 5])
 
 
-def test_a_group_that_cannot_meet_the_bound_is_cancelled_before_the_publish(world: Make) -> None:
+def test_a_group_that_cannot_meet_the_bound_is_cancelled_before_the_publish(world: MakeWorld) -> None:
     w = world(bounds(1, 1, max_staleness=1))
     w.fleet.wait_for(2)
     for step in (1, 2):
@@ -96,7 +78,7 @@ def test_a_group_that_cannot_meet_the_bound_is_cancelled_before_the_publish(worl
     assert w.ledger.counts()["cancelled"] == 1
 
 
-def test_a_buffered_group_is_dropped_once_it_is_too_old(world: Make) -> None:
+def test_a_buffered_group_is_dropped_once_it_is_too_old(world: MakeWorld) -> None:
     w = world(bounds(1, 1, max_staleness=1))
     w.fleet.wait_for(2)
     first = w.next_groups(1)
@@ -111,7 +93,7 @@ def test_a_buffered_group_is_dropped_once_it_is_too_old(world: Make) -> None:
 
 
 @pytest.mark.parametrize(("stale", "kept"), [("drop", 0), ("mask_tokens", 1)])
-def test_a_group_with_old_and_new_tokens_is_dropped_or_masked(world: Make, stale: str, kept: int) -> None:
+def test_a_group_with_old_and_new_tokens_is_dropped_or_masked(world: MakeWorld, stale: str, kept: int) -> None:
     w = world(bounds(1, 1, max_staleness=1, stale=stale))
     w.fleet.wait_for(2)
     w.service.make_room(2)
@@ -121,7 +103,7 @@ def test_a_group_with_old_and_new_tokens_is_dropped_or_masked(world: Make, stale
     assert w.ledger.counts()["buffered"] == kept
 
 
-def test_a_group_of_old_tokens_alone_is_dropped_whatever_the_rule(world: Make) -> None:
+def test_a_group_of_old_tokens_alone_is_dropped_whatever_the_rule(world: MakeWorld) -> None:
     w = world(bounds(1, 1, max_staleness=1, stale="mask_tokens"))
     w.fleet.wait_for(2)
     w.service.make_room(2)
@@ -129,14 +111,14 @@ def test_a_group_of_old_tokens_alone_is_dropped_whatever_the_rule(world: Make) -
     until(lambda: w.ledger.counts()["dropped"] == 1)
 
 
-def test_with_masked_tokens_nothing_that_runs_is_cancelled(world: Make) -> None:
+def test_with_masked_tokens_nothing_that_runs_is_cancelled(world: MakeWorld) -> None:
     w = world(bounds(1, 1, max_staleness=1, stale="mask_tokens"))
     w.fleet.wait_for(2)
     w.service.before_publish(9)
     assert w.fleet.cancelled == []
 
 
-def test_draws_beyond_a_batch_are_cancelled_once_it_is_full(world: Make) -> None:
+def test_draws_beyond_a_batch_are_cancelled_once_it_is_full(world: MakeWorld) -> None:
     w = world(bounds(2, 1, oversample=2))
     batch = w.next_groups()
     assert w.fleet.wait_for(4) == [0, 1, 2, 3]
@@ -150,7 +132,7 @@ def test_draws_beyond_a_batch_are_cancelled_once_it_is_full(world: Make) -> None
     assert w.fleet.wait_for(4) == [4, 5, 6, 7]
 
 
-def test_a_surplus_group_that_had_finished_is_dropped_with_the_next_weights(world: Make) -> None:
+def test_a_surplus_group_that_had_finished_is_dropped_with_the_next_weights(world: MakeWorld) -> None:
     w = world(bounds(1, 1, oversample=1))
     batch = w.next_groups()
     w.fleet.wait_for(2)
@@ -162,7 +144,7 @@ def test_a_surplus_group_that_had_finished_is_dropped_with_the_next_weights(worl
     assert w.service.snapshot().groups == ()
 
 
-def test_with_staleness_what_is_beyond_a_batch_goes_on(world: Make) -> None:
+def test_with_staleness_what_is_beyond_a_batch_goes_on(world: MakeWorld) -> None:
     w = world(bounds(1, 1, max_staleness=1, oversample=1))
     batch = w.next_groups()
     w.fleet.wait_for(3)
@@ -171,7 +153,7 @@ def test_with_staleness_what_is_beyond_a_batch_goes_on(world: Make) -> None:
     assert w.fleet.cancelled == []
 
 
-def test_waiting_groups_of_a_checkpoint_are_trained_first(world: Make) -> None:
+def test_waiting_groups_of_a_checkpoint_are_trained_first(world: MakeWorld) -> None:
     (played,) = outcome(GroupRequest(4, TASKS[4], 1)).group.trajectories
     group = TrajectoryGroup(4, TASKS[4], (sampled_by(played, 0),))
     w = world(bounds(2, 1), start=Snapshot(9, (6,), 0, 0, (group,)))

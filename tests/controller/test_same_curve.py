@@ -1,44 +1,70 @@
-"""The same trajectories give the same loss curve, whoever computes it (invariant 5)."""
+"""The same trajectories, or pairs, give the same loss curve, whoever computes it (invariant 5)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentrl.controller.group import LocalGroup, WorkerGroup
+from agentrl.types import Segment, SegmentKind, Trajectory, TrajectoryGroup
 from tests.controller.replay import learn
+from tests.controller.tiny import made_groups
 
-CURVE = ("policy/loss", "policy/entropy", "optim/grad_norm", "mismatch/logp_abs/mean", "policy/clip_frac_high")
+CURVES: Mapping[str, tuple[str, ...]] = {
+    "policy": ("policy/loss", "policy/entropy", "optim/grad_norm", "mismatch/logp_abs/mean", "policy/clip_frac_high"),
+    "pairs": ("reward_model/loss", "reward_model/accuracy", "reward_model/margin", "optim/grad_norm"),
+}
 
 
-def curve(group: WorkerGroup, model: Path, run_dir: Path, micro_batch_tokens: int = 120) -> list[list[float]]:
-    rows = learn(group, model, run_dir, num_steps=5, micro_batch_tokens=micro_batch_tokens)
+def as_pair(group: TrajectoryGroup) -> TrajectoryGroup:
+    return replace(group, trajectories=tuple(as_given(trajectory) for trajectory in group.trajectories))
+
+
+def as_given(trajectory: Trajectory) -> Trajectory:
+    """The first turn alone, as data has it; the better one asks for a margin."""
+    turn = trajectory.turns[0]
+    ids = turn.completion[0].token_ids
+    given = replace(turn, completion=(Segment(SegmentKind.TARGET, ids),), sampling=None)
+    return replace(trajectory, turns=(given,), reward=0.25 * (1 - trajectory.sibling))
+
+
+def of_pairs() -> dict[str, Any]:
+    batches = [[as_pair(pair) for pair in made_groups(5 * n, 5, siblings=2)] for n in range(5)]
+    return {"batches": batches, "settings": {"centring": 0.05}, "mini_batch_groups": 5, "reward_model": True}
+
+
+def curve(group: WorkerGroup, kind: str, model: Path, run_dir: Path, tokens: int = 120) -> list[list[float]]:
+    special = of_pairs() if kind == "pairs" else {}
+    try:
+        rows = learn(group, model, run_dir, num_steps=5, micro_batch_tokens=tokens, **special)
+    finally:
+        group.close()
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
-    return [[row[name] for name in CURVE] for row in rows]
+    return [[row[name] for name in CURVES[kind]] for row in rows]
+
+
+@pytest.fixture(scope="module", params=CURVES)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def inline(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[float]]:
-    group = LocalGroup(threads=1)
-    try:
-        found = curve(group, model, tmp_path_factory.mktemp("curves") / "inline")
-    finally:
-        group.close()
+def inline(kind: str, model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[float]]:
+    found = curve(LocalGroup(threads=1), kind, model, tmp_path_factory.mktemp("curves") / "inline")
     losses = [row[0] for row in found]
     assert max(losses) - min(losses) > 1e-3  # a curve that did not move would prove nothing
     return found
 
 
-@pytest.mark.parametrize("micro_batch_tokens", [80, 100_000])
+@pytest.mark.parametrize("tokens", [80, 100_000])
 def test_micro_batches_change_nothing(
-    inline: list[list[float]], model: Path, tmp_path: Path, micro_batch_tokens: int
+    inline: list[list[float]], kind: str, model: Path, tmp_path: Path, tokens: int
 ) -> None:
-    group = LocalGroup(threads=1)
-    try:
-        found = curve(group, model, tmp_path / "run", micro_batch_tokens)
-    finally:
-        group.close()
+    found = curve(LocalGroup(threads=1), kind, model, tmp_path / "run", tokens)
     for row, expected in zip(found, inline, strict=True):
         assert row == pytest.approx(expected, abs=1e-5)
 
@@ -47,14 +73,10 @@ def test_micro_batches_change_nothing(
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_the_world_size_changes_nothing(
-    inline: list[list[float]], model: Path, tmp_path: Path, ray_started: None, world_size: int
+    inline: list[list[float]], kind: str, model: Path, tmp_path: Path, ray_started: None, world_size: int
 ) -> None:
     from agentrl.controller.ray_group import RayGroup
 
-    group = RayGroup(world_size, threads=1)
-    try:
-        found = curve(group, model, tmp_path / "run")
-    finally:
-        group.close()
+    found = curve(RayGroup(world_size, threads=1), kind, model, tmp_path / "run")
     for row, expected in zip(found, inline, strict=True):
         assert row == pytest.approx(expected, abs=1e-5)

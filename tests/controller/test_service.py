@@ -4,50 +4,32 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from agentrl.algorithms import Keep
-from agentrl.controller.admission import Admission, Snapshot
+from agentrl.controller.admission import Snapshot
 from agentrl.controller.fleet import collect_groups
 from agentrl.errors import EngineError, StoreError
 from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.types import TrajectoryGroup
-from tests.controller.hand_fleet import DEADLINE_S, TASKS, Future, HandFleet, World, bounds, settled
-
-Make = Callable[..., World]
+from tests.controller.hand_fleet import DEADLINE_S, TASKS, Future, HandFleet, MakeWorld, bounds, settled
 
 
-@pytest.fixture
-def world(tmp_path: Path) -> Iterator[Make]:
-    made: list[World] = []
-
-    def make(admission: Admission, **settings: Any) -> World:
-        made.append(World(tmp_path / f"ledger-{len(made)}.jsonl", admission, **settings))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.service.close()
-        each.ledger.close()
-
-
-def test_a_batch_of_groups_is_issued_and_no_more(world: Make) -> None:
+def test_a_batch_of_groups_is_issued_and_no_more(world: MakeWorld) -> None:
     w = world(bounds(3, 2))
     assert w.fleet.wait_for(3) == [0, 1, 2]
     assert settled(w.fleet, [0, 1, 2])
 
 
-def test_staleness_lets_more_batches_be_in_flight(world: Make) -> None:
+def test_staleness_lets_more_batches_be_in_flight(world: MakeWorld) -> None:
     w = world(bounds(2, 1, max_staleness=1, max_refill=4.0))
     assert w.fleet.wait_for(4) == [0, 1, 2, 3]
     assert settled(w.fleet, [0, 1, 2, 3])
 
 
-def test_a_batch_in_training_takes_its_place_until_it_is_published(world: Make) -> None:
+def test_a_batch_in_training_takes_its_place_until_it_is_published(world: MakeWorld) -> None:
     w = world(bounds(2, 1))
     batch = w.next_groups()
     for draw in w.fleet.wait_for(2):
@@ -58,7 +40,7 @@ def test_a_batch_in_training_takes_its_place_until_it_is_published(world: Make) 
     assert w.fleet.wait_for(2) == [2, 3]
 
 
-def test_groups_close_in_the_order_in_which_they_finish(world: Make) -> None:
+def test_groups_close_in_the_order_in_which_they_finish(world: MakeWorld) -> None:
     w = world(bounds(2, 1))
     batch = w.next_groups()
     w.fleet.wait_for(2)
@@ -68,7 +50,7 @@ def test_groups_close_in_the_order_in_which_they_finish(world: Make) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_in_draw_order_any_order_of_finishing_gives_the_same_batches(world: Make, seed: int) -> None:
+def test_in_draw_order_any_order_of_finishing_gives_the_same_batches(world: MakeWorld, seed: int) -> None:
     """Draws whose task is a multiple of 3 are dropped, so refills are part of it."""
     rng = random.Random(seed)
 
@@ -90,12 +72,12 @@ def test_in_draw_order_any_order_of_finishing_gives_the_same_batches(world: Make
     assert w.service.snapshot().outstanding == ()
 
 
-def test_in_draw_order_nothing_is_issued_before_the_loop_waits(world: Make) -> None:
+def test_in_draw_order_nothing_is_issued_before_the_loop_waits(world: MakeWorld) -> None:
     w = world(bounds(3, 1, in_draw_order=True))
     assert settled(w.fleet, [])
 
 
-def test_a_dropped_group_is_refilled_up_to_its_share(world: Make) -> None:
+def test_a_dropped_group_is_refilled_up_to_its_share(world: MakeWorld) -> None:
     dropped = Keep(False, "zero_std")
     w = world(bounds(2, 2, max_refill=0.5), keep=lambda group: dropped if group.draw != 2 else Keep(True))
     batch = w.next_groups()
@@ -109,7 +91,7 @@ def test_a_dropped_group_is_refilled_up_to_its_share(world: Make) -> None:
     assert w.ledger.counts() == {"dropped": 4, "taken": 2}
 
 
-def test_a_step_may_go_on_with_nothing(world: Make) -> None:
+def test_a_step_may_go_on_with_nothing(world: MakeWorld) -> None:
     w = world(bounds(1, 1), keep=lambda group: Keep(False, "zero_std"))
     batch = w.next_groups()
     w.fleet.wait_for(1)
@@ -117,7 +99,7 @@ def test_a_step_may_go_on_with_nothing(world: Make) -> None:
     assert batch.draws() == []
 
 
-def test_the_refill_of_a_step_is_its_own(world: Make) -> None:
+def test_the_refill_of_a_step_is_its_own(world: MakeWorld) -> None:
     w = world(bounds(1, 1, max_refill=1.0), keep=lambda group: Keep(group.draw % 2 == 1, "even"))
     for step in (1, 2, 3):
         batch = w.next_groups(step)
@@ -129,7 +111,7 @@ def test_the_refill_of_a_step_is_its_own(world: Make) -> None:
         w.service.make_room(0)
 
 
-def test_failed_siblings_leave_their_group_in_the_ledger_too(world: Make) -> None:
+def test_failed_siblings_leave_their_group_in_the_ledger_too(world: MakeWorld) -> None:
     w = world(bounds(1, 3))
     batch = w.next_groups()
     w.fleet.wait_for(1)
@@ -141,7 +123,7 @@ def test_failed_siblings_leave_their_group_in_the_ledger_too(world: Make) -> Non
     assert w.ledger.counts() == {"failed": 1, "cancelled": 1, "trained": 1}
 
 
-def test_evaluation_is_handed_out_in_order_and_never_buffered(world: Make) -> None:
+def test_evaluation_is_handed_out_in_order_and_never_buffered(world: MakeWorld) -> None:
     w = world(bounds(1, 1))
     w.fleet.wait_for(1)
     requests = [GroupRequest(draw, TASKS[draw], 2, "eval", "code/after/sampled") for draw in range(3)]
@@ -154,7 +136,7 @@ def test_evaluation_is_handed_out_in_order_and_never_buffered(world: Make) -> No
     assert w.ledger.counts() == {"running": 1}
 
 
-def test_no_draw_is_issued_while_an_evaluation_runs(world: Make) -> None:
+def test_no_draw_is_issued_while_an_evaluation_runs(world: MakeWorld) -> None:
     w = world(bounds(1, 1))
     w.fleet.wait_for(1)
     examined = Future(lambda: w.service.evaluate([GroupRequest(0, TASKS[0], 1, "eval", "e")], DEADLINE_S))
@@ -169,7 +151,7 @@ def test_no_draw_is_issued_while_an_evaluation_runs(world: Make) -> None:
     assert w.fleet.wait_for(1) == [1]
 
 
-def test_every_outcome_passes_the_intake_once(world: Make) -> None:
+def test_every_outcome_passes_the_intake_once(world: MakeWorld) -> None:
     w = world(bounds(2, 1), keep=lambda group: Keep(group.draw == 1, "even"))
     batch = w.next_groups()
     for draw in w.fleet.wait_for(2):
@@ -178,7 +160,7 @@ def test_every_outcome_passes_the_intake_once(world: Make) -> None:
     assert sorted(o.request.draw for o in w.taken_in) == [0, 1]
 
 
-def test_an_error_of_the_service_reaches_the_loop_as_it_is(world: Make) -> None:
+def test_an_error_of_the_service_reaches_the_loop_as_it_is(world: MakeWorld) -> None:
     def full(outcome: GroupOutcome) -> None:
         raise StoreError("the disk is full")
 
@@ -192,7 +174,7 @@ def test_an_error_of_the_service_reaches_the_loop_as_it_is(world: Make) -> None:
         w.service.next_groups(2, DEADLINE_S)
 
 
-def test_a_fault_of_ours_is_named_as_one(world: Make) -> None:
+def test_a_fault_of_ours_is_named_as_one(world: MakeWorld) -> None:
     w = world(bounds(1, 1), keep=lambda group: {}["no such key"])
     batch = w.next_groups()
     w.fleet.wait_for(1)
@@ -201,14 +183,14 @@ def test_a_fault_of_ours_is_named_as_one(world: Make) -> None:
         batch.get()
 
 
-def test_a_wait_that_is_too_long_says_what_it_waits_for(world: Make) -> None:
+def test_a_wait_that_is_too_long_says_what_it_waits_for(world: MakeWorld) -> None:
     w = world(bounds(2, 1))
     w.fleet.wait_for(2)
     with pytest.raises(EngineError, match=r"waited 0 s for finished groups: 2 groups are running, 0 are buffered"):
         w.service.next_groups(1, 0.01)
 
 
-def test_a_snapshot_holds_what_is_not_trained_yet(world: Make) -> None:
+def test_a_snapshot_holds_what_is_not_trained_yet(world: MakeWorld) -> None:
     w = world(bounds(2, 1, max_staleness=1, max_refill=2.0))
     w.fleet.wait_for(4)
     batch = w.next_groups()
@@ -223,26 +205,26 @@ def test_a_snapshot_holds_what_is_not_trained_yet(world: Make) -> None:
     assert [group.draw for group in snapshot.groups] == [2]
 
 
-def test_a_restored_service_issues_the_outstanding_draws_first(world: Make) -> None:
+def test_a_restored_service_issues_the_outstanding_draws_first(world: MakeWorld) -> None:
     w = world(bounds(3, 1), start=Snapshot(9, (4, 6), 0, 0))
     assert w.fleet.wait_for(3) == [4, 6, 9]
     assert w.service.snapshot().next_draw == 10
 
 
-def test_what_was_spent_of_a_refill_stays_spent(world: Make) -> None:
+def test_what_was_spent_of_a_refill_stays_spent(world: MakeWorld) -> None:
     w = world(bounds(2, 1, max_refill=0.5), start=Snapshot(5, (), 2, 0))
     assert w.fleet.wait_for(1) == [5]
     assert settled(w.fleet, [5])
 
 
-def test_the_rows_that_a_snapshot_counts_are_on_the_disk(world: Make, tmp_path: Path) -> None:
+def test_the_rows_that_a_snapshot_counts_are_on_the_disk(world: MakeWorld, tmp_path: Path) -> None:
     w = world(bounds(3, 1))
     w.fleet.wait_for(3)
     snapshot = w.service.snapshot()
     assert (tmp_path / "ledger-0.jsonl").read_bytes().count(b"\n") == snapshot.ledger_offset == 3
 
 
-def test_close_cancels_what_runs_and_the_ledger_balances(world: Make) -> None:
+def test_close_cancels_what_runs_and_the_ledger_balances(world: MakeWorld) -> None:
     w = world(bounds(2, 3))
     w.fleet.wait_for(2)
     w.service.close()
@@ -250,7 +232,7 @@ def test_close_cancels_what_runs_and_the_ledger_balances(world: Make) -> None:
     assert w.ledger.counts() == {"cancelled": 6}
 
 
-def test_close_drops_what_is_buffered(world: Make) -> None:
+def test_close_drops_what_is_buffered(world: MakeWorld) -> None:
     w = world(bounds(2, 3))
     w.fleet.wait_for(2)
     w.fleet.finish(0)
@@ -259,7 +241,7 @@ def test_close_drops_what_is_buffered(world: Make) -> None:
     w.service.close()  # a second time does nothing
 
 
-def test_nothing_is_issued_once_the_last_batch_is_taken(world: Make) -> None:
+def test_nothing_is_issued_once_the_last_batch_is_taken(world: MakeWorld) -> None:
     w = world(bounds(2, 1, last_step=1))
     batch = w.next_groups(1)
     for draw in w.fleet.wait_for(2):
@@ -269,7 +251,7 @@ def test_nothing_is_issued_once_the_last_batch_is_taken(world: Make) -> None:
     assert settled(w.fleet, [])
 
 
-def test_an_outcome_of_an_evaluation_that_was_given_up_is_passed_over(world: Make) -> None:
+def test_an_outcome_of_an_evaluation_that_was_given_up_is_passed_over(world: MakeWorld) -> None:
     w = world(bounds(1, 1))
     w.fleet.wait_for(1)
     with pytest.raises(EngineError, match="waited 0 s for evaluation e"):

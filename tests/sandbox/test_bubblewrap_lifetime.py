@@ -18,6 +18,7 @@ from agentrl.sandbox import BackendReport, Limits
 from agentrl.sandbox.bubblewrap import BubblewrapHost, BubblewrapLauncher
 from agentrl.sandbox.forked import ForkedSandbox
 from agentrl.sandbox.forkserver import ForkServer, HostSettings
+from benchmarks.sandboxes.machine import descendants, living
 
 OWNER = """
 import asyncio, os, sys, time
@@ -39,31 +40,6 @@ async def main(marker, way):
 asyncio.run(main(*sys.argv[1:]))
 """
 SERVERS = HostSettings(confine=True, launcher=BubblewrapLauncher())
-
-
-def living(text: str) -> list[int]:
-    """Processes that are no zombies and whose command line holds the text."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-            except OSError:
-                continue
-            if text in line and state != "Z":
-                found.append(int(entry.name))
-    return found
-
-
-def below(pid: int) -> list[int]:
-    """A process and all below it."""
-    found, pending = [], [pid]
-    while pending:
-        found.append(pending.pop())
-        for task in Path(f"/proc/{found[-1]}/task").iterdir():
-            pending += [int(child) for child in (task / "children").read_text().split()]
-    return found
 
 
 def mounts_of_sandboxes() -> list[str]:
@@ -99,7 +75,7 @@ def test_no_process_and_no_mount_survives_its_owner(way: str, bubblewrap: Backen
         host = int(owner.stdout.readline())
         assert wait_until(lambda: len(living(f": {marker}")) == 2, 30)
         assert mounts_of_sandboxes() == before, "what a sandbox mounts shows nowhere else"
-        processes = below(host)
+        processes = [host, *descendants(host)]
         owner.kill()
         if way == "with its host":
             os.kill(host, signal.SIGKILL)
@@ -131,13 +107,13 @@ async def test_a_host_that_dies_is_a_retryable_failure(bubblewrap: BackendReport
 async def test_a_sandbox_that_is_closed_leaves_no_process(bubblewrap: BackendReport) -> None:
     server = ForkServer(SERVERS)
     assert isinstance(server._host, BubblewrapHost)
-    idle = set(below(server._host.pid))
+    idle = set(descendants(server._host.pid))
     sandbox = ForkedSandbox(lambda: server, Limits())
     await sandbox.run("import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(600)")
     await sandbox.run("x = 1", persist="interpreter")
-    assert len(below(server._host.pid)) == len(idle) + 3, "a slot, an interpreter, its namespace's first process"
+    assert len(descendants(server._host.pid)) == len(idle) + 3, "a slot, an interpreter, its namespace's first process"
     await sandbox.close()
-    assert set(below(server._host.pid)) == idle
+    assert set(descendants(server._host.pid)) == idle
     await asyncio.to_thread(server.close)
 
 

@@ -18,6 +18,7 @@ from agentrl.errors import SandboxError
 from agentrl.sandbox import BackendReport, Limits, SandboxSpec
 from agentrl.sandbox.forked import ForkedSandbox
 from agentrl.sandbox.forkserver import ForkServer, HostSettings
+from benchmarks.sandboxes.machine import living
 
 OWNER = """
 import asyncio, os, sys, time
@@ -37,21 +38,6 @@ async def main(backend, way, marker):
 
 asyncio.run(main(*sys.argv[1:]))
 """
-
-
-def alive(marker: str) -> list[str]:
-    """Living processes whose command line holds the marker."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-            except OSError:
-                continue
-            if marker in line and state != "Z":
-                found.append(f"{entry.name} {line}")
-    return found
 
 
 def wait_until(holds: Callable[[], bool], seconds: float) -> bool:
@@ -75,18 +61,18 @@ def test_nothing_survives_its_owner(backend: str, way: str, landlock: BackendRep
     try:
         hosts = dict(word.decode().split(":") for word in owner.stdout.readline().split())
         assert hosts
-        assert wait_until(lambda: len(alive(f": {marker}")) == 2, 30)
+        assert wait_until(lambda: len(living(f": {marker}")) == 2, 30)
         if way != "leaves":
             owner.send_signal(signal.SIGKILL)
         owner.wait(30)
-        assert wait_until(lambda: not alive(f": {marker}") and not any(map(lives, hosts)), 5)
+        assert wait_until(lambda: not living(f": {marker}") and not any(map(lives, hosts)), 5)
         assert not any(map(os.path.exists, hosts.values())), "a folder was left behind"
     finally:
         owner.kill()
         owner.wait()
         owner.stdout.close()
-        for line in alive(marker):
-            os.kill(int(line.split()[0]), signal.SIGKILL)
+        for pid in living(marker):
+            os.kill(pid, signal.SIGKILL)
 
 
 def lives(pid: str) -> bool:

@@ -7,16 +7,12 @@ import pickle
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
-from agentrl.controller.weights.array import to_array
+from agentrl.controller.weights.batch import BatchSession
 from agentrl.rollouts import UpdateSession
 from agentrl.rollouts.sglang import ServerUpdate, WeightArray
 
-__all__ = ["BUCKET_BYTES", "BucketSender", "flattened_bucket"]
-
-BUCKET_BYTES = 256 * 2**20
-"""Of tensors in one call; a larger tensor goes alone."""
+__all__ = ["BucketSender", "flattened_bucket"]
 
 _METADATA = b"csglang.srt.weight_sync.tensor_bucket\nFlattenedTensorMetadata\n"
 
@@ -32,34 +28,11 @@ class BucketSender:
         """Nothing is kept."""
 
 
-class _BucketSession:
-    def __init__(self, update: ServerUpdate) -> None:
-        self._update = update
-        self._bucket: list[WeightArray] = []
-
-    def put(self, name: str, tensor: Tensor) -> None:
-        array = to_array(name, tensor, self._update.dtype)
-        self._update.accept(array)
-        if self._bucket and sum(held.data.size for held in self._bucket) + array.data.size > BUCKET_BYTES:
-            self._send(last=False)
-        self._bucket.append(array)
-
-    def commit(self) -> None:
-        self._update.require_complete()
-        self._send(last=True)
-        self._update.finish()
-
-    def abort(self) -> None:
-        """Torn where a bucket was sent."""
-        self._update.give_up()
-
-    def _send(self, *, last: bool) -> None:
-        update = self._update
-        update.open_brackets()
-        payload = base64.b64encode(flattened_bucket(self._bucket)).decode()
-        label, flush = (update.label, update.flush) if last else (None, False)
-        update.on_all(lambda client, _: client.load_bucket(payload, label=label, flush=flush))
-        self._bucket = []
+class _BucketSession(BatchSession):
+    def send(self, batch: Sequence[WeightArray], *, label: str | None, flush: bool) -> None:
+        self.update.open_brackets()
+        payload = base64.b64encode(flattened_bucket(batch)).decode()
+        self.update.on_all(lambda client, _: client.load_bucket(payload, label=label, flush=flush))
 
 
 def flattened_bucket(arrays: Sequence[WeightArray]) -> bytes:

@@ -12,7 +12,6 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import (
     Backend,
@@ -23,15 +22,12 @@ from torch.distributed.distributed_c10d import (
     _world,
 )
 
-from agentrl.controller.weights.array import to_array
+from agentrl.controller.weights.batch import BatchSession
 from agentrl.errors import EngineError
 from agentrl.rollouts import UpdateSession
 from agentrl.rollouts.sglang import ServerUpdate, WeightArray
 
-__all__ = ["BATCH_BYTES", "GroupSender"]
-
-BATCH_BYTES = 256 * 2**20
-"""Of tensors announced in one call; each is then broadcast by itself."""
+__all__ = ["GroupSender"]
 
 _POLL_S = 0.002
 _numbers = itertools.count()
@@ -139,34 +135,18 @@ def _join(
     return group
 
 
-class _GroupSession:
+class _GroupSession(BatchSession):
+    """Announces tensors, then broadcasts them one by one. A group that lost a rank is broken for all of its ranks."""
+
     def __init__(self, update: ServerUpdate, group: _Group, *, device: str, broken: Callable[[], None]) -> None:
-        self._update, self._group, self._device, self._broken = update, group, device, broken
-        self._batch: list[WeightArray] = []
+        super().__init__(update)
+        self._group, self._device, self._broken = group, device, broken
 
-    def put(self, name: str, tensor: Tensor) -> None:
-        array = to_array(name, tensor, self._update.dtype)
-        self._update.accept(array)
-        if self._batch and sum(held.data.size for held in self._batch) + array.data.size > BATCH_BYTES:
-            self._send(last=False)
-        self._batch.append(array)
-
-    def commit(self) -> None:
-        self._update.require_complete()
-        self._send(last=True)
-        self._update.finish()
-
-    def abort(self) -> None:
-        """Torn where something was sent."""
-        self._update.give_up()
-
-    def _send(self, *, last: bool) -> None:
-        """Announces tensors, then broadcasts them. A group that lost a rank is broken for all of its ranks."""
-        update, batch, self._batch = self._update, self._batch, []
+    def send(self, batch: Sequence[WeightArray], *, label: str | None, flush: bool) -> None:
+        update = self.update
         if update.lost_all:
             return
         update.open_brackets()
-        label, flush = (update.label, update.flush) if last else (None, False)
         announced = [(array.name, array.dtype, array.shape) for array in batch]
         receiving = update.start(
             lambda client, _: client.receive(self._group.name, announced, label=label, flush=flush)
@@ -188,7 +168,7 @@ class _GroupSession:
             try:
                 work = self._group.process_group.broadcast([tensor.to(self._device)], options)
                 while not work.is_completed():
-                    if receiving.done() or self._update.lost_any:
+                    if receiving.done() or self.update.lost_any:
                         return False
                     time.sleep(_POLL_S)
                 work.wait()

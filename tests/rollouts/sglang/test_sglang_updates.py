@@ -17,8 +17,8 @@ from agentrl.controller.weights import (
     BucketSender,
     FolderSender,
     GroupSender,
+    batch,
     bucket,
-    process_group,
     publish_in_process,
 )
 from agentrl.errors import EngineError
@@ -68,8 +68,7 @@ async def test_the_servers_serve_what_the_trainer_has(
 async def test_weights_in_many_small_portions(
     build: Build, server: str, reference: HuggingFace, sender: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bucket, "BUCKET_BYTES", 5000)
-    monkeypatch.setattr(process_group, "BATCH_BYTES", 5000)
+    monkeypatch.setattr(batch, "BATCH_BYTES", 5000)
     engine = build(server, sender=sender)
     reference.scale(0.98)
     await asyncio.to_thread(publish, engine, reference, 3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -76,6 +76,9 @@ class GenerateRequest:
         media: images of the sequence, spans relative to its start.
         messages: the whole conversation so far, for an engine without ids (``EngineInfo.returns_ids``).
         tools: the tools on offer, for such an engine.
+        on_tokens: is given, from whichever thread the engine has, the ids and logprobs ``[k]`` that were sampled since
+            it was called last, while the completion goes on; it returns at once and never raises. What it was not
+            given is in the completion alone: an engine that cannot stream never calls it.
     """
 
     request_id: str
@@ -88,6 +91,7 @@ class GenerateRequest:
     media: tuple[MediaSpan, ...] = ()
     messages: tuple[Message, ...] = ()
     tools: tuple[ToolSpec, ...] = ()
+    on_tokens: Callable[[npt.NDArray[np.int32], npt.NDArray[np.float32]], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ class EngineCore:
         self._row_jobs: list[Job | None] = [None] * spec.num_rows
         self.num_running = 0
         self._next_expiry = float("inf")
-        self._stop_strings = False
+        self._watched = False  # whether any request wants more after a token than that it is kept
         self._live: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._span = 0
         self._sampling = SamplingRows()
@@ -103,7 +103,7 @@ class EngineCore:
             known = self._lanes is not None and self._lanes.cache.holds(job.request.session_id)
             (self._returning if known else self._arriving).append(job)
             self._next_expiry = min(self._next_expiry, job.deadline)
-            self._stop_strings |= bool(job.request.sampling.stop)
+            self._watched |= bool(job.request.sampling.stop) or job.request.on_tokens is not None
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Ends requests with what they have; unknown ids are ignored."""
@@ -314,8 +314,8 @@ class EngineCore:
         full = table.count[live] >= table.limit[live]
         for index in np.flatnonzero(stopped | full):
             self._finish(int(live[index]), "stop" if stopped[index] else "length")
-        if self._stop_strings:
-            self._match_stop_strings(live)
+        if self._watched:
+            self._watch(live)
 
     def _reject(
         self, live: npt.NDArray[np.int64], ids: npt.NDArray[np.int64], logprobs: npt.NDArray[np.float32]
@@ -340,17 +340,18 @@ class EngineCore:
             )
         return live[finite], ids[finite], logprobs[finite]
 
-    def _match_stop_strings(self, live: npt.NDArray[np.int64]) -> None:
-        table = self._rows.table
+    def _watch(self, live: npt.NDArray[np.int64]) -> None:
+        """Looks for stop strings, and tells who listens of the token that was sampled last, where more will come."""
         for row in live.tolist():
             job = self._row_jobs[row]
-            if job is None or not job.request.sampling.stop:
+            if job is None:
                 continue
-            first = int(table.start[row])
-            sampled = table.ids[row, first : first + int(table.count[row])]
-            found = self._stops.match(sampled, job.request.sampling.stop)
-            if found is not None:
+            listener, stop = job.request.on_tokens, job.request.sampling.stop
+            ids, logprobs = self._rows.table.sampled(row)
+            if stop and (found := self._stops.match(ids, stop)) is not None:
                 self._finish(row, "stop", found)
+            elif listener is not None:
+                listener(ids[-1:].copy(), logprobs[-1:].copy())
 
     def _finish(self, row: int, reason: FinishReason, stop_string: str | None = None) -> None:
         job = self._row_jobs[row]
@@ -362,9 +363,8 @@ class EngineCore:
         """Takes a running job out of its row; the row keeps its KV for the session's next turn."""
         table, row = self._rows.table, job.row
         assert row is not None
-        end = int(table.start[row] + table.count[row])
-        job.ids = table.ids[row, :end].copy()
-        job.logprobs = table.logprobs[row, int(table.start[row]) : end].copy()
+        job.logprobs = table.sampled(row)[1].copy()
+        job.ids = table.ids[row, : int(table.start[row]) + job.logprobs.size].copy()
         job.kv_tokens = int(table.kv_len[row])
         job.row, self._row_jobs[row] = None, None
         self.num_running -= 1

@@ -74,6 +74,11 @@ class RowTable:
         stopped: npt.NDArray[np.bool_] = (self.stop_ids[rows] == ids[:, None]).any(axis=1)
         return stopped
 
+    def sampled(self, row: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+        """Views of the ids and logprobs that the row's request sampled so far."""
+        first, end = int(self.start[row]), int(self.start[row] + self.count[row])
+        return self.ids[row, first:end], self.logprobs[row, first:end]
+
     def swap(self, one: int, other: int) -> None:
         """Exchanges two rows."""
         pair, turned = [one, other], [other, one]

@@ -141,7 +141,7 @@ class Actor(LearningRole):
         weights = torch.tensor(shard.sample_weight, device=self.device)  # a copy: what Ray hands over is read-only
         stats = StatSum()
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
-        for packed in micro_batches(shard, self.device, share_prompts=self.model.shares_prompts):
+        for packed in micro_batches(shard, self.device, share_prefixes=self.model.shares_prefixes):
             loss_sum += self._backward(packed, shard, weights, stats)
         once = self.learner.step()
         stats.add("policy/loss", loss_sum, 1 if first else 0)

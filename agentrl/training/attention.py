@@ -1,8 +1,8 @@
-"""Attention over a packed row: each sample attends to itself alone, and to what it shares with its siblings.
+"""Attention over a packed row: each sample attends to itself alone, some of which it may share with others.
 
 Registered with transformers as ``segments``, so that any model with the attention interface can use it. On a CPU one
-call a sample is as fast as padding sorted samples; on a GPU ``flash_attention_2`` does a row without families in one
-kernel.
+call a sample is as fast as padding sorted samples; on a GPU ``flash_attention_2`` does a row in which nothing
+is shared in one kernel.
 
 Shapes: H query heads, K key heads, T packed tokens, D head width.
 """
@@ -18,7 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from agentrl.errors import ConfigError
-from agentrl.training.packing import Family
+from agentrl.training.prefixes import ROOT, Span
 
 __all__ = ["SEGMENTS", "Masks", "attention_arguments", "segment_attention"]
 
@@ -26,34 +26,39 @@ SEGMENTS = "segments"
 
 
 class Masks:
-    """The masks of a row's samples, each made once for all layers."""
+    """The masks of a row's spans, all of them corners of one that is made once for all layers.
 
-    def __init__(self) -> None:
-        self._made: dict[tuple[int, int, int | None], Tensor] = {}
+    Args:
+        spans: of the row.
+    """
 
-    def get(self, like: Tensor, earlier: int, own: int, window: int | None) -> Tensor | None:
-        """``[own, earlier + own]``, 0 where a query sees a key and -inf elsewhere; None for a plain causal one.
+    def __init__(self, spans: Sequence[Span]) -> None:
+        self._spans = spans
+        self._deepest = max(span.first for span in spans)
+        self._made: dict[int | None, Tensor] = {}
 
-        The mask of a shorter sample is its corner.
+    def get(self, like: Tensor, span: Span, window: int | None) -> Tensor | None:
+        """``[size, first + size]``, 0 where a query sees a key and -inf elsewhere; None for a plain causal one.
 
         Args:
             like: what has the dtype and device.
-            earlier: keys before the first query.
-            own: queries.
+            span: whose tokens ask.
             window: keys that a query sees, itself among them; None is all up to itself.
         """
-        if window is not None and window >= earlier + own:
+        if window is not None and window >= span.first + span.size:
             window = None
-        if not earlier and window is None:
+        if not span.first and window is None:
             return None
-        mask = self._made.get((earlier, own, window))
+        mask = self._made.get(window)
         if mask is None:
-            position = torch.arange(earlier + own, device=like.device)
-            distance = position[earlier:, None] - position
+            longest = max(other.size for other in self._spans if other.first or window is not None)
+            query = torch.arange(longest, device=like.device)[:, None] + self._deepest
+            distance = query - torch.arange(self._deepest + longest, device=like.device)
             hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
             mask = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(hidden, -torch.inf)
-            self._made[earlier, own, window] = mask
-        return mask
+            self._made[window] = mask
+        # the mask depends on distances alone, so that of a span nearer to the beginning lies further right
+        return mask[: span.size, self._deepest - span.first : self._deepest + span.size]
 
 
 def segment_attention(
@@ -63,7 +68,7 @@ def segment_attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    families: Sequence[Family],
+    spans: Sequence[Span],
     masks: Masks,
     scaling: float | None = None,
     sliding_window: int | None = None,
@@ -76,7 +81,7 @@ def segment_attention(
         query: ``[1, H, T, D]``.
         key, value: ``[1, K, T, D]``; each key head serves H / K query heads.
         attention_mask: None, always: transformers makes no mask for an implementation that it doesn't know.
-        families: of the row, in its order; their tokens add up to T.
+        spans: of the row, in its order; their sizes add up to T.
         masks: those that the row's layers have made so far.
         scaling: of the scores; None is D to the power -1/2.
         sliding_window: each token sees itself and this many less one before it.
@@ -95,20 +100,14 @@ def segment_attention(
                 "GPU with attention='flash_attention_2'"
             )
     outputs: list[Tensor] = []
-    pieces = [piece for family in families for piece in (family.shared, *family.own)]
-    parts = zip(*(torch.split(tensor, pieces, 2) for tensor in (query, key, value)), strict=True)
-    for family in families:
-        shared_q, shared_k, shared_v = next(parts)
-        if family.shared:
-            mask = masks.get(query, 0, family.shared, sliding_window)
-            outputs.append(_attend(shared_q, shared_k, shared_v, mask, scaling))
-        mask = masks.get(query, family.shared, max(family.own), sliding_window)
-        for length in family.own:
-            q, k, v = next(parts)
-            if family.shared:
-                k, v = torch.cat([shared_k, k], dim=2), torch.cat([shared_v, v], dim=2)
-            own_mask = None if mask is None else mask[:length, : k.shape[2]]
-            outputs.append(_attend(q, k, v, own_mask, scaling))
+    seen: list[tuple[Tensor, Tensor]] = []  # keys and values of each span's path
+    parts = zip(*(torch.split(tensor, [span.size for span in spans], 2) for tensor in (query, key, value)), strict=True)
+    for span, (q, k, v) in zip(spans, parts, strict=True):
+        if span.parent != ROOT:
+            earlier_k, earlier_v = seen[span.parent]
+            k, v = torch.cat([earlier_k, k], dim=2), torch.cat([earlier_v, v], dim=2)
+        seen.append((k, v))
+        outputs.append(_attend(q, k, v, masks.get(query, span, sliding_window), scaling))
     return torch.cat(outputs, dim=2).transpose(1, 2), None
 
 
@@ -125,11 +124,11 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scal
     )
 
 
-def attention_arguments(attention: str, families: Sequence[Family], device: torch.device) -> dict[str, Any]:
+def attention_arguments(attention: str, spans: Sequence[Span], device: torch.device) -> dict[str, Any]:
     """What a packed forward passes down to the attention function named ``attention``."""
     if attention == SEGMENTS:
-        return {"families": tuple(families), "masks": Masks()}
-    lengths = [family.num_tokens for family in families]
+        return {"spans": tuple(spans), "masks": Masks(spans)}
+    lengths = [span.size for span in spans]
     ends = torch.tensor([0, *lengths], device=device).cumsum(0, dtype=torch.int32)
     return {
         "cu_seq_lens_q": ends,

@@ -20,7 +20,7 @@ def trained_logprobs(model: PolicyModel, shard: BatchShard, device: torch.device
     Every rank takes part with equally many micro-batches.
     """
     column = np.zeros(shard.batch.num_tokens, dtype=np.float32)
-    for packed in micro_batches(shard, device, share_prompts=model.shares_prompts):
+    for packed in micro_batches(shard, device, share_prefixes=model.shares_prefixes):
         logprobs, _ = model(packed)
         if packed.source.size:
             column[packed.source] = logprobs.cpu().numpy()

@@ -66,8 +66,8 @@ class PackedModel(nn.Module):
         return self.hf.config
 
     @property
-    def shares_prompts(self) -> bool:
-        """Whether a row may hold what siblings begin with once."""
+    def shares_prefixes(self) -> bool:
+        """Whether a row may hold what samples begin with alike once."""
         return self.attention == SEGMENTS
 
     def blocks(self) -> list[nn.Module]:
@@ -82,8 +82,8 @@ class PackedModel(nn.Module):
             packed: the row.
             rows: ``[N]`` int64, at least one; some may be equal.
         """
-        arguments = attention_arguments(self.attention, packed.families, packed.token_ids.device)
-        if self.shares_prompts:  # other attentions refuse arguments that they don't know
+        arguments = attention_arguments(self.attention, packed.spans, packed.token_ids.device)
+        if self.shares_prefixes:  # other attentions refuse arguments that they don't know
             arguments[LAST_ROWS] = torch.unique(rows)
         output = self.hf.base_model(  # type: ignore[operator]
             input_ids=packed.token_ids[None], position_ids=packed.positions[None], use_cache=False, **arguments

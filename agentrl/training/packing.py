@@ -1,14 +1,15 @@
 """A micro-batch as tensors: one packed row, and which of its tokens are trained.
 
-Siblings begin with the same prompt. Where the attention allows, a row holds what the samples of a group share before
-their first trained token once, and each sample's own tokens behind it: the same logprobs and gradients for less work.
+Where the attention allows, a row holds what samples of a group begin with alike once, trained tokens among it, and each
+sample's own tokens behind it: the same logprobs and gradients for less work.
 
-Axes: T packed tokens, N trained tokens. Entry t of a column is about token t, so its logits come from the token before.
+Axes: T packed tokens, R positions whose logits are asked for, N trained tokens, M samples. The logits that foretell a
+token come from the one before it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,26 +18,14 @@ import torch
 from torch import Tensor
 
 from agentrl.errors import DataError
+from agentrl.training.prefixes import ROOT, Span, shared_spans
 from agentrl.types import Batch, BatchShard, SegmentKind
 
-__all__ = ["Family", "Packed", "micro_batches"]
+__all__ = ["Packed", "micro_batches"]
 
 I64 = npt.NDArray[np.int64]
 
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """Samples that lie together in a row: ``shared`` tokens that all of them begin with, then ``own`` of each.
-
-    One sample alone shares nothing; several share something.
-    """
-
-    shared: int
-    own: tuple[int, ...]
-
-    @property
-    def num_tokens(self) -> int:
-        return self.shared + sum(self.own)
+_NOTHING: I64 = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,10 +35,12 @@ class Packed:
     Args:
         token_ids: ``[T]`` int64.
         positions: ``[T]`` int64, from 0 in each sample.
-        families: what attends to what, in the order of the row.
-        logit_rows: ``[N]`` int64, the positions whose logits foretell the trained tokens.
+        spans: what attends to what, in the order of the row.
+        logit_rows: ``[R]`` int64, increasing: the positions whose logits are asked for; one at several temperatures
+            is there several times.
+        temperature: ``[R]`` float32, the sampler's.
+        logit_of: ``[N]`` int64, increasing: the entry of ``logit_rows`` that foretells the trained token.
         targets: ``[N]`` int64, the trained tokens.
-        temperature: ``[N]`` float32, the sampler's.
         weight: ``[N]`` float32, the token's weight within its sample.
         sample: ``[N]`` int64, row of the token's sample in the shard.
         sampled: ``[N]`` bool, whether the policy sampled the token.
@@ -60,10 +51,11 @@ class Packed:
 
     token_ids: Tensor
     positions: Tensor
-    families: tuple[Family, ...]
+    spans: tuple[Span, ...]
     logit_rows: Tensor
-    targets: Tensor
     temperature: Tensor
+    logit_of: Tensor
+    targets: Tensor
     weight: Tensor
     sample: Tensor
     sampled: Tensor
@@ -76,117 +68,108 @@ class Packed:
         return None if values is None else torch.from_numpy(values[self.source]).to(self.targets.device)
 
 
-def micro_batches(shard: BatchShard, device: torch.device, *, share_prompts: bool) -> Iterator[Packed]:
+def micro_batches(shard: BatchShard, device: torch.device, *, share_prefixes: bool) -> Iterator[Packed]:
     """The micro-batches of ``shard``, in order; a filler is one token of which nothing is trained.
 
     Args:
         shard: this rank's samples.
         device: of the tensors.
-        share_prompts: whether the attention knows families of several samples.
+        share_prefixes: whether the attention knows spans with parents.
 
     Raises:
         DataError: a sample's first token is marked as trained, or a temperature is not above 0.
     """
     _check(shard.batch)
     for rows in shard.micro_batches:
-        yield _pack(shard.batch, np.asarray(rows, dtype=np.int64), device, share_prompts)
+        yield _pack(shard.batch, np.asarray(rows, dtype=np.int64), device, share_prefixes)
 
 
-def _pack(batch: Batch, rows: I64, device: torch.device, share_prompts: bool) -> Packed:
-    families: list[Family] = []
-    pieces: list[_Piece] = []
-    order: list[int] = []
-    ends: list[int] = []
-    length = 0
-    for members, shared in _siblings(batch, rows) if share_prompts else [(rows[[i]], 0) for i in range(rows.size)]:
-        if shared:
-            pieces.append(_piece(batch, members[0], 0, shared, length - 1, length))
-        length += shared
-        last_shared = length - 1
-        sizes = batch.lengths[members].tolist()
-        for member, size in zip(members, sizes, strict=True):
-            pieces.append(_piece(batch, member, shared, size, last_shared, length))
-            length += size - shared
-            order.append(int(member))
-            ends.append(length - 1)
-        families.append(Family(shared, tuple(size - shared for size in sizes)))
-    if not pieces:
-        families = [Family(0, (1,))]  # a filler; the shard itself may be empty
-        nothing = np.zeros(0, np.int64)
-        filler = np.zeros((4, 1), np.int64)
-        return _tensors(batch, families, filler, np.zeros(1, np.int32), nothing, nothing, nothing, device)
-    columns = np.concatenate(pieces, axis=1)
-    trained = np.flatnonzero(batch.loss_mask[columns[0]])
-    row_ids, last = np.asarray(order, dtype=np.int64), np.asarray(ends, dtype=np.int64)
-    return _tensors(batch, families, columns, batch.token_ids[columns[0]], trained, row_ids, last, device)
+class _Row:
+    """A row that grows by groups of samples.
+
+    Attributes:
+        spans: so far.
+        sources: for each of them, the columns' entries that its tokens are copied from.
+        samples: the row's samples, in its order.
+        places: for each of them, the position in the row of each of its tokens.
+    """
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self._length = 0
+        self.spans: list[Span] = []
+        self.sources: list[I64] = []
+        self.samples: list[int] = []
+        self.places: list[I64] = []
+
+    def add(self, members: I64) -> None:
+        """Appends samples, with what they begin with alike once."""
+        batch, already = self._batch, len(self.spans)
+        starts = batch.cu_seqlens.astype(np.int64)
+        spans, paths = shared_spans([batch.token_ids[starts[row] : starts[row + 1]] for row in members])
+        places: list[I64] = []
+        for span in spans:
+            parent = ROOT if span.parent == ROOT else span.parent + already
+            self.spans.append(span._replace(parent=parent))
+            places.append(np.arange(self._length, self._length + span.size, dtype=np.int64))
+            self._length += span.size
+        sources: list[I64] = [_NOTHING] * len(spans)
+        for row, path in zip(members, paths, strict=True):
+            for index in path:
+                sources[index] = np.arange(spans[index].size, dtype=np.int64) + starts[row] + spans[index].first
+            self.samples.append(int(row))
+            self.places.append(np.concatenate([places[index] for index in path]))
+        self.sources += sources
 
 
-def _siblings(batch: Batch, rows: I64) -> Iterator[tuple[I64, int]]:
-    """The samples of a micro-batch, those of a group that begin alike together, with how many tokens they share."""
-    groups = batch.group[batch.trajectory[rows]]
-    for group in dict.fromkeys(groups.tolist()):
-        members = rows[groups == group]
-        shared = _shared_tokens(batch, members) if members.size > 1 else 0
-        if shared:
-            yield members, shared
-        else:
-            yield from ((members[[index]], 0) for index in range(members.size))
-
-
-def _shared_tokens(batch: Batch, members: I64) -> int:
-    """How many tokens all ``members`` begin with, before the first trained one and the last one of any."""
-    starts = batch.cu_seqlens[members].astype(np.int64)
-    limits = []
-    for start, size in zip(starts, batch.lengths[members], strict=True):
-        trained = np.flatnonzero(batch.loss_mask[start : start + size])
-        limits.append(int(trained[0]) if trained.size else int(size) - 1)
-    heads = batch.token_ids[starts[:, None] + np.arange(min(limits))]
-    differ = np.flatnonzero((heads != heads[0]).any(axis=0))
-    return int(differ[0]) if differ.size else min(limits)
-
-
-_Piece = I64
-"""``[4, n]``: source in the shard, position in the sample, sample, and the row's position before each token."""
-
-
-def _piece(batch: Batch, sample: int, first: int, end: int, before_first: int, place: int) -> _Piece:
-    """Tokens ``first`` .. ``end - 1`` of a sample, put at ``place`` of the row behind position ``before_first``."""
-    position = np.arange(first, end, dtype=np.int64)
-    before = place - 1 + np.arange(end - first, dtype=np.int64)
-    before[0] = max(before_first, 0)
-    return np.stack([batch.cu_seqlens[sample] + position, position, np.full_like(position, sample), before])
-
-
-def _tensors(
-    batch: Batch,
-    families: Sequence[Family],
-    columns: I64,
-    token_ids: npt.NDArray[np.int32],
-    trained: I64,
-    rows: I64,
-    ends: I64,
-    device: torch.device,
-) -> Packed:
-    source, positions, owner, before = columns
-    source_of_trained, sample = source[trained], owner[trained]
-
+def _pack(batch: Batch, rows: I64, device: torch.device, share_prefixes: bool) -> Packed:
     def on_device(array: npt.NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
+    row = _Row(batch)
+    groups = batch.group[batch.trajectory[rows]] if share_prefixes else np.arange(rows.size)
+    for group in dict.fromkeys(groups.tolist()):
+        row.add(rows[groups == group])
+    if row.samples:
+        token_ids = batch.token_ids[np.concatenate(row.sources)].astype(np.int64)
+        positions = np.concatenate([np.arange(span.first, span.first + span.size) for span in row.spans])
+        spans = tuple(row.spans)
+    else:  # a filler; the shard itself may be empty
+        token_ids, positions, spans = np.zeros(1, np.int64), np.zeros(1, np.int64), (Span(ROOT, 0, 1),)
+    source, sample, before = _trained(batch, row)
+    temperature = batch.temperature[sample]
+    # a row of logits serves every token that it foretells at one temperature
+    asked = (before << 32) | temperature.astype(np.float32).view(np.uint32).astype(np.int64)
+    _, first, logit_of = np.unique(asked, return_index=True, return_inverse=True)
+    order = np.argsort(logit_of, kind="stable")
+    source, sample = source[order], sample[order]
     return Packed(
-        token_ids=on_device(token_ids.astype(np.int64)),
+        token_ids=on_device(token_ids),
         positions=on_device(positions),
-        families=tuple(families),
-        logit_rows=on_device(before[trained]),
-        targets=on_device(token_ids[trained].astype(np.int64)),
-        temperature=on_device(batch.temperature[sample]),
-        weight=on_device(batch.loss_mask[source_of_trained]),
+        spans=spans,
+        logit_rows=on_device(before[first]),
+        temperature=on_device(temperature[first]),
+        logit_of=on_device(logit_of[order]),
+        targets=on_device(batch.token_ids[source].astype(np.int64)),
+        weight=on_device(batch.loss_mask[source]),
         sample=on_device(sample),
-        sampled=on_device(batch.kind[source_of_trained] == SegmentKind.POLICY),
-        source=source_of_trained,
-        rows=rows,
-        ends=on_device(ends),
+        sampled=on_device(batch.kind[source] == SegmentKind.POLICY),
+        source=source,
+        rows=np.asarray(row.samples, dtype=np.int64),
+        ends=on_device(np.asarray([places[-1] for places in row.places], dtype=np.int64)),
     )
+
+
+def _trained(batch: Batch, row: _Row) -> tuple[I64, I64, I64]:
+    """Of each trained token of each sample: its entry in the columns, its sample, and the row's position before it."""
+    sources, samples, before = [_NOTHING], [_NOTHING], [_NOTHING]
+    for sample, places in zip(row.samples, row.places, strict=True):
+        start = int(batch.cu_seqlens[sample])
+        trained = np.flatnonzero(batch.loss_mask[start : start + places.size])
+        sources.append(start + trained)
+        samples.append(np.full_like(trained, sample))
+        before.append(places[trained - 1])
+    return np.concatenate(sources), np.concatenate(samples), np.concatenate(before)
 
 
 def _check(batch: Batch) -> None:

@@ -1,6 +1,6 @@
 """A causal language model whose forward answers with logprobs of chosen tokens, never with whole logits.
 
-Shapes: T packed tokens, N chosen tokens, V vocabulary, D width.
+Shapes: T packed tokens, R rows of logits, N chosen tokens, V vocabulary, D width.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import nll_loss
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 
@@ -17,7 +16,8 @@ from agentrl.errors import ConfigError, DataError
 from agentrl.training.attention import attention_arguments
 from agentrl.training.last_rows import LAST_ROWS
 from agentrl.training.packed_model import PackedModel, load_pretrained
-from agentrl.training.packing import Family, Packed
+from agentrl.training.packing import Packed
+from agentrl.training.prefixes import ROOT, Span
 
 __all__ = ["PolicyModel", "load_policy"]
 
@@ -44,26 +44,38 @@ class PolicyModel(PackedModel):
             ``[max(N, 1)]`` float32 logprobs with gradient, and entropies in nats without.
         """
         if packed.targets.numel():
-            rows, targets, temperature = packed.logit_rows, packed.targets, packed.temperature
+            rows, temperature = packed.logit_rows, packed.temperature
+            logit_of, targets = packed.logit_of, packed.targets
         else:
-            rows = targets = torch.zeros(1, dtype=torch.int64, device=packed.token_ids.device)
+            rows = logit_of = targets = torch.zeros(1, dtype=torch.int64, device=packed.token_ids.device)
             temperature = torch.ones(1, device=rows.device)
         chosen = self.hidden(packed, rows)
         size = max(1, _CHUNK_ELEMENTS // int(self.config.get_text_config().vocab_size))
         if rows.numel() <= size:
-            return self._logprobs(chosen, targets, temperature)
+            return self._logprobs(chosen, temperature, logit_of, targets)
+        firsts = torch.arange(0, rows.numel(), size, device=rows.device)
+        places = [*torch.searchsorted(logit_of, firsts).tolist(), logit_of.numel()]
         parts = [
-            checkpoint(self._logprobs, *chunk, use_reentrant=False)
-            for chunk in zip(*(torch.split(tensor, size) for tensor in (chosen, targets, temperature)), strict=True)
+            checkpoint(
+                self._logprobs,
+                chosen[first : first + size],
+                temperature[first : first + size],
+                logit_of[low:high] - first,
+                targets[low:high],
+                use_reentrant=False,
+            )
+            for first, low, high in zip(firsts.tolist(), places, places[1:], strict=False)
         ]
         return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
 
-    def _logprobs(self, hidden: Tensor, targets: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+    def _logprobs(
+        self, hidden: Tensor, temperature: Tensor, logit_of: Tensor, targets: Tensor
+    ) -> tuple[Tensor, Tensor]:
         logits = self.head(hidden).float() / temperature[:, None]
         logprobs = torch.log_softmax(logits, dim=-1)
         with torch.no_grad():
             entropy = -(logprobs.exp() * logprobs).sum(-1)
-        return -nll_loss(logprobs, targets, reduction="none"), entropy
+        return logprobs[logit_of, targets], entropy[logit_of]
 
 
 def load_policy(path: str | Path, *, attention: str, gradient_checkpointing: bool = False) -> PolicyModel:
@@ -103,7 +115,7 @@ def load_policy(path: str | Path, *, attention: str, gradient_checkpointing: boo
 @torch.no_grad()
 def _check_head(model: PolicyModel, path: str) -> None:
     ids = torch.arange(4) % int(model.config.get_text_config().vocab_size)
-    arguments = attention_arguments(model.attention, [Family(0, (4,))], ids.device)
+    arguments = attention_arguments(model.attention, [Span(ROOT, 0, 4)], ids.device)
     own = model.hf(input_ids=ids[None], position_ids=torch.arange(4)[None], use_cache=False, **arguments).logits[0]
     rows = torch.tensor([1, 3])
     trunk = model.hf.base_model(  # type: ignore[operator]

@@ -115,7 +115,7 @@ class RewardModel:
     def scores(self, shard: BatchShard) -> npt.NDArray[np.float32]:
         """``[S]`` float32 scores of the shard's samples, read at their last tokens; they may be not finite."""
         found = np.zeros(shard.batch.num_samples, dtype=np.float32)
-        for packed in micro_batches(shard, self.device, share_prompts=self.model.shares_prompts):
+        for packed in micro_batches(shard, self.device, share_prefixes=self.model.shares_prefixes):
             scores = self.model(packed)
             if packed.rows.size:
                 found[packed.rows] = scores.cpu().numpy()
@@ -153,7 +153,7 @@ class RewardLearner(RewardModel, LearningRole):
             raise ValueError("an update needs sample weights: shards(batch, plan, weights)")
         weights = torch.tensor(shard.sample_weight, device=self.device)
         stats = StatSum()
-        for packed in micro_batches(shard, self.device, share_prompts=self.model.shares_prompts):
+        for packed in micro_batches(shard, self.device, share_prefixes=self.model.shares_prefixes):
             self._backward(packed, shard, weights, stats)
         once = self.learner.step()
         return Stats(stats.result()) + once

@@ -15,7 +15,8 @@ from transformers import AutoModelForSequenceClassification
 from agentrl.errors import ConfigError, DataError
 from agentrl.training.attention import attention_arguments
 from agentrl.training.packed_model import PackedModel, load_pretrained
-from agentrl.training.packing import Family, Packed
+from agentrl.training.packing import Packed
+from agentrl.training.prefixes import ROOT, Span
 
 __all__ = ["ScoreModel", "load_score_model"]
 
@@ -108,7 +109,7 @@ def _check_score(model: ScoreModel, setting: str, path: str) -> None:
     """Compares trunk, head and last token with the model's own answer."""
     text = model.config.get_text_config()
     ids = torch.tensor([token for token in range(8) if token != text.pad_token_id][:4]) % int(text.vocab_size)
-    arguments = attention_arguments(model.attention, [Family(0, (4,))], ids.device)
+    arguments = attention_arguments(model.attention, [Span(ROOT, 0, 4)], ids.device)
     places = torch.arange(4)[None]
     own = model.hf(input_ids=ids[None], position_ids=places, use_cache=False, **arguments).logits[0, 0]
     trunk = model.hf.base_model(  # type: ignore[operator]

@@ -22,13 +22,13 @@ ROWS = torch.tensor([3, 40, 40, 17, 3])
 def whole_row() -> Packed:
     batch = make_batch()
     (plan,) = partition(batch.lengths, batch.group[batch.trajectory], seed=0, layout=layout(1, 1000))
-    (row,) = micro_batches(shards(batch, plan)[0], torch.device("cpu"), share_prompts=True)
+    (row,) = micro_batches(shards(batch, plan)[0], torch.device("cpu"), share_prefixes=True)
     return row
 
 
 def whole_trunk(model: PolicyModel, row: Packed) -> Tensor:
     """The last hidden states of every position."""
-    arguments = attention_arguments(model.attention, row.families, row.token_ids.device)
+    arguments = attention_arguments(model.attention, row.spans, row.token_ids.device)
     trunk: Any = model.hf.base_model
     hidden: Tensor = trunk(
         input_ids=row.token_ids[None], position_ids=row.positions[None], use_cache=False, **arguments

@@ -1,0 +1,72 @@
+"""What the samples of a row begin with alike, found as a forest of spans.
+
+Siblings share their prompt, and often a whole turn; where a template rewrites history, a trajectory's next sample
+begins as the one before it. Attention is causal, so tokens with the same past have the same hidden states and logprobs,
+and a row needs them once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["ROOT", "Span", "shared_spans"]
+
+ROOT = -1
+"""The parent of a span that begins a sample."""
+
+LEAST_SAVED = 16
+"""Tokens that sharing a span must save: below, one more call of attention costs more than the tokens."""
+
+
+class Span(NamedTuple):
+    """Tokens ``first`` .. ``first + size - 1`` of each sample whose path it is on.
+
+    Args:
+        parent: the span that lies before it, by its index; ``ROOT`` where ``first`` is 0.
+        first: tokens before it.
+        size: at least 1.
+    """
+
+    parent: int
+    first: int
+    size: int
+
+
+def shared_spans(samples: Sequence[npt.NDArray[np.int32]]) -> tuple[list[Span], list[tuple[int, ...]]]:
+    """The spans of several samples, each after its parent, and each sample's path: the spans that make it up, in order.
+
+    Args:
+        samples: ``[n]`` token ids each, at least one token; they may be equal, or begin with one another.
+    """
+    keys = [sample.astype(">i4").tobytes() for sample in samples]  # bytes in the order of the ids
+    order = sorted(range(len(samples)), key=keys.__getitem__)
+    alike = [_common(samples[one], samples[other]) for one, other in itertools.pairwise(order)]
+    spans: list[Span] = []
+    paths: list[tuple[int, ...]] = [()] * len(samples)
+    # ranges of ``order`` whose samples are alike at least up to ``first``, with their path up to there
+    waiting: list[tuple[int, int, int, tuple[int, ...]]] = [(0, len(order), 0, ())]
+    while waiting:
+        low, high, first, path = waiting.pop()
+        number = high - low
+        end = min(alike[low : high - 1]) if number > 1 else samples[order[low]].size
+        if end > first and (number == 1 or (number - 1) * (end - first) >= LEAST_SAVED):
+            spans.append(Span(path[-1] if path else ROOT, first, end - first))
+            path, first = (*path, len(spans) - 1), end
+        if number == 1:
+            paths[order[low]] = path
+            continue
+        cuts = [low, *(place + 1 for place in range(low, high - 1) if alike[place] == end), high]
+        waiting += [(cut, next_cut, first, path) for cut, next_cut in itertools.pairwise(cuts)]
+    return spans, paths
+
+
+def _common(one: npt.NDArray[np.int32], other: npt.NDArray[np.int32]) -> int:
+    """How many tokens both begin with."""
+    size = min(one.size, other.size)
+    differ = np.flatnonzero(one[:size] != other[:size])
+    return int(differ[0]) if differ.size else size

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from agentrl.errors import EngineError
 from agentrl.render import Renderer
@@ -28,7 +30,7 @@ from agentrl.types import (
     seed_for,
 )
 
-__all__ = ["MadeTurn", "ReadyTurn", "TurnMaker"]
+__all__ = ["MadeTurn", "ReadyTurn", "TurnMaker", "renumbered"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,6 +68,9 @@ class TurnMaker:
         parts: engine, renderer and parser.
         builder: where turns are recorded.
         sampling: how tokens are drawn.
+
+    Attributes:
+        num_calls: of the engine so far, which is the next one's number.
     """
 
     def __init__(self, parts: EpisodeParts, builder: TrajectoryBuilder, sampling: SamplingParams) -> None:
@@ -73,7 +78,7 @@ class TurnMaker:
         self.builder = builder
         self.sampling = sampling
         self._sessions = {builder.key.session_id}
-        self._num_calls = 0
+        self.num_calls = 0
         self._last_ready: ReadyTurn | None = None
 
     def head(self) -> Head:
@@ -123,6 +128,7 @@ class TurnMaker:
         agent: str = "main",
         sampling: SamplingParams | None = None,
         unique_call_ids: bool = False,
+        on_tokens: Callable[[npt.NDArray[np.int32], npt.NDArray[np.float32]], None] | None = None,
     ) -> MadeTurn | None:
         """Generates and records a turn; None where its request was aborted.
 
@@ -131,13 +137,14 @@ class TurnMaker:
             agent: whose it is.
             sampling: how tokens are drawn; the episode's own by default.
             unique_call_ids: ids of calls differ over the whole episode, not within the turn alone.
+            on_tokens: see ``GenerateRequest.on_tokens``.
 
         Raises:
             EngineError: the engine failed, or broke the golden rule.
         """
-        number, self._num_calls, self._last_ready = self._num_calls, self._num_calls + 1, ready
+        number, self.num_calls, self._last_ready = self.num_calls, self.num_calls + 1, ready
         chosen = sampling or self.sampling
-        request = self._request(ready, agent, chosen, number)
+        request = replace(self._request(ready, agent, chosen, number), on_tokens=on_tokens)
         if ready.head.parent is not None and self.parts.renderer is not None:
             assert_prefix(request, ready.head.ids)
         start = time.monotonic()
@@ -150,7 +157,7 @@ class TurnMaker:
             return None
         text, parsed = self._read(completion, ready.tools)
         if unique_call_ids:
-            parsed = _renumbered(parsed, number)
+            parsed = renumbered(parsed, number)
         head = self.builder.add_turn(
             ready.head,
             observed=ready.observed,
@@ -238,7 +245,7 @@ class TurnMaker:
         )
 
 
-def _renumbered(parsed: ParsedMessage, number: int) -> ParsedMessage:
+def renumbered(parsed: ParsedMessage, number: int) -> ParsedMessage:
     """The message with the call's number in front of its calls' own (``call_0`` becomes ``call_7_0``)."""
 
     def renamed(call_id: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -78,3 +79,24 @@ async def serving(
             yield Serving(server, engine, url, http, kept)
     finally:
         await server.close()
+
+
+def answer(message: Any, *results: str) -> list[dict[str, Any]]:
+    """The assistant's message as the client dumps it, and what its calls gave."""
+    given = zip(message.tool_calls or [], results, strict=True)
+    tools = [{"role": "tool", "tool_call_id": made.id, "content": result} for made, result in given]
+    return [message.model_dump(exclude_none=True), *tools]
+
+
+def assert_true(trajectory: Trajectory, engine: Any) -> None:
+    """Every turn's sequence is what the engine was given and made, by the engine's own account of its requests."""
+    given = [request.token_ids.tolist() for request in engine.requests]
+    for turn in trajectory.turns:
+        sequence = trajectory.sequence(turn.index).tolist()
+        made = sum(len(segment) for segment in turn.completion)
+        assert sequence[: len(sequence) - made] in given
+
+
+async def ended(served: Any) -> None:
+    while not served.kept:
+        await asyncio.sleep(0.01)

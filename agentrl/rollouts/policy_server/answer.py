@@ -1,61 +1,85 @@
-"""A turn as the answer to a chat completion: whole, or as server-sent events.
-
-An engine gives a completion when it is finished, so the events of a stream come together, when the turn is made.
-"""
+"""A turn as the answer to a chat completion: whole, or as server-sent events."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from agentrl.llm import to_wire
-from agentrl.rollouts.policy_server.request import ChatRequest
+from agentrl.rollouts.policy_server.request import ChatRequest, Refusal
+from agentrl.rollouts.policy_server.telling import Telling
 from agentrl.rollouts.turns import MadeTurn
 
-__all__ = ["completion_body", "completion_events"]
+__all__ = ["Answer"]
 
 
-def completion_body(made: MadeTurn, request: ChatRequest, *, completion_id: str, created: int) -> dict[str, Any]:
-    """The ``chat.completion`` object.
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How the answer to one request is written.
 
     Args:
-        made: the turn.
-        request: what it answers.
+        request: what is answered.
         completion_id: unique among the answers.
         created: seconds since the epoch.
     """
-    message = to_wire(made.action.message, reasoning=True)
-    return {
-        "id": completion_id,
-        "object": "chat.completion",
-        "created": created,
-        "model": request.model,
-        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": _finish_reason(made)}],
-        "usage": _usage(made),
-    }
+
+    request: ChatRequest
+    completion_id: str
+    created: int
+
+    def body(self, made: MadeTurn, telling: Telling) -> dict[str, Any]:
+        """The ``chat.completion`` object."""
+        choice = {
+            "index": 0,
+            "message": to_wire(made.action.message, reasoning=True),
+            "logprobs": self._listed(telling.logprobs(made)),
+            "finish_reason": _finish_reason(made),
+        }
+        return {**self._head("chat.completion"), "choices": [choice], "usage": _usage(made)}
+
+    async def events(self, making: asyncio.Future[MadeTurn], telling: Telling) -> AsyncIterator[str]:
+        """The ``chat.completion.chunk`` events as there is something to tell, ``[DONE]`` last.
+
+        A turn that is given up once it has begun ends with an ``error`` event, without ``[DONE]``.
+        """
+        try:
+            yield self._chunk({"role": "assistant", "content": ""})
+            while not making.done():
+                for delta in telling.deltas():
+                    yield self._chunk(delta, telling.logprobs())
+                await telling.wait(making)
+            made = making.result()
+        except Refusal as refusal:
+            yield _event(refusal.body())
+            return
+        finally:
+            making.cancel()  # the client is gone
+        for delta in telling.rest(made):
+            yield self._chunk(delta, telling.logprobs())
+        yield self._chunk({}, telling.logprobs(made), _finish_reason(made))
+        if self.request.stream_usage:
+            yield _event({**self._head("chat.completion.chunk"), "choices": [], "usage": _usage(made)})
+        yield "data: [DONE]\n\n"
+
+    def _chunk(
+        self, delta: dict[str, Any], logprobs: Sequence[dict[str, Any]] = (), finish_reason: str | None = None
+    ) -> str:
+        listed = self._listed(logprobs) if logprobs else None
+        choice = {"index": 0, "delta": delta, "logprobs": listed, "finish_reason": finish_reason}
+        return _event({**self._head("chat.completion.chunk"), "choices": [choice]})
+
+    def _listed(self, logprobs: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+        return {"content": list(logprobs), "refusal": None} if self.request.logprobs else None
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.completion_id, "object": kind, "created": self.created, "model": self.request.model}
 
 
-def completion_events(made: MadeTurn, request: ChatRequest, *, completion_id: str, created: int) -> Iterator[str]:
-    """The same as ``chat.completion.chunk`` events, ``[DONE]`` last."""
-    message = to_wire(made.action.message, reasoning=True)
-    calls = [{"index": index, **call} for index, call in enumerate(message.get("tool_calls", []))]
-    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
-    if message.get("reasoning_content"):
-        deltas.append({"reasoning_content": message["reasoning_content"]})
-    if message["content"]:
-        deltas.append({"content": message["content"]})
-    deltas += [{"tool_calls": [call]} for call in calls]
-    choices: list[dict[str, Any]]
-    choices = [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": None} for delta in deltas]
-    choices.append({"index": 0, "delta": {}, "logprobs": None, "finish_reason": _finish_reason(made)})
-    head = {"id": completion_id, "object": "chat.completion.chunk", "created": created, "model": request.model}
-    chunks: list[dict[str, Any]] = [{**head, "choices": [choice]} for choice in choices]
-    if request.stream_usage:
-        chunks.append({**head, "choices": [], "usage": _usage(made)})
-    for chunk in chunks:
-        yield f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
-    yield "data: [DONE]\n\n"
+def _event(body: dict[str, Any]) -> str:
+    return f"data: {json.dumps(body)}\n\n"  # in ASCII: some clients end a line at U+2028
 
 
 def _finish_reason(made: MadeTurn) -> str:

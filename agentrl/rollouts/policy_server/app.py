@@ -6,22 +6,23 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol, TypeAlias
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from agentrl.rollouts.policy_server.answer import completion_body, completion_events
+from agentrl.rollouts.policy_server.answer import Answer
 from agentrl.rollouts.policy_server.request import ChatRequest, Refusal, parse_request
 from agentrl.rollouts.policy_server.served import ServedEpisode
+from agentrl.rollouts.policy_server.telling import Telling
 from agentrl.rollouts.turns import MadeTurn
 from agentrl.types import EngineInfo
 
 __all__ = ["Desk", "make_app"]
 
 
-_Complete: TypeAlias = Callable[[ChatRequest, Callable[[], Awaitable[object]]], Awaitable[MadeTurn]]
+_Complete: TypeAlias = Callable[[ChatRequest, Callable[[], Awaitable[object]], Telling], Coroutine[Any, Any, MadeTurn]]
 
 
 class Desk(Protocol):
@@ -40,7 +41,9 @@ class Desk(Protocol):
         """An open episode."""
         ...
 
-    async def complete_alone(self, request: ChatRequest, gone: Callable[[], Awaitable[object]]) -> MadeTurn:
+    async def complete_alone(
+        self, request: ChatRequest, gone: Callable[[], Awaitable[object]], telling: Telling
+    ) -> MadeTurn:
         """A turn for a request that belongs to no episode.
 
         Raises:
@@ -126,12 +129,19 @@ def _found(desk: Desk, episode_id: str) -> ServedEpisode:
 
 async def _complete(complete: _Complete, request: Request) -> Response:
     asked = parse_request(await _json(request))
-    made = await complete(asked, _gone(request))
-    answer_id, created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
-    if asked.stream:
-        events: Iterator[str] = completion_events(made, asked, completion_id=answer_id, created=created)
-        return StreamingResponse(events, media_type="text/event-stream")
-    return JSONResponse(completion_body(made, asked, completion_id=answer_id, created=created))
+    answer, telling = Answer(asked, f"chatcmpl-{uuid.uuid4().hex}", int(time.time())), Telling(asked)
+    making = asyncio.create_task(complete(asked, _gone(request), telling))
+    try:
+        await (telling.wait(making) if asked.stream else asyncio.wait([making]))
+        if not asked.stream:
+            body = answer.body(making.result(), telling)
+            return Response(json.dumps(body), media_type="application/json")  # in ASCII: arguments may hold half a pair
+        if making.done():
+            making.result()  # what is refused before there is a token has its own status
+    except asyncio.CancelledError:
+        making.cancel()
+        raise
+    return StreamingResponse(answer.events(making, telling), media_type="text/event-stream")
 
 
 def _gone(request: Request) -> Callable[[], Awaitable[object]]:

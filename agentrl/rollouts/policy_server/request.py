@@ -17,12 +17,12 @@ __all__ = ["ChatRequest", "Refusal", "parse_request"]
 
 _OF_NO_EFFECT = frozenset({"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"})
 _TAKEN = frozenset(
-    {"model", "messages", "tools", "max_tokens", "max_completion_tokens", "stop", "stream", "stream_options"}
+    {"model", "messages", "tools", "max_tokens", "max_completion_tokens", "stop"}
+    | {"stream", "stream_options", "logprobs"}
 )
 _SAMPLING = frozenset({"temperature", "top_p", "seed"})
 _ONLY = {
     "n": (1,),
-    "logprobs": (False,),
     "top_logprobs": (0,),
     "tool_choice": ("auto",),
     "parallel_tool_calls": (True,),
@@ -64,6 +64,7 @@ class ChatRequest:
         max_tokens: at most so many are sampled; None leaves it to the limits.
         stop: strings that end the completion.
         sampling: what the client would have liked of ``temperature``, ``top_p`` and ``seed``.
+        logprobs: name each sampled token with its logprob.
         stream: answer in server-sent events.
         stream_usage: send the token counts there too.
         model: the name that the client used.
@@ -74,6 +75,7 @@ class ChatRequest:
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     sampling: Mapping[str, float] | None = None
+    logprobs: bool = False
     stream: bool = False
     stream_usage: bool = False
     model: str = ""
@@ -109,6 +111,7 @@ def parse_request(body: Any) -> ChatRequest:
         max_tokens=_max_tokens(given),
         stop=_texts("stop", (stop,) if isinstance(stop, str) else tuple(stop)),
         sampling={name: _number(name, given[name]) for name in _SAMPLING & given.keys()},
+        logprobs=_flag("logprobs", given.get("logprobs", False)),
         stream=_flag("stream", given.get("stream", False)),
         stream_usage=isinstance(options, Mapping) and options.get("include_usage") is True,
         model=str(given.get("model", "")),

@@ -13,6 +13,7 @@ from agentrl.llm import CONTEXT_EXCEEDED
 from agentrl.rollouts.deadline import LimitSpentError, within
 from agentrl.rollouts.policy_server.history import Histories, Place
 from agentrl.rollouts.policy_server.request import ChatRequest, Refusal
+from agentrl.rollouts.policy_server.telling import Telling
 from agentrl.rollouts.turns import MadeTurn, ReadyTurn, TurnMaker
 from agentrl.types import CallRecord, Message, SamplingParams, Status, ToolResult
 
@@ -49,17 +50,25 @@ class ServedEpisode:
         """Turns that were made."""
         return len(self._turns.builder.turns)
 
-    async def complete(self, request: ChatRequest, gone: Callable[[], Awaitable[object]] | None = None) -> MadeTurn:
+    async def complete(
+        self,
+        request: ChatRequest,
+        gone: Callable[[], Awaitable[object]] | None = None,
+        telling: Telling | None = None,
+    ) -> MadeTurn:
         """The policy's turn.
 
         Args:
             request: what is asked.
             gone: returns when nobody waits for the answer any more; the turn is then given up, and not recorded.
+            telling: follows the turn while it is made.
 
         Raises:
             Refusal: there is no such turn; the episode may have ended by it.
         """
         self._check_open()
+        if request.logprobs and self._turns.parts.renderer is None:
+            raise Refusal(400, "invalid_request", "logprobs must be false here: the engine gives no token ids")
         place, observed = self._histories.find(request.messages, request.tools)
         ready = self._ready(place, observed, request)
         if self.num_turns + len(self._making) >= (most := self._turns.parts.spec.limits.max_turns):
@@ -70,7 +79,7 @@ class ServedEpisode:
             place.taken = True
             self._answer_calls(place, observed)
         try:
-            made = await self._make(ready, request, gone)
+            made = await self._make(ready, request, gone, telling)
         finally:
             self._last_active = time.monotonic()
         self.no_room = None
@@ -180,10 +189,14 @@ class ServedEpisode:
         )
 
     async def _make(
-        self, ready: ReadyTurn, request: ChatRequest, gone: Callable[[], Awaitable[object]] | None
+        self,
+        ready: ReadyTurn,
+        request: ChatRequest,
+        gone: Callable[[], Awaitable[object]] | None,
+        telling: Telling | None,
     ) -> MadeTurn:
         """Generates until the turn is made, the episode ends, or nobody waits any more."""
-        making = asyncio.create_task(self._generate(ready, request))
+        making = asyncio.create_task(self._generate(ready, request, telling))
         self._making.add(making)
         leaving = None if gone is None else asyncio.ensure_future(gone())
         waited_for: set[asyncio.Future[object]] = {making, self._end}  # type: ignore[arg-type]
@@ -203,11 +216,17 @@ class ServedEpisode:
                 await asyncio.wait([making])
             self._making.discard(making)
 
-    async def _generate(self, ready: ReadyTurn, request: ChatRequest) -> MadeTurn:
-        timeout_s = self._turns.parts.spec.limits.turn_timeout_s
+    async def _generate(self, ready: ReadyTurn, request: ChatRequest, telling: Telling | None) -> MadeTurn:
+        turns, timeout_s = self._turns, self._turns.parts.spec.limits.turn_timeout_s
+        sampling = self._sampling(request)
         try:
             async with within(timeout_s, "turn_timeout"):
-                made = await self._turns.make(ready, sampling=self._sampling(request), unique_call_ids=True)
+                if telling is not None:
+                    telling.begin(turns.parts, ready, turns.num_calls, sampling.stop)
+                listener = telling.hear if telling is not None and request.stream else None
+                made = await turns.make(ready, sampling=sampling, unique_call_ids=True, on_tokens=listener)
+            if made is not None and telling is not None:
+                telling.hold_against(made.completion)
         except LimitSpentError as spent:
             self._settle(Status("truncated", str(spent)))
             raise Refusal(410, "turn_timeout", f"the turn took longer than {timeout_s:g} s") from None

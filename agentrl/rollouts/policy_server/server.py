@@ -12,6 +12,7 @@ from agentrl.errors import MachineError
 from agentrl.rollouts.engine import RolloutEngine
 from agentrl.rollouts.policy_server.request import ChatRequest, Refusal
 from agentrl.rollouts.policy_server.served import ServedEpisode
+from agentrl.rollouts.policy_server.telling import Telling
 from agentrl.rollouts.turns import MadeTurn
 from agentrl.types import EngineInfo
 
@@ -154,7 +155,9 @@ class PolicyServer:
         """See ``Desk.find``."""
         return self._episodes.get(episode_id)
 
-    async def complete_alone(self, request: ChatRequest, gone: Callable[[], Awaitable[object]]) -> MadeTurn:
+    async def complete_alone(
+        self, request: ChatRequest, gone: Callable[[], Awaitable[object]], telling: Telling
+    ) -> MadeTurn:
         """See ``Desk.complete_alone``: a program has an episode."""
         raise Refusal(401, "no_such_episode", "this endpoint serves episodes; use OPENAI_BASE_URL and OPENAI_API_KEY")
 

@@ -16,6 +16,7 @@ from agentrl.rollouts.policy_server.player import ServedPlayer
 from agentrl.rollouts.policy_server.request import ChatRequest, Refusal
 from agentrl.rollouts.policy_server.served import ServedEpisode
 from agentrl.rollouts.policy_server.server import PolicyServer
+from agentrl.rollouts.policy_server.telling import Telling
 from agentrl.rollouts.spec import EpisodeKey
 from agentrl.rollouts.turns import MadeTurn, TurnMaker
 from agentrl.types import Task, Trajectory
@@ -114,13 +115,15 @@ class StandingServer(PolicyServer):
             "policy_tokens": trajectory.num_policy_tokens,
         }
 
-    async def complete_alone(self, request: ChatRequest, gone: Callable[[], Awaitable[object]]) -> MadeTurn:
+    async def complete_alone(
+        self, request: ChatRequest, gone: Callable[[], Awaitable[object]], telling: Telling
+    ) -> MadeTurn:
         """See ``Desk.complete_alone``: drawn as the request asks, and kept nowhere."""
         number = next(self._numbers)
         builder = TrajectoryBuilder(EpisodeKey(number, 0, 0, "eval", "alone"), Task(f"alone-{number}"))
         turns = TurnMaker(self._parts, builder, self._parts.spec.sampling)
         try:
-            return await ServedEpisode(turns, obey_sampling=True).complete(request, gone)
+            return await ServedEpisode(turns, obey_sampling=True).complete(request, gone, telling)
         finally:
             await turns.release()
 

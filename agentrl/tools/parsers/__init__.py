@@ -10,6 +10,7 @@ from agentrl.tools.parsers.harmony import HarmonyParser
 from agentrl.tools.parsers.hermes import HermesParser
 from agentrl.tools.parsers.llama import LlamaParser
 from agentrl.tools.parsers.plain import PlainParser
+from agentrl.tools.parsers.settled import MarkedFormat, Marks, settled
 
 __all__ = [
     "DeepSeekParser",
@@ -17,8 +18,11 @@ __all__ = [
     "HarmonyParser",
     "HermesParser",
     "LlamaParser",
+    "MarkedFormat",
+    "Marks",
     "PlainParser",
     "ToolCallParser",
     "load_parser",
     "parser_for",
+    "settled",
 ]

@@ -11,20 +11,23 @@ from collections.abc import Sequence
 
 from agentrl.tools.parsers.reading import Reading, whole_json
 from agentrl.tools.parsers.reasoning import split_reasoning
+from agentrl.tools.parsers.settled import Marks
 from agentrl.tools.parsers.strict_json import JSONFault
 from agentrl.types import ParsedMessage, ToolSpec
 
 __all__ = ["DeepSeekParser"]
 
 _OPEN, _CLOSE, _SEP = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
-_BLOCK = re.compile("<｜tool▁calls▁(?:begin|end)｜>")
-_MARK = re.compile(f"{re.escape(_OPEN)}|{re.escape(_CLOSE)}|{_BLOCK.pattern}")
+_BLOCKS = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+_MARK = re.compile("|".join(map(re.escape, (_OPEN, _CLOSE, *_BLOCKS))))
 _FORM = f"{_OPEN}function{_SEP}NAME\\n```json\\n{{...}}\\n```{_CLOSE}"
 _FENCED = re.compile(r"\s*```(?:json)?[ \t]*\n?(.*?)\n?[ \t]*```\s*\Z", re.DOTALL)
 
 
 class DeepSeekParser:
     """Reads the calls between ``<｜tool▁calls▁begin｜>`` and ``<｜tool▁calls▁end｜>``, or without these two."""
+
+    marks = Marks(opens=(_OPEN,), closes=(_CLOSE,), others=_BLOCKS)
 
     def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
         """The assistant's message; see ToolCallParser."""

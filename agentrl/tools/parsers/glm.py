@@ -12,6 +12,7 @@ from typing import Any
 
 from agentrl.tools.parsers.reading import Reading, whole_json
 from agentrl.tools.parsers.reasoning import split_reasoning
+from agentrl.tools.parsers.settled import Marks
 from agentrl.tools.parsers.strict_json import JSONFault
 from agentrl.types import ParsedMessage, ToolSpec
 
@@ -26,6 +27,8 @@ _TAG = re.compile(r"</?tool_call>")
 
 class GLMParser:
     """Reads ``<tool_call>`` blocks of key and value pairs."""
+
+    marks = Marks(opens=(_OPEN,), closes=(_CLOSE,))
 
     def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
         """The assistant's message; see ToolCallParser."""

@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 
 from agentrl.tools.parsers.reading import Reading, whole_json
+from agentrl.tools.parsers.settled import Marks
 from agentrl.tools.parsers.strict_json import JSONFault
 from agentrl.types import ParsedMessage, ToolSpec
 
@@ -25,6 +26,10 @@ _FORM = "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{..
 
 class HarmonyParser:
     """Reads the messages of a turn. Text without any header is content, and a second call a problem."""
+
+    marks = Marks(
+        opens=(_START, "<|channel|>", " to="), closes=(_MESSAGE,), others=("<|end|>", "<|call|>", "<|return|>")
+    )
 
     def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
         """The assistant's message; see ToolCallParser."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from agentrl.tools.parsers.reading import Reading
 from agentrl.tools.parsers.reasoning import split_reasoning
+from agentrl.tools.parsers.settled import Marks
 from agentrl.tools.parsers.strict_json import JSONFault, read_json
 from agentrl.types import ParsedMessage, ToolSpec
 
@@ -22,6 +23,8 @@ _FORM = '{"name": "...", "arguments": {...}}'
 
 class HermesParser:
     """Reads ``<tool_call>`` blocks. JSON is read strictly: what another server would refuse is a problem here too."""
+
+    marks = Marks(opens=(_OPEN,), closes=(_CLOSE,))
 
     def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
         """The assistant's message; see ToolCallParser.

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from agentrl.tools.parsers.reading import Reading
 from agentrl.tools.parsers.reasoning import split_reasoning
+from agentrl.tools.parsers.settled import Marks
 from agentrl.tools.parsers.strict_json import JSONFault, read_json
 from agentrl.types import ParsedMessage, ToolSpec
 
@@ -27,6 +28,8 @@ _BETWEEN = re.compile(r"[\s;,]*")
 class LlamaParser:
     """Reads JSON calls where the text begins with one, after ``<|python_tag|>``, and wherever an object opens with
     ``"name":`` or the like. One call a turn is run; any other is a problem that says so."""
+
+    marks = Marks(opens=("{", _TAG))
 
     def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
         """The assistant's message; see ToolCallParser."""

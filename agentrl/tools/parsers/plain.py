@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agentrl.tools.parsers.reasoning import split_reasoning
+from agentrl.tools.parsers.settled import Marks
 from agentrl.types import Message, ParsedMessage, ToolSpec
 
 __all__ = ["PlainParser"]
@@ -12,6 +13,8 @@ __all__ = ["PlainParser"]
 
 class PlainParser:
     """Finds no calls; only a leading ``<think>`` block is set apart."""
+
+    marks = Marks()
 
     def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
         """The text as an assistant's message."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["split_reasoning"]
+__all__ = ["THOUGHTS_CLOSE", "THOUGHTS_OPEN", "split_reasoning"]
 
-_OPEN, _CLOSE = "<think>", "</think>"
+THOUGHTS_OPEN, THOUGHTS_CLOSE = "<think>", "</think>"
 
 
 def split_reasoning(text: str, *, before: str | None = None) -> tuple[str | None, str]:
@@ -21,11 +21,11 @@ def split_reasoning(text: str, *, before: str | None = None) -> tuple[str | None
         The thoughts without their tags, None where there are none; and what follows them.
     """
     stripped = text.lstrip()
-    if stripped.startswith(_OPEN):
-        thoughts, _, rest = stripped.removeprefix(_OPEN).partition(_CLOSE)
+    if stripped.startswith(THOUGHTS_OPEN):
+        thoughts, _, rest = stripped.removeprefix(THOUGHTS_OPEN).partition(THOUGHTS_CLOSE)
         return thoughts.strip(), rest
     limit = text.find(before) if before is not None else -1
-    end = text.find(_CLOSE, 0, limit if limit >= 0 else len(text))
+    end = text.find(THOUGHTS_CLOSE, 0, limit if limit >= 0 else len(text))
     if end < 0:
         return None, text
-    return text[:end].strip(), text[end + len(_CLOSE) :]
+    return text[:end].strip(), text[end + len(THOUGHTS_CLOSE) :]

@@ -53,6 +53,11 @@ def test_true_is_a_flag_and_false_is_left_out() -> None:
     assert "--disable-cuda-graph" not in command
 
 
+def test_an_idle_server_takes_no_core_unless_it_is_told_to() -> None:
+    assert "--sleep-on-idle" in words()
+    assert "--sleep-on-idle" not in words(server_args={"sleep-on-idle": False})
+
+
 def test_the_tokenizer_is_loaded_for_stop_strings_alone() -> None:
     assert "--skip-tokenizer-init" in words()
     assert "--skip-tokenizer-init" not in words(stop_strings=True)

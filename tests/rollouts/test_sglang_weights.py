@@ -50,32 +50,32 @@ def digest(*parts: np.ndarray) -> str:
 
 
 def padded(value: np.ndarray, rows: int) -> np.ndarray:
-    return np.concatenate([value, np.zeros((rows - value.shape[0], value.shape[1]), dtype=value.dtype)])
+    return np.concatenate([value, np.zeros((rows - value.shape[0], *value.shape[1:]), dtype=value.dtype)])
 
 
 def served(values: dict[str, np.ndarray], rank: int = 0, ranks: int = 1) -> dict[str, str]:
-    """What a server has: fused, cut over ranks, the vocabulary padded to 64 rows a multiple."""
+    """What a server has: fused, cut over ranks, the vocabulary padded to 64 rows a multiple, the MLP to 32 a rank."""
 
-    def rows(name: str, of: int = ranks, at: int = rank) -> np.ndarray:
+    def rows(name: str) -> np.ndarray:
         value = values[f"{LAYER}.{name}"]
-        each = value.shape[0] // of
-        return value[at * each : (at + 1) * each]
+        each = value.shape[0] // ranks
+        return value[at(each)]
 
-    def columns(name: str) -> np.ndarray:
-        value = values[f"{LAYER}.{name}"]
-        each = value.shape[1] // ranks
-        return value[:, rank * each : (rank + 1) * each]
+    def wide(name: str) -> np.ndarray:
+        return padded(values[f"{LAYER}.mlp.{name}"], 32 * ranks)[at(32)]
 
-    vocabulary = padded(values["model.embed_tokens.weight"], 128)
-    each = 128 // ranks
+    def at(each: int) -> slice:
+        return slice(rank * each, (rank + 1) * each)
+
     heads = [f"self_attn.{part}_proj" for part in "qkv"]
+    down = padded(values[f"{LAYER}.mlp.down_proj.weight"].T, 32 * ranks)
     return {
-        "model.embed_tokens.weight": digest(vocabulary[rank * each : (rank + 1) * each]),
+        "model.embed_tokens.weight": digest(padded(values["model.embed_tokens.weight"], 128)[at(128 // ranks)]),
         f"{LAYER}.self_attn.qkv_proj.weight": digest(*(rows(f"{head}.weight") for head in heads)),
         f"{LAYER}.self_attn.qkv_proj.bias": digest(*(rows(f"{head}.bias") for head in heads)),
-        f"{LAYER}.self_attn.o_proj.weight": digest(columns("self_attn.o_proj.weight")),
-        f"{LAYER}.mlp.gate_up_proj.weight": digest(rows("mlp.gate_proj.weight"), rows("mlp.up_proj.weight")),
-        f"{LAYER}.mlp.down_proj.weight": digest(columns("mlp.down_proj.weight")),
+        f"{LAYER}.self_attn.o_proj.weight": digest(values[f"{LAYER}.self_attn.o_proj.weight"][:, at(8 // ranks)]),
+        f"{LAYER}.mlp.gate_up_proj.weight": digest(wide("gate_proj.weight"), wide("up_proj.weight")),
+        f"{LAYER}.mlp.down_proj.weight": digest(down[at(32)].T),
         "model.norm.weight": digest(values["model.norm.weight"]),
     }
 
@@ -88,10 +88,19 @@ def test_a_server_with_the_right_weights_has_the_right_digests(
     assert differing(arrays, answer, num_kv_heads=2) == ([], 7 * ranks)
 
 
-def test_ranks_beyond_the_kv_heads_share_them(values: dict[str, np.ndarray], arrays: dict[str, WeightArray]) -> None:
-    q, k, v = (values[f"{LAYER}.self_attn.{part}_proj.weight"] for part in "qkv")
-    answer = [{f"{LAYER}.self_attn.qkv_proj.weight": digest(q[4 * rank : 4 * rank + 4], k, v)} for rank in range(2)]
+def test_ranks_beyond_the_kv_heads_hold_zeros(values: dict[str, np.ndarray], arrays: dict[str, WeightArray]) -> None:
+    qkv = [values[f"{LAYER}.self_attn.{part}_proj.weight"] for part in "qkv"]
+    name = f"{LAYER}.self_attn.qkv_proj.weight"
+    answer = [{name: digest(*qkv)}, {name: digest(*(np.zeros_like(part) for part in qkv))}]
     assert differing(arrays, answer, num_kv_heads=1) == ([], 2)
+
+
+def test_a_vocabulary_is_padded_until_the_ranks_can_share_it(
+    values: dict[str, np.ndarray], arrays: dict[str, WeightArray]
+) -> None:
+    name = "model.embed_tokens.weight"  # 65 rows: 128 do not go into 3 ranks, 192 do
+    answer = [{name: digest(padded(values[name], 192)[64 * rank : 64 * rank + 64])} for rank in range(3)]
+    assert differing(arrays, answer, num_kv_heads=2) == ([], 3)
 
 
 def test_one_wrong_bit_is_found(values: dict[str, np.ndarray], arrays: dict[str, WeightArray]) -> None:

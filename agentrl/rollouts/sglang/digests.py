@@ -3,12 +3,16 @@
 SGLang (0.5.23, on a CPU) answers ``/weights_checker`` with the first 64 bits of the SHA-256 of each parameter's bytes,
 under its own names, for each tensor-parallel rank. Its parameters are Hugging Face's, some of them fused and each
 rank's cut out of the whole; the digests are therefore known here without asking for a single weight.
+
+On a CPU every size that is cut is first made up with zeros to what the ranks can share: the vocabulary to a multiple of
+64, the MLP's width to 32 a rank, attention to whole KV heads a rank (``configs/update_config.py`` of SGLang).
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +25,13 @@ _FUSED: Mapping[str, tuple[str, ...]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
-_ROWS_CUT = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens", "lm_head")
-"""Cut along the first axis over the ranks; biases as well."""
+_VOCABULARY = ("embed_tokens", "lm_head")
+_HEADS = ("q_proj", "k_proj", "v_proj", "o_proj")
+_MLP = ("gate_proj", "up_proj", "down_proj")
 _COLUMNS_CUT = ("o_proj", "down_proj")
-"""Cut along the second axis; their biases are whole on each rank."""
+"""Cut along the second axis, and their biases not at all; everything else along the first, biases as well."""
 _VOCAB_PADDING = 64
+_MLP_PADDING = 32
 
 
 def differing(
@@ -36,7 +42,7 @@ def differing(
     Args:
         weights: by Hugging Face name.
         ranks: the server's digests by its own names, for each tensor-parallel rank.
-        num_kv_heads: of the model; with more ranks than these, several ranks hold the same one.
+        num_kv_heads: of the model.
 
     Returns:
         The server's names whose digest is another, or which are not made of ``weights`` alone; and how many were
@@ -84,27 +90,28 @@ def _digest(parts: Sequence[WeightArray], rank: int, num_ranks: int, num_kv_head
     return sha.digest()[:8].hex()
 
 
-def _shard(array: WeightArray, rank: int, num_ranks: int, num_kv_heads: int) -> npt.NDArray[np.uint8]:
-    """The bytes that one rank holds."""
-    if num_ranks == 1 and not _is_vocabulary(array.name):
-        return array.data
-    kind = array.name.split(".")[-2]
-    rows = array.data.reshape(array.shape[0], -1)
-    if _is_vocabulary(array.name):
-        padded = -(-array.shape[0] // _VOCAB_PADDING) * _VOCAB_PADDING
-        each = padded // num_ranks
-        own = rows[rank * each : (rank + 1) * each]
-        return np.concatenate([own, np.zeros((each - own.shape[0], rows.shape[1]), dtype=np.uint8)])
-    if kind in ("k_proj", "v_proj") and num_ranks > num_kv_heads:
-        rank, num_ranks = rank * num_kv_heads // num_ranks, num_kv_heads
-    if kind in _ROWS_CUT:
-        each = rows.shape[0] // num_ranks
-        return rows[rank * each : (rank + 1) * each]
-    if kind in _COLUMNS_CUT and len(array.shape) > 1:
-        each = rows.shape[1] // num_ranks
-        return rows[:, rank * each : (rank + 1) * each]
-    return array.data
+def _shard(array: WeightArray, rank: int, num_ranks: int, num_kv_heads: int) -> npt.NDArray[Any]:
+    """What one rank holds."""
+    kind = array.name.rpartition(".")[0].rpartition(".")[2]
+    axis = int(kind in _COLUMNS_CUT)
+    if kind not in _VOCABULARY + _HEADS + _MLP or axis >= len(array.shape):
+        return array.bits
+    whole = np.moveaxis(array.bits.reshape(array.shape), axis, 0)
+    each = _rank_size(kind, array.shape[axis], num_ranks, num_kv_heads)
+    own = whole[rank * each : (rank + 1) * each]
+    if short := each - own.shape[0]:
+        own = np.concatenate([own, np.zeros((short, *own.shape[1:]), dtype=own.dtype)])
+    return np.moveaxis(own, 0, axis)
 
 
-def _is_vocabulary(name: str) -> bool:
-    return name.endswith(("embed_tokens.weight", "lm_head.weight"))
+def _rank_size(kind: str, size: int, num_ranks: int, num_kv_heads: int) -> int:
+    """How much of the cut axis each rank holds, what it is made up with included."""
+    if kind in _HEADS:
+        return size // num_kv_heads * -(-num_kv_heads // num_ranks)
+    if kind in _MLP:
+        return _MLP_PADDING * -(-size // (_MLP_PADDING * num_ranks))
+    padded = _VOCAB_PADDING * -(-size // _VOCAB_PADDING)
+    if padded % num_ranks:
+        multiple = _VOCAB_PADDING * num_ranks
+        padded = multiple * -(-size // multiple)
+    return padded // num_ranks

@@ -91,6 +91,7 @@ def server_command(spec: SGLangEngineSpec, *, model: Path, port: int, label: str
         "context-length": spec.context_tokens + SPARE_POSITIONS,
         "weight-version": label,
         "skip-server-warmup": True,
+        "sleep-on-idle": True,  # else the scheduler spins, and takes a core from training
         "skip-tokenizer-init": not spec.stop_strings,
         "tp-size": spec.tp_size if spec.tp_size > 1 else None,
         "max-running-requests": spec.max_running_requests,

@@ -40,10 +40,15 @@ class WeightArray:
     shape: tuple[int, ...]
     data: npt.NDArray[np.uint8]
 
+    @property
+    def bits(self) -> npt.NDArray[np.unsignedinteger[Any]]:
+        """``[elements]``: each number's bits, as an unsigned integer of its width."""
+        return self.data.view(_BITS[self.dtype])
+
 
 def array_checksum(array: WeightArray) -> int:
     """The checksum that trainer and engine compare (docs/controller.md)."""
-    return tensor_checksum(array.data.view(_BITS[array.dtype]))
+    return tensor_checksum(array.bits)
 
 
 def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:

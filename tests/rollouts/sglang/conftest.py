@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,14 @@ import pytest
 import torch
 
 from agentrl.rollouts.sglang import SGLangEngine, SGLangEngineSpec
-from agentrl.rollouts.sglang.launch import ServerProcess, free_port, prepared, server_command, server_environment
+from agentrl.rollouts.sglang.launch import (
+    ServerProcess,
+    free_port,
+    prepared,
+    server_command,
+    server_environment,
+    server_url,
+)
 from agentrl.run.sglang_env import default_python
 from agentrl.training.tiny import build_tiny_model
 from tests.rollouts.sglang.models import CONTEXT, HuggingFace
@@ -71,16 +79,19 @@ def reference(model: Path) -> HuggingFace:
 @pytest.fixture(scope="session")
 def server(python: str, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server that any test may own for a while."""
-    folder = tmp_path_factory.mktemp("server")
-    spec = prepared(
-        SGLangEngineSpec(
-            str(model), str(folder), python=python, context_tokens=CONTEXT, stop_strings=True, kv_tokens=8192
-        )
-    )
+    with running_server(python, model, tmp_path_factory.mktemp("server")) as url:
+        yield url
+
+
+@contextmanager
+def running_server(python: str, model: Path, folder: Path, **settings: Any) -> Iterator[str]:
+    """A server with these settings beside the usual ones; its address."""
+    usual = {"context_tokens": CONTEXT, "stop_strings": True, "kv_tokens": 8192}
+    spec = prepared(SGLangEngineSpec(str(model), str(folder), python=python, **{**usual, **settings}))
     port = free_port()
     command = server_command(spec, model=model, port=port, label="start")
     process = ServerProcess(command, server_environment(spec), folder / "server.log")
-    url = f"http://127.0.0.1:{port}"
+    url = server_url(port)
     try:
         end = time.monotonic() + START_S
         while not _healthy(url):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +16,11 @@ from agentrl.errors import DataError
 
 __all__ = ["Piece", "PieceEncoder", "Source"]
 
-_REMEMBERED_RUNS, _REMEMBERED_CHARACTERS = 4096, 4096  # so many stretches of text, each so long at most
+_REMEMBERED_TEXTS, _REMEMBERED_CHARACTERS = 4096, 4096  # so many stretches of text, each so long at most
 
+_Parts = tuple[tuple[str, int | None], ...]  # text cut at its markers, each with its id
 _Run = tuple[tuple[str, bool], ...]  # adjacent ordinary text by author, and whether that is content
+_Encoded = tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]  # ids [n], whether each covers content [n]
 
 
 class Source(Enum):
@@ -33,8 +34,7 @@ class Source(Enum):
     """Anyone else: all of it is ordinary text."""
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """A stretch of a rendered conversation with one author."""
 
     text: str
@@ -62,53 +62,48 @@ class PieceEncoder:
             token.content: token_id for token_id, token in sorted(backend.get_added_tokens_decoder().items())
         }
         self._added_id_set = frozenset(self.added_ids.values())
-        self._ordinary = _without_added_tokens(backend, self.added_ids)
-        self._patterns = {
-            Source.TEMPLATE: _any_of(self.added_ids),
-            Source.ASSISTANT: _any_of(marker for marker in assistant_markers if marker in self.added_ids),
-            Source.CONTENT: None,
+        self._added = {
+            token_id: (np.asarray([token_id], dtype=np.int32), np.zeros(1, dtype=np.bool_))
+            for token_id in self._added_id_set
         }
+        self._ordinary = _without_added_tokens(backend, self.added_ids)
+        self._of_template = _Splitter(self.added_ids)
+        self._of_assistant = _Splitter(
+            {marker: self.added_ids[marker] for marker in assistant_markers if marker in self.added_ids}
+        )
         # siblings share prompts, and a conversation rendered anew repeats itself
-        self._remembered = functools.lru_cache(_REMEMBERED_RUNS)(self._encode_run)
+        self._remembered_run = functools.lru_cache(_REMEMBERED_TEXTS)(self._encode_run)
 
-    def encode(self, pieces: Sequence[Piece]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
+    def encode(self, pieces: Iterable[Piece]) -> _Encoded:
         """Ids ``[n]``, and whether each covers at least one character of ``Source.CONTENT`` ``[n]``."""
-        ids: list[int] = []
-        content: list[bool] = []
+        encoded: list[_Encoded] = []
         run: list[tuple[str, bool]] = []
-        for piece in pieces:
-            for text, added_id in self._split(piece):
+        for text, source in pieces:
+            if source is Source.CONTENT:
+                if text:
+                    run.append((text, True))
+                continue
+            splitter = self._of_template if source is Source.TEMPLATE else self._of_assistant
+            for part, added_id in splitter.parts(text):
                 if added_id is None:
-                    run.append((text, piece.source is Source.CONTENT))
+                    run.append((part, False))
                     continue
-                self._flush(run, ids, content)
-                ids.append(added_id)
-                content.append(False)
-        self._flush(run, ids, content)
-        return np.asarray(ids, dtype=np.int32), np.asarray(content, dtype=np.bool_)
+                if run:
+                    encoded.append(self._run(run))
+                    run = []
+                encoded.append(self._added[added_id])
+        if run:
+            encoded.append(self._run(run))
+        if not encoded:
+            return np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.bool_)
+        return np.concatenate([ids for ids, _ in encoded]), np.concatenate([content for _, content in encoded])
 
-    def _split(self, piece: Piece) -> Iterable[tuple[str, int | None]]:
-        pattern = self._patterns[piece.source]
-        position = 0
-        for match in pattern.finditer(piece.text) if pattern else ():
-            if match.start() > position:
-                yield piece.text[position : match.start()], None
-            yield match.group(), self.added_ids[match.group()]
-            position = match.end()
-        if position < len(piece.text):
-            yield piece.text[position:], None
-
-    def _flush(self, run: list[tuple[str, bool]], ids: list[int], content: list[bool]) -> None:
-        """Encode the ordinary text gathered in ``run`` as one string, append to ``ids`` and ``content``, empty it."""
-        if not run:
-            return
+    def _run(self, run: list[tuple[str, bool]]) -> _Encoded:
         short = sum(len(part) for part, _ in run) <= _REMEMBERED_CHARACTERS
-        run_ids, run_content = (self._remembered if short else self._encode_run)(tuple(run))
-        ids.extend(run_ids)
-        content.extend(run_content)
-        run.clear()
+        return (self._remembered_run if short else self._encode_run)(tuple(run))
 
-    def _encode_run(self, run: _Run) -> tuple[tuple[int, ...], tuple[bool, ...]]:
+    def _encode_run(self, run: _Run) -> _Encoded:
+        """Adjacent ordinary text encoded as one string."""
         text = "".join(part for part, _ in run)
         # content_before[i]: how many of the first i characters are content
         content_before = np.zeros(len(text) + 1, dtype=np.int64)
@@ -120,14 +115,39 @@ class PieceEncoder:
                 f"ordinary text became the added tokens {forged}: the tokenizer's merges build them; no text from a "
                 "tool or a user may, so this tokenizer cannot be used"
             )
-        content = (bool(content_before[end] > content_before[start]) for start, end in encoding.offsets)
-        return tuple(encoding.ids), tuple(content)
+        offsets = np.asarray(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+        content = content_before[offsets[:, 1]] > content_before[offsets[:, 0]]
+        return np.asarray(encoding.ids, dtype=np.int32), content
 
 
-def _any_of(markers: Iterable[str]) -> re.Pattern[str] | None:
-    """A pattern of the leftmost longest marker, which is how the backend matches its added tokens."""
-    longest_first = sorted(markers, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+class _Splitter:
+    """Cuts text at the leftmost longest markers in it, which is how the backend matches its added tokens.
+
+    Args:
+        markers: with their ids.
+    """
+
+    def __init__(self, markers: Mapping[str, int]) -> None:
+        longest_first = sorted(markers, key=len, reverse=True)
+        self._markers = markers
+        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        self._remembered = functools.lru_cache(_REMEMBERED_TEXTS)(self._cut)
+
+    def parts(self, text: str) -> _Parts:
+        """The markers and what stands between them, in order."""
+        return (self._remembered if len(text) <= _REMEMBERED_CHARACTERS else self._cut)(text)
+
+    def _cut(self, text: str) -> _Parts:
+        parts: list[tuple[str, int | None]] = []
+        position = 0
+        for match in self._pattern.finditer(text) if self._pattern else ():
+            if match.start() > position:
+                parts.append((text[position : match.start()], None))
+            parts.append((match.group(), self._markers[match.group()]))
+            position = match.end()
+        if position < len(text):
+            parts.append((text[position:], None))
+        return tuple(parts)
 
 
 def _without_added_tokens(backend: Any, added_ids: dict[str, int]) -> Any:

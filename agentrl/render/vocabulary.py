@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection
 from itertools import pairwise
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.types import Segment, SegmentKind
+from agentrl.types import Segment, SegmentKind, frozen_ints
 
 __all__ = ["Vocabulary", "context_segments"]
+
+_REMEMBERED_TEXTS, _REMEMBERED_CHARACTERS = 4096, 4096  # so many texts, each so long at most
 
 
 class Vocabulary:
@@ -25,12 +28,15 @@ class Vocabulary:
         self._backend = backend
         self._known_ids: frozenset[int] = frozenset(backend.get_vocab(with_added_tokens=True).values())
         self.size = max(self._known_ids) + 1
+        self._remembered = functools.lru_cache(_REMEMBERED_TEXTS)(self._encode)  # siblings often say the same
 
     def decode(self, token_ids: npt.NDArray[np.int32], stop_token_ids: Collection[int]) -> str:
         """See ``Renderer.decode``."""
         ids = token_ids.tolist()
         if ids and ids[-1] in stop_token_ids:
             ids.pop()
+        if self._known_ids.issuperset(ids):
+            return str(self._backend.decode(ids, skip_special_tokens=False))
         parts, known = [], []
         for token_id in ids:
             if token_id in self._known_ids:
@@ -42,7 +48,11 @@ class Vocabulary:
 
     def tokenize(self, text: str) -> npt.NDArray[np.int32]:
         """See ``Renderer.tokenize``."""
-        return np.asarray(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.int32)
+        return (self._remembered if len(text) <= _REMEMBERED_CHARACTERS else self._encode)(text)
+
+    def _encode(self, text: str) -> npt.NDArray[np.int32]:
+        ids = self._backend.encode(text, add_special_tokens=False).ids
+        return frozen_ints(np.asarray(ids, dtype=np.int32))
 
 
 def context_segments(ids: npt.NDArray[np.int32], content: npt.NDArray[np.bool_]) -> tuple[Segment, ...]:
@@ -52,7 +62,10 @@ def context_segments(ids: npt.NDArray[np.int32], content: npt.NDArray[np.bool_])
         ids: ``[n]``.
         content: ``[n]``, as ``PieceEncoder.encode`` gives it.
     """
-    bounds = [0, *(np.flatnonzero(np.diff(content)) + 1).tolist(), ids.size] if ids.size else [0]
+    if not ids.size:
+        return ()
+    ids = frozen_ints(ids)
+    bounds = [0, *(np.flatnonzero(content[1:] != content[:-1]) + 1).tolist(), ids.size]
     return tuple(
         Segment(SegmentKind.OBSERVATION if content[start] else SegmentKind.SCAFFOLD, ids[start:end])
         for start, end in pairwise(bounds)

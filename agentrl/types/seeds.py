@@ -21,8 +21,8 @@ def seed_for(root: int, purpose: str, *keys: int | str) -> int:
     Returns:
         An integer in [0, 2**64).
     """
-    digest = hashlib.sha256()
+    named = bytearray()
     for part in (root, purpose, *keys):
         text = str(part).encode()
-        digest.update(f"{type(part).__name__}:{len(text)}:".encode() + text)
-    return int.from_bytes(digest.digest()[:8], "big")
+        named += f"{type(part).__name__}:{len(text)}:".encode() + text
+    return int.from_bytes(hashlib.sha256(named).digest()[:8], "big")

@@ -14,6 +14,9 @@ from agentrl.types.arrays import frozen_floats, frozen_ints
 
 __all__ = ["MediaSpan", "Segment", "SegmentKind", "concat_ids"]
 
+_NO_SIDE: Mapping[str, npt.NDArray[np.generic]] = MappingProxyType({})
+_NO_IDS = frozen_ints(np.zeros(0, dtype=np.int32))
+
 
 class SegmentKind(IntEnum):
     """Where a token comes from (docs/tokens.md, Segment)."""
@@ -58,7 +61,7 @@ class Segment:
     logprobs: npt.NDArray[np.float32] | None = None
     policy_version: int | None = None
     media: tuple[MediaSpan, ...] = ()
-    side: Mapping[str, npt.NDArray[np.generic]] = field(default_factory=lambda: MappingProxyType({}))
+    side: Mapping[str, npt.NDArray[np.generic]] = field(default_factory=lambda: _NO_SIDE)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", frozen_ints(self.token_ids))
@@ -73,8 +76,8 @@ class Segment:
             object.__setattr__(self, "logprobs", logprobs)
             if logprobs.shape != self.token_ids.shape:
                 raise ValueError(f"{self.token_ids.size} tokens but {logprobs.size} logprobs")
-            if logprobs.size and not bool((logprobs <= 1e-3).all()):  # NaN compares false as well
-                raise ValueError(f"a logprob is at most 0, got {float(np.max(logprobs))}")
+            if logprobs.size and not float(logprobs.max()) <= 1e-3:  # the maximum is NaN where one is, and not below
+                raise ValueError(f"a logprob is at most 0, got {float(logprobs.max())}")
         for name, array in self.side.items():
             if array.shape[0] != self.token_ids.size:
                 raise ValueError(f"side array {name!r} has {array.shape[0]} rows for {self.token_ids.size} tokens")
@@ -93,7 +96,13 @@ class Segment:
         )
 
 
-def concat_ids(segments: Iterable[Segment]) -> npt.NDArray[np.int32]:
-    """The token ids of ``segments`` in order, ``[n]`` int32, read-only."""
+def concat_ids(segments: Iterable[Segment], after: npt.NDArray[np.int32] = _NO_IDS) -> npt.NDArray[np.int32]:
+    """The token ids of ``segments`` in order, behind those of ``after`` (``[m]``); ``[m + n]`` int32, read-only."""
     arrays = [segment.token_ids for segment in segments]
-    return frozen_ints(np.concatenate(arrays) if arrays else np.zeros(0, dtype=np.int32))
+    if after.size:
+        arrays.insert(0, after)
+    if len(arrays) < 2:
+        return frozen_ints(arrays[0]) if arrays else _NO_IDS
+    ids = np.concatenate(arrays)
+    ids.setflags(write=False)
+    return ids

@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from agentrl.errors import DataError
 from agentrl.render.encode import Piece, PieceEncoder, Source
+from agentrl.render.vision import IMAGE_TEXT, Vision, shown_images
 from agentrl.render.vocabulary import Vocabulary, context_segments
-from agentrl.types import Message, Segment, SegmentKind, ToolSpec
+from agentrl.types import Image, MediaSpan, Message, Segment, SegmentKind, ToolSpec
 
 __all__ = ["ChatMLRenderer", "ChatMLStyle", "chatml_pieces"]
 
@@ -55,6 +56,7 @@ class ChatMLRenderer:
     Args:
         tokenizer: a fast Hugging Face tokenizer with ``<|im_start|>`` and ``<|im_end|>`` among its added tokens.
         style: the template's variant.
+        vision: how the model is shown images; None for one that sees none.
 
     Raises:
         DataError: a marker is missing, or the tokenizer is of a kind that cannot be used.
@@ -62,8 +64,9 @@ class ChatMLRenderer:
 
     family = "chatml"
 
-    def __init__(self, tokenizer: Any, style: ChatMLStyle) -> None:
+    def __init__(self, tokenizer: Any, style: ChatMLStyle, vision: Vision | None = None) -> None:
         self.style = style
+        self._vision = vision
         self._encoder = PieceEncoder(tokenizer.backend_tokenizer, ASSISTANT_MARKERS)
         if missing := [marker for marker in (TURN_START, TURN_END) if marker not in self._encoder.added_ids]:
             raise DataError(
@@ -85,14 +88,21 @@ class ChatMLRenderer:
         added = self._encoder.added_ids
         return (self._turn_end_id, added[DOCUMENT_END]) if DOCUMENT_END in added else (self._turn_end_id,)
 
+    @property
+    def image_token_ids(self) -> frozenset[int]:
+        """See ``Renderer.image_token_ids``."""
+        return self._vision.reserved_ids if self._vision else frozenset()
+
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> tuple[Segment, ...]:
         """See ``Renderer.prompt``.
 
         Raises:
-            DataError: a message's content is not text, or a tool call's arguments are not a mapping.
+            DataError: a message's content is neither text nor parts of text and images, the model sees no images, or
+                a tool call's arguments are not a mapping.
         """
         pieces = [*chatml_pieces(messages, tools, self.style), *_generation(self.style)]
-        return (Segment(SegmentKind.PROMPT, self._encoder.encode(pieces)[0]),)
+        ids, _, media = self._encoded(pieces, messages)
+        return (Segment(SegmentKind.PROMPT, ids, media=media),)
 
     def extend(
         self,
@@ -111,7 +121,7 @@ class ChatMLRenderer:
         pieces = [Piece("\n", Source.TEMPLATE), *_turns(messages, self.style), *_generation(self.style)]
         if completion.size == 0 or int(completion[-1]) != self._turn_end_id:
             pieces.insert(0, Piece(TURN_END, Source.TEMPLATE))
-        return context_segments(*self._encoder.encode(pieces))
+        return context_segments(*self._encoded(pieces, messages))
 
     def target(self, message: Message) -> Segment:
         """See ``Renderer.target``. What the generation prompt already says of the turn is left out.
@@ -132,6 +142,12 @@ class ChatMLRenderer:
         """See ``Renderer.tokenize``."""
         return self._vocabulary.tokenize(text)
 
+    def _encoded(
+        self, pieces: Sequence[Piece], messages: Sequence[Message]
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_], tuple[MediaSpan, ...]]:
+        """Ids, whether each is content, and where the images of ``messages`` are."""
+        return shown_images(self._vision, *self._encoder.encode(pieces), messages)
+
     def _rewrites(self, completion: npt.NDArray[np.int32], messages: Sequence[Message]) -> bool:
         if any(message["role"] != "tool" for message in messages):
             return True
@@ -142,13 +158,13 @@ class ChatMLRenderer:
 def chatml_pieces(messages: Sequence[Message], tools: Sequence[ToolSpec], style: ChatMLStyle) -> Iterator[Piece]:
     """The conversation as the template renders it, without the generation prompt."""
     has_system = bool(messages) and messages[0]["role"] == "system"
-    system = _text(messages[0]) if has_system else style.default_system
-    if system is not None or tools:
+    default = style.default_system
+    system = [*_content(messages[0])] if has_system else [] if default is None else [Piece(default, Source.CONTENT)]
+    if system or tools:
         yield Piece(f"{TURN_START}system\n", Source.TEMPLATE)
-        if system is not None:
-            yield Piece(system, Source.CONTENT)
+        yield from system
         if tools:
-            yield Piece(f"{'' if system is None else chr(10) * 2}{TOOLS_HEAD}", Source.TEMPLATE)
+            yield Piece(f"{chr(10) * 2 if system else ''}{TOOLS_HEAD}", Source.TEMPLATE)
             for tool in tools:
                 yield Piece("\n", Source.TEMPLATE)
                 yield Piece(json.dumps(tool.openai(), ensure_ascii=False), Source.CONTENT)
@@ -165,7 +181,7 @@ def _turns(messages: Sequence[Message], style: ChatMLStyle) -> Iterator[Piece]:
             if index == 0 or messages[index - 1]["role"] != "tool":
                 yield Piece(f"{TURN_START}user", Source.TEMPLATE)
             yield Piece("\n<tool_response>\n", Source.TEMPLATE)
-            yield Piece(_text(message), Source.CONTENT)
+            yield from _content(message)
             yield Piece("\n</tool_response>", Source.TEMPLATE)
             if index + 1 < len(messages) and messages[index + 1]["role"] == "tool":
                 continue
@@ -176,7 +192,7 @@ def _turns(messages: Sequence[Message], style: ChatMLStyle) -> Iterator[Piece]:
                 think = style.thinking and index > last_query and (reasoning or index == len(messages) - 1)
                 yield from _assistant_body(message, style=style, think=think)
             else:
-                yield Piece(_text(message), Source.CONTENT)
+                yield from _content(message)
         yield Piece(f"{TURN_END}\n", Source.TEMPLATE)
 
 
@@ -184,7 +200,7 @@ def _last_query(messages: Sequence[Message]) -> int:
     """The last user turn that is no tool's response in disguise; the last message where there is none."""
     for index in range(len(messages) - 1, -1, -1):
         if messages[index]["role"] == "user":
-            content = _text(messages[index])
+            content = "".join(piece.text for piece in _content(messages[index]))
             if not (content.startswith("<tool_response>") and content.endswith("</tool_response>")):
                 return index
     return len(messages) - 1
@@ -253,13 +269,25 @@ def _after_prefix(prefix: str, body: Sequence[Piece]) -> list[Piece]:
     )
 
 
+def _content(message: Message) -> Iterator[Piece]:
+    """What anyone but the assistant said: text, and images between it."""
+    if not isinstance(content := message.get("content"), list):
+        yield Piece(_text(message), Source.CONTENT)
+        return
+    for part in content:
+        if isinstance(part.get("image"), Image):
+            yield Piece(IMAGE_TEXT, Source.TEMPLATE)
+        else:
+            yield Piece(_text({"role": message["role"], "content": part.get("text", part)}), Source.CONTENT)
+
+
 def _text(message: Message) -> str:
     content = message.get("content")
     if content is None:
         return ""
     if not isinstance(content, str):
         raise DataError(
-            f"the content of a {message['role']} message must be text for the ChatML family, got "
-            f"{type(content).__name__}; join its text parts first (images need a family for vision)"
+            f"the content of a {message['role']} message must be text here, got {type(content).__name__}; parts of "
+            "text and images are for users and tools, and go through agentrl.types.with_images first"
         )
     return content

@@ -9,6 +9,7 @@ from agentrl.render.chat_template import ChatTemplate
 from agentrl.render.family import Family
 from agentrl.render.probes import ANSWER, CALL, QUESTION, TOOL
 from agentrl.render.template_renderer import TemplateRenderer
+from agentrl.render.vision import Vision
 from agentrl.types import Message, ToolSpec
 
 __all__ = ["prove"]
@@ -16,7 +17,7 @@ __all__ = ["prove"]
 _Conversation = tuple[tuple[Message, ...], tuple[ToolSpec, ...]]
 
 
-def prove(template: ChatTemplate, family: Family) -> TemplateRenderer:
+def prove(template: ChatTemplate, family: Family, vision: Vision | None = None) -> TemplateRenderer:
     """The renderer of a template, proved to write what the template itself writes, and the tokenizer's own ids.
 
     Raises:
@@ -24,7 +25,7 @@ def prove(template: ChatTemplate, family: Family) -> TemplateRenderer:
         DataError: the tokenizer cannot be used.
     """
     try:
-        renderer = TemplateRenderer(template, family)
+        renderer = TemplateRenderer(template, family, vision)
         template.render(family.adapt([QUESTION, ANSWER, QUESTION]), generation=True)
     except DataError as error:
         raise ConfigError(f"{error}; mend it, or set model.chat_template: chatml") from error

@@ -35,6 +35,12 @@ class Renderer(Protocol):
         """Tokens that end an assistant's turn."""
         ...
 
+    @property
+    def image_token_ids(self) -> frozenset[int]:
+        """Tokens that images alone are made of; empty where the model sees none. No sequence that holds a sampled
+        one can be gone on with, as no engine could tell it from an image."""
+        ...
+
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> tuple[Segment, ...]:
         """A new sequence: one PROMPT segment that ends where the assistant's turn begins."""
         ...

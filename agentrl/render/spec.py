@@ -20,6 +20,7 @@ from agentrl.render.llama import LLAMA
 from agentrl.render.proof import prove
 from agentrl.render.recognise import check_ids, recognise_chatml
 from agentrl.render.renderer import Renderer
+from agentrl.render.vision import Vision, read_vision
 
 __all__ = ["RendererSpec"]
 
@@ -50,30 +51,33 @@ class RendererSpec:
         """The renderer, proved on test conversations against the model's own template and tokenizer.
 
         Raises:
-            DataError: the folder has no usable tokenizer, or the tokenizer lacks the family's markers.
+            DataError: the folder has no usable tokenizer, the tokenizer lacks the family's markers, or the model sees
+                images and the folder has no image processor.
             ConfigError: no chat template is found, it is not of the family asked for, or it cannot be rendered with
                 every token accounted for.
         """
         if self.family not in ("auto", *_NAMES):
             raise ConfigError(f"model.renderer must be auto, {', '.join(_NAMES)}, got {self.family!r}")
         tokenizer = load_tokenizer(self.model)
+        vision = read_vision(Path(self.model).expanduser(), tokenizer)
         if self.chat_template == "chatml":
             if self.family not in ("auto", "chatml"):
                 raise ConfigError(
                     f"model.chat_template: chatml is rendered by model.renderer: chatml, got {self.family!r}; set "
                     "model.renderer: auto"
                 )
-            return _chatml(tokenizer, ChatMLStyle(), self.model)
+            return _chatml(tokenizer, ChatMLStyle(), self.model, vision)
         template = _template_text(self, tokenizer)
         if self.family in ("auto", "chatml"):
             try:
                 style = recognise_chatml(tokenizer, template, self.enable_thinking, self.model)
-                return _chatml(tokenizer, style, self.model)
+                return _chatml(tokenizer, style, self.model, vision)
             except ConfigError:
                 if self.family == "chatml":
                     raise
         variables = {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
-        return prove(ChatTemplate(tokenizer, template, self.model, variables), self._family_of(tokenizer, template))
+        chat = ChatTemplate(tokenizer, template, self.model, variables)
+        return prove(chat, self._family_of(tokenizer, template), vision)
 
     def _family_of(self, tokenizer: Any, template: str) -> Family:
         """The family asked for, or the first whose signs the tokenizer and the template have; else the generic one."""
@@ -115,8 +119,8 @@ def load_tokenizer(model: str) -> Any:
     return tokenizer
 
 
-def _chatml(tokenizer: Any, style: ChatMLStyle, where: str) -> Renderer:
-    renderer = ChatMLRenderer(tokenizer, style)
+def _chatml(tokenizer: Any, style: ChatMLStyle, where: str, vision: Vision | None) -> Renderer:
+    renderer = ChatMLRenderer(tokenizer, style, vision)
     check_ids(tokenizer, renderer, where)
     return renderer
 

@@ -15,8 +15,9 @@ from agentrl.render.encode import Piece, PieceEncoder, Source
 from agentrl.render.family import Family
 from agentrl.render.probes import ANSWER, CALL, QUESTION, THOUGHT, TOOL
 from agentrl.render.provenance import Provenance, unmarked
+from agentrl.render.vision import Vision, shown_images
 from agentrl.render.vocabulary import Vocabulary, context_segments
-from agentrl.types import Message, Segment, SegmentKind, ToolSpec
+from agentrl.types import Message, Segment, SegmentKind, ToolSpec, images_in
 
 __all__ = ["TemplateRenderer"]
 
@@ -34,16 +35,18 @@ class TemplateRenderer:
     Args:
         template: the template and its tokenizer.
         family: what the template's family has of its own.
+        vision: how the model is shown images; None for one that sees none.
 
     Raises:
         DataError: the tokenizer is of a kind that cannot be used.
         ConfigError: it cannot be found out how the template ends an assistant's turn.
     """
 
-    def __init__(self, template: ChatTemplate, family: Family) -> None:
+    def __init__(self, template: ChatTemplate, family: Family, vision: Vision | None = None) -> None:
         backend = template.tokenizer.backend_tokenizer
         self._template = template
         self._family = family
+        self._vision = vision
         self._vocabulary = Vocabulary(backend)
         self._encoder = PieceEncoder(backend, ())
         added = self._encoder.added_ids
@@ -78,15 +81,22 @@ class TemplateRenderer:
         """What the template ends a turn with, the family's others, and the tokenizer's ``eos_token``."""
         return self._stop_token_ids
 
+    @property
+    def image_token_ids(self) -> frozenset[int]:
+        """See ``Renderer.image_token_ids``."""
+        return self._vision.reserved_ids if self._vision else frozenset()
+
     def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> tuple[Segment, ...]:
         """See ``Renderer.prompt``.
 
         Raises:
-            DataError: the template refuses the conversation or cuts a message, a content is not text, or there are
-                tools and the template does not write them.
+            DataError: the template refuses the conversation, cuts a message or writes an image otherwise than once, a
+                content is neither text nor parts of text and images, the model sees no images, or there are tools and
+                the template does not write them.
         """
-        ids, _ = self._encoder.encode(self._provenance.pieces(self._marked(messages, tools, generation=True)))
-        return (Segment(SegmentKind.PROMPT, ids),)
+        pieces = self._provenance.pieces(self._marked(messages, tools, generation=True))
+        ids, _, media = shown_images(self._vision, *self._encoder.encode(pieces), messages)
+        return (Segment(SegmentKind.PROMPT, ids, media=media),)
 
     def extend(
         self,
@@ -119,7 +129,7 @@ class TemplateRenderer:
         # What the model sampled is not written once more.
         sampled = completion.size > 0 and int(completion[-1]) in self.stop_token_ids
         skip = int(sampled and ids.size > 0 and int(ids[0]) == int(completion[-1]))
-        return context_segments(ids[skip:], content[skip:])
+        return context_segments(*shown_images(self._vision, ids[skip:], content[skip:], messages))
 
     def target(self, message: Message) -> Segment:
         """See ``Renderer.target``.
@@ -177,7 +187,16 @@ class TemplateRenderer:
             marked: dict[str, Any] = self._provenance.assistant(message)
             return marked
         named: dict[str, Any] = self._provenance.outsider(message)  # a tool's name is as the model wrote it
-        return {**named, "content": self._provenance.content(message["content"])}
+        return {**named, "content": self._content(message["content"])}
+
+    def _content(self, content: str | list[dict[str, Any]]) -> Any:
+        """Text with its author marked; of an image, that there is one."""
+        if isinstance(content, str):
+            return self._provenance.content(content)
+        return [
+            {"type": "image"} if "image" in part else {"type": "text", "text": self._provenance.content(part["text"])}
+            for part in content
+        ]
 
     def _says(self, body: str, message: Message) -> bool:
         """Whether the template writes all of an assistant's message."""
@@ -234,14 +253,18 @@ def _spoken_after(given: str, spoken: str) -> tuple[str | None, bool]:
     return (body[len(_OPEN_THINKING) :] if begins else body), not begins
 
 
+def _has_images(message: Message) -> bool:
+    return message["role"] != "assistant" and any(images_in((message,)))
+
+
 def _checked(message: Message) -> Message:
     content = message.get("content")
     if content is None:
         content = ""
-    if not isinstance(content, str):
+    if not isinstance(content, str) and not _has_images(message):
         raise DataError(
-            f"the content of a {message['role']} message must be text, got {type(content).__name__}; join its text "
-            "parts first (images need a family for vision)"
+            f"the content of a {message['role']} message must be text here, got {type(content).__name__}; parts of "
+            "text and images are for users and tools, and go through agentrl.types.with_images first"
         )
     calls: list[dict[str, Any]] = [
         call if "function" in call else {"type": "function", "function": call}

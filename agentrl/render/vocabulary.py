@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.types import Segment, SegmentKind, frozen_ints
+from agentrl.types import MediaSpan, Segment, SegmentKind, frozen_ints
 
 __all__ = ["Vocabulary", "context_segments"]
 
@@ -55,18 +56,25 @@ class Vocabulary:
         return frozen_ints(np.asarray(ids, dtype=np.int32))
 
 
-def context_segments(ids: npt.NDArray[np.int32], content: npt.NDArray[np.bool_]) -> tuple[Segment, ...]:
+def context_segments(
+    ids: npt.NDArray[np.int32], content: npt.NDArray[np.bool_], media: Sequence[MediaSpan] = ()
+) -> tuple[Segment, ...]:
     """Consecutive tokens of one kind: OBSERVATION where they cover content, else SCAFFOLD.
 
     Args:
         ids: ``[n]``.
         content: ``[n]``, as ``PieceEncoder.encode`` gives it.
+        media: images, whose tokens are content.
     """
     if not ids.size:
         return ()
     ids = frozen_ints(ids)
     bounds = [0, *(np.flatnonzero(content[1:] != content[:-1]) + 1).tolist(), ids.size]
     return tuple(
-        Segment(SegmentKind.OBSERVATION if content[start] else SegmentKind.SCAFFOLD, ids[start:end])
+        Segment(
+            SegmentKind.OBSERVATION if content[start] else SegmentKind.SCAFFOLD,
+            ids[start:end],
+            media=tuple(replace(span, start=span.start - start) for span in media if start <= span.start < end),
+        )
         for start, end in pairwise(bounds)
     )

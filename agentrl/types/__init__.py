@@ -15,6 +15,7 @@ from agentrl.types.completion import (
 )
 from agentrl.types.dispatch import Collect, Dispatch, Registration, register, registration
 from agentrl.types.env import Action, Observation, StepResult, Task
+from agentrl.types.image import Image, content_text, images_in, with_images
 from agentrl.types.load import file_modules, load_object
 from agentrl.types.messages import (
     CallProblem,
@@ -28,7 +29,7 @@ from agentrl.types.messages import (
     ToolSpec,
 )
 from agentrl.types.seeds import seed_for
-from agentrl.types.segment import MediaSpan, Segment, SegmentKind, concat_ids
+from agentrl.types.segment import MediaSpan, Segment, SegmentKind, concat_ids, concat_media
 from agentrl.types.stats import Stat, Stats
 from agentrl.types.trajectory import Purpose, Sample, Status, StatusKind, Trajectory, TrajectoryGroup, Turn
 
@@ -47,6 +48,7 @@ __all__ = [
     "FinishReason",
     "FloatArray",
     "GenerateRequest",
+    "Image",
     "IntArray",
     "MediaSpan",
     "Message",
@@ -74,11 +76,15 @@ __all__ = [
     "TrajectoryGroup",
     "Turn",
     "concat_ids",
+    "concat_media",
+    "content_text",
     "file_modules",
     "frozen_floats",
     "frozen_ints",
+    "images_in",
     "load_object",
     "register",
     "registration",
     "seed_for",
+    "with_images",
 ]

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from agentrl.types.image import Image
 from agentrl.types.messages import Message, ParsedMessage, ToolSpec
 from agentrl.types.segment import MediaSpan, Segment
 
@@ -73,7 +74,8 @@ class GenerateRequest:
         seed: the counter-based generator's key; token position is its counter.
         min_version: the engine must serve at least this policy version.
         deadline_s: seconds of engine time after which the request fails; None waits for the caller's own deadline.
-        media: images of the sequence, spans relative to its start.
+        media: where images stand in the sequence, counted from its start.
+        images: those images, one for each of ``media``, with their bytes.
         messages: the whole conversation so far, for an engine without ids (``EngineInfo.returns_ids``).
         tools: the tools on offer, for such an engine.
         on_tokens: is given, from whichever thread the engine has, the ids and logprobs ``[k]`` that were sampled since
@@ -89,6 +91,7 @@ class GenerateRequest:
     min_version: int = 0
     deadline_s: float | None = None
     media: tuple[MediaSpan, ...] = ()
+    images: tuple[Image, ...] = ()
     messages: tuple[Message, ...] = ()
     tools: tuple[ToolSpec, ...] = ()
     on_tokens: Callable[[npt.NDArray[np.int32], npt.NDArray[np.float32]], None] | None = None

@@ -49,7 +49,8 @@ class Observation:
     Args:
         messages: new messages; from ``reset``, the whole opening conversation.
         tools: the tools on offer; from ``step``, None means unchanged.
-        images: image bytes by the placeholder name used in the messages.
+        images: images by the names that the messages' parts use, ``{"type": "image", "image": NAME}``; each is
+            anything that ``Image.read`` takes. A part may hold its image itself instead.
         rewrite: a new history that replaces everything so far and starts a new sequence.
         agent: whose turn is next.
         info: kept with the turn, JSON.
@@ -57,7 +58,7 @@ class Observation:
 
     messages: tuple[Message, ...] = ()
     tools: tuple[ToolSpec, ...] | None = None
-    images: Mapping[str, bytes] = field(default_factory=dict)
+    images: Mapping[str, object] = field(default_factory=dict)
     rewrite: tuple[Message, ...] | None = None
     agent: str = "main"
     info: Mapping[str, Any] = field(default_factory=dict)

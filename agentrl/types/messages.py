@@ -23,7 +23,9 @@ ToolErrorKind = Literal["malformed", "unknown_tool", "invalid_arguments", "timeo
 
 
 class Message(TypedDict, total=False):
-    """One chat message. ``tool_calls`` entries are ``{"id", "type": "function", "function": {"name",
+    """One chat message. ``content`` is text, or parts of text and images (``agentrl.types.image``).
+
+    ``tool_calls`` entries are ``{"id", "type": "function", "function": {"name",
     "arguments"}}`` with ``arguments`` a mapping; a ``tool`` message names its ``tool_call_id``."""
 
     role: Required[Literal["system", "user", "assistant", "tool"]]

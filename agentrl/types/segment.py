@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from types import MappingProxyType
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from agentrl.types.arrays import frozen_floats, frozen_ints
 
-__all__ = ["MediaSpan", "Segment", "SegmentKind", "concat_ids"]
+__all__ = ["MediaSpan", "Segment", "SegmentKind", "concat_ids", "concat_media"]
 
 _NO_SIDE: Mapping[str, npt.NDArray[np.generic]] = MappingProxyType({})
 _NO_IDS = frozen_ints(np.zeros(0, dtype=np.int32))
@@ -30,7 +30,14 @@ class SegmentKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class MediaSpan:
-    """Placeholder tokens of one image: ``[start, start + num_tokens)`` within its segment."""
+    """Placeholder tokens of one image: ``[start, start + num_tokens)`` within its segment.
+
+    Args:
+        start: the first of them.
+        num_tokens: how many.
+        sha256: of the image (``Image.sha256``).
+        kind: ``image``.
+    """
 
     start: int
     num_tokens: int
@@ -81,6 +88,9 @@ class Segment:
         for name, array in self.side.items():
             if array.shape[0] != self.token_ids.size:
                 raise ValueError(f"side array {name!r} has {array.shape[0]} rows for {self.token_ids.size} tokens")
+        for span in self.media:
+            if span.start < 0 or span.num_tokens < 1 or span.start + span.num_tokens > self.token_ids.size:
+                raise ValueError(f"an image's tokens must lie within its segment of {self.token_ids.size}, got {span}")
 
     def __len__(self) -> int:
         return int(self.token_ids.size)
@@ -106,3 +116,12 @@ def concat_ids(segments: Iterable[Segment], after: npt.NDArray[np.int32] = _NO_I
     ids = np.concatenate(arrays)
     ids.setflags(write=False)
     return ids
+
+
+def concat_media(segments: Iterable[Segment], offset: int = 0) -> tuple[MediaSpan, ...]:
+    """The images of ``segments`` in order, their places counted from ``offset`` tokens before the first segment."""
+    spans: list[MediaSpan] = []
+    for segment in segments:
+        spans += (replace(span, start=span.start + offset) for span in segment.media)
+        offset += len(segment)
+    return tuple(spans)

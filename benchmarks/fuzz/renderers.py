@@ -104,6 +104,7 @@ class Watched:
         self.family = renderer.family
         self.vocab_size = renderer.vocab_size
         self.stop_token_ids = renderer.stop_token_ids
+        self.image_token_ids = renderer.image_token_ids
         self.target = renderer.target
         self.decode = renderer.decode
         self.tokenize = renderer.tokenize

@@ -50,6 +50,7 @@ class BytewiseRenderer:
 
     family = "bytewise"
     vocab_size = VOCAB
+    image_token_ids: frozenset[int] = frozenset()
     stop_token_ids = (END,)
 
     def __init__(self, *, rewrites: bool = False) -> None:

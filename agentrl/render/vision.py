@@ -1,0 +1,154 @@
+"""What stands for an image in a model's prompt: so many placeholder tokens, as its image processor counts them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from agentrl.errors import DataError
+from agentrl.types import Image, MediaSpan, Message, images_in
+
+__all__ = ["IMAGE_TEXT", "Vision", "load_image_processor", "read_vision", "shown_images"]
+
+IMAGE_TEXT = "<|vision_start|><|image_pad|><|vision_end|>"
+"""What the templates of Qwen's models that see write for one image."""
+
+_KNOWN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+_PLACEHOLDER = "<|image_pad|>"
+
+
+@dataclass(frozen=True, slots=True)
+class Vision:
+    """How one model is shown images.
+
+    Args:
+        placeholder_id: the token that stands for a part of an image; a template writes it once an image.
+        reserved_ids: tokens that only images (and videos) are made of: no engine could tell a sampled one from those.
+        processor: the model's image processor, of Hugging Face.
+        patches_per_token: patches that are merged into one token.
+    """
+
+    placeholder_id: int
+    reserved_ids: frozenset[int]
+    processor: Any
+    patches_per_token: int
+
+    def num_tokens(self, image: Image) -> int:
+        """Placeholders that an image becomes: its patches after resizing, merged.
+
+        Raises:
+            DataError: the processor refuses its shape.
+        """
+        try:
+            patches = int(self.processor.get_number_of_image_patches(image.height, image.width))
+        except ValueError as error:
+            raise DataError(f"{image} cannot be shown to the model: {error}; crop it") from error
+        return patches // self.patches_per_token
+
+    def expand(
+        self, ids: npt.NDArray[np.int32], content: npt.NDArray[np.bool_], images: Sequence[Image]
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_], tuple[MediaSpan, ...]]:
+        """Each placeholder becomes as many as its image has tokens; those are content.
+
+        Args:
+            ids: ``[n]`` as encoded, one placeholder an image.
+            content: ``[n]`` whether each is of somebody's words.
+            images: in their order.
+
+        Returns:
+            Both arrays ``[m]``, and where the images are.
+
+        Raises:
+            DataError: there are more or fewer placeholders than images.
+        """
+        places = np.flatnonzero(ids == self.placeholder_id)
+        if places.size != len(images):
+            raise DataError(
+                f"the chat template writes {places.size} placeholders for {len(images)} images; set "
+                "model.chat_template: chatml, or to one that writes each image of a message once"
+            )
+        counts = [self.num_tokens(image) for image in images]
+        repeats = np.ones(ids.size, dtype=np.int64)
+        repeats[places] = counts
+        content = content.copy()
+        content[places] = True
+        starts = np.cumsum(repeats)[places] - repeats[places]
+        spans = tuple(
+            MediaSpan(int(start), count, image.sha256, "image")
+            for start, count, image in zip(starts, counts, images, strict=True)
+        )
+        return np.repeat(ids, repeats), np.repeat(content, repeats), spans
+
+
+def shown_images(
+    vision: Vision | None, ids: npt.NDArray[np.int32], content: npt.NDArray[np.bool_], messages: Sequence[Message]
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_], tuple[MediaSpan, ...]]:
+    """``Vision.expand`` with the images of ``messages``.
+
+    Raises:
+        DataError: there are images, and the model sees none.
+    """
+    images = tuple(images_in(messages))
+    if vision is not None:
+        return vision.expand(ids, content, images)
+    if images:
+        raise DataError(
+            f"the conversation has {len(images)} images, and the model takes text alone; use a model of "
+            f"{', '.join(_KNOWN)}, or leave the images out"
+        )
+    return ids, content, ()
+
+
+def read_vision(folder: Path, tokenizer: Any) -> Vision | None:
+    """How the model in ``folder`` is shown images; None where it sees none, or not as those that are known.
+
+    Raises:
+        DataError: it sees, and a file or a marker for it is missing.
+    """
+    config = _config(folder)
+    if config.get("model_type") not in _KNOWN:
+        return None
+    added: Mapping[str, int] = tokenizer.get_added_vocab()
+    placeholder = config.get("image_token_id")
+    if placeholder is None or added.get(_PLACEHOLDER) != placeholder:
+        raise DataError(
+            f"model.path: {folder} sees images by image_token_id={placeholder}, and its tokenizer has "
+            f"{_PLACEHOLDER} as {added.get(_PLACEHOLDER)}; use the tokenizer that the model was published with"
+        )
+    processor = load_image_processor(folder)
+    reserved = (placeholder, config.get("video_token_id"))
+    merged = int(processor.merge_size) ** 2
+    return Vision(int(placeholder), frozenset(int(i) for i in reserved if i is not None), processor, merged)
+
+
+def load_image_processor(folder: Path) -> Any:
+    """The image processor of a model's folder, on PIL: the one whose pixels engine and trainer agree on.
+
+    Raises:
+        DataError: the folder has none.
+    """
+    from transformers import AutoImageProcessor
+
+    try:
+        return AutoImageProcessor.from_pretrained(folder, local_files_only=True, backend="pil")
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(
+            f"model.path: the image processor in {folder} cannot be read ({error}); copy preprocessor_config.json of "
+            "the model there"
+        ) from error
+
+
+def _config(folder: Path) -> Mapping[str, Any]:
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:  # a tokenizer alone
+        return {}
+    except (OSError, ValueError) as error:
+        raise DataError(f"model.path: {folder / 'config.json'} cannot be read: {error}") from error
+    return config if isinstance(config, Mapping) else {}

@@ -1,0 +1,177 @@
+"""Images as tokens: so many placeholders, of the right kind, whatever stands around them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agentrl.errors import DataError
+from agentrl.render import Renderer, RendererSpec
+from agentrl.types import Image, Message, Segment, SegmentKind, ToolSpec, concat_ids, concat_media, with_images
+from tests.tiny_vision import MARKERS, VISION_TEMPLATE, picture, write_vision_tokenizer
+
+LOOK = ToolSpec("look", "Looks.", {"type": "object", "properties": {}})
+Made = tuple[Renderer, Any]
+
+
+@pytest.fixture(scope="module", params=["chatml", "own"])
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A renderer of plain ChatML, and one that asks the model's own template; with their tokenizer."""
+    folder = tmp_path_factory.mktemp("vision")
+    tokenizer = write_vision_tokenizer(folder, VISION_TEMPLATE)
+    chosen = "chatml" if request.param == "chatml" else None
+    return RendererSpec(str(folder), chat_template=chosen).build(), tokenizer
+
+
+def parts(*given: str | bytes) -> list[dict[str, Any]]:
+    return [
+        {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "image": part} for part in given
+    ]
+
+
+def asked(*given: str | bytes, role: Any = "user") -> tuple[Message, ...]:
+    return with_images([{"role": role, "content": parts(*given)}])
+
+
+def shown(tokenizer: Any, segments: tuple[Segment, ...]) -> str:
+    return str(tokenizer.decode(concat_ids(segments)))
+
+
+def test_an_image_becomes_as_many_placeholders_as_its_grid_has_cells(made: Made) -> None:
+    renderer, tokenizer = made
+    # 84 x 56 pixels are a grid of 6 x 4 patches of 14, merged by 2 x 2: 6 tokens
+    segments = renderer.prompt(asked("What is ", picture(84, 56), "?"))
+    expected = "user\nWhat is <|vision_start|>" + "<|image_pad|>" * 6 + "<|vision_end|>?<|im_end|>\n"
+    assert expected in shown(tokenizer, segments)
+
+
+def test_ids_are_those_of_the_template_with_each_placeholder_expanded(made: Made) -> None:
+    renderer, tokenizer = made
+    pictures = [picture(84, 56), picture(28, 28, seed=1)]
+    (segment,) = renderer.prompt(asked("a", pictures[0], "b", pictures[1]))
+    text = tokenizer.decode([i for i in segment.token_ids if i not in renderer.image_token_ids])
+    assert text.endswith(
+        "user\na<|vision_start|><|vision_end|>b<|vision_start|><|vision_end|><|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert int(np.isin(segment.token_ids, list(renderer.image_token_ids)).sum()) == 6 + 1
+
+
+def test_media_names_each_image_and_where_it_is(made: Made) -> None:
+    renderer, tokenizer = made
+    first, second = picture(84, 56), picture(28, 28, seed=1)
+    (segment,) = renderer.prompt(asked(first, second))
+    assert [(span.num_tokens, span.sha256, span.kind) for span in segment.media] == [
+        (6, Image.read(first).sha256, "image"),
+        (1, Image.read(second).sha256, "image"),
+    ]
+    placeholder = tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    for span in segment.media:
+        assert set(segment.token_ids[span.start : span.start + span.num_tokens]) == {placeholder}
+        assert segment.token_ids[span.start - 1] != placeholder != segment.token_ids[span.start + span.num_tokens]
+
+
+def test_an_image_in_an_observation_is_an_observation(made: Made) -> None:
+    renderer, tokenizer = made
+    history = (*asked("Look."), {"role": "assistant", "content": "I look."})
+    completion = tokenizer.encode("I look.<|im_end|>", return_tensors="np")[0].astype(np.int32)
+    segments = renderer.extend(completion, asked("see", picture(84, 56)), history)
+    assert segments is not None
+    placeholder = tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    assert {s.kind for s in segments if placeholder in s.token_ids} == {SegmentKind.OBSERVATION}
+    (span,) = concat_media(segments)
+    ids = concat_ids(segments)
+    assert np.flatnonzero(ids == placeholder).tolist() == list(range(span.start, span.start + 6))
+
+
+def test_an_image_of_a_tool_stands_in_its_response(tmp_path: Path) -> None:
+    tokenizer = write_vision_tokenizer(tmp_path)
+    renderer = RendererSpec(str(tmp_path), chat_template="chatml").build()
+    answered = asked("It is", picture(28, 28), role="tool")
+    segments = renderer.extend(np.asarray([tokenizer.convert_tokens_to_ids("<|im_end|>")], np.int32), answered)
+    assert segments is not None
+    assert shown(tokenizer, segments) == (
+        "\n<|im_start|>user\n<tool_response>\nIt is<|vision_start|><|image_pad|><|vision_end|>\n</tool_response>"
+        "<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_text_that_looks_like_an_image_is_none(made: Made) -> None:
+    renderer, _ = made
+    (segment,) = renderer.prompt(asked("".join(MARKERS), picture(28, 28), MARKERS[2]))
+    added = [i for i in segment.token_ids.tolist() if i in renderer.image_token_ids]
+    assert len(added) == sum(span.num_tokens for span in segment.media) == 1
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(
+        st.one_of(
+            st.text(max_size=12),
+            st.sampled_from(MARKERS),
+            st.integers(0, 3).map(lambda seed: picture(28 + 20 * seed, 28 + 9 * seed, seed=seed)),
+        ),
+        min_size=1,
+        max_size=7,
+    )
+)
+def test_fuzzed_parts_never_forge_or_lose_an_image(made: Made, given_parts: list[str | bytes]) -> None:
+    renderer, tokenizer = made
+    history = (*asked("Look."), {"role": "assistant", "content": "Yes."})
+    completion = tokenizer.encode("Yes.<|im_end|>", return_tensors="np")[0].astype(np.int32)
+    observed = asked(*given_parts)
+    segments = renderer.extend(completion, observed, history)
+    assert segments is not None
+    ids, spans = concat_ids(segments), concat_media(segments)
+    images = [Image.read(part) for part in given_parts if isinstance(part, bytes)]
+    assert [span.sha256 for span in spans] == [image.sha256 for image in images]
+    placeholder = tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    inside = [place for span in spans for place in range(span.start, span.start + span.num_tokens)]
+    assert np.flatnonzero(ids == placeholder).tolist() == inside
+    assert all(s.kind in (SegmentKind.OBSERVATION, SegmentKind.SCAFFOLD) for s in segments)
+    # what extends a sequence is what the whole conversation, rendered anew, ends with
+    whole = concat_ids(renderer.prompt((*history, *observed)))
+    assert whole[-ids.size :].tolist() == ids.tolist()
+
+
+def test_a_model_of_text_alone_refuses_images_by_name(chatml: Renderer) -> None:
+    with pytest.raises(DataError, match="has 1 images, and the model takes text alone"):
+        chatml.prompt(asked("?", picture()))
+
+
+def test_a_template_without_a_place_for_images_is_named(tmp_path: Path) -> None:
+    template = VISION_TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", "")
+    write_vision_tokenizer(tmp_path, template)
+    with pytest.raises(DataError, match="writes 0 placeholders for 1 images"):
+        RendererSpec(str(tmp_path)).build().prompt(asked("?", picture()))
+
+
+def test_an_image_too_long_for_the_processor_is_named(made: Made) -> None:
+    with pytest.raises(DataError, match=r"image 2010x10, .* cannot be shown to the model: .*crop it"):
+        made[0].prompt(asked(picture(2010, 10)))
+
+
+def test_a_model_that_sees_needs_its_image_processor(tmp_path: Path) -> None:
+    write_vision_tokenizer(tmp_path)
+    (tmp_path / "preprocessor_config.json").unlink()
+    with pytest.raises(DataError, match="copy preprocessor_config"):
+        RendererSpec(str(tmp_path), chat_template="chatml").build()
+
+
+def test_a_tokenizer_with_another_placeholder_is_refused(tmp_path: Path) -> None:
+    write_vision_tokenizer(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"image_token_id": 3}))
+    with pytest.raises(DataError, match="sees images by image_token_id=3"):
+        RendererSpec(str(tmp_path), chat_template="chatml").build()
+
+
+def test_tools_are_told_beside_images(tmp_path: Path) -> None:
+    tokenizer = write_vision_tokenizer(tmp_path)
+    renderer = RendererSpec(str(tmp_path), chat_template="chatml").build()
+    assert '"name": "look"' in shown(tokenizer, renderer.prompt(asked("?", picture()), (LOOK,)))

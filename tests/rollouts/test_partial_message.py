@@ -76,7 +76,7 @@ def completion(name: str, rng: random.Random) -> str:
 def told(whole: Message, part: Message) -> bool:
     """Whether a part is the beginning of the whole."""
     return (
-        whole["content"].startswith(part["content"])  # type: ignore[union-attr]
+        whole["content"].startswith(part["content"])
         and whole.get("reasoning_content", "").startswith(part.get("reasoning_content", ""))
         and whole.get("tool_calls", [])[: len(part.get("tool_calls", []))] == part.get("tool_calls", [])
     )

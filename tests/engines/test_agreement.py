@@ -11,6 +11,7 @@ import pytest
 from agentrl.errors import EngineError
 from agentrl.rollouts.inprocess import TorchEngineSpec
 from agentrl.rollouts.inprocess.config import DecoderConfig
+from agentrl.rollouts.inprocess.rope import Rope
 from tests.engines.tiny import make_model, random_ids, request, sampled
 
 MODELS = {
@@ -21,6 +22,13 @@ MODELS = {
     "llama": {},
     "llama-biased": {"attention_bias": True, "mlp_bias": True},
     "llama-one-kv-head": {"num_key_value_heads": 1},
+    "llama-linear": {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}},
+    "llama-llama3": {
+        "rope_parameters": {
+            **{"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0},
+            **{"high_freq_factor": 4.0, "original_max_position_embeddings": 64},
+        }
+    },
 }
 
 
@@ -104,14 +112,15 @@ async def test_a_saved_folder_serves_the_same_as_its_state_dict(tiny, start, tmp
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"model_type": "gpt2"}, "model_type in \\(llama, qwen2, qwen3\\)"),
-        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_type.*'yarn'"),
-        ({"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 2.0}}, "'linear'"),
+        ({"model_type": "gpt2"}, "model_type one of .*'llama', 'qwen2', 'qwen3'.*'gpt2'"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_type one of .*'yarn'"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
         ({"use_sliding_window": True}, "use_sliding_window"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types full attention in every layer"),
         ({"hidden_act": "gelu"}, "hidden_act"),
     ],
 )
-def test_what_the_decoder_does_not_compute_is_refused_by_name(tiny, change, named) -> None:
+def test_what_the_own_decoder_does_not_compute_is_named(tiny, change, named) -> None:
     with pytest.raises(EngineError, match=named):
         DecoderConfig.from_hugging_face({**tiny.config, **change})
 
@@ -125,7 +134,7 @@ def test_a_missing_key_of_the_configuration_is_named(tiny) -> None:
 def test_both_spellings_of_the_rotary_base_are_read(tiny) -> None:
     new = DecoderConfig.from_hugging_face({**tiny.config, "rope_parameters": {"rope_theta": 5e5}})
     old = {key: value for key, value in tiny.config.items() if key != "rope_parameters"} | {"rope_theta": 5e5}
-    assert new.rope_theta == DecoderConfig.from_hugging_face(old).rope_theta == 5e5
+    assert new.rope == DecoderConfig.from_hugging_face(old).rope == Rope(theta=5e5)
 
 
 def test_a_folder_without_weights_is_refused(tiny, tmp_path) -> None:

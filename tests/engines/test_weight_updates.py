@@ -10,16 +10,7 @@ import torch
 
 from agentrl.errors import EngineError
 from agentrl.types.checksum import tensor_checksum
-from tests.engines.tiny import make_model, random_ids, request, sampled
-
-
-def publish(engine, version, tensors, mode="retract") -> None:
-    engine.pause(mode)
-    session = engine.begin_update(version)
-    for name, tensor in tensors.items():
-        session.put(name, tensor)
-    session.commit()
-    engine.resume()
+from tests.engines.tiny import make_model, publish, random_ids, request, sampled
 
 
 async def started(engine) -> None:

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agentrl.rollouts.engine import PauseMode
+from agentrl.rollouts.inprocess import TorchEngine
 from agentrl.types import GenerateRequest, SamplingParams
 
 VOCAB = 61
@@ -36,11 +38,10 @@ class TinyModel:
 
 
 def make_model(architecture: str = "qwen3", *, seed: int = 0, **settings: Any) -> TinyModel:
+    """A model of a family by its ``model_type``; ``settings`` go to its configuration as they are."""
     import transformers
 
-    classes = {"qwen2": "Qwen2", "qwen3": "Qwen3", "llama": "Llama"}
-    name = classes[architecture]
-    shape = {
+    shape: dict[str, Any] = {
         "vocab_size": VOCAB,
         "hidden_size": 32,
         "num_hidden_layers": 2,
@@ -53,8 +54,9 @@ def make_model(architecture: str = "qwen3", *, seed: int = 0, **settings: Any) -
         "tie_word_embeddings": True,
     } | settings
     torch.manual_seed(seed)
-    config = getattr(transformers, f"{name}Config")(**shape)
-    module = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    shape = {name: value for name, value in shape.items() if value is not None}  # None: left to the family
+    config = transformers.AutoConfig.for_model(architecture, **shape)
+    module = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for parameter in module.parameters():
             if parameter.ndim == 1:  # gains of 1 and biases of 0 would hide a missing one
@@ -80,3 +82,13 @@ def sampled(completion: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def random_ids(seed: int, size: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, VOCAB, size).astype(np.int32)
+
+
+def publish(engine: TorchEngine, version: int, tensors: Mapping[str, Tensor], mode: PauseMode = "retract") -> None:
+    """A whole weight update."""
+    engine.pause(mode)
+    session = engine.begin_update(version)
+    for name, tensor in tensors.items():
+        session.put(name, tensor)
+    session.commit()
+    engine.resume()

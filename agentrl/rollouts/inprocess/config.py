@@ -1,4 +1,4 @@
-"""What the decoder must know of a model, read from a Hugging Face ``config.json``."""
+"""What the engine's own decoder must know of a model, read from a Hugging Face ``config.json``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.errors import EngineError
+from agentrl.rollouts.inprocess.rope import ROPE_TYPES, Rope
 
-__all__ = ["DecoderConfig"]
+__all__ = ["DecoderConfig", "not_computed"]
 
 SUPPORTED = ("llama", "qwen2", "qwen3")
 
@@ -34,7 +35,7 @@ class DecoderConfig:
     head_dim: int
     ffn_width: int
     norm_eps: float
-    rope_theta: float
+    rope: Rope
     tied: bool
     qkv_bias: bool
     output_bias: bool
@@ -50,15 +51,10 @@ class DecoderConfig:
             EngineError: an architecture, activation, attention or rotary scaling that this decoder does not
                 compute, or a missing key; never a silent approximation.
         """
-        model_type = str(config.get("model_type"))
-        if model_type not in SUPPORTED:
-            raise _unsupported("model_type", model_type, ", ".join(SUPPORTED))
-        activation = config.get("hidden_act", "silu")
-        if activation != "silu":
-            raise _unsupported("hidden_act", activation, "silu")
-        sliding = "sliding_attention" in (config.get("layer_types") or ())
-        if config.get("use_sliding_window") or sliding:
-            raise _unsupported("use_sliding_window", True, "full attention in every layer")
+        problem = not_computed(config)
+        if problem is not None:
+            raise EngineError(f"the engine's own decoder {problem}; choose such a model", retryable=False)
+        model_type = str(config["model_type"])
         try:
             heads, width = int(config["num_attention_heads"]), int(config["hidden_size"])
             attention_bias = bool(config.get("attention_bias", False))
@@ -72,7 +68,7 @@ class DecoderConfig:
                 head_dim=int(config.get("head_dim") or width // heads),
                 ffn_width=int(config["intermediate_size"]),
                 norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-                rope_theta=_rope_theta(config),
+                rope=Rope.from_hugging_face(config),
                 tied=bool(config.get("tie_word_embeddings", False)),
                 qkv_bias=attention_bias or model_type == "qwen2",
                 output_bias=attention_bias and model_type != "qwen2",
@@ -88,18 +84,23 @@ class DecoderConfig:
             ) from error
 
 
-def _rope_theta(config: Mapping[str, Any]) -> float:
-    """The base of the rotary frequencies; both spellings of config.json (``rope_parameters`` since transformers 5)."""
-    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
-    if kind != "default":
-        raise _unsupported("rope_parameters.rope_type", kind, "default")
-    return float(parameters.get("rope_theta", config.get("rope_theta", 10_000.0)))
-
-
-def _unsupported(key: str, value: object, supported: str) -> EngineError:
-    return EngineError(
-        f"TorchEngine computes models with {key} in ({supported}), config.json says {value!r}; "
-        "choose such a model, or another rollout.engine (sglang)",
-        retryable=False,
+def not_computed(config: Mapping[str, Any]) -> str | None:
+    """What of a model the engine's own decoder does not compute: the key, what it must be and what it is; or None."""
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    layers = set(config.get("layer_types") or ())
+    rules: tuple[tuple[str, object, bool, str], ...] = (
+        ("model_type", config.get("model_type"), config.get("model_type") in SUPPORTED, f"one of {SUPPORTED}"),
+        ("hidden_act", config.get("hidden_act", "silu"), config.get("hidden_act", "silu") == "silu", "silu"),
+        ("use_sliding_window", config.get("use_sliding_window"), not config.get("use_sliding_window"), "false"),
+        ("layer_types", sorted(layers), layers <= {"full_attention"}, "full attention in every layer"),
+        (
+            "rope_parameters.rope_type",
+            kind := scaling.get("rope_type", scaling.get("type", "default")),
+            kind in ROPE_TYPES,
+            f"one of {ROPE_TYPES}",
+        ),
     )
+    for key, value, holds, rule in rules:
+        if not holds:
+            return f"computes models with {key} {rule}, config.json says {value!r}"
+    return None

@@ -10,8 +10,8 @@ from torch import Tensor
 from agentrl.errors import EngineError
 from agentrl.rollouts.engine import EngineHealth, PauseMode, Tag
 from agentrl.rollouts.inprocess.core import EngineCore
+from agentrl.rollouts.inprocess.served import ServedModel
 from agentrl.rollouts.inprocess.thread import EngineThread
-from agentrl.rollouts.inprocess.weights import DecoderWeights
 
 __all__ = ["Control", "TorchUpdateSession"]
 
@@ -21,7 +21,7 @@ State = Literal["serving", "paused", "asleep", "updating", "torn", "dead"]
 class Control:
     """The states of ``EngineHealth`` and the moves between them. Each move runs on the engine's thread."""
 
-    def __init__(self, core: EngineCore, weights: DecoderWeights, thread: EngineThread) -> None:
+    def __init__(self, core: EngineCore, weights: ServedModel, thread: EngineThread) -> None:
         self._core = core
         self._weights = weights
         self._thread = thread

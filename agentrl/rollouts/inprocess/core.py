@@ -19,10 +19,10 @@ from agentrl.rollouts.inprocess.job import Job
 from agentrl.rollouts.inprocess.lanes import Lanes
 from agentrl.rollouts.inprocess.prefill import DETERMINISTIC_CHUNK, Pending
 from agentrl.rollouts.inprocess.sampling import SamplingRows, sample, uniforms
+from agentrl.rollouts.inprocess.served import ServedModel
 from agentrl.rollouts.inprocess.sessions import Session, common_prefix
 from agentrl.rollouts.inprocess.spec import TorchEngineSpec
 from agentrl.rollouts.inprocess.stops import StopStrings
-from agentrl.rollouts.inprocess.weights import DecoderWeights
 from agentrl.types import Completion, FinishReason
 
 __all__ = ["EngineCore"]
@@ -41,7 +41,7 @@ class EngineCore:
     running rows are moved together once half of the span is idle.
     """
 
-    def __init__(self, spec: TorchEngineSpec, weights: DecoderWeights) -> None:
+    def __init__(self, spec: TorchEngineSpec, weights: ServedModel) -> None:
         self.policy_version = 0
         self.admitting = True
         self.refusal: str | None = None

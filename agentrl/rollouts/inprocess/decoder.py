@@ -1,4 +1,4 @@
-"""The forward pass: one token a row (``decode``), or a chunk of tokens a row (``prefill``).
+"""The engine's own forward pass: one token a row (``decode``), or a chunk of tokens a row (``prefill``).
 
 Legend: N decode rows, M rows being prefilled, T tokens of a chunk, L keys attended to, D width, H heads,
 K key-value heads, G = H/K queries a key-value head, E head_dim, V vocabulary.
@@ -6,12 +6,16 @@ K key-value heads, G = H/K queries a key-value head, E head_dim, V vocabulary.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from agentrl.rollouts.inprocess.kv import KVCache
-from agentrl.rollouts.inprocess.weights import DecoderWeights, LayerWeights
+
+if TYPE_CHECKING:
+    from agentrl.rollouts.inprocess.weights import DecoderWeights, LayerWeights
 
 __all__ = ["Decoder"]
 
@@ -33,19 +37,12 @@ class Decoder:
         self._eps = config.norm_eps
         self._fp32 = weights.dtype == torch.float32
         device = weights.device
-        exponents = torch.arange(0, self._E, 2, dtype=torch.int64).float() / self._E
-        angles = torch.outer(torch.arange(kv.capacity).float(), 1.0 / config.rope_theta**exponents)
+        angles = torch.outer(torch.arange(kv.capacity).float(), config.rope.frequencies(self._E))
         self._rope = torch.polar(torch.ones_like(angles), angles).to(device)  # [capacity, E/2]
         self._key_positions = torch.arange(kv.capacity, device=device)
 
     def decode(self, tokens_N: Tensor, positions_N: Tensor, num_keys: int) -> Tensor:
-        """Logits ``[N, V]`` fp32 after one token each of rows 0..N-1, whose KV is written.
-
-        Args:
-            tokens_N: int64 ids.
-            positions_N: int64 position of each token; a row's ``kv.trash`` writes where nothing is read.
-            num_keys: L, at least every live position + 1.
-        """
+        """See ``Forward.decode``; ``num_keys`` is L."""
         kv, K, E = self._kv, self._K, self._E
         N = tokens_N.shape[0]
         index = kv.show(positions_N)
@@ -63,15 +60,7 @@ class Decoder:
         return self._logits(hidden)
 
     def prefill(self, tokens_MT: Tensor, positions_MT: Tensor, rows_M: Tensor, last_M: Tensor, num_keys: int) -> Tensor:
-        """Logits ``[M, V]`` fp32 after a chunk a row, whose KV is written.
-
-        Args:
-            tokens_MT: int64 ids, padded at the end.
-            positions_MT: int64, increasing along T; padding has ``kv.trash``.
-            rows_M: int64 rows of the cache.
-            last_M: int64 index within T of each row's last real token.
-            num_keys: L, at least every real position + 1.
-        """
+        """See ``Forward.prefill``; ``num_keys`` is L."""
         kv, K, E = self._kv, self._K, self._E
         M, T = tokens_MT.shape
         hidden = self._weights.embedding.index_select(0, tokens_MT.view(-1))
@@ -83,7 +72,7 @@ class Decoder:
         for number, layer in enumerate(self._weights.layers):
             queries, keys, values = self._project(hidden, layer, rope)
             kv.write(number, index, keys.view(M * T * K, E), values.reshape(M * T * K, E))
-            keys, values = kv.gather(number, rows_M, num_keys)  # [M·K, L, E]
+            keys, values = (states.flatten(0, 1) for states in kv.read(number, rows_M, num_keys))  # [M·K, L, E]
             grouped = queries.view(M, T, K, -1, E).permute(0, 2, 3, 1, 4).reshape(M * K, -1, E)  # [M·K, G·T, E]
             scores = torch.bmm(grouped, keys.transpose(1, 2)).mul_(self._scale)
             scores.view(M, K, -1, T, num_keys).add_(mask)

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from agentrl.errors import ConfigError, EngineError
+from agentrl.errors import ConfigError
 from agentrl.rollouts.engine import EngineHealth, EngineLayout, PauseMode, Tag
-from agentrl.rollouts.inprocess.config import DecoderConfig
 from agentrl.rollouts.inprocess.control import Control, TorchUpdateSession
 from agentrl.rollouts.inprocess.core import EngineCore
 from agentrl.rollouts.inprocess.job import Job
+from agentrl.rollouts.inprocess.loading import load_model
 from agentrl.rollouts.inprocess.spec import TorchEngineSpec
 from agentrl.rollouts.inprocess.thread import EngineThread
-from agentrl.rollouts.inprocess.weights import DecoderWeights, folder_tensors
 from agentrl.rollouts.request_check import check_request
 from agentrl.types import Completion, EngineInfo, GenerateRequest
 
@@ -28,7 +25,7 @@ __all__ = ["TorchEngine"]
 
 
 class TorchEngine:
-    """``RolloutEngine`` and ``EngineControl`` over a Llama-family decoder (docs/engines.md).
+    """``RolloutEngine`` and ``EngineControl`` over a decoder in this process (docs/engines.md).
 
     Args:
         spec: how; ``spec.model_path`` names the folder that is read.
@@ -47,22 +44,18 @@ class TorchEngine:
         config: Mapping[str, Any] | None = None,
         state_dict: Mapping[str, Tensor] | None = None,
     ) -> None:
-        folder = Path(spec.model_path)
         self._spec = spec
-        self._config = DecoderConfig.from_hugging_face(_read_config(folder) if config is None else config)
-        if spec.context_tokens > self._config.max_positions:
-            raise ConfigError(
-                f"rollout.context_tokens must be at most the model's max_position_embeddings="
-                f"{self._config.max_positions}, got {spec.context_tokens}; lower it"
-            )
         with torch.inference_mode():
-            weights = DecoderWeights(self._config, getattr(torch, spec.dtype), torch.device(spec.device))
-            for name, tensor in folder_tensors(folder) if state_dict is None else state_dict.items():
-                weights.put(name, tensor)
-            weights.finish()
-            self._core = EngineCore(spec, weights)
+            model = load_model(spec, config, state_dict)
+            if spec.context_tokens > model.max_positions:
+                raise ConfigError(
+                    f"rollout.context_tokens must be at most the model's max_position_embeddings="
+                    f"{model.max_positions}, got {spec.context_tokens}; lower it"
+                )
+            self._core = EngineCore(spec, model)
+        self._vocab_size = model.vocab_size
         self._thread = EngineThread(self._core, spec.num_threads)
-        self._control = Control(self._core, weights, self._thread)
+        self._control = Control(self._core, model, self._thread)
         self._thread.start()
 
     async def generate(self, request: GenerateRequest) -> Completion:
@@ -92,7 +85,7 @@ class TorchEngine:
         return EngineInfo(
             name="torch",
             model=self._spec.model_path,
-            vocab_size=self._config.vocab_size,
+            vocab_size=self._vocab_size,
             context_tokens=self._spec.context_tokens,
             policy_version=self._core.policy_version,
         )
@@ -133,13 +126,3 @@ class TorchEngine:
     def close(self) -> None:
         """Ends the thread; requests in flight fail."""
         self._thread.close()
-
-
-def _read_config(folder: Path) -> Mapping[str, Any]:
-    try:
-        config: Mapping[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise EngineError(
-            f"model.path must be a Hugging Face folder with a config.json, {folder} is not: {error}", retryable=False
-        ) from error
-    return config

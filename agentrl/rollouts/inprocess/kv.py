@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from agentrl.rollouts.inprocess.config import DecoderConfig
-
-__all__ = ["KVCache"]
+__all__ = ["KVCache", "KVShape"]
 
 _ALIGN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class KVShape:
+    """What one position takes: ``heads`` K keys and values of ``head_dim`` E numbers in each of ``num_layers``."""
+
+    num_layers: int
+    heads: int
+    head_dim: int
 
 
 class KVCache:
@@ -21,23 +30,18 @@ class KVCache:
     """
 
     def __init__(
-        self, config: DecoderConfig, rows: int, context_tokens: int, dtype: torch.dtype, device: torch.device
+        self, shape: KVShape, rows: int, context_tokens: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.max_keys = -(-context_tokens // _ALIGN) * _ALIGN
         self.capacity = self.max_keys + _ALIGN
         self.trash = self.capacity - 1
-        K = config.num_kv_heads
-        self._both = torch.zeros(
-            (2, config.num_layers, rows, K, self.capacity, config.head_dim), dtype=dtype, device=device
-        )
+        K, E = shape.heads, shape.head_dim
+        self._both = torch.zeros((2, shape.num_layers, rows, K, self.capacity, E), dtype=dtype, device=device)
         self.keys, self.values = self._both[0], self._both[1]
         self.bias = torch.full((rows, K, self.capacity), float("-inf"), dtype=dtype, device=device)
         self.bias[:, :, 0] = 0.0  # a row without any visible key would be NaN
         self._row_base = (torch.arange(rows * K, device=device) * self.capacity).view(rows, K)
-        self._flat = [
-            (self.keys[n].view(-1, config.head_dim), self.values[n].view(-1, config.head_dim))
-            for n in range(config.num_layers)
-        ]
+        self._flat = [(self.keys[n].view(-1, E), self.values[n].view(-1, E)) for n in range(shape.num_layers)]
         self._flat_bias = self.bias.view(-1)
 
     def show(self, positions_N: Tensor) -> Tensor:
@@ -56,10 +60,16 @@ class KVCache:
         flat_keys.index_copy_(0, index, keys)
         flat_values.index_copy_(0, index, values)
 
-    def gather(self, layer: int, rows_M: Tensor, num_keys: int) -> tuple[Tensor, Tensor]:
-        """Keys and values ``[M·K, num_keys, E]`` of some rows."""
+    def write_front(self, layer: int, index: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Stores keys ``[n, e]`` and values ``[n, f]``, each at most E wide, in the front of a flat index ``[n]``."""
+        for flat, states in zip(self._flat[layer], (keys, values), strict=True):
+            flat[:, : states.shape[1]].index_copy_(0, index, states)
+
+    def read(self, layer: int, rows: Tensor | int, num_keys: int) -> tuple[Tensor, Tensor]:
+        """Keys and values ``[n, K, num_keys, E]``: views of the first ``rows``, or copies of those named."""
         # not index_select: it first makes the slice contiguous, which copies the whole cache of the layer
-        both = self._both[:, layer, :, :, :num_keys][:, rows_M].flatten(1, 2)
+        both = self._both[:, layer, :, :, :num_keys]
+        both = both[:, :rows] if isinstance(rows, int) else both[:, rows]
         return both[0], both[1]
 
     def set_visible(self, row: int, length: int) -> None:

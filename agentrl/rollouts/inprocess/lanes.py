@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agentrl.rollouts.inprocess.decoder import Decoder
 from agentrl.rollouts.inprocess.kv import KVCache
 from agentrl.rollouts.inprocess.prefill import Prefiller
 from agentrl.rollouts.inprocess.rows import RowTable
+from agentrl.rollouts.inprocess.served import Forward, ServedModel
 from agentrl.rollouts.inprocess.sessions import SessionCache
 from agentrl.rollouts.inprocess.spec import TorchEngineSpec
-from agentrl.rollouts.inprocess.weights import DecoderWeights
 
 __all__ = ["Lanes"]
 
@@ -22,19 +21,18 @@ class Lanes:
     kv: KVCache
     table: RowTable
     cache: SessionCache
-    decoder: Decoder
+    decoder: Forward
     prefiller: Prefiller
 
     @classmethod
-    def build(cls, spec: TorchEngineSpec, weights: DecoderWeights) -> Lanes:
+    def build(cls, spec: TorchEngineSpec, weights: ServedModel) -> Lanes:
         """Empty rows."""
-        kv = KVCache(weights.config, spec.num_rows, spec.context_tokens, weights.dtype, weights.device)
+        kv, decoder = weights.empty_rows(spec.num_rows, spec.context_tokens)
         table = RowTable(spec.num_rows, kv.capacity, kv.trash)
-        decoder = Decoder(weights, kv)
         return cls(
             kv=kv,
             table=table,
             cache=SessionCache(table, kv, spec.parked_tokens),
             decoder=decoder,
-            prefiller=Prefiller(decoder, kv, weights.config.num_heads, weights.device, fixed=spec.deterministic),
+            prefiller=Prefiller(decoder, kv, weights.num_heads, weights.device, fixed=spec.deterministic),
         )

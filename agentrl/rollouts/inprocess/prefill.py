@@ -10,8 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from agentrl.rollouts.inprocess.decoder import Decoder
 from agentrl.rollouts.inprocess.kv import KVCache
+from agentrl.rollouts.inprocess.served import Forward
 
 __all__ = ["Pending", "Prefiller"]
 
@@ -47,7 +47,7 @@ class Prefiller:
     position's KV is then a function of the ids up to it, to the last bit.
     """
 
-    def __init__(self, decoder: Decoder, kv: KVCache, num_heads: int, device: torch.device, *, fixed: bool) -> None:
+    def __init__(self, decoder: Forward, kv: KVCache, num_heads: int, device: torch.device, *, fixed: bool) -> None:
         self._decoder = decoder
         self._kv = kv
         self._num_heads = num_heads

@@ -13,9 +13,11 @@ from torch import Tensor
 
 from agentrl.errors import EngineError
 from agentrl.rollouts.inprocess.config import DecoderConfig
+from agentrl.rollouts.inprocess.decoder import Decoder
+from agentrl.rollouts.inprocess.kv import KVCache, KVShape
 from agentrl.types.checksum import tensor_checksum
 
-__all__ = ["DecoderWeights", "LayerWeights", "folder_tensors"]
+__all__ = ["DecoderWeights", "LayerWeights", "bits_checksum", "folder_tensors"]
 
 
 @dataclass(slots=True)
@@ -88,6 +90,27 @@ class DecoderWeights:
         self.layers = [self._layer(f"model.layers.{index}.") for index in range(config.num_layers)]
 
     @property
+    def vocab_size(self) -> int:
+        """See ``ServedModel``."""
+        return self.config.vocab_size
+
+    @property
+    def max_positions(self) -> int:
+        """See ``ServedModel``."""
+        return self.config.max_positions
+
+    @property
+    def num_heads(self) -> int:
+        """See ``ServedModel``."""
+        return self.config.num_heads
+
+    def empty_rows(self, rows: int, context_tokens: int) -> tuple[KVCache, Decoder]:
+        """See ``ServedModel``."""
+        shape = KVShape(self.config.num_layers, self.config.num_kv_heads, self.config.head_dim)
+        kv = KVCache(shape, rows, context_tokens, self.dtype, self.device)
+        return kv, Decoder(self, kv)
+
+    @property
     def names(self) -> tuple[str, ...]:
         """Every Hugging Face name that an update must put, in the model's order."""
         return tuple(self._places)
@@ -145,7 +168,7 @@ class DecoderWeights:
 
     def checksum(self) -> dict[str, int]:
         """The checksum of each tensor in the served dtype and Hugging Face order."""
-        return {name: tensor_checksum(_bits(place.read())) for name, place in self._places.items()}
+        return {name: bits_checksum(place.read()) for name, place in self._places.items()}
 
     def _empty(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
@@ -205,11 +228,12 @@ def _interleaved(fused: Tensor, heads: int) -> Tensor:
     return fused.view(heads, -1, 2, *fused.shape[1:]).transpose(1, 2)
 
 
-def _bits(tensor: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.unsignedinteger]]:
+def bits_checksum(tensor: Tensor) -> int:
+    """``tensor_checksum`` of a float32 or bfloat16 tensor's bits."""
     flat = tensor.contiguous().cpu().view(-1)
     width = flat.element_size()
     signed = flat.view({2: torch.int16, 4: torch.int32}[width]).numpy()
-    return signed.view({2: np.uint16, 4: np.uint32}[width])
+    return tensor_checksum(signed.view({2: np.uint16, 4: np.uint32}[width]))
 
 
 def folder_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:

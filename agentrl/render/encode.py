@@ -19,6 +19,7 @@ __all__ = ["Piece", "PieceEncoder", "Source"]
 _REMEMBERED_TEXTS, _REMEMBERED_CHARACTERS = 4096, 4096  # so many stretches of text, each so long at most
 
 _Parts = tuple[tuple[str, int | None], ...]  # text cut at its markers, each with its id
+_HALF_PAIR = re.compile("[\ud800-\udfff]")
 _Run = tuple[tuple[str, bool], ...]  # adjacent ordinary text by author, and whether that is content
 _Encoded = tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]  # ids [n], whether each covers content [n]
 
@@ -75,7 +76,11 @@ class PieceEncoder:
         self._remembered_run = functools.lru_cache(_REMEMBERED_TEXTS)(self._encode_run)
 
     def encode(self, pieces: Iterable[Piece]) -> _Encoded:
-        """Ids ``[n]``, and whether each covers at least one character of ``Source.CONTENT`` ``[n]``."""
+        """Ids ``[n]``, and whether each covers at least one character of ``Source.CONTENT`` ``[n]``.
+
+        Raises:
+            DataError: half of a surrogate pair stands in a text, or the tokenizer's merges build an added token.
+        """
         encoded: list[_Encoded] = []
         run: list[tuple[str, bool]] = []
         for text, source in pieces:
@@ -108,6 +113,11 @@ class PieceEncoder:
         # content_before[i]: how many of the first i characters are content
         content_before = np.zeros(len(text) + 1, dtype=np.int64)
         content_before[1:] = np.cumsum(np.repeat([flag for _, flag in run], [len(part) for part, _ in run]))
+        if half := _HALF_PAIR.search(text):
+            raise DataError(
+                f"a message must be text that UTF-8 can carry, got {half.group()!r}, half of a surrogate pair; replace "
+                "what is no character, as text.encode(errors='replace').decode() does"
+            )
         encoding = self._ordinary.encode(text, add_special_tokens=False)
         if not self._added_id_set.isdisjoint(encoding.ids):
             forged = sorted(self._added_id_set.intersection(encoding.ids))

@@ -125,3 +125,8 @@ def test_a_tokenizer_whose_merges_build_a_marker_is_refused() -> None:
     encoder = PieceEncoder(tokenizer, [])
     with pytest.raises(DataError, match="merges build"):
         encoder.encode([Piece("ab", Source.CONTENT)])
+
+
+def test_half_of_a_surrogate_pair_is_named(encoder: PieceEncoder) -> None:
+    with pytest.raises(DataError, match=r"UTF-8 can carry, got '\\udcff'"):
+        encoder.encode([Piece("file \udcff", Source.CONTENT)])

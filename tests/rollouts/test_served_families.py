@@ -128,10 +128,9 @@ class Served:
         self.parser = parser_for(inner, self.variant.parser)
         self.vocab_size, self.decode = inner.vocab_size, inner.decode
 
-    async def play(self, number: int, *, faithful: bool) -> tuple[Trajectory, list[str]]:
-        """The trajectory and its faults."""
-        rng = random.Random(f"{self.variant.name}/{number}/{faithful}")
-        spec = RolloutSpec(
+    def spec(self, rng: random.Random) -> RolloutSpec:
+        """Limits and stop strings of an episode."""
+        return RolloutSpec(
             env=EnvSpec(FuzzedEnv),
             renderer=Built(self.renderer),
             parser="auto",
@@ -140,6 +139,11 @@ class Served:
             sampling=SamplingParams(1000, stop=(STOP,) if rng.random() < 0.3 else ()),
             root_seed=0,
         )
+
+    async def play(self, number: int, *, faithful: bool) -> tuple[Trajectory, list[str]]:
+        """The trajectory and its faults."""
+        rng = random.Random(f"{self.variant.name}/{number}/{faithful}")
+        spec = self.spec(rng)
         books = Bookkeeper(
             SpeakingEngine(self.model, lambda n: asyncio.sleep(0), vocab_size=self.vocab_size, decode=self.decode)
         )
@@ -156,6 +160,23 @@ class Served:
             books.given[f"t/{index}"], books.made[f"t/{index}"] = books.given[request], books.made[request]
         faults = golden_violations(trajectory, "t", books) + mask_errors(trajectory, "t", books)
         return trajectory, [*faults, *(agent.wrongly_told if self.variant.name in KEEP_HISTORY else ())]
+
+
+async def test_text_that_is_no_text_is_refused_and_the_episode_goes_on(tmp_path: Path) -> None:
+    served = Served("qwen3_instruct", tmp_path)
+    spec = served.spec(random.Random(0))
+    parts = EpisodeParts(
+        spec,
+        SpeakingEngine(served.model, vocab_size=served.vocab_size, decode=served.decode),
+        served.renderer,
+        served.parser,
+        spec.rubric.build(),
+    )
+    episode = ServedEpisode(TurnMaker(parts, TrajectoryBuilder(EpisodeKey(0, 0), Task("t")), spec.sampling))
+    with pytest.raises(Refusal, match="half of a surrogate pair") as refused:
+        await episode.complete(parse_request(json.loads('{"messages": [{"role": "user", "content": "\\ud800"}]}')))
+    assert refused.value.status == 400
+    await episode.complete(parse_request({"messages": [{"role": "user", "content": "hi"}]}))
 
 
 @pytest.mark.parametrize("name", VARIANTS)

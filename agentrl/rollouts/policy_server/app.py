@@ -158,7 +158,7 @@ async def _json(request: Request) -> Any:
     raw = await request.body()
     try:
         body = json.loads(raw) if raw else {}
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Refusal(400, "invalid_request", f"the body must be JSON ({error})") from None
     if not isinstance(body, dict):
         raise Refusal(400, "invalid_request", f"the body must be a JSON object, got {type(body).__name__}")

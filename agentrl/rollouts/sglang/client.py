@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ import httpx
 from agentrl.errors import EngineError
 from agentrl.rollouts.engine import Tag
 from agentrl.rollouts.sglang.errors import RefusedError, ServerLostError, refusal
+from agentrl.rollouts.sglang.growing import events
 from agentrl.rollouts.sglang.versions import Dialect, dialect_of
 
 __all__ = ["ServerClient"]
@@ -83,9 +84,29 @@ class ServerClient:
         except httpx.HTTPError:
             return False
 
-    async def generate(self, body: Mapping[str, Any]) -> Mapping[str, Any]:
-        """One completion. Its duration is bounded by the caller: a pause may last."""
-        return await self._json("POST", "/generate", body, timeout_s=None)
+    async def generate(
+        self, body: Mapping[str, Any], grows: Callable[[Mapping[str, Any]], None] | None = None
+    ) -> Mapping[str, Any]:
+        """One completion. Its duration is bounded by the caller: a pause may last.
+
+        Args:
+            body: see ``wire.generate_body``.
+            grows: is given the answer each time that it has grown.
+        """
+        if grows is None:
+            return await self._json("POST", "/generate", body, timeout_s=None)
+        route, answer = "/generate", None
+        with self._named(route, None):
+            timeout = httpx.Timeout(None, connect=_CONNECT_S)
+            async with self._http.stream("POST", route, json={**body, "stream": True}, timeout=timeout) as response:
+                if response.status_code >= 400:
+                    raise refusal(self.name, route, response.status_code, await response.aread())
+                async for event in events(response.aiter_bytes()):
+                    answer = self._object(route, event)
+                    grows(answer)
+        if answer is None:
+            raise ServerLostError(f"{self.name} answered {route} with a stream of nothing")
+        return answer
 
     async def abort(self, rid: str) -> None:
         """Ends a request; one that the server does not know is ignored."""
@@ -242,6 +263,9 @@ class ServerClient:
         self, method: str, route: str, body: Mapping[str, Any] | None = None, timeout_s: float | None = -1.0
     ) -> Mapping[str, Any]:
         content = await self._send(method, route, body, self._call_timeout_s if timeout_s == -1.0 else timeout_s)
+        return self._object(route, content)
+
+    def _object(self, route: str, content: bytes) -> Mapping[str, Any]:
         try:
             answer = json.loads(content)
         except ValueError as error:

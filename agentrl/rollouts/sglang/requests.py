@@ -12,6 +12,7 @@ from agentrl.errors import EngineError
 from agentrl.rollouts.request_check import check_request
 from agentrl.rollouts.sglang.errors import ServerLostError
 from agentrl.rollouts.sglang.fleet import ServerFleet
+from agentrl.rollouts.sglang.growing import Growing
 from agentrl.rollouts.sglang.servers import Server
 from agentrl.rollouts.sglang.state import EngineState
 from agentrl.rollouts.sglang.wire import generate_body, read_answer
@@ -31,6 +32,7 @@ class _Flight:
     server: Server | None = None
     rid: str = ""
     aborted: bool = False
+    growing: Growing | None = None
 
 
 class Requests:
@@ -59,7 +61,8 @@ class Requests:
         check_request(request, self._state.info(), stop_strings=self._state.spec.stop_strings)
         if request.request_id in self._flights:
             raise EngineError(f"request_id {request.request_id!r} is already in flight; ids must be unique")
-        flight = self._flights[request.request_id] = _Flight(request)
+        growing = None if request.on_tokens is None else Growing(request)
+        flight = self._flights[request.request_id] = _Flight(request, growing=growing)
         try:
             return await self._state.clock.limit(
                 self._attempts(flight), request.deadline_s, f"request {request.request_id!r}"
@@ -97,6 +100,10 @@ class Requests:
                 failed.append(server)
                 last = error
                 await self._fleet.examine(server, str(error))
+                if flight.growing is not None and flight.growing.told:
+                    raise EngineError(
+                        f"{error}; {flight.growing.told} of its tokens were told already, so no server may begin anew"
+                    ) from error
         raise EngineError(
             f"request {request.request_id!r} failed {_ATTEMPTS} times, on {', '.join(s.name for s in failed)}; "
             f"the last time: {last}"
@@ -104,7 +111,7 @@ class Requests:
 
     async def _attempt(self, flight: _Flight, server: Server) -> Completion:
         request, stale_before = flight.request, self._state.stale_kv
-        call = asyncio.ensure_future(server.client.generate(generate_body(request, flight.rid)))
+        call = asyncio.ensure_future(server.client.generate(generate_body(request, flight.rid), flight.growing))
         server.calls.add(call)
         server.running += 1
         self._idle.clear()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from agentrl.errors import ConfigError, EngineError
@@ -34,7 +34,8 @@ def collect(
     """Plays the tasks of ``data.train`` and keeps every episode in a run directory.
 
     Draw n is task n in the order of the data. A directory that holds a part of them already is completed: draws whose
-    episodes have all finished stand, others are played again, from the same seeds.
+    episodes have not all finished are played again, from the same seeds, and of those the ones that had not finished
+    are kept. So the data set has each finished episode once, however often it was interrupted.
 
     Args:
         config: of one stage alone (``named_policy``).
@@ -60,13 +61,14 @@ def collect(
     directory = _directory(config, out, tasks, samples)
     chosen = tasks[:num_tasks]
     with TrajectoryWriter(directory) as writer:  # what an earlier one left unsealed is sealed now
-        whole = _finished_draws(directory, samples)
-        missing = [draw for draw in range(len(chosen)) if draw not in whole]
+        finished = _finished(directory)
+        missing = [draw for draw in range(len(chosen)) if len(finished[draw]) < samples]
         if missing:
             requests = (GroupRequest(draw, chosen[draw], samples) for draw in missing)
             with Trainer(config) as trainer:
                 _keep(
                     trainer.play(requests),
+                    finished,
                     writer,
                     directory,
                     lambda n: played(n, len(chosen)),
@@ -86,17 +88,20 @@ def collect(
 
 def _keep(
     outcomes: Iterable[GroupOutcome],
+    finished: Mapping[int, Collection[int]],
     writer: TrajectoryWriter,
     directory: RunDirectory,
     done: Callable[[int], None],
     already: int,
 ) -> None:
-    """Stores what comes, in shards; failures are told in ``events.jsonl`` too."""
+    """Stores what comes and had not finished before, in shards; failures are told in ``events.jsonl`` too."""
     unsealed = 0
     events = EventLog(directory)
     try:
         for number, outcome in enumerate(outcomes, already + 1):
             for trajectory in (*outcome.retried, *outcome.group.trajectories):
+                if trajectory.sibling in finished[trajectory.draw]:
+                    continue
                 writer.write(trajectory, _STEP)
                 unsealed += 1
                 if trajectory.status.kind == "failed":
@@ -114,13 +119,13 @@ def _keep(
         events.close()
 
 
-def _finished_draws(directory: RunDirectory, samples: int) -> set[int]:
-    """Draws whose every sibling has finished."""
+def _finished(directory: RunDirectory) -> defaultdict[int, set[int]]:
+    """Siblings that have finished, by draw."""
     siblings: defaultdict[int, set[int]] = defaultdict(set)
     for summary in TrajectoryReader(directory).summaries():
         if summary.reward is not None:
             siblings[summary.draw].add(summary.sibling)
-    return {draw for draw, own in siblings.items() if len(own) == samples}
+    return siblings
 
 
 def _directory(config: RunConfig, out: Path, tasks: Sequence[Task], samples: int) -> RunDirectory:

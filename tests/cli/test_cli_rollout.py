@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow.dataset
 import pytest
 
 from agentrl.run.collection import collect
 from agentrl.run.played import named_policy
-from agentrl.store import RunDirectory, TrajectoryReader, TrajectorySummary
-from agentrl.types import load_object
+from agentrl.store import RunDirectory, TrajectoryReader, TrajectorySummary, TrajectoryWriter
+from agentrl.types import concat_ids, load_object
 
 TASK = Path(__file__).resolve().parents[1] / "run" / "tiny_task.py"
 
@@ -106,3 +110,59 @@ def test_the_record_says_what_was_asked_for(agentrl: Run, config: Path, tmp_path
     record = json.loads((out / "run.json").read_text(encoding="utf-8"))
     assert record["collection"] == {"samples": 3}
     assert len(stored(out)) == 3
+
+
+def rows_of(out: Path, cache: Path) -> list[dict[str, Any]]:
+    """The data set as Hugging Face's ``datasets`` loads it, by the pattern that docs/rollouts.md names."""
+    from datasets import load_dataset
+
+    pattern = str(out / "traj" / "sealed" / "*" / "*.parquet")
+    return list(load_dataset("parquet", data_files=pattern, split="train", cache_dir=str(cache)))
+
+
+def test_datasets_loads_the_shards_of_several_calls(config: Path, tmp_path: Path) -> None:
+    alone = named_policy(config, None, (), command="agentrl rollout")
+    for num_tasks in (1, 3):
+        collect(alone, tmp_path / "out", num_tasks=num_tasks)
+    assert len(list((tmp_path / "out" / "traj" / "sealed").rglob("*.parquet"))) == 2
+    rows = {row["id"]: row for row in rows_of(tmp_path / "out", tmp_path / "cache")}
+    assert sorted(rows) == [f"{draw}-{sibling}-0" for draw in range(3) for sibling in range(2)]
+    reader = TrajectoryReader(RunDirectory.open(tmp_path / "out"))
+    for name, row in rows.items():
+        trajectory = reader.get(name).trajectory
+        policy = [token for token, kind in zip(row["token_ids"], row["kinds"], strict=True) if kind == 1]
+        assert policy == [t for turn in trajectory.turns for t in concat_ids(turn.completion).tolist()]
+        assert row["reward"] == trajectory.reward
+
+
+def test_an_episode_that_had_finished_is_in_the_data_set_once(config: Path, tmp_path: Path) -> None:
+    alone = named_policy(config, None, (), command="agentrl rollout")
+    collect(alone, tmp_path / "whole", num_tasks=1)
+    collect(alone, tmp_path / "out", num_tasks=0)
+    first = TrajectoryReader(RunDirectory.open(tmp_path / "whole")).get("0-0-0").trajectory
+    with TrajectoryWriter(RunDirectory.open(tmp_path / "out")) as writer:  # then the process was killed
+        writer.write(first, 0)
+    collect(alone, tmp_path / "out", num_tasks=1)
+    assert [row["id"] for row in rows_of(tmp_path / "out", tmp_path / "cache")] == ["0-0-0", "0-1-0"]
+
+
+@pytest.mark.slow
+def test_a_call_that_was_killed_is_completed_by_the_next(config: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    asked = ["rollout", str(config), "rollout.max_running=2", "--samples", "40", "--out", str(out)]
+    command = [sys.executable, "-m", "agentrl", *asked]
+    log = (tmp_path / "log").open("wb")
+    killed = subprocess.Popen(command, stdout=log, stderr=log)
+    while sum(path.read_bytes().count(b"\n") for path in (out / "traj" / "live").rglob("*.jsonl")) < 20:
+        assert killed.poll() is None, (tmp_path / "log").read_text()
+        time.sleep(0.002)
+    killed.kill()
+    killed.wait()
+    log.close()
+    before = {s.id: s.recorded_at for s in stored(out)}
+    assert 0 < len(before) < 12 * 40  # in the middle
+    subprocess.run(command, check=True, timeout=100, capture_output=True)
+    after = {s.id: s.recorded_at for s in stored(out)}
+    assert {name: after[name] for name in before} == before
+    ids = sorted(row["id"] for row in rows_of(out, tmp_path / "cache"))
+    assert ids == sorted(f"{draw}-{sibling}-0" for draw in range(12) for sibling in range(40))

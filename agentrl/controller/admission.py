@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from agentrl.rollouts import SavedGroup
 from agentrl.types import TrajectoryGroup
 
 __all__ = ["Admission", "Snapshot", "StaleRule"]
@@ -76,10 +77,11 @@ class Snapshot:
 
     Args:
         next_draw: the next new one.
-        outstanding: draws to issue again: what ran at the checkpoint starts anew.
+        outstanding: draws to issue again: those that ran.
         spent: how much of the refill is.
         ledger_offset: rows of the ledger at that moment.
         groups: that were finished and wait to be trained; the checkpoint holds them whole.
+        running: how those that ran stood; draws that are not among them start anew.
     """
 
     next_draw: int
@@ -87,3 +89,4 @@ class Snapshot:
     spent: int
     ledger_offset: int
     groups: tuple[TrajectoryGroup, ...] = ()
+    running: tuple[SavedGroup, ...] = ()

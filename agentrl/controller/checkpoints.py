@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.controller.admission import Snapshot
+from agentrl.controller.running_groups import read_running, write_running
 from agentrl.controller.waiting_groups import read_groups, write_groups
-from agentrl.errors import DataError
+from agentrl.errors import DataError, StoreError
 from agentrl.store import write_json
 
 __all__ = ["Checkpoints", "Manifest"]
 
 _GROUPS = "waiting_groups.parquet"
+_RUNNING = "running_groups.pickle"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +71,11 @@ class Checkpoints:
         rollouts = manifest.rollouts
         if rollouts.groups:
             write_groups(folder / _GROUPS, rollouts.groups)
+        if rollouts.running:
+            write_running(folder / _RUNNING, rollouts.running)
         files = {str(p.relative_to(folder)): p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()}
-        record = asdict(replace(manifest, rollouts=replace(rollouts, groups=()), files=files))
-        del record["rollouts"]["groups"]  # their file holds them
+        record = asdict(replace(manifest, rollouts=replace(rollouts, groups=(), running=()), files=files))
+        del record["rollouts"]["groups"], record["rollouts"]["running"]  # their files hold them
         write_json(folder / "manifest.json", record)
         if self._keep_last:
             kept = self._complete()[-self._keep_last :]
@@ -103,6 +107,12 @@ class Checkpoints:
                 raise DataError(self._torn(folder, f"{name} should have {size} bytes, found {found}"))
         if _GROUPS in manifest.files:
             manifest = replace(manifest, rollouts=replace(manifest.rollouts, groups=read_groups(folder / _GROUPS)))
+        if _RUNNING in manifest.files:
+            try:
+                running = read_running(folder / _RUNNING)
+            except StoreError as error:
+                raise DataError(self._torn(folder, str(error))) from error
+            manifest = replace(manifest, rollouts=replace(manifest.rollouts, running=running))
         return folder, manifest
 
     def _complete(self) -> list[Path]:

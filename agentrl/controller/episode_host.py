@@ -16,6 +16,7 @@ from agentrl.rollouts import (
     PauseMode,
     RolloutEngine,
     RolloutSpec,
+    SavedGroup,
 )
 
 __all__ = ["EngineFactory", "EpisodeHost", "HostedEngine", "RolloutParts"]
@@ -81,6 +82,10 @@ class EpisodeHost:
     def cancel(self, draws: Sequence[int], label: str) -> None:
         """Ends groups in flight."""
         self._runner.cancel(draws, label=label)
+
+    def in_flight(self) -> list[SavedGroup]:
+        """Groups in training that did not come by ``collect`` yet."""
+        return self._runner.in_flight()
 
     def close(self) -> None:
         """Ends the episodes, then the engine."""

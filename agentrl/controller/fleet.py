@@ -5,12 +5,26 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from agentrl.errors import EngineError
-from agentrl.rollouts import GroupOutcome, GroupRequest
+from agentrl.rollouts import GroupOutcome, GroupRequest, SavedGroup
 
-__all__ = ["Fleet", "collect_groups", "stream_groups"]
+__all__ = ["Fleet", "HostLoss", "collect_groups", "stream_groups"]
+
+
+@dataclass(frozen=True, slots=True)
+class HostLoss:
+    """A host of episodes that died.
+
+    Args:
+        why: which, and how it was noticed.
+        num_groups: that it played, and that are played again.
+    """
+
+    why: str
+    num_groups: int
 
 
 class Fleet(Protocol):
@@ -30,6 +44,13 @@ class Fleet(Protocol):
 
     def cancel(self, draws: Sequence[int], *, label: str = "") -> None:
         """Ends groups in flight."""
+        ...
+
+    def in_flight(self) -> list[SavedGroup]:
+        """The groups in training that did not come by ``collect`` yet, as they stand now.
+
+        Called by whoever collects, in the same thread. What it lacks cannot be gone on with.
+        """
         ...
 
 

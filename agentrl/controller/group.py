@@ -7,10 +7,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from agentrl.controller.fleet import HostLoss
 from agentrl.controller.weights import WeightsReport
 from agentrl.controller.worker import Worker, WorkerSpec
 from agentrl.errors import TrainingError
-from agentrl.rollouts import GroupOutcome, GroupRequest, PauseMode
+from agentrl.rollouts import GroupOutcome, GroupRequest, PauseMode, SavedGroup
 from agentrl.training import DistSpec
 
 __all__ = ["LocalGroup", "WorkerGroup"]
@@ -43,6 +44,12 @@ class WorkerGroup(Protocol):
     def collect(self, timeout_s: float) -> list[GroupOutcome]: ...
 
     def cancel(self, draws: Sequence[int], *, label: str = "") -> None: ...
+
+    def in_flight(self) -> list[SavedGroup]: ...
+
+    def take_losses(self) -> list[HostLoss]:
+        """Hosts of episodes that died since the last call, and that the group goes on without."""
+        ...
 
     def describe(self) -> list[dict[str, Any]]:
         """Rank, host and process of each worker."""
@@ -90,6 +97,12 @@ class LocalGroup:
 
     def cancel(self, draws: Sequence[int], *, label: str = "") -> None:
         self._worker.cancel(draws, label)
+
+    def in_flight(self) -> list[SavedGroup]:
+        return self._worker.in_flight()
+
+    def take_losses(self) -> list[HostLoss]:
+        return []
 
     def describe(self) -> list[dict[str, Any]]:
         return [self._worker.describe()]

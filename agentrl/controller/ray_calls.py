@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayTaskError
 
 from agentrl.errors import AgentRLError, TrainingError
-from agentrl.rollouts import GroupOutcome, GroupRequest
+from agentrl.rollouts import GroupOutcome, GroupRequest, SavedGroup
 from agentrl.types import file_modules
 
-__all__ = ["ActorCalls", "RayRunners", "shared"]
+__all__ = ["ActorCalls", "ActorLostError", "RayRunners", "shared"]
 
 _POLL_S = 1.0
 
@@ -23,6 +23,10 @@ def shared(value: object) -> Any:
     for module in file_modules():
         ray.cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
     return ray.put(value)
+
+
+class ActorLostError(Exception):
+    """An actor died, or does not answer; says which, and during what."""
 
 
 class ActorCalls:
@@ -65,6 +69,19 @@ class ActorCalls:
             AgentRLError: what the actor raised, or that it died or did not answer.
         """
         try:
+            return self.ask(ref, what, place)
+        except ActorLostError as lost:
+            self.error = self._failure(str(lost), place, "")
+            raise self.error from None
+
+    def ask(self, ref: Any, what: str, place: int) -> Any:
+        """One answer of an actor that others may stand in for.
+
+        Raises:
+            AgentRLError: what the actor raised; the group is poisoned.
+            ActorLostError: it died or did not answer; the group is as it was.
+        """
+        try:
             return ray.get(ref, timeout=self._timeout_s)
         except RayTaskError as error:
             self.error = (
@@ -72,12 +89,11 @@ class ActorCalls:
                 if isinstance(error.cause, AgentRLError)
                 else self._failure(f"{what} failed: {error.cause!r}", place, str(error))
             )
-        except RayActorError as error:
-            self.error = self._failure(f"{what}: {self._name(place)} died: {error}", place, "")
+            raise self.error from None
+        except (RayActorError, ObjectLostError) as error:
+            raise ActorLostError(f"{what}: {self._name(place)} died: {error}") from None
         except GetTimeoutError:
-            late = f"{what}: {self._name(place)} did not answer within {self._timeout_s:.0f} s"
-            self.error = self._failure(late, place, "")
-        raise self.error
+            raise ActorLostError(f"{what}: {self._name(place)} did not answer within {self._timeout_s:.0f} s") from None
 
 
 class RayRunners:
@@ -91,10 +107,12 @@ class RayRunners:
     def __init__(self, actors: Sequence[Any], calls: ActorCalls) -> None:
         self._actors, self._calls = actors, calls
         self._polls: dict[Any, int] = {}
+        self._arrived: list[GroupOutcome] = []
 
     def forget(self) -> None:
         """The actors host something new: what was asked of them before is nobody's."""
         self._polls.clear()
+        self._arrived.clear()
 
     def submit(self, requests: Sequence[GroupRequest]) -> None:
         for place, actor in enumerate(self._actors):
@@ -103,16 +121,25 @@ class RayRunners:
                 self._calls.get(actor.submit.remote(own), "submitting groups", place)
 
     def collect(self, timeout_s: float) -> list[GroupOutcome]:
+        if self._arrived:
+            outcomes, self._arrived = self._arrived, []
+            return outcomes
         for place, actor in enumerate(self._actors):
             if place not in self._polls.values():
                 self._polls[actor.collect.remote(timeout_s)] = place
         ready, _ = ray.wait(list(self._polls), num_returns=1, timeout=timeout_s)
-        outcomes: list[GroupOutcome] = []
-        for ref in ready:
-            place = self._polls.pop(ref)
-            outcomes += self._calls.get(ref, "collecting groups", place)
-        return outcomes
+        return [outcome for ref in ready for outcome in self._fetch(ref)]
 
     def cancel(self, draws: Sequence[int], *, label: str = "") -> None:
         for place, actor in enumerate(self._actors):
             self._calls.get(actor.cancel.remote(list(draws), label), "cancelling groups", place)
+
+    def in_flight(self) -> list[SavedGroup]:
+        for ref in list(self._polls):  # what is on its way is neither here nor there
+            self._arrived += self._fetch(ref)
+        refs = [actor.in_flight.remote() for actor in self._actors]
+        return [group for own in self._calls.gather(refs, "saving the groups that run") for group in own]
+
+    def _fetch(self, ref: Any) -> list[GroupOutcome]:
+        outcomes: list[GroupOutcome] = self._calls.get(ref, "collecting groups", self._polls.pop(ref))
+        return outcomes

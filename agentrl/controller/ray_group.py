@@ -11,11 +11,12 @@ from typing import Any
 
 import ray
 
+from agentrl.controller.fleet import HostLoss
 from agentrl.controller.ray_calls import ActorCalls, RayRunners, shared
 from agentrl.controller.weights import ServedDtype, TrainerWeights, WeightsReport
 from agentrl.controller.worker import Worker, WorkerSpec
 from agentrl.errors import TrainingError
-from agentrl.rollouts import GroupOutcome, GroupRequest, PauseMode
+from agentrl.rollouts import GroupOutcome, GroupRequest, PauseMode, SavedGroup
 from agentrl.training import DistSpec
 
 __all__ = ["RayGroup", "start_ray"]
@@ -95,6 +96,10 @@ class _Rank:
     def cancel(self, draws: Sequence[int], label: str) -> None:
         self._hosted.cancel(draws, label)
 
+    @ray.method(concurrency_group="episodes")
+    def in_flight(self) -> list[SavedGroup]:
+        return self._hosted.in_flight()
+
     def close(self) -> None:
         self._hosted.close()
 
@@ -166,6 +171,13 @@ class RayGroup:
 
     def cancel(self, draws: Sequence[int], *, label: str = "") -> None:
         self._runners.cancel(draws, label=label)
+
+    def in_flight(self) -> list[SavedGroup]:
+        return self._runners.in_flight()
+
+    def take_losses(self) -> list[HostLoss]:
+        """None: where a rank dies, the group does."""
+        return []
 
     def describe(self) -> list[dict[str, Any]]:
         return self._calls.gather([rank.describe.remote() for rank in self._ranks], "describing the workers")

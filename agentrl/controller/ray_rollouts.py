@@ -11,12 +11,14 @@ from typing import Any
 import ray
 
 from agentrl.controller.episode_host import EpisodeHost, RolloutParts
-from agentrl.controller.ray_calls import ActorCalls, RayRunners, shared
+from agentrl.controller.fleet import HostLoss
+from agentrl.controller.ray_calls import ActorCalls, shared
 from agentrl.controller.ray_group import RayGroup
 from agentrl.controller.weights import ServedDtype, TrainerWeights, WeightsReport
 from agentrl.controller.worker import WorkerSpec
+from agentrl.controller.worker_fleet import WorkerFleet
 from agentrl.errors import AgentRLError, ConfigError, EngineError
-from agentrl.rollouts import GroupOutcome, GroupRequest, PauseMode
+from agentrl.rollouts import GroupOutcome, GroupRequest, PauseMode, SavedGroup
 
 __all__ = ["RayRolloutGroup"]
 
@@ -55,6 +57,10 @@ class _RolloutWorker:
     def cancel(self, draws: Sequence[int], label: str) -> None:
         self._hosted.cancel(draws, label)
 
+    @ray.method(concurrency_group="episodes")
+    def in_flight(self) -> list[SavedGroup]:
+        return self._hosted.in_flight()
+
     def close(self) -> None:
         host, self._host = self._host, None
         if host is not None:
@@ -75,12 +81,14 @@ class RayRolloutGroup:
     """A ``WorkerGroup`` whose ranks train, and whose episodes are played by workers apart from them.
 
     New weights go from rank 0 through Ray's object store to every worker, once a machine; the driver sees none.
+    They stay there until the next ones, for a worker that takes the place of one that died.
 
     Args:
         trainers: the ranks; this group owns them.
         num_workers: rollout workers.
         threads: torch and OpenMP threads of each.
         resources: that each asks of Ray, beside a CPU.
+        max_restarts: workers that may die between two publishes; the next death ends the run.
         call_timeout_s: deadline of one call.
     """
 
@@ -91,6 +99,7 @@ class RayRolloutGroup:
         *,
         threads: int,
         resources: Mapping[str, float] | None = None,
+        max_restarts: int = 3,
         call_timeout_s: float = 1800.0,
     ) -> None:
         self._trainers = trainers
@@ -103,8 +112,8 @@ class RayRolloutGroup:
             "scheduling_strategy": "SPREAD",
             "runtime_env": {"env_vars": env_vars},
         }
-        self._workers = [_ROLLOUT_ACTOR.options(**chosen).remote(place) for place in range(num_workers)]
-        self._runners = RayRunners(self._workers, self._calls)
+        actor = _ROLLOUT_ACTOR.options(**chosen)
+        self._fleet = WorkerFleet(actor.remote, num_workers, self._calls, max_restarts=max_restarts)
 
     @property
     def num_ranks(self) -> int:
@@ -112,42 +121,40 @@ class RayRolloutGroup:
 
     def setup(self, spec: WorkerSpec) -> None:
         self._trainers.setup(replace(spec, episodes=None))
-        parts = shared(spec.episodes)
-        self._runners.forget()
-        refs = [worker.setup.remote(parts) for worker in self._workers]
-        self._dtype = self._calls.gather(refs, "setting up the episodes")[0]
+        self._dtype = self._fleet.setup(shared(spec.episodes))[0]
 
     def call(self, role: str, method: str, args_by_rank: Sequence[Sequence[Any]]) -> list[Any]:
         return self._trainers.call(role, method, args_by_rank)
 
     def publish(self, version: int, mode: PauseMode = "retract") -> list[WeightsReport | None]:
-        """Every worker's engine serves the actor's weights as ``version`` when this returns."""
+        """Every playing worker's engine serves the actor's weights as ``version`` when this returns."""
         if self._dtype is None:
-            return [None] * len(self._workers)
-        weights = self._trainers.export_weights(self._dtype)
-        refs = [worker.update.remote(weights, version, mode) for worker in self._workers]
-        return self._calls.gather(refs, f"publish({version})")
+            return []
+        return self._fleet.update(self._trainers.export_weights(self._dtype), version, mode)
 
     def submit(self, requests: Sequence[GroupRequest]) -> None:
-        self._runners.submit(requests)
+        self._fleet.submit(requests)
 
     def collect(self, timeout_s: float) -> list[GroupOutcome]:
-        return self._runners.collect(timeout_s)
+        return self._fleet.collect(timeout_s)
 
     def cancel(self, draws: Sequence[int], *, label: str = "") -> None:
-        self._runners.cancel(draws, label=label)
+        self._fleet.cancel(draws, label=label)
+
+    def in_flight(self) -> list[SavedGroup]:
+        return self._fleet.in_flight()
+
+    def take_losses(self) -> list[HostLoss]:
+        return self._fleet.take_losses()
 
     def describe(self) -> list[dict[str, Any]]:
-        refs = [worker.describe.remote() for worker in self._workers]
+        refs = [actor.describe.remote() for actor in self._fleet.actors]
         return [*self._trainers.describe(), *self._calls.gather(refs, "describing the rollout workers")]
 
     def close(self) -> None:
         try:
-            if self._calls.error is None:
-                self._calls.gather([worker.close.remote() for worker in self._workers], "closing the rollout workers")
+            self._fleet.close()
         finally:
-            for worker in self._workers:
-                ray.kill(worker)
             self._trainers.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
@@ -11,10 +12,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from agentrl.controller.evaluation import Examination
+from agentrl.controller.fleet import HostLoss
 from agentrl.controller.state import TrainState
 from agentrl.errors import EngineError
 from agentrl.metrics import PhaseTimer, Sink, rollout_metrics, tokens_per_s
-from agentrl.rollouts import GroupOutcome
+from agentrl.rollouts import GroupOutcome, SavedGroup
 from agentrl.store import Annotation, EventLog, TrajectoryWriter
 from agentrl.types import Batch, SegmentKind, Stats, Trajectory, TrajectoryGroup
 
@@ -169,6 +171,30 @@ class Recorder:
     def results(self) -> dict[str, dict[str, Any]]:
         """Evaluations so far, as in ``summary.json``."""
         return {name: dict(own) for name, own in self._results.items()}
+
+    def lost(self, losses: Sequence[HostLoss]) -> dict[str, int]:
+        """Hosts of episodes that died: each is an event; their numbers by the metric's name."""
+        for loss in losses:
+            text = f"{loss.why}; its {loss.num_groups} groups are played again"
+            self._view.alert(text)
+            self._events.log("worker_lost", text, boundary="engine", level="warning", stage=self._stage)
+        if not losses:
+            return {}
+        return {"count/lost_workers": len(losses), "count/replayed_groups": sum(loss.num_groups for loss in losses)}
+
+    def kept(self, groups: Sequence[SavedGroup]) -> None:
+        """A checkpoint is made: which of the episodes in flight would be begun anew after it, and why."""
+        reasons = Counter(one.why for group in groups for one in group.lost)
+        told = "; ".join(f"{number} × {why}" for why, number in reasons.most_common(3))
+        if reasons:
+            self._events.log(
+                "unsaved_episodes",
+                f"the checkpoint holds {sum(len(group.resumable) for group in groups)} episodes in flight as they "
+                f"stand; {reasons.total()} would be begun anew by a resume: {told}",
+                boundary="env",
+                level="info",
+                stage=self._stage,
+            )
 
     def sync(self) -> None:
         """Returns when everything given so far is durable."""

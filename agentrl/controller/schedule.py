@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agentrl.controller.admission import Snapshot, StaleRule
+from agentrl.controller.fleet import HostLoss
 from agentrl.controller.group import WorkerGroup
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.service import RolloutService
@@ -66,6 +67,10 @@ class Schedule(Protocol):
         """What happened to groups since the last call, by the metric's name."""
         ...
 
+    def take_losses(self) -> Sequence[HostLoss]:
+        """Hosts of episodes that died since the last call, and that the run goes on without."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -117,6 +122,9 @@ class CapacitySchedule:
 
     def take_counts(self) -> Mapping[str, int]:
         return self._running.take_counts()
+
+    def take_losses(self) -> Sequence[HostLoss]:
+        return self._group.take_losses()
 
     def close(self) -> None:
         if self._service is not None:
@@ -180,6 +188,9 @@ class DemonstrationSchedule:
 
     def take_counts(self) -> Mapping[str, int]:
         return {}
+
+    def take_losses(self) -> Sequence[HostLoss]:
+        return ()
 
     def close(self) -> None:
         """Nothing was started."""

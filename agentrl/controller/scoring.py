@@ -13,7 +13,7 @@ from agentrl.controller.actor import invoke, sample_scores
 from agentrl.controller.group import WorkerGroup
 from agentrl.errors import AgentRLError, RewardError
 from agentrl.metrics import REWARD_MODEL_PART
-from agentrl.rollouts import GroupOutcome, GroupRequest, make_batch
+from agentrl.rollouts import GroupOutcome, GroupRequest, SavedGroup, make_batch
 from agentrl.training import Layout, ModelFacts, RewardModel, partition, shards
 from agentrl.types import Batch, Status, Trajectory, TrajectoryGroup
 
@@ -163,3 +163,6 @@ class ScoringFleet:
 
     def cancel(self, draws: Sequence[int], *, label: str = "") -> None:
         self._fleet.cancel(draws, label=label)
+
+    def in_flight(self) -> list[SavedGroup]:
+        return self._fleet.in_flight()

@@ -14,13 +14,14 @@ from agentrl.controller.draws import DrawOrder
 from agentrl.controller.fleet import Fleet
 from agentrl.controller.ledger import Ledger, LedgerState
 from agentrl.errors import AgentRLError, EngineError
-from agentrl.rollouts import GroupOutcome, GroupRequest
+from agentrl.rollouts import GroupOutcome, GroupRequest, SavedGroup
 from agentrl.types import TrajectoryGroup
 
 __all__ = ["Intake", "KeepGroup", "RolloutService"]
 
 _POLL_S = 0.2
 _CLOSE_S = 30.0
+_SNAPSHOT_S = 600.0
 
 
 KeepGroup = Callable[[TrajectoryGroup], Keep]
@@ -57,6 +58,7 @@ class RolloutService:
         self._fleet, self._order, self._ledger, self._admission = fleet, order, ledger, admission
         self._keep_group, self._intake = keep_group, intake
         self._next_draw, self._again = start.next_draw, list(start.outstanding)
+        self._saved = {group.draw: group for group in start.running}
         self._issued = start.spent
         self._running: dict[int, int] = {}  # the version served when a draw was issued: none of its tokens is older
         self._cut: dict[int, str] = {}  # of those that run: what is being cancelled, and why
@@ -68,6 +70,8 @@ class RolloutService:
         self._evaluating: dict[str, tuple[int, list[GroupOutcome]]] = {}
         self._error: BaseException | None = None
         self._closing = False
+        self._asked_for_snapshot = False
+        self._snapshot: Snapshot | None = None
         self._changed = threading.Condition()
         self._take_over(start.groups)
         self._thread = threading.Thread(target=self._serve, name="rollout-service", daemon=True)
@@ -144,15 +148,11 @@ class RolloutService:
     def snapshot(self) -> Snapshot:
         """What a checkpoint must know, at one moment; the ledger's rows up to there are durable."""
         with self._changed:
-            self._ledger.sync()
-            going_on = self._running.keys() - self._cut.keys()
-            return Snapshot(
-                next_draw=self._next_draw,
-                outstanding=tuple(sorted({*going_on, *self._again})),
-                spent=max(0, self._issued - len(going_on) - len(self._buffer)),
-                ledger_offset=self._ledger.offset,
-                groups=tuple(self._buffer),
-            )
+            self._asked_for_snapshot, self._snapshot = True, None
+            self._wait(lambda: self._snapshot is not None, _SNAPSHOT_S, "the state of the groups that run")
+            snapshot, self._snapshot = self._snapshot, None
+            assert snapshot is not None
+            return snapshot
 
     def close(self) -> None:
         """Ends admission and the thread; what runs is cancelled and recorded as such. A second call does nothing."""
@@ -218,6 +218,8 @@ class RolloutService:
     def _serve(self) -> None:
         try:
             while True:
+                if self._asked_for_snapshot:
+                    self._take_snapshot()
                 with self._changed:
                     if self._closing:
                         return
@@ -226,7 +228,8 @@ class RolloutService:
                     if requests:
                         self._fleet.submit(requests)
                     elif idle:
-                        self._changed.wait(_POLL_S)
+                        if not self._asked_for_snapshot:
+                            self._changed.wait(_POLL_S)
                         continue
                 for outcome in self._fleet.collect(_POLL_S):
                     self._come_in(outcome)
@@ -235,20 +238,45 @@ class RolloutService:
                 self._error = error
                 self._changed.notify_all()
 
+    def _take_snapshot(self) -> None:
+        """Taken by the thread that collects, so that a group is either in flight or in the buffer."""
+        saved = self._fleet.in_flight()
+        for outcome in self._fleet.collect(0.0):
+            self._come_in(outcome)
+        with self._changed:
+            self._ledger.sync()
+            going_on = self._running.keys() - self._cut.keys()
+            waiting = [self._saved[draw] for draw in self._again if draw in self._saved]
+            running = [group.at_version(self._running[group.draw]) for group in saved if group.draw in going_on]
+            self._snapshot = Snapshot(
+                next_draw=self._next_draw,
+                outstanding=tuple(sorted({*going_on, *self._again})),
+                spent=max(0, self._issued - len(going_on) - len(self._buffer)),
+                ledger_offset=self._ledger.offset,
+                groups=tuple(self._buffer),
+                running=tuple(sorted([*waiting, *running], key=lambda group: group.draw)),
+            )
+            self._asked_for_snapshot = False
+            self._changed.notify_all()
+
     def _admit(self) -> list[GroupRequest]:
         requests = []
         while not self._held and (self._waiting or not self._admission.in_draw_order) and self._may_issue():
-            draw = self._next_draw
-            if self._again:
-                draw = self._again.pop(0)
-                self._counts["count/restarted_groups"] += 1
+            again = bool(self._again)
+            draw = self._again.pop(0) if again else self._next_draw
             self._next_draw = max(self._next_draw, draw + 1)
-            bounds = self._admission
+            bounds, saved = self._admission, self._saved.pop(draw, None)
             request = GroupRequest(
                 draw, self._order.task(draw), bounds.group_size, extra_siblings=bounds.extra_siblings
             )
-            self._ledger.issue(draw, request.num_siblings)
-            self._running[draw] = self._version
+            if saved is not None and len(saved.siblings) != request.num_siblings:
+                saved = None  # a resumed run may have other numbers of siblings
+            if again:
+                self._counts += _resumed(saved, request.num_siblings)
+            detail = {} if saved is None else {"resumed": True}
+            self._ledger.issue(draw, request.num_siblings, **detail)
+            self._running[draw] = self._version if saved is None else saved.version
+            request = replace(request, saved=saved)
             self._issued += 1
             requests.append(request)
         return requests
@@ -312,6 +340,12 @@ class RolloutService:
                 ended: LedgerState = "cancelled" if trajectory.status.kind == "cancelled" else "failed"
                 self._ledger.move(group.draw, [trajectory.sibling], ended, reason=trajectory.status.reason)
         self._ledger.move(group.draw, finished, "finished")
+
+
+def _resumed(saved: SavedGroup | None, num_siblings: int) -> Counter[str]:
+    """What becomes of the episodes of a draw that ran when a checkpoint was made."""
+    going_on, anew = (0, num_siblings) if saved is None else (len(saved.resumable), len(saved.lost))
+    return Counter({"count/resumed_episodes": going_on, "count/restarted_episodes": anew})
 
 
 def _with_reason(group: TrajectoryGroup, reason: str) -> TrajectoryGroup:

@@ -165,7 +165,7 @@ class StageRun:
         self, state: TrainState, groups: Sequence[TrajectoryGroup], batch: PlannedBatch | None, stats: Stats
     ) -> None:
         """Annotations, metrics and the display's line of a step."""
-        counts = dict(self.schedule.take_counts())
+        counts = dict(self.schedule.take_counts()) | self._recorder.lost(self.schedule.take_losses())
         if batch is not None and self.schedule.overlap.stale == "mask_tokens":
             versions = batch.batch.policy_versions  # those that the published weights were made of
             oldest = state.policy_version - 1 - self.schedule.overlap.max_staleness
@@ -197,6 +197,7 @@ class StageRun:
             folder = self._checkpoints.begin(state.step)
             self.learner.save(folder / self.learner.role)
             self._recorder.sync()
+            self._recorder.kept(snapshot.running)
             manifest = Manifest(
                 stage=self.settings.name,
                 step=state.step,

@@ -14,7 +14,7 @@ import torch
 from agentrl.controller.episode_host import EpisodeHost, RolloutParts
 from agentrl.controller.weights import ServedDtype, TrainerWeights, WeightsReport, publish_in_process, to_array
 from agentrl.errors import AgentRLError, ConfigError, TrainingError
-from agentrl.rollouts import GroupOutcome, GroupRequest, PauseMode
+from agentrl.rollouts import GroupOutcome, GroupRequest, PauseMode, SavedGroup
 from agentrl.training import (
     Actor,
     ActorSpec,
@@ -133,6 +133,10 @@ class Worker:
     def cancel(self, draws: Sequence[int], label: str) -> None:
         """Ends groups in flight here."""
         self._hosted.cancel(draws, label)
+
+    def in_flight(self) -> list[SavedGroup]:
+        """Groups in training that were not collected here yet."""
+        return self._hosted.in_flight()
 
     def close(self) -> None:
         """Ends everything that this worker started."""

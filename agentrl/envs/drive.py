@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import io
+import pickle
 from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any, Literal
@@ -17,6 +19,9 @@ __all__ = ["ENV_THREADS", "AsyncEnv", "call_env"]
 
 ENV_THREADS = BoundedThreads(32, "agentrl-env")
 """The threads of every environment with synchronous methods in this process."""
+
+_MAX_STATE_BYTES = 16 * 2**20
+"""A larger state costs more at each turn than an episode begun anew costs at a resume."""
 
 
 async def call_env(env: Env, verb: Literal["reset", "step", "close", "snapshot"], *args: Any, **kwargs: Any) -> Any:
@@ -78,6 +83,28 @@ class AsyncEnv:
             self._state = "ended"
         return result
 
+    async def save(self) -> bytes:
+        """The state between two steps, as ``restore`` takes it.
+
+        Raises:
+            EnvError: it cannot be kept: there is none, it cannot be pickled, or it is too large.
+        """
+        return await ENV_THREADS.run(self._pickled)
+
+    async def restore(self, state: bytes) -> None:
+        """Goes on from a state that ``save`` gave, in place of ``reset``.
+
+        Raises:
+            EnvError: it is not the first call, or the state cannot be read back.
+        """
+        if self._state != "new":
+            raise EnvError(f"{self._name}: a state is restored first and once; build another Env")
+        self._state = "running"
+        try:
+            await ENV_THREADS.run(lambda: self.env.load_state_dict(pickle.loads(state)))
+        except Exception as error:  # boundary: whatever a state's own classes raise
+            raise EnvError(f"the state of {self._name} cannot be read back: {type(error).__name__}: {error}") from error
+
     async def close(self) -> None:
         """Close the environment, once; later calls do nothing.
 
@@ -92,9 +119,32 @@ class AsyncEnv:
     def _name(self) -> str:
         return type(self.env).__name__
 
+    def _pickled(self) -> bytes:
+        try:
+            state = self.env.state_dict()
+            if state is None:
+                raise EnvError(f"{self._name}.state_dict gives none here")
+            file = _BoundedFile()
+            pickle.Pickler(file, pickle.HIGHEST_PROTOCOL).dump(state)
+            return file.getvalue()
+        except EnvError:
+            raise
+        except Exception as error:  # boundary: whatever a state's own classes raise
+            raise EnvError(f"the state of {self._name} cannot be pickled: {type(error).__name__}: {error}") from error
+
     def _hold(self, findings: Iterator[Finding]) -> None:
         first = next(findings, None)
         if first is not None:
             self._state = "ended"
             broken = "; ".join(str(finding) for finding in chain([first], findings))
             raise EnvError(f"{self._name} breaks the contract of an Env: {broken}")
+
+
+class _BoundedFile(io.BytesIO):
+    """Takes a state up to its largest size."""
+
+    def write(self, data: Any, /) -> int:
+        written = super().write(data)
+        if self.tell() > _MAX_STATE_BYTES:
+            raise EnvError(f"the state has more than {_MAX_STATE_BYTES} bytes; let state_dict give what matters of it")
+        return written

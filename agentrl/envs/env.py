@@ -44,3 +44,16 @@ class Env(ABC):
     def snapshot(self) -> Mapping[str, Any] | None:
         """The state for people to look at, JSON; None where there is nothing to see."""
         return None
+
+    def state_dict(self) -> Mapping[str, Any] | None:
+        """What a checkpoint keeps of an episode in flight, to be pickled; asked for between two steps.
+
+        By default every attribute of the instance. Give None where the state is not in them alone (a process, a folder,
+        a connection): a resumed run then begins the episode anew.
+        """
+        slotted = any(vars(owner).get("__slots__") for owner in type(self).__mro__)
+        return None if slotted else dict(vars(self))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state_dict`` gave, on a fresh instance for the same task, in place of ``reset``."""
+        vars(self).update(state)

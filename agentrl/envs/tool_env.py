@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,22 @@ from agentrl.tools import FunctionTool, Tool, ToolExecutor, ToolFactory, resolve
 from agentrl.types import Action, CallRecord, Message, Observation, StepResult, Task, seed_for
 
 __all__ = ["ToolEnv"]
+
+_MADE_BY_INIT = frozenset(
+    {
+        "task",
+        "sandbox",
+        "_opening",
+        "_announce_tools",
+        "_max_turns",
+        "_sandbox_source",
+        "_taking_sandbox",
+        "_closed",
+        "_own_tools",
+        "_sandbox_tools",
+        "_executor",
+    }
+)
 
 
 class ToolEnv(Env):
@@ -125,6 +141,12 @@ class ToolEnv(Env):
             if self.sandbox is None:
                 self.sandbox = await self._take_sandbox()
             return self.sandbox
+
+    def state_dict(self) -> Mapping[str, Any] | None:
+        """What differs from a fresh instance; None once a sandbox is taken, and with tools of the episode's own."""
+        if self.sandbox is not None or self._own_tools:
+            return None
+        return {name: value for name, value in vars(self).items() if name not in _MADE_BY_INIT}
 
     async def close(self) -> None:
         """End the sandbox and the tools that belong to this episode; a second call does nothing."""

@@ -18,7 +18,8 @@ from agentrl.rollouts.golden import assert_golden_rule, assert_prefix
 from agentrl.rollouts.parts import EpisodeParts, Permits
 from agentrl.rollouts.player import Player, PlayerSpec
 from agentrl.rollouts.preferences import preference_group
-from agentrl.rollouts.runner import EpisodeRunner, GroupOutcome
+from agentrl.rollouts.runner import EpisodeRunner, GroupOutcome, cancelled_outcome
+from agentrl.rollouts.saved import SavedEpisode, SavedGroup, Unsaved
 from agentrl.rollouts.spec import (
     EpisodeKey,
     EpisodeLimits,
@@ -48,11 +49,15 @@ __all__ = [
     "RolloutEngine",
     "RolloutSpec",
     "RubricFactory",
+    "SavedEpisode",
+    "SavedGroup",
     "StagePermits",
     "Tag",
+    "Unsaved",
     "UpdateSession",
     "assert_golden_rule",
     "assert_prefix",
+    "cancelled_outcome",
     "demonstration_group",
     "make_batch",
     "preference_group",

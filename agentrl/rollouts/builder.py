@@ -68,6 +68,7 @@ class TrajectoryBuilder:
         messages: the conversation that was gone on with last.
         restarts: sequences that were begun after the first one.
         fault: what an environment or a program did wrong, alike in each attempt that does the same.
+        resumed_turns: turns that a checkpoint brought.
     """
 
     key: EpisodeKey
@@ -77,6 +78,7 @@ class TrajectoryBuilder:
     restarts: int = 0
     timings: dict[str, float] = field(default_factory=dict)
     fault: str = ""
+    resumed_turns: int = 0
 
     def add_turn(
         self,
@@ -170,7 +172,8 @@ class TrajectoryBuilder:
         info: Mapping[str, Any] | None = None,
     ) -> Trajectory:
         """The trajectory as it stands."""
-        extra = {"restarts": self.restarts} if self.restarts else {}
+        counted = {"restarts": self.restarts, "resumed_turns": self.resumed_turns}
+        extra = {name: count for name, count in counted.items() if count}
         return Trajectory(
             task=self.task,
             draw=self.key.draw,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from agentrl.envs import EnvSpec, EpisodeView
@@ -13,11 +14,14 @@ from agentrl.rollouts.builder import TrajectoryBuilder
 from agentrl.rollouts.deadline import Cut, LimitSpentError, within
 from agentrl.rollouts.parts import EpisodeParts, Permits
 from agentrl.rollouts.player import EnvPlayer, Player, PlayerSpec
+from agentrl.rollouts.saved import SavedEpisode, Standing
 from agentrl.rollouts.spec import EpisodeKey
 from agentrl.rollouts.turns import TurnMaker
 from agentrl.types import SamplingParams, Status, Task, Trajectory
 
 __all__ = ["run_episode"]
+
+_DEADLINES = frozenset({"episode_timeout", "turn_timeout"})
 
 
 async def run_episode(
@@ -30,6 +34,8 @@ async def run_episode(
     permits: Permits | None = None,
     previous: Trajectory | None = None,
     cut: Cut | None = None,
+    saved: SavedEpisode | None = None,
+    standing: Standing | None = None,
 ) -> Trajectory:
     """Plays one episode and scores it; a failure is a trajectory with status ``failed``, never an exception.
 
@@ -43,6 +49,8 @@ async def run_episode(
         previous: the failed attempt before this one. An environment that raises again after the same actions
             is the policy's doing: the episode is then truncated, rewarded and trained.
         cut: ends the episode early: it is truncated with the turns that it has, or cancelled without any.
+        saved: where an episode in an environment goes on from, instead of from its beginning.
+        standing: is told after each turn where such an episode stands.
 
     Returns:
         The trajectory: terminated or truncated ones have a reward; ``failed(boundary)`` ones have none.
@@ -50,15 +58,17 @@ async def run_episode(
     builder = TrajectoryBuilder(key, task)
     turns = TurnMaker(parts, builder, sampling or parts.spec.sampling)
     chosen = env or parts.spec.env
-    player = EnvPlayer(turns, chosen) if isinstance(chosen, EnvSpec) else chosen.player(turns)
+    player: Player
+    if isinstance(chosen, EnvSpec):
+        player = EnvPlayer(turns, chosen, saved=saved, standing=standing)
+    else:
+        player = chosen.player(turns)
     permits = permits or Permits(asyncio.Semaphore(1), asyncio.Semaphore(1), asyncio.Semaphore(1))
     try:
         trajectory = await _play_and_score(turns, player, permits, previous, cut)
     except AgentRLError as error:
         retryable = bool(getattr(error, "retryable", isinstance(error, EnvError | RewardError)))
-        trajectory = builder.finish(
-            Status("failed", error.boundary, str(error)), info={"retryable": retryable, "fault": builder.fault}
-        )
+        trajectory = _failed(builder, Status("failed", error.boundary, str(error)), retryable=retryable)
     finally:
         problem = await _clean_up(turns, player)
     return replace(trajectory, info={**trajectory.info, "cleanup_error": problem}) if problem else trajectory
@@ -67,12 +77,14 @@ async def run_episode(
 async def _play_and_score(
     turns: TurnMaker, player: Player, permits: Permits, previous: Trajectory | None, cut: Cut | None
 ) -> Trajectory:
-    builder = turns.builder
+    builder, limits = turns.builder, turns.parts.spec.limits
     try:
-        async with permits.running, within(turns.parts.spec.limits.episode_timeout_s, "episode_timeout", cut):
-            async with permits.preparing:
+        async with permits.running, AsyncExitStack() as preparing:
+            await preparing.enter_async_context(permits.preparing)  # the wait for others who prepare is not its own
+            async with within(limits.episode_timeout_s, "episode_timeout", cut):
                 await player.prepare()
-            status = await player.play()
+                await preparing.aclose()
+                status = await player.play()
     except LimitSpentError as spent:
         status = Status("truncated", str(spent))
     except ServerError as error:
@@ -83,14 +95,25 @@ async def _play_and_score(
         if previous is None or not builder.turns or not _repeats(builder, previous):
             raise
         status = Status("truncated", "env_exception", str(error))
-    if status.kind == "truncated" and not builder.turns and status.reason == Cut.reason:
-        status = Status("cancelled", Cut.reason)
-    elif status.kind == "truncated" and not builder.turns:
-        status = Status("failed", "engine", f"{status.reason} before the first turn was finished")
+    if status.kind == "truncated" and not builder.turns:
+        if status.reason == Cut.reason:
+            return builder.finish(Status("cancelled", Cut.reason))
+        return _failed(builder, _spent_on_nothing(status.reason, turns), retryable=status.reason in _DEADLINES)
     if not status.finished:
         return builder.finish(status)
     async with permits.scoring:
         return await _score(turns, player, status)
+
+
+def _failed(builder: TrajectoryBuilder, status: Status, *, retryable: bool) -> Trajectory:
+    return builder.finish(status, info={"retryable": retryable, "fault": builder.fault})
+
+
+def _spent_on_nothing(reason: str, turns: TurnMaker) -> Status:
+    """What was cut before a turn was finished is named for what was waited for: it is no doing of the policy."""
+    if turns.num_calls:
+        return Status("failed", "engine", f"{reason} while waiting for the engine's first completion")
+    return Status("failed", "env", f"{reason} before the policy was asked for its first turn")
 
 
 def _repeats(builder: TrajectoryBuilder, previous: Trajectory) -> bool:

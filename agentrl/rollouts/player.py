@@ -7,9 +7,11 @@ from typing import Protocol
 
 from agentrl.envs import AsyncEnv, Env, EnvSpec
 from agentrl.errors import EnvError
+from agentrl.rollouts.builder import Head
 from agentrl.rollouts.deadline import within
+from agentrl.rollouts.saved import SavedEpisode, Standing, Unsaved
 from agentrl.rollouts.turns import MadeTurn, TurnMaker
-from agentrl.types import Observation, Status, StepResult, seed_for
+from agentrl.types import Observation, Status, StepResult, ToolSpec, seed_for
 
 __all__ = ["EnvPlayer", "Player", "PlayerSpec"]
 
@@ -51,13 +53,22 @@ class EnvPlayer:
     Args:
         turns: of the episode.
         spec: builds the environment.
+        saved: where the episode goes on from, instead of from its beginning.
+        standing: is told after each turn where the episode stands.
     """
 
-    def __init__(self, turns: TurnMaker, spec: EnvSpec) -> None:
+    def __init__(
+        self, turns: TurnMaker, spec: EnvSpec, *, saved: SavedEpisode | None = None, standing: Standing | None = None
+    ) -> None:
         self._turns = turns
         self._spec = spec
+        self._saved = saved
+        self._standing = standing
         self._env: AsyncEnv | None = None
-        self._opening = Observation()
+        self._result, self._head = StepResult(Observation()), turns.head()
+        self._tools: tuple[ToolSpec, ...] = ()
+        if saved is not None:
+            self._result, self._head, self._tools = saved.result, turns.resume(saved), saved.tools
 
     @property
     def env(self) -> Env | None:
@@ -65,20 +76,23 @@ class EnvPlayer:
         return None if self._env is None else self._env.env
 
     async def prepare(self) -> None:
-        """Builds and resets the environment."""
-        start, parts, builder = time.monotonic(), self._turns.parts, self._turns.builder
+        """Builds the environment, and resets it or restores its state."""
+        start, parts, builder, saved = time.monotonic(), self._turns.parts, self._turns.builder, self._saved
         self._env = AsyncEnv(self._spec.build(builder.task, sandboxes=parts.sandboxes))
-        seed = seed_for(parts.spec.root_seed, "env", builder.key.label, builder.key.draw)
-        self._opening = await self._env.reset(seed=seed)
+        if saved is None:
+            seed = seed_for(parts.spec.root_seed, "env", builder.key.label, builder.key.draw)
+            self._result = StepResult(await self._env.reset(seed=seed))
+        else:
+            await self._env.restore(saved.env)
         builder.count("prepare_s", time.monotonic() - start)
 
     async def play(self) -> Status:
         """See ``Player.play``."""
         assert self._env is not None, "prepare comes first"
         env, turns, limits = self._env, self._turns, self._turns.parts.spec.limits
-        observation, head = self._opening, turns.head()
-        tools = observation.tools or ()
-        while True:
+        result, head, tools = self._result, self._head, self._tools
+        while (end := self._end(result)) is None:
+            observation = result.observation
             if observation.tools is not None:
                 tools = observation.tools
             if observation.rewrite is not None:
@@ -91,18 +105,24 @@ class EnvPlayer:
                 if made is None:
                     return Status("cancelled", "aborted")
                 result = await self._step(env, made)
-            if result.terminated:
-                return Status("terminated")
-            if result.truncated:
-                return Status("truncated", str(result.info.get("reason", "env")))
-            if len(turns.builder.turns) >= limits.max_turns:
-                return Status("truncated", "max_turns")
-            observation, head = result.observation, made.head
+            head = made.head
+            await self._keep(env, head, tools, result)
+        return end
 
     async def close(self) -> None:
         """Closes the environment, which ends its tools and its sandbox."""
         if self._env is not None:
             await self._env.close()
+
+    def _end(self, result: StepResult) -> Status | None:
+        """How the episode ended with what its last turn caused; None while it goes on."""
+        if result.terminated:
+            return Status("terminated")
+        if result.truncated:
+            return Status("truncated", str(result.info.get("reason", "env")))
+        if len(self._turns.builder.turns) >= self._turns.parts.spec.limits.max_turns:
+            return Status("truncated", "max_turns")
+        return None
 
     async def _step(self, env: AsyncEnv, made: MadeTurn) -> StepResult:
         start, builder = time.monotonic(), self._turns.builder
@@ -115,3 +135,26 @@ class EnvPlayer:
         builder.count("env_s", seconds)
         builder.add_step(result, seconds)
         return result
+
+    async def _keep(self, env: AsyncEnv, head: Head, tools: tuple[ToolSpec, ...], result: StepResult) -> None:
+        """Says where the episode stands. Once its state cannot be kept, it stands where it could be last."""
+        standing, builder = self._standing, self._turns.builder
+        if standing is None:
+            return
+        try:
+            state = await env.save()
+        except EnvError as error:
+            self._standing = None
+            if isinstance(standing.now, Unsaved):
+                standing.now = Unsaved(str(error))
+            return
+        standing.now = SavedEpisode(
+            turns=tuple(builder.turns),
+            head=head,
+            tools=tools,
+            result=result,
+            env=state,
+            num_calls=self._turns.num_calls,
+            restarts=builder.restarts,
+            timings=dict(builder.timings),
+        )

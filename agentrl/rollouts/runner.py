@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agentrl.envs import EnvSpec
 from agentrl.errors import EngineError
@@ -16,14 +16,16 @@ from agentrl.rollouts.engine import RolloutEngine
 from agentrl.rollouts.episode import run_episode
 from agentrl.rollouts.parts import EpisodeParts, Permits
 from agentrl.rollouts.policy_server import PolicyServer
+from agentrl.rollouts.saved import GroupInFlight, SavedEpisode, SavedGroup, Standing
 from agentrl.rollouts.spec import EpisodeKey, GroupRequest, RolloutSpec
 from agentrl.sandbox import PoolCounts, SandboxPool
 from agentrl.tools.parsers import parser_for
 from agentrl.types import Status, Trajectory, TrajectoryGroup
 
-__all__ = ["EpisodeRunner", "GroupOutcome"]
+__all__ = ["EpisodeRunner", "GroupOutcome", "cancelled_outcome"]
 
 _CLOSE_DEADLINE_S = 30.0
+_SAVE_DEADLINE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,6 +82,7 @@ class EpisodeRunner:
         """Of all episodes here."""
         self._finished: queue.Queue[GroupOutcome | BaseException] = queue.Queue()
         self._running: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._in_flight: dict[tuple[str, int], GroupInFlight] = {}  # until it was collected
         self._loop = asyncio.new_event_loop()
         permits = spec.permits
         self._permits = Permits(*(asyncio.Semaphore(n) for n in (permits.preparing, permits.running, permits.scoring)))
@@ -104,6 +107,7 @@ class EpisodeRunner:
                 if isinstance(item, BaseException):
                     raise EngineError(f"the episode runner broke: {item!r}", retryable=False) from item
                 outcomes.append(item)
+                self._in_flight.pop((item.request.label, item.request.draw), None)
                 item = self._finished.get_nowait()
         except queue.Empty:
             return outcomes
@@ -118,15 +122,28 @@ class EpisodeRunner:
 
         self._loop.call_soon_threadsafe(end)
 
+    def in_flight(self) -> list[SavedGroup]:
+        """The groups in training that were submitted and not collected, as they stand now; with
+        ``RolloutSpec.keep_standing`` they go on from there by ``GroupRequest.saved``."""
+
+        async def save() -> list[SavedGroup]:
+            return [group.save() for group in self._in_flight.values() if group.request.purpose == "train"]
+
+        return asyncio.run_coroutine_threadsafe(save(), self._loop).result(_SAVE_DEADLINE_S)
+
     async def run_group(self, request: GroupRequest) -> GroupOutcome:
         """Plays all siblings of one draw and waits for them (for notebooks and tests, in the caller's loop)."""
-        retried: list[Trajectory] = []
+        return await self._play(GroupInFlight(request))
+
+    async def _play(self, group: GroupInFlight) -> GroupOutcome:
+        request = group.request
         cuts = [Cut() for _ in range(request.num_siblings)]
         num_finished = 0
 
         async def play(sibling: int) -> Trajectory:
             nonlocal num_finished
-            trajectory = await self._sibling(request, sibling, retried, cuts[sibling])
+            trajectory = await self._sibling(group, sibling, cuts[sibling])
+            group.siblings[sibling] = trajectory
             num_finished += trajectory.status.finished
             if num_finished == request.group_size:
                 for cut in cuts:
@@ -137,9 +154,9 @@ class EpisodeRunner:
             async with asyncio.TaskGroup() as siblings:  # a cancelled group has ended when its last one is cleaned up
                 tasks = [siblings.create_task(play(n)) for n in range(request.num_siblings)]
         trajectories = tuple(task.result() for task in tasks)
-        group = TrajectoryGroup(request.draw, request.task, trajectories)
+        played = TrajectoryGroup(request.draw, request.task, trajectories)
         counts = None if self._sandboxes is None else self._sandboxes.counts()
-        return GroupOutcome(request, group, tuple(retried), counts)
+        return GroupOutcome(replace(request, saved=None), played, tuple(group.retried), counts)
 
     def close(self) -> None:
         """Cancels what runs and ends the thread.
@@ -163,24 +180,32 @@ class EpisodeRunner:
             self._loop.close()
 
     def _start(self, request: GroupRequest) -> None:
-        task = self._loop.create_task(self._host(request))
-        self._running[request.label, request.draw] = task
+        group = GroupInFlight(request)
+        self._in_flight[request.label, request.draw] = group
+        self._running[request.label, request.draw] = self._loop.create_task(self._host(group))
 
-    async def _host(self, request: GroupRequest) -> None:
+    async def _host(self, group: GroupInFlight) -> None:
+        request = group.request
         try:
-            self._finished.put(await self.run_group(request))
+            self._finished.put(await self._play(group))
         except asyncio.CancelledError:
-            self._finished.put(_cancelled(request))
+            self._finished.put(cancelled_outcome(request))
         except BaseException as error:
             self._finished.put(error)
             raise
         finally:
             self._running.pop((request.label, request.draw), None)
 
-    async def _sibling(self, request: GroupRequest, sibling: int, retried: list[Trajectory], cut: Cut) -> Trajectory:
-        previous = None
-        for attempt in range(self._parts.spec.max_retries + 1):
-            key = EpisodeKey(request.draw, sibling, attempt, request.purpose, request.label)
+    async def _sibling(self, group: GroupInFlight, sibling: int, cut: Cut) -> Trajectory:
+        """Plays an episode from where it stands, and again where infrastructure failed it."""
+        request, spec, standing = group.request, self._parts.spec, group.siblings[sibling]
+        if isinstance(standing, Trajectory):
+            return standing
+        saved = standing.now if isinstance(standing.now, SavedEpisode) else None
+        failed = [trajectory for trajectory in group.retried if trajectory.sibling == sibling]
+        previous = failed[-1] if failed else None
+        for attempt in range(min(len(failed), spec.max_retries), spec.max_retries + 1):
+            key = EpisodeKey(request.draw, sibling, request.first_attempt + attempt, request.purpose, request.label)
             trajectory = await run_episode(
                 self._parts,
                 request.task,
@@ -190,12 +215,15 @@ class EpisodeRunner:
                 permits=self._permits,
                 previous=previous,
                 cut=cut,
+                saved=saved,
+                standing=standing if spec.keep_standing and request.purpose == "train" else None,
             )
             if trajectory.status.kind != "failed" or not trajectory.info.get("retryable"):
                 return trajectory
-            if attempt < self._parts.spec.max_retries:
-                retried.append(trajectory)
-            previous = trajectory
+            if attempt < spec.max_retries:
+                group.retried.append(trajectory)
+                standing = group.siblings[sibling] = Standing()
+            previous, saved = trajectory, None
         return trajectory
 
     async def _cancel_all(self) -> None:
@@ -217,14 +245,14 @@ def _cancel(task: asyncio.Task[None]) -> None:
         task.cancel()
 
 
-def _cancelled(request: GroupRequest) -> GroupOutcome:
+def cancelled_outcome(request: GroupRequest) -> GroupOutcome:
     """A group that its owner gave up: no sibling of it counts."""
     siblings = tuple(
         Trajectory(
             task=request.task,
             draw=request.draw,
             sibling=sibling,
-            attempt=0,
+            attempt=request.first_attempt,
             purpose=request.purpose,
             turns=(),
             status=Status("cancelled", "cancelled"),
@@ -233,4 +261,4 @@ def _cancelled(request: GroupRequest) -> GroupOutcome:
         )
         for sibling in range(request.num_siblings)
     )
-    return GroupOutcome(request, TrajectoryGroup(request.draw, request.task, siblings))
+    return GroupOutcome(replace(request, saved=None), TrajectoryGroup(request.draw, request.task, siblings))

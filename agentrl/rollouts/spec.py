@@ -11,6 +11,7 @@ from agentrl.types import Purpose, SamplingParams, Task
 
 if TYPE_CHECKING:
     from agentrl.rollouts.player import PlayerSpec
+    from agentrl.rollouts.saved import SavedGroup
 
 __all__ = [
     "EpisodeKey",
@@ -87,6 +88,8 @@ class RolloutSpec:
         max_retries: attempts after the first one that infrastructure failed.
         permits: episodes in each stage.
         measure_retokenization: whether each finished episode says how its ids differ from those of its text.
+        keep_standing: whether each episode in training keeps its environment's state after every turn, so that a
+            checkpoint can hold it.
     """
 
     env: EnvSpec | PlayerSpec
@@ -100,6 +103,7 @@ class RolloutSpec:
     max_retries: int = 2
     permits: StagePermits = field(default_factory=StagePermits)
     measure_retokenization: bool = True
+    keep_standing: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +130,14 @@ class GroupRequest:
         draw: position in the data order.
         task: the problem.
         group_size: siblings that must come to their end.
-        extra_siblings: played beside them: once ``group_size`` have finished, those that still play are cut off.
         purpose: training, baseline or evaluation.
         label: names the evaluation; empty in training.
         sampling: overrides the stage's sampling.
         min_version: lowest policy version that may answer.
         env: overrides the stage's environment or player.
+        extra_siblings: played beside them: once ``group_size`` have finished, those that still play are cut off.
+        first_attempt: attempts before were lost with those who hosted them.
+        saved: where each sibling stood when a checkpoint was made; it goes on from there.
     """
 
     draw: int
@@ -143,6 +149,8 @@ class GroupRequest:
     min_version: int = 0
     env: EnvSpec | PlayerSpec | None = None
     extra_siblings: int = 0
+    first_attempt: int = 0
+    saved: SavedGroup | None = None
 
     @property
     def num_siblings(self) -> int:

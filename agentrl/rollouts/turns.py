@@ -15,6 +15,7 @@ from agentrl.rollouts.builder import Head, TrajectoryBuilder
 from agentrl.rollouts.golden import assert_golden_rule, assert_prefix
 from agentrl.rollouts.parts import EpisodeParts
 from agentrl.rollouts.retokenize import retok_frac, template_frac
+from agentrl.rollouts.saved import SavedEpisode
 from agentrl.types import (
     Action,
     Completion,
@@ -84,6 +85,15 @@ class TurnMaker:
     def head(self) -> Head:
         """The beginning of the episode, in the session of its name."""
         return Head(self.builder.key.session_id)
+
+    def resume(self, saved: SavedEpisode) -> Head:
+        """The episode's turns are those of a checkpoint; where the next one goes on from, in this episode's session."""
+        builder = self.builder
+        builder.turns, builder.messages = list(saved.turns), saved.head.messages
+        builder.restarts, builder.timings = saved.restarts, dict(saved.timings)
+        builder.resumed_turns = len(saved.turns)
+        self.num_calls = saved.num_calls
+        return replace(saved.head, session_id=builder.key.session_id)
 
     def in_new_session(self, head: Head) -> Head:
         """``head`` with a KV session of its own, so that it may go on beside what its own session is used for."""

@@ -206,6 +206,7 @@ def rollout_spec(stage: StageConfig, live: LiveObjects, *, base_dir: Path, model
         step_reward_weight=stage.reward.step_weight,
         max_retries=rollout.retries,
         measure_retokenization=rollout.measure_retokenization,
+        keep_standing=stage.checkpoint.every is not None and not stage.run.deterministic,
         permits=StagePermits(running=episodes, sandboxes=_sandboxes_a_process(stage)),
     )
 

@@ -49,8 +49,14 @@ class Session:
             if workers:
                 from agentrl.controller.ray_rollouts import RayRolloutGroup
 
-                resources = next(s.rollout.worker_resources for s in stages if s.rollout.num_workers == workers)
-                self.group = RayRolloutGroup(trainers, workers, threads=threads, resources=resources)
+                own = next(stage.rollout for stage in stages if stage.rollout.num_workers == workers)
+                self.group = RayRolloutGroup(
+                    trainers,
+                    workers,
+                    threads=threads,
+                    resources=own.worker_resources,
+                    max_restarts=own.worker_restarts,
+                )
 
     def close(self) -> None:
         """Ends the workers, and Ray where this session started it."""

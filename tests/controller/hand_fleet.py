@@ -14,7 +14,7 @@ from agentrl.controller.admission import Admission, Snapshot
 from agentrl.controller.draws import DrawOrder
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.service import RolloutService
-from agentrl.rollouts import GroupOutcome, GroupRequest
+from agentrl.rollouts import GroupOutcome, GroupRequest, SavedGroup
 from agentrl.types import Status, Task, Trajectory, TrajectoryGroup
 
 TASKS = [Task(str(n)) for n in range(100)]
@@ -51,6 +51,7 @@ class HandFleet:
     def __init__(self) -> None:
         self.open: dict[tuple[str, int], GroupRequest] = {}
         self.cancelled: list[int] = []
+        self.saved: list[SavedGroup] = []
         self._done: queue.Queue[GroupOutcome] = queue.Queue()
         self._changed = threading.Condition()
 
@@ -69,6 +70,9 @@ class HandFleet:
         self.cancelled += draws
         for draw in draws:
             self.finish(draw, ["cancelled"] * self.open[label, draw].group_size, label=label)
+
+    def in_flight(self) -> list[SavedGroup]:
+        return self.saved
 
     def draws(self, label: str = "") -> list[int]:
         with self._changed:
@@ -153,3 +157,10 @@ def settled(fleet: HandFleet, expected: list[int]) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+def until(ready: Callable[[], bool]) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not ready():
+        assert time.monotonic() < end
+        time.sleep(0.005)

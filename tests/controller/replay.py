@@ -11,6 +11,7 @@ from agentrl.algorithms import make_algorithm
 from agentrl.controller.actor import ActorHandle, RewardLearnerHandle
 from agentrl.controller.admission import Snapshot
 from agentrl.controller.checkpoints import Checkpoints
+from agentrl.controller.fleet import HostLoss
 from agentrl.controller.group import WorkerGroup
 from agentrl.controller.loop import train
 from agentrl.controller.recorder import Recorder
@@ -56,6 +57,9 @@ class Replay:
 
     def take_counts(self) -> dict[str, int]:
         return {}
+
+    def take_losses(self) -> tuple[HostLoss, ...]:
+        return ()
 
     def close(self) -> None:
         """Nothing was started."""

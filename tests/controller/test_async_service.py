@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +10,7 @@ import pytest
 from agentrl.controller.admission import Snapshot
 from agentrl.rollouts import GroupRequest
 from agentrl.types import Segment, SegmentKind, Trajectory, TrajectoryGroup, Turn
-from tests.controller.hand_fleet import DEADLINE_S, TASKS, MakeWorld, World, bounds, outcome, settled
+from tests.controller.hand_fleet import TASKS, MakeWorld, World, bounds, outcome, settled, until
 
 
 def sampled_by(trajectory: Trajectory, *versions: int) -> Trajectory:
@@ -32,13 +30,6 @@ def finish(w: World, draw: int, *versions: int) -> None:
     played = outcome(request)
     group = replace(played.group, trajectories=tuple(sampled_by(t, *versions) for t in played.group.trajectories))
     w.fleet.give(replace(played, group=group))
-
-
-def until(ready: Callable[[], bool]) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not ready():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def test_the_next_batch_is_played_while_one_is_trained(world: MakeWorld) -> None:
@@ -159,7 +150,7 @@ def test_waiting_groups_of_a_checkpoint_are_trained_first(world: MakeWorld) -> N
     w = world(bounds(2, 1), start=Snapshot(9, (6,), 0, 0, (group,)))
     assert w.fleet.wait_for(1) == [6]
     assert w.ledger.counts() == {"buffered": 1, "running": 1}
-    assert w.service.take_counts() == {"count/restarted_groups": 1}
+    assert w.service.take_counts() == {"count/restarted_episodes": 1}
     batch = w.next_groups()
     finish(w, 6, 0)
     assert batch.draws() == [4, 6]

@@ -12,7 +12,8 @@ import pytest
 from agentrl.controller.admission import Snapshot
 from agentrl.controller.checkpoints import Checkpoints, Manifest
 from agentrl.errors import DataError
-from agentrl.rollouts import make_batch
+from agentrl.rollouts import SavedGroup, Unsaved, make_batch
+from agentrl.types import Trajectory
 from tests.controller.tiny import made_groups
 
 
@@ -66,6 +67,30 @@ def test_groups_that_wait_come_back_token_for_token(checkpoints: Checkpoints) ->
     before, after = (make_batch(each, credit=credit) for each in (groups, restored.groups))
     for name in ("token_ids", "loss_mask", "rollout_logprobs", "policy_versions", "reward", "temperature"):
         assert getattr(before, name).tobytes() == getattr(after, name).tobytes()
+
+
+def test_groups_that_run_come_back_as_they_stood(checkpoints: Checkpoints) -> None:
+    (played,) = made_groups(3, 1)
+    running = (SavedGroup(3, (played.trajectories[0], Unsaved("a lock")), version=2),)
+    rollouts = Snapshot(next_draw=9, outstanding=(3,), spent=0, ledger_offset=33, running=running)
+    checkpoints.commit(checkpoints.begin(4), replace(manifest(4), rollouts=rollouts))
+    found = checkpoints.latest()
+    assert found is not None
+    (group,) = found[1].rollouts.running
+    finished, unsaved = group.siblings
+    assert isinstance(finished, Trajectory)
+    assert finished.sequence(0).tolist() == played.trajectories[0].sequence(0).tolist()
+    assert (group.draw, group.version, unsaved) == (3, 2, Unsaved("a lock"))
+
+
+def test_running_groups_of_another_version_are_refused_with_what_to_delete(checkpoints: Checkpoints) -> None:
+    rollouts = Snapshot(9, (3,), 0, 33, running=(SavedGroup(3, ()),))
+    folder = checkpoints.begin(4)
+    checkpoints.commit(folder, replace(manifest(4), rollouts=rollouts))
+    path = folder / "running_groups.pickle"
+    path.write_bytes(b"?" * path.stat().st_size)
+    with pytest.raises(DataError, match=r"running_groups.pickle cannot be read: .*; delete it to begin the stage anew"):
+        checkpoints.latest()
 
 
 def _fields(value: Manifest) -> dict[str, object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from agentrl.controller.fleet import collect_groups
 from agentrl.errors import AgentRLError, EngineError
-from agentrl.rollouts import GroupRequest
+from agentrl.rollouts import GroupOutcome, GroupRequest
 from tests.controller.tiny import TASKS, worker_spec
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -41,13 +42,77 @@ def test_episodes_are_played_outside_of_the_ranks_with_their_weights(group: Any)
     assert {v for o in outcomes for t in o.group.trajectories for v in t.policy_versions} == {3}
 
 
-def test_a_worker_that_is_killed_is_named(group: Any) -> None:
-    workers = group.describe()[1:]
-    os.kill(workers[1]["pid"], signal.SIGKILL)
-    with pytest.raises(EngineError, match="rollout worker 1 died"):
-        group.publish(1)
-    with pytest.raises(AgentRLError, match="poisoned"):
-        group.publish(2)
+def test_groups_of_a_worker_that_is_killed_are_played_elsewhere_and_it_is_replaced(group: Any) -> None:
+    group.publish(1)
+    killed = group.describe()[2]["pid"]
+    group.submit([GroupRequest(draw, TASKS[draw], 2) for draw in range(4)])
+    os.kill(killed, signal.SIGKILL)
+    outcomes = collected(group, 4)
+    assert sorted(outcome.request.draw for outcome in outcomes) == [0, 1, 2, 3]
+    played = [trajectory for outcome in outcomes for trajectory in outcome.group.trajectories]
+    assert all(trajectory.status.finished for trajectory in played)
+    assert {trajectory.attempt for trajectory in played if trajectory.draw % 2 == 0} == {0}
+    (loss,) = group.take_losses()
+    again = {trajectory.draw for trajectory in played if trajectory.attempt == 1}
+    assert ("rollout worker 1 died" in loss.why, loss.num_groups) == (True, len(again))
+    assert again <= {1, 3}
+    assert killed not in {place["pid"] for place in group.describe()}
+
+
+def test_a_worker_that_takes_anothers_place_serves_the_weights_published_last(group: Any) -> None:
+    for worker in group.describe()[1:]:
+        os.kill(worker["pid"], signal.SIGKILL)
+    group.publish(7)  # it meets the dead ones, or those that took their places
+    group.submit([GroupRequest(draw, TASKS[draw], 2) for draw in range(4)])
+    versions = {v for o in collected(group, 4) for t in o.group.trajectories for v in t.policy_versions}
+    assert versions == {7}
+
+
+def test_a_group_that_was_cancelled_is_not_played_again(group: Any) -> None:
+    group.submit([GroupRequest(draw, TASKS[draw], 2) for draw in range(2)])
+    for worker in group.describe()[1:]:
+        os.kill(worker["pid"], signal.SIGKILL)
+    group.cancel([0, 1])
+    outcomes = collected(group, 2)
+    assert {t.status.kind for o in outcomes for t in o.group.trajectories} <= {"cancelled", "terminated", "truncated"}
+    assert {t.attempt for o in outcomes for t in o.group.trajectories if t.status.kind != "cancelled"} <= {0}
+
+
+def test_workers_that_keep_dying_end_the_run_by_name(ray_started: None, model: Path) -> None:
+    from agentrl.controller.ray_group import RayGroup
+    from agentrl.controller.ray_rollouts import RayRolloutGroup
+
+    group = RayRolloutGroup(RayGroup(1, threads=1), 1, threads=1, max_restarts=1)
+    try:
+        group.setup(worker_spec(model))
+        os.kill(group.describe()[1]["pid"], signal.SIGKILL)
+        group.submit([GroupRequest(0, TASKS[0], 2)])
+        collected(group, 1)
+        os.kill(group.describe()[1]["pid"], signal.SIGKILL)
+        with pytest.raises(EngineError, match=r"died 2 times .* rollout.worker_restarts=1 allows 1"):
+            collect_groups(group, [GroupRequest(1, TASKS[1], 2)], 120.0)
+        with pytest.raises(AgentRLError, match="poisoned"):
+            group.setup(worker_spec(model))
+    finally:
+        group.close()
+
+
+def test_what_runs_on_any_worker_is_saved(group: Any) -> None:
+    group.submit([GroupRequest(draw, TASKS[draw], 2) for draw in range(4)])
+    saved = group.in_flight()
+    arrived = group.collect(0.0)
+    assert sorted([*(one.draw for one in saved), *(one.request.draw for one in arrived)]) == [0, 1, 2, 3]
+    assert {len(one.siblings) for one in saved} <= {2}
+
+
+def collected(group: Any, number: int) -> list[GroupOutcome]:
+    """The next so many groups that come to their end."""
+    outcomes: list[GroupOutcome] = []
+    end = time.monotonic() + 120.0
+    while len(outcomes) < number:
+        assert time.monotonic() < end
+        outcomes += group.collect(1.0)
+    return outcomes
 
 
 def test_workers_are_placed_on_another_node(model: Path) -> None:

@@ -12,9 +12,9 @@ from agentrl.algorithms import Keep
 from agentrl.controller.admission import Snapshot
 from agentrl.controller.fleet import collect_groups
 from agentrl.errors import EngineError, StoreError
-from agentrl.rollouts import GroupOutcome, GroupRequest
+from agentrl.rollouts import GroupOutcome, GroupRequest, SavedGroup, Unsaved
 from agentrl.types import TrajectoryGroup
-from tests.controller.hand_fleet import DEADLINE_S, TASKS, Future, HandFleet, MakeWorld, bounds, settled
+from tests.controller.hand_fleet import DEADLINE_S, TASKS, Future, HandFleet, MakeWorld, bounds, settled, until
 
 
 def test_a_batch_of_groups_is_issued_and_no_more(world: MakeWorld) -> None:
@@ -209,6 +209,56 @@ def test_a_restored_service_issues_the_outstanding_draws_first(world: MakeWorld)
     w = world(bounds(3, 1), start=Snapshot(9, (4, 6), 0, 0))
     assert w.fleet.wait_for(3) == [4, 6, 9]
     assert w.service.snapshot().next_draw == 10
+
+
+def test_a_snapshot_holds_what_runs_as_it_stands(world: MakeWorld) -> None:
+    w = world(bounds(2, 2))
+    w.fleet.wait_for(2)
+    w.fleet.saved = [SavedGroup(draw, (Unsaved(), Unsaved())) for draw in (0, 1, 7)]
+    w.fleet.finish(0)
+    until(lambda: w.ledger.counts()["buffered"] == 2)
+    snapshot = w.service.snapshot()
+    assert [group.draw for group in snapshot.running] == [1]  # 0 waits to be trained, and 7 is nobody's
+    assert (snapshot.outstanding, [group.draw for group in snapshot.groups]) == ((1,), [0])
+
+
+def test_what_came_in_while_the_others_were_saved_is_not_lost(world: MakeWorld) -> None:
+    w = world(bounds(1, 1))
+    w.fleet.wait_for(1)
+    saved = w.fleet.in_flight
+
+    def in_flight() -> list[SavedGroup]:
+        found = saved()
+        w.fleet.finish(0)
+        return found
+
+    w.fleet.in_flight = in_flight  # type: ignore[method-assign]
+    snapshot = w.service.snapshot()
+    assert ([group.draw for group in snapshot.groups], snapshot.outstanding) == ([0], ())
+
+
+def test_a_restored_service_hands_out_what_was_saved_with_its_version(world: MakeWorld) -> None:
+    saved = SavedGroup(5, (Unsaved("a lock"), Unsaved()), version=3)
+    w = world(bounds(2, 2), start=Snapshot(9, (2, 5), 0, 0, running=(saved,)))
+    w.fleet.wait_for(2)
+    assert {draw: w.fleet.open["", draw].saved for draw in (2, 5)} == {2: None, 5: saved}
+    assert w.service.take_counts() == {"count/restarted_episodes": 3}  # both of draw 2, and the one with the lock
+    assert w.service._running[5] == 3
+
+
+def test_with_another_number_of_siblings_what_was_saved_is_begun_anew(world: MakeWorld) -> None:
+    saved = SavedGroup(5, (Unsaved("a lock"), Unsaved()))
+    w = world(bounds(1, 3), start=Snapshot(9, (5,), 0, 0, running=(saved,)))
+    w.fleet.wait_for(1)
+    assert w.fleet.open["", 5].saved is None
+    assert w.service.take_counts() == {"count/restarted_episodes": 3}
+
+
+def test_what_was_not_handed_out_again_yet_is_in_the_next_snapshot(world: MakeWorld) -> None:
+    saved = tuple(SavedGroup(draw, (Unsaved(),), version=draw) for draw in (4, 5))
+    w = world(bounds(1, 1), start=Snapshot(9, (4, 5), 0, 0, running=saved))
+    w.fleet.wait_for(1)
+    assert [group.draw for group in w.service.snapshot().running] == [5]
 
 
 def test_what_was_spent_of_a_refill_stays_spent(world: MakeWorld) -> None:

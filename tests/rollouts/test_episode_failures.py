@@ -10,10 +10,10 @@ import pytest
 
 from agentrl.envs import Env, EnvSpec, EpisodeView
 from agentrl.errors import EngineError, RewardError
-from agentrl.rollouts import EpisodeKey
+from agentrl.rollouts import EpisodeKey, Permits, run_episode
 from agentrl.tools import tool
 from agentrl.types import Action, Message, Observation, StepResult, Task
-from tests.rollouts.bytewise import KEY, TASK, call, length_reward, play, say, scripted
+from tests.rollouts.bytewise import KEY, TASK, call, length_reward, parts_of, play, rollout_spec, say, scripted
 
 NEXT: Message = {"role": "user", "content": "go on"}
 
@@ -83,7 +83,28 @@ async def test_a_step_that_hangs_counts_its_turn_and_truncates() -> None:
 async def test_a_deadline_spent_before_any_token_is_no_doing_of_the_policy() -> None:
     trajectory = await play(scripted([say("x")], latency=never), turn_timeout_s=0.1)
     assert (str(trajectory.status), trajectory.reward) == ("failed(engine)", None)
-    assert "turn_timeout before the first turn was finished" in trajectory.status.detail
+    assert trajectory.status.detail == "turn_timeout while waiting for the engine's first completion"
+
+
+async def test_a_deadline_spent_by_the_environment_before_any_turn_is_named_for_it() -> None:
+    class Asleep(Talk):
+        async def reset(self, *, seed: int) -> Observation:
+            await never()
+            raise AssertionError
+
+    trajectory = await play([say("one")], env=EnvSpec(Asleep), episode_timeout_s=0.1)
+    assert (str(trajectory.status), trajectory.info["retryable"]) == ("failed(env)", True)
+    assert trajectory.status.detail == "episode_timeout before the policy was asked for its first turn"
+
+
+async def test_the_wait_for_others_who_prepare_counts_against_no_deadline() -> None:
+    permits = Permits(asyncio.Semaphore(2), asyncio.Semaphore(1), asyncio.Semaphore(1))
+    spec = rollout_spec(env=EnvSpec(Talk), episode_timeout_s=1.0, max_turns=1)
+    parts = parts_of(spec, scripted([say("end")]))
+    async with permits.preparing:
+        waiting = asyncio.ensure_future(run_episode(parts, TASK, KEY, permits=permits))
+        await asyncio.wait([waiting], timeout=1.3)
+    assert str((await waiting).status) == "truncated(max_turns)"
 
 
 async def test_an_engine_that_fails_is_a_failure_that_may_be_retried() -> None:

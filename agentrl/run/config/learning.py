@@ -77,6 +77,8 @@ class RolloutConfig(Section):
     training processes."""
     worker_resources: Arguments = Field(default_factory=dict)
     """Ray resources that each of them asks for beside a CPU, such as ``{rollout: 1}``, to place them."""
+    worker_restarts: Natural = 3
+    """Of them, how many may die and be started again between two publishes of weights; one more ends the run."""
     kv_tokens: Count | None = None
     """Tokens of KV cache kept for waiting episodes; by default room for all that run."""
     dtype: Dtype | None = None

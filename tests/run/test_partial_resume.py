@@ -1,0 +1,110 @@
+"""An asynchronous run that is killed goes on with the episodes in flight at its checkpoint, token for token."""
+
+from __future__ import annotations
+
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.controller.checkpoints import Checkpoints
+from agentrl.rollouts import SavedGroup
+from agentrl.store import RunDirectory, TrajectoryReader, read_jsonl
+from agentrl.types import Trajectory
+from tests.run.tiny_run import CONFIG, start, states
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+DEADLINE_S = 240
+STEPS = 12
+TASK = Path(__file__).with_name("long_task.py")
+OVERRIDES = (
+    "run.deterministic=false",
+    "rollout.schedule=async",
+    "rollout.max_staleness=4",
+    "rollout.max_running=16",
+    "rollout.max_turns=12",
+    "rollout.max_turn_tokens=8",
+    "rollout.max_response_tokens=300",
+    "checkpoint.every=1",
+    "checkpoint.keep_last=99",
+    f"stages.rl.steps={STEPS}",
+    "stages.rl.eval.sets={}",
+    f'stages.rl.env.entry="{TASK}:Long"',
+    "stages.rl.env.tools=[]",
+)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "config.yaml"
+    rl = "  - name: rl\n"
+    path.write_text(CONFIG.replace(rl, f"{rl}    algorithm: {{name: grpo, correction: token}}\n"), encoding="utf-8")
+    return path
+
+
+def finish(driver: Any, status: int = 0) -> None:
+    try:
+        driver.join(DEADLINE_S)
+        assert driver.exitcode == status
+    finally:
+        driver.kill()
+
+
+def newest(run_dir: Path) -> tuple[int, tuple[SavedGroup, ...]]:
+    """The step of the newest checkpoint, and what it holds of episodes in flight."""
+    found = Checkpoints(run_dir / "checkpoints" / "rl", keep_last=0).latest()
+    return (0, ()) if found is None else (found[1].step, found[1].rollouts.running)
+
+
+def stored(run_dir: Path) -> list[Trajectory]:
+    reader = TrajectoryReader(RunDirectory.open(run_dir))
+    return [reader.get(summary.id).trajectory for summary in reader.summaries()]
+
+
+def trained_draws(run_dir: Path) -> list[tuple[int, int]]:
+    """Draw and sibling of each trajectory that was trained and not rolled back."""
+    state: dict[tuple[int, int, int], str] = {}
+    for row in read_jsonl(run_dir / "ledger.jsonl"):
+        state |= {(row["attempt"], row["draw"], sibling): row["to"] for sibling in row["siblings"]}
+    return [key[1:] for key, to in state.items() if to == "trained"]
+
+
+def test_episodes_in_flight_go_on_after_a_kill_with_their_tokens(config: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    driver = start(config, run_dir, overrides=OVERRIDES)
+    while driver.is_alive() and newest(run_dir)[0] < 1:
+        driver.join(0.02)
+    driver.join(random.uniform(0.0, 1.0))
+    driver.kill()
+    finish(driver, -signal.SIGKILL)
+    _, saved = newest(run_dir)
+    standing = {(group.draw, n): one for group in saved for n, one in enumerate(group.siblings)}
+    resumable = {(group.draw, n) for group in saved for n, one in enumerate(group.siblings) if one in group.resumable}
+    assert resumable, "nothing was in flight at the checkpoint"
+
+    finish(start(config, run_dir, resume=True, overrides=OVERRIDES))
+    rows = [row for row in read_jsonl(run_dir / "metrics.jsonl") if row["stage"] == "rl"]
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert sum(row.get("count/resumed_episodes", 0) for row in rows) >= len(resumable)
+
+    trained = trained_draws(run_dir)
+    assert len(trained) == len(set(trained)), "a trajectory was trained twice"
+    assert not states(run_dir).keys() & {"running", "finished", "buffered", "taken"}
+
+    trajectories = {(t.draw, t.sibling): t for t in stored(run_dir) if t.status.finished}
+    extended = [key for key in resumable if key in trajectories]
+    assert extended
+    mixed = 0
+    for key in extended:
+        before, after = standing[key], trajectories[key]
+        assert [turn.text for turn in after.turns[: len(before.turns)]] == [turn.text for turn in before.turns]
+        ids = after.sequence(len(after.turns) - 1)
+        assert ids[: before.head.ids.size].tolist() == before.head.ids.tolist()
+        assert after.info["resumed_turns"] == len(before.turns)
+        versions = after.policy_versions
+        assert list(versions) == sorted(versions)
+        mixed += len(set(versions)) > 1
+    assert mixed

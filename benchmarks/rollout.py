@@ -9,6 +9,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
+from benchmarks import fuzz_tokens
 from benchmarks.figures import Figures, add_arguments
 from benchmarks.rollouts import in_flight, tool_latency
 
@@ -17,6 +18,7 @@ __all__ = ["PARTS"]
 PARTS: dict[str, Callable[[Figures, argparse.Namespace], None]] = {
     "tool_latency": tool_latency.measure,
     "in_flight": in_flight.measure,
+    "fuzz_tokens": fuzz_tokens.measure,
 }
 
 

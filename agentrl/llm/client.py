@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import re
 import time
@@ -154,7 +155,9 @@ class ChatClient:
         loop = asyncio.get_running_loop()
         connection = self._connections.get(loop)
         if connection is None:
-            headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+            headers = {"Content-Type": "application/json"}
+            if self._key:
+                headers["Authorization"] = f"Bearer {self._key}"
             limits = httpx.Limits(max_connections=self.spec.max_concurrent)
             http = httpx.AsyncClient(headers=headers, timeout=self.spec.timeout_s, limits=limits)
             connection = self._connections[loop] = _Connection(http, asyncio.Semaphore(self.spec.max_concurrent))
@@ -162,11 +165,12 @@ class ChatClient:
 
     async def _persist(self, http: httpx.AsyncClient, body: Mapping[str, Any], end: float) -> Mapping[str, Any]:
         """The answer, of the first attempt that infrastructure did not fail."""
+        content = json.dumps(body)  # in ASCII, which carries half a surrogate pair too
         for attempt in range(self.spec.max_retries + 1):
             wait_s: float | None = None
             try:
                 async with asyncio.timeout(min(self.spec.timeout_s, max(end - time.monotonic(), 0.0))):
-                    response = await http.post(f"{self.spec.base_url.rstrip('/')}/chat/completions", json=body)
+                    response = await http.post(f"{self.spec.base_url.rstrip('/')}/chat/completions", content=content)
                 if response.is_success:
                     return self._json(response)
                 error, wait_s = self._refused(response), _retry_after_s(response.headers.get("Retry-After"))
@@ -176,6 +180,8 @@ class ChatClient:
                 )
             except httpx.TransportError as broken:
                 error = self._error(f"cannot be reached ({type(broken).__name__}: {broken}); see that it runs there")
+            except httpx.DecodingError as broken:
+                error = self._error(f"answered with something that is not as its head says ({broken}); see its log")
             if not error.retryable or attempt == self.spec.max_retries:
                 raise error
             if wait_s is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from agentrl.errors import ConfigError
 
@@ -45,7 +46,7 @@ class ChatServerSpec:
 
     def __post_init__(self) -> None:
         rules = (
-            ("base_url", self.base_url.startswith(("http://", "https://")), "a URL such as http://127.0.0.1:8000/v1"),
+            ("base_url", _is_url(self.base_url), "a URL such as http://127.0.0.1:8000/v1"),
             ("model", bool(self.model), "the model's name on that server"),
             ("max_concurrent", self.max_concurrent >= 1, "at least 1"),
             ("timeout_s", self.timeout_s > 0, "more than 0"),
@@ -66,9 +67,14 @@ class ChatServerSpec:
         """The key; None where the default variable is not set, as for a server of one's own.
 
         Raises:
-            ConfigError: a variable is named and not set.
+            ConfigError: a variable is named and not set, or holds what no key is.
         """
-        key = os.environ.get(self.key_name)
+        key = os.environ.get(self.key_name, "").strip()
+        if not (key.isascii() and key.isprintable()):
+            raise ConfigError(
+                f"the environment variable {self.key_name} must hold a key of printable ASCII characters, which an "
+                "HTTP header can carry, and it holds others; export the key alone"
+            )
         if not key and self.api_key_env is not None:
             raise ConfigError(
                 f"api_key_env={self.api_key_env!r} must name an environment variable that holds a key, and it is not "
@@ -85,3 +91,11 @@ class ChatServerSpec:
         from agentrl.llm.client import ChatClient
 
         return ChatClient(self)
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:  # a port that is no number, half an IPv6 address
+        return False

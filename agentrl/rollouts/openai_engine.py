@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agentrl.errors import EngineError
 from agentrl.llm import ChatAnswer, ChatClient, ChatServerSpec
 from agentrl.tools.parsers.reading import Reading, kind_of
 from agentrl.types import (
@@ -57,12 +58,19 @@ class OpenAIEngine:
         """See ``RolloutEngine.generate``; the counts are the server's own.
 
         Raises:
+            EngineError: the request asks for what only an engine of ids does, or spent its deadline.
             ServerError: the server refused the request, or its infrastructure failed for good.
         """
+        _check(request)
         asking = asyncio.ensure_future(self._ask(request))
         self._asked[request.request_id] = asking
         try:
-            await asyncio.wait([asking])
+            await asyncio.wait([asking], timeout=request.deadline_s)
+            if not asking.done():
+                raise EngineError(
+                    f"request {request.request_id!r} spent its deadline_s={request.deadline_s} without an answer of "
+                    f"model {self.client.spec.model!r} at {self.client.spec.base_url}; raise it, or ask for less"
+                )
             return _aborted(request) if asking.cancelled() else _completion(request, asking.result())
         finally:
             asking.cancel()
@@ -95,6 +103,19 @@ class OpenAIEngine:
             temperature=sampling.temperature,
             settings=_settings(sampling),
         )
+
+
+def _check(request: GenerateRequest) -> None:
+    """What such a server cannot do is not left out in silence."""
+    problem = ""
+    if not request.messages:
+        problem = "messages must be the conversation, and there are none; this engine takes no token ids"
+    elif request.sampling.stop_token_ids:
+        problem = f"stop_token_ids must be empty, got {request.sampling.stop_token_ids}; use stop strings"
+    elif request.min_version:
+        problem = f"min_version must be 0, got {request.min_version}; the server's weights have no versions"
+    if problem:
+        raise EngineError(f"request {request.request_id!r} to engine 'openai': {problem}", retryable=False)
 
 
 def _settings(sampling: SamplingParams) -> Mapping[str, Any]:

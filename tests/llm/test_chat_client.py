@@ -178,7 +178,13 @@ async def test_requests_at_one_time_are_bounded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("base_url", "localhost:8000"), ("max_concurrent", 0), ("timeout_s", 0.0), ("model", "")]
+    ("name", "value"),
+    [
+        *(("base_url", url) for url in ("localhost:8000", "http://", "http://x:port/v1", "http://[::1/v1")),
+        ("max_concurrent", 0),
+        ("timeout_s", 0.0),
+        ("model", ""),
+    ],
 )
 def test_a_setting_out_of_range_is_named(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"{name} must be"):
@@ -188,3 +194,37 @@ def test_a_setting_out_of_range_is_named(name: str, value: Any) -> None:
 def test_an_error_survives_the_way_between_processes() -> None:
     error = pickle.loads(pickle.dumps(ServerError("no", retryable=False, status=400, code="bad")))
     assert (str(error), error.retryable, error.status, error.code) == ("no", False, 400, "bad")
+
+
+@pytest.mark.parametrize("key", ["sk-se\ncret", "sk-s\u00e9cret"])
+def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", key)
+    with pytest.raises(ConfigError, match="MY_KEY must hold a key of printable ASCII") as caught:
+        ChatServerSpec("http://x/v1", "m", api_key_env="MY_KEY").build()
+    assert "cret" not in str(caught.value)
+
+
+async def test_white_space_around_a_key_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", " sk-1\n")
+    async with odd_server(said("hi")) as server:
+        client = client_of(server)
+        await client.chat(HELLO)
+        await client.close()
+    assert server.headers[0]["authorization"] == "Bearer sk-1"
+
+
+async def test_an_answer_that_is_not_packed_as_it_says_is_named() -> None:
+    async with odd_server(Reply(200, "no gzip", {"Content-Encoding": "gzip"})) as server:
+        error = await refusal(server, max_retries=1)
+    assert (error.retryable, len(server.asked)) == (True, 2)
+    assert "not as its head says" in str(error)
+
+
+async def test_any_text_can_be_sent() -> None:
+    text = "\ud800 \u2028 \x00 \U0001f600"
+    async with odd_server(said("hi")) as server:
+        client = client_of(server)
+        await client.chat([{"role": "user", "content": text}])
+        await client.close()
+    assert server.asked[0]["messages"][0]["content"] == text
+    assert server.headers[0]["content-type"] == "application/json"

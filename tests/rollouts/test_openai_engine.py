@@ -9,16 +9,19 @@ from typing import Any
 
 import pytest
 
+from agentrl.errors import EngineError
 from agentrl.llm import ChatServerSpec
 from agentrl.rollouts import EpisodeParts, run_episode
 from agentrl.rollouts.openai_engine import OpenAIEngineSpec
 from agentrl.store import RunDirectory, TrajectoryReader, TrajectoryWriter
 from agentrl.tools import tool
 from agentrl.tools.parsers import load_parser
-from agentrl.types import SamplingParams, Trajectory
+from agentrl.types import GenerateRequest, SamplingParams, Trajectory, frozen_ints
 from tests.llm.odd_server import Reply, failed, odd_server, said
 from tests.rollouts.bytewise import KEY, TASK, call, rollout_spec, say
 from tests.rollouts.served_policy import serving
+
+ASKED = GenerateRequest("r", "s", frozen_ints(()), SamplingParams(8), seed=0, messages=TASK.messages)
 
 
 @tool
@@ -168,3 +171,29 @@ async def test_such_a_trajectory_is_stored_and_read_back(tmp_path: Path) -> None
     stored = TrajectoryReader(run).get(trajectory.id).trajectory
     assert [turn.message for turn in stored.turns] == [turn.message for turn in trajectory.turns]
     assert stored.samples() == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"messages": ()}, "messages must be the conversation"),
+        ({"sampling": SamplingParams(8, stop_token_ids=(3,))}, "stop_token_ids must be empty"),
+        ({"min_version": 2}, "min_version must be 0, got 2"),
+    ],
+)
+async def test_what_only_an_engine_of_ids_does_is_refused(changes: dict[str, Any], named: str) -> None:
+    engine = OpenAIEngineSpec(ChatServerSpec("http://127.0.0.1:1/v1", "m")).build()
+    with pytest.raises(EngineError, match=named) as caught:
+        await engine.generate(replace(ASKED, **changes))
+    assert not caught.value.retryable
+
+
+async def test_a_request_is_given_up_at_its_deadline() -> None:
+    async with odd_server(Reply(hang=True)) as server:
+        engine = OpenAIEngineSpec(ChatServerSpec(server.url, "m")).build()
+        with pytest.raises(
+            EngineError, match=r"spent its deadline_s=0.2 without an answer of model 'm' at http"
+        ) as error:
+            await engine.generate(replace(ASKED, deadline_s=0.2))
+        await engine.close()
+    assert error.value.retryable

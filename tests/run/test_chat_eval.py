@@ -121,3 +121,24 @@ def test_a_server_that_is_described_wrongly_is_named(config: Path, url: str, ove
 def test_a_configuration_alone_needs_a_server(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command_line(["eval", str(config)]) == 2
     assert "set rollout.engine=openai" in capsys.readouterr().err
+
+
+def test_rollout_collects_from_a_server_and_goes_on_where_it_was(
+    config: Path, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from datasets import load_dataset
+
+    monkeypatch.setattr(Adding, "asked", 0)
+    out = tmp_path / "out"
+    command = ["rollout", str(config), *overrides(url), "--samples", "2", "--out", str(out), "--tasks"]
+    assert run_command_line([*command, "2"]) == 0
+    asked = Adding.asked
+    assert asked >= 2 * 2 * 2  # two turns an episode, and what failed once more
+    assert run_command_line([*command, "2"]) == 0
+    assert Adding.asked == asked
+    assert run_command_line([*command, "3"]) == 0
+    pattern = str(out / "traj" / "sealed" / "*" / "*.parquet")
+    rows = list(load_dataset("parquet", data_files=pattern, split="train", cache_dir=str(tmp_path / "cache")))
+    assert sorted((row["draw"], row["sibling"]) for row in rows) == [(d, s) for d in range(3) for s in range(2)]
+    assert all(row["num_turns"] == 2 and row["reward"] > 1 for row in rows)
+    assert all(row["token_ids"] == [] and row["num_policy_tokens"] == 0 for row in rows)

@@ -9,6 +9,8 @@ from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TypeAlias
 
+import httpx
+
 Behaviour: TypeAlias = Callable[["Handler"], None]
 
 
@@ -84,6 +86,21 @@ def broken_server(behaviours: Mapping[str, Behaviour]) -> Iterator[BrokenServer]
 
 def says(content: bytes, status: int = 200) -> Behaviour:
     return lambda handler: handler.answer(content, status=status)
+
+
+def passes_on(url: str, *, after_s: float = 0.0) -> Behaviour:
+    """What the server at ``url`` answers, so much later."""
+
+    def behave(handler: Handler) -> None:
+        assert isinstance(handler.server, BrokenServer)
+        handler.server.ending.wait(after_s)
+        headers = {"content-type": "application/json"}
+        answer = httpx.request(
+            handler.command, url + handler.path, content=handler.body, headers=headers, timeout=600, trust_env=False
+        )
+        handler.answer(answer.content, status=answer.status_code)
+
+    return behave
 
 
 def breaks_off(handler: Handler) -> None:

@@ -7,11 +7,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
+from safetensors.torch import save_file as save_torch_file
 
 from agentrl.errors import DataError
 from agentrl.rollouts.sglang.digests import differing, unknown_names
-from agentrl.rollouts.sglang.weights import WeightArray, array_checksum, open_weights, tensor_shapes, write_weights
+from agentrl.rollouts.sglang.weights import (
+    ServedDtype,
+    WeightArray,
+    array_checksum,
+    open_weights,
+    tensor_shapes,
+    write_weights,
+)
 from agentrl.types.checksum import tensor_checksum
 
 LAYER = "model.layers.0"
@@ -135,10 +144,28 @@ def test_a_written_folder_is_read_by_the_safetensors_library(
 def test_what_was_written_is_opened_again(tmp_path: Path, arrays: dict[str, WeightArray]) -> None:
     (tmp_path / "model").mkdir()
     write_weights(tmp_path / "new", tmp_path / "model", arrays.values())
-    found = open_weights(tmp_path / "new")
+    found = open_weights(tmp_path / "new", "float32")
     assert {name: array_checksum(array) for name, array in found.items()} == {
         name: array_checksum(array) for name, array in arrays.items()
     }
+
+
+@pytest.mark.parametrize(
+    ("saved", "served_as"), [("bfloat16", "float32"), ("float16", "float32"), ("float32", "bfloat16")]
+)
+def test_a_folder_of_another_dtype_is_opened_as_the_servers_load_it(
+    tmp_path: Path, saved: str, served_as: ServedDtype
+) -> None:
+    value = torch.randn(40, 50, generator=torch.Generator().manual_seed(2)).to(getattr(torch, saved))
+    save_torch_file({"w": value}, tmp_path / "model.safetensors")
+    wanted = value.to(getattr(torch, served_as)).view(torch.uint8).numpy()
+    assert open_weights(tmp_path, served_as)["w"].data.tobytes() == wanted.tobytes()
+
+
+def test_a_folder_of_a_dtype_that_servers_do_not_load_is_named(tmp_path: Path) -> None:
+    save_file({"w": np.arange(3)}, tmp_path / "model.safetensors")
+    with pytest.raises(DataError, match=r"tensor 'w' has dtype I64; servers are given BF16, F16 or F32"):
+        open_weights(tmp_path, "float32")
 
 
 def test_shapes_are_read_from_the_head_alone(tmp_path: Path, values: dict[str, np.ndarray]) -> None:

@@ -39,7 +39,7 @@ class _FolderSession:
         update.on_all(
             lambda client, _: client.load_folder(str(folder.resolve()), label=update.label, flush=update.flush)
         )
-        update.finish(open_weights(folder))
+        update.finish(open_weights(folder, update.dtype))
         for older in folder.parent.iterdir():
             if older.is_dir() and older != folder:
                 shutil.rmtree(older)

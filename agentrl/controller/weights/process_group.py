@@ -160,7 +160,8 @@ class _GroupSession(BatchSession):
         update.lose_all("the broadcast of the weights broke off")
 
     def _broadcast(self, batch: Sequence[WeightArray], receiving: Future[None]) -> bool:
-        """Whether all tensors went out; a server that refused or died would leave this side waiting for ever."""
+        """Whether all tensors went out; a server that refused or died would leave this side waiting for ever. One that
+        has all of them may say so before this side knows that the last is out."""
         options = dist.BroadcastOptions()
         options.rootRank = 0
         for array in batch:
@@ -168,7 +169,7 @@ class _GroupSession(BatchSession):
             try:
                 work = self._group.process_group.broadcast([tensor.to(self._device)], options)
                 while not work.is_completed():
-                    if receiving.done() or self.update.lost_any:
+                    if self.update.lost_any or (receiving.done() and receiving.exception() is not None):
                         return False
                     time.sleep(_POLL_S)
                 work.wait()

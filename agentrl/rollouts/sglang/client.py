@@ -124,13 +124,13 @@ class ServerClient:
         """Goes on generating."""
         await self._call("POST", "/continue_generation", {})
 
-    async def flush(self) -> None:
-        """Empties the KV cache.
-
-        Raises:
-            RefusedError: requests run.
-        """
-        await self._call("POST", "/flush_cache", {})
+    async def flush(self) -> bool:
+        """Empties the KV cache; whether it did, which it cannot while requests run."""
+        try:
+            await self._call("POST", "/flush_cache", {})
+        except RefusedError:
+            return False
+        return True
 
     async def release(self, tags: Sequence[Tag], *, running: int) -> None:
         """Gives memory back. The server dies where a request holds KV, so that is refused here.

@@ -18,7 +18,7 @@ from agentrl.rollouts.sglang.requests import Requests
 from agentrl.rollouts.sglang.servers import Server
 from agentrl.rollouts.sglang.spec import SGLangEngineSpec
 from agentrl.rollouts.sglang.state import EngineState
-from agentrl.rollouts.sglang.weights import WeightArray, write_weights
+from agentrl.rollouts.sglang.weights import WeightArray, open_weights, write_weights
 
 __all__ = ["EngineCore"]
 
@@ -69,7 +69,7 @@ class EngineCore:
         self.state.paused = mode
         members = self.fleet.serving
         spanless = not all(server.client.dialect.reports_spans for server in members)
-        if mode == "drain" or (spanless and mode == "retract"):
+        if mode == "drain" or spanless:
             await self.requests.drained()
         server_mode: Literal["retract", "in_place"] = "in_place" if mode == "in_place" else "retract"
         await self.on_members(members, lambda client, _: client.pause(server_mode), may_lose_all=True)
@@ -200,6 +200,8 @@ class EngineCore:
         if self.state.fault:
             raise EngineError(self.state.fault, retryable=False)
         weights, version, model = self.state.weights, self.state.policy_version, Path(self.state.spec.model_path)
+        if weights is None and server.given and self.state.spec.sender is None:
+            weights = await asyncio.to_thread(open_weights, model, self.state.spec.dtype)  # no update will bring them
         if weights is not None and not server.given:
             folder = self.state.weights_folder(version)
             if not folder.exists():

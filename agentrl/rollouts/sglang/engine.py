@@ -38,20 +38,14 @@ class SGLangEngine:
         spec: which servers, and how.
 
     Raises:
-        ConfigError: ``context_tokens`` above what the model was made for.
+        ConfigError: ``context_tokens`` above what the model was made for, or ``tp_size`` ranks that cannot share it.
         MachineError: no interpreter, or a server that does not come up.
         EngineError: a given server serves another model.
         DataError: the model's folder cannot be read.
     """
 
     def __init__(self, spec: SGLangEngineSpec) -> None:
-        config = spec.read_config()
-        longest = int(config.get("max_position_embeddings") or spec.context_tokens)
-        if spec.context_tokens > longest:
-            raise ConfigError(
-                f"rollout.context_tokens must be at most the model's max_position_embeddings={longest}, "
-                f"got {spec.context_tokens}; lower it"
-            )
+        _require_fit(spec, spec.read_config())
         self._shapes = tensor_shapes(Path(spec.model_path))
         own = Path(spec.folder) / f"{socket.gethostname()}-{os.getpid()}"  # several ranks may have one specification
         ready = prepared(replace(spec, folder=str(own)))
@@ -83,8 +77,8 @@ class SGLangEngine:
         return self._core.state.info()
 
     def pause(self, mode: PauseMode) -> None:
-        """See ``EngineControl.pause``. A server that cannot say which weights made a token (0.5.18) is drained where
-        ``retract`` is asked for."""
+        """See ``EngineControl.pause``. A server that cannot say which weights made a token (0.5.18) is drained in any
+        mode."""
         self._call(self._core.pause(mode))
 
     def resume(self) -> None:
@@ -184,3 +178,20 @@ class SGLangEngine:
         """Runs a control call on the engine's loop and waits for it."""
         result: T = self._submit(work).result()
         return result
+
+
+def _require_fit(spec: SGLangEngineSpec, config: Mapping[str, Any]) -> None:
+    """What the model allows; a server would say it minutes later, in its log."""
+    text = config.get("text_config") or config
+    longest = int(text.get("max_position_embeddings") or spec.context_tokens)
+    if spec.context_tokens > longest:
+        raise ConfigError(
+            f"rollout.context_tokens must be at most the model's max_position_embeddings={longest}, "
+            f"got {spec.context_tokens}; lower it"
+        )
+    heads = int(text["num_attention_heads"])
+    if not spec.urls and heads % spec.tp_size:
+        raise ConfigError(
+            f"rollout.tp_size must divide the model's num_attention_heads={heads} (each rank of a server has as many "
+            f"heads as the others), got {spec.tp_size}; choose a divisor, or set it to 1"
+        )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -118,7 +119,7 @@ class Server:
         return not self.exited and await self.client.healthy(_HEALTH_S)
 
     async def verify(self, weights: Mapping[str, WeightArray], num_kv_heads: int) -> int:
-        """Compares what it holds with what it was sent, by its own digests.
+        """Compares what it holds with what it should, by its own digests.
 
         Returns:
             Tensors that were compared; 0 where its version or device offers no digest known here.
@@ -131,7 +132,7 @@ class Server:
         wrong, compared = differing(weights, await self.client.digests(), num_kv_heads)
         if wrong:
             raise EngineError(
-                f"{self.name} holds other weights than it was sent in {len(wrong)} of {compared} tensors, "
+                f"{self.name} holds other weights than it should in {len(wrong)} of {compared} tensors, "
                 f"first {wrong[0]!r}",
                 retryable=False,
             )
@@ -172,21 +173,20 @@ class Server:
         )
 
     async def _adopt(self) -> bool:
-        """Ends what a former owner left in a given server: requests, a pause, an open update.
+        """Ends what a former owner left in a given server: requests, a pause, an open update, KV of its weights.
 
         Returns:
-            Whether the server answered.
+            Whether that is done; False where it does not answer, or still ends requests.
         """
         try:
             await self.client.probe()
             await self.client.abort_all()
             await self.client.resume()
-            await self.client.end_update()
+            with suppress(RefusedError):  # none was open
+                await self.client.end_update()
+            return await self.client.flush()
         except ServerLostError:
             return False
-        except RefusedError:  # of end_update: none was open
-            pass
-        return True
 
     async def _check_model(self, info: Mapping[str, Any]) -> None:
         """Holds it against the model's own ``config.json``."""

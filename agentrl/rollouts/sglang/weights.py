@@ -60,21 +60,34 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     return {name: shape for file in _files(folder) for name, (_, shape, _, _) in _header(file).items()}
 
 
-def open_weights(folder: Path) -> dict[str, WeightArray]:
-    """The tensors of a folder that ``write_weights`` wrote, mapped into memory.
+def open_weights(folder: Path, dtype: ServedDtype) -> dict[str, WeightArray]:
+    """The tensors of a folder in the servers' dtype; mapped into memory where they have it already.
 
     Raises:
-        DataError: the folder holds something else.
+        DataError: the folder holds numbers that servers do not load as ``dtype``.
     """
-    codes = {code: dtype for dtype, code in _CODES.items()}
     arrays = {}
     for file in _files(folder):
         whole = np.memmap(file, dtype=np.uint8, mode="r")
         for name, (code, shape, start, end) in _header(file).items():
-            if code not in codes:
-                raise DataError(f"{file}: tensor {name!r} has dtype {code}; servers are given {', '.join(_CODES)}")
-            arrays[name] = WeightArray(name, codes[code], shape, whole[start:end])
+            data: npt.NDArray[np.uint8] = whole[start:end]
+            if code != _CODES[dtype]:
+                data = _converted(data, code, dtype, f"{file}: tensor {name!r}")
+            arrays[name] = WeightArray(name, dtype, shape, data)
     return arrays
+
+
+def _converted(data: npt.NDArray[np.uint8], code: str, dtype: ServedDtype, what: str) -> npt.NDArray[np.uint8]:
+    """The same numbers, rounded to the nearest (ties to even) where ``dtype`` is narrower."""
+    if code == "BF16":
+        bits = data.view(np.uint16).astype(np.uint32) << 16
+    elif code in ("F16", "F32"):
+        bits = data.view(np.float16 if code == "F16" else np.float32).astype(np.float32).view(np.uint32)
+    else:
+        raise DataError(f"{what} has dtype {code}; servers are given BF16, F16 or F32, save the model in one of them")
+    if dtype == "bfloat16":
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).view(np.uint8)
+    return bits.view(np.uint8)
 
 
 def write_weights(folder: Path, model: Path, arrays: Iterable[WeightArray]) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import httpx
 import pytest
@@ -24,6 +25,7 @@ from agentrl.rollouts.sglang.launch import (
 )
 from agentrl.run.sglang_env import default_python
 from agentrl.training.tiny import build_tiny_model
+from tests.rollouts.broken_server import Behaviour, BrokenServer, broken_server, passes_on
 from tests.rollouts.sglang.models import CONTEXT, HuggingFace
 from tests.run.tiny_task import demonstrations
 
@@ -39,7 +41,7 @@ def python() -> str:
     return str(path)
 
 
-def make_model(folder: Path, *, seed: int, width: int = 64) -> Path:
+def make_model(folder: Path, *, seed: int) -> Path:
     """A Qwen2 with random weights, biases included, and the tokenizer of the tiny task."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -47,7 +49,7 @@ def make_model(folder: Path, *, seed: int, width: int = 64) -> Path:
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=300,
-        hidden_size=width,
+        hidden_size=64,
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -108,6 +110,21 @@ def _healthy(url: str) -> bool:
         return httpx.get(f"{url}/health", timeout=30, trust_env=False).status_code == 200
     except httpx.HTTPError:
         return False
+
+
+Neighbour: TypeAlias = Callable[[Behaviour], BrokenServer]
+
+
+@pytest.fixture
+def neighbour(server: str) -> Iterator[Neighbour]:
+    """Starts a server that does what the real one does, but something else with requests."""
+    with ExitStack() as stack:
+
+        def start(behaviour: Behaviour) -> BrokenServer:
+            routes = defaultdict(lambda: passes_on(server), {"/generate": behaviour})
+            return stack.enter_context(broken_server(routes))
+
+        yield start
 
 
 @pytest.fixture

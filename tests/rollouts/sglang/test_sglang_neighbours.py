@@ -3,42 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable
 
-import httpx
 import pytest
 
 from agentrl.controller.weights import BucketSender
 from agentrl.errors import EngineError
 from agentrl.rollouts.sglang import SGLangEngine
-from tests.rollouts.broken_server import Behaviour, BrokenServer, breaks_off, broken_server, keeps_silent, says
+from tests.rollouts.broken_server import Behaviour, breaks_off, keeps_silent, passes_on, says
+from tests.rollouts.sglang.conftest import Neighbour
 from tests.rollouts.sglang.models import HuggingFace, made, publish, request
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
 
 PROMPT = [5, 17, 200, 33, 8]
 Build = Callable[..., SGLangEngine]
-Neighbour = Callable[[Behaviour], BrokenServer]
-
-
-@pytest.fixture
-def neighbour(server: str) -> Iterator[Neighbour]:
-    """Starts a server that says of itself what the real one does, and does something else with requests."""
-    own: dict[str, bytes] = {}
-    for route in ("/server_info", "/model_info"):
-        own[route] = httpx.get(server + route, timeout=60, trust_env=False).content
-    own["/weights_checker"] = httpx.post(
-        f"{server}/weights_checker", json={"action": "checksum"}, timeout=60, trust_env=False
-    ).content
-    success = json.dumps({"success": True, "message": "done"}).encode()
-    quiet = ("/health", "/continue_generation", "/end_weight_update", "/update_weight_version", "/abort_request")
-    routes: Mapping[str, Behaviour] = {route: says(text) for route, text in own.items()} | {
-        route: says(success) for route in quiet
-    }
-    with ExitStack() as stack:
-        yield lambda behaviour: stack.enter_context(broken_server({**routes, "/generate": behaviour}))
 
 
 BROKEN = [
@@ -54,7 +33,7 @@ async def test_a_request_that_a_server_fails_goes_to_another(
 ) -> None:
     del said
     broken = neighbour(behaviour)
-    engine = build(broken.url, server)
+    engine = build(broken.url, server, sender=BucketSender)
     answers = [await engine.generate(request(f"r{n}", PROMPT)) for n in range(4)]
     assert all(made(answer) for answer in answers)
     assert "/generate" in broken.calls
@@ -64,21 +43,27 @@ async def test_a_request_that_a_server_fails_goes_to_another(
 async def test_where_no_other_is_left_the_last_failure_is_named(
     build: Build, neighbour: Neighbour, behaviour: Behaviour, said: str
 ) -> None:
-    engine = build(neighbour(behaviour).url)
+    engine = build(neighbour(behaviour).url, sender=BucketSender)
     with pytest.raises(EngineError, match=f"failed 4 times.*{said}") as caught:
         await engine.generate(request("r", PROMPT))
     assert caught.value.retryable
 
 
 async def test_a_server_that_keeps_silent_spends_the_deadline(build: Build, neighbour: Neighbour) -> None:
-    engine = build(neighbour(keeps_silent).url)
+    engine = build(neighbour(keeps_silent).url, sender=BucketSender)
     with pytest.raises(EngineError, match=r"spent its deadline_s=1"):
         await engine.generate(request("r", PROMPT, deadline_s=1.0))
 
 
+async def test_a_server_that_answers_late_is_waited_for(build: Build, server: str, neighbour: Neighbour) -> None:
+    engine = build(neighbour(passes_on(server, after_s=1.0)).url, sender=BucketSender)
+    assert made(await engine.generate(request("r", PROMPT, deadline_s=120.0)))
+    assert list(engine.server_states().values()) == ["serving"]
+
+
 async def test_a_server_that_is_gone_is_out_of_the_rotation(build: Build, server: str, neighbour: Neighbour) -> None:
     broken = neighbour(keeps_silent)
-    engine = build(broken.url, server)
+    engine = build(broken.url, server, sender=BucketSender)
     broken.vanish()
     answers = [await engine.generate(request(f"r{n}", PROMPT)) for n in range(4)]
     assert all(made(answer) for answer in answers)

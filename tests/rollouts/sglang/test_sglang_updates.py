@@ -25,7 +25,6 @@ from agentrl.errors import EngineError
 from agentrl.rollouts.sglang import SGLangEngine
 from agentrl.training import Actor, DistSpec, join, leave
 from tests.controller.tiny import actor_spec
-from tests.rollouts.sglang.conftest import make_model
 from tests.rollouts.sglang.models import HuggingFace, in_flight, logprobs, made, publish, request, versions
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
@@ -121,11 +120,21 @@ async def test_an_update_needs_a_paused_engine(build: Build, server: str) -> Non
         await asyncio.to_thread(engine.begin_update, 1)
 
 
-async def test_an_engine_without_a_sender_takes_no_weights(build: Build, server: str) -> None:
+async def test_an_engine_without_a_sender_takes_no_weights(build: Build, server: str, reference: HuggingFace) -> None:
+    await asyncio.to_thread(publish, build(server, sender=BucketSender), reference, 1)
     engine = build(server)
     await asyncio.to_thread(engine.pause, "retract")
     with pytest.raises(EngineError, match="built without a sender"):
         engine.begin_update(1)
+
+
+def test_where_no_weights_will_be_sent_a_server_of_other_ones_is_refused(
+    build: Build, server: str, reference: HuggingFace
+) -> None:
+    reference.scale(1.01)
+    publish(build(server, sender=BucketSender), reference, 1)
+    with pytest.raises(EngineError, match=r"holds other weights than it should in \d+ of \d+ tensors"):
+        build(server)
 
 
 def alter_payload(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +155,7 @@ async def test_one_wrong_bit_is_seen_by_the_servers_own_digest(
 ) -> None:
     engine = build(server, sender=BucketSender)
     alter_payload(monkeypatch)
-    with pytest.raises(EngineError, match=r"holds other weights than it was sent in 1 of \d+ tensors"):
+    with pytest.raises(EngineError, match=r"holds other weights than it should in 1 of \d+ tensors"):
         await asyncio.to_thread(publish_in_process, actor, engine, 1)
     assert engine.health().state == "dead"
 
@@ -208,15 +217,30 @@ async def test_an_update_in_which_nothing_was_sent_is_given_up_without_harm(
     assert versions(answer) == [1]
 
 
-def test_a_server_of_another_model_is_refused(build: Build, server: str, tmp_path: Path) -> None:
-    other = make_model(tmp_path / "other", seed=3, width=32)
-    with pytest.raises(EngineError, match=r"serves another model: hidden_size is 64, .* has 32"):
-        build(server, model_path=str(other))
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"hidden_size": 32}, "hidden_size is 64, .* has 32"),
+        ({"vocab_size": 301}, "vocab_size is 300, .* has 301"),
+        ({"model_type": "qwen3"}, "model_type is 'qwen2', .* has 'qwen3'"),
+    ],
+)
+def test_a_server_of_another_model_is_refused(
+    build: Build, server: str, model: Path, tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(EngineError, match=f"serves another model: {said}"):
+        build(server, model_path=str(altered(model, tmp_path / "other", **change)), sender=BucketSender)
+
+
+def altered(model: Path, folder: Path, **config: Any) -> Path:
+    """The model under a configuration with other values."""
+    shutil.copytree(model, folder)
+    own = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(own | config))
+    return folder
 
 
 def test_a_server_with_a_shorter_context_is_refused(build: Build, server: str, model: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(model, tmp_path / "longer")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 4096}))
+    longer = altered(model, tmp_path / "longer", max_position_embeddings=4096)
     with pytest.raises(EngineError, match=r"takes prompts below \d+ tokens, rollout\.context_tokens=4096 needs more"):
-        build(server, context_tokens=4096, model_path=str(folder))
+        build(server, context_tokens=4096, model_path=str(longer))

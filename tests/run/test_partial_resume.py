@@ -1,7 +1,8 @@
-"""An asynchronous run that is killed goes on with the episodes in flight at its checkpoint, token for token."""
+"""What outlives a kill in an asynchronous run: episodes in flight at a checkpoint, and those of a rollout worker."""
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 from pathlib import Path
@@ -13,7 +14,7 @@ from agentrl.controller.checkpoints import Checkpoints
 from agentrl.rollouts import SavedGroup
 from agentrl.store import RunDirectory, TrajectoryReader, read_jsonl
 from agentrl.types import Trajectory
-from tests.run.tiny_run import CONFIG, start, states
+from tests.run.tiny_run import CONFIG, descendants, name_of, start, states
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -72,9 +73,16 @@ def trained_draws(run_dir: Path) -> list[tuple[int, int]]:
     return [key[1:] for key, to in state.items() if to == "trained"]
 
 
-def test_episodes_in_flight_go_on_after_a_kill_with_their_tokens(config: Path, tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    driver = start(config, run_dir, overrides=OVERRIDES)
+@pytest.mark.parametrize(
+    "hosts",
+    [(), ("controller.mode=ray",), ("controller.mode=ray", "rollout.num_workers=2")],
+    ids=["inline", "ranks", "workers"],
+)
+def test_episodes_in_flight_go_on_after_a_kill_with_their_tokens(
+    config: Path, tmp_path: Path, hosts: tuple[str, ...]
+) -> None:
+    run_dir, overrides = tmp_path / "run", (*OVERRIDES, *hosts)
+    driver = start(config, run_dir, overrides=overrides)
     while driver.is_alive() and newest(run_dir)[0] < 1:
         driver.join(0.02)
     driver.join(random.uniform(0.0, 1.0))
@@ -85,7 +93,7 @@ def test_episodes_in_flight_go_on_after_a_kill_with_their_tokens(config: Path, t
     resumable = {(group.draw, n) for group in saved for n, one in enumerate(group.siblings) if one in group.resumable}
     assert resumable, "nothing was in flight at the checkpoint"
 
-    finish(start(config, run_dir, resume=True, overrides=OVERRIDES))
+    finish(start(config, run_dir, resume=True, overrides=overrides))
     rows = [row for row in read_jsonl(run_dir / "metrics.jsonl") if row["stage"] == "rl"]
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
     assert sum(row.get("count/resumed_episodes", 0) for row in rows) >= len(resumable)
@@ -108,3 +116,32 @@ def test_episodes_in_flight_go_on_after_a_kill_with_their_tokens(config: Path, t
         assert list(versions) == sorted(versions)
         mixed += len(set(versions)) > 1
     assert mixed
+
+
+def test_a_rollout_worker_that_is_killed_in_a_step_costs_no_episode(config: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    ray = ("controller.mode=ray", "rollout.num_workers=2")
+    driver = start(config, run_dir, overrides=(*OVERRIDES, *ray))
+    while driver.is_alive() and newest(run_dir)[0] < 2:
+        driver.join(0.02)
+    workers = [pid for pid in descendants(driver.pid) if "_RolloutWorker" in name_of(pid)]
+    assert len(workers) == 2
+    os.kill(random.choice(workers), signal.SIGKILL)
+    finish(driver)
+
+    rows = [row for row in read_jsonl(run_dir / "metrics.jsonl") if row["stage"] == "rl"]
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert sum(row.get("count/lost_workers", 0) for row in rows) == 1
+    replayed = sum(row.get("count/replayed_groups", 0) for row in rows)
+    assert replayed > 0
+    (event,) = [row for row in read_jsonl(run_dir / "events.jsonl") if row["event"] == "worker_lost"]
+    assert "died" in event["message"]
+    assert f"its {replayed:.0f} groups are played again" in event["message"]
+
+    trained = trained_draws(run_dir)
+    assert len(trained) == len(set(trained)) == sum(row["count/trained_trajectories"] for row in rows)
+    assert states(run_dir).keys() <= {"trained", "cancelled", "dropped"}
+    played = stored(run_dir)
+    assert {t.attempt for t in played} == {0, 1}
+    assert len({t.draw for t in played if t.attempt == 1}) == replayed
+    assert all(t.status.finished or t.status.kind == "cancelled" for t in played)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import random
 import signal
 import time
-from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.run.tiny_run import CONFIG, metrics, start, states
+from tests.run.tiny_run import CONFIG, descendants, metrics, name_of, start, states
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -134,30 +133,10 @@ def test_the_same_through_ray(config: Path, run_dir: Path, uninterrupted: list[d
     assert metrics(run_dir) == uninterrupted
 
 
-def descendants(pid: int | None) -> set[int]:
-    """The processes that a process started, and those that they started."""
-    parents: dict[int, int] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it ended meanwhile
-            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-    found: set[int] = set()
-    while fresh := {child for child, parent in parents.items() if parent in found | {pid}} - found:
-        found |= fresh
-    return found
-
-
 def wait_for_end(pids: set[int]) -> None:
     """Until none is left but Ray's own agents, which hold nothing of the run and try for a minute to report."""
     assert len(pids) >= 3  # Ray's own, and the worker
     end = time.monotonic() + 60.0
-    while left := [pid for pid in pids if _name(pid) and not _name(pid).endswith("Agent")]:
-        assert time.monotonic() < end, [_name(pid) for pid in left]
+    while left := [pid for pid in pids if name_of(pid) and not name_of(pid).endswith("Agent")]:
+        assert time.monotonic() < end, [name_of(pid) for pid in left]
         time.sleep(0.05)
-
-
-def _name(pid: int) -> str:
-    """What a process is called; nothing where it ended."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0")
-    except OSError:
-        return ""

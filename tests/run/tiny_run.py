@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from importlib import import_module
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -103,3 +104,23 @@ def states(run_dir: Path) -> Mapping[str, int]:
         return ledger.counts()
     finally:
         ledger.close()
+
+
+def descendants(pid: int | None) -> set[int]:
+    """The processes that a process started, and those that they started."""
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it ended meanwhile
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+    found: set[int] = set()
+    while fresh := {child for child, parent in parents.items() if parent in found | {pid}} - found:
+        found |= fresh
+    return found
+
+
+def name_of(pid: int) -> str:
+    """What a process is called; nothing where it ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0")
+    except OSError:
+        return ""

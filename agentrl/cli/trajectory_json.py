@@ -6,6 +6,7 @@ from typing import Any
 
 from agentrl.store import StoredTrajectory, encode_trajectory
 from agentrl.store.json_text import from_json
+from agentrl.store.turn_record import fields_of
 from agentrl.types import Segment, SegmentKind
 
 __all__ = ["trajectory_json"]
@@ -26,9 +27,10 @@ def trajectory_json(stored: StoredTrajectory) -> dict[str, Any]:
 
 
 def _segment(segment: Segment) -> dict[str, Any]:
+    media = {"media": [fields_of(span) for span in segment.media]} if segment.media else {}
     return {
         "kind": SegmentKind(segment.kind).name.lower(),
         "policy_version": segment.policy_version,
         "token_ids": segment.token_ids.tolist(),
         "logprobs": None if segment.logprobs is None else segment.logprobs.tolist(),
-    }
+    } | media

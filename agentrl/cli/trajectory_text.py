@@ -14,7 +14,7 @@ from rich.text import Text
 from agentrl.cli.terminal import console, shown
 from agentrl.cli.token_text import TokenText
 from agentrl.store import StoredTrajectory
-from agentrl.types import CallRecord, Message, Segment, SegmentKind, Trajectory, Turn
+from agentrl.types import CallRecord, Image, Segment, SegmentKind, Trajectory, Turn, content_text
 
 __all__ = ["print_trajectory"]
 
@@ -98,15 +98,26 @@ def _print_turn(out: Console, turn: Turn, token_text: TokenText | None) -> None:
 
 
 def _by_tokens(turn: Turn, token_text: TokenText) -> Iterator[tuple[SegmentKind, str]]:
+    images = {image.sha256: image for image in turn.images}
     for segment in turn.segments:
-        yield segment.kind, token_text(segment.token_ids)
+        yield segment.kind, _with_images_named(segment, images, token_text)
+
+
+def _with_images_named(segment: Segment, images: Mapping[str, Image], token_text: TokenText) -> str:
+    """The text of a segment, with what is known of an image instead of its placeholders."""
+    parts, done = [], 0
+    for span in segment.media:
+        image = images.get(span.sha256, f"image, sha256 {span.sha256}")
+        parts += [token_text(segment.token_ids[done : span.start]), f"[{image}, {span.num_tokens} tokens]"]
+        done = span.start + span.num_tokens
+    return "".join([*parts, token_text(segment.token_ids[done:])])
 
 
 def _by_messages(turn: Turn) -> Iterator[tuple[SegmentKind, str]]:
     opening = turn.parent is None
     for message in turn.observed:
         kind = SegmentKind.PROMPT if opening else _ROLES.get(message["role"], SegmentKind.OBSERVATION)
-        yield kind, f"{message['role']}: {_content(message)}"
+        yield kind, f"{message['role']}: {content_text(message['content'])}"
     template = sum(len(segment) for segment in turn.segments if segment.kind is SegmentKind.SCAFFOLD)
     if template:
         yield SegmentKind.SCAFFOLD, f"({template} tokens)"
@@ -115,11 +126,6 @@ def _by_messages(turn: Turn) -> Iterator[tuple[SegmentKind, str]]:
 
 def _completion_kind(completion: tuple[Segment, ...]) -> SegmentKind:
     return completion[0].kind if completion else SegmentKind.POLICY
-
-
-def _content(message: Message) -> str:
-    content = message["content"]
-    return content if isinstance(content, str) else str(content)
 
 
 def _print_origin(out: Console, kind: SegmentKind, text: str) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.types import CallRecord, Observation, StepResult, ToolSpec
+from agentrl.errors import DataError
+from agentrl.types import CallRecord, Observation, StepResult, ToolSpec, with_images
 
 __all__ = ["Finding", "observation_findings", "step_findings"]
 
@@ -48,6 +49,7 @@ def observation_findings(observation: object, *, verb: str) -> Iterator[Finding]
     yield from _message_findings(observation.messages, f"{verb}: messages", own_turns=verb == "reset")
     if observation.rewrite is not None:
         yield from _message_findings(observation.rewrite, f"{verb}: rewrite", own_turns=True)
+    yield from _image_findings(observation, verb)
     if observation.tools is not None:
         yield from _tool_findings(observation.tools, verb)
     yield from _json_findings(observation.info, f"{verb}: observation.info")
@@ -112,6 +114,15 @@ def _message_faults(message: Any, *, own_turns: bool) -> Iterator[str]:
 
 def _is_parts(content: object) -> bool:
     return isinstance(content, list) and all(isinstance(part, Mapping) and "type" in part for part in content)
+
+
+def _image_findings(observation: Observation, verb: str) -> Iterator[Finding]:
+    groups = (group for group in (observation.messages, observation.rewrite) if isinstance(group, tuple))
+    said = [message for group in groups for message in group if isinstance(message, Mapping)]
+    try:
+        with_images([message for message in said if _is_parts(message.get("content"))], observation.images)
+    except DataError as error:
+        yield Finding("message-images", f"{verb}: {error}")
 
 
 def _is_call(call: Any) -> bool:

@@ -1,6 +1,6 @@
 """Messages and tools as OpenAI's chat completions API carries them (https://platform.openai.com/docs/api-reference/chat).
 
-There a call's arguments are JSON text, here they are a mapping; there a content may come in parts, here text is text.
+There a call's arguments are JSON text, here they are a mapping; there an image is a URL, here an ``Image``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from agentrl.types import Message, ToolSpec
+from agentrl.errors import DataError
+from agentrl.types import Image, Message, ToolSpec, with_images
 
 __all__ = ["CONTEXT_EXCEEDED", "WireFault", "from_wire", "to_wire", "tool_from_wire"]
 
@@ -24,13 +25,19 @@ class WireFault(ValueError):  # noqa: N818 - what a message has, not what a prog
 
 
 def to_wire(message: Message, *, reasoning: bool = False) -> dict[str, Any]:
-    """A message as a server takes it; arguments become JSON text, an empty content beside calls becomes null.
+    """A message as a server takes it; arguments become JSON text, images ``data:`` URIs, an empty content beside calls
+    becomes null.
 
     Args:
         message: as agentrl keeps it.
         reasoning: keep ``reasoning_content``, which some servers refuse to be sent back.
+
+    Raises:
+        DataError: the bytes of an image are not at hand.
     """
     wire: dict[str, Any] = {**message}
+    if isinstance(message["content"], list):
+        wire["content"] = [_part_to_wire(part) for part in message["content"]]
     if not reasoning:
         wire.pop("reasoning_content", None)
     if message.get("tool_calls"):
@@ -55,7 +62,7 @@ def from_wire(value: Any, where: str) -> Message:
     if role is None:
         raise WireFault(f"{where}.role must be one of {', '.join(_ROLES)}, got {value.get('role')!r}")
     calls = value.get("tool_calls")
-    message: Message = {"role": role, "content": _content(value.get("content"), where, optional=role == "assistant")}  # type: ignore[typeddict-item]
+    message: Message = {"role": role, "content": _content(value.get("content"), where, role)}  # type: ignore[typeddict-item]
     if value.get("function_call") is not None:
         raise WireFault(f"{where}.function_call is not supported; write it as tool_calls")
     if role == "assistant" and calls:
@@ -115,19 +122,40 @@ def _call_from_wire(value: Any, where: str) -> dict[str, Any]:
     return {"id": str(value.get("id") or ""), "type": "function", "function": function}
 
 
-def _content(value: Any, where: str, *, optional: bool) -> Any:
-    """Text as it is, parts that are all text as one text, other parts as they came."""
+def _part_to_wire(part: Mapping[str, Any]) -> dict[str, Any]:
+    if isinstance(image := part.get("image"), Image):
+        return {"type": "image_url", "image_url": {"url": image.data_uri()}}
+    return dict(part)
+
+
+def _content(value: Any, where: str, role: str) -> Any:
+    """Text as it is, parts that are all text as one text, other parts with their images read."""
     if isinstance(value, str):
         return value
-    if value is None and optional:
+    if value is None and role == "assistant":
         return ""
-    if isinstance(value, list) and all(
-        isinstance(part, Mapping) and isinstance(part.get("type"), str) for part in value
-    ):
-        if all(part["type"] == "text" and isinstance(part.get("text"), str) for part in value):
-            return "".join(part["text"] for part in value)
-        return [dict(part) for part in value]
-    raise WireFault(f"{where}.content must be text or a list of parts that each have a type, got {_short(value)}")
+    if not isinstance(value, list):
+        raise WireFault(f"{where}.content must be text or a list of parts, got {_short(value)}")
+    try:
+        parts = [_part_from_wire(part, f"{where}.content[{number}]") for number, part in enumerate(value)]
+        (message,) = with_images(({"role": role, "content": parts},))  # type: ignore[typeddict-item]
+    except DataError as error:
+        raise WireFault(f"{where}.content: {error}") from None
+    return message["content"]
+
+
+def _part_from_wire(part: Any, where: str) -> dict[str, Any]:
+    """A part with nothing in it but what was looked at: a client must not name a file of this machine."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind == "text" and isinstance(part.get("text"), str):
+        return {"type": "text", "text": part["text"]}
+    if kind != "image_url":
+        raise WireFault(f"{where} must be a part of type text or image_url, got {_short(part)}")
+    source = part.get("image_url")
+    url = source.get("url") if isinstance(source, Mapping) else source
+    if not isinstance(url, str) or not url.startswith("data:"):
+        raise WireFault(f"{where}.image_url.url must be a data: URI, as nothing is fetched, got {_short(url)}")
+    return {"type": "image", "image": url}
 
 
 def _short(value: object, limit: int = 120) -> str:

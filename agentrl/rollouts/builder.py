@@ -14,6 +14,7 @@ import numpy.typing as npt
 from agentrl.rollouts.spec import EpisodeKey
 from agentrl.types import (
     Completion,
+    MediaSpan,
     Message,
     ParsedMessage,
     SamplingParams,
@@ -24,7 +25,9 @@ from agentrl.types import (
     Trajectory,
     Turn,
     concat_ids,
+    concat_media,
     frozen_ints,
+    images_in,
 )
 
 __all__ = ["Head", "TrajectoryBuilder", "state_key"]
@@ -46,6 +49,7 @@ class Head:
         ids: ``[n]`` ids of the sequence so far; empty where nothing can extend it.
         completion: ``[n]`` ids of the last turn's completion; empty also where the model made no token.
         prompt_tokens: tokens of the sequence's opening prompt.
+        media: where images stand in ``ids``.
     """
 
     session_id: str
@@ -54,6 +58,7 @@ class Head:
     ids: npt.NDArray[np.int32] = field(default_factory=lambda: concat_ids(()))
     completion: npt.NDArray[np.int32] = field(default_factory=lambda: concat_ids(()))
     prompt_tokens: int = 0
+    media: tuple[MediaSpan, ...] = ()
 
     def beginning(self, messages: tuple[Message, ...]) -> Head:
         """The same session at the beginning of another sequence, whose conversation is ``messages``."""
@@ -106,6 +111,7 @@ class TrajectoryBuilder:
         Returns:
             Where the sequence stands after the turn.
         """
+        images = {image.sha256: image for image in images_in(head.messages)}
         turn = Turn(
             index=len(self.turns),
             parent=head.parent,
@@ -114,6 +120,7 @@ class TrajectoryBuilder:
             text=text,
             message=parsed.message,
             observed=observed,
+            images=tuple(images[span.sha256] for span in concat_media(context)),
             finish_reason=completion.finish_reason,
             sampling=sampling,
             state_key=state_key(head.messages),
@@ -133,6 +140,7 @@ class TrajectoryBuilder:
             ids=frozen_ints(np.concatenate([head.ids, concat_ids(turn.segments)])),
             completion=concat_ids(completion.segments),
             prompt_tokens=opening if head.parent is None else head.prompt_tokens,
+            media=(*head.media, *concat_media(turn.segments, int(head.ids.size))),
         )
 
     def add_step(self, result: StepResult, seconds: float) -> None:

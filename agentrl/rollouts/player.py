@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Protocol
 
 from agentrl.envs import AsyncEnv, Env, EnvSpec
@@ -11,7 +14,7 @@ from agentrl.rollouts.builder import Head
 from agentrl.rollouts.deadline import within
 from agentrl.rollouts.saved import SavedEpisode, Standing, Unsaved
 from agentrl.rollouts.turns import MadeTurn, TurnMaker
-from agentrl.types import Observation, Status, StepResult, ToolSpec, seed_for
+from agentrl.types import Message, Observation, Status, StepResult, ToolSpec, seed_for, with_images
 
 __all__ = ["EnvPlayer", "Player", "PlayerSpec"]
 
@@ -78,6 +81,7 @@ class EnvPlayer:
     async def prepare(self) -> None:
         """Builds the environment, and resets it or restores its state."""
         start, parts, builder, saved = time.monotonic(), self._turns.parts, self._turns.builder, self._saved
+        builder.task = replace(builder.task, messages=await _with_images(builder.task.messages, {}))
         self._env = AsyncEnv(self._spec.build(builder.task, sandboxes=parts.sandboxes))
         if saved is None:
             seed = seed_for(parts.spec.root_seed, "env", builder.key.label, builder.key.draw)
@@ -92,7 +96,7 @@ class EnvPlayer:
         env, turns, limits = self._env, self._turns, self._turns.parts.spec.limits
         result, head, tools = self._result, self._head, self._tools
         while (end := self._end(result)) is None:
-            observation = result.observation
+            observation = await _read(result.observation)
             if observation.tools is not None:
                 tools = observation.tools
             if observation.rewrite is not None:
@@ -158,3 +162,20 @@ class EnvPlayer:
             restarts=builder.restarts,
             timings=dict(builder.timings),
         )
+
+
+async def _read(observation: Observation) -> Observation:
+    """The observation with its images read, wherever they come from."""
+    named, rewrite = observation.images, observation.rewrite
+    return replace(
+        observation,
+        messages=await _with_images(observation.messages, named),
+        rewrite=None if rewrite is None else await _with_images(rewrite, named),
+    )
+
+
+async def _with_images(messages: tuple[Message, ...], named: Mapping[str, object]) -> tuple[Message, ...]:
+    """``with_images``, in a thread where there is anything to read."""
+    if all(isinstance(message.get("content"), str) for message in messages):
+        return messages
+    return await asyncio.to_thread(with_images, messages, named)

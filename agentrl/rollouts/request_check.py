@@ -36,7 +36,12 @@ def check_request(request: GenerateRequest, info: EngineInfo, *, stop_strings: b
             f"{sampling.max_new_tokens}; shorten one, or raise rollout.context_tokens"
         )
     elif request.media and not images:
-        problem = f"engine {info.name!r} takes no images, got {len(request.media)}; use rollout.engine=sglang"
+        problem = (
+            f"engine {info.name!r} with {info.model} takes no images, got {len(request.media)}; use "
+            "rollout.engine: sglang and a model that sees"
+        )
+    elif [span.sha256 for span in request.media] != [image.sha256 for image in request.images]:
+        problem = f"images must be those of media, one each, got {len(request.images)} for {len(request.media)}"
     elif sampling.stop and not stop_strings:
         problem = (
             f"engine {info.name!r} was built without a way to decode, so it cannot match stop strings, got "

@@ -81,7 +81,7 @@ class ScriptedEngine:
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """The script's answer; see ``RolloutEngine.generate``."""
-        check_request(request, self.info(), stop_strings=self._decode is not None)
+        check_request(request, self.info(), stop_strings=self._decode is not None, images=True)
         if request.request_id in self._tasks:
             raise EngineError(f"request_id {request.request_id!r} is already in flight; ids must be unique")
         call = len(self.requests)

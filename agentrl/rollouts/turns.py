@@ -27,7 +27,9 @@ from agentrl.types import (
     Status,
     ToolSpec,
     concat_ids,
+    concat_media,
     frozen_ints,
+    images_in,
     seed_for,
 )
 
@@ -105,7 +107,8 @@ class TurnMaker:
         """The next turn after ``observed``, or how the episode ends because there is no room for one.
 
         A sequence that cannot be extended, because its template rewrites history or its ids are not known, is gone on
-        with as a new one, whose prompt is the whole conversation.
+        with as a new one, whose prompt is the whole conversation. One in which the policy itself wrote a token of
+        images ends the episode: no engine could tell it from an image.
 
         Raises:
             DataError: messages that the renderer cannot write.
@@ -114,6 +117,8 @@ class TurnMaker:
         whole = (*head.messages, *observed)
         if renderer is None:
             return ReadyTurn(replace(head, messages=whole), observed, (), tools, limits.max_turn_tokens)
+        if np.isin(head.completion, list(renderer.image_token_ids)).any():
+            return Status("truncated", "image_token")
         context = renderer.extend(head.completion, observed, head.messages, tools) if head.ids.size else None
         if context is None:
             head = head.beginning(whole)
@@ -209,6 +214,8 @@ class TurnMaker:
 
     def _request(self, ready: ReadyTurn, agent: str, sampling: SamplingParams, number: int) -> GenerateRequest:
         spec, key, renderer = self.parts.spec, self.builder.key, self.parts.renderer
+        media = (*ready.head.media, *concat_media(ready.context, int(ready.head.ids.size)))
+        images = {image.sha256: image for image in images_in(ready.head.messages)}
         stops = {*sampling.stop_token_ids, *(renderer.stop_token_ids if renderer is not None else ())}
         return GenerateRequest(
             request_id=f"{ready.head.session_id}/{number}",
@@ -221,6 +228,8 @@ class TurnMaker:
             ),
             seed=seed_for(spec.root_seed, "sample", key.label, key.draw, key.sibling, agent, number),
             min_version=self.builder.min_version(ready.head),
+            media=media,
+            images=tuple(images[span.sha256] for span in media),
             messages=ready.head.messages if renderer is None else (),
             tools=ready.tools if renderer is None else (),
         )

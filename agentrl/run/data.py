@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from agentrl.errors import AgentRLError, DataError
+from agentrl.run.data_images import place_images
 from agentrl.types import Message, Task, load_object
 
 __all__ = ["endless_rows", "finite_rows", "load_tasks", "rows_hash"]
@@ -40,7 +41,8 @@ def load_tasks(
         DataError: the data set cannot be read, is empty, or a row is no task; the row is named.
     """
     rows = finite_rows(reference, args, base_dir=base_dir, seed=seed, setting=setting, limit=limit)
-    return [_task(row, index, reference) for index, row in enumerate(rows)]
+    folder = (base_dir / reference).parent if ":" not in reference else base_dir
+    return [_task(row, index, reference, folder) for index, row in enumerate(rows)]
 
 
 def finite_rows(
@@ -160,8 +162,11 @@ def _need(path: Path, setting: str) -> None:
         raise DataError(f"{setting}='{path}' does not exist; name a file, from the configuration's folder on")
 
 
-def _task(row: Any, index: int, reference: str) -> Task:
-    """A row as a task: a Task itself, our own columns, or verl's (data_source, prompt, reward_model, extra_info)."""
+def _task(row: Any, index: int, reference: str, folder: Path) -> Task:
+    """A row as a task: a Task itself, our own columns, or verl's (data_source, prompt, reward_model, extra_info).
+
+    Files of images are named from ``folder`` on.
+    """
     if isinstance(row, Task):
         return row
     if not isinstance(row, Mapping):
@@ -176,11 +181,15 @@ def _task(row: Any, index: int, reference: str) -> Task:
             f"row {index} of {reference}: 'messages' must be text or a list of messages, got {messages!r:.200}"
         )
     reward_model = row.get("reward_model") or {}
-    known = {"id", "messages", "prompt", "question", "answer", "data_source", "info", "reward_model", "extra_info"}
+    known = {"id", "messages", "prompt", "question", "images", "answer", "data_source", "info"}
+    known |= {"reward_model", "extra_info"}
     extra = {name: value for name, value in row.items() if name not in known}
     return Task(
         id=str(row.get("id", index)),
-        messages=tuple(cast(Message, dict(message)) for message in messages),
+        messages=tuple(
+            cast(Message, message)
+            for message in place_images(messages, row.get("images"), folder, f"row {index} of {reference}")
+        ),
         answer=row.get("answer", reward_model.get("ground_truth")),
         data_source=str(row.get("data_source", "default")),
         info={**extra, **(row.get("extra_info") or {}), **(row.get("info") or {})},

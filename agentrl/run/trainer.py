@@ -289,7 +289,7 @@ class Trainer:
                 reward_model=self._reward_model(stage, self._models),
                 num_steps=1,
             )
-            group.setup(spec)
+            group.setup(replace(spec, actor=None, reference=None))  # whoever plays alone holds no weights to train
             self._hosting = True
         return fleet_of(group, stage)
 

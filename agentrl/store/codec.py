@@ -13,7 +13,7 @@ from agentrl.errors import StoreError
 from agentrl.store.json_text import from_json, to_json
 from agentrl.store.token_arrays import TokenArrays, token_arrays
 from agentrl.store.turn_record import SegmentReader, decode_turn, encode_turn, fields_of
-from agentrl.types import Message, Status, Task, Trajectory
+from agentrl.types import Message, Status, Task, Trajectory, content_text
 
 __all__ = ["Row", "decode_trajectory", "encode_trajectory"]
 
@@ -97,8 +97,7 @@ def decode_trajectory(row: Mapping[str, Any], arrays: TokenArrays) -> Trajectory
 
 def _text(messages: Sequence[Message]) -> str:
     """What a search looks through: the words of the opening conversation."""
-    contents = (message["content"] for message in messages)
-    return "\n".join(content if isinstance(content, str) else to_json(content) for content in contents)
+    return "\n".join(content_text(message["content"]) for message in messages)
 
 
 def _utf8(text: str) -> str:

@@ -1,8 +1,9 @@
 """JSON for what environments, models and tools may hand over, standard JSON whatever they do.
 
 What JSON has no word for is marked, never dropped: a NaN or infinity becomes ``{"$float": "nan"}`` and comes back as
-the number; an object that is no JSON value becomes ``{"$repr": "<type>: <repr>"}`` and comes back as that mapping.
-Numpy numbers and arrays become numbers and lists.
+the number; an ``Image`` becomes ``{"$image": {"sha256": ...}}`` and comes back as one, without its bytes; an object
+that is no JSON value becomes ``{"$repr": "<type>: <repr>"}`` and comes back as that mapping. Numpy numbers and arrays
+become numbers and lists.
 """
 
 from __future__ import annotations
@@ -10,15 +11,19 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
+from agentrl.types import Image
+
 __all__ = ["from_json", "to_json"]
 
+_IMAGE_FIELDS = tuple(field.name for field in fields(Image) if field.name != "data")
 _MAX_DEPTH = 64
 _MAX_REPR = 1000
-_FLOAT = "$float"
+_FLOAT, _IMAGE = "$float", "$image"
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -45,13 +50,16 @@ def from_json(text: str | bytes) -> Any:
     Raises:
         ValueError: ``text`` is not JSON.
     """
-    marked = _FLOAT in text if isinstance(text, str) else _FLOAT.encode() in text
+    text = text if isinstance(text, str) else text.decode()
+    marked = _FLOAT in text or _IMAGE in text
     return json.loads(text, object_hook=_restore if marked else None)
 
 
 def _default(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
+    if isinstance(value, Image):
+        return {_IMAGE: {name: getattr(value, name) for name in _IMAGE_FIELDS}}
     if isinstance(value, np.generic | np.ndarray):
         plain = value.tolist()
         return plain if isinstance(plain, bool | int | float | str | list) else _marked(value)
@@ -79,6 +87,8 @@ def _storable(value: Any, depth: int) -> Any:
 def _restore(mapping: dict[str, Any]) -> Any:
     if len(mapping) == 1 and mapping.get(_FLOAT) in _NON_FINITE:
         return _NON_FINITE[mapping[_FLOAT]]
+    if len(mapping) == 1 and isinstance(record := mapping.get(_IMAGE), dict) and tuple(record) == _IMAGE_FIELDS:
+        return Image(**record)
     return mapping
 
 

@@ -43,6 +43,7 @@ def encode_turn(turn: Turn) -> dict[str, Any]:
         "observed": turn.observed,
         "text": turn.text,
         "message": turn.message,
+        "images": turn.images,
         "calls": [
             {name: None if part is None else fields_of(part) for name, part in fields_of(call).items()}
             for call in turn.calls
@@ -124,6 +125,7 @@ def decode_turn(record: dict[str, Any], cursor: SegmentReader) -> Turn:
             "context": context,
             "completion": completion,
             "observed": tuple(record["observed"]),
+            "images": tuple(record.get("images", ())),
             "calls": tuple(_decode_call(call) for call in record["calls"]),
             "sampling": None if sampling is None else _decode_sampling(sampling),
         }
@@ -135,7 +137,7 @@ def _decode_call(record: dict[str, Any]) -> CallRecord:
     return CallRecord(
         call=None if call is None else ToolCall(**call),
         problem=None if problem is None else CallProblem(**problem),
-        result=None if result is None else ToolResult(**result),
+        result=None if result is None else ToolResult(**{**result, "images": tuple(result.get("images", ()))}),
     )
 
 

@@ -354,6 +354,9 @@ class TrajectoryWriter:
     def _encode(
         self, trajectory: Trajectory, step: int, recorded_at: float, compressor: zstandard.ZstdCompressor
     ) -> FramedRecord:
+        for image in trajectory.images().values():
+            if image.data is not None:  # else it was read from a store
+                self._run.write_blob(image.data)
         row, arrays = encode_trajectory(trajectory, step=step, recorded_at=recorded_at)
         for column in _MASKED_COLUMNS:
             row[column] = self._mask(row[column])

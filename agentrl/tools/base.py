@@ -20,7 +20,7 @@ from agentrl.tools.context import ToolContext, ToolOutput
 from agentrl.tools.signature import Signature, context_parameter, read_signature
 from agentrl.tools.threads import TOOL_THREADS
 from agentrl.tools.validate import schema_validator
-from agentrl.types import ToolSpec
+from agentrl.types import Image, ToolSpec
 
 __all__ = ["FunctionTool", "InvalidArgumentsError", "Tool", "find_tool", "place_in_module"]
 
@@ -170,7 +170,7 @@ class FunctionTool(Tool):
         return self.function(*args, **kwargs)
 
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> str | ToolOutput:
-        """The function's result: text as it is, a ToolOutput as it is, anything else as JSON."""
+        """The function's result: text and a ToolOutput as they are, an image as one, anything else as JSON."""
         try:
             keywords = self._signature.convert(arguments) if self._signature else dict(arguments)
         except ValueError as error:
@@ -250,7 +250,14 @@ def _as_output(value: Any) -> str | ToolOutput:
         return value
     if isinstance(value, (bytes, bytearray)):
         return ToolOutput(bytes(value))
+    if _is_image(value):
+        return ToolOutput("", images=(value,))
     return json.dumps(value, ensure_ascii=False, default=_plain)
+
+
+def _is_image(value: object) -> bool:
+    pictures = sys.modules.get("PIL.Image")  # there is none of its images without it
+    return isinstance(value, Image) or (pictures is not None and isinstance(value, pictures.Image))
 
 
 def _plain(value: Any) -> Any:

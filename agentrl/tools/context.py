@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agentrl.sandbox import Sandbox
@@ -39,9 +39,11 @@ class ToolOutput:
         error: what went wrong, by kind; None for success.
         truncated: the tool itself has cut the content already.
         metrics: numbers about the call that are kept with it, such as ``cpu_s``.
+        images: for the model, behind the text; each is anything that ``Image.read`` takes.
     """
 
     content: str | bytes
     error: ToolErrorKind | None = None
     truncated: bool = False
     metrics: Mapping[str, float] | None = None
+    images: Sequence[object] = ()

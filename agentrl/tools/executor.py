@@ -10,14 +10,14 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
-from agentrl.errors import AgentRLError, ToolError
+from agentrl.errors import AgentRLError, DataError, ToolError
 from agentrl.sandbox import Sandbox
 from agentrl.tools.base import InvalidArgumentsError, Tool
 from agentrl.tools.context import ToolContext, ToolOutput
 from agentrl.tools.output import clip_text, valid_text
 from agentrl.tools.threads import DeadlineError
 from agentrl.tools.validate import argument_faults, schema_validator
-from agentrl.types import CallProblem, CallRecord, ToolCall, ToolErrorKind, ToolResult, ToolSpec, seed_for
+from agentrl.types import CallProblem, CallRecord, Image, ToolCall, ToolErrorKind, ToolResult, ToolSpec, seed_for
 
 __all__ = ["ToolExecutor"]
 
@@ -119,6 +119,7 @@ class ToolExecutor:
             latency_s=time.monotonic() - started,
             truncated=cut or output.truncated,
             metrics=output.metrics,
+            images=tuple(image for image in output.images if isinstance(image, Image)),
         )
         return CallRecord(call=call, problem=None, result=result)
 
@@ -144,7 +145,7 @@ class ToolExecutor:
         output = output if isinstance(output, ToolOutput) else ToolOutput(output)
         if not isinstance(output.content, (str, bytes)):
             raise ToolError(f"tool {call.name!r}: call must give a str or a ToolOutput of one, got {output.content!r}")
-        return output
+        return await asyncio.to_thread(_with_images_read, output, call.name) if output.images else output
 
     async def _within(self, deadline_s: float, work: Coroutine[Any, Any, str | ToolOutput]) -> str | ToolOutput:
         """What ``work`` gives, unless the deadline passes first: then it is cancelled, and left behind if that fails.
@@ -193,6 +194,15 @@ async def _contained(tool: Tool, call: ToolCall, context: ToolContext) -> str | 
         return await tool.call(call.arguments, context)
     except SystemExit as error:
         raise RuntimeError(f"it called exit({error.code!r})") from None
+
+
+def _with_images_read(output: ToolOutput, name: str) -> ToolOutput:
+    """The output with each image an ``Image``; a fault of the tool where one cannot be read."""
+    try:
+        images = tuple(Image.read(image, f"image {number}") for number, image in enumerate(output.images))
+    except DataError as error:
+        return _error("exception", f"{name} gave an image that cannot be used: {error}")
+    return replace(output, images=images)
 
 
 def _error(kind: ToolErrorKind, text: str) -> ToolOutput:

@@ -125,6 +125,7 @@ def load_pretrained(
         raise DataError(f"{setting}={str(path)!r} is no Hugging Face folder: it has no config.json")
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, **config_values)
+        _check_reads_text_alone(config, f"{setting}={str(path)!r}")
         for name in vars(config):
             if name.endswith(("dropout", "_pdrop")):
                 setattr(config, name, 0.0)
@@ -151,6 +152,14 @@ def load_pretrained(
     use_lean_norms(hf)
     hf.train()  # checkpointing is off in eval mode; there is no dropout to switch
     return hf, frozenset(found["missing_keys"])
+
+
+def _check_reads_text_alone(config: Any, what: str) -> None:
+    if getattr(config, "vision_config", None) is not None:
+        raise ConfigError(
+            f"{what}: a {config.model_type} sees images, and only models of text alone can be trained; play it with "
+            "`agentrl rollout` or `agentrl eval` on rollout.engine: sglang, or choose a model of text"
+        )
 
 
 @contextmanager

@@ -13,9 +13,10 @@ from agentrl.types.completion import (
     SamplingParams,
     StaleKV,
 )
+from agentrl.types.content import content_text, images_in, with_images
 from agentrl.types.dispatch import Collect, Dispatch, Registration, register, registration
 from agentrl.types.env import Action, Observation, StepResult, Task
-from agentrl.types.image import Image, content_text, images_in, with_images
+from agentrl.types.image import Image
 from agentrl.types.load import file_modules, load_object
 from agentrl.types.messages import (
     CallProblem,

@@ -1,31 +1,26 @@
-"""Images in messages: read from whatever they are given as, and named by the hash of their bytes ever after.
-
-A message's ``content`` is text, or a list of parts: ``{"type": "text", "text": ...}`` and ``{"type": "image",
-"image": ...}``. As given, an image may be many things (``Image.read``), and may come in OpenAI's shape, ``{"type":
-"image_url", "image_url": {"url": ...}}``. ``with_images`` makes an ``Image`` of each; renderer, engine and store see
-nothing else.
-"""
+"""An image: read from whatever it is given as, and named by the hash of its bytes ever after."""
 
 from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import hashlib
 import io
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from agentrl.errors import DataError
-from agentrl.types.messages import Message
 
-__all__ = ["Image", "content_text", "images_in", "with_images"]
+__all__ = ["Image"]
 
 _MEDIA_TYPES = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp"}
 _MODES = ("RGB", "L")
 _ORIENTATION = 0x0112  # of EXIF
+_REMEMBERED = 32  # siblings are shown the same images
 _FORMS = "bytes, a file's path, a data: URI, a PIL image, or a mapping with 'url', 'bytes' or 'path'"
 
 
@@ -73,7 +68,11 @@ class Image:
                 raise DataError(f"{where} must be {_FORMS}, got a mapping with {', '.join(map(str, source))}")
             return cls.read(inner, where)
         data = _encoded(source, where)
-        return _decoded(data, where) if data is not None else _decoded(_png(source), where)
+        try:
+            return _decoded(_png(source) if data is None else data)
+        except (OSError, ValueError, SyntaxError) as error:
+            found = "a PIL image" if data is None else f"{len(data)} bytes"
+            raise DataError(f"{where}: {found} that cannot be read as an image ({error}); give PNG or JPEG") from error
 
     def data_uri(self) -> str:
         """The image as a ``data:`` URI (RFC 2397).
@@ -99,83 +98,6 @@ class Image:
 
     def __str__(self) -> str:
         return f"image {self.width}x{self.height}, {self.num_bytes} bytes, sha256 {self.sha256}"
-
-
-def with_images(messages: Iterable[Message], named: Mapping[str, object] | None = None) -> tuple[Message, ...]:
-    """The messages with each content as text, or as parts of which each image is an ``Image``.
-
-    Args:
-        messages: as an environment, a tool or a data set gave them.
-        named: images by the names that parts may use, ``{"type": "image", "image": NAME}``.
-
-    Raises:
-        DataError: a part that is none, an image that cannot be read, or one in an assistant's message.
-    """
-    return tuple(
-        message if _is_plain(content := message.get("content")) else _read_parts(message, content, named or {})
-        for message in messages
-    )
-
-
-def images_in(messages: Iterable[Message]) -> Iterator[Image]:
-    """The images of messages that went through ``with_images``, in their order."""
-    for message in messages:
-        if isinstance(content := message.get("content"), list | tuple):
-            for part in content:
-                if isinstance(part, Mapping) and isinstance(image := part.get("image"), Image):
-                    yield image
-
-
-def content_text(content: object) -> str:
-    """A content for people: its text, each image as one word in brackets."""
-    if isinstance(content, str) or content is None:
-        return content or ""
-    if not isinstance(content, list | tuple):
-        return str(content)
-    return "".join(
-        str(part["text"]) if "text" in part else f"[{part['image']}]" if "image" in part else str(part)
-        for part in content
-    )
-
-
-def _is_plain(content: object) -> bool:
-    return content is None or isinstance(content, str)
-
-
-def _read_parts(message: Message, content: Any, named: Mapping[str, object]) -> Message:
-    role = message["role"]
-    if not isinstance(content, Sequence) or isinstance(content, bytes):
-        raise DataError(
-            f"the content of a {role} message must be text or a list of parts, got {type(content).__name__}"
-        )
-    parts: list[dict[str, Any]] = []
-    for number, part in enumerate(content):
-        where = f"part {number} of a {role} message"
-        read = _read_part(part, where, named)
-        if "image" in read and role == "assistant":
-            raise DataError(f"{where} is an image, and what an assistant writes is text; give it to the user's turn")
-        if parts and "text" in read and "text" in parts[-1]:
-            read = {"type": "text", "text": parts.pop()["text"] + read["text"]}
-        parts.append(read)
-    if all("text" in part for part in parts):
-        return {**message, "content": parts[0]["text"] if parts else ""}
-    return {**message, "content": parts}
-
-
-def _read_part(part: object, where: str, named: Mapping[str, object]) -> dict[str, Any]:
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if isinstance(part, Mapping):
-        if kind == "text" and isinstance(part.get("text"), str):
-            return {"type": "text", "text": part["text"]}
-        if kind in ("image", "image_url"):
-            given = next((part[name] for name in ("image", "image_url", "url", "path") if part.get(name)), None)
-            if isinstance(given, str) and given in named:
-                given = named[given]
-            return {"type": "image", "image": Image.read(given, where)}
-    raise DataError(
-        f'{where} must be {{"type": "text", "text": ...}} or {{"type": "image", "image": ...}}, got '
-        f"{f'type {kind!r}' if isinstance(part, Mapping) else type(part).__name__}; other kinds are not supported"
-    )
 
 
 def _encoded(source: object, where: str) -> bytes | None:
@@ -211,8 +133,13 @@ def _of_data_uri(uri: str, where: str) -> bytes:
         raise DataError(f"{where} is a data: URI whose base64 is broken: {error}") from error
 
 
-def _decoded(data: bytes, where: str) -> Image:
-    """The image of encoded bytes; every pixel of it was read."""
+@functools.lru_cache(_REMEMBERED)
+def _decoded(data: bytes) -> Image:
+    """The image of encoded bytes; every pixel of it was read.
+
+    Raises:
+        OSError, ValueError, SyntaxError: what PIL says of bytes that it cannot read.
+    """
     from PIL import Image as Pictures
 
     try:
@@ -221,15 +148,11 @@ def _decoded(data: bytes, where: str) -> Image:
             turned = picture.getexif().get(_ORIENTATION, 1) != 1
             one = getattr(picture, "n_frames", 1) == 1 and "transparency" not in picture.info
             picture.load()
-            kept = media_type is not None and not turned and one and picture.mode in _MODES
-            data = data if kept else _png(picture)
-            width, height = picture.size if kept else _size(data)
-    except (OSError, ValueError, SyntaxError, Pictures.DecompressionBombError) as error:
-        raise DataError(
-            f"{where}: {len(data)} bytes that are no image that can be read ({error}); give PNG, JPEG or WebP"
-        ) from error
-    sha256 = hashlib.sha256(data).hexdigest()
-    return Image(sha256, media_type if kept and media_type else "image/png", width, height, len(data), data)
+            if media_type is not None and not turned and one and picture.mode in _MODES:
+                return Image(hashlib.sha256(data).hexdigest(), media_type, *picture.size, len(data), data)
+            return _decoded(_png(picture))
+    except Pictures.DecompressionBombError as error:
+        raise ValueError(str(error)) from error
 
 
 def _png(source: Any) -> bytes:
@@ -244,10 +167,3 @@ def _png(source: Any) -> bytes:
     encoded = io.BytesIO()
     upright.convert("RGB").save(encoded, "PNG")
     return encoded.getvalue()
-
-
-def _size(data: bytes) -> tuple[int, int]:
-    from PIL import Image as Pictures
-
-    with Pictures.open(io.BytesIO(data)) as picture:
-        return picture.size

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Required, TypedDict
 
+from agentrl.types.image import Image
+
 __all__ = [
     "CallProblem",
     "CallRecord",
@@ -23,7 +25,7 @@ ToolErrorKind = Literal["malformed", "unknown_tool", "invalid_arguments", "timeo
 
 
 class Message(TypedDict, total=False):
-    """One chat message. ``content`` is text, or parts of text and images (``agentrl.types.image``).
+    """One chat message. ``content`` is text, or parts of text and images (``agentrl.types.content``).
 
     ``tool_calls`` entries are ``{"id", "type": "function", "function": {"name",
     "arguments"}}`` with ``arguments`` a mapping; a ``tool`` message names its ``tool_call_id``."""
@@ -103,6 +105,7 @@ class ToolResult:
         latency_s: seconds from the call to the result.
         truncated: the output was cut to the tool's limit, with a visible marker.
         metrics: numbers about the call that are kept, such as ``cpu_s``.
+        images: for the model, behind the text.
     """
 
     call_id: str
@@ -112,10 +115,15 @@ class ToolResult:
     latency_s: float = 0.0
     truncated: bool = False
     metrics: Mapping[str, float] | None = None
+    images: tuple[Image, ...] = ()
 
     def message(self) -> Message:
-        """The ``tool`` message that answers the call."""
-        return {"role": "tool", "content": self.content, "tool_call_id": self.call_id, "name": self.name}
+        """The ``tool`` message that answers the call; its content is text where there are no images."""
+        content: Any = self.content
+        if self.images:
+            text = [{"type": "text", "text": self.content}] if self.content else []
+            content = [*text, *({"type": "image", "image": image} for image in self.images)]
+        return {"role": "tool", "content": content, "tool_call_id": self.call_id, "name": self.name}
 
 
 @dataclass(frozen=True, slots=True)

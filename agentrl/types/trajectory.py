@@ -10,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.types.completion import FinishReason, SamplingParams, StaleKV
+from agentrl.types.content import images_in
 from agentrl.types.env import Task
+from agentrl.types.image import Image
 from agentrl.types.messages import CallRecord, Message
 from agentrl.types.segment import Segment, SegmentKind, concat_ids
 
@@ -48,6 +50,7 @@ class Turn:
         completion: POLICY segments as sampled (or TARGET ones to imitate); empty for engines without ids.
         text: the completion's text, cut at a stop string.
         message: the assistant's message as parsed.
+        images: those of ``context``, one for each of its media.
         observed: messages that led to this turn (from ``reset`` or the previous step).
         calls: each call and problem with its result.
         finish_reason: how the completion ended.
@@ -68,6 +71,7 @@ class Turn:
     text: str
     message: Message
     observed: tuple[Message, ...] = ()
+    images: tuple[Image, ...] = ()
     calls: tuple[CallRecord, ...] = ()
     finish_reason: FinishReason = "stop"
     sampling: SamplingParams | None = None
@@ -174,6 +178,14 @@ class Trajectory:
             )
             seen.update(path)
         return tuple(samples)
+
+    def images(self) -> Mapping[str, Image]:
+        """Every image of its task, of what was observed, and of what tools gave, by ``sha256``."""
+        found = [*images_in(self.task.messages)]
+        for turn in self.turns:
+            found += [*turn.images, *images_in(turn.observed)]
+            found += (image for call in turn.calls if call.result for image in call.result.images)
+        return {image.sha256: image for image in found}
 
     def policy_segments(self) -> tuple[Segment, ...]:
         """Every sampled segment, once, in turn order."""

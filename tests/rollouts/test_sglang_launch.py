@@ -16,6 +16,14 @@ from agentrl.rollouts.sglang import SGLangEngineSpec, lifeline
 from agentrl.rollouts.sglang.launch import ServerProcess, prepared, server_command, server_environment
 
 
+@pytest.fixture(autouse=True)
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder ``model`` that says what the model is."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"vocab_size": 9, "num_attention_heads": 4}')
+    monkeypatch.chdir(tmp_path)
+
+
 def spec(**settings: Any) -> SGLangEngineSpec:
     return SGLangEngineSpec(**{"model_path": "model", "folder": "run", "python": "python", "device": "cpu"} | settings)
 
@@ -147,3 +155,10 @@ def wait_for(condition: Any) -> None:
     while not condition():
         assert time.monotonic() < end, "it did not happen within a minute"
         time.sleep(0.02)
+
+
+def test_a_model_that_sees_is_served_with_its_tokenizer_and_pixels_of_pil(tmp_path: Path) -> None:
+    assert "--skip-tokenizer-init" in words()
+    (tmp_path / "model" / "config.json").write_text('{"vision_config": {}}')
+    assert "--skip-tokenizer-init" not in words()
+    assert "--disable-fast-image-processor" in words()

@@ -11,8 +11,9 @@ from agentrl.errors import EngineError, GoldenRuleError
 from agentrl.rollouts.golden import assert_golden_rule
 from agentrl.rollouts.sglang.errors import RefusedError, ServerLostError, error_text, refusal
 from agentrl.rollouts.sglang.wire import generate_body, read_answer, sampling_body
-from agentrl.types import Completion, SamplingParams
+from agentrl.types import Completion, GenerateRequest, Image, MediaSpan, SamplingParams, frozen_ints
 from tests.rollouts.sglang_answers import VOCAB, answer, answer_without_spans, request
+from tests.tiny_vision import picture
 
 
 def version_of(label: str) -> int:
@@ -174,3 +175,23 @@ def test_an_http_error_has_a_name(status: int, kind: type[EngineError], retryabl
 )
 def test_each_shape_of_error_body_is_read(body: bytes, text: str) -> None:
     assert error_text(body) == text
+
+
+def test_an_image_is_sent_as_one_placeholder_and_a_data_uri() -> None:
+    image, other = Image.read(picture(84, 56)), Image.read(picture(28, 28, seed=1))
+    asked = GenerateRequest(
+        "r",
+        "s",
+        frozen_ints([5, 9, 9, 9, 9, 9, 9, 6, 9, 7]),
+        SamplingParams(3),
+        seed=0,
+        media=(MediaSpan(1, 6, image.sha256, "image"), MediaSpan(8, 1, other.sha256, "image")),
+        images=(image, other),
+    )
+    body = generate_body(asked, "rid")
+    assert body["input_ids"] == [5, 9, 6, 9, 7]
+    assert body["image_data"] == [image.data_uri(), other.data_uri()]
+
+
+def test_a_request_of_text_alone_names_no_images() -> None:
+    assert "image_data" not in generate_body(request(), "rid")

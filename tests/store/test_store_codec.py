@@ -75,7 +75,7 @@ def segments(draw: st.DrawFn) -> Segment:
         dtype = draw(st.sampled_from(["int16", "float16", "bool", "int64", "S3", ">f4"]))
         shape = (count, *draw(st.lists(st.integers(0, 3), max_size=2)))
         side["experts"] = np.arange(math.prod(shape)).reshape(shape).astype(dtype)
-    media = (MediaSpan(0, count, "ab" * 32, "image"),) if draw(st.booleans()) else ()
+    media = (MediaSpan(0, count, "ab" * 32, "image"),) if count and draw(st.booleans()) else ()
     return Segment(
         kind,
         np.array(token_ids, dtype=np.int32),

@@ -71,8 +71,8 @@ def test_what_is_transparent_becomes_white() -> None:
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        (b"no image", "8 bytes that are no image that can be read"),
-        (picture()[:60], "no image that can be read"),
+        (b"no image", "8 bytes that cannot be read as an image"),
+        (picture()[:60], "cannot be read as an image"),
         ("https://example.org/a.png", "nothing is fetched in a run"),
         ("/nowhere/a.png", "the file '/nowhere/a.png' cannot be read: No such file"),
         ("data:image/png;base64,%", "base64 is broken"),

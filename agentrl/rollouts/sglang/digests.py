@@ -52,8 +52,8 @@ def differing(
     for rank, digests in enumerate(ranks):
         for served, digest in digests.items():
             parts = _parts(served, weights)
-            if parts is None and served.startswith("lm_head."):
-                continue  # tied: the embedding under a second name
+            if parts is None and _is_no_weight(served):
+                continue
             compared += 1
             if parts is None or _digest(parts, rank, len(ranks), num_kv_heads) != digest:
                 wrong.append(served)
@@ -66,12 +66,19 @@ def unknown_names(own: Collection[str], ranks: Sequence[Mapping[str, str]]) -> l
         served
         for digests in ranks
         for served in digests
-        if not served.startswith("lm_head.") and not all(name in own for name in _part_names(served))
+        if not _is_no_weight(served) and not all(name in own for name in _part_names(served))
     ]
+
+
+def _is_no_weight(served: str) -> bool:
+    """Whether it is the embedding under a second name, where they are tied, or a table of positions."""
+    return served.startswith("lm_head.") or ".rotary_emb." in served
 
 
 def _part_names(served: str) -> list[str]:
     """The Hugging Face tensors that one of the server's is made of, in order."""
+    if served.startswith("visual."):  # Qwen's vision tower has queries, keys and values in one tensor of its own
+        served = served.replace(".attn.qkv_proj.", ".attn.qkv.")
     for fused, names in _FUSED.items():
         if f".{fused}." in served:
             return [served.replace(f".{fused}.", f".{name}.") for name in names]

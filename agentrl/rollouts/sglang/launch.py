@@ -92,7 +92,8 @@ def server_command(spec: SGLangEngineSpec, *, model: Path, port: int, label: str
         "weight-version": label,
         "skip-server-warmup": True,
         "sleep-on-idle": True,  # else the scheduler spins, and takes a core from training
-        "skip-tokenizer-init": not spec.stop_strings,
+        "skip-tokenizer-init": not (spec.stop_strings or spec.sees_images),
+        "disable-fast-image-processor": spec.sees_images,  # the trainer's pixels are those of PIL
         "tp-size": spec.tp_size if spec.tp_size > 1 else None,
         "max-running-requests": spec.max_running_requests,
         "page-size": spec.page_size,

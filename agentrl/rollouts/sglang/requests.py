@@ -15,6 +15,7 @@ from agentrl.rollouts.sglang.fleet import ServerFleet
 from agentrl.rollouts.sglang.growing import Growing
 from agentrl.rollouts.sglang.servers import Server
 from agentrl.rollouts.sglang.state import EngineState
+from agentrl.rollouts.sglang.versions import KNOWN
 from agentrl.rollouts.sglang.wire import generate_body, read_answer
 from agentrl.types import Completion, EngineAccount, GenerateRequest
 
@@ -58,7 +59,9 @@ class Requests:
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """See ``RolloutEngine.generate``."""
-        check_request(request, self._state.info(), stop_strings=self._state.spec.stop_strings)
+        check_request(
+            request, self._state.info(), stop_strings=self._state.spec.stop_strings, images=self._state.sees_images
+        )
         if request.request_id in self._flights:
             raise EngineError(f"request_id {request.request_id!r} is already in flight; ids must be unique")
         growing = None if request.on_tokens is None else Growing(request)
@@ -111,6 +114,13 @@ class Requests:
 
     async def _attempt(self, flight: _Flight, server: Server) -> Completion:
         request, stale_before = flight.request, self._state.stale_kv
+        if request.media and not server.client.dialect.keeps_ids_beside_images:
+            raise EngineError(
+                f"request {request.request_id!r} has images, and {server.name} is SGLang "
+                f"{server.client.dialect.version}, which encodes the tokens around them anew; use "
+                f"{' or '.join(version for version, dialect in KNOWN.items() if dialect.keeps_ids_beside_images)}",
+                retryable=False,
+            )
         call = asyncio.ensure_future(server.client.generate(generate_body(request, flight.rid), flight.growing))
         server.calls.add(call)
         server.running += 1

@@ -117,6 +117,15 @@ class SGLangEngineSpec:
             raise DataError(f"model.path must be a Hugging Face folder, {path} cannot be read: {error}") from error
         return config
 
+    @property
+    def sees_images(self) -> bool:
+        """Whether the model takes images beside text.
+
+        Raises:
+            DataError: its ``config.json`` cannot be read.
+        """
+        return "vision_config" in self.read_config()
+
     def build(self) -> SGLangEngine:
         """Starts the servers, or looks at those given, and waits until all serve.
 

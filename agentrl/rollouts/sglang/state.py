@@ -28,6 +28,7 @@ class EngineState:
         config = spec.read_config()
         text = config.get("text_config") or config  # a model that also sees keeps its language model's sizes there
         self.spec = spec
+        self.sees_images = spec.sees_images
         self.vocab_size = int(text["vocab_size"])
         self.num_kv_heads = int(text.get("num_key_value_heads") or text["num_attention_heads"])
         self.ties_embeddings = bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False)))

@@ -20,17 +20,21 @@ class Dialect:
         reports_spans: an answer says which weights made which of its tokens. Without it an update waits until no
             request runs, so that each answer is of one version.
         digests: ``/weights_checker`` may be asked for checksums (0.5.18 dies of it where there is no GPU).
+        keeps_ids_beside_images: the ids of a request with images are used as they are, but for the placeholders.
     """
 
     version: str
     brackets_updates: bool
     reports_spans: bool
     digests: bool
+    keeps_ids_beside_images: bool
 
 
 KNOWN: Mapping[str, Dialect] = {
-    "0.5.18": Dialect("0.5.18", brackets_updates=False, reports_spans=False, digests=False),
-    "0.5.23": Dialect("0.5.23", brackets_updates=True, reports_spans=True, digests=True),
+    "0.5.18": Dialect(
+        "0.5.18", brackets_updates=False, reports_spans=False, digests=False, keeps_ids_beside_images=False
+    ),
+    "0.5.23": Dialect("0.5.23", brackets_updates=True, reports_spans=True, digests=True, keeps_ids_beside_images=True),
 }
 
 

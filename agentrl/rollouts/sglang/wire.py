@@ -44,13 +44,25 @@ def sampling_body(sampling: SamplingParams) -> dict[str, Any]:
 
 
 def generate_body(request: GenerateRequest, rid: str) -> dict[str, Any]:
-    """The whole body: ids in, ids and the logprobs of what is sampled out."""
-    return {
+    """The whole body: ids in, ids and the logprobs of what is sampled out.
+
+    The server makes an image's placeholders itself, of one that stands for them all.
+    """
+    body = {
         "rid": rid,
-        "input_ids": request.token_ids.tolist(),
+        "input_ids": _with_single_placeholders(request),
         "sampling_params": sampling_body(request.sampling),
         "return_logprob": True,
     }
+    return body | ({"image_data": [image.data_uri() for image in request.images]} if request.images else {})
+
+
+def _with_single_placeholders(request: GenerateRequest) -> list[int]:
+    kept = np.ones(request.token_ids.size, dtype=np.bool_)
+    for span in request.media:
+        kept[span.start + 1 : span.start + span.num_tokens] = False
+    ids: list[int] = request.token_ids[kept].tolist()
+    return ids
 
 
 def read_answer(

@@ -1,0 +1,70 @@
+"""The images of a data set's rows: files named from the data set's own folder, and a column that holds them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import DataError
+from agentrl.types import Image
+
+__all__ = ["place_images"]
+
+_KINDS = ("image", "image_url")
+
+
+def place_images(messages: Sequence[Mapping[str, Any]], images: Any, folder: Path, where: str) -> list[dict[str, Any]]:
+    """A row's messages with every image in its part. Files are named, and read where an episode begins.
+
+    Args:
+        messages: the row's; a part ``{"type": "image"}`` without an image takes the next of ``images``.
+        images: the row's column of that name; None where it has none.
+        folder: what relative names of files start from.
+        where: which row, for errors.
+
+    Raises:
+        DataError: ``images`` is no list, holds more or fewer images than there are parts for them, or one that cannot
+            be read.
+    """
+    if images is not None and (not isinstance(images, Sequence) or isinstance(images, str | bytes)):
+        raise DataError(f"{where}: 'images' must be a list of images, got {type(images).__name__}")
+    given = list(images or ())
+    rest = iter(given)
+    placed = [
+        {name: _placed(value, rest, folder, where) if name == "content" else value for name, value in message.items()}
+        for message in messages
+    ]
+    if left := sum(1 for _ in rest):
+        raise DataError(
+            f"{where}: 'images' holds {len(given)} images, {left} more than the messages have parts for; write "
+            '{"type": "image"} where each belongs'
+        )
+    return placed
+
+
+def _placed(content: Any, rest: Iterator[Any], folder: Path, where: str) -> Any:
+    if not isinstance(content, Sequence) or isinstance(content, str | bytes):
+        return content
+    return [_part(part, rest, folder, where) for part in content]
+
+
+def _part(part: Any, rest: Iterator[Any], folder: Path, where: str) -> Any:
+    if not isinstance(part, Mapping) or part.get("type") not in _KINDS:
+        # Arrow gives every part every column: what a text part does not have is null
+        return {name: value for name, value in part.items() if value is not None} if isinstance(part, Mapping) else part
+    source = next((part[name] for name in ("image", "image_url", "url", "path") if part.get(name) is not None), None)
+    if source is None:
+        source = next(rest, None)
+        if source is None:
+            raise DataError(f"{where}: a part of type image has no image, and the column 'images' has none left")
+    return {"type": "image", "image": _anchored(source, folder, where)}
+
+
+def _anchored(source: Any, folder: Path, where: str) -> str | Image:
+    """A file's name from ``folder`` on, to be read later; anything else read."""
+    if isinstance(source, Mapping):
+        source = next((source[name] for name in ("bytes", "url", "path") if source.get(name) is not None), source)
+    if isinstance(source, str) and not source.startswith(("data:", "http://", "https://")):
+        return str(folder / Path(source).expanduser())
+    return Image.read(source, f"{where}: an image")

@@ -1,0 +1,95 @@
+"""What a message's content is: text, or parts of text and images.
+
+Parts are ``{"type": "text", "text": ...}`` and ``{"type": "image", "image": ...}``. As given, an image may be many
+things (``Image.read``), and may come in OpenAI's shape, ``{"type": "image_url", "image_url": {"url": ...}}``.
+``with_images`` makes an ``Image`` of each; renderer, engine and store see nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from agentrl.errors import DataError
+from agentrl.types.image import Image
+from agentrl.types.messages import Message
+
+__all__ = ["content_text", "images_in", "with_images"]
+
+
+def with_images(messages: Iterable[Message], named: Mapping[str, object] | None = None) -> tuple[Message, ...]:
+    """The messages with each content as text, or as parts of which each image is an ``Image``.
+
+    Args:
+        messages: as an environment, a tool or a data set gave them.
+        named: images by the names that parts may use, ``{"type": "image", "image": NAME}``.
+
+    Raises:
+        DataError: a part that is none, an image that cannot be read, or one in an assistant's message.
+    """
+    return tuple(
+        message if _is_plain(content := message.get("content")) else _read_parts(message, content, named or {})
+        for message in messages
+    )
+
+
+def images_in(messages: Iterable[Message]) -> Iterator[Image]:
+    """The images of messages that went through ``with_images``, in their order."""
+    for message in messages:
+        if isinstance(content := message.get("content"), list | tuple):
+            for part in content:
+                if isinstance(part, Mapping) and isinstance(image := part.get("image"), Image):
+                    yield image
+
+
+def content_text(content: object) -> str:
+    """A content for people: its text, each image as one word in brackets."""
+    if isinstance(content, str) or content is None:
+        return content or ""
+    return "".join(map(_part_text, content)) if isinstance(content, list | tuple) else str(content)
+
+
+def _part_text(part: object) -> str:
+    if isinstance(part, Mapping) and isinstance(part.get("image"), Image):
+        return f"[{part['image']}]"
+    return str(part["text"]) if isinstance(part, Mapping) and "text" in part else str(part)
+
+
+def _is_plain(content: object) -> bool:
+    return content is None or isinstance(content, str)
+
+
+def _read_parts(message: Message, content: Any, named: Mapping[str, object]) -> Message:
+    role = message["role"]
+    if not isinstance(content, Sequence) or isinstance(content, bytes):
+        raise DataError(
+            f"the content of a {role} message must be text or a list of parts, got {type(content).__name__}"
+        )
+    parts: list[dict[str, Any]] = []
+    for number, part in enumerate(content):
+        where = f"part {number} of a {role} message"
+        read = _read_part(part, where, named)
+        if "image" in read and role == "assistant":
+            raise DataError(f"{where} is an image, and what an assistant writes is text; give it to the user's turn")
+        if parts and "text" in read and "text" in parts[-1]:
+            read = {"type": "text", "text": parts.pop()["text"] + read["text"]}
+        parts.append(read)
+    if all("text" in part for part in parts):
+        return {**message, "content": parts[0]["text"] if parts else ""}
+    return {**message, "content": parts}
+
+
+def _read_part(part: object, where: str, named: Mapping[str, object]) -> dict[str, Any]:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if isinstance(part, Mapping):
+        if kind == "text" and isinstance(part.get("text"), str):
+            return {"type": "text", "text": part["text"]}
+        if kind in ("image", "image_url"):
+            given = next((part[name] for name in ("image", "image_url", "url", "path") if part.get(name)), None)
+            if isinstance(given, str) and given in named:
+                given = named[given]
+            return {"type": "image", "image": Image.read(given, where)}
+    raise DataError(
+        f'{where} must be {{"type": "text", "text": ...}} or {{"type": "image", "image": ...}}, got '
+        f"{f'type {kind!r}' if isinstance(part, Mapping) else type(part).__name__}; other kinds are not supported"
+    )

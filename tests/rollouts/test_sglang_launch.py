@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -87,8 +88,28 @@ def test_a_server_does_not_see_the_packages_of_its_starter(monkeypatch: pytest.M
 
 
 def test_settings_of_the_environment_go_before_all() -> None:
-    environment = server_environment(spec(env={"HF_HUB_OFFLINE": "0"}, tp_size=2))
-    assert (environment["HF_HUB_OFFLINE"], environment["SGLANG_CPU_OMP_THREADS_BIND"]) == ("0", "0|1")
+    assert server_environment(spec(env={"HF_HUB_OFFLINE": "0"}))["HF_HUB_OFFLINE"] == "0"
+
+
+def test_each_rank_on_a_cpu_has_a_core_of_those_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5})
+    assert server_environment(spec(tp_size=3))["SGLANG_CPU_OMP_THREADS_BIND"] == "3|5|3"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"tp_size": 3}, r"rollout\.tp_size must divide the model's num_attention_heads=4 .*, got 3"),
+        ({"context_tokens": 600}, r"rollout\.context_tokens must be at most .*max_position_embeddings=512, got 600"),
+    ],
+)
+def test_what_the_model_does_not_allow_is_refused_before_a_server_is_started(
+    tmp_path: Path, settings: dict[str, Any], said: str
+) -> None:
+    config = {"vocab_size": 9, "num_attention_heads": 4, "max_position_embeddings": 512}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=said):
+        spec(model_path=str(tmp_path), **{"context_tokens": 100, **settings}).build()
 
 
 def test_an_interpreter_that_is_not_there_is_named_with_the_mend() -> None:

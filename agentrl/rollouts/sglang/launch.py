@@ -130,7 +130,8 @@ def server_environment(spec: SGLangEngineSpec) -> dict[str, str]:
         "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",  # for SPARE_POSITIONS, which no token reaches
     }
     if spec.device == "cpu":
-        binding = "|".join(str(rank) for rank in range(spec.tp_size))
+        cores = sorted(os.sched_getaffinity(0))
+        binding = "|".join(str(cores[rank % len(cores)]) for rank in range(spec.tp_size))
         own |= _CPU_ENVIRONMENT | ({"SGLANG_CPU_OMP_THREADS_BIND": binding} if spec.tp_size > 1 else {})
         kept.setdefault("OMP_NUM_THREADS", "1")
     return kept | own | dict(spec.env)

@@ -26,6 +26,9 @@ class HostLoss:
     why: str
     num_groups: int
 
+    def __str__(self) -> str:
+        return f"{self.why}; its {self.num_groups} groups are played again"
+
 
 class Fleet(Protocol):
     """All siblings of a group go to one runner; the fleet chooses which."""

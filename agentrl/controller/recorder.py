@@ -175,9 +175,8 @@ class Recorder:
     def lost(self, losses: Sequence[HostLoss]) -> dict[str, int]:
         """Hosts of episodes that died: each is an event; their numbers by the metric's name."""
         for loss in losses:
-            text = f"{loss.why}; its {loss.num_groups} groups are played again"
-            self._view.alert(text)
-            self._events.log("worker_lost", text, boundary="engine", level="warning", stage=self._stage)
+            self._view.alert(str(loss))
+            self._events.log("worker_lost", str(loss), boundary="engine", level="warning", stage=self._stage)
         if not losses:
             return {}
         return {"count/lost_workers": len(losses), "count/replayed_groups": sum(loss.num_groups for loss in losses)}

@@ -20,8 +20,8 @@ __all__ = ["ENV_THREADS", "AsyncEnv", "call_env"]
 ENV_THREADS = BoundedThreads(32, "agentrl-env")
 """The threads of every environment with synchronous methods in this process."""
 
-_MAX_STATE_BYTES = 16 * 2**20
-"""A larger state costs more at each turn than an episode begun anew costs at a resume."""
+_MAX_STATE_BYTES = 2**20
+"""A larger one, pickled after each turn of each episode, would keep other episodes waiting."""
 
 
 async def call_env(env: Env, verb: Literal["reset", "step", "close", "snapshot"], *args: Any, **kwargs: Any) -> Any:

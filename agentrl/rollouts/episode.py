@@ -14,7 +14,7 @@ from agentrl.rollouts.builder import TrajectoryBuilder
 from agentrl.rollouts.deadline import Cut, LimitSpentError, within
 from agentrl.rollouts.parts import EpisodeParts, Permits
 from agentrl.rollouts.player import EnvPlayer, Player, PlayerSpec
-from agentrl.rollouts.saved import SavedEpisode, Standing
+from agentrl.rollouts.saved import SavedEpisode, Standing, Unsaved
 from agentrl.rollouts.spec import EpisodeKey
 from agentrl.rollouts.turns import TurnMaker
 from agentrl.types import SamplingParams, Status, Task, Trajectory
@@ -63,6 +63,8 @@ async def run_episode(
         player = EnvPlayer(turns, chosen, saved=saved, standing=standing)
     else:
         player = chosen.player(turns)
+        if standing is not None:
+            standing.now = Unsaved("what plays it is no environment, and cannot be saved")
     permits = permits or Permits(asyncio.Semaphore(1), asyncio.Semaphore(1), asyncio.Semaphore(1))
     try:
         trajectory = await _play_and_score(turns, player, permits, previous, cut)

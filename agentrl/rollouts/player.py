@@ -145,6 +145,7 @@ class EnvPlayer:
         standing, builder = self._standing, self._turns.builder
         if standing is None:
             return
+        start = time.monotonic()
         try:
             state = await env.save()
         except EnvError as error:
@@ -152,6 +153,8 @@ class EnvPlayer:
             if isinstance(standing.now, Unsaved):
                 standing.now = Unsaved(str(error))
             return
+        finally:
+            builder.count("save_s", time.monotonic() - start)
         standing.now = SavedEpisode(
             turns=tuple(builder.turns),
             head=head,

@@ -78,7 +78,8 @@ class RolloutConfig(Section):
     worker_resources: Arguments = Field(default_factory=dict)
     """Ray resources that each of them asks for beside a CPU, such as ``{rollout: 1}``, to place them."""
     worker_restarts: Natural = 3
-    """Of them, how many may die and be started again between two publishes of weights; one more ends the run."""
+    """Of them, how many may die and be started again between two publishes of weights (or ever, where nothing is
+    trained); one more ends the run."""
     kv_tokens: Count | None = None
     """Tokens of KV cache kept for waiting episodes; by default room for all that run."""
     dtype: Dtype | None = None

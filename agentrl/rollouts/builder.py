@@ -26,16 +26,12 @@ from agentrl.types import (
     Turn,
     concat_ids,
     concat_media,
-    frozen_ints,
     images_in,
 )
 
-__all__ = ["Head", "TrajectoryBuilder", "state_key"]
+__all__ = ["Head", "TrajectoryBuilder"]
 
-
-def state_key(messages: Sequence[Message]) -> str:
-    """16 hexadecimal digits that tell one observed history from another."""
-    return hashlib.sha256(json.dumps(messages, sort_keys=True, default=str).encode()).hexdigest()[:16]
+_as_json = json.JSONEncoder(sort_keys=True, default=str).encode
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,24 +41,32 @@ class Head:
     Args:
         session_id: the KV session of the sequence.
         messages: the whole conversation so far, the last turn's message included.
+        digest: tells ``messages`` from any others.
         parent: the last turn; None where the next one begins a sequence.
         ids: ``[n]`` ids of the sequence so far; empty where nothing can extend it.
         completion: ``[n]`` ids of the last turn's completion; empty also where the model made no token.
         prompt_tokens: tokens of the sequence's opening prompt.
         media: where images stand in ``ids``.
+        policy_version: the highest that made any of ``ids``: versions never fall along a sequence.
     """
 
     session_id: str
     messages: tuple[Message, ...] = ()
+    digest: bytes = b""
     parent: int | None = None
     ids: npt.NDArray[np.int32] = field(default_factory=lambda: concat_ids(()))
     completion: npt.NDArray[np.int32] = field(default_factory=lambda: concat_ids(()))
     prompt_tokens: int = 0
     media: tuple[MediaSpan, ...] = ()
+    policy_version: int = 0
 
     def beginning(self, messages: tuple[Message, ...]) -> Head:
         """The same session at the beginning of another sequence, whose conversation is ``messages``."""
-        return Head(self.session_id, messages)
+        return Head(self.session_id, messages, _digest(b"", messages))
+
+    def after(self, observed: tuple[Message, ...]) -> Head:
+        """The same sequence once more has been said."""
+        return replace(self, messages=(*self.messages, *observed), digest=_digest(self.digest, observed))
 
 
 @dataclass(slots=True)
@@ -111,7 +115,8 @@ class TrajectoryBuilder:
         Returns:
             Where the sequence stands after the turn.
         """
-        images = {image.sha256: image for image in images_in(head.messages)}
+        media = concat_media(context)
+        images = {image.sha256: image for image in images_in(head.messages)} if media else {}
         turn = Turn(
             index=len(self.turns),
             parent=head.parent,
@@ -120,10 +125,10 @@ class TrajectoryBuilder:
             text=text,
             message=parsed.message,
             observed=observed,
-            images=tuple(images[span.sha256] for span in concat_media(context)),
+            images=tuple(images[span.sha256] for span in media),
             finish_reason=completion.finish_reason,
             sampling=sampling,
-            state_key=state_key(head.messages),
+            state_key=head.digest.hex()[:16],
             agent=agent,
             stale_kv=completion.stale_kv,
             cached_tokens=completion.cached_tokens,
@@ -133,14 +138,17 @@ class TrajectoryBuilder:
         self.turns.append(turn)
         self.messages = (*head.messages, parsed.message)
         opening = sum(len(segment) for segment in context)
+        versions = [segment.policy_version for segment in completion.segments if segment.policy_version is not None]
         return Head(
             session_id=head.session_id,
             messages=self.messages,
+            digest=_digest(head.digest, (parsed.message,)),
             parent=turn.index,
-            ids=frozen_ints(np.concatenate([head.ids, concat_ids(turn.segments)])),
+            ids=concat_ids(turn.segments, after=head.ids),
             completion=concat_ids(completion.segments),
             prompt_tokens=opening if head.parent is None else head.prompt_tokens,
             media=(*head.media, *concat_media(turn.segments, int(head.ids.size))),
+            policy_version=max([head.policy_version, *versions]),
         )
 
     def add_step(self, result: StepResult, seconds: float) -> None:
@@ -157,15 +165,6 @@ class TrajectoryBuilder:
     def count(self, stage: str, seconds: float) -> None:
         """Adds to the episode's seconds of a stage."""
         self.timings[stage] = self.timings.get(stage, 0.0) + seconds
-
-    def min_version(self, head: Head) -> int:
-        """Versions never fall along a chain of turns: the highest of the sequence."""
-        index, highest = head.parent, 0
-        while index is not None:
-            turn = self.turns[index]
-            highest = max([highest, *(s.policy_version for s in turn.completion if s.policy_version is not None)])
-            index = turn.parent
-        return highest
 
     @property
     def step_reward(self) -> float:
@@ -196,3 +195,10 @@ class TrajectoryBuilder:
             timings=dict(self.timings),
             info={**extra, **(info or {})},
         )
+
+
+def _digest(digest: bytes, messages: Sequence[Message]) -> bytes:
+    """That of a history with ``messages`` at its end, however they were put there."""
+    for message in messages:
+        digest = hashlib.sha256(digest + _as_json(message).encode()).digest()
+    return digest

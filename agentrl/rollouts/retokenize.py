@@ -20,10 +20,10 @@ __all__ = ["changed_tokens", "retok_frac", "template_frac"]
 
 def changed_tokens(recorded: npt.NDArray[np.int32], anew: npt.NDArray[np.int32]) -> int:
     """How many of ``recorded`` lie between what both begin and what both end with; at least 1 where they differ."""
+    if np.array_equal(recorded, anew):
+        return 0
     size = min(recorded.size, anew.size)
     differs = np.flatnonzero(recorded[:size] != anew[:size])
-    if not differs.size and recorded.size == anew.size:
-        return 0
     head = int(differs[0]) if differs.size else size
     rest = size - head
     differs = np.flatnonzero(recorded[::-1][:rest] != anew[::-1][:rest])
@@ -43,7 +43,8 @@ def retok_frac(turns: Sequence[Turn], renderer: Renderer) -> float | None:
         if ids.size and int(ids[-1]) in renderer.stop_token_ids:
             ids = ids[:-1]
         sampled += ids.size
-        changed += min(ids.size, changed_tokens(ids, renderer.tokenize(renderer.decode(ids))))
+        whole = turn.sampling is not None and not turn.sampling.stop  # else the text may have been cut
+        changed += min(ids.size, changed_tokens(ids, renderer.tokenize(turn.text if whole else renderer.decode(ids))))
     return changed / sampled if sampled else None
 
 

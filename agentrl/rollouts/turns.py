@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -28,7 +29,6 @@ from agentrl.types import (
     ToolSpec,
     concat_ids,
     concat_media,
-    frozen_ints,
     images_in,
     seed_for,
 )
@@ -114,20 +114,19 @@ class TurnMaker:
             DataError: messages that the renderer cannot write.
         """
         limits, renderer = self.parts.spec.limits, self.parts.renderer
-        whole = (*head.messages, *observed)
         if renderer is None:
-            return ReadyTurn(replace(head, messages=whole), observed, (), tools, limits.max_turn_tokens)
-        if np.isin(head.completion, list(renderer.image_token_ids)).any():
+            return ReadyTurn(head.after(observed), observed, (), tools, limits.max_turn_tokens)
+        if renderer.image_token_ids and np.isin(head.completion, list(renderer.image_token_ids)).any():
             return Status("truncated", "image_token")
         context = renderer.extend(head.completion, observed, head.messages, tools) if head.ids.size else None
         if context is None:
-            head = head.beginning(whole)
-            context = renderer.prompt(whole, tools)
+            head = head.beginning((*head.messages, *observed))
+            context = renderer.prompt(head.messages, tools)
             prompt_tokens = sum(len(segment) for segment in context)
             if prompt_tokens > limits.max_prompt_tokens:
                 return self._no_room("data.max_prompt_tokens", limits.max_prompt_tokens, prompt_tokens)
         else:
-            head, prompt_tokens = replace(head, messages=whole), head.prompt_tokens
+            head, prompt_tokens = head.after(observed), head.prompt_tokens
         length = int(head.ids.size) + sum(len(segment) for segment in context)
         if length >= limits.context_tokens:
             return self._no_room("rollout.context_tokens", limits.context_tokens, length)
@@ -195,7 +194,7 @@ class TurnMaker:
         share = retok_frac(self.builder.turns, renderer)
         measured = {} if share is None else {"retok_frac": share}
         if ready.head.ids.size:  # else the context is the template's own prompt
-            context = np.concatenate([ready.head.ids, concat_ids(ready.context)])
+            context = concat_ids(ready.context, after=ready.head.ids)
             measured["template_frac"] = template_frac(context, ready.head.messages, ready.tools, renderer)
         elif measured:
             measured["template_frac"] = 0.0
@@ -215,21 +214,17 @@ class TurnMaker:
     def _request(self, ready: ReadyTurn, agent: str, sampling: SamplingParams, number: int) -> GenerateRequest:
         spec, key, renderer = self.parts.spec, self.builder.key, self.parts.renderer
         media = (*ready.head.media, *concat_media(ready.context, int(ready.head.ids.size)))
-        images = {image.sha256: image for image in images_in(ready.head.messages)}
-        stops = {*sampling.stop_token_ids, *(renderer.stop_token_ids if renderer is not None else ())}
+        images = {image.sha256: image for image in images_in(ready.head.messages)} if media else {}
+        stops = renderer.stop_token_ids if renderer is not None else ()
         return GenerateRequest(
             request_id=f"{ready.head.session_id}/{number}",
             session_id=ready.head.session_id,
-            token_ids=frozen_ints(np.concatenate([ready.head.ids, concat_ids(ready.context)])),
-            sampling=replace(
-                sampling,
-                max_new_tokens=min(sampling.max_new_tokens, ready.max_new_tokens),
-                stop_token_ids=tuple(sorted(stops)),
-            ),
+            token_ids=concat_ids(ready.context, after=ready.head.ids),
+            sampling=_bounded(sampling, ready.max_new_tokens, stops),
             seed=seed_for(spec.root_seed, "sample", key.label, key.draw, key.sibling, agent, number),
-            min_version=self.builder.min_version(ready.head),
             media=media,
             images=tuple(images[span.sha256] for span in media),
+            min_version=ready.head.policy_version,
             messages=ready.head.messages if renderer is None else (),
             tools=ready.tools if renderer is None else (),
         )
@@ -262,6 +257,16 @@ class TurnMaker:
             f"the prompt of task {self.builder.task.id!r} has {found} tokens, "
             f"{setting} is {limit}; raise it or leave the task out",
         )
+
+
+@functools.lru_cache(maxsize=1024)
+def _bounded(sampling: SamplingParams, max_new_tokens: int, stops: tuple[int, ...]) -> SamplingParams:
+    """``sampling`` for a turn that has room for so many tokens and ends at ``stops`` as well."""
+    return replace(
+        sampling,
+        max_new_tokens=min(sampling.max_new_tokens, max_new_tokens),
+        stop_token_ids=tuple(sorted({*sampling.stop_token_ids, *stops})),
+    )
 
 
 def renumbered(parsed: ParsedMessage, number: int) -> ParsedMessage:

@@ -131,17 +131,23 @@ async def _complete(complete: _Complete, request: Request) -> Response:
     asked = parse_request(await _json(request))
     answer, telling = Answer(asked, f"chatcmpl-{uuid.uuid4().hex}", int(time.time())), Telling(asked)
     making = asyncio.create_task(complete(asked, _gone(request), telling))
+    making.add_done_callback(_looked_at)
     try:
         await (telling.wait(making) if asked.stream else asyncio.wait([making]))
         if not asked.stream:
-            body = answer.body(making.result(), telling)
-            return Response(json.dumps(body), media_type="application/json")  # in ASCII: arguments may hold half a pair
+            return JSONResponse(answer.body(making.result(), telling))
         if making.done():
             making.result()  # what is refused before there is a token has its own status
     except asyncio.CancelledError:
         making.cancel()
         raise
     return StreamingResponse(answer.events(making, telling), media_type="text/event-stream")
+
+
+def _looked_at(making: asyncio.Task[MadeTurn]) -> None:
+    """A client that leaves between two events asks no more how its turn ended."""
+    if not making.cancelled():
+        making.exception()
 
 
 def _gone(request: Request) -> Callable[[], Awaitable[object]]:

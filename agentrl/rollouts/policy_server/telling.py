@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -67,7 +68,7 @@ class Telling:
     def hear(self, ids: npt.NDArray[np.int32], logprobs: npt.NDArray[np.float32]) -> None:
         """``GenerateRequest.on_tokens``, from any thread."""
         self._heard.append(ids)
-        if not self._loop.is_closed():
+        with contextlib.suppress(RuntimeError):  # the loop was closed: nobody is told any more
             self._loop.call_soon_threadsafe(self._take, ids, logprobs)
 
     async def wait(self, made: asyncio.Future[MadeTurn]) -> None:

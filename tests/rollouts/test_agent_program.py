@@ -23,6 +23,7 @@ from agentrl.rollouts.policy_server import PolicyServer, ProgramSpec
 from agentrl.types import Task, Trajectory
 from tests.llm.odd_server import failed, odd_server, said
 from tests.rollouts.bytewise import KEY, call, parts_of, rollout_spec, say, scripted
+from tests.rollouts.speaking_engine import SpeakingEngine
 
 TASK = Task("t", ({"role": "user", "content": "hi"},), answer="secret", info={"hint": 1})
 
@@ -92,6 +93,23 @@ async def test_a_program_plays_an_episode_with_tools_and_gives_its_reward(progra
     for turn, request in zip(trajectory.turns, engine.requests, strict=True):
         made = [token for segment in turn.completion for token in segment.token_ids.tolist()]
         assert trajectory.sequence(turn.index).tolist() == [*request.token_ids.tolist(), *made]
+
+
+async def test_a_program_that_reads_streams_is_trained_as_any_other(program: Any) -> None:
+    spec = program("""
+        from openai import OpenAI
+
+        messages = task["messages"]
+        for _ in range(3):
+            stream = OpenAI(max_retries=0).chat.completions.create(model="policy", messages=messages, stream=True)
+            said = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+            messages = [*messages, {"role": "assistant", "content": said}, {"role": "user", "content": "more"}]
+    """)
+    engine = SpeakingEngine([say("one \u00e9"), say("two"), say("three")], lambda n: asyncio.sleep(0.001))
+    trajectory = await play(spec, engine)
+    assert [turn.parent for turn in trajectory.turns] == [None, 0, 1]
+    assert [turn.text for turn in trajectory.turns] == ["one \u00e9", "two", "three"]
+    assert len(trajectory.samples()) == 1
 
 
 async def test_a_program_is_told_its_task_and_never_the_answer(program: Any) -> None:

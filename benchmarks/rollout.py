@@ -1,4 +1,4 @@
-"""What the rollout loop costs: slow tools against instant ones, and thousands of episodes in flight.
+"""What rollouts cost: the engine alone, slow tools against instant ones, and thousands of episodes in flight.
 
 ``python -m benchmarks.rollout`` measures all of it, ``--only`` one part.
 """
@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 
 from benchmarks import fuzz_tokens
 from benchmarks.figures import Figures, add_arguments
-from benchmarks.rollouts import in_flight, tool_latency
+from benchmarks.rollouts import engine, in_flight, tool_latency
 
 __all__ = ["PARTS"]
 
 PARTS: dict[str, Callable[[Figures, argparse.Namespace], None]] = {
+    "engine": engine.measure,
     "tool_latency": tool_latency.measure,
     "in_flight": in_flight.measure,
     "fuzz_tokens": fuzz_tokens.measure,

@@ -90,14 +90,23 @@ async def test_greedy_takes_the_most_probable_token_with_its_logprob_at_temperat
         assert token == best
 
 
-async def test_bf16_agrees_within_its_own_rounding(start) -> None:
-    model = make_model(initializer_range=0.1)
-    engine, prompt = start(model, dtype="bfloat16"), random_ids(3, 20)
+@pytest.mark.parametrize("name", MODELS)
+async def test_bf16_agrees_within_its_own_rounding_turn_after_turn_beside_others(name, start) -> None:
+    model = make_model(name.split("-")[0], **MODELS[name], initializer_range=0.1)
+    engine = start(model, dtype="bfloat16")
 
-    ids, logprobs = sampled(await engine.generate(request(prompt, max_new_tokens=20)))
+    async def episode(number: int) -> None:
+        ids = random_ids(number, 3 + 7 * number)
+        for turn in range(3):
+            completion = await engine.generate(request(ids, name=f"{number}/{turn}", session=f"{number}", seed=number))
+            new, logprobs = sampled(completion)
+            whole = np.concatenate([ids, new])
+            # 8 bits of mantissa: logits of order 1 carry errors of order 2**-8 after two layers
+            assert np.abs(logprobs - model.logprobs(whole, ids.size)).max() < 0.05
+            assert completion.cached_tokens == (0 if turn == 0 else ids.size - 4)
+            ids = np.concatenate([whole, random_ids(turn, 3)])
 
-    # 8 bits of mantissa: logits of order 1 carry errors of order 2**-8 after two layers
-    assert np.abs(logprobs - model.logprobs(np.concatenate([prompt, ids]), prompt.size)).max() < 0.05
+    await asyncio.gather(*(episode(number) for number in range(6)))
 
 
 async def test_a_saved_folder_serves_the_same_as_its_state_dict(tiny, start, tmp_path) -> None:

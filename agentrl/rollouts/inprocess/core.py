@@ -17,6 +17,7 @@ from torch import Tensor
 from agentrl.errors import EngineError
 from agentrl.rollouts.inprocess.job import Job
 from agentrl.rollouts.inprocess.lanes import Lanes
+from agentrl.rollouts.inprocess.order import Blocks, attention_blocks, exchanges
 from agentrl.rollouts.inprocess.prefill import DETERMINISTIC_CHUNK, Pending
 from agentrl.rollouts.inprocess.sampling import SamplingRows, sample, uniforms
 from agentrl.rollouts.inprocess.served import ServedModel
@@ -27,8 +28,6 @@ from agentrl.types import Completion, FinishReason
 
 __all__ = ["EngineCore"]
 
-_KEY_BUCKET = 16
-_COMPACT_ABOVE = 8
 _BATCH_SHARE = 4
 _HOLD_BACK_STEPS = 8
 
@@ -38,7 +37,7 @@ class EngineCore:
 
     A request waits in the queue, is prefilled in a row, decodes there one token a step with all others, and leaves;
     its session stays in the row for the next turn. Rows 0..span-1 decode, idle ones among them as padding, and
-    running rows are moved together once half of the span is idle.
+    running rows are moved together once a tenth of the span is idle (``order.py``).
     """
 
     def __init__(self, spec: TorchEngineSpec, weights: ServedModel) -> None:
@@ -291,9 +290,11 @@ class EngineCore:
         lanes, table, live = self._rows, self._rows.table, self._live
         kv = lanes.kv
         inputs = torch.from_numpy(table.inputs[:, : self._span]).to(self._weights.device)
-        longest = int(table.inputs[1, live].max()) + 1
-        bucket = min(-(-longest // _KEY_BUCKET) * _KEY_BUCKET, kv.max_keys)
-        logits = lanes.decoder.decode(inputs[0], inputs[1], kv.max_keys if self._spec.deterministic else bucket)
+        if self._spec.deterministic:
+            blocks: Blocks = ((self._span, kv.max_keys),)
+        else:
+            blocks = attention_blocks(table.keys(self._span), kv.max_keys)
+        logits = lanes.decoder.decode(inputs[0], inputs[1], blocks)
         table.kv_len[live] += 1
         self._sample(logits, np.arange(self._span), self._sampling, live)
 
@@ -379,21 +380,20 @@ class EngineCore:
     def _arrange(self) -> None:
         """After a change: which rows run, how far the span reaches, and their sampling parameters."""
         self._changed = False
+        if self.num_running and not self._spec.deterministic:
+            for one, other in exchanges(self._rows.table.keys(self._spec.num_rows)):
+                self._exchange(one, other)
         running = [row for row, job in enumerate(self._row_jobs) if job is not None]
-        if not self._spec.deterministic:
-            while running and running[-1] + 1 > max(2 * len(running), _COMPACT_ABOVE):
-                self._move(running.pop(), next(r for r, job in enumerate(self._row_jobs) if job is None))
-                running = [row for row, job in enumerate(self._row_jobs) if job is not None]
         self._live = np.array(running, dtype=np.int64)
         self._span = self._spec.num_rows if self._spec.deterministic else (running[-1] + 1 if running else 0)
         if running:
             self._sampling = self._rows.table.sampling(slice(0, self._span), self._live, self._weights.device)
 
-    def _move(self, row: int, target: int) -> None:
-        self._rows.cache.swap(row, target)
+    def _exchange(self, one: int, other: int) -> None:
+        self._rows.cache.swap(one, other)
         jobs = self._row_jobs
-        jobs[row], jobs[target] = jobs[target], jobs[row]
-        for index in (row, target):
+        jobs[one], jobs[other] = jobs[other], jobs[one]
+        for index in (one, other):
             job = jobs[index]
             if job is not None:
                 job.row = index

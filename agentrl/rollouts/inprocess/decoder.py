@@ -15,6 +15,7 @@ from torch.nn import functional
 from agentrl.rollouts.inprocess.kv import KVCache
 
 if TYPE_CHECKING:
+    from agentrl.rollouts.inprocess.order import Blocks
     from agentrl.rollouts.inprocess.weights import DecoderWeights, LayerWeights
 
 __all__ = ["Decoder"]
@@ -41,26 +42,33 @@ class Decoder:
         self._rope = torch.polar(torch.ones_like(angles), angles).to(device)  # [capacity, E/2]
         self._key_positions = torch.arange(kv.capacity, device=device)
 
-    def decode(self, tokens_N: Tensor, positions_N: Tensor, num_keys: int) -> Tensor:
-        """See ``Forward.decode``; ``num_keys`` is L."""
+    def decode(self, tokens_N: Tensor, positions_N: Tensor, blocks: Blocks) -> Tensor:
+        """See ``Forward.decode``."""
         kv, K, E = self._kv, self._K, self._E
         N = tokens_N.shape[0]
         index = kv.show(positions_N)
         hidden = self._weights.embedding.index_select(0, tokens_N)
         rope = self._rope.index_select(0, positions_N).unsqueeze(1)
-        bias = kv.bias[:N].view(N * K, 1, kv.capacity)[:, :, :num_keys]
+        bias = kv.bias[:N].view(N * K, 1, kv.capacity)
         for number, layer in enumerate(self._weights.layers):
             queries, keys, values = self._project(hidden, layer, rope)
             kv.write(number, index, keys.view(N * K, E), values.reshape(N * K, E))
-            keys = kv.keys[number, :N].view(N * K, kv.capacity, E)[:, :num_keys]
-            values = kv.values[number, :N].view(N * K, kv.capacity, E)[:, :num_keys]
-            scores = torch.baddbmm(bias, queries.view(N * K, -1, E), keys.transpose(1, 2), alpha=self._scale)
-            attended = torch.bmm(self._softmax(scores), values)
+            queries = queries.view(N * K, -1, E)
+            keys, values = (kind[number, :N].view(N * K, kv.capacity, E) for kind in (kv.keys, kv.values))
+            parts, first = [], 0
+            for end, num_keys in blocks:
+                rows = slice(first * K, end * K)
+                block = keys[rows, :num_keys].transpose(1, 2)
+                scores = torch.baddbmm(bias[rows, :, :num_keys], queries[rows], block, alpha=self._scale)
+                parts.append(torch.bmm(self._softmax(scores), values[rows, :num_keys]))
+                first = end
+            attended = parts[0] if len(parts) == 1 else torch.cat(parts)
             hidden = self._finish_layer(hidden, attended.view(N, -1), layer)
         return self._logits(hidden)
 
     def prefill(self, tokens_MT: Tensor, positions_MT: Tensor, rows_M: Tensor, last_M: Tensor, num_keys: int) -> Tensor:
-        """See ``Forward.prefill``; ``num_keys`` is L."""
+        """See ``Forward.prefill``; ``num_keys`` is L. In the last layer all tokens but each row's last give keys and
+        values alone."""
         kv, K, E = self._kv, self._K, self._E
         M, T = tokens_MT.shape
         hidden = self._weights.embedding.index_select(0, tokens_MT.view(-1))
@@ -68,19 +76,23 @@ class Decoder:
         index = kv.flat_index(rows_M, positions_MT)
         hidden_keys = self._key_positions[:num_keys] > positions_MT[:, :, None]  # [M, T, L]
         mask = torch.zeros(hidden_keys.shape, device=hidden.device, dtype=hidden.dtype)
-        mask = mask.masked_fill_(hidden_keys, float("-inf")).view(M, 1, 1, T, num_keys)
+        mask.masked_fill_(hidden_keys, float("-inf"))
         for number, layer in enumerate(self._weights.layers):
             queries, keys, values = self._project(hidden, layer, rope)
             kv.write(number, index, keys.view(M * T * K, E), values.reshape(M * T * K, E))
+            if number == len(self._weights.layers) - 1:
+                each = torch.arange(M, device=hidden.device)
+                ends = each * T + last_M
+                hidden, queries = hidden.index_select(0, ends), queries.index_select(0, ends)
+                mask, T = mask[each, last_M], 1
             keys, values = (states.flatten(0, 1) for states in kv.read(number, rows_M, num_keys))  # [M·K, L, E]
             grouped = queries.view(M, T, K, -1, E).permute(0, 2, 3, 1, 4).reshape(M * K, -1, E)  # [M·K, G·T, E]
             scores = torch.bmm(grouped, keys.transpose(1, 2)).mul_(self._scale)
-            scores.view(M, K, -1, T, num_keys).add_(mask)
+            scores.view(M, K, -1, T, num_keys).add_(mask.view(M, 1, 1, T, num_keys))
             attended = torch.bmm(self._softmax(scores), values).view(M, K, -1, T, E)
             attended = attended.permute(0, 3, 1, 2, 4).reshape(M * T, -1)
             hidden = self._finish_layer(hidden, attended, layer)
-        ends = torch.arange(M, device=hidden.device) * T + last_M
-        return self._logits(hidden.index_select(0, ends))
+        return self._logits(hidden)
 
     def _project(self, hidden: Tensor, layer: LayerWeights, rope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries ``[n, H, E]`` and keys ``[n, K, E]``, contiguous, and values ``[n, K·E]``, a view."""

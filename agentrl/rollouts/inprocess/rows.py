@@ -61,6 +61,10 @@ class RowTable:
         self.busy[row] = False
         self.inputs[0, row], self.inputs[1, row] = 0, self._trash
 
+    def keys(self, span: int) -> npt.NDArray[np.int64]:
+        """How many keys the next token of each of the first ``span`` rows attends to, 0 for an idle row."""
+        return np.where(self.busy[:span], self.inputs[1, :span] + 1, 0)
+
     def accept(
         self, rows: npt.NDArray[np.int64], ids: npt.NDArray[np.int64], logprobs: npt.NDArray[np.float32]
     ) -> npt.NDArray[np.bool_]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from agentrl.rollouts.inprocess.kv import KVCache
+from agentrl.rollouts.inprocess.order import Blocks
 
 __all__ = ["Forward", "ServedModel"]
 
@@ -18,13 +19,13 @@ class Forward(Protocol):
     Legend: N decode rows, M rows being prefilled, T tokens of a chunk, V vocabulary.
     """
 
-    def decode(self, tokens_N: Tensor, positions_N: Tensor, num_keys: int) -> Tensor:
+    def decode(self, tokens_N: Tensor, positions_N: Tensor, blocks: Blocks) -> Tensor:
         """Logits ``[N, V]`` fp32 after one token each of rows 0..N-1, whose KV is written.
 
         Args:
             tokens_N: int64 ids.
             positions_N: int64 position of each token; a row's ``kv.trash`` writes where nothing is read.
-            num_keys: at least every live position + 1.
+            blocks: keys that each run of rows must attend to, at least every live position + 1.
         """
         ...
 

@@ -126,14 +126,20 @@ class SessionCache:
         return row, min(session.pure, int(ids.size))
 
     def swap(self, one: int, other: int) -> None:
-        """Exchanges two rows with their KV; the prompts they hold are no longer found there."""
+        """Exchanges two rows with their KV and the prompts that they hold."""
         length_one, length_other = int(self._table.kv_len[one]), int(self._table.kv_len[other])
         kept = self._kv.take(other, length_other)
         self._kv.copy(one, other, length_one)
         self._kv.give(one, kept)
         self._table.swap(one, other)
-        for row in (one, other):
-            self._forget_prompt(row)
+        prompts = self._row_prompts
+        keys = prompts.pop(one, None), prompts.pop(other, None)
+        for row, key in ((other, keys[0]), (one, keys[1])):
+            if key is not None:
+                prompts[row] = key
+        for row, before in ((other, one), (one, other)):
+            if (key := prompts.get(row)) is not None and self._prompt_rows.get(key) == before:
+                self._prompt_rows[key] = row
         self._rows[one], self._rows[other] = self._rows[other], self._rows[one]
         if other in self._free or one in self._free:
             self._free = [{one: other, other: one}.get(row, row) for row in self._free]

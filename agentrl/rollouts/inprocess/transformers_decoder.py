@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import Cache
 
 from agentrl.rollouts.inprocess.kv import KVCache
+from agentrl.rollouts.inprocess.order import Blocks
 
 __all__ = ["MaskKind", "Masks", "TransformersDecoder"]
 
@@ -93,9 +94,9 @@ class TransformersDecoder:
         self._masks = masks
         self._cache = RowCache(kv)
 
-    def decode(self, tokens_N: Tensor, positions_N: Tensor, num_keys: int) -> Tensor:
-        """See ``Forward.decode``."""
-        N = tokens_N.shape[0]
+    def decode(self, tokens_N: Tensor, positions_N: Tensor, blocks: Blocks) -> Tensor:
+        """See ``Forward.decode``; all rows attend to as many keys as the longest."""
+        N, num_keys = tokens_N.shape[0], max(keys for _, keys in blocks)
         index = self._kv.flat_index(torch.arange(N, device=tokens_N.device), positions_N[:, None])
         self._cache.bind(N, index.view(N, 1, -1), num_keys)
         return self._logits(tokens_N[:, None], positions_N[:, None], num_keys, 1)[:, 0]

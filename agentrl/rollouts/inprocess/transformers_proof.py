@@ -126,7 +126,7 @@ def _over_rows(module: Any, shape: KVShape, masks: Masks, ids: Tensor) -> Tensor
     for position in range(_SECOND, _LENGTH):
         tokens = torch.stack((torch.zeros_like(ids[position]), ids[position]))
         positions = torch.tensor([kv.trash, position], device=ids.device)
-        logits.append(decoder.decode(tokens, positions, kv.max_keys)[1])
+        logits.append(decoder.decode(tokens, positions, ((2, kv.max_keys),))[1])
     return torch.stack(logits)
 
 

@@ -32,7 +32,7 @@ def sglang_spec(stage: StageConfig, model: Path) -> SGLangEngineSpec:
     """
     rollout, own = stage.rollout, stage.rollout.sglang
     python = own.python or str(default_python())
-    if not own.urls and not Path(python).expanduser().is_file():
+    if not own.urls and not own.command and not Path(python).expanduser().is_file():
         where = f"rollout.sglang.python='{own.python}' is no file" if own.python else f"there is none at {python}"
         raise MachineError(
             f"rollout.engine='sglang' needs an environment with SGLang, and {where}; run `agentrl install sglang`, "
@@ -47,6 +47,7 @@ def sglang_spec(stage: StageConfig, model: Path) -> SGLangEngineSpec:
         model_path=str(model),
         folder=str((Path(stage.run.dir or ".") / "engine" / stage.name).resolve()),
         python=str(Path(python).expanduser()),
+        command=own.command,
         urls=own.urls,
         num_engines=len(own.urls) or rollout.num_engines,
         dtype=stage.rollout_dtype,

@@ -77,6 +77,17 @@ def test_a_gpu_server_sizes_its_own_cache() -> None:
     assert not {"--max-total-tokens", "--mem-fraction-static", "--device"} & set(command)
 
 
+def test_a_command_of_ones_own_gets_the_same_arguments() -> None:
+    own = words(command=("srun", "launch"))
+    assert own[:2] == ["srun", "launch"]
+    assert own[2:] == words()[3:]
+
+
+def test_a_command_of_ones_own_needs_a_device() -> None:
+    with pytest.raises(ConfigError, match=r"rollout\.sglang\.command=\['launch'\] needs rollout\.sglang\.device"):
+        spec(command=("launch",), device=None)
+
+
 def test_an_argument_that_agentrl_sets_itself_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"server_args must not have 'model_path'"):
         spec(server_args={"model_path": "other"})

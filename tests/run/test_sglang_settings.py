@@ -68,6 +68,11 @@ def test_given_servers_need_no_environment(stage: Callable[..., StageConfig]) ->
     assert spec.urls == ("http://a:1",)
 
 
+def test_a_command_of_ones_own_needs_no_environment(stage: Callable[..., StageConfig]) -> None:
+    own = ("rollout.sglang.command=[srun, launch]", "rollout.sglang.device=cuda")
+    assert sglang_spec(stage(*own, python="/nowhere/python"), Path("model")).command == ("srun", "launch")
+
+
 def test_an_api_key_that_is_not_set_is_named(
     stage: Callable[..., StageConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:

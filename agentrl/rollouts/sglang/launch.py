@@ -51,7 +51,7 @@ def prepared(spec: SGLangEngineSpec) -> SGLangEngineSpec:
     Raises:
         MachineError: the interpreter is missing, or its environment holds no SGLang, or a version that is not known.
     """
-    if spec.urls:
+    if spec.urls or spec.command:
         return spec
     mend = "run `agentrl install sglang`, or set rollout.sglang.python to the interpreter of such an environment"
     if spec.python is None or not Path(spec.python).is_file():
@@ -102,7 +102,7 @@ def server_command(spec: SGLangEngineSpec, *, model: Path, port: int, label: str
     if spec.kv_memory_fraction is not None:
         arguments["mem-fraction-static"] = spec.kv_memory_fraction
     arguments |= {name.lstrip("-").replace("_", "-"): value for name, value in spec.server_args.items()}
-    words = [str(spec.python), "-m", "sglang.launch_server"]
+    words = list(spec.command) or [str(spec.python), "-m", "sglang.launch_server"]
     for name, value in arguments.items():
         if value is None or value is False:
             continue

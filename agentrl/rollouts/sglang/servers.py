@@ -203,6 +203,12 @@ class Server:
                     "start it with this model",
                     retryable=False,
                 )
+        if preferred := served.get("preferred_sampling_params"):
+            raise EngineError(
+                f"{self.name} samples with {preferred} what a request leaves open, so that logprobs would be those of "
+                "another distribution; start it without --preferred-sampling-params",
+                retryable=False,
+            )
         await self._check_shape(config, str(info.get("model_path")))
         longest = int(info.get("max_req_input_len") or 0)
         if longest and longest < self._spec.context_tokens:

@@ -29,6 +29,7 @@ _OWN_ARGUMENTS = (
     "mem-fraction-static",
     "page-size",
     "max-total-tokens",
+    "preferred-sampling-params",
 )
 
 
@@ -39,7 +40,9 @@ class SGLangEngineSpec:
     Args:
         model_path: a Hugging Face folder: what servers are started with, and what given servers must serve.
         folder: where logs and weights of the servers go; made where missing.
-        python: interpreter of the servers' environment; unused with ``urls``.
+        python: interpreter of the servers' environment; unused with ``urls`` or ``command``.
+        command: starts a server instead of ``python``, with the arguments of ``sglang.launch_server`` that follow it,
+            and ends with it; it needs ``device``, since it cannot be asked.
         urls: servers that run already and belong to someone else: they are never started or ended.
         num_engines: servers to start.
         dtype: of the weights.
@@ -66,6 +69,7 @@ class SGLangEngineSpec:
     model_path: str
     folder: str
     python: str | None = None
+    command: tuple[str, ...] = ()
     urls: tuple[str, ...] = ()
     num_engines: int = 1
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -96,6 +100,11 @@ class SGLangEngineSpec:
             )
         if self.num_engines < 1:
             raise ConfigError(f"rollout.num_engines must be at least 1, got {self.num_engines}; raise it")
+        if self.command and self.device is None:
+            raise ConfigError(
+                f"rollout.sglang.command={list(self.command)} needs rollout.sglang.device, 'cpu' or 'cuda', since it "
+                "cannot be asked what it starts a server on; set it"
+            )
         for name in self.server_args:
             bare = name.lstrip("-").replace("_", "-")
             if bare in _OWN_ARGUMENTS:

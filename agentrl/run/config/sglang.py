@@ -16,6 +16,9 @@ class SGLangConfig(Section):
 
     python: str | None = None
     """Interpreter of the servers' environment; by default that of ``agentrl install sglang``."""
+    command: Listed[str] = ()
+    """Command that starts a server, instead of that interpreter: it gets the arguments of ``sglang.launch_server``,
+    must end with its server, and needs ``device``."""
     urls: Listed[str] = ()
     """Servers that run already, instead of starting some; they must serve this model and have no other owner."""
     weight_sync: Literal["disk", "tensor", "group"] = "tensor"

@@ -96,7 +96,7 @@ async def test_a_request_whose_client_went_away_is_aborted_and_not_recorded() ->
     async with serving(engine) as served:
         episode = await served.open()
         leaving = asyncio.create_task(episode.say(HI))
-        while not engine.requests:
+        while not engine.health().running:
             await asyncio.sleep(0.01)
         leaving.cancel()
         while engine.health().running:

@@ -12,20 +12,11 @@ from PIL import Image as Pictures
 
 from tests.render.qwen_kind import ORDINARY, SPECIAL, trained_tokenizer
 
-__all__ = ["MARKERS", "VISION_TEMPLATE", "picture", "write_qwen_vl", "write_vision_tokenizer"]
+__all__ = ["MARKERS", "picture", "write_qwen_vl", "write_vision_tokenizer"]
 
 MARKERS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 PATCH, MERGE = 14, 2  # SGLang takes patches of another size for images that were seen already
 MIN_PIXELS, MAX_PIXELS = 28 * 28, 16 * 28 * 28
-# What a Qwen2.5-VL's own template writes of a conversation with images, without its numbering and its videos.
-VISION_TEMPLATE = (
-    "{% for message in messages %}{% if loop.first and message['role'] != 'system' %}<|im_start|>system\n"
-    "You are a helpful assistant.<|im_end|>\n{% endif %}<|im_start|>{{ message['role'] }}\n"
-    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
-    "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part['text'] }}"
-    "{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 
 def picture(width: int = 84, height: int = 56, *, seed: int = 0, form: str = "PNG", mode: str = "RGB") -> bytes:

@@ -8,6 +8,7 @@ from agentrl.render.renderer import Renderer
 from agentrl.render.spec import RendererSpec, load_tokenizer
 from agentrl.render.template import CHATML_TEMPLATE
 from agentrl.render.template_renderer import TemplateRenderer
+from agentrl.render.vision import load_image_processor, sees_images
 
 __all__ = [
     "CHATML_TEMPLATE",
@@ -20,5 +21,7 @@ __all__ = [
     "Source",
     "TemplateRenderer",
     "chatml_pieces",
+    "load_image_processor",
     "load_tokenizer",
+    "sees_images",
 ]

@@ -10,7 +10,7 @@ from agentrl.errors import ConfigError, DataError
 from agentrl.render.chat_template import ChatTemplate
 from agentrl.render.chatml import ChatMLRenderer, ChatMLStyle, chatml_pieces
 from agentrl.render.probes import TOOL
-from agentrl.types import Message, ToolCall, ToolSpec
+from agentrl.types import Image, Message, ToolCall, ToolSpec
 
 __all__ = ["check_ids", "recognise_chatml"]
 
@@ -63,7 +63,22 @@ _PROBES: tuple[tuple[tuple[Message, ...], tuple[ToolSpec, ...]], ...] = (
 )
 
 
-def recognise_chatml(tokenizer: Any, template: str, enable_thinking: bool | None, where: str) -> ChatMLStyle:
+_PICTURE = {"type": "image", "image": Image("0" * 64, "image/png", 28, 28, 0)}
+_IMAGE_PROBES: tuple[tuple[tuple[Message, ...], tuple[ToolSpec, ...]], ...] = (
+    (
+        (
+            {"role": "user", "content": [_PICTURE, {"type": "text", "text": "Which word?"}, _PICTURE]},
+            _called("", None, "a"),
+            {"role": "tool", "content": [{"type": "text", "text": "This one:"}, _PICTURE]},
+        ),
+        (TOOL,),
+    ),
+)
+
+
+def recognise_chatml(
+    tokenizer: Any, template: str, enable_thinking: bool | None, where: str, *, images: bool = False
+) -> ChatMLStyle:
     """The style that renders as ``template`` does.
 
     Args:
@@ -71,6 +86,7 @@ def recognise_chatml(tokenizer: Any, template: str, enable_thinking: bool | None
         template: the Jinja text.
         enable_thinking: given to the template where not None, as its own switch of that name.
         where: what the template belongs to, for messages.
+        images: whether it must also write images as the family does.
 
     Raises:
         ConfigError: the template is not of the family; says where it departs from it.
@@ -99,7 +115,7 @@ def recognise_chatml(tokenizer: Any, template: str, enable_thinking: bool | None
         difference = next(
             (
                 _difference(theirs, ours)
-                for messages, tools in _PROBES
+                for messages, tools in (*_PROBES, *(_IMAGE_PROBES if images else ()))
                 if (theirs := rendered(messages, tools, False)) != (ours := _text_of(messages, tools, style))
             ),
             None,

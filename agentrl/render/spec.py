@@ -70,7 +70,9 @@ class RendererSpec:
         template = _template_text(self, tokenizer)
         if self.family in ("auto", "chatml"):
             try:
-                style = recognise_chatml(tokenizer, template, self.enable_thinking, self.model)
+                style = recognise_chatml(
+                    tokenizer, template, self.enable_thinking, self.model, images=vision is not None
+                )
                 return _chatml(tokenizer, style, self.model, vision)
             except ConfigError:
                 if self.family == "chatml":

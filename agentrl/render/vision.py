@@ -14,7 +14,7 @@ import numpy.typing as npt
 from agentrl.errors import DataError
 from agentrl.types import Image, MediaSpan, Message, images_in
 
-__all__ = ["IMAGE_TEXT", "Vision", "load_image_processor", "read_vision", "shown_images"]
+__all__ = ["IMAGE_TEXT", "Vision", "load_image_processor", "read_vision", "sees_images", "shown_images"]
 
 IMAGE_TEXT = "<|vision_start|><|image_pad|><|vision_end|>"
 """What the templates of Qwen's models that see write for one image."""
@@ -125,6 +125,15 @@ def read_vision(folder: Path, tokenizer: Any) -> Vision | None:
     reserved = (placeholder, config.get("video_token_id"))
     merged = int(processor.merge_size) ** 2
     return Vision(int(placeholder), frozenset(int(i) for i in reserved if i is not None), processor, merged)
+
+
+def sees_images(folder: Path) -> bool:
+    """Whether the model in ``folder`` is one of images and text, known or not.
+
+    Raises:
+        DataError: its ``config.json`` cannot be read.
+    """
+    return "vision_config" in _config(folder)
 
 
 def load_image_processor(folder: Path) -> Any:

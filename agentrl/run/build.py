@@ -18,7 +18,7 @@ from agentrl.controller.episode_host import EngineFactory
 from agentrl.controller.evaluation import EvalPlan, EvalSet
 from agentrl.envs import EnvSpec, EpisodeView, RewardFn, Rubric, ToolEnv
 from agentrl.errors import ConfigError, DataError
-from agentrl.render import Renderer, RendererSpec
+from agentrl.render import Renderer, RendererSpec, sees_images
 from agentrl.rollouts import EpisodeLimits, RolloutSpec, RubricFactory, StagePermits
 from agentrl.rollouts.inprocess import TorchEngineSpec
 from agentrl.rollouts.policy_server import ProgramSpec
@@ -248,6 +248,10 @@ def engine_spec(stage: StageConfig, model: Path) -> EngineFactory:
         raise ConfigError(
             f"rollout.engine='{stage.rollout.engine}' cannot be used for training in this version; "
             "set rollout.engine=torch, or sglang"
+        )
+    if sees_images(model):
+        raise ConfigError(
+            f"rollout.engine='torch' reads text alone, and model.path='{model}' sees images; set rollout.engine=sglang"
         )
     spec = TorchEngineSpec(
         model_path=str(model),

@@ -18,6 +18,7 @@ from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
 from agentrl.errors import ConfigError, DataError
+from agentrl.render import sees_images
 from agentrl.training.attention import SEGMENTS, attention_arguments
 from agentrl.training.last_rows import LAST_ROWS, spare_last_rows
 from agentrl.training.norm import use_lean_norms
@@ -123,9 +124,13 @@ def load_pretrained(
     folder = Path(path)
     if not (folder / "config.json").is_file():
         raise DataError(f"{setting}={str(path)!r} is no Hugging Face folder: it has no config.json")
+    if sees_images(folder):
+        raise ConfigError(
+            f"{setting}={str(path)!r} sees images, and only models of text alone can be trained; play it with "
+            "`agentrl rollout` or `agentrl eval` on rollout.engine: sglang, or choose a model of text"
+        )
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, **config_values)
-        _check_reads_text_alone(config, f"{setting}={str(path)!r}")
         for name in vars(config):
             if name.endswith(("dropout", "_pdrop")):
                 setattr(config, name, 0.0)
@@ -152,14 +157,6 @@ def load_pretrained(
     use_lean_norms(hf)
     hf.train()  # checkpointing is off in eval mode; there is no dropout to switch
     return hf, frozenset(found["missing_keys"])
-
-
-def _check_reads_text_alone(config: Any, what: str) -> None:
-    if getattr(config, "vision_config", None) is not None:
-        raise ConfigError(
-            f"{what}: a {config.model_type} sees images, and only models of text alone can be trained; play it with "
-            "`agentrl rollout` or `agentrl eval` on rollout.engine: sglang, or choose a model of text"
-        )
 
 
 @contextmanager

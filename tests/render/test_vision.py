@@ -14,19 +14,20 @@ from hypothesis import strategies as st
 from agentrl.errors import DataError
 from agentrl.render import Renderer, RendererSpec
 from agentrl.types import Image, Message, Segment, SegmentKind, ToolSpec, concat_ids, concat_media, with_images
-from tests.tiny_vision import MARKERS, VISION_TEMPLATE, picture, write_vision_tokenizer
+from tests.render.qwen_kind import template_text
+from tests.tiny_vision import MARKERS, picture, write_vision_tokenizer
 
 LOOK = ToolSpec("look", "Looks.", {"type": "object", "properties": {}})
 Made = tuple[Renderer, Any]
 
 
-@pytest.fixture(scope="module", params=["chatml", "own"])
+@pytest.fixture(scope="module", params=["chatml", "qwen2_5_vl", "qwen3_vl"])
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
-    """A renderer of plain ChatML, and one that asks the model's own template; with their tokenizer."""
+    """Renderers of plain ChatML and of the templates that the models ship, with their tokenizer."""
     folder = tmp_path_factory.mktemp("vision")
-    tokenizer = write_vision_tokenizer(folder, VISION_TEMPLATE)
-    chosen = "chatml" if request.param == "chatml" else None
-    return RendererSpec(str(folder), chat_template=chosen).build(), tokenizer
+    plain = request.param == "chatml"
+    tokenizer = write_vision_tokenizer(folder, None if plain else template_text(request.param))
+    return RendererSpec(str(folder), chat_template="chatml" if plain else None).build(), tokenizer
 
 
 def parts(*given: str | bytes) -> list[dict[str, Any]]:
@@ -60,6 +61,32 @@ def test_ids_are_those_of_the_template_with_each_placeholder_expanded(made: Made
         "user\na<|vision_start|><|vision_end|>b<|vision_start|><|vision_end|><|im_end|>\n<|im_start|>assistant\n"
     )
     assert int(np.isin(segment.token_ids, list(renderer.image_token_ids)).sum()) == 6 + 1
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl"])
+def test_ids_are_those_that_the_models_own_template_gives(name: str, tmp_path: Path) -> None:
+    tokenizer = write_vision_tokenizer(tmp_path, template_text(name))
+    tools = (LOOK,) if name == "qwen3_vl" else ()  # the template of Qwen2.5-VL has no place for tools
+    answered: Any = {"role": "tool", "content": parts("It is ", picture(28, 28, seed=1))}
+    conversation = with_images(
+        [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": parts("What is ", picture(84, 56), "?")},
+            {"role": "assistant", "content": "I look."},
+            answered if tools else {**answered, "role": "user"},
+        ]
+    )
+    (segment,) = RendererSpec(str(tmp_path)).build().prompt(conversation, tools)
+    theirs = tokenizer.apply_chat_template(
+        list(conversation),
+        tools=[tool.openai() for tool in tools] or None,
+        add_generation_prompt=True,
+        return_dict=False,
+    )
+    placeholder = tokenizer.convert_tokens_to_ids("<|image_pad|>")
+    counts = iter([6, 1])
+    expanded = [i for token in theirs for i in ([token] * next(counts) if token == placeholder else [token])]
+    assert segment.token_ids.tolist() == expanded
 
 
 def test_media_names_each_image_and_where_it_is(made: Made) -> None:
@@ -145,7 +172,7 @@ def test_a_model_of_text_alone_refuses_images_by_name(chatml: Renderer) -> None:
 
 
 def test_a_template_without_a_place_for_images_is_named(tmp_path: Path) -> None:
-    template = VISION_TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", "")
+    template = template_text("qwen2_5_vl").replace("<|vision_start|><|image_pad|><|vision_end|>", "")
     write_vision_tokenizer(tmp_path, template)
     with pytest.raises(DataError, match="writes 0 placeholders for 1 images"):
         RendererSpec(str(tmp_path)).build().prompt(asked("?", picture()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,16 @@ import pytest
 import torch
 from PIL import Image as Pictures
 
+from agentrl.cli.main import run
 from agentrl.envs import EnvSpec, Rubric, ToolEnv
 from agentrl.errors import EngineError
-from agentrl.render import RendererSpec
-from agentrl.render.vision import load_image_processor
+from agentrl.render import RendererSpec, load_image_processor
 from agentrl.rollouts import EpisodeKey, EpisodeLimits, EpisodeParts, RolloutSpec, run_episode
 from agentrl.rollouts.golden import assert_golden_rule
 from agentrl.rollouts.sglang import SGLangEngine, SGLangEngineSpec
+from agentrl.run import load_config
+from agentrl.run.collection import collect
+from agentrl.store import RunDirectory
 from agentrl.tools import parser_for
 from agentrl.types import GenerateRequest, Image, Message, SamplingParams, Task, concat_ids, concat_media, with_images
 from tests.rollouts.bytewise import Built, length_reward
@@ -172,3 +176,51 @@ async def test_images_that_are_missing_are_refused(engine: SGLangEngine, folder:
     torn = GenerateRequest("torn", "torn", request.token_ids, request.sampling, seed=0, media=request.media)
     with pytest.raises(EngineError, match="images must be those of media, one each, got 0 for 1"):
         await engine.generate(torn)
+
+
+CONFIG = """\
+controller: {mode: inline}
+model: {chat_template: chatml}
+data: {train: rows.jsonl, max_prompt_tokens: 300}
+env: {tools: ["shown.py:zoom"], announce_tools: false}
+reward: {functions: ["shown.py:length"]}
+rollout:
+  engine: sglang
+  group_size: 2
+  max_turn_tokens: 12
+  max_response_tokens: 200
+  context_tokens: 800
+  turn_timeout_s: 300
+"""
+SHOWN = """\
+from agentrl.tools import ToolOutput, tool
+
+@tool
+def zoom() -> ToolOutput:
+    \"\"\"Zooms.\"\"\"
+    return ToolOutput("zoomed", images=["0.png"])
+
+def length(view):
+    return float(len(view.final_text))
+"""
+
+
+def test_a_data_set_with_images_is_collected_and_shown(
+    python: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    (tmp_path / "shown.py").write_text(SHOWN)
+    rows = []
+    for number in range(2):
+        (tmp_path / f"{number}.png").write_bytes(picture(84, 56, seed=number))
+        content = [{"type": "text", "text": "What?"}, {"type": "image", "image": f"{number}.png"}]
+        rows.append(json.dumps({"messages": [{"role": "user", "content": content}]}))
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    own = [f"model.path={folder}", f"rollout.sglang.python={python}"]
+    collected = collect(load_config(tmp_path / "config.yaml", own), tmp_path / "out")
+    assert [summary.status for summary in collected] == ["truncated"] * 4
+    images = [Image.read(picture(84, 56, seed=number)) for number in range(2)]
+    directory = RunDirectory.open(tmp_path / "out")
+    assert sorted(path.name for path in directory.blobs_folder.iterdir()) == sorted(image.sha256 for image in images)
+    assert run(["show", str(tmp_path / "out"), "1-0-0"]) == 0
+    assert f"[{images[1]}, 6 tokens]" in capsys.readouterr().out

@@ -147,6 +147,8 @@ def _json_findings(info: object, where: str) -> Iterator[Finding]:
     if not isinstance(info, Mapping):
         yield Finding("json-info", f"{where} must be a mapping, got {_short(info)}")
         return
+    if not info:
+        return
     try:
         json.dumps(dict(info), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:

@@ -67,6 +67,8 @@ class Rubric:
             RewardError: a function raised, took too long, or gave no finite number; named with the task. A failed
                 rubric is never a reward of 0.
         """
+        if len(self._parts) == 1:  # nothing to run it beside
+            return {self._parts[0].name: await self._value(self._parts[0], view)}
         values = await asyncio.gather(*(self._value(part, view) for part in self._parts), return_exceptions=True)
         scores: dict[str, float] = {}
         for part, value in zip(self._parts, values, strict=True):

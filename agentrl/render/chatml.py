@@ -31,6 +31,8 @@ TOOLS_TAIL = (
     "<tool_call></tool_call> XML tags:\n<tool_call>\n"
     '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
 )
+RESPONSE_HEAD, RESPONSE_TAIL = "\n<tool_response>\n", "\n</tool_response>"
+RESPONSES_HEAD, RESPONSES_TAIL = f"{TURN_START}user{RESPONSE_HEAD}", f"{RESPONSE_TAIL}{TURN_END}\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,21 +180,19 @@ def _turns(messages: Sequence[Message], style: ChatMLStyle) -> Iterator[Piece]:
     for index, message in enumerate(messages):
         role = message["role"]
         if role == "tool":
-            if index == 0 or messages[index - 1]["role"] != "tool":
-                yield Piece(f"{TURN_START}user", Source.TEMPLATE)
-            yield Piece("\n<tool_response>\n", Source.TEMPLATE)
+            first = index == 0 or messages[index - 1]["role"] != "tool"
+            yield Piece(RESPONSES_HEAD if first else RESPONSE_HEAD, Source.TEMPLATE)
             yield from _content(message)
-            yield Piece("\n</tool_response>", Source.TEMPLATE)
-            if index + 1 < len(messages) and messages[index + 1]["role"] == "tool":
-                continue
+            last = index + 1 == len(messages) or messages[index + 1]["role"] != "tool"
+            yield Piece(RESPONSES_TAIL if last else RESPONSE_TAIL, Source.TEMPLATE)
+            continue
+        yield Piece(f"{TURN_START}{role}\n", Source.TEMPLATE)
+        if role == "assistant":
+            reasoning = style.thinking and bool(_thinking_of(message)[0])
+            think = style.thinking and index > last_query and (reasoning or index == len(messages) - 1)
+            yield from _assistant_body(message, style=style, think=think)
         else:
-            yield Piece(f"{TURN_START}{role}\n", Source.TEMPLATE)
-            if role == "assistant":
-                reasoning = style.thinking and bool(_thinking_of(message)[0])
-                think = style.thinking and index > last_query and (reasoning or index == len(messages) - 1)
-                yield from _assistant_body(message, style=style, think=think)
-            else:
-                yield from _content(message)
+            yield from _content(message)
         yield Piece(f"{TURN_END}\n", Source.TEMPLATE)
 
 

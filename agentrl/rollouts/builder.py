@@ -66,7 +66,17 @@ class Head:
 
     def after(self, observed: tuple[Message, ...]) -> Head:
         """The same sequence once more has been said."""
-        return replace(self, messages=(*self.messages, *observed), digest=_digest(self.digest, observed))
+        return Head(
+            session_id=self.session_id,
+            messages=(*self.messages, *observed),
+            digest=_digest(self.digest, observed),
+            parent=self.parent,
+            ids=self.ids,
+            completion=self.completion,
+            prompt_tokens=self.prompt_tokens,
+            media=self.media,
+            policy_version=self.policy_version,
+        )
 
 
 @dataclass(slots=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
 from contextvars import ContextVar
+from types import TracebackType
 
 from agentrl.sandbox import counted_by
 
@@ -90,8 +91,7 @@ class Cut:
             clock.spend()
 
 
-@asynccontextmanager
-async def within(seconds: float, reason: str, cut: Cut | None = None) -> AsyncIterator[None]:
+def within(seconds: float, reason: str, cut: Cut | None = None) -> AbstractAsyncContextManager[None]:
     """Ends what it holds after ``seconds``, in which waits for a sandbox that others use do not count, nor the time in
     which the host's engine is paused.
 
@@ -103,28 +103,51 @@ async def within(seconds: float, reason: str, cut: Cut | None = None) -> AsyncIt
     Raises:
         LimitSpentError: the time is up; its text is ``reason``, or the cut's.
     """
-    scope = asyncio.timeout(seconds)
-    clock, host = _ScopeClock(scope), _DEADLINES.get()
-    try:
-        async with scope:
-            if host is not None:
-                host.add(clock)
-            if cut is not None:
-                cut.hold(clock)
-            with counted_by(clock):
-                yield
-    except TimeoutError:
-        if scope.expired():
-            raise LimitSpentError(cut.reason if cut is not None and cut.asked else reason) from None
-        raise
-    finally:
-        clock.end()
-        if host is not None:
-            host.drop(clock)
+    return _Within(seconds, reason, cut)
+
+
+class _Within:
+    """See ``within``: a class, since there are two of them to every turn in flight."""
+
+    __slots__ = ("_clock", "_counted", "_cut", "_host", "_reason", "_scope")
+
+    def __init__(self, seconds: float, reason: str, cut: Cut | None) -> None:
+        self._scope = asyncio.timeout(seconds)
+        self._reason, self._cut = reason, cut
+        self._host = _DEADLINES.get()
+
+    async def __aenter__(self) -> None:
+        self._clock = _ScopeClock(self._scope)
+        self._counted = counted_by(self._clock)
+        await self._scope.__aenter__()
+        if self._host is not None:
+            self._host.add(self._clock)
+        if self._cut is not None:
+            self._cut.hold(self._clock)
+        self._counted.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._counted.__exit__(kind, error, trace)
+        try:
+            await self._scope.__aexit__(kind, error, trace)
+            timed_out = isinstance(error, TimeoutError)
+        except TimeoutError:
+            timed_out = True
+        finally:
+            self._clock.end()
+            if self._host is not None:
+                self._host.drop(self._clock)
+        if timed_out and self._scope.expired():
+            cut = self._cut
+            raise LimitSpentError(cut.reason if cut is not None and cut.asked else self._reason) from None
 
 
 class _ScopeClock:
     """A timeout that can be stopped (a ``Clock``), also by what outlives it, which then changes nothing."""
+
+    __slots__ = ("_ended", "_left_s", "_loop", "_scope", "_stops")
 
     def __init__(self, scope: asyncio.Timeout) -> None:
         self._scope = scope

@@ -271,19 +271,21 @@ class ScriptedEngine:
     def _completion(self, request: GenerateRequest, *, aborted: bool) -> Completion:
         ids = [] if aborted else [int(token) for token in self._answer(request)]
         reason: FinishReason = "abort" if aborted else "stop"
-        stops = [index for index, token in enumerate(ids) if token in request.sampling.stop_token_ids]
-        ids = ids[: stops[0] + 1] if stops else ids
+        stop_ids, most = request.sampling.stop_token_ids, request.sampling.max_new_tokens
+        stop = next((index for index, token in enumerate(ids) if token in stop_ids), None)
+        ids = ids if stop is None else ids[: stop + 1]
         ids, stop_string = self._cut(ids, request.sampling.stop)
-        ended = bool(stop_string) or bool(stops and ids[-1] in request.sampling.stop_token_ids)
-        if len(ids) > request.sampling.max_new_tokens or (len(ids) == request.sampling.max_new_tokens and not ended):
-            ids, reason, stop_string = ids[: request.sampling.max_new_tokens], "length", None
-        held = self._kv.get(request.session_id, np.zeros(0, dtype=np.int32))
+        ended = bool(stop_string) or (stop is not None and ids[-1] in stop_ids)
+        if len(ids) > most or (len(ids) == most and not ended):
+            ids, reason, stop_string = ids[:most], "length", None
+        held = self._kv.get(request.session_id, request.token_ids[:0])
         size = min(held.size, request.token_ids.size)
         differ = np.flatnonzero(held[:size] != request.token_ids[:size])
-        sequence = np.concatenate([request.token_ids, np.array(ids, dtype=np.int32)]).astype(np.int32)
+        sampled = np.array(ids, dtype=np.int32)
+        sequence = np.concatenate([request.token_ids, sampled])
         self._kv[request.session_id] = sequence[:-1]
         logprobs = np.full(len(ids), self._logprob, dtype=np.float32)
-        segment = Segment(SegmentKind.POLICY, np.array(ids, dtype=np.int32), logprobs, self._version)
+        segment = Segment(SegmentKind.POLICY, sampled, logprobs, self._version)
         return Completion(
             request_id=request.request_id,
             segments=(segment,) if ids else (),

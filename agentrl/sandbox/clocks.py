@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Protocol
 
@@ -21,14 +21,24 @@ class Clock(Protocol):
 _CLOCKS: ContextVar[tuple[Clock, ...]] = ContextVar("agentrl_clocks", default=())
 
 
-@contextmanager
-def counted_by(clock: Clock) -> Iterator[None]:
+class _Counted:
+    """See ``counted_by``."""
+
+    __slots__ = ("_clock", "_token")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def __enter__(self) -> None:
+        self._token = _CLOCKS.set((*_CLOCKS.get(), self._clock))
+
+    def __exit__(self, *raised: object) -> None:
+        _CLOCKS.reset(self._token)
+
+
+def counted_by(clock: Clock) -> AbstractContextManager[None]:
     """``clock`` counts what runs within, and in the tasks that it starts, apart from what stands still."""
-    token = _CLOCKS.set((*_CLOCKS.get(), clock))
-    try:
-        yield
-    finally:
-        _CLOCKS.reset(token)
+    return _Counted(clock)
 
 
 @contextmanager

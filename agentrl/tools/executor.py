@@ -86,21 +86,12 @@ class ToolExecutor:
             A record for each call and problem, by the number in its id (``call_0``, ``call_1``, ...); ids of another
             form keep their order, behind those.
         """
-        told = ToolContext(episode_id=episode_id, sandbox=sandbox)
-        tasks = [
-            asyncio.create_task(
-                self._record(call, replace(told, seed=seed_for(seed, "call", call.id), call_id=call.id))
-            )
+        works = [
+            self._record(call, ToolContext(seed_for(seed, "call", call.id), episode_id, call.id, sandbox=sandbox))
             for call in calls
         ]
-        try:
-            records = [*await asyncio.gather(*tasks), *map(_answer_problem, problems)]
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            raise
-        return tuple(sorted(records, key=_position))
+        done = [await works[0]] if len(works) == 1 else await _all(works)  # one has nothing to run beside
+        return tuple(sorted([*done, *map(_answer_problem, problems)], key=_position))
 
     async def _record(self, call: ToolCall, context: ToolContext) -> CallRecord:
         started = time.monotonic()
@@ -186,6 +177,18 @@ class ToolExecutor:
         meant = f" Did you mean {close[0]!r}?" if close else ""
         known = ", ".join(self._tools) or "none"
         return _error("unknown_tool", f"there is no tool {clip_text(name, 64)[0]!r}.{meant} The tools are: {known}.")
+
+
+async def _all(works: Sequence[Coroutine[Any, Any, CallRecord]]) -> list[CallRecord]:
+    """What they give, in order; where one fails or the caller is cancelled, the others are ended first."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
 
 
 async def _contained(tool: Tool, call: ToolCall, context: ToolContext) -> str | ToolOutput:

@@ -21,11 +21,12 @@ class DeadlineError(TimeoutError):
 
 @dataclass(eq=False)
 class _Job:
-    """One call on its way through a thread; ``left`` means that nobody waits for it any more."""
+    """One call on its way through a thread; ``left`` means that nobody waits for it any more, and ``started`` is None
+    where nobody asks when it began."""
 
     work: Callable[[], Any]
     loop: asyncio.AbstractEventLoop
-    started: asyncio.Future[None]
+    started: asyncio.Future[None] | None
     done: asyncio.Future[tuple[Any, BaseException | None]]
     running: bool = False
     finished: bool = False
@@ -74,10 +75,12 @@ class BoundedThreads:
         """
         loop = asyncio.get_running_loop()
         context = contextvars.copy_context()
-        job = _Job(lambda: context.run(work), loop, loop.create_future(), loop.create_future())
+        started = None if deadline_s is None else loop.create_future()
+        job = _Job(lambda: context.run(work), loop, started, loop.create_future())
         self._submit(job)
         try:
-            await job.started
+            if started is not None:
+                await started
             async with asyncio.timeout(deadline_s):
                 value, error = await job.done
         except asyncio.CancelledError:
@@ -129,7 +132,8 @@ class BoundedThreads:
                     self._give_thread_away()
                     continue
                 job.running = True
-            _tell(job.loop, job.started, None)
+            if job.started is not None:
+                _tell(job.loop, job.started, None)
             outcome = _outcome(job.work)
             with self._lock:
                 job.finished = True

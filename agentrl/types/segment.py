@@ -122,6 +122,7 @@ def concat_media(segments: Iterable[Segment], offset: int = 0) -> tuple[MediaSpa
     """The images of ``segments`` in order, their places counted from ``offset`` tokens before the first segment."""
     spans: list[MediaSpan] = []
     for segment in segments:
-        spans += (replace(span, start=span.start + offset) for span in segment.media)
+        if segment.media:
+            spans += (replace(span, start=span.start + offset) for span in segment.media)
         offset += len(segment)
     return tuple(spans)

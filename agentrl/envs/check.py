@@ -6,11 +6,12 @@ import asyncio
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl.envs.contract import Finding, observation_findings, step_findings
-from agentrl.envs.drive import call_env
+from agentrl.envs.drive import AsyncEnv, call_env
 from agentrl.envs.env import Env
 from agentrl.envs.spec import EnvSpec
 from agentrl.errors import EnvError
@@ -43,12 +44,12 @@ def check_env(env: EnvSpec | Callable[[Task], Env], task: Task, *, seed: int = 0
 
 
 async def env_findings(env: EnvSpec | Callable[[Task], Env], task: Task, *, seed: int = 0) -> tuple[Finding, ...]:
-    """The rules that an environment breaks, by trying three fresh instances.
+    """The rules that an environment breaks, by trying fresh instances.
 
     Two instances get the same seed and the same actions: a malformed call, a call of a tool that does not exist,
     then plain text until the episode ends (at most 8 steps). They must answer alike, each call must be answered
     where tools are on offer, types and shapes must be right, and ``close`` must work twice. A third is closed
-    without a ``reset``.
+    without a ``reset``. Where the state after a step can be saved, a fresh instance must go on from it alike.
     """
     spec = env if isinstance(env, EnvSpec) else EnvSpec(env)
     first = await _trial(spec, task, seed)
@@ -58,6 +59,8 @@ async def env_findings(env: EnvSpec | Callable[[Task], Env], task: Task, *, seed
         findings += second.findings
         findings += _difference(first.said, second.said)
         findings += await _closed_unused(spec, task)
+    if not findings:
+        findings += await _resumed(spec, task, seed, first.said)
     return tuple(dict.fromkeys(findings))
 
 
@@ -98,7 +101,7 @@ async def _play(env: Env, seed: int, trial: _Trial) -> None:
         if broken:
             return
         ended = result.terminated or result.truncated
-        trial.said.append(f"{result.reward} {result.terminated} {result.truncated} {_said(result.observation)}")
+        trial.said.append(_told(result))
         if has_tools:
             trial.findings += _unanswered(action, result, ended=ended)
         if ended:
@@ -154,12 +157,44 @@ async def _closed_unused(spec: EnvSpec, task: Task) -> list[Finding]:
     return []
 
 
+async def _resumed(spec: EnvSpec, task: Task, seed: int, said: Sequence[str]) -> list[Finding]:
+    """Whether an instance goes on from another's state as that one did; one that cannot be saved is begun anew."""
+    if len(said) < 3:  # it ended with its first step
+        return []
+    mend = "let state_dict give all that it needs, or None where it cannot be saved"
+    try:
+        async with AsyncExitStack() as stack:
+            before, after = AsyncEnv(spec.build(task)), AsyncEnv(spec.build(task))
+            stack.push_async_callback(after.close)
+            stack.push_async_callback(before.close)
+            opening = await before.reset(seed=seed)
+            first, second, *_ = _actions(bool(opening.tools))
+            await before.step(first)
+            try:
+                state = await before.save()
+            except EnvError:
+                return []
+            await before.close()  # what it holds outside of its state is gone, as after a kill
+            await after.restore(state)
+            found = _told(await after.step(second))
+    except EnvError as error:
+        return [Finding("state-restored", f"a fresh instance with a saved state: {error}; {mend}")]
+    if found != said[2]:
+        detail = f"a fresh instance with the state after a step says {found[:200]!r} instead of {said[2][:200]!r}"
+        return [Finding("state-restored", f"{detail}; {mend}")]
+    return []
+
+
 def _snapshot_findings(snapshot: object) -> list[Finding]:
     try:
         json.dumps(snapshot, allow_nan=False)
     except (TypeError, ValueError) as error:
         return [Finding("json-snapshot", f"snapshot must give JSON or None, got {type(snapshot).__name__} ({error})")]
     return []
+
+
+def _told(result: StepResult) -> str:
+    return f"{result.reward} {result.terminated} {result.truncated} {_said(result.observation)}"
 
 
 def _said(observation: Any) -> str:

@@ -256,3 +256,42 @@ async def test_sync_methods_run_beside_the_loop() -> None:
     await AsyncEnv(env).reset(seed=1)
 
     assert env.threads == ["agentrl-env"]
+
+
+def test_an_env_that_does_not_go_on_from_its_state_is_named() -> None:
+    class Elsewhere(Guess):
+        def load_state_dict(self, state: Any) -> None:
+            super().load_state_dict({**state, "num_guesses": 2})
+
+    assert rules(Elsewhere) == ["state-restored"]
+
+
+def test_an_env_whose_state_is_not_in_its_attributes_is_named() -> None:
+    boards: dict[int, list[str]] = {}
+
+    class Outside(Guess):
+        def reset(self, *, seed: int) -> Observation:
+            self.board = id(self)
+            boards[self.board] = []
+            return super().reset(seed=seed)
+
+        def step(self, action: Action) -> StepResult:
+            boards[self.board].append(action.text)
+            return super().step(action)
+
+        def close(self) -> None:
+            boards.pop(id(self), None)
+
+    with pytest.raises(EnvError, match=r"\[state-restored\] .* raised KeyError: .*or None where it cannot be saved"):
+        check_env(Outside, TASK)
+
+
+def test_an_env_that_says_it_cannot_be_saved_keeps_the_rules() -> None:
+    class Unsaved(Guess):
+        def state_dict(self) -> None:
+            return None
+
+        def load_state_dict(self, state: Any) -> None:
+            raise AssertionError
+
+    check_env(Unsaved, TASK)

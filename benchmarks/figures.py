@@ -24,10 +24,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-__all__ = ["Figure", "Figures", "add_arguments", "machine"]
+__all__ = ["NOT_HERE", "Figure", "Figures", "add_arguments", "machine"]
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+NOT_HERE = 4
+"""The exit status of a benchmark that needs what this machine lacks, such as a GPU, and has said so."""
 
 # What decides a speed or an accuracy here; a package that is not installed is left out.
 MEASURED_PACKAGES = ("torch", "transformers", "ray", "numpy", "trl", "sglang")

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from agentrl.rollouts.inprocess import TorchEngine, TorchEngineSpec
-from benchmarks.figures import Figures, add_arguments
+from benchmarks.figures import NOT_HERE, Figures, add_arguments
 from benchmarks.rollouts.engine_episodes import (
     CONTEXT,
     SHAPES,
@@ -31,7 +31,6 @@ __all__ = ["copy_bytes_per_s", "least_seconds"]
 MODEL, DEVICE = "0.6B", "cuda:0"
 ROUNDS = 3
 BYTES = 2
-NO_GPU = 4  # the exit status of a machine that lacks something, as agentrl's own
 NOTE = (
     f"Episodes of {TURNS} turns; prompts of 32 to 64 ids, tool results of 8 to 32, completions of a lognormal length "
     "(median 16, at most 64). generate gets the same ids as one padded batch a turn and prefills it anew; medians of "
@@ -107,7 +106,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if not torch.cuda.is_available():
         print("benchmarks.gpu_rollout needs a CUDA device and finds none; run it on a machine with a GPU")
-        return NO_GPU
+        return NOT_HERE
 
     figures = Figures()
     for number in arguments.episodes or (64, 256):

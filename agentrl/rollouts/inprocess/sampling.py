@@ -75,7 +75,7 @@ def sample(logits_NV: Tensor, uniforms_N: Tensor, rows: SamplingRows) -> tuple[T
     if rows.inverse_temperature is not None:
         logits_NV = logits_NV * rows.inverse_temperature
     logprobs = logits_NV.log_softmax(-1)
-    probs = logits_NV.softmax(-1)
+    probs = logprobs.exp()
     if rows.truncates:
         probs = _truncated(probs, rows)
     cumulative = probs.cumsum(-1, dtype=torch.float64)

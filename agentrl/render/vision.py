@@ -137,7 +137,7 @@ def sees_images(folder: Path) -> bool:
 
 
 def load_image_processor(folder: Path) -> Any:
-    """The image processor of a model's folder, on PIL: the one whose pixels engine and trainer agree on.
+    """The image processor of a model's folder, on PIL, as the servers that are started here have it.
 
     Raises:
         DataError: the folder has none.

@@ -12,10 +12,13 @@ import pytest
 from PIL import Image as Pictures
 
 from agentrl.envs import Env, EnvSpec, Rubric, ToolEnv
+from agentrl.llm import ChatServerSpec
 from agentrl.render import Renderer, RendererSpec
 from agentrl.rollouts import EpisodeKey, EpisodeLimits, EpisodeParts, RolloutSpec, make_batch, run_episode
+from agentrl.rollouts.openai_engine import OpenAIEngineSpec
 from agentrl.rollouts.scripted import ScriptedEngine
 from agentrl.tools import ToolOutput, parser_for, tool
+from agentrl.tools.parsers import load_parser
 from agentrl.types import (
     Action,
     GenerateRequest,
@@ -28,7 +31,9 @@ from agentrl.types import (
     Trajectory,
     TrajectoryGroup,
 )
-from tests.rollouts.bytewise import Built, call, length_reward
+from tests.llm.odd_server import odd_server, said
+from tests.rollouts.bytewise import Built, call, length_reward, rollout_spec
+from tests.rollouts.served_policy import serving
 from tests.tiny_vision import MARKERS, picture, write_vision_tokenizer
 
 FIRST, SECOND = picture(84, 56), picture(28, 28, seed=1)
@@ -95,6 +100,13 @@ async def play(
     engine = ScriptedEngine(Speaks(renderer, *texts), vocab_size=renderer.vocab_size)
     parts = EpisodeParts(spec, engine, renderer, parser_for(renderer, "hermes"), spec.rubric.build())
     return await run_episode(parts, task, EpisodeKey(0, 0)), engine.requests
+
+
+def sent(part: str | bytes) -> dict[str, Any]:
+    """A part as OpenAI's clients send it."""
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    return {"type": "image_url", "image_url": {"url": Image.read(part).data_uri()}}
 
 
 def placeholders(renderer: Renderer, request: GenerateRequest) -> list[int]:
@@ -205,3 +217,33 @@ async def test_fuzzed_episodes_keep_the_golden_rule(renderer: Renderer) -> None:
             assert spans == placeholders(renderer, request)
             assert [s.sha256 for s in request.media] == [image.sha256 for image in request.images]
         assert trajectory.info["retok_frac"] == 0
+
+
+async def test_an_agent_of_its_own_sends_images(renderer: Renderer) -> None:
+    engine = ScriptedEngine(Speaks(renderer, "A cat.", "A dog."), vocab_size=renderer.vocab_size)
+    first: Any = {"role": "user", "content": [sent("What?"), sent(FIRST)]}
+    async with serving(engine, renderer=renderer, max_prompt_tokens=1000, context_tokens=3000) as served:
+        episode = await served.open()
+        answer = await episode.say(first)
+        reply = {"role": "assistant", "content": answer.content}
+        await episode.say(first, reply, {"role": "user", "content": [sent(SECOND), sent("And now?")]})
+        trajectory = await episode.end()
+    assert [turn.parent for turn in trajectory.turns] == [None, 0]
+    assert [[image.data for image in request.images] for request in engine.requests] == [[FIRST], [FIRST, SECOND]]
+    for request in engine.requests:
+        spans = [place for s in request.media for place in range(s.start, s.start + s.num_tokens)]
+        assert spans == placeholders(renderer, request)
+
+
+async def test_an_openai_compatible_server_is_sent_images() -> None:
+    async with odd_server(said("A cat.")) as server:
+        spec = dataclasses.replace(rollout_spec(), renderer=None)
+        made = OpenAIEngineSpec(ChatServerSpec(server.url, "m")).build()
+        parts = EpisodeParts(spec, made, None, load_parser("none"), spec.rubric.build())
+        try:
+            trajectory = await run_episode(parts, asked("What?", FIRST), EpisodeKey(0, 0))
+        finally:
+            await made.close()
+    assert str(trajectory.status) == "terminated"
+    (body,) = server.asked
+    assert body["messages"][0]["content"] == [sent("What?"), sent(FIRST)]

@@ -93,7 +93,7 @@ def server_command(spec: SGLangEngineSpec, *, model: Path, port: int, label: str
         "skip-server-warmup": True,
         "sleep-on-idle": True,  # else the scheduler spins, and takes a core from training
         "skip-tokenizer-init": not (spec.stop_strings or spec.sees_images),
-        "disable-fast-image-processor": spec.sees_images,  # the trainer's pixels are those of PIL
+        "disable-fast-image-processor": spec.sees_images,  # PIL's pixels, whatever else is installed there
         "tp-size": spec.tp_size if spec.tp_size > 1 else None,
         "max-running-requests": spec.max_running_requests,
         "page-size": spec.page_size,
@@ -127,6 +127,7 @@ def server_environment(spec: SGLangEngineSpec) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
+        "SGLANG_MM_AVOID_RETOKENIZE": "1",  # ids beside images stay as they are sent
         "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",  # for SPARE_POSITIONS, which no token reaches
     }
     if spec.device == "cpu":

@@ -20,7 +20,7 @@ from agentrl.rollouts.scripted import ScriptedEngine
 from agentrl.sandbox import SandboxSpec
 from agentrl.tools import tool
 from agentrl.tools.python import PythonTool
-from agentrl.types import Action, Message, Observation, StepResult, Task
+from agentrl.types import Action, Message, Observation, Status, StepResult, Task
 from tests.rollouts.bytewise import TASK, call, rollout_spec, say, scripted
 
 DEADLINE_S = 60.0
@@ -294,3 +294,44 @@ def test_a_failed_attempt_before_stays_with_the_group(opened: Open) -> None:
     outcome = resumed(opened, saved)
     assert [(t.attempt, str(t.status)) for t in outcome.retried] == [(0, "failed(engine)")]
     assert [(t.attempt, len(t.turns)) for t in outcome.group.trajectories] == [(1, TURNS)]
+
+
+class Waits:
+    """``PlayerSpec`` and ``Player`` of an agent that never comes to its end."""
+
+    env = None
+
+    def __init__(self) -> None:
+        self.begun = threading.Event()
+
+    def player(self, turns: Any) -> Waits:
+        return self
+
+    async def prepare(self) -> None:
+        self.begun.set()
+
+    async def play(self) -> Status:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def close(self) -> None:
+        """Nothing was started."""
+
+
+def test_what_an_agents_own_program_plays_is_begun_anew_and_counted(opened: Open) -> None:
+    runner, waits = opened(scripted(words)), Waits()
+    runner.submit([GroupRequest(3, TASK, 1, env=waits)])
+    assert waits.begun.wait(DEADLINE_S)
+    (saved,) = runner.in_flight()
+    assert [one.why for one in saved.lost] == ["what plays it is no environment, and cannot be saved"]
+
+
+def test_a_straggler_that_is_cut_right_after_the_resume_counts_with_its_turns(opened: Open) -> None:
+    saved = interrupted(opened)
+    first = resumed(opened, saved).group.trajectories[0]
+    beside = replace(saved, siblings=(first, saved.siblings[1]))
+    runner = opened(scripted(words))
+    runner.submit([GroupRequest(3, TASK, 1, extra_siblings=1, saved=beside)])
+    group = collect(runner).group
+    assert [str(t.status) for t in group.trajectories] == ["terminated", "truncated(straggler)"]
+    assert [len(t.turns) for t in group.trajectories] == [TURNS, 2]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -29,7 +31,9 @@ from tests.rollouts.broken_server import Behaviour, BrokenServer, broken_server,
 from tests.rollouts.sglang.models import CONTEXT, HuggingFace
 from tests.run.tiny_task import demonstrations
 
+CODE_EXAMPLE = Path(__file__).parents[3] / "examples" / "code" / "config.yaml"
 START_S = 400
+WARM_UP_S = 800
 
 
 @pytest.fixture(scope="session")
@@ -65,6 +69,36 @@ def make_model(folder: Path, *, seed: int) -> Path:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     model.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warming_up(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[subprocess.Popen[bytes], Path] | None]:
+    """The warm-up of the code example, beside the other tests: it takes minutes, and one core."""
+    if not any("warmed_up" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        yield None
+        return
+    folder = tmp_path_factory.mktemp("warm-up")
+    own = ("run.seed=1", "stages.rl.steps=1", "stages.rl.train.batch_prompts=1", "stages.rl.eval.sets={}")
+    command = ["nice", "-n", "10", sys.executable, "-m", "agentrl", "train", str(CODE_EXAMPLE), *own]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [*command, f"run.dir={folder / 'run'}", "controller.mode=inline"], stdout=log, stderr=subprocess.STDOUT
+        )
+    try:
+        yield process, folder
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@pytest.fixture(scope="session")
+def warmed_up(warming_up: tuple[subprocess.Popen[bytes], Path]) -> Path:
+    """The model that GRPO starts from in the code example."""
+    process, folder = warming_up
+    assert process.wait(WARM_UP_S) == 0, (folder / "log").read_text()[-2000:]
+    return folder / "run" / "models" / "warmup"
 
 
 @pytest.fixture(scope="session")
@@ -112,16 +146,16 @@ def _healthy(url: str) -> bool:
         return False
 
 
-Neighbour: TypeAlias = Callable[[Behaviour], BrokenServer]
+Neighbour: TypeAlias = Callable[..., BrokenServer]
 
 
 @pytest.fixture
 def neighbour(server: str) -> Iterator[Neighbour]:
-    """Starts a server that does what the real one does, but something else with requests."""
+    """Starts a server that does what the real one does, but something else on one route, where requests come."""
     with ExitStack() as stack:
 
-        def start(behaviour: Behaviour) -> BrokenServer:
-            routes = defaultdict(lambda: passes_on(server), {"/generate": behaviour})
+        def start(behaviour: Behaviour, route: str = "/generate") -> BrokenServer:
+            routes = defaultdict(lambda: passes_on(server), {route: behaviour})
             return stack.enter_context(broken_server(routes))
 
         yield start

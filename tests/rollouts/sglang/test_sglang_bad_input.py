@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from agentrl.controller.weights import BucketSender
+from agentrl.errors import EngineError
 from agentrl.rollouts.sglang import SGLangEngine
 from agentrl.rollouts.sglang.client import ServerClient
 from agentrl.rollouts.sglang.errors import RefusedError
 from agentrl.store import RunDirectory, TrajectoryReader
-from tests.rollouts.broken_server import Handler, passes_on
+from tests.rollouts.broken_server import Handler, passes_on, says
 from tests.rollouts.sglang.conftest import Neighbour
 from tests.rollouts.sglang.models import HuggingFace, publish, request
 from tests.rollouts.sglang.runs import assert_each_was_trained_once, train
@@ -31,6 +32,14 @@ async def test_a_sampling_key_that_the_server_does_not_know_is_named(server: str
     with pytest.raises(RefusedError, match=r"server 0 refused /generate with HTTP 400: .*temprature"):
         await client.generate({"input_ids": PROMPT, "sampling_params": {"temprature": 0.7}})
     await client.close()
+
+
+def test_a_server_that_samples_from_another_distribution_by_itself_is_refused(
+    build: Callable[..., SGLangEngine], neighbour: Neighbour
+) -> None:
+    own = neighbour(says(b'{"preferred_sampling_params": {"top_p": 0.9}}'), "/model_info")
+    with pytest.raises(EngineError, match=r"samples with \{'top_p': 0.9\} what a request leaves open"):
+        build(own.url, sender=BucketSender)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.0])

@@ -43,7 +43,12 @@ async def test_of_two_servers_one_is_killed_and_comes_back_with_the_current_weig
     own = shutil.copytree(model, tmp_path / "model")
     engine = await asyncio.to_thread(
         lambda: build(
-            python=python, model_path=str(own), num_engines=2, sender=BucketSender, startup_timeout_s=RESTART_S
+            command=(python, "-m", "sglang.launch_server"),
+            device="cpu",
+            model_path=str(own),
+            num_engines=2,
+            sender=BucketSender,
+            startup_timeout_s=RESTART_S,
         )
     )
     reference.scale(1.03)

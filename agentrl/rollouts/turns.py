@@ -17,6 +17,7 @@ from agentrl.rollouts.golden import assert_golden_rule, assert_prefix
 from agentrl.rollouts.parts import EpisodeParts
 from agentrl.rollouts.retokenize import retok_frac, template_frac
 from agentrl.rollouts.saved import SavedEpisode
+from agentrl.tools.parsers import MarkedFormat, opened_thoughts
 from agentrl.types import (
     Action,
     Completion,
@@ -34,6 +35,9 @@ from agentrl.types import (
 )
 
 __all__ = ["MadeTurn", "ReadyTurn", "TurnMaker", "renumbered"]
+
+_PROMPT_END = 16
+"""Tokens before a turn that are looked at for an open block of thoughts."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -169,7 +173,7 @@ class TurnMaker:
             assert_golden_rule(request, completion, info.vocab_size)
         if completion.finish_reason == "abort":
             return None
-        text, parsed = self._read(completion, ready.tools)
+        text, parsed = self._read(completion, ready)
         if unique_call_ids:
             parsed = renumbered(parsed, number)
         head = self.builder.add_turn(
@@ -229,14 +233,20 @@ class TurnMaker:
             tools=ready.tools if renderer is None else (),
         )
 
-    def _read(self, completion: Completion, tools: tuple[ToolSpec, ...]) -> tuple[str, ParsedMessage]:
+    def thoughts_opened(self, ready: ReadyTurn) -> str:
+        """``<think>`` where the template wrote it at the end of the turn's prompt, for a parser that reads it."""
+        if self.parts.renderer is None or not ready.context or not isinstance(self.parts.parser, MarkedFormat):
+            return ""
+        return opened_thoughts(self.parts.renderer.decode(ready.context[-1].token_ids[-_PROMPT_END:]))
+
+    def _read(self, completion: Completion, ready: ReadyTurn) -> tuple[str, ParsedMessage]:
         """The completion as text, cut at its stop string, and as a message."""
         text = completion.text
         if text is None:
             text = self._need_renderer().decode(concat_ids(completion.segments))
         if completion.stop_string is not None and completion.stop_string in text:
             text = text[: text.rindex(completion.stop_string)]
-        return text, completion.parsed or self.parts.parser.parse(text, tools)
+        return text, completion.parsed or self.parts.parser.parse(self.thoughts_opened(ready) + text, ready.tools)
 
     def _need_renderer(self) -> Renderer:
         if self.parts.renderer is None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.rollouts.policy_server.partial import PartialMessage, PartialText
-from agentrl.tools.parsers import MarkedFormat, Marks, PlainParser, load_parser, settled
+from agentrl.tools.parsers import MarkedFormat, Marks, PlainParser, load_parser, opened_thoughts, settled
 from agentrl.types import Message, ToolSpec
 from tests.rollouts.bytewise import BytewiseRenderer, ids
 
@@ -111,7 +111,7 @@ def test_a_closed_call_is_read_before_what_follows_it(name: str) -> None:
 
 
 def test_thoughts_that_the_prompt_began_are_thoughts() -> None:
-    reading = PartialMessage(load_parser("hermes"), (), prompt_end="assistant\n<think>\n")
+    reading = PartialMessage(load_parser("hermes"), (), opened=opened_thoughts("assistant\n<think>\n"))
     part, whole = reading.read("well, <tool_call> or"), reading.read("well</think>so")
     assert part is not None
     assert (part.message["reasoning_content"], part.message["content"]) == ("well, <tool_call> or", "")

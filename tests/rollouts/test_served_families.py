@@ -28,7 +28,7 @@ from tests.rollouts.speaking_engine import SpeakingEngine
 
 EPISODES = 12
 KEEP_HISTORY = ("qwen2_5", "qwen3_instruct", "llama3_1", "qwen3_vl", "cohere", "gemma")
-"""Variants whose template writes a history again as it was, and begins no thoughts in its prompt."""
+"""Variants whose template writes a history again as it was."""
 
 
 def wrongly_told(pieces: list[dict[str, Any]], made: MadeTurn) -> list[str]:
@@ -159,7 +159,23 @@ class Served:
         for index, request in enumerate(list(books.given)):  # one is made after the other
             books.given[f"t/{index}"], books.made[f"t/{index}"] = books.given[request], books.made[request]
         faults = golden_violations(trajectory, "t", books) + mask_errors(trajectory, "t", books)
-        return trajectory, [*faults, *(agent.wrongly_told if self.variant.name in KEEP_HISTORY else ())]
+        return trajectory, [*faults, *(agent.wrongly_told if self.variant.name != "gptoss" else ())]
+
+
+async def test_thoughts_that_the_prompt_opened_are_no_answer_though_they_were_cut(tmp_path: Path) -> None:
+    served = Served("deepseekv3", tmp_path)
+    spec = served.spec(random.Random(0))
+    ids = served.renderer.tokenize("The answer may be 42")
+    engine = SpeakingEngine([ids.tolist()], lambda n: asyncio.sleep(0), vocab_size=served.vocab_size)
+    parts = EpisodeParts(spec, engine, served.renderer, served.parser, spec.rubric.build())
+    episode = ServedEpisode(TurnMaker(parts, TrajectoryBuilder(EpisodeKey(0, 0), Task("t")), spec.sampling))
+    agent = Agent(episode, random.Random(0), ["<think>"], with_tools=False, faithful=True)
+    agent.tools = []
+    assert await agent._ask()
+    assert agent.wrongly_told == []
+    (turn,) = episode._turns.builder.turns
+    assert (turn.message["content"], turn.message["reasoning_content"]) == ("", "The answer may be 42")
+    assert turn.text == "The answer may be 42"
 
 
 async def test_text_that_is_no_text_is_refused_and_the_episode_goes_on(tmp_path: Path) -> None:

@@ -12,8 +12,6 @@ from agentrl.types import ParsedMessage, ToolSpec
 
 __all__ = ["PartialMessage", "PartialText"]
 
-_THOUGHTS = "<think>"
-
 
 class PartialText:
     """Decodes ids that come in parts; what it gives is the beginning of what they all decode to, in whole characters.
@@ -50,16 +48,16 @@ class PartialMessage:
         parser: of the format; nothing is read of a turn that goes on where it is no ``MarkedFormat``.
         tools: on offer.
         stop: strings that end the turn.
-        prompt_end: text of the last tokens before the turn: a template may have opened the thoughts there.
+        opened: ``TurnMaker.thoughts_opened``.
     """
 
     def __init__(
-        self, parser: ToolCallParser, tools: Sequence[ToolSpec], stop: Sequence[str] = (), prompt_end: str = ""
+        self, parser: ToolCallParser, tools: Sequence[ToolSpec], stop: Sequence[str] = (), opened: str = ""
     ) -> None:
         self._parser = parser
         self._marks: Marks | None = parser.marks if isinstance(parser, MarkedFormat) else None
         self._tools, self._stop = tools, tuple(stop)
-        self._opened = _THOUGHTS if prompt_end.rstrip().endswith(_THOUGHTS) else ""
+        self._opened = opened
 
     def read(self, text: str) -> ParsedMessage | None:
         """What the beginning of the turn says; None where nothing can be said before the rest of it is there."""

@@ -222,7 +222,7 @@ class ServedEpisode:
         try:
             async with within(timeout_s, "turn_timeout"):
                 if telling is not None:
-                    telling.begin(turns.parts, ready, turns.num_calls, sampling.stop)
+                    telling.begin(turns, ready, sampling.stop)
                 listener = telling.hear if telling is not None and request.stream else None
                 made = await turns.make(ready, sampling=sampling, unique_call_ids=True, on_tokens=listener)
             if made is not None and telling is not None:

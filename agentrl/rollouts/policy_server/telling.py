@@ -13,16 +13,12 @@ import numpy.typing as npt
 from agentrl.errors import GoldenRuleError
 from agentrl.llm import to_wire
 from agentrl.render import Renderer
-from agentrl.rollouts.parts import EpisodeParts
 from agentrl.rollouts.policy_server.partial import PartialMessage, PartialText
 from agentrl.rollouts.policy_server.request import ChatRequest
-from agentrl.rollouts.turns import MadeTurn, ReadyTurn, renumbered
+from agentrl.rollouts.turns import MadeTurn, ReadyTurn, TurnMaker, renumbered
 from agentrl.types import Completion, Message, concat_ids
 
 __all__ = ["Telling"]
-
-_PROMPT_END = 16
-"""Tokens before a turn that are looked at for an open block of thoughts."""
 
 
 class Telling:
@@ -50,20 +46,19 @@ class Telling:
         self._reasoning = self._content = ""
         self._calls = 0
 
-    def begin(self, parts: EpisodeParts, ready: ReadyTurn, number: int, stop: Sequence[str]) -> None:
-        """The turn will be made.
+    def begin(self, turns: TurnMaker, ready: ReadyTurn, stop: Sequence[str]) -> None:
+        """The turn is the next that will be made.
 
         Args:
-            parts: of its episode.
+            turns: of its episode.
             ready: the turn.
-            number: of the engine's call, which its tool calls are named by.
             stop: strings that end it.
         """
-        self._renderer, self._number = parts.renderer, number
+        parts, self._number = turns.parts, turns.num_calls
+        self._renderer = parts.renderer
         if parts.renderer is not None:
-            before = parts.renderer.decode(concat_ids(ready.context)[-_PROMPT_END:])
             self._text = PartialText(parts.renderer.decode)
-            self._message = PartialMessage(parts.parser, ready.tools, stop, before)
+            self._message = PartialMessage(parts.parser, ready.tools, stop, turns.thoughts_opened(ready))
 
     def hear(self, ids: npt.NDArray[np.int32], logprobs: npt.NDArray[np.float32]) -> None:
         """``GenerateRequest.on_tokens``, from any thread."""

@@ -10,6 +10,7 @@ from agentrl.tools.parsers.harmony import HarmonyParser
 from agentrl.tools.parsers.hermes import HermesParser
 from agentrl.tools.parsers.llama import LlamaParser
 from agentrl.tools.parsers.plain import PlainParser
+from agentrl.tools.parsers.reasoning import opened_thoughts
 from agentrl.tools.parsers.settled import MarkedFormat, Marks, settled
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "PlainParser",
     "ToolCallParser",
     "load_parser",
+    "opened_thoughts",
     "parser_for",
     "settled",
 ]

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["THOUGHTS_CLOSE", "THOUGHTS_OPEN", "split_reasoning"]
+__all__ = ["THOUGHTS_CLOSE", "THOUGHTS_OPEN", "opened_thoughts", "split_reasoning"]
 
 THOUGHTS_OPEN, THOUGHTS_CLOSE = "<think>", "</think>"
+
+
+def opened_thoughts(prompt_end: str) -> str:
+    """``<think>`` where the end of a prompt opens a block, so that a completion begins within it; else nothing."""
+    return THOUGHTS_OPEN if prompt_end.rstrip().endswith(THOUGHTS_OPEN) else ""
 
 
 def split_reasoning(text: str, *, before: str | None = None) -> tuple[str | None, str]:

@@ -28,7 +28,8 @@ class Marks:
 
 @runtime_checkable
 class MarkedFormat(Protocol):
-    """A ``ToolCallParser`` that says how its format is marked, so that a completion can be told while it is written."""
+    """A ``ToolCallParser`` that says how its format is marked, so that a completion can be told while it is written; a
+    ``<think>`` at its beginning, which a prompt may have written, opens thoughts."""
 
     @property
     def marks(self) -> Marks: ...

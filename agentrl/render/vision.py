@@ -19,7 +19,7 @@ __all__ = ["IMAGE_TEXT", "Vision", "load_image_processor", "read_vision", "sees_
 IMAGE_TEXT = "<|vision_start|><|image_pad|><|vision_end|>"
 """What the templates of Qwen's models that see write for one image."""
 
-_KNOWN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+_KNOWN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 _PLACEHOLDER = "<|image_pad|>"
 
 

@@ -28,7 +28,7 @@ _FORMS = "bytes, a file's path, a data: URI, a PIL image, or a mapping with 'url
 class Image:
     """One image, encoded as PNG, JPEG or WebP: upright, one frame, and without transparency.
 
-    Every reader of such bytes (the engine's server, the trainer) finds the same pixels in them.
+    Every reader of such bytes finds the same pixels in them.
 
     Args:
         sha256: of ``data``, in hexadecimal: what the image is called wherever it is stored or counted.
@@ -49,8 +49,9 @@ class Image:
     def read(cls, source: object, where: str = "image") -> Image:
         """The image that ``source`` is.
 
-        Bytes that every reader reads alike are kept as they are; others (turned by EXIF, transparent, of a palette,
-        of 16 bits) are written anew as an upright RGB PNG, transparent parts on white.
+        Bytes that every reader reads alike are kept as they are; others (turned by EXIF, transparent, of a palette) are
+        written anew as an upright RGB PNG, transparent parts on white. More than 8 bits a channel are refused where
+        they would have to be scaled.
 
         Args:
             source: an ``Image``, bytes, a file's path, a ``data:`` URI, a PIL image, or a mapping with ``url``,
@@ -72,7 +73,7 @@ class Image:
             return _decoded(_png(source) if data is None else data)
         except (OSError, ValueError, SyntaxError) as error:
             found = "a PIL image" if data is None else f"{len(data)} bytes"
-            raise DataError(f"{where}: {found} that cannot be read as an image ({error}); give PNG or JPEG") from error
+            raise DataError(f"{where}: {found} that cannot be read as an image: {error}; give PNG or JPEG") from error
 
     def data_uri(self) -> str:
         """The image as a ``data:`` URI (RFC 2397).
@@ -91,10 +92,6 @@ class Image:
         if self.data is None:
             raise DataError(f"the bytes of image {self.sha256} are not at hand; read them with RunDirectory.read_blob")
         return self.data
-
-    def without_data(self) -> Image:
-        """The same image by name alone."""
-        return Image(self.sha256, self.media_type, self.width, self.height, self.num_bytes)
 
     def __str__(self) -> str:
         return f"image {self.width}x{self.height}, {self.num_bytes} bytes, sha256 {self.sha256}"
@@ -141,6 +138,7 @@ def _decoded(data: bytes) -> Image:
         OSError, ValueError, SyntaxError: what PIL says of bytes that it cannot read.
     """
     from PIL import Image as Pictures
+    from PIL import UnidentifiedImageError
 
     try:
         with Pictures.open(io.BytesIO(data)) as picture:
@@ -151,6 +149,8 @@ def _decoded(data: bytes) -> Image:
             if media_type is not None and not turned and one and picture.mode in _MODES:
                 return Image(hashlib.sha256(data).hexdigest(), media_type, *picture.size, len(data), data)
             return _decoded(_png(picture))
+    except UnidentifiedImageError as error:
+        raise ValueError("their format is not known") from error  # PIL's own words hold an address
     except Pictures.DecompressionBombError as error:
         raise ValueError(str(error)) from error
 
@@ -160,6 +160,8 @@ def _png(source: Any) -> bytes:
     from PIL import Image as Pictures
     from PIL import ImageOps
 
+    if source.mode.startswith(("I", "F")):
+        raise ValueError(f"its mode is {source.mode}, whose scale is not known; save it with 8 bits a channel")
     upright = ImageOps.exif_transpose(source)
     if upright.has_transparency_data:
         seen = upright.convert("RGBA")

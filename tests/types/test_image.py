@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import io
 import json
@@ -61,6 +62,13 @@ def test_a_turned_photograph_is_set_upright() -> None:
     assert (image.width, image.height, image.media_type) == (4, 10, "image/png")
 
 
+def test_an_image_of_an_unknown_scale_is_refused() -> None:
+    encoded = io.BytesIO()
+    Pictures.new("I;16", (2, 2), 40_000).save(encoded, "PNG")
+    with pytest.raises(DataError, match="its mode is I;16, whose scale is not known"):
+        Image.read(encoded.getvalue())
+
+
 def test_what_is_transparent_becomes_white() -> None:
     encoded = io.BytesIO()
     Pictures.new("RGBA", (2, 2), (255, 0, 0, 0)).save(encoded, "PNG")
@@ -71,7 +79,7 @@ def test_what_is_transparent_becomes_white() -> None:
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        (b"no image", "8 bytes that cannot be read as an image"),
+        (b"no image", "8 bytes that cannot be read as an image: their format is not known; give PNG or JPEG"),
         (picture()[:60], "cannot be read as an image"),
         ("https://example.org/a.png", "nothing is fetched in a run"),
         ("/nowhere/a.png", "the file '/nowhere/a.png' cannot be read: No such file"),
@@ -145,13 +153,13 @@ def test_a_content_of_another_kind_is_named() -> None:
 
 def test_images_are_equal_by_their_hash() -> None:
     image = Image.read(picture())
-    assert image == image.without_data() == pickle.loads(pickle.dumps(image))
+    assert image == dataclasses.replace(image, data=None) == pickle.loads(pickle.dumps(image))
     assert image != Image.read(picture(seed=1))
 
 
 def test_bytes_that_are_not_at_hand_are_named() -> None:
     with pytest.raises(DataError, match="read them with RunDirectory"):
-        Image.read(picture()).without_data().bytes()
+        dataclasses.replace(Image.read(picture()), data=None).bytes()
 
 
 def test_a_content_for_people_names_its_images() -> None:

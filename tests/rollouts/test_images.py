@@ -32,6 +32,7 @@ from agentrl.types import (
     TrajectoryGroup,
 )
 from tests.llm.odd_server import odd_server, said
+from tests.render.qwen_kind import template_text
 from tests.rollouts.bytewise import Built, call, length_reward, rollout_spec
 from tests.rollouts.served_policy import serving
 from tests.tiny_vision import MARKERS, picture, write_vision_tokenizer
@@ -61,11 +62,12 @@ def blur() -> ToolOutput:
     return ToolOutput("here", images=[b"no image"])
 
 
-@pytest.fixture(scope="module")
-def renderer(tmp_path_factory: pytest.TempPathFactory) -> Renderer:
+@pytest.fixture(scope="module", params=["chatml", "qwen3_vl"])
+def renderer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Renderer:
+    """Of plain ChatML, and of a template as its models ship it."""
     folder = tmp_path_factory.mktemp("vision")
-    write_vision_tokenizer(folder)
-    return RendererSpec(str(folder), chat_template="chatml").build()
+    write_vision_tokenizer(folder, None if request.param == "chatml" else template_text(request.param))
+    return RendererSpec(str(folder), chat_template="chatml" if request.param == "chatml" else None).build()
 
 
 class Speaks:
@@ -205,7 +207,7 @@ async def test_a_sampled_placeholder_ends_the_episode(renderer: Renderer) -> Non
 
 async def test_fuzzed_episodes_keep_the_golden_rule(renderer: Renderer) -> None:
     rng = random.Random(3)
-    for _ in range(60):
+    for _ in range(300):
         task = asked(*(rng.choice(["text", "".join(MARKERS), FIRST, SECOND]) for _ in range(rng.randint(1, 4))))
         calls = [call("look", times=rng.randint(0, 3)) for _ in range(rng.randint(0, 3))]
         trajectory, requests = await play(renderer, task, *calls, "End.")

@@ -85,7 +85,7 @@ class RolloutConfig(Section):
     dtype: Dtype | None = None
     """Of the engine's weights; by default ``model.dtype``."""
     num_engines: Count = 1
-    """SGLang servers that each training process starts."""
+    """SGLang servers that each process that plays episodes starts."""
     tp_size: Count = 1
     """Tensor-parallel ranks of an SGLang server."""
     max_running_requests: Count | None = None

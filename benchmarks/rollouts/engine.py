@@ -38,7 +38,7 @@ NOTE = (
     "of 8 to 32, completions of a lognormal length (median 16, at most 64), random weights, temperature 1. "
     "transformers' generate gets the ids that the engine was given, as one padded batch a turn that it prefills anew, "
     "and takes as many steps as the turn's longest completion; tokens after an episode's own end are not counted. "
-    f"Seconds are the whole process's processor time, medians of {ROUNDS} rounds, both sides in turn. The floor is "
+    f"Seconds are the whole process's processor time, medians of {ROUNDS} rounds, all sides in turn. The floor is "
     "every matrix product that occurred (attention included, prefill too), done again alone in the same order with the "
     "same weights and KV."
 )
@@ -64,34 +64,36 @@ def _measure_one(figures: Figures, name: str, dtype: DType, seed: int) -> None:
     engine = TorchEngine(spec, config=module.config.to_dict(), state_dict=module.state_dict())
     try:
         given = by_engine(engine, episodes, time.process_time).given  # the first of a process is slower than all others
-        own, theirs = [], []
+        recorder = _recorded(engine, episodes)
+        recorder.replay()
+        own, theirs, floors = [], [], []
         for _ in range(ROUNDS):
             own.append(by_engine(engine, episodes, time.process_time).seconds)
+            floors.append(recorder.replay())
             theirs.append(by_generate(module, given, episodes, time.process_time))
-        floor, products = _floor(engine, episodes)
     finally:
         engine.close()
+    share = statistics.median(floor / own_s for floor, own_s in zip(floors, own, strict=True))
     own_s, their_s, label = statistics.median(own), statistics.median(theirs), f"engine: {name} {dtype}"
     figures.report(f"{label}: parameters", num_parameters(module), "")
     figures.report(f"{label}: TorchEngine", episodes.num_tokens / own_s, "tokens/s")
     figures.report(f"{label}: generate, prefilled anew each turn", episodes.num_tokens / their_s, "tokens/s")
     figures.at_least(f"{label}: TorchEngine over generate", their_s / own_s, "x", OVER_GENERATE)
-    figures.report(f"{label}: matrix products", products, "")
+    figures.report(f"{label}: matrix products", recorder.num_products, "")
     if (name, dtype) == ("100M", "bfloat16"):
-        figures.at_least(f"{label}: share of its floor", floor / own_s, "", OF_FLOOR)
+        figures.at_least(f"{label}: share of its floor", share, "", OF_FLOOR)
     else:
-        figures.report(f"{label}: share of its floor", floor / own_s, "")
+        figures.report(f"{label}: share of its floor", share, "")
 
 
-def _floor(engine: TorchEngine, episodes: Episodes) -> tuple[float, int]:
-    """Seconds of the products alone, the median of rounds, and how many they are."""
+def _recorded(engine: TorchEngine, episodes: Episodes) -> ProductRecorder:
+    """The matrix products of all episodes."""
     recorder = ProductRecorder()
     thread = engine._thread  # a dispatch mode holds for the thread that enters it
     thread.call(recorder.__enter__)
     by_engine(engine, episodes, time.process_time)
     thread.call(recorder.leave)
-    recorder.replay()
-    return statistics.median(recorder.replay() for _ in range(ROUNDS)), recorder.num_products
+    return recorder
 
 
 def bf16_note() -> str:

@@ -74,16 +74,14 @@ def sample(logits_NV: Tensor, uniforms_N: Tensor, rows: SamplingRows) -> tuple[T
     """
     if rows.inverse_temperature is not None:
         logits_NV = logits_NV * rows.inverse_temperature
-    logprobs = logits_NV.log_softmax(-1)
-    probs = logprobs.exp()
-    if rows.truncates:
-        probs = _truncated(probs, rows)
-    cumulative = probs.cumsum(-1, dtype=torch.float64)
+    probs = logits_NV.softmax(-1)
+    kept = _truncated(probs, rows) if rows.truncates else probs
+    cumulative = kept.cumsum(-1, dtype=torch.float64)
     threshold = uniforms_N[:, None] * cumulative[:, -1:]
     ids = torch.searchsorted(cumulative, threshold, right=True).clamp_(max=logits_NV.shape[-1] - 1)
     if rows.greedy is not None:
         ids = torch.where(rows.greedy[:, None], logits_NV.argmax(-1, keepdim=True), ids)
-    return ids.view(-1), logprobs.gather(1, ids).view(-1)
+    return ids.view(-1), probs.gather(1, ids).log_().view(-1)
 
 
 def _truncated(probs: Tensor, rows: SamplingRows) -> Tensor:

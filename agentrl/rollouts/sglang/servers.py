@@ -191,18 +191,19 @@ class Server:
     async def _check_model(self, info: Mapping[str, Any]) -> None:
         """Holds it against the model's own ``config.json``."""
         config, served = self._spec.read_config(), await self.client.model_info()
-        wanted = (
-            ("architectures", config.get("architectures"), served.get("architectures")),
-            ("model_type", config.get("model_type"), served.get("model_type")),
-            ("dtype", self._spec.dtype, info.get("dtype")),
-        )
-        for what, own, other in wanted:
-            if other not in (own, None, "auto"):
+        for what in ("architectures", "model_type"):
+            if served.get(what) not in (config.get(what), None):
                 raise EngineError(
-                    f"{self.name} serves another model: {what} is {other!r}, {self._spec.model_path} has {own!r}; "
-                    "start it with this model",
+                    f"{self.name} serves another model: {what} is {served[what]!r}, {self._spec.model_path} has "
+                    f"{config.get(what)!r}; start it with this model",
                     retryable=False,
                 )
+        if (dtype := _dtype(str(info.get("dtype")), config)) != self._spec.dtype:
+            raise EngineError(
+                f"{self.name} computes in {dtype} (its --dtype is {info.get('dtype')!r}), rollout.dtype="
+                f"{self._spec.dtype!r} is wanted; start it with --dtype {self._spec.dtype}, or change the setting",
+                retryable=False,
+            )
         if preferred := served.get("preferred_sampling_params"):
             raise EngineError(
                 f"{self.name} samples with {preferred} what a request leaves open, so that logprobs would be those of "
@@ -245,3 +246,12 @@ class Server:
                     "start it with this model",
                     retryable=False,
                 )
+
+
+def _dtype(asked: str, config: Mapping[str, Any]) -> str:
+    """What SGLang makes of its ``--dtype``: ``auto`` is the model's own, but 16 bits where that is float32."""
+    if asked != "auto":
+        return {"float": "float32", "half": "float16"}.get(asked, asked)
+    own = str(config.get("dtype") or config.get("torch_dtype") or "float32")
+    narrow = "bfloat16" if str(config.get("model_type")).startswith("gemma") else "float16"
+    return narrow if own == "float32" else own

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 import torch
 
@@ -39,6 +40,15 @@ def test_a_server_that_samples_from_another_distribution_by_itself_is_refused(
 ) -> None:
     own = neighbour(says(b'{"preferred_sampling_params": {"top_p": 0.9}}'), "/model_info")
     with pytest.raises(EngineError, match=r"samples with \{'top_p': 0.9\} what a request leaves open"):
+        build(own.url, sender=BucketSender)
+
+
+def test_a_server_that_computes_in_another_dtype_is_refused(
+    build: Callable[..., SGLangEngine], server: str, neighbour: Neighbour
+) -> None:
+    info = httpx.get(f"{server}/server_info", timeout=60, trust_env=False).json() | {"dtype": "auto"}
+    own = neighbour(says(json.dumps(info).encode()), "/server_info")
+    with pytest.raises(EngineError, match=r"computes in float16 \(its --dtype is 'auto'\), rollout.dtype='float32'"):
         build(own.url, sender=BucketSender)
 
 

@@ -175,7 +175,7 @@ def test_a_folder_that_lacks_a_weight_is_refused(tmp_path) -> None:
 
 
 REFUSED = {
-    "mamba": ({"state_size": 4}, "takes no position_ids"),
+    "mamba": ({"state_size": 4, "num_attention_heads": None}, "takes no position_ids"),
     "recurrent_gemma": ({}, "recurrent"),
     "jamba": ({"num_experts": 1, "mamba_d_state": 4, "use_mamba_kernels": False}, "layers of type"),
     "bloom": ({"n_layer": 2, "n_head": 4}, "takes no position_ids"),
@@ -190,6 +190,7 @@ def test_what_keeps_more_than_keys_and_values_is_refused_by_name(family) -> None
     settings, named = REFUSED[family]
     shape = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = {"model_type": family, "intermediate_size": 48, **shape, **settings}
+    config = {name: value for name, value in config.items() if value is not None}
     with pytest.raises(EngineError, match=named) as caught:
         TorchEngine(TorchEngineSpec("tiny", context_tokens=64), config=config, state_dict={})
     assert not caught.value.retryable

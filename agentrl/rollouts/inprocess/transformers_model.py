@@ -45,12 +45,12 @@ class TransformersModel:
         self._module = module.to(device).eval().requires_grad_(False)
         config = self._module.config.get_text_config(decoder=True)
         self._config = config
+        _refuse_what_cannot_be(self._module, deterministic=deterministic)
         self.vocab_size = int(config.vocab_size)
         self.num_heads = int(config.num_attention_heads)
         self.max_positions = _positions(config)
         self.device = device
         self.dtype: torch.dtype = self._module.dtype
-        _refuse_what_cannot_be(self._module, deterministic=deterministic)
         self._parameters = dict(self._module.named_parameters())
         self._aliases, self._buffers = _other_names(self._module, self._parameters)
         self._written: set[str] = set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from agentrl.rollouts import (
     RolloutEngine,
     RolloutSpec,
     SavedGroup,
+    paced_collector,
 )
 
 __all__ = ["EngineFactory", "EpisodeHost", "HostedEngine", "RolloutParts"]
@@ -54,12 +55,13 @@ class EpisodeHost:
     """
 
     def __init__(self, parts: RolloutParts, name: str) -> None:
-        self.engine = parts.engine.build()
-        try:
+        with ExitStack() as opened:
+            opened.enter_context(paced_collector())
+            self.engine = parts.engine.build()
+            opened.callback(self.engine.close)
             self._runner = EpisodeRunner(parts.rollout, self.engine, name=name)
-        except BaseException:
-            self.engine.close()
-            raise
+            opened.callback(self._runner.close)
+            self._opened = opened.pop_all()
 
     def update(self, weights: TrainerWeights, version: int, mode: PauseMode) -> WeightsReport:
         """Serves weights that came from another process; see ``update_engine``."""
@@ -89,7 +91,4 @@ class EpisodeHost:
 
     def close(self) -> None:
         """Ends the episodes, then the engine."""
-        try:
-            self._runner.close()
-        finally:
-            self.engine.close()
+        self._opened.close()

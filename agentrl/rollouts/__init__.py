@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from agentrl.rollouts.batching import POLICY_ONLY, make_batch, turns_of
+from agentrl.rollouts.collector import paced_collector
 from agentrl.rollouts.demonstrations import demonstration_group
 from agentrl.rollouts.engine import (
     EngineControl,
@@ -60,6 +61,7 @@ __all__ = [
     "cancelled_outcome",
     "demonstration_group",
     "make_batch",
+    "paced_collector",
     "preference_group",
     "run_episode",
     "turns_of",

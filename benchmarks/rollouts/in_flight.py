@@ -12,7 +12,15 @@ from pathlib import Path
 
 from agentrl.envs import EnvSpec, ToolEnv
 from agentrl.render import RendererSpec
-from agentrl.rollouts import EpisodeLimits, EpisodeRunner, GroupOutcome, GroupRequest, RolloutSpec, StagePermits
+from agentrl.rollouts import (
+    EpisodeLimits,
+    EpisodeRunner,
+    GroupOutcome,
+    GroupRequest,
+    RolloutSpec,
+    StagePermits,
+    paced_collector,
+)
 from agentrl.rollouts.scripted import ScriptedEngine
 from agentrl.tools import tool
 from agentrl.types import GenerateRequest, SamplingParams
@@ -71,9 +79,10 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="agentrl-rollout-") as folder:
         model = tiny_model(Path(folder) / "model", arguments.seed)
         play(model, 64)
-        resident = _resident_bytes()
-        most, cpu_s, outcomes = play(model, EPISODES)
-        grown = _resident_bytes() - resident
+        with paced_collector():  # as in every process in which a run hosts episodes
+            resident = _resident_bytes()
+            most, cpu_s, outcomes = play(model, EPISODES)
+            grown = _resident_bytes() - resident
     trajectories = [t for outcome in outcomes for t in outcome.group.trajectories]
     turns = sum(len(t.turns) for t in trajectories)
     figures.at_least("in flight: requests that waited at once", most, "", EPISODES)

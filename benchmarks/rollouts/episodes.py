@@ -107,6 +107,7 @@ class TimedEnv(Env):
     async def step(self, action: Action) -> StepResult:
         self._turns -= 1
         if not self._turns:
+            self._beginnings.in_flight -= 1  # what follows, its score and its end, is no place that it takes
             return StepResult(Observation(), terminated=True)
         if self._barrier is not None:
             await self._barrier.wait()
@@ -115,9 +116,6 @@ class TimedEnv(Env):
         if self._barrier is not None:
             await self._barrier.wait()
         return StepResult(Observation((_ANSWER,)))
-
-    async def close(self) -> None:
-        self._beginnings.in_flight -= 1
 
 
 class Counted:

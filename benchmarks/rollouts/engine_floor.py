@@ -14,6 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 __all__ = ["ProductRecorder"]
 
 _PRODUCTS = (
+    torch.ops.aten.linear.default,  # in inference mode it comes whole
+    torch.ops.aten.matmul.default,
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
     torch.ops.aten.bmm.default,

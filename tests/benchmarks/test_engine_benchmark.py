@@ -22,11 +22,12 @@ def small(number: int) -> Episodes:
 def test_the_products_of_a_thread_are_noted_in_order_and_done_again() -> None:
     weight, short = torch.randn(8, 4), torch.randn(2, 8)
     recorder = ProductRecorder()
-    with recorder:
+    with recorder, torch.inference_mode():
         torch.relu(short @ weight) + 1.0
+        torch.nn.functional.linear(short, weight.t())
         torch.addmm(torch.zeros(3), torch.ones(2, 5), torch.ones(5, 3))
         torch.bmm(torch.ones(2, 1, 3), torch.ones(2, 3, 1))
-    assert recorder.num_products == 3
+    assert recorder.num_products == 4
     assert recorder.replay() >= 0.0
 
 

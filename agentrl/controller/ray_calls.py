@@ -46,8 +46,7 @@ class ActorCalls:
 
     def gather(self, refs: Sequence[Any], what: str) -> list[Any]:
         """All answers in order; the first failure is raised as soon as it is known."""
-        if self.error is not None:
-            raise TrainingError(f"the group is poisoned by an earlier error: {self.error}")
+        self.assert_sound()
         end = time.monotonic() + self._timeout_s
         places = {ref: place for place, ref in enumerate(refs)}
         waiting = list(refs)
@@ -61,6 +60,15 @@ class ActorCalls:
                 self.error = TrainingError(f"{what}: {late} did not answer within {self._timeout_s:.0f} s")
                 raise self.error
         return [answers[place] for place in range(len(refs))]
+
+    def assert_sound(self) -> None:
+        """Raises where an earlier call failed.
+
+        Raises:
+            TrainingError: the group is poisoned.
+        """
+        if self.error is not None:
+            raise TrainingError(f"the group is poisoned by an earlier error: {self.error}")
 
     def get(self, ref: Any, what: str, place: int) -> Any:
         """One answer.

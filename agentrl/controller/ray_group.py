@@ -43,7 +43,13 @@ def start_ray(num_actors: int, address: str | None = None) -> bool:
     if address is not None:
         ray.init(address=address, logging_level=logging.ERROR)
     else:
-        ray.init(num_cpus=num_actors + 1, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=True)
+        ray.init(
+            address="local",  # also where somebody's cluster runs on this machine
+            num_cpus=num_actors + 1,
+            include_dashboard=False,
+            logging_level=logging.ERROR,
+            log_to_driver=True,
+        )
     return True
 
 

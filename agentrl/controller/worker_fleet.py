@@ -68,9 +68,12 @@ class WorkerFleet:
     def setup(self, parts: Any) -> list[Any]:
         """Every worker hosts ``parts``, a reference to what a stage's episodes are made of; what each answers.
 
+        One that died before is replaced.
+
         Raises:
-            AgentRLError: a worker could not, or died.
+            AgentRLError: a worker could not, or died of it.
         """
+        self._calls.assert_sound()
         with self._lock:
             self._parts, self._weights, self._num_deaths = parts, None, 0
             self._waiting.clear()
@@ -79,14 +82,26 @@ class WorkerFleet:
             for place in self._places:
                 place.starting, place.poll = [], None
                 place.groups.clear()
-        return self._calls.gather([actor.setup.remote(parts) for actor in self.actors], "setting up the episodes")
+        what, answers = "setting up the episodes", []
+        asked = [(place, place.actor, place.actor.setup.remote(parts)) for place in self._places]
+        for place, actor, ref in asked:
+            with self._losing(place, actor):
+                answers.append(self._calls.ask(ref, what, place.number))
+        for place in self._places:
+            if place.starting:
+                answers.append(self._calls.get(place.starting.pop(0), what, place.number))
+        return answers
 
     def update(self, *weights: Any) -> list[Any]:
         """Every worker that plays serves the weights when this returns; what each answered.
 
         Args:
             weights: arguments of the worker's ``update``; kept for workers that start later.
+
+        Raises:
+            AgentRLError: a worker could not, or too many died.
         """
+        self._calls.assert_sound()
         with self._lock:
             self._weights, self._num_deaths = weights, 0
             asked = []

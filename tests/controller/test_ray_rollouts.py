@@ -68,6 +68,15 @@ def test_a_worker_that_takes_anothers_place_serves_the_weights_published_last(gr
     assert versions == {7}
 
 
+def test_a_worker_that_died_between_two_stages_is_replaced(group: Any, model: Path) -> None:
+    os.kill(group.describe()[1]["pid"], signal.SIGKILL)
+    group.setup(worker_spec(model))
+    group.publish(1)
+    outcomes = collect_groups(group, [GroupRequest(draw, TASKS[draw], 2) for draw in range(2)], 120.0)
+    assert {t.attempt for outcome in outcomes for t in outcome.group.trajectories} == {0}
+    assert [loss.num_groups for loss in group.take_losses()] == [0]
+
+
 def test_a_group_that_was_cancelled_is_not_played_again(group: Any) -> None:
     group.submit([GroupRequest(draw, TASKS[draw], 2) for draw in range(2)])
     for worker in group.describe()[1:]:

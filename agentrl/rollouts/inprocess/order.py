@@ -15,7 +15,7 @@ Blocks = tuple[tuple[int, int], ...]
 """``(end, num_keys)`` of consecutive runs of rows: the first run starts at row 0, each other where the last ended."""
 
 _ALIGN = 16
-_IDLE_SHARE = 0.1
+_IDLE_SHARE = 0.25
 _LONG = 1.25
 _LONG_KEYS = 48
 _BLOCK_COST = 1500  # keys whose attention takes as long as the operations of one more block

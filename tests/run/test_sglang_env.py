@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -44,3 +45,13 @@ def test_kernels_have_no_private_names(python: Path) -> None:
 def test_each_start_watches_for_torchvision_once(python: Path) -> None:
     code = "import sys; print([type(f).__name__ for f in sys.meta_path].count('DeclareOperators'))"
     assert run(python, code) == "1\n"
+
+
+def test_stand_ins_of_an_earlier_version_are_renewed(python: Path) -> None:
+    folder = python.parent.parent
+    (module,) = folder.glob("lib/*/site-packages/sgl_kernel/__init__.py")
+    module.write_text("old = True\n")
+    mark = folder / "agentrl-sglang.json"
+    mark.write_text(json.dumps({**json.loads(mark.read_text()), "complete": True}))
+    assert build_environment(folder, NOTHING, torch_index=None, tell=print) == (python, False)
+    assert run(python, "import sgl_kernel; print(hasattr(sgl_kernel, 'rotate'))") == "True\n"

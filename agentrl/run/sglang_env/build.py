@@ -28,7 +28,9 @@ _SHOWN_LINES = 15
 def build_environment(
     folder: Path, recipe: Recipe, *, torch_index: str | None, tell: Callable[[str], None]
 ) -> tuple[Path, bool]:
-    """Makes the environment in ``folder``, or finds it made already. A build that was broken off goes on.
+    """Makes the environment in ``folder``, or finds it made already and renews what is ours in it.
+
+    A build that was broken off goes on.
 
     Args:
         folder: new, empty, or an earlier build's.
@@ -47,6 +49,8 @@ def build_environment(
     record = {"sglang": SGLANG_VERSION, "recipe": recipe.name, "complete": True}
     found = _read(mark)
     if found == record and python.exists():
+        if recipe.stand_ins:
+            _place_stand_ins(python)  # those of an earlier version of ours may lack something
         return python, False
     if found is None and folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"--dir={folder} must be a new or empty folder, and it holds other files; name another")

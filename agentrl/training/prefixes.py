@@ -19,7 +19,7 @@ __all__ = ["ROOT", "Span", "shared_spans"]
 ROOT = -1
 """The parent of a span that begins a sample."""
 
-LEAST_SAVED = 16
+_LEAST_SAVED = 16
 """Tokens that sharing a span must save: below, one more call of attention costs more than the tokens."""
 
 
@@ -54,7 +54,7 @@ def shared_spans(samples: Sequence[npt.NDArray[np.int32]]) -> tuple[list[Span], 
         low, high, first, path = waiting.pop()
         number = high - low
         end = min(alike[low : high - 1]) if number > 1 else samples[order[low]].size
-        if end > first and (number == 1 or (number - 1) * (end - first) >= LEAST_SAVED):
+        if end > first and (number == 1 or (number - 1) * (end - first) >= _LEAST_SAVED):
             spans.append(Span(path[-1] if path else ROOT, first, end - first))
             path, first = (*path, len(spans) - 1), end
         if number == 1:

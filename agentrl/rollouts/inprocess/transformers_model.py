@@ -19,6 +19,7 @@ from agentrl.rollouts.inprocess.kv import KVCache, KVShape
 from agentrl.rollouts.inprocess.transformers_decoder import MaskKind, Masks, TransformersDecoder
 from agentrl.rollouts.inprocess.transformers_proof import prove, unserved
 from agentrl.rollouts.inprocess.weights import bits_checksum
+from agentrl.rollouts.inprocess.written import Written
 
 __all__ = ["TransformersModel"]
 
@@ -53,7 +54,7 @@ class TransformersModel:
         self.dtype: torch.dtype = self._module.dtype
         self._parameters = dict(self._module.named_parameters())
         self._aliases, self._buffers = _other_names(self._module, self._parameters)
-        self._written: set[str] = set()
+        self._written = Written(_shapes(self._parameters), self._config.model_type, optional=_shapes(self._buffers))
         self._head = None if self.dtype == torch.float32 else _FP32Head.of(self._module)
         self._shape: KVShape | None = None
         self._masks: Masks | None = None
@@ -115,41 +116,23 @@ class TransformersModel:
     @property
     def touched(self) -> bool:
         """See ``ServedModel``."""
-        return bool(self._written)
+        return self._written.touched
 
     def begin(self) -> None:
         """See ``ServedModel``."""
-        self._written.clear()
+        self._written.begin()
 
     def put(self, name: str, tensor: Tensor) -> None:
         """See ``ServedModel``. Names are those of the module's parameters; a tied weight may come under any of its
         names, and a buffer's value may be sent too."""
         name = self._aliases.get(name, name)
-        place = self._parameters.get(name, self._buffers.get(name))
-        if place is None:
-            raise EngineError(
-                f"weight update: this {self._config.model_type} model has no tensor {name!r}; "
-                f"its names are like {next(iter(self._parameters))!r}",
-                retryable=False,
-            )
-        if tensor.shape != place.shape:
-            raise EngineError(
-                f"weight update: {name} must have shape {tuple(place.shape)}, got {tuple(tensor.shape)}; "
-                "send the whole tensor under its Hugging Face name",
-                retryable=False,
-            )
-        self._written.add(name)
+        self._written.note(name, tuple(tensor.shape))
+        place = self._parameters[name] if name in self._parameters else self._buffers[name]
         place.copy_(tensor)
 
     def finish(self) -> None:
         """See ``ServedModel``."""
-        missing = [name for name in self._parameters if name not in self._written]
-        if missing:
-            raise EngineError(
-                f"weight update: {len(missing)} of {len(self._parameters)} tensors were not sent, the first is "
-                f"{missing[0]!r}; put every tensor before commit",
-                retryable=False,
-            )
+        self._written.require_all()
         if self._head is not None:
             self._head.renew()
 
@@ -237,6 +220,10 @@ def _positions(config: Any) -> int:
         if scaling.get("rope_type") in ("dynamic", "longrope"):
             longest = min(longest, int(scaling.get("original_max_position_embeddings") or longest))
     return longest
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
 def _other_names(module: Any, parameters: Mapping[str, Tensor]) -> tuple[dict[str, str], dict[str, Tensor]]:

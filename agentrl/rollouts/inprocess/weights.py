@@ -15,6 +15,7 @@ from agentrl.errors import EngineError
 from agentrl.rollouts.inprocess.config import DecoderConfig
 from agentrl.rollouts.inprocess.decoder import Decoder
 from agentrl.rollouts.inprocess.kv import KVCache, KVShape
+from agentrl.rollouts.inprocess.written import Written
 from agentrl.types.checksum import tensor_checksum
 
 __all__ = ["DecoderWeights", "LayerWeights", "bits_checksum", "folder_tensors"]
@@ -76,7 +77,7 @@ class DecoderWeights:
     norm: Tensor = field(init=False)
     layers: list[LayerWeights] = field(init=False)
     _places: dict[str, _Place] = field(init=False, default_factory=dict)
-    _written: set[str] = field(init=False, default_factory=set)
+    _written: Written = field(init=False)
 
     def __post_init__(self) -> None:
         config = self.config
@@ -88,6 +89,8 @@ class DecoderWeights:
             self._place("lm_head.weight", self.head)
         self._place("model.norm.weight", self.norm)
         self.layers = [self._layer(f"model.layers.{index}.") for index in range(config.num_layers)]
+        shapes = {name: tuple(place.shape) for name, place in self._places.items()}
+        self._written = Written(shapes, config.architecture)
 
     @property
     def vocab_size(self) -> int:
@@ -117,12 +120,12 @@ class DecoderWeights:
 
     def begin(self) -> None:
         """Starts an update: nothing counts as written."""
-        self._written.clear()
+        self._written.begin()
 
     @property
     def touched(self) -> bool:
         """Whether anything was written since ``begin``."""
-        return bool(self._written)
+        return self._written.touched
 
     def put(self, name: str, tensor: Tensor) -> None:
         """Copies one whole tensor into its place, cast to the served dtype.
@@ -134,21 +137,8 @@ class DecoderWeights:
         """
         if self.config.tied and name == "lm_head.weight":
             name = "model.embed_tokens.weight"
-        place = self._places.get(name)
-        if place is None:
-            raise EngineError(
-                f"weight update: this {self.config.architecture} model has no tensor {name!r}; "
-                f"its names are like {self.names[0]!r}",
-                retryable=False,
-            )
-        if tuple(tensor.shape) != place.shape:
-            raise EngineError(
-                f"weight update: {name} must have shape {place.shape}, got {tuple(tensor.shape)}; "
-                "send the whole tensor under its Hugging Face name",
-                retryable=False,
-            )
-        self._written.add(name)
-        place.write(tensor)
+        self._written.note(name, tuple(tensor.shape))
+        self._places[name].write(tensor)
 
     def finish(self) -> None:
         """Ends an update.
@@ -156,13 +146,7 @@ class DecoderWeights:
         Raises:
             EngineError: a tensor was not written.
         """
-        missing = [name for name in self._places if name not in self._written]
-        if missing:
-            raise EngineError(
-                f"weight update: {len(missing)} of {len(self._places)} tensors were not sent, the first is "
-                f"{missing[0]!r}; put every tensor before commit",
-                retryable=False,
-            )
+        self._written.require_all()
         # Logits are always computed in fp32: a bf16 result would round logprobs by up to 2**-9 of a logit.
         self.head_fp32 = self.head.float()
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from agentrl.envs import EnvSpec, EpisodeView, RewardFn, Rubric, ToolEnv
 from agentrl.rollouts import EpisodeKey, EpisodeLimits, EpisodeParts, RolloutSpec, StagePermits, run_episode
 from agentrl.rollouts.scripted import ScriptedEngine
+from agentrl.tools import tool
 from agentrl.tools.parsers import load_parser
 from agentrl.types import Message, SamplingParams, Segment, SegmentKind, Task, ToolSpec, Trajectory
 
@@ -43,6 +44,17 @@ def say(text: str) -> list[int]:
 def call(name: str, **arguments: Any) -> str:
     """A tool call as the model writes it."""
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
+
+
+@tool
+def add(a: int, b: int) -> str:
+    """The sum.
+
+    Args:
+        a: one number.
+        b: the other.
+    """
+    return str(a + b)
 
 
 class BytewiseRenderer:

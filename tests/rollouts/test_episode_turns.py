@@ -22,6 +22,7 @@ from tests.rollouts.bytewise import (
     USER,
     BytewiseRenderer,
     Script,
+    add,
     call,
     ids,
     laid_out,
@@ -29,17 +30,6 @@ from tests.rollouts.bytewise import (
     say,
     scripted,
 )
-
-
-@tool
-def add(a: int, b: int) -> str:
-    """The sum.
-
-    Args:
-        a: one number.
-        b: the other.
-    """
-    return str(a + b)
 
 
 async def test_the_segments_of_an_episode_of_three_turns() -> None:

@@ -13,12 +13,12 @@ from agentrl.errors import DataError
 from agentrl.metrics import rollout_metrics
 from agentrl.rollouts import run_episode
 from agentrl.rollouts.retokenize import changed_tokens
-from agentrl.tools import tool
 from agentrl.types import Message, Segment, ToolSpec, TrajectoryGroup
 from tests.rollouts.bytewise import (
     KEY,
     TASK,
     BytewiseRenderer,
+    add,
     call,
     ids,
     parts_of,
@@ -27,17 +27,6 @@ from tests.rollouts.bytewise import (
     say,
     scripted,
 )
-
-
-@tool
-def add(a: int, b: int) -> str:
-    """The sum.
-
-    Args:
-        a: one number.
-        b: the other.
-    """
-    return str(a + b)
 
 
 def ints(*values: int) -> npt.NDArray[np.int32]:

@@ -7,13 +7,13 @@ import json
 
 import pytest
 
-from agentrl.tools import tool
 from agentrl.types import Task
 from tests.rollouts.bytewise import (
     ASSISTANT,
     END,
     TOOL,
     USER,
+    add,
     call,
     ids,
     laid_out,
@@ -22,17 +22,6 @@ from tests.rollouts.bytewise import (
     scripted,
 )
 from tests.rollouts.served_policy import ADD, HI, answer, assert_true, serving
-
-
-@tool
-def add(a: int, b: int) -> str:
-    """The sum.
-
-    Args:
-        a: one number.
-        b: the other.
-    """
-    return str(a + b)
 
 
 async def test_an_agent_with_tools_leaves_the_tokens_that_an_environment_leaves() -> None:

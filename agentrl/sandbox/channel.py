@@ -148,7 +148,8 @@ class Stream:
         more = True
         while more and not self._ended:
             try:
-                data = self._sock.recv(_READ_BYTES)
+                with self._lock:  # one TLS connection may not be read and written at once
+                    data = self._sock.recv(_READ_BYTES)
             except _WOULD_BLOCK:
                 return
             except OSError:

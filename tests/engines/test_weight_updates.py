@@ -81,7 +81,7 @@ async def test_each_token_of_an_interrupted_request_is_of_the_one_version_record
         for segment in completion.segments:
             expected = models[segment.policy_version].logprobs(whole, prompt.size)
             own = slice(position, position + len(segment))
-            assert np.abs(logprobs[own] - expected[own]).max() <= 1e-5
+            assert np.abs(logprobs[own] - expected[own]).max() <= 1e-4  # another version's are whole nats away
             position += len(segment)
         versions = [segment.policy_version for segment in completion.segments]
         assert versions == sorted(set(versions))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import venv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -122,9 +123,8 @@ def test_an_environment_of_another_kind_is_not_built_over(tmp_path: Path) -> Non
 
 
 def test_an_environment_that_is_there_is_not_built_again(tmp_path: Path) -> None:
+    venv.create(tmp_path)
     (tmp_path / "agentrl-sglang.json").write_text('{"sglang": "0.5.23", "recipe": "cpu", "complete": true}')
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "python").touch()
     assert build_environment(tmp_path, CPU, torch_index=None, tell=lambda _: None) == (
         tmp_path / "bin" / "python",
         False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import socket
@@ -70,12 +71,18 @@ async def test_an_engine_behind_tls_serves_runs_and_large_files(
         monkeypatch.setenv("DOCKER_TLS_VERIFY", "1")
         monkeypatch.setenv("DOCKER_CERT_PATH", str(folder))
         prepare([LOCAL_PYTHON], settings)
-        data = os.urandom(5_000_000)
-        async with SandboxSpec("docker", image=LOCAL_PYTHON, docker=settings).build() as sandbox:
-            result = await sandbox.run(
-                "import sys; sys.stdout.write(str(len(open('in', 'rb').read())))", files={"in": data}, fetch=["in"]
-            )
-        assert (result.stdout, result.files["in"] == data) == (b"5000000", True)
+        data = os.urandom(3_000_000)
+        spec = SandboxSpec("docker", image=LOCAL_PYTHON, docker=settings)
+
+        async def runs() -> None:
+            async with spec.build() as sandbox:
+                for _ in range(10):
+                    result = await sandbox.run("print(len(open('in', 'rb').read()))", files={"in": data}, fetch=["in"])
+                    assert (result.stdout, result.files["in"] == data) == (b"3000000\n", True)
+
+        async with asyncio.timeout(60), asyncio.TaskGroup() as sandboxes:  # much goes both ways at once
+            for _ in range(4):
+                sandboxes.create_task(runs())
     finally:
         close_servers()
         engine.stop()

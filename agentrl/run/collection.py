@@ -66,7 +66,8 @@ def collect(
         missing = [draw for draw in range(len(chosen)) if len(finished[draw]) < samples]
         if missing:
             requests = (GroupRequest(draw, chosen[draw], samples) for draw in missing)
-            with Trainer(config) as trainer:
+            placed = config.model_copy(update={"run": config.run.model_copy(update={"dir": str(out)})})
+            with Trainer(placed) as trainer:
                 _keep(
                     trainer.play(requests),
                     finished,

@@ -12,6 +12,7 @@ from agentrl.errors import ConfigError, MachineError
 from agentrl.rollouts.sglang import SGLangEngineSpec, WeightSender
 from agentrl.run.config import StageConfig
 from agentrl.run.sglang_env import default_python
+from agentrl.store import RunDirectory
 
 __all__ = ["sglang_spec"]
 
@@ -45,7 +46,7 @@ def sglang_spec(stage: StageConfig, model: Path) -> SGLangEngineSpec:
         )
     return SGLangEngineSpec(
         model_path=str(model),
-        folder=str((Path(stage.run.dir or ".") / "engine" / stage.name).resolve()),
+        folder=str((RunDirectory(Path(stage.run.dir or ".")).engine_folder / stage.name).resolve()),
         python=str(Path(python).expanduser()),
         command=own.command,
         urls=own.urls,

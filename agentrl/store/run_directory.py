@@ -43,7 +43,10 @@ class RunDirectory:
         """
         run = cls(Path(root))
         try:
-            found = next((name for _, _, names in os.walk(run.root) for name in sorted(names)), None)
+            walk = (
+                names for folder, _, names in os.walk(run.root) if not Path(folder).is_relative_to(run.engine_folder)
+            )
+            found = next((name for names in walk for name in sorted(names)), None)
             if found is not None:
                 what = "already holds a run" if run.record_path.is_file() else f"already holds files, such as {found}"
                 mend = "go on with it by --resume, or name" if run.record_path.is_file() else "name"
@@ -133,6 +136,11 @@ class RunDirectory:
     def annotations_folder(self) -> Path:
         """What is learned of trajectories later."""
         return self.root / "traj" / "ann"
+
+    @property
+    def engine_folder(self) -> Path:
+        """Logs of servers, by stage; those of a policy that was played before it was trained are no run."""
+        return self.root / "engine"
 
     @property
     def blobs_folder(self) -> Path:

@@ -45,6 +45,14 @@ def test_a_folder_with_files_is_refused(tmp_path: Path) -> None:
         RunDirectory.create(tmp_path)
 
 
+def test_logs_of_engines_alone_are_no_run(tmp_path: Path) -> None:
+    log = tmp_path / "engine" / "train" / "host-1" / "server-0.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("what an evaluation before the run left")
+    RunDirectory.create(tmp_path)
+    assert log.is_file()
+
+
 def test_empty_folders_are_no_run(tmp_path: Path) -> None:
     (tmp_path / "run" / "traj").mkdir(parents=True)
 

@@ -221,6 +221,7 @@ def test_a_data_set_with_images_is_collected_and_shown(
     assert [summary.status for summary in collected] == ["truncated"] * 4
     images = [Image.read(picture(84, 56, seed=number)) for number in range(2)]
     directory = RunDirectory.open(tmp_path / "out")
+    assert list(directory.engine_folder.rglob("server-0.log"))
     assert sorted(path.name for path in directory.blobs_folder.iterdir()) == sorted(image.sha256 for image in images)
     assert run(["show", str(tmp_path / "out"), "1-0-0"]) == 0
     assert f"[{images[1]}, 6 tokens]" in capsys.readouterr().out

@@ -213,7 +213,7 @@ def _opening(task: Task, system_prompt: str | None) -> tuple[Message, ...]:
 
 
 def _counts(records: Sequence[CallRecord]) -> dict[str, Any]:
-    errors = Counter(record.result.error for record in records if record.result and record.result.error)
-    problems = Counter(record.problem.kind for record in records if record.problem)
-    counts = {"tool_errors": dict(errors), "call_problems": dict(problems)}
-    return {name: count for name, count in counts.items() if count}
+    errors = [record.result.error for record in records if record.result and record.result.error]
+    problems = [record.problem.kind for record in records if record.problem]
+    kinds: dict[str, list[Any]] = {"tool_errors": errors, "call_problems": problems}
+    return {name: dict(Counter(found)) for name, found in kinds.items() if found}

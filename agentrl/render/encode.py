@@ -110,9 +110,6 @@ class PieceEncoder:
     def _encode_run(self, run: _Run) -> _Encoded:
         """Adjacent ordinary text encoded as one string."""
         text = "".join(part for part, _ in run)
-        # content_before[i]: how many of the first i characters are content
-        content_before = np.zeros(len(text) + 1, dtype=np.int64)
-        content_before[1:] = np.cumsum(np.repeat([flag for _, flag in run], [len(part) for part, _ in run]))
         if half := _HALF_PAIR.search(text):
             raise DataError(
                 f"a message must be text that UTF-8 can carry, got {half.group()!r}, half of a surrogate pair; replace "
@@ -125,9 +122,21 @@ class PieceEncoder:
                 f"ordinary text became the added tokens {forged}: the tokenizer's merges build them; no text from a "
                 "tool or a user may, so this tokenizer cannot be used"
             )
-        offsets = np.asarray(encoding.offsets, dtype=np.int64).reshape(-1, 2)
-        content = content_before[offsets[:, 1]] > content_before[offsets[:, 0]]
-        return np.asarray(encoding.ids, dtype=np.int32), content
+        return np.asarray(encoding.ids, dtype=np.int32), _covering_content(encoding, run)
+
+
+def _covering_content(encoding: Any, run: _Run) -> npt.NDArray[np.bool_]:
+    """Whether each token ``[n]`` covers at least one character of content."""
+    content = np.zeros(len(encoding.ids), dtype=np.bool_)
+    if not any(flag for _, flag in run):
+        return content
+    starts, ends = np.asarray(encoding.offsets, dtype=np.int64).reshape(-1, 2).T
+    position = 0
+    for part, flag in run:
+        if flag:
+            content |= (starts < position + len(part)) & (ends > position)
+        position += len(part)
+    return content & (starts < ends)
 
 
 class _Splitter:

@@ -16,6 +16,7 @@ from agentrl.types import MediaSpan, Segment, SegmentKind, frozen_ints
 __all__ = ["Vocabulary", "context_segments"]
 
 _REMEMBERED_TEXTS, _REMEMBERED_CHARACTERS = 4096, 4096  # so many texts, each so long at most
+_REMEMBERED_IDS = 16  # such as the end of a prompt, which is the same for every turn
 
 
 class Vocabulary:
@@ -30,15 +31,19 @@ class Vocabulary:
         self._known_ids: frozenset[int] = frozenset(backend.get_vocab(with_added_tokens=True).values())
         self.size = max(self._known_ids) + 1
         self._remembered = functools.lru_cache(_REMEMBERED_TEXTS)(self._encode)  # siblings often say the same
+        self._remembered_text = functools.lru_cache(_REMEMBERED_TEXTS)(self._text)
 
     def decode(self, token_ids: npt.NDArray[np.int32], stop_token_ids: Collection[int]) -> str:
         """See ``Renderer.decode``."""
         ids = token_ids.tolist()
         if ids and ids[-1] in stop_token_ids:
             ids.pop()
+        return self._remembered_text(tuple(ids)) if len(ids) <= _REMEMBERED_IDS else self._text(ids)
+
+    def _text(self, ids: Sequence[int]) -> str:
         if self._known_ids.issuperset(ids):
             return str(self._backend.decode(ids, skip_special_tokens=False))
-        parts, known = [], []
+        parts, known = list[str](), list[int]()
         for token_id in ids:
             if token_id in self._known_ids:
                 known.append(token_id)

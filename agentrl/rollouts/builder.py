@@ -105,7 +105,9 @@ class TrajectoryBuilder:
         *,
         observed: tuple[Message, ...],
         context: tuple[Segment, ...],
+        sent: npt.NDArray[np.int32],
         completion: Completion,
+        sampled: npt.NDArray[np.int32],
         parsed: ParsedMessage,
         text: str,
         agent: str,
@@ -117,7 +119,9 @@ class TrajectoryBuilder:
             head: where the turn goes on from; its messages are the whole conversation that the model was given.
             observed: those of them that are new.
             context: the segments before the completion.
+            sent: ``[n]`` the whole sequence that the engine was given, ``context`` at its end.
             completion: what the engine made.
+            sampled: ``[m]`` its ids.
             parsed, text: the completion as a message and as text.
             agent: whose turn it is.
             sampling: how it was drawn.
@@ -147,17 +151,16 @@ class TrajectoryBuilder:
         self.restarts += head.parent is None and bool(self.turns)
         self.turns.append(turn)
         self.messages = (*head.messages, parsed.message)
-        opening = sum(len(segment) for segment in context)
         versions = [segment.policy_version for segment in completion.segments if segment.policy_version is not None]
         return Head(
             session_id=head.session_id,
             messages=self.messages,
             digest=_digest(head.digest, (parsed.message,)),
             parent=turn.index,
-            ids=concat_ids(turn.segments, after=head.ids),
-            completion=concat_ids(completion.segments),
-            prompt_tokens=opening if head.parent is None else head.prompt_tokens,
-            media=(*head.media, *concat_media(turn.segments, int(head.ids.size))),
+            ids=concat_ids(completion.segments, after=sent),
+            completion=sampled,
+            prompt_tokens=int(sent.size) if head.parent is None else head.prompt_tokens,
+            media=(*head.media, *concat_media(context, int(head.ids.size))),
             policy_version=max([head.policy_version, *versions]),
         )
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 __all__ = ["paced_collector"]
 
-_THRESHOLDS = (5_000, 10, 10)
+_THRESHOLDS = (50_000, 20, 100)
 _lock = threading.Lock()
 _usual: list[tuple[int, int, int]] = []  # one entry for each holder: the pace before the first of them
 
@@ -21,7 +21,7 @@ def paced_collector() -> Iterator[None]:
     An episode in flight is a hundred objects and more that live for its whole length and die without cycles. By
     Python's own pace the collector walks through all of them, and through every module that was ever imported, each
     time that they have grown by a quarter: a third of the time of a turn at 4,096 episodes. Cycles are still found:
-    young ones every 5,000 objects, old ones every 500,000. Those that were made before are found afterwards.
+    young ones every 50,000 objects, old ones every million and more. Those that were made before are found afterwards.
 
     May be held several times at once, from any thread.
     """

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.errors import GoldenRuleError
+from agentrl.rollouts.request_check import first_outside
 from agentrl.types import Completion, GenerateRequest, SegmentKind
 
 __all__ = ["assert_golden_rule", "assert_prefix"]
@@ -25,7 +26,7 @@ def assert_golden_rule(request: GenerateRequest, completion: Completion, vocab_s
         GoldenRuleError: naming the statement that does not hold, with both values.
     """
     account = completion.account
-    sampled = sum(len(segment) for segment in completion.segments)
+    sampled = sum(map(len, completion.segments))
     sent = int(request.token_ids.size)
     if completion.request_id != request.request_id:
         _broken(request, f"the answer is for request {completion.request_id!r}")
@@ -45,10 +46,8 @@ def assert_golden_rule(request: GenerateRequest, completion: Completion, vocab_s
         if segment.policy_version < previous:
             _broken(request, f"policy version fell from {previous} to {segment.policy_version}")
         previous = segment.policy_version
-        outside = (segment.token_ids < 0) | (segment.token_ids >= vocab_size)
-        if bool(outside.any()):
-            worst = int(segment.token_ids[outside][0])
-            _broken(request, f"id {worst} is outside the model's vocabulary of {vocab_size}")
+        if (outside := first_outside(segment.token_ids, vocab_size)) is not None:
+            _broken(request, f"id {outside} is outside the model's vocabulary of {vocab_size}")
 
 
 def assert_prefix(request: GenerateRequest, previous: npt.NDArray[np.int32]) -> None:

@@ -170,11 +170,11 @@ class EnvPlayer:
 async def _read(observation: Observation) -> Observation:
     """The observation with its images read, wherever they come from."""
     named, rewrite = observation.images, observation.rewrite
-    return replace(
-        observation,
-        messages=await _with_images(observation.messages, named),
-        rewrite=None if rewrite is None else await _with_images(rewrite, named),
-    )
+    messages = await _with_images(observation.messages, named)
+    written = None if rewrite is None else await _with_images(rewrite, named)
+    if messages is observation.messages and written is rewrite:
+        return observation
+    return replace(observation, messages=messages, rewrite=written)
 
 
 async def _with_images(messages: tuple[Message, ...], named: Mapping[str, object]) -> tuple[Message, ...]:

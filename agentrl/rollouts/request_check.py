@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy.typing as npt
+
 from agentrl.errors import EngineError
 from agentrl.types import EngineInfo, GenerateRequest
 
-__all__ = ["check_request"]
+__all__ = ["check_request", "first_outside"]
 
 
 def check_request(request: GenerateRequest, info: EngineInfo, *, stop_strings: bool, images: bool = False) -> None:
@@ -24,8 +28,7 @@ def check_request(request: GenerateRequest, info: EngineInfo, *, stop_strings: b
     problem = ""
     if ids.ndim != 1 or ids.size < 1 or ids.dtype.kind not in "iu":
         problem = f"token_ids must be one dimension of at least one integer, got {ids.dtype} of shape {ids.shape}"
-    elif int(ids.min()) < 0 or int(ids.max()) >= info.vocab_size:
-        wrong = int(ids[(ids < 0) | (ids >= info.vocab_size)][0])
+    elif (wrong := first_outside(ids, info.vocab_size)) is not None:
         problem = (
             f"token_ids must lie in [0, {info.vocab_size}), the vocabulary of {info.model}, got {wrong}; "
             "encode with the model's own tokenizer"
@@ -40,7 +43,9 @@ def check_request(request: GenerateRequest, info: EngineInfo, *, stop_strings: b
             f"engine {info.name!r} with {info.model} takes no images, got {len(request.media)}; use "
             "rollout.engine: sglang and a model that sees"
         )
-    elif [span.sha256 for span in request.media] != [image.sha256 for image in request.images]:
+    elif (request.media or request.images) and [span.sha256 for span in request.media] != [
+        image.sha256 for image in request.images
+    ]:
         problem = f"images must be those of media, one each, got {len(request.images)} for {len(request.media)}"
     elif sampling.stop and not stop_strings:
         problem = (
@@ -49,3 +54,10 @@ def check_request(request: GenerateRequest, info: EngineInfo, *, stop_strings: b
         )
     if problem:
         raise EngineError(f"request {request.request_id!r}: {problem}", retryable=False)
+
+
+def first_outside(ids: npt.NDArray[Any], vocab_size: int) -> int | None:
+    """The first of ``ids`` ``[n]`` that is no id of the vocabulary."""
+    if not ids.size or (int(ids.min()) >= 0 and int(ids.max()) < vocab_size):
+        return None
+    return int(ids[(ids < 0) | (ids >= vocab_size)][0])

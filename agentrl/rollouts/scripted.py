@@ -72,7 +72,7 @@ class ScriptedEngine:
         self._turns: dict[str, int] = {}
         self._kv: dict[str, npt.NDArray[np.int32]] = {}
         self._checksums: dict[str, int] = {}
-        self._tasks: dict[str, asyncio.Task[object]] = {}
+        self._waits: dict[str, _Wait] = {}
         self._state = threading.Condition()
         self._running: set[str] = set()
         self._flags: set[State] = set()
@@ -82,7 +82,7 @@ class ScriptedEngine:
     async def generate(self, request: GenerateRequest) -> Completion:
         """The script's answer; see ``RolloutEngine.generate``."""
         check_request(request, self.info(), stop_strings=self._decode is not None, images=True)
-        if request.request_id in self._tasks:
+        if request.request_id in self._waits:
             raise EngineError(f"request_id {request.request_id!r} is already in flight; ids must be unique")
         call = len(self.requests)
         self.requests.append(request)
@@ -104,9 +104,9 @@ class ScriptedEngine:
     async def abort(self, request_ids: Sequence[str]) -> None:
         """Ends requests that wait for their latency, with finish_reason ``abort`` and no token."""
         for request_id in request_ids:
-            task = self._tasks.get(request_id)
-            if task is not None:
-                task.get_loop().call_soon_threadsafe(task.cancel)
+            wait = self._waits.get(request_id)
+            if wait is not None:
+                wait.end_soon()
 
     async def release(self, session_id: str) -> None:
         """Forgets a session's KV; its script goes on at the next turn."""
@@ -174,8 +174,8 @@ class ScriptedEngine:
         """Requests in flight and later ones fail."""
         with self._state:
             self._flags.add("dead")
-        for task in list(self._tasks.values()):
-            task.get_loop().call_soon_threadsafe(task.cancel)
+        for wait in list(self._waits.values()):
+            wait.end_soon()
         self._wake_sleepers()
 
     def finish_update(self, version: int, put: Mapping[str, int] | None) -> None:
@@ -230,20 +230,23 @@ class ScriptedEngine:
 
     async def _wait(self, request: GenerateRequest) -> bool:
         """Waits for the latency and for a pause to end; True where the request was aborted."""
-        task: asyncio.Task[object] = asyncio.create_task(self._ready(request))
-        self._tasks[request.request_id] = task
+        wait = self._waits[request.request_id] = _Wait(request.deadline_s)
         try:
-            await asyncio.wait([task], timeout=request.deadline_s)
-            if not task.done():
-                raise EngineError(f"request {request.request_id!r} spent its deadline_s={request.deadline_s}; raise it")
-            if not task.cancelled():
-                task.result()
-            elif "dead" in self._flags:
-                raise _broken("dead")
-            return task.cancelled()
+            async with wait.scope:
+                await self._ready(request)
+        except TimeoutError:
+            if not wait.scope.expired():
+                raise
+            if "dead" in self._flags:
+                raise _broken("dead") from None
+            if not wait.ended:
+                raise EngineError(
+                    f"request {request.request_id!r} spent its deadline_s={request.deadline_s}; raise it"
+                ) from None
         finally:
-            del self._tasks[request.request_id]
-            task.cancel()
+            del self._waits[request.request_id]
+            wait.over = True
+        return wait.ended
 
     async def _ready(self, request: GenerateRequest) -> None:
         await self._serving()
@@ -280,7 +283,8 @@ class ScriptedEngine:
             ids, reason, stop_string = ids[:most], "length", None
         held = self._kv.get(request.session_id, request.token_ids[:0])
         size = min(held.size, request.token_ids.size)
-        differ = np.flatnonzero(held[:size] != request.token_ids[:size])
+        differ = held[:size] != request.token_ids[:size]
+        first = int(differ.argmax()) if size else 0
         sampled = np.array(ids, dtype=np.int32)
         sequence = np.concatenate([request.token_ids, sampled])
         self._kv[request.session_id] = sequence[:-1]
@@ -292,7 +296,7 @@ class ScriptedEngine:
             finish_reason=reason,
             stop_string=stop_string,
             account=EngineAccount(int(request.token_ids.size), len(ids), int(sequence.size) - 1),
-            cached_tokens=int(differ[0]) if differ.size else int(size),
+            cached_tokens=first if size and differ[first] else size,
         )
 
     def _cut(self, ids: list[int], stop: Sequence[str]) -> tuple[list[int], str | None]:
@@ -313,6 +317,26 @@ class ScriptedEngine:
                 "see EngineControl for the order of calls",
                 retryable=False,
             )
+
+
+class _Wait:
+    """A request's wait for its answer, which an abort ends."""
+
+    __slots__ = ("_loop", "ended", "over", "scope")
+
+    def __init__(self, seconds: float | None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.ended = self.over = False
+        self.scope = asyncio.timeout(seconds)
+
+    def end_soon(self) -> None:
+        """From any thread; later than the answer it changes nothing."""
+        self._loop.call_soon_threadsafe(self._end)
+
+    def _end(self) -> None:
+        if not self.over and not self.scope.expired():
+            self.ended = True
+            self.scope.reschedule(self._loop.time())
 
 
 class ScriptedUpdateSession:

@@ -6,6 +6,7 @@ import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +36,8 @@ from agentrl.types import (
 )
 
 __all__ = ["MadeTurn", "ReadyTurn", "TurnMaker", "renumbered"]
+
+OnTokens: TypeAlias = Callable[[npt.NDArray[np.int32], npt.NDArray[np.float32]], None]
 
 _PROMPT_END = 16
 """Tokens before a turn that are looked at for an open block of thoughts."""
@@ -126,12 +129,12 @@ class TurnMaker:
         if context is None:
             head = head.beginning((*head.messages, *observed))
             context = renderer.prompt(head.messages, tools)
-            prompt_tokens = sum(len(segment) for segment in context)
+            prompt_tokens = sum(map(len, context))
             if prompt_tokens > limits.max_prompt_tokens:
                 return self._no_room("data.max_prompt_tokens", limits.max_prompt_tokens, prompt_tokens)
         else:
             head, prompt_tokens = head.after(observed), head.prompt_tokens
-        length = int(head.ids.size) + sum(len(segment) for segment in context)
+        length = int(head.ids.size) + sum(map(len, context))
         if length >= limits.context_tokens:
             return self._no_room("rollout.context_tokens", limits.context_tokens, length)
         budget = min(limits.max_response_tokens - (length - prompt_tokens), limits.context_tokens - length)
@@ -146,7 +149,7 @@ class TurnMaker:
         agent: str = "main",
         sampling: SamplingParams | None = None,
         unique_call_ids: bool = False,
-        on_tokens: Callable[[npt.NDArray[np.int32], npt.NDArray[np.float32]], None] | None = None,
+        on_tokens: OnTokens | None = None,
     ) -> MadeTurn | None:
         """Generates and records a turn; None where its request was aborted.
 
@@ -162,7 +165,7 @@ class TurnMaker:
         """
         number, self.num_calls, self._last_ready = self.num_calls, self.num_calls + 1, ready
         chosen = sampling or self.sampling
-        request = replace(self._request(ready, agent, chosen, number), on_tokens=on_tokens)
+        request = self._request(ready, agent, chosen, number, on_tokens)
         if ready.head.parent is not None and self.parts.renderer is not None:
             assert_prefix(request, ready.head.ids)
         start = time.monotonic()
@@ -173,14 +176,17 @@ class TurnMaker:
             assert_golden_rule(request, completion, info.vocab_size)
         if completion.finish_reason == "abort":
             return None
-        text, parsed = self._read(completion, ready)
+        sampled = concat_ids(completion.segments)
+        text, parsed = self._read(completion, sampled, ready)
         if unique_call_ids:
             parsed = renumbered(parsed, number)
         head = self.builder.add_turn(
             ready.head,
             observed=ready.observed,
             context=ready.context if info.returns_ids else (),
+            sent=request.token_ids,
             completion=completion,
+            sampled=sampled,
             parsed=parsed,
             text=text,
             agent=agent,
@@ -215,7 +221,9 @@ class TurnMaker:
                 problems.append(f"engine.release: {error}")
         return "; ".join(problems)
 
-    def _request(self, ready: ReadyTurn, agent: str, sampling: SamplingParams, number: int) -> GenerateRequest:
+    def _request(
+        self, ready: ReadyTurn, agent: str, sampling: SamplingParams, number: int, on_tokens: OnTokens | None
+    ) -> GenerateRequest:
         spec, key, renderer = self.parts.spec, self.builder.key, self.parts.renderer
         media = (*ready.head.media, *concat_media(ready.context, int(ready.head.ids.size)))
         images = {image.sha256: image for image in images_in(ready.head.messages)} if media else {}
@@ -231,19 +239,23 @@ class TurnMaker:
             min_version=ready.head.policy_version,
             messages=ready.head.messages if renderer is None else (),
             tools=ready.tools if renderer is None else (),
+            on_tokens=on_tokens,
         )
 
     def thoughts_opened(self, ready: ReadyTurn) -> str:
         """``<think>`` where the template wrote it at the end of the turn's prompt, for a parser that reads it."""
-        if self.parts.renderer is None or not ready.context or not isinstance(self.parts.parser, MarkedFormat):
+        if self.parts.renderer is None or not ready.context:
             return ""
-        return opened_thoughts(self.parts.renderer.decode(ready.context[-1].token_ids[-_PROMPT_END:]))
+        opened = opened_thoughts(self.parts.renderer.decode(ready.context[-1].token_ids[-_PROMPT_END:]))
+        return opened if opened and isinstance(self.parts.parser, MarkedFormat) else ""
 
-    def _read(self, completion: Completion, ready: ReadyTurn) -> tuple[str, ParsedMessage]:
+    def _read(
+        self, completion: Completion, sampled: npt.NDArray[np.int32], ready: ReadyTurn
+    ) -> tuple[str, ParsedMessage]:
         """The completion as text, cut at its stop string, and as a message."""
         text = completion.text
         if text is None:
-            text = self._need_renderer().decode(concat_ids(completion.segments))
+            text = self._need_renderer().decode(sampled)
         if completion.stop_string is not None and completion.stop_string in text:
             text = text[: text.rindex(completion.stop_string)]
         return text, completion.parsed or self.parts.parser.parse(self.thoughts_opened(ready) + text, ready.tools)

@@ -86,20 +86,19 @@ class ToolExecutor:
             A record for each call and problem, by the number in its id (``call_0``, ``call_1``, ...); ids of another
             form keep their order, behind those.
         """
-        works = [
-            self._record(call, ToolContext(seed_for(seed, "call", call.id), episode_id, call.id, sandbox=sandbox))
-            for call in calls
-        ]
+        works = [self._record(call, seed, episode_id, sandbox) for call in calls]
         done = [await works[0]] if len(works) == 1 else await _all(works)  # one has nothing to run beside
         return tuple(sorted([*done, *map(_answer_problem, problems)], key=_position))
 
-    async def _record(self, call: ToolCall, context: ToolContext) -> CallRecord:
+    async def _record(self, call: ToolCall, seed: int, episode_id: str, sandbox: Sandbox | None) -> CallRecord:
         started = time.monotonic()
         tool = self._tools.get(call.name)
         if tool is None:
             output, limit = self._unknown_tool(call.name), self._max_output_chars
         else:
-            output = await self._output(tool, call, context)
+            deadline_s = tool.deadline_s or self._deadline_s
+            own_seed = seed_for(seed, "call", call.id)
+            output = await self._output(tool, call, ToolContext(own_seed, episode_id, call.id, deadline_s, sandbox))
             limit = tool.max_output_chars or self._max_output_chars
         content, cut = clip_text(valid_text(output.content), limit)
         result = ToolResult(
@@ -120,7 +119,6 @@ class ToolExecutor:
             return _error(
                 "invalid_arguments", f"{'; '.join(faults)}. Mend the arguments of {call.name} and call again."
             )
-        context = replace(context, deadline_s=tool.deadline_s or self._deadline_s)
         work = _contained(tool, call, context)
         try:
             output = await (work if tool.keeps_deadline else self._within(context.deadline_s, work))

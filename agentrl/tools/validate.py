@@ -6,7 +6,7 @@ import difflib
 import functools
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, ValidationError
@@ -16,6 +16,9 @@ from agentrl.errors import ToolError
 __all__ = ["argument_faults", "schema_validator"]
 
 _MAX_FAULTS = 3
+_PLAIN_SCHEMA = {"type", "title", "description", "properties", "required", "additionalProperties"}
+_PLAIN_RULE = {"type", "title", "description", "default"}
+_PLAIN_TYPES = {"string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "null": (type(None),)}
 _MAX_VALUE_CHARS = 80
 
 
@@ -51,11 +54,28 @@ def _checked(text: str, name: str) -> Draft202012Validator:
 
 def argument_faults(validator: Draft202012Validator, arguments: Mapping[str, Any]) -> tuple[str, ...]:
     """What is wrong with ``arguments``: a sentence a fault, at most three, naming argument, rule and value."""
+    if _plainly_right(cast(Mapping[str, Any], validator.schema), arguments):
+        return ()
     errors = sorted(
         validator.iter_errors(dict(arguments)), key=lambda error: (list(map(str, error.path)), error.message)
     )
     sentences = dict.fromkeys(_sentence(error) for error in errors)  # two missing arguments are two equal sentences
     return tuple(sentences)[:_MAX_FAULTS]
+
+
+def _plainly_right(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
+    """Whether ``arguments`` are right by a schema that asks for nothing but names and scalar types, as that of most
+    functions does; False says nothing. A tenth of the time that it takes to walk through the schema."""
+    if not schema.keys() <= _PLAIN_SCHEMA or not set(schema.get("required", ())) <= arguments.keys():
+        return False
+    properties = schema.get("properties", {})
+    for name, value in arguments.items():
+        rule = properties.get(name)
+        if not isinstance(rule, dict) or not rule.keys() <= _PLAIN_RULE:
+            return False
+        if type(value) not in _PLAIN_TYPES.get(str(rule.get("type")), ()):
+            return False
+    return True
 
 
 def _sentence(error: ValidationError) -> str:

@@ -21,8 +21,9 @@ def seed_for(root: int, purpose: str, *keys: int | str) -> int:
     Returns:
         An integer in [0, 2**64).
     """
-    named = bytearray()
+    named = []
     for part in (root, purpose, *keys):
-        text = str(part).encode()
-        named += f"{type(part).__name__}:{len(text)}:".encode() + text
-    return int.from_bytes(hashlib.sha256(named).digest()[:8], "big")
+        text = str(part)
+        size = len(text) if text.isascii() else len(text.encode())
+        named.append(f"{type(part).__name__}:{size}:{text}")
+    return int.from_bytes(hashlib.sha256("".join(named).encode()).digest()[:8], "big")

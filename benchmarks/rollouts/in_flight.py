@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import os
 import random
 import tempfile
@@ -32,12 +33,15 @@ __all__ = ["measure"]
 EPISODES, TURNS = 4096, 4
 CONTEXT = 1024
 TARGET_MS = 0.5
-CALL = '<tool_call>\n{"name": "look", "arguments": {"place": "here"}}\n</tool_call>'
+CALL = '<tool_call>\n{{"name": "look", "arguments": {{"place": "{place}"}}}}\n</tool_call>'
 NOTE = (
-    f"In flight: {EPISODES} episodes at once, {TURNS} turns each, on a ScriptedEngine whose answers take 4 to 8 s; all "
-    "but the last turn call a tool that answers at once. The driver's time is the processor time of the whole process "
-    "(rendering, parsing, tools, accounting, rewards, re-tokenisation) over the turns; memory is what the process "
-    "grew by over the episodes, all of which are kept."
+    f"In flight: {EPISODES} episodes at once, {TURNS} turns each, on a ScriptedEngine; all but the last turn call a "
+    "tool that answers at once. The first answers come when every episode waits for its own, the later ones after 1 to "
+    "2 s, so that the driver is always at work: its time a turn is what bounds the turns a second of one process. It "
+    "is the processor time of the whole process (rendering, parsing, tools, accounting, rewards, re-tokenisation, the "
+    "engine's own account) over the turns; memory is what the process grew by over the episodes, all of which are "
+    "kept. In the row named so, each call and each answer of a tool is another text, so that nothing that was "
+    "remembered helps; otherwise all episodes say the same, as siblings often do."
 )
 
 
@@ -52,21 +56,31 @@ async def look(place: str) -> str:
 
 
 class _Answers:
-    """The script and its latency; counts the requests that wait."""
+    """The script and its latency; counts the requests that wait.
 
-    def __init__(self, calls: list[int], answer: list[int]) -> None:
+    Args:
+        calls: what the turns but the last ones say, each in its turn and then from the beginning again.
+        answer: what the last turns say.
+        number: of episodes; the first answers are held back until so many requests wait.
+    """
+
+    def __init__(self, calls: list[list[int]], answer: list[int], number: int) -> None:
         self.most = self._waiting = 0
-        self._calls, self._answer = calls, answer
+        self._calls, self._answer = itertools.cycle(calls), answer
+        self._number, self._all_wait = number, asyncio.Event()
         self._random = random.Random(0)
 
     def script(self, request: GenerateRequest) -> list[int]:
         last = int(request.request_id.rpartition("/")[2]) == TURNS - 1
-        return self._answer if last else self._calls
+        return self._answer if last else next(self._calls)
 
     async def latency(self, request: GenerateRequest) -> None:
         self._waiting += 1
         self.most = max(self.most, self._waiting)
-        await asyncio.sleep(self._random.uniform(4.0, 8.0))
+        if self.most == self._number:
+            self._all_wait.set()
+        await self._all_wait.wait()
+        await asyncio.sleep(self._random.uniform(1.0, 2.0))
         self._waiting -= 1
 
 
@@ -83,22 +97,27 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
             resident = _resident_bytes()
             most, cpu_s, outcomes = play(model, EPISODES)
             grown = _resident_bytes() - resident
+            _, apart_s, _ = play(model, EPISODES, alike=False)
     trajectories = [t for outcome in outcomes for t in outcome.group.trajectories]
     turns = sum(len(t.turns) for t in trajectories)
     figures.at_least("in flight: requests that waited at once", most, "", EPISODES)
     figures.report("in flight: turns", turns, "")
     figures.at_most("in flight: driver's time a turn", 1000 * cpu_s / turns, "ms", TARGET_MS)
+    figures.report("in flight: driver's time a turn, every text another", 1000 * apart_s / turns, "ms")
     figures.report("in flight: memory a trajectory", grown / len(trajectories) / 1024, "KiB")
     tokens = sum(len(segment) for t in trajectories for turn in t.turns for segment in turn.segments)
     figures.report("in flight: tokens a trajectory", tokens / len(trajectories), "tokens")
     figures.note(NOTE)
 
 
-def play(model: Path, number: int) -> tuple[int, float, list[GroupOutcome]]:
-    """Requests that waited at once at most, processor seconds, and what came of the episodes."""
+def play(model: Path, number: int, *, alike: bool = True) -> tuple[int, float, list[GroupOutcome]]:
+    """Requests that waited at once at most, processor seconds, and what came of the episodes, which all say the same
+    where they are ``alike``."""
     renderer = RendererSpec(str(model)).build()
     ends = list(renderer.stop_token_ids)[:1]
-    answers = _Answers([*renderer.tokenize(CALL).tolist(), *ends], [*renderer.tokenize("nothing").tolist(), *ends])
+    places = ["here"] if alike else [f"here {n}" for n in range(number * (TURNS - 1))]
+    calls = [[*renderer.tokenize(CALL.format(place=place)).tolist(), *ends] for place in places]
+    answers = _Answers(calls, [*renderer.tokenize("nothing").tolist(), *ends], number)
     engine = ScriptedEngine(
         answers.script, vocab_size=renderer.vocab_size, context_tokens=CONTEXT, latency=answers.latency
     )

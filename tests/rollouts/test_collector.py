@@ -39,8 +39,8 @@ def test_the_usual_pace_is_back_after_the_last_holder() -> None:
 def test_a_cycle_made_meanwhile_is_still_found() -> None:
     with paced_collector():
         made = cycle()
-        young = [Node() for _ in range(20_000)]  # the collector comes by itself
-        assert len(young) == 20_000
+        young = [Node() for _ in range(100_000)]  # the collector comes by itself
+        assert len(young) == 100_000
         assert made() is None
 
 

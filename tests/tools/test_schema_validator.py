@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentrl.errors import ToolError
-from agentrl.tools.validate import schema_validator
+from agentrl.tools.validate import argument_faults, schema_validator
 
 
 def parameters() -> dict[str, Any]:
@@ -31,3 +33,33 @@ def test_a_tool_that_changes_its_parameters_afterwards_changes_no_other() -> Non
 def test_parameters_that_are_no_json_are_refused(value: object) -> None:
     with pytest.raises(ToolError, match="tool 'f': its parameters are no JSON"):
         schema_validator({"type": "object", "default": value}, "f")
+
+
+NAMES = st.sampled_from(["x", "y", "z"])
+VALUES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.just([1]), st.just({"x": 1}))
+RULES = st.fixed_dictionaries(
+    {
+        "type": st.sampled_from(
+            ["string", "integer", "number", "boolean", "null", "array", "object", ["string", "null"]]
+        )
+    },
+    optional={"description": st.just("what it is"), "minimum": st.just(3), "default": st.just(1)},
+)
+
+
+@given(
+    schema=st.fixed_dictionaries(
+        {"type": st.just("object"), "properties": st.dictionaries(NAMES, RULES | st.just(True))},
+        optional={
+            "required": st.lists(NAMES, unique=True),
+            "additionalProperties": st.booleans(),
+            "minProperties": st.just(2),
+        },
+    ),
+    arguments=st.dictionaries(NAMES, VALUES),
+)
+def test_arguments_have_no_fault_exactly_where_the_schema_holds(
+    schema: dict[str, Any], arguments: dict[str, Any]
+) -> None:
+    validator = schema_validator(schema, "f")
+    assert (argument_faults(validator, arguments) == ()) is validator.is_valid(arguments)

@@ -35,13 +35,13 @@ TARGET = 2.5
 COLD_STEPS = 1
 
 NOTES = (
-    "Like for like: warm-up checkpoint, tasks, tool function, reward, 16 x 8 episodes of at most 3 turns of 64 tokens, "
-    "temperature 1, every episode trained once, loss and optimizer, fp32 with matmul precision 'highest', threads, "
-    "versions of torch and transformers.",
-    "Not like for like: agentrl checks each call against a JSON Schema, runs it under a deadline, answers malformed "
-    "calls and lets the policy try again (TRL ends the episode there), keeps the sampler's logprobs, proves token ids "
-    "and published weights, and stores every trajectory. It takes two processes (Ray's worker, and the driver that "
-    "stores) where TRL takes one. Each side samples by its own random numbers: tokens agree on average only.",
+    "Like for like: warm-up checkpoint, tasks, tool function, reward, 16 x 8 episodes of at most 3 turns of 64 tokens "
+    "that end at the first turn without a call, temperature 1, every episode trained once, loss and optimizer, fp32 "
+    "with matmul precision 'highest', threads, versions of torch and transformers.",
+    "Not like for like: agentrl checks each call against a JSON Schema, runs it under a deadline, keeps the sampler's "
+    "logprobs, proves token ids and published weights, and stores every trajectory. It takes two processes (Ray's "
+    "worker, and the driver that stores) where TRL takes one. Each side samples by its own random numbers and goes on "
+    "with its own policy: tokens agree on average only.",
     "TRL generates by transformers' generate; its vLLM path takes no release that runs on a CPU, and transformers' "
     "continuous batching took 60 s a step where generate took 4.",
 )

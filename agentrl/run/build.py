@@ -25,7 +25,6 @@ from agentrl.rollouts.policy_server import ProgramSpec
 from agentrl.run.config import StageConfig, ToolConfig
 from agentrl.run.data import load_tasks
 from agentrl.run.sglang_engine import sglang_spec
-from agentrl.sandbox import SandboxSpec
 from agentrl.tools import Tool, ToolFactory, resolve_tools
 from agentrl.training import OptimSpec, RewardModelSpec
 from agentrl.types import SamplingParams, load_object
@@ -117,29 +116,39 @@ def rubric_spec(stage: StageConfig, live: LiveObjects, base_dir: Path) -> Rubric
 
 
 def env_spec(stage: StageConfig, live: LiveObjects, base_dir: Path, *, with_tools: bool = True) -> EnvSpec:
-    """The stage's environment; without its tools for an examination of what they are worth."""
+    """The stage's environment; without its tools for an examination of what they are worth.
+
+    An environment of one's own is given what ``ToolEnv`` is, as far as its factory has parameters of these names.
+
+    Raises:
+        ConfigError: a setting of ``env`` that the factory has no parameter for.
+    """
     if isinstance(live.env, EnvSpec):
         return live.env
-    sandbox = stage.sandbox.spec()
-    entry = live.env or stage.env.entry
-    if entry is not None:
-        return EnvSpec(
-            entry, kwargs=stage.env.args, base_dir=str(base_dir), sandbox=_sandbox_of(entry, base_dir, sandbox)
+    entry = live.env or stage.env.entry or ToolEnv
+    factory = load_object(entry, base_dir) if isinstance(entry, str) else entry
+    taken = inspect.signature(factory).parameters if callable(factory) else {}
+    tools = list(live.tools) if live.tools is not None else [_tool(tool, base_dir) for tool in stage.env.tools]
+    asked: dict[str, Any] = {}
+    if tools:
+        asked["tools"] = tools if with_tools else []
+    if stage.env.system_prompt is not None:
+        asked["system_prompt"] = stage.env.system_prompt
+    if not stage.env.announce_tools:
+        asked["announce_tools"] = False
+    if lacking := [name for name in asked if name not in taken]:
+        raise ConfigError(
+            f"env.{lacking[0]} would do nothing, since {getattr(factory, '__qualname__', factory)} has no parameter "
+            f"{lacking[0]!r}; give it one, as agentrl.envs.ToolEnv has, or leave the setting out"
         )
-    tools: list[Any] = (
-        list(live.tools) if live.tools is not None else [_tool(tool, base_dir) for tool in stage.env.tools]
-    )
+    places = {"tool_deadline_s": stage.rollout.tool_timeout_s, "base_dir": str(base_dir)}
+    asked |= {name: value for name, value in places.items() if name in taken}
+    needs_sandbox = "sandbox" in taken if factory is not ToolEnv else with_tools and _needs_sandbox(tools, base_dir)
     return EnvSpec(
-        ToolEnv,
-        kwargs={
-            "tools": tools if with_tools else [],
-            "system_prompt": stage.env.system_prompt,
-            "announce_tools": stage.env.announce_tools,
-            "tool_deadline_s": stage.rollout.tool_timeout_s,
-            "base_dir": str(base_dir),
-            **stage.env.args,
-        },
-        sandbox=sandbox if with_tools and _needs_sandbox(tools, base_dir) else None,
+        entry,
+        kwargs=asked | dict(stage.env.args),
+        base_dir=str(base_dir),
+        sandbox=stage.sandbox.spec() if needs_sandbox else None,
     )
 
 
@@ -155,12 +164,6 @@ def _needs_sandbox(tools: Sequence[Any], base_dir: Path) -> bool:
     entries = resolve_tools(tools, base_dir)
     made = [tool for e in entries for tool in (e.build() if isinstance(e, ToolFactory) else (e,))]
     return any(tool.needs_sandbox for tool in made)
-
-
-def _sandbox_of(entry: Callable[..., Any] | str, base_dir: Path, sandbox: SandboxSpec) -> SandboxSpec | None:
-    """The sandbox, where the environment's factory takes one by the name ``sandbox``."""
-    factory = load_object(entry, base_dir) if isinstance(entry, str) else entry
-    return sandbox if "sandbox" in inspect.signature(factory).parameters else None
 
 
 def _tool(config: ToolConfig, base_dir: Path) -> Tool | ToolFactory | str:

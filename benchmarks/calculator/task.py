@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from agentrl.envs import ToolEnv
 from agentrl.tools import tool
-from agentrl.types import Message, load_object
+from agentrl.types import Action, Message, Observation, StepResult, load_object
 
-__all__ = ["build_model", "calc", "correct", "demonstrations", "tasks"]
+__all__ = ["Calculator", "build_model", "calc", "correct", "demonstrations", "tasks"]
 
 HERE = Path(__file__).parent
 CODE = HERE.parents[1] / "examples" / "code"
@@ -30,6 +31,16 @@ def calc(expression: str) -> str:
     """
     value: str = evaluate(expression)
     return value
+
+
+class Calculator(ToolEnv):
+    """Ends at the first turn without a call that can be read, as TRL's trainer does; ``ToolEnv`` alone would answer a
+    malformed one and let the policy try again."""
+
+    async def step(self, action: Action) -> StepResult:
+        if action.tool_calls:
+            return await super().step(action)
+        return StepResult(Observation(), terminated=True)
 
 
 def demonstrations(seed: int, noise: float = 0.6) -> Iterator[dict[str, Any]]:

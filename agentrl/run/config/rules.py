@@ -92,7 +92,7 @@ def _reward_faults(stage: StageConfig) -> Iterator[Fault]:
 
 def _eval_faults(stage: StageConfig) -> Iterator[Fault]:
     for name, item in stage.eval.sets.items():
-        if not item.tools and stage.env.entry is not None:
+        if not item.tools and stage.env.entry is not None and not stage.env.tools:
             yield Fault(
                 (("eval", "sets", name, "tools"), ("env", "entry")),
                 f"{{key}}=false takes env.tools away, and env.entry={stage.env.entry!r} has its own, so it "

@@ -81,7 +81,9 @@ class EnvConfig(Section):
     """The environment that an episode runs in."""
 
     entry: str | None = None
-    """``file.py:name`` or ``module:name`` of an Env class or factory; by default the built-in ToolEnv."""
+    """``file.py:name`` or ``module:name`` of an Env class or factory; by default the built-in ToolEnv. It is given
+    ``tools``, ``system_prompt`` and ``announce_tools`` where it has parameters of these names, as a subclass of ToolEnv
+    has."""
     args: Arguments = Field(default_factory=dict)
     """Keyword arguments of ``entry``."""
     tools: Listed[ToolConfig] = ()

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-__all__ = ["NOT_HERE", "Figure", "Figures", "add_arguments", "machine"]
+__all__ = ["NOT_HERE", "RESULTS", "ROOT", "Figure", "Figures", "add_arguments", "machine"]
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -106,12 +106,20 @@ class Figures:
         Returns:
             The exit status: 0 when each target was met, else 1.
         """
-        print("\n".join([self.table(), *self.notes]))
+        self.show()
         if arguments.json is not None:
-            arguments.json.write_text(json.dumps(self.as_json(), indent=2) + "\n", encoding="utf-8")
+            self.write_json(arguments.json)
         if arguments.record:
             self.record(RESULTS / f"{arguments.benchmark}.json", command=own_command(arguments.benchmark), seeds=seeds)
         return int(any(row.met is False for row in self.rows))
+
+    def show(self) -> None:
+        """Print the table, and the notes under it."""
+        print("\n".join([self.table(), *self.notes]), flush=True)
+
+    def write_json(self, path: Path) -> None:
+        """Write the rows as ``as_json`` gives them."""
+        path.write_text(json.dumps(self.as_json(), indent=2) + "\n", encoding="utf-8")
 
     def record(self, path: Path, *, command: str, seeds: Sequence[int]) -> None:
         """Write the figures with what is needed to measure them again: one file for each benchmark."""

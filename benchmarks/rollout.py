@@ -1,6 +1,7 @@
 """What rollouts cost: the engine alone, slow tools against instant ones, and thousands of episodes in flight.
 
-``python -m benchmarks.rollout`` measures all of it, ``--only`` one part.
+``python -m benchmarks.rollout`` measures all of it, ``--only`` one part. Each part is shown, and recorded in a file of
+its own, as soon as it is measured.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from benchmarks import fuzz_tokens
-from benchmarks.figures import Figures, add_arguments
+from benchmarks.figures import RESULTS, Figures, add_arguments
 from benchmarks.rollouts import engine, in_flight, tool_latency
 
 __all__ = ["PARTS"]
@@ -31,11 +32,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_arguments(parser, benchmark="rollout")
     arguments = parser.parse_args(argv)
 
-    figures = Figures()
+    whole = Figures()
     for name in arguments.only or PARTS:
         print(f"-- {name}", flush=True)
+        figures = Figures()
         PARTS[name](figures, arguments)
-    return figures.finish(arguments, seeds=[arguments.seed])
+        figures.show()
+        if arguments.record:
+            command = f"python -m benchmarks.rollout --only {name}"
+            figures.record(RESULTS / f"rollout_{name}.json", command=command, seeds=[arguments.seed])
+        whole.rows += figures.rows
+    if arguments.json is not None:
+        whole.write_json(arguments.json)
+    return int(any(row.met is False for row in whole.rows))
 
 
 if __name__ == "__main__":

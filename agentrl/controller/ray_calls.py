@@ -82,15 +82,16 @@ class ActorCalls:
             self.error = self._failure(str(lost), place, "")
             raise self.error from None
 
-    def ask(self, ref: Any, what: str, place: int) -> Any:
-        """One answer of an actor that others may stand in for.
+    def ask(self, ref: Any, what: str, place: int, timeout_s: float | None = None) -> Any:
+        """One answer of an actor that others may stand in for; within ``timeout_s``, by default the group's own.
 
         Raises:
             AgentRLError: what the actor raised; the group is poisoned.
             ActorLostError: it died or did not answer; the group is as it was.
         """
+        patience_s = self._timeout_s if timeout_s is None else timeout_s
         try:
-            return ray.get(ref, timeout=self._timeout_s)
+            return ray.get(ref, timeout=patience_s)
         except RayTaskError as error:
             self.error = (
                 error.cause
@@ -101,7 +102,11 @@ class ActorCalls:
         except (RayActorError, ObjectLostError) as error:
             raise ActorLostError(f"{what}: {self._name(place)} died: {error}") from None
         except GetTimeoutError:
-            raise ActorLostError(f"{what}: {self._name(place)} did not answer within {self._timeout_s:.0f} s") from None
+            raise self.silent(what, place, patience_s) from None
+
+    def silent(self, what: str, place: int, seconds: float) -> ActorLostError:
+        """An actor that lives, as far as Ray knows, and does not answer."""
+        return ActorLostError(f"{what}: {self._name(place)} did not answer within {seconds:.0f} s")
 
 
 class RayRunners:

@@ -89,6 +89,7 @@ class RayRolloutGroup:
         threads: torch and OpenMP threads of each.
         resources: that each asks of Ray, beside a CPU.
         max_restarts: workers that may die between two publishes; the next death ends the run.
+        answer_s: seconds in which a worker answers what costs it no work; one that does not is replaced as well.
         call_timeout_s: deadline of one call.
     """
 
@@ -100,6 +101,7 @@ class RayRolloutGroup:
         threads: int,
         resources: Mapping[str, float] | None = None,
         max_restarts: int = 3,
+        answer_s: float = 120.0,
         call_timeout_s: float = 1800.0,
     ) -> None:
         self._trainers = trainers
@@ -113,7 +115,7 @@ class RayRolloutGroup:
             "runtime_env": {"env_vars": env_vars},
         }
         actor = _ROLLOUT_ACTOR.options(**chosen)
-        self._fleet = WorkerFleet(actor.remote, num_workers, self._calls, max_restarts=max_restarts)
+        self._fleet = WorkerFleet(actor.remote, num_workers, self._calls, max_restarts=max_restarts, answer_s=answer_s)
 
     @property
     def num_ranks(self) -> int:

@@ -1,8 +1,10 @@
-"""Rollout workers as a fleet that outlives its members: what a dead one played is played again, and it is replaced."""
+"""Rollout workers as a fleet that outlives its members: what a dead or silent one played is played again, and it is
+replaced."""
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -25,6 +27,7 @@ class _Place:
     Attributes:
         starting: answers to come before it plays: of its setup, and of the weights that it was given since.
         poll: the call of ``collect`` that is under way.
+        due: when the poll should have come back (``time.monotonic``).
         groups: what it plays.
     """
 
@@ -32,6 +35,7 @@ class _Place:
     actor: Any
     starting: list[Any] = field(default_factory=list)
     poll: Any = None
+    due: float = 0.0
     groups: dict[tuple[str, int], GroupRequest] = field(default_factory=dict)
 
 
@@ -46,10 +50,19 @@ class WorkerFleet:
         num_workers: places.
         calls: waits for them.
         max_restarts: deaths between two publishes after which the next one ends the run.
+        answer_s: seconds in which a worker answers what costs it no work; one that does not counts as dead.
     """
 
-    def __init__(self, start: Callable[[int], Any], num_workers: int, calls: ActorCalls, *, max_restarts: int) -> None:
-        self._start, self._calls, self._max_restarts = start, calls, max_restarts
+    def __init__(
+        self,
+        start: Callable[[int], Any],
+        num_workers: int,
+        calls: ActorCalls,
+        *,
+        max_restarts: int,
+        answer_s: float,
+    ) -> None:
+        self._start, self._calls, self._max_restarts, self._answer_s = start, calls, max_restarts, answer_s
         self._places = [_Place(number, start(number)) for number in range(num_workers)]
         self._parts: Any = None
         self._weights: tuple[Any, ...] | None = None
@@ -127,6 +140,7 @@ class WorkerFleet:
         ready = ray.wait(watched, num_returns=1, timeout=timeout_s)[0] if watched else []
         with self._lock:
             self._take(set(ready))
+            self._lose_silent()
             outcomes, self._arrived = self._arrived, []
             return outcomes
 
@@ -138,7 +152,8 @@ class WorkerFleet:
             self._waiting = [request for request in self._waiting if _key(request) not in keys]
             for place in self._playing():
                 with self._losing(place, place.actor):
-                    self._calls.ask(place.actor.cancel.remote(list(draws), label), "cancelling groups", place.number)
+                    ref = place.actor.cancel.remote(list(draws), label)
+                    self._calls.ask(ref, "cancelling groups", place.number, self._answer_s)
 
     def in_flight(self) -> list[SavedGroup]:
         with self._lock:
@@ -146,7 +161,8 @@ class WorkerFleet:
             saved = [request.saved for request in self._waiting if request.saved is not None]
             for place in self._playing():
                 with self._losing(place, place.actor):
-                    saved += self._calls.ask(place.actor.in_flight.remote(), "saving the groups that run", place.number)
+                    ref = place.actor.in_flight.remote()
+                    saved += self._calls.ask(ref, "saving the groups that run", place.number, self._answer_s)
             return saved
 
     def take_losses(self) -> list[HostLoss]:
@@ -175,6 +191,7 @@ class WorkerFleet:
         for place in self._playing():
             if place.poll is None:
                 place.poll = place.actor.collect.remote(timeout_s)
+                place.due = time.monotonic() + timeout_s + self._answer_s
         return [place.starting[0] if place.starting else place.poll for place in self._places]
 
     def _take(self, ready: set[Any]) -> None:
@@ -187,6 +204,14 @@ class WorkerFleet:
                     outcomes = self._calls.ask(place.poll, "collecting groups", place.number)
                     place.poll = None
                     self._come_in(place, outcomes)
+
+    def _lose_silent(self) -> None:
+        """A worker whose poll does not come back hangs, or its machine cannot be reached."""
+        for place in self._playing():
+            if place.poll is None or time.monotonic() <= place.due or ray.wait([place.poll], timeout=0)[0]:
+                continue
+            with self._losing(place, place.actor):
+                raise self._calls.silent("collecting groups", place.number, self._answer_s)
 
     def _come_in(self, place: _Place, outcomes: Sequence[GroupOutcome]) -> None:
         for outcome in outcomes:
@@ -212,7 +237,7 @@ class WorkerFleet:
             left = [request for request in left if self._place_of(request.draw, playing) is not place]
             place.groups |= {_key(request): request for request in own}
             with self._losing(place, place.actor):
-                self._calls.ask(place.actor.submit.remote(own), "submitting groups", place.number)
+                self._calls.ask(place.actor.submit.remote(own), "submitting groups", place.number, self._answer_s)
         self._waiting += left
 
     def _place_of(self, draw: int, playing: Sequence[_Place]) -> _Place:

@@ -56,6 +56,7 @@ class Session:
                     threads=threads,
                     resources=own.worker_resources,
                     max_restarts=own.worker_restarts,
+                    answer_s=own.worker_timeout_s,
                 )
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -59,6 +60,27 @@ def test_groups_of_a_worker_that_is_killed_are_played_elsewhere_and_it_is_replac
     assert killed not in {place["pid"] for place in group.describe()}
 
 
+def test_a_worker_that_hangs_is_ended_and_replaced(ray_started: None, model: Path) -> None:
+    from agentrl.controller.ray_group import RayGroup
+    from agentrl.controller.ray_rollouts import RayRolloutGroup
+
+    group = RayRolloutGroup(RayGroup(1, threads=1), 2, threads=1, answer_s=10.0)
+    try:
+        group.setup(worker_spec(model))
+        group.publish(1)
+        stopped = group.describe()[2]["pid"]
+        os.kill(stopped, signal.SIGSTOP)  # it lives, and does nothing
+        group.submit([GroupRequest(draw, TASKS[draw], 2) for draw in range(4)])
+        outcomes = collected(group, 4)
+        assert sorted(outcome.request.draw for outcome in outcomes) == [0, 1, 2, 3]
+        (loss,) = group.take_losses()
+        assert re.search(r"rollout worker 1 did not answer within 10 s", loss.why)
+        assert stopped not in {place["pid"] for place in group.describe()}
+        assert ended(stopped)
+    finally:
+        group.close()
+
+
 def test_a_worker_that_takes_anothers_place_serves_the_weights_published_last(group: Any) -> None:
     for worker in group.describe()[1:]:
         os.kill(worker["pid"], signal.SIGKILL)
@@ -112,6 +134,20 @@ def test_what_runs_on_any_worker_is_saved(group: Any) -> None:
     arrived = group.collect(0.0)
     assert sorted([*(one.draw for one in saved), *(one.request.draw for one in arrived)]) == [0, 1, 2, 3]
     assert {len(one.siblings) for one in saved} <= {2}
+
+
+def ended(pid: int) -> bool:
+    """Whether a process of this machine is gone, or soon is."""
+    end = time.monotonic() + 60.0
+    while time.monotonic() < end:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.2)
+    return False
 
 
 def collected(group: Any, number: int) -> list[GroupOutcome]:

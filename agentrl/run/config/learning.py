@@ -80,6 +80,9 @@ class RolloutConfig(Section):
     worker_restarts: Natural = 3
     """Of them, how many may die and be started again between two publishes of weights (or ever, where nothing is
     trained); one more ends the run."""
+    worker_timeout_s: Seconds = 120.0
+    """Seconds in which one answers a call that costs it no work. One that does not, since it hangs or its machine is
+    out of reach, is ended and replaced as if it had died."""
     kv_tokens: Count | None = None
     """Tokens of KV cache kept for waiting episodes; by default room for all that run."""
     dtype: Dtype | None = None

@@ -134,7 +134,7 @@ def env_spec(stage: StageConfig, live: LiveObjects, base_dir: Path, *, with_tool
         asked["tools"] = tools if with_tools else []
     if stage.env.system_prompt is not None:
         asked["system_prompt"] = stage.env.system_prompt
-    if not stage.env.announce_tools:
+    if not stage.env.announce_tools and (tools or "announce_tools" in taken):  # without tools it says nothing
         asked["announce_tools"] = False
     if lacking := [name for name in asked if name not in taken]:
         raise ConfigError(

@@ -59,7 +59,6 @@ async def test_a_subclass_of_tool_env_is_given_tools_and_prompt(spec: Callable[.
     [
         ("tools: ['own.py:look']", "env.tools"),
         ("system_prompt: Look!", "env.system_prompt"),
-        ("announce_tools: false", "env.announce_tools"),
     ],
 )
 def test_a_setting_that_an_environment_does_not_take_is_refused(
@@ -71,3 +70,5 @@ def test_a_setting_that_an_environment_does_not_take_is_refused(
 
 def test_without_such_settings_it_is_given_its_own_arguments_alone(spec: Callable[..., EnvSpec]) -> None:
     assert spec("env: {entry: 'own.py:Bare', args: {size: 3}}").kwargs == {"size": 3}
+    assert spec("env: {entry: 'own.py:Bare', announce_tools: false}").kwargs == {}
+    assert spec("env: {entry: 'own.py:Own', announce_tools: false}").kwargs["announce_tools"] is False

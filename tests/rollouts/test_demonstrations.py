@@ -8,21 +8,8 @@ import pytest
 
 from agentrl.errors import DataError
 from agentrl.rollouts import demonstration_group
-from agentrl.tools import tool
 from agentrl.types import SegmentKind
-from tests.rollouts.bytewise import ASSISTANT, END, USER, BytewiseRenderer, call, ids, laid_out, play, say
-
-
-@tool
-def add(a: int, b: int) -> str:
-    """The sum.
-
-    Args:
-        a: one number.
-        b: the other.
-    """
-    return str(a + b)
-
+from tests.rollouts.bytewise import ASSISTANT, END, USER, BytewiseRenderer, add, call, ids, laid_out, play, say
 
 CALL = {"id": "call_0", "type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
 CONVERSATION: list[dict[str, Any]] = [

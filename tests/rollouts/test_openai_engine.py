@@ -14,25 +14,13 @@ from agentrl.llm import ChatServerSpec
 from agentrl.rollouts import EpisodeParts, run_episode
 from agentrl.rollouts.openai_engine import OpenAIEngineSpec
 from agentrl.store import RunDirectory, TrajectoryReader, TrajectoryWriter
-from agentrl.tools import tool
 from agentrl.tools.parsers import load_parser
 from agentrl.types import GenerateRequest, SamplingParams, Trajectory, frozen_ints
 from tests.llm.odd_server import Reply, failed, odd_server, said
-from tests.rollouts.bytewise import KEY, TASK, call, rollout_spec, say
+from tests.rollouts.bytewise import KEY, TASK, add, call, rollout_spec, say
 from tests.rollouts.served_policy import serving
 
 ASKED = GenerateRequest("r", "s", frozen_ints(()), SamplingParams(8), seed=0, messages=TASK.messages)
-
-
-@tool
-def add(a: int, b: int) -> str:
-    """The sum.
-
-    Args:
-        a: one number.
-        b: the other.
-    """
-    return str(a + b)
 
 
 async def play_at(url: str, *, sampling: SamplingParams | None = None, **settings: Any) -> Trajectory:

@@ -9,21 +9,8 @@ import pytest
 
 from agentrl.errors import DataError
 from agentrl.rollouts import preference_group
-from agentrl.tools import tool
 from agentrl.types import Segment, SegmentKind, TrajectoryGroup
-from tests.rollouts.bytewise import BytewiseRenderer, call, laid_out, play, say
-
-
-@tool
-def add(a: int, b: int) -> str:
-    """The sum.
-
-    Args:
-        a: one number.
-        b: the other.
-    """
-    return str(a + b)
-
+from tests.rollouts.bytewise import BytewiseRenderer, add, call, laid_out, play, say
 
 USER = {"role": "user", "content": "hi"}
 GOOD = {"role": "assistant", "content": "hello"}

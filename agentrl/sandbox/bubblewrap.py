@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _INFO_S = 30.0
 _HOST = f"{enclosure.PLACE}/code"  # where the host finds its own modules
 _PASSABLE = ("--perms", "0111")  # to be walked through and not listed, also by its owner's uid, which the code may have
-_DEVICES = ("null", "zero", "full", "random", "urandom")
+_DEVICES = ("null", "full", "random", "urandom")  # no zero: a mapping of it is shared memory that no process shows
 _ISOLATION = (
     "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try",
     "--hostname", "sandbox", "--die-with-parent", "--new-session",
@@ -178,11 +178,12 @@ def _arguments(folders: Mapping[str, str]) -> list[str]:
             args += ["--symlink", os.readlink(path), path]
         elif os.path.isdir(path):
             args += ["--ro-bind", path, path]
-    for path in SYSTEM_FILES:
-        args += ["--ro-bind-try", path, path]
-    parents = {str(parent) for inside in folders for parent in PurePath(inside).parents} - {"/", _HOST}
+    seen = (*folders, *SYSTEM_FILES)
+    parents = {str(parent) for inside in seen for parent in PurePath(inside).parents} - {"/", _HOST}
     for path in sorted(parents):  # as bubblewrap makes them, they may be closed to the uids of slots
         args += [*_PASSABLE, "--dir", path]
+    for path in SYSTEM_FILES:
+        args += ["--ro-bind-try", path, path]
     args += ["--perms", "0755", "--dir", _HOST]
     for inside, outside in folders.items():
         args += ["--ro-bind", outside, inside]

@@ -9,6 +9,7 @@ import json
 import os
 import socket
 import tempfile
+from dataclasses import replace
 from types import MappingProxyType
 
 from agentrl.errors import SandboxError
@@ -64,6 +65,7 @@ held = {
     "network": refused(*out) and refused(
         sock(socket.AF_INET6), sock(socket.AF_INET, socket.SOCK_DGRAM), sock(socket.AF_UNIX),
         sock(40), sock(16, socket.SOCK_RAW), sock(17, socket.SOCK_RAW),
+        lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].sendto(b"", listing + "/datagrams"),
     ),
     "processes": refused(lambda: os.kill(owner, 0), lambda: os.kill(os.getppid() or owner, 0)),
     "kernel": refused(lambda: call(425, 1, None), lambda: call(438, -1, 0, 0))
@@ -80,6 +82,43 @@ if os.fork() == 0:
     os._exit(0)
 print(json.dumps(held))
 """
+# memory that is mapped, touched and unmapped again but for a page of it
+_HOARD = r"""
+import ctypes, os, sys, time
+
+size, area = int(sys.stdin.read()), 2**24
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+libc.memchr.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+
+def hoard(flags, path=None):
+    held = 0
+    while held < size:
+        fd = -1 if path is None else os.open(path, os.O_RDONLY)
+        at = libc.mmap(None, area, 1, flags, fd, 0)
+        if path is not None:
+            os.close(fd)
+        if at in (None, ctypes.c_void_p(-1).value):
+            return
+        libc.memchr(at, 1, area)
+        libc.munmap(at + 4096, area - 4096)
+        held += area
+    print("HELD", flush=True)
+
+try:
+    hoard(0x21)  # MAP_SHARED | MAP_ANONYMOUS
+    hoard(0x01, "/dev/zero")
+except OSError:
+    pass
+page = ctypes.create_string_buffer(4096)
+vector = (ctypes.c_size_t * 2)(ctypes.addressof(page), 4096)
+number = 278 if os.uname().machine == "x86_64" else 75  # vmsplice: a page in a pipe keeps its huge page
+if libc.prctl(42, 0, 0, 0, 0) != 1 and libc.syscall(number, os.pipe()[1], vector, ctypes.c_size_t(1), 1) > 0:
+    print("HELD", flush=True)
+"""
+_HOARD_LIMIT_BYTES = 64 * 2**20
 _LOOK_FOR_STRAY = "import fcntl\nfcntl.flock(open('stray', 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
 
 
@@ -93,8 +132,14 @@ async def measure(sandbox: Sandbox, *, proxied: bool = False) -> MappingProxyTyp
     Raises:
         SandboxError: the probe itself did not run to its end.
     """
-    with tempfile.TemporaryDirectory(prefix="agentrl-probe-") as folder, socket.create_server(("127.0.0.1", 0)) as own:
+    with (
+        tempfile.TemporaryDirectory(prefix="agentrl-probe-") as folder,
+        socket.create_server(("127.0.0.1", 0)) as own,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams,
+    ):
         os.chmod(folder, 0o755)
+        datagrams.bind(os.path.join(folder, "datagrams"))
+        os.chmod(os.path.join(folder, "datagrams"), 0o777)
         canary = os.path.join(folder, "canary")
         with open(canary, "w") as file:
             file.write("a file that the code must not read")
@@ -107,5 +152,13 @@ async def measure(sandbox: Sandbox, *, proxied: bool = False) -> MappingProxyTyp
         raise SandboxError(f"the probe of the sandbox ended with {result.status} {result.detail}: {said[-500:]}")
     held = json.loads(result.stdout)
     alone = await sandbox.run(_LOOK_FOR_STRAY)
+    held["memory"] = held["memory"] and await _bounds_what_is_unmapped(sandbox)
     held["processes"] = held["processes"] and alone.status == "ok"  # else one outlived its run
     return MappingProxyType({name: bool(held[name]) for name in GUARANTEES})
+
+
+async def _bounds_what_is_unmapped(sandbox: Sandbox) -> bool:
+    """Whether memory that no process shows is refused, or ends the run that holds it."""
+    limits = replace(sandbox.limits, memory_bytes=_HOARD_LIMIT_BYTES)
+    result = await sandbox.run(_HOARD, stdin=str(2 * _HOARD_LIMIT_BYTES).encode(), limits=limits)
+    return b"HELD" not in result.stdout

@@ -6,6 +6,7 @@ themselves at a size that any machine bears.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -25,14 +26,19 @@ from .bombs import (
     FORGERY,
     FORK_BOMB,
     GREED,
+    HEAR,
     INODE_FILL,
     LEAVE,
     LOOK_FOR_BEAT,
     LOOK_FOR_TRACE,
     MEMORY_BOMB,
+    PIPE_HOARD,
     PRIVATE_MEMORY,
+    SAY,
+    SHARED_HOARD,
     SHARED_MEMORY,
     THEFT,
+    ZERO_HOARD,
 )
 from .programs import FILES, KERNEL, NETWORK, PROCESSES, SECRETS, USER, prelude
 from .verdict import Check, Factory, expect, expect_status
@@ -64,7 +70,8 @@ async def _attack(code: str, factory: Factory) -> None:
         seen = [path for path in made if os.path.exists(path)]
         expect(not seen, "files of its own show nowhere else", seen)
         after = os.stat(canary)
-        expect(set(os.listdir(folder)) == {"canary", "socket"}, "the target's folder is untouched", os.listdir(folder))
+        left = set(os.listdir(folder))
+        expect(left == {"canary", "socket", "datagrams"}, "the target's folder is untouched", left)
         same = (before.st_mode, before.st_size, before.st_mtime_ns) == (after.st_mode, after.st_size, after.st_mtime_ns)
         expect(same, "the target file is untouched", after)
 
@@ -91,7 +98,18 @@ def _listeners(stack: ExitStack, folder: str) -> dict[str, object]:
     addresses["abstract"] = abstract
     for sock in listening:
         sock.listen()
-    return addresses
+    return addresses | _datagram_targets(stack, folder, abstract)
+
+
+def _datagram_targets(stack: ExitStack, folder: str, abstract: str) -> dict[str, object]:
+    path = os.path.join(folder, "datagrams")
+    places = {"datagrams": path, "abstract_datagrams": f"{abstract}-datagrams"}
+    stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)).bind(path)
+    os.chmod(path, 0o777)
+    if os.uname().sysname == "Linux":
+        hidden = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
+        hidden.bind("\0" + places["abstract_datagrams"])
+    return dict(places)
 
 
 async def _outliving(code: str, timeout_s: float, status: str, factory: Factory) -> None:
@@ -125,7 +143,7 @@ async def _memory_bomb(made: str, factory: Factory) -> None:
     async with factory() as sandbox:
         result = await sandbox.run(MEMORY_BOMB.replace("MADE", made), limits=_SMALL)
         expect(b"BREACH" not in result.stdout, "all processes together are bounded", result)
-        expect(result.status in ("oom", "timeout", "error", "killed"), "it is a result", result)
+        expect(result.status in ("ok", "oom", "timeout", "error", "killed"), "it is a result", result)
         expect((await sandbox.run("print(1)")).stdout == b"1\n", "the sandbox goes on", result)
 
 
@@ -142,6 +160,27 @@ async def _buffer_bomb(factory: Factory) -> None:
         result = await sandbox.run(BUFFER_BOMB, limits=_SMALL)
         expect(b"BREACH" not in result.stdout, "buffers of the kernel's are bounded", result)
         expect(result.status in ("ok", "oom"), "it is a result", result)
+
+
+async def _hoard(program: str, factory: Factory) -> None:
+    """What a process unmapped and still keeps counts, and costs nobody else anything."""
+    async with factory() as sandbox, factory() as neighbour:
+        result, beside = await asyncio.gather(
+            sandbox.run(program, limits=_SMALL),
+            neighbour.run("import time\ntime.sleep(2)\nprint('beside')", limits=_SMALL),
+        )
+        expect(b"BREACH" not in result.stdout, "memory that no process shows is bounded", result)
+        expect(result.status in ("ok", "oom", "killed"), "it is a result", result)
+        expect(beside.stdout == b"beside\n", "a neighbour's run goes on", beside)
+
+
+async def _talk(factory: Factory) -> None:
+    """Two sandboxes that live at one time hear nothing of each other."""
+    name = f"agentrl-talk-{os.urandom(6).hex()}".encode()
+    async with factory() as one, factory() as other:
+        heard, _ = await asyncio.gather(one.run(HEAR, stdin=name), other.run(SAY, stdin=name))
+        expect_status(heard, "ok")
+        expect(b"BREACH" not in heard.stdout, "nothing that one sandbox says reaches another", heard)
 
 
 async def _disk_fill(factory: Factory) -> None:
@@ -195,6 +234,7 @@ ATTACKS: tuple[Check, ...] = (
     Check("traces for the next sandbox", "files", _traces),
     *_named(SECRETS, "secrets"),
     *_named(NETWORK, "network"),
+    Check("words to a neighbour", "network", _talk),
     *_named(PROCESSES, "processes"),
     Check("daemon outlives a normal end", "processes", _outlives("", 30.0, "ok")),
     Check("setsid child outlives a timeout", "processes", _outlives("while True: pass", 2.0, "timeout")),
@@ -205,6 +245,9 @@ ATTACKS: tuple[Check, ...] = (
     Check("memory bomb of many processes", "memory", partial(_memory_bomb, PRIVATE_MEMORY)),
     Check("memory bomb of kernel buffers", "memory", _buffer_bomb),
     Check("memory bomb of shared mappings", "memory", partial(_memory_bomb, SHARED_MEMORY)),
+    Check("hoard of shared memory", "memory", partial(_hoard, SHARED_HOARD)),
+    Check("hoard of /dev/zero", "memory", partial(_hoard, ZERO_HOARD)),
+    Check("hoard of pages in pipes", "memory", partial(_hoard, PIPE_HOARD)),
     *_named(USER, "user"),
     Check("disk fill", "disk", _disk_fill),
     Check("inode fill", "disk", _inode_fill),

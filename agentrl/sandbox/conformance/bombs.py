@@ -63,7 +63,10 @@ import mmap, os, time
 read, write = os.pipe()
 for _ in range(8):
     if os.fork() == 0:
-        x = MADE
+        try: x = MADE
+        except OSError:
+            os.write(write, b'.')  # refused: nothing to hold
+            os._exit(0)
         for i in range(0, len(x), 4096): x[i] = 1
         os.write(write, b'.')
         time.sleep(10)
@@ -71,7 +74,14 @@ for _ in range(8):
 held = 0
 while held < 8: held += len(os.read(read, 8))
 time.sleep(1.5)
-print('BREACH')
+left = 0
+while True:
+    try: pid, _ = os.waitpid(-1, os.WNOHANG)
+    except ChildProcessError: break
+    if pid == 0:
+        left = 1
+        break
+print('BREACH' if left else 'held')
 """
 BUFFER_BOMB = """
 import socket
@@ -165,4 +175,100 @@ for folder in ('.', '..', tempfile.gettempdir(), '/tmp', '/var/tmp', '/dev/shm',
     if found: print('BREACH', folder, found)
     for trace in (name, '.' + name):
         if os.path.exists(os.path.join(folder, trace)): print('BREACH', folder)
+"""
+
+# what a process made and unmapped again, save for a page of it, while the rest stays
+_HOARD = """
+import ctypes, mmap, os, resource, time
+LIMIT = 192 * 2**20
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+libc.memset.argtypes = libc.memchr.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+def mapped(size, flags, fd=-1, protection=3):
+    at = libc.mmap(None, size, protection, flags, fd, 0)
+    if at in (None, ctypes.c_void_p(-1).value): raise OSError(ctypes.get_errno(), "mmap")
+    return at
+held = 0
+try:
+    while held < LIMIT: held += more()
+except OSError as error:
+    print(error)
+if held >= LIMIT: time.sleep(1.5)
+print('BREACH' if held >= LIMIT else 'held', held)
+"""
+SHARED_HOARD = (
+    """
+def more():
+    size = 2**24
+    at = mapped(size, 0x21)  # MAP_SHARED | MAP_ANONYMOUS
+    libc.memset(at, 1, size)
+    libc.munmap(at + 4096, size - 4096)
+    return size
+"""
+    + _HOARD
+)
+ZERO_HOARD = (
+    """
+def more():
+    size = 2**24
+    fd = os.open('/dev/zero', os.O_RDONLY)
+    at = mapped(size, 0x01, fd, 1)  # MAP_SHARED, PROT_READ
+    os.close(fd)
+    libc.memchr(at, 1, size)
+    libc.munmap(at + 4096, size - 4096)
+    return size
+"""
+    + _HOARD
+)
+PIPE_HOARD = (
+    """
+pipes = []
+def more():
+    huge = 2**21
+    at = mapped(2 * huge, 0x22)  # MAP_PRIVATE | MAP_ANONYMOUS
+    start = -at % huge + at
+    libc.madvise(start, huge, 14)  # MADV_HUGEPAGE
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    libc.memset(start, 1, huge)
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
+    if len(pipes) % 17 == 0: pipes.append(os.pipe())
+    page = (ctypes.c_size_t * 2)(start, 4096)
+    number = 278 if os.uname().machine == 'x86_64' else 75  # vmsplice
+    if libc.syscall(ctypes.c_long(number), pipes[-1][1], page, ctypes.c_size_t(1), 1) != 4096:
+        raise OSError(ctypes.get_errno(), 'vmsplice')
+    pipes.append(pipes[-1])
+    libc.munmap(at, 2 * huge)
+    if faults > 100: raise OSError(0, 'no huge pages here')  # a small page keeps nothing but itself
+    return huge
+"""
+    + _HOARD
+)
+
+HEAR = """
+import socket, sys
+name = chr(0) + sys.stdin.read()
+for kind in (socket.SOCK_DGRAM, socket.SOCK_STREAM):
+    try:
+        ear = socket.socketpair(socket.AF_UNIX, kind)[0] if kind == socket.SOCK_DGRAM else socket.socket(socket.AF_UNIX)
+        ear.bind(name if kind == socket.SOCK_DGRAM else name + '-stream')
+        ear.settimeout(3)
+        if kind == socket.SOCK_STREAM: ear.listen()
+        heard = ear.recv(9) if kind == socket.SOCK_DGRAM else ear.accept()
+    except OSError: continue
+    print('BREACH', heard)
+"""
+
+SAY = """
+import socket, sys, time
+name = chr(0) + sys.stdin.read()
+end = time.monotonic() + 1
+while time.monotonic() < end:
+    for say in (lambda: socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)[0].sendto(b'x', name),
+                lambda: socket.socket(socket.AF_UNIX).connect(name + '-stream')):
+        try: say()
+        except OSError: continue
+    time.sleep(0.05)
 """

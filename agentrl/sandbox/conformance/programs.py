@@ -81,6 +81,40 @@ attempt("mknod", lambda: os.mknod("device", 0o600 | 0o020000, os.makedev(1, 1)))
 attempt("chroot", lambda: os.chroot("."))
 attempt("chdir out", lambda: (os.chdir(T["folder"]), open("canary").read()))
 """,
+    "change a file outside by its descriptor": """
+import fcntl, itertools
+def readable():  # where the interpreter lies, and whatever else it may import
+    for place in {os.path.dirname(os.__file__), *sys.path}:
+        for folder, _, names in os.walk(place):
+            for name in names[:20]: yield os.path.join(folder, name)
+own, tried = os.path.realpath("."), [os.__file__]
+for path in itertools.islice(readable(), 2000):
+    try: owner = os.stat(path).st_uid
+    except OSError: continue
+    if owner == os.getuid() and not os.path.realpath(path).startswith(own): tried.append(path)
+    if len(tried) > 3: break
+def mark(fd):
+    os.setxattr(fd, "user.agentrl", b"x"); os.removexattr(fd, "user.agentrl")
+def flags(fd):
+    word = bytearray(8)
+    fcntl.ioctl(fd, 0x80086601, word); fcntl.ioctl(fd, 0x40086602, word)
+for path in tried:
+    try: fd = os.open(path, os.O_RDONLY)
+    except OSError: continue
+    info = os.fstat(fd)
+    attempt("mode", lambda: os.fchmod(fd, info.st_mode & 0o7777))
+    attempt("owner", lambda: os.fchown(fd, info.st_uid, info.st_gid))
+    attempt("times", lambda: os.utime(fd, ns=(info.st_atime_ns, info.st_mtime_ns)))
+    attempt("attribute", lambda: mark(fd))
+    attempt("flags", lambda: flags(fd))
+    attempt("lease", lambda: fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK))
+    if libc.syscall(ctypes.c_long(452), fd, b"", info.st_mode & 0o7777, 0x1000) == 0: print("BREACH fchmodat2")
+    os.close(fd)
+""",
+    "the mount table": """
+request, found = struct.pack("=IIQQ", 24, 0, 2**64 - 1, 0), ctypes.create_string_buffer(4096)
+if libc.syscall(ctypes.c_long(458), request, found, ctypes.c_long(100), 0) >= 0: print("BREACH listmount")
+""",
     "outside by a program": """
 import subprocess
 seen = subprocess.run(["sh", "-c", "cat " + T["canary"] + " /etc/shadow; ls " + T["folder"]], capture_output=True)
@@ -122,6 +156,17 @@ attempt("abstract", lambda: connect("\\0" + T["abstract"]))
 attempt("named", lambda: connect(T["unix"]))
 for path in ("/run/docker.sock", "/var/run/docker.sock", "/run/dbus/system_bus_socket", "/run/systemd/private"):
     attempt(path, lambda: connect(path))
+""",
+    "datagrams by a socket pair": """
+places = [T["datagrams"], "\\0" + T["abstract_datagrams"]]
+places += ["/run/systemd/journal/socket", "/run/systemd/journal/dev-log", "/dev/log", "/run/systemd/notify"]
+def sender(kind): return socket.socketpair(socket.AF_UNIX, kind)[0]
+for place in places:
+    for kind in (socket.SOCK_DGRAM, socket.SOCK_RAW):
+        attempt("sendto", lambda: sender(kind).sendto(b"", place))
+        attempt("sendmsg", lambda: sender(kind).sendmsg([b""], [], 0, place))
+    for kind in (socket.SOCK_DGRAM, socket.SOCK_RAW, socket.SOCK_STREAM, socket.SOCK_SEQPACKET):
+        attempt("connect", lambda: sender(kind).connect(place))
 """,
     "the internet and metadata": """
 for host in ("169.254.169.254", "1.1.1.1"):
@@ -192,6 +237,16 @@ syscall("pidfd_getfd", 438, 438, -1, 0, 0)
 syscall("personality", 135, 92, 0x0040000)
 syscall("memfd_secret", 447, 447, 0)
 syscall("shmget", 29, 194, 0, 4096, 0o1600)
+""",
+    "what the machine has once": """
+context = ctypes.c_ulong(0)
+syscall("io_setup", 206, 0, 1, ctypes.byref(context))
+syscall("inotify_init1", 294, 26, 0)
+syscall("fanotify_init", 300, 262, 0, 0)
+""",
+    "calls of newer kernels": """
+for number in range(470, 548):
+    syscall(number, number, number, -1, -1, -1, -1, -1, -1)
 """,
     "new privileges": """
 if libc.prctl(39, 0, 0, 0, 0) != 1: print("BREACH privileges can be gained by a setuid program")

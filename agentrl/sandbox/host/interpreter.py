@@ -11,7 +11,14 @@ import sys
 import sysconfig
 
 PROGRAMS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
-SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/etc/timezone", "/etc/nsswitch.conf", "/etc/alternatives")
+SYSTEM_FILES = (
+    "/etc/ld.so.cache",
+    "/etc/localtime",
+    "/etc/timezone",
+    "/etc/nsswitch.conf",
+    "/etc/alternatives",
+    "/etc/ssl/openssl.cnf",  # without which a distribution's node does not start
+)
 
 
 class Interpreter:

@@ -17,7 +17,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from . import folder, frames, landlock, tree
+from . import folder, frames, landlock, memory, tree
 from .child import Confinement
 from .enclosure import TEMP, WORK, Enclosure
 from .execution import HostFailure, execute
@@ -100,7 +100,7 @@ class Slot:
                 config.abi,
                 write=self.own_folders,
                 read_exec=config.read_exec,
-                read=(*config.read, "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"),
+                read=(*config.read, "/dev/full", "/dev/random", "/dev/urandom"),  # /dev/zero is memory that is mapped
                 rw=("/dev/null",),
                 tcp_port=config.proxy_port,
             )
@@ -112,6 +112,7 @@ class Slot:
         if config.abi is None:
             return
         landlock.no_new_privs()
+        memory.without_huge_pages()
         if signals is not None:
             landlock.restrict_self(config.abi, signals)
             os.close(signals)

@@ -13,6 +13,7 @@ from agentrl.errors import ConfigError, MachineError
 from .backends import BACKENDS, factory_of, is_named, probed, report_on
 from .docker import DockerSettings
 from .guarantees import GUARANTEES, BackendReport, parse_require
+from .host.uids import SLOTS
 from .interface import Persist, Sandbox
 from .limits import Limits
 from .proxy import AllowList
@@ -143,6 +144,23 @@ class SandboxSpec:
         """A fresh sandbox of the backend that :meth:`check` chose; raises what it raises."""
         settled = self.settled()
         return factory_of(settled.backend)(settled)
+
+    def check_room(self, max_running: int) -> None:
+        """Whether ``max_running`` sandboxes fit into this process; ``auto``, and a backend of one's own, tell nothing.
+
+        Raises:
+            ConfigError: the backend's host holds fewer.
+        """
+        row = BACKENDS.get(self.backend)
+        if row is None:
+            return
+        most = self.docker.max_sandboxes if row.images else SLOTS
+        if max_running > most:
+            bound = f"sandbox.docker.max_sandboxes={most}" if row.images else f"the {most} that one process can hold"
+            raise ConfigError(
+                f"sandbox.max_running={max_running} (by default rollout.max_running) in one process is more than "
+                f"{bound}; lower it{f', or raise the other up to {SLOTS}' if most < SLOTS else ''}"
+            )
 
     def describe(self) -> Mapping[str, bool]:
         """Each guarantee, and whether it holds on this machine; raises what :meth:`check` raises."""

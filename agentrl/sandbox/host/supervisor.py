@@ -19,7 +19,6 @@ from .interpreter import Interpreter, preload
 from .slot import SlotConfig, slot_main
 
 _TICK_S = 1.0
-_SLOTS = 1000
 _SLOT_END_S = 2.0
 _PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
 _MAX_FDS = 16
@@ -179,7 +178,7 @@ class Supervisor:
     def open(self, number: int, sock: socket.socket) -> None:
         """Fork a slot that listens on ``sock``."""
         with sock:
-            num_slots = len(self.roots) or _SLOTS
+            num_slots = len(self.roots) or uids.SLOTS
             used = {entry.index for entry in (*self.slots.values(), *self.cleaners.values())}
             try:
                 if len(used) >= num_slots:

@@ -6,6 +6,7 @@ import os
 import socket
 
 BLOCK = 1024
+SLOTS = 1000  # sandboxes of one host, each with a uid of the block
 _FIRST, _LAST = 1 << 30, (1 << 31) - 1
 _FIRST_SMALL = 20_000
 _TRIES = 64

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -18,9 +19,10 @@ from .interface import Persist, Sandbox
 from .limits import Limits
 from .proxy import AllowList
 
-_MENDS = (
-    'run agentrl in a Linux container (docker run -it -v "$PWD":/w -w /w python:3.11 bash), '
-    "or set sandbox.backend=unsafe if the code is as harmless as the code example's arithmetic"
+_OFF_LINUX = (
+    "start a container engine and make its image ready (agentrl doctor --prepare), run agentrl in a Linux container "
+    '(docker run -it -v "$PWD":/w -w /w python:3.11 bash), or set sandbox.backend=unsafe if the code is as harmless as '
+    "the code example's arithmetic"
 )
 
 _log = logging.getLogger(__name__)
@@ -185,12 +187,22 @@ class SandboxSpec:
         usable = [report for report in reports if report.problem is None and self.required <= report.held]
         if not usable:
             found = "; ".join(_shortfall(report, self.required) for report in reports)
-            raise MachineError(f"sandbox.backend={self.backend!r}: {found}; {_MENDS}")
+            raise MachineError(f"sandbox.backend={self.backend!r}: {found}; {self._advice(reports)}")
         best = max(usable, key=lambda report: len(report.held))  # the first of equals
         if self.backend == "auto":
             passed_over = [f"; {report}" for report in reports if report is not best]
             _log.info("sandbox.backend='auto' takes %s%s", best, "".join(passed_over))
         return best
+
+    def _advice(self, reports: list[BackendReport]) -> str:
+        """What to do where none will do, beside what each problem says by itself."""
+        if sys.platform != "linux":
+            return _OFF_LINUX
+        broken = all(report.problem is not None for report in reports)
+        if self.backend == "auto":
+            return "one of them is enough" if broken else "mend one of them, or require less by sandbox.require"
+        others = "set sandbox.backend=auto, which tries all others"
+        return f"or {others}" if broken else f"{others}, or require less by sandbox.require"
 
 
 def probe_backends(spec: SandboxSpec | None = None) -> list[BackendReport]:

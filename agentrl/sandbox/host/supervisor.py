@@ -72,7 +72,7 @@ class Supervisor:
             cap = settings["abi_cap"]
             self.abi = min(landlock.abi_version(), sys.maxsize if cap is None else cap)
             if not self.abi and not self.enclosed and not self.contained:
-                raise Refused("the kernel offers no Landlock (Linux 5.13 or later with CONFIG_SECURITY_LANDLOCK)")
+                raise Refused("the kernel offers no Landlock (Linux 5.13 or later, landlock among its lsm=)")
             if not seccomp.supported():
                 raise Refused(f"the system call numbers of {os.uname().machine} are not known")
             if self.enclosed:
@@ -120,7 +120,7 @@ class Supervisor:
     def _reserve_uids(self) -> int:
         reserved = uids.reserve()
         if reserved is None:
-            raise Refused("runs as root, and this user namespace has no other uids to run the code under")
+            raise Refused(uids.NONE_TO_SPARE)
         first, self._reservation = reserved
         return first
 

@@ -1,4 +1,5 @@
-"""What sandboxes cost and what they hold: executions a second, a soak, attacks, survivors, and a training step's share.
+"""What sandboxes cost and what they hold: executions a second, the time until a fresh one's first statement, a soak,
+attacks, survivors, and a training step's share.
 
 ``python -m benchmarks.sandbox`` measures all of it, ``--only`` one part. Docker's own ways (``docker exec``, ``docker
 run``) and the docker backend need a container engine, by DOCKER_HOST or at its usual socket, and the image that
@@ -13,13 +14,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.figures import Figures, add_arguments
-from benchmarks.sandboxes import attacks, grpo_step, soak, survivors, throughput
+from benchmarks.sandboxes import attacks, creation, grpo_step, soak, survivors, throughput
 from benchmarks.step import default_cache
 
 __all__ = ["PARTS"]
 
 PARTS: dict[str, Callable[[Figures, argparse.Namespace], None]] = {
     "throughput": throughput.measure,
+    "creation": creation.measure,
     "attacks": attacks.measure,
     "survivors": survivors.measure,
     "soak": soak.measure,
@@ -33,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--image", default="agentrl-python:local", help="image for docker's own ways and the backend")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of interleaved blocks of executions (5)")
     parser.add_argument("--executions", type=int, default=300, help="warm executions of a block (300)")
+    parser.add_argument("--creations", type=int, default=60, help="fresh warm sandboxes of a round (60)")
     parser.add_argument("--soak-executions", type=int, default=20_000, help="executions of the soak (20000)")
     parser.add_argument("--soak-backend", default="auto", help="backend of the soak (auto)")
     parser.add_argument("--blocks", type=int, default=4, help="blocks of training steps of each side (4)")

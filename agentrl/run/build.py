@@ -210,7 +210,7 @@ def rollout_spec(stage: StageConfig, live: LiveObjects, *, base_dir: Path, model
         max_retries=rollout.retries,
         measure_retokenization=rollout.measure_retokenization,
         keep_standing=stage.checkpoint.every is not None and not stage.run.deterministic,
-        permits=StagePermits(running=episodes, sandboxes=_sandboxes_a_process(stage)),
+        permits=StagePermits(running=episodes, sandboxes=stage.sandboxes_a_host),
     )
 
 
@@ -219,13 +219,6 @@ def _settled(player: EnvSpec | ProgramSpec) -> EnvSpec | ProgramSpec:
     if isinstance(player, ProgramSpec) or player.sandbox is None or player.sandbox.backend != "auto":
         return player
     return replace(player, sandbox=player.sandbox.settled())
-
-
-def _sandboxes_a_process(stage: StageConfig) -> int:
-    """Each host has episodes of its own; together they keep to ``sandbox.max_running``."""
-    if stage.sandbox.max_running is None:
-        return stage.rollout.max_running
-    return stage.sandbox.max_running // stage.num_hosts
 
 
 def renderer_spec(stage: StageConfig, base_dir: Path, model: Path) -> RendererSpec:

@@ -41,7 +41,7 @@ def make_directory(
 
     Raises:
         MachineError: the sandbox that is required is not to be had here.
-        ConfigError: ``run.dir`` holds a run or other files.
+        ConfigError: ``run.dir`` holds a run or other files, or the sandbox's host holds fewer than may run at one time.
         DataError: a data set cannot be used, or the model's folder does not exist.
     """
     assert config.run.dir is not None, "load_config fills it in"
@@ -55,6 +55,7 @@ def make_directory(
             player.check()
         elif player.sandbox is not None:
             report = player.sandbox.check()
+            player.sandbox.settled().check_room(stage.sandboxes_a_host)
             sandbox = {"backend": report.backend, "guarantees": dict(report.guarantees), "notes": report.notes}
     record = run_record(
         seed=config.run.seed, data=data_hashes(rollouts, base_dir), parent=config.model.path, sandbox=sandbox

@@ -80,7 +80,10 @@ def find_bwrap() -> str:
     """
     found = shutil.which("bwrap")
     if found is None:
-        raise MachineError("bubblewrap is not installed: no bwrap in PATH; install the system's package bubblewrap")
+        raise MachineError(
+            "bubblewrap is not installed: no bwrap in PATH; install the system's package bubblewrap (apt install "
+            "bubblewrap, dnf install bubblewrap)"
+        )
     return os.path.realpath(found)
 
 
@@ -127,7 +130,7 @@ class BubblewrapLauncher:
             return BubblewrapHost(argv, io, on_frame, on_end)
         reserved = uids.reserve()
         if reserved is None:
-            raise MachineError("runs as root, and this user namespace has no other uids to run the code under")
+            raise MachineError(uids.NONE_TO_SPARE)
         first, reservation = reserved
         info, tell = os.pipe()
         blocked, unblock = os.pipe()
@@ -255,6 +258,6 @@ def _mend(said: str) -> str:
         return (
             "this container refuses namespaces: start it with --security-opt seccomp=unconfined --security-opt "
             "apparmor=unconfined --security-opt systempaths=unconfined (and --cap-add SYS_ADMIN where it runs as "
-            "root), or use sandbox.backend=landlock"
+            "root)"
         )
     return "this machine refuses what bubblewrap needs; bwrap --unshare-all --ro-bind / / true shows it as well"

@@ -51,13 +51,14 @@ class SandboxPool:
         max_running: sandboxes at one time, those that are starting or ending included.
 
     Raises:
-        ConfigError: ``max_running`` is below 1.
+        ConfigError: ``max_running`` is below 1, or more than a host of the backend holds.
         MachineError: from :meth:`acquire`, where the machine cannot give what the spec requires.
     """
 
     def __init__(self, spec: SandboxSpec, *, max_running: int) -> None:
         if max_running < 1:
             raise ConfigError(f"sandbox.max_running must be at least 1, got {max_running}")
+        spec.check_room(max_running)
         self.spec = spec
         self._permits = Permits(max_running)
         self._starting = Permits(spec.max_starting or max_running)

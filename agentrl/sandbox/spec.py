@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -13,13 +14,15 @@ from agentrl.errors import ConfigError, MachineError
 from .backends import BACKENDS, factory_of, is_named, probed, report_on
 from .docker import DockerSettings
 from .guarantees import GUARANTEES, BackendReport, parse_require
+from .host.uids import SLOTS
 from .interface import Persist, Sandbox
 from .limits import Limits
 from .proxy import AllowList
 
-_MENDS = (
-    'run agentrl in a Linux container (docker run -it -v "$PWD":/w -w /w python:3.11 bash), '
-    "or set sandbox.backend=unsafe if the code is as harmless as the code example's arithmetic"
+_OFF_LINUX = (
+    "start a container engine and make its image ready (agentrl doctor --prepare), run agentrl in a Linux container "
+    '(docker run -it -v "$PWD":/w -w /w python:3.11 bash), or set sandbox.backend=unsafe if the code is as harmless as '
+    "the code example's arithmetic"
 )
 
 _log = logging.getLogger(__name__)
@@ -144,6 +147,23 @@ class SandboxSpec:
         settled = self.settled()
         return factory_of(settled.backend)(settled)
 
+    def check_room(self, max_running: int) -> None:
+        """Whether ``max_running`` sandboxes fit into this process; ``auto``, and a backend of one's own, tell nothing.
+
+        Raises:
+            ConfigError: the backend's host holds fewer.
+        """
+        row = BACKENDS.get(self.backend)
+        if row is None:
+            return
+        most = self.docker.max_sandboxes if row.images else SLOTS
+        if max_running > most:
+            bound = f"sandbox.docker.max_sandboxes={most}" if row.images else f"the {most} that one process can hold"
+            raise ConfigError(
+                f"sandbox.max_running={max_running} (by default rollout.max_running) in one process is more than "
+                f"{bound}; lower it{f', or raise the other up to {SLOTS}' if most < SLOTS else ''}"
+            )
+
     def describe(self) -> Mapping[str, bool]:
         """Each guarantee, and whether it holds on this machine; raises what :meth:`check` raises."""
         return self.check().guarantees
@@ -167,12 +187,22 @@ class SandboxSpec:
         usable = [report for report in reports if report.problem is None and self.required <= report.held]
         if not usable:
             found = "; ".join(_shortfall(report, self.required) for report in reports)
-            raise MachineError(f"sandbox.backend={self.backend!r}: {found}; {_MENDS}")
+            raise MachineError(f"sandbox.backend={self.backend!r}: {found}; {self._advice(reports)}")
         best = max(usable, key=lambda report: len(report.held))  # the first of equals
         if self.backend == "auto":
             passed_over = [f"; {report}" for report in reports if report is not best]
             _log.info("sandbox.backend='auto' takes %s%s", best, "".join(passed_over))
         return best
+
+    def _advice(self, reports: list[BackendReport]) -> str:
+        """What to do where none will do, beside what each problem says by itself."""
+        if sys.platform != "linux":
+            return _OFF_LINUX
+        broken = all(report.problem is not None for report in reports)
+        if self.backend == "auto":
+            return "one of them is enough" if broken else "mend one of them, or require less by sandbox.require"
+        others = "set sandbox.backend=auto, which tries all others"
+        return f"or {others}" if broken else f"{others}, or require less by sandbox.require"
 
 
 def probe_backends(spec: SandboxSpec | None = None) -> list[BackendReport]:

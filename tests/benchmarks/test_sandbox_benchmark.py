@@ -13,7 +13,7 @@ from agentrl.tools import ToolExecutor
 from agentrl.types import ToolCall
 from benchmarks.figures import Figures
 from benchmarks.sandbox import PARTS, main
-from benchmarks.sandboxes import soak, throughput
+from benchmarks.sandboxes import creation, soak, throughput
 from benchmarks.sandboxes.in_process import python
 
 
@@ -89,9 +89,20 @@ def test_an_execution_that_goes_wrong_ends_the_benchmark() -> None:
 
 
 def test_a_part_that_does_not_exist_is_refused() -> None:
-    assert list(PARTS) == ["throughput", "attacks", "survivors", "soak", "step"]
+    assert list(PARTS) == ["throughput", "creation", "attacks", "survivors", "soak", "step"]
     with pytest.raises(SystemExit):
         main(["--only", "nothing"])
+
+
+def test_creation_is_measured_warm_cold_and_in_a_new_process(landlock: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(creation, "usable_backends", lambda *_: ["landlock"])  # the others cost seconds
+    figures = Figures()
+    creation.measure(figures, argparse.Namespace(rounds=1, creations=5, image="absent:0"))
+    warm, cold, tail, new, lives = (row.value for row in figures.rows)
+    assert 0 < warm <= tail
+    assert warm < cold < new  # a host is started; and before that the backend is probed
+    assert lives > 0
+    assert [row.target for row in figures.rows[:2]] == ["<= 50", "<= 150"]
 
 
 async def test_the_tool_in_process_answers_as_the_sandboxed_one() -> None:

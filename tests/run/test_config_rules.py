@@ -57,6 +57,8 @@ def test_imitation_needs_no_siblings(write: Write) -> None:
         ("sandbox: {backend: landlock, image: debian}", "sandbox.image='debian' needs a backend with images"),
         ("sandbox: {docker: {host: ssh://there}}", "sandbox.docker.host must begin with unix://"),
         ("sandbox: {persist: all}", "sandbox.persist must be 'files' or 'interpreter', got 'all'"),
+        ("sandbox: {backend: docker, max_running: 129}", "more than sandbox.docker.max_sandboxes=128; lower it"),
+        ("sandbox: {backend: docker}\nrollout: {max_running: 129}", "more than sandbox.docker.max_sandboxes=128"),
         ("sandbox: {max_lifetime_s: 600}", "must be more than rollout.episode_timeout_s=600"),
         ("sandbox: {max_running: 1}\ntrain: {world_size: 2}", "must be at least train.world_size=2"),
         ("algorithm: gppo", "algorithm.name='gppo' is unknown; did you mean 'grpo'?"),

@@ -75,6 +75,20 @@ def test_a_pool_of_none_is_a_config_error(spec: SandboxSpec) -> None:
         SandboxPool(spec, max_running=0)
 
 
+@pytest.mark.parametrize(
+    ("full", "message"),
+    [
+        (SandboxSpec("docker"), r"sandbox\.max_running=129 .* more than sandbox\.docker\.max_sandboxes=128; .* raise"),
+        (SandboxSpec("unsafe"), r"sandbox\.max_running=1001 .* more than the 1000 that one process can hold"),
+    ],
+)
+def test_a_pool_of_more_than_a_host_holds_is_a_config_error(full: SandboxSpec, message: str) -> None:
+    most = full.docker.max_sandboxes if full.backend == "docker" else 1000
+    SandboxPool(full, max_running=most)
+    with pytest.raises(ConfigError, match=message):
+        SandboxPool(full, max_running=most + 1)
+
+
 async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
         while not holds():

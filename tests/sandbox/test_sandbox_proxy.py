@@ -47,7 +47,9 @@ def server() -> Iterator[int]:
 
 
 @contextmanager
-def proxied(*allow: str, addresses: list[list[str]] | None = None) -> Iterator[tuple[ProxyServer, str]]:
+def proxied(
+    *allow: str, addresses: list[list[str]] | None = None, max_places: int = 1000
+) -> Iterator[tuple[ProxyServer, str]]:
     """A proxy and its address; ``addresses`` are what each look-up of a name answers, in turn."""
 
     async def resolve(host: str, port: int) -> list[str]:
@@ -56,7 +58,8 @@ def proxied(*allow: str, addresses: list[list[str]] | None = None) -> Iterator[t
 
     listener = socket.create_server(("127.0.0.1", 0))
     place = "{}:{}".format(*listener.getsockname())
-    proxy = ProxyServer(listener, AllowList(allow), resolve=None if addresses is None else resolve)
+    resolver = None if addresses is None else resolve
+    proxy = ProxyServer(listener, AllowList(allow), resolve=resolver, max_places=max_places)
     try:
         yield proxy, place
     finally:
@@ -108,7 +111,8 @@ def test_who_is_permitted(entry: str, host: str, port: int, permitted: bool) -> 
 @pytest.mark.parametrize(
     "entry",
     ["", "*", "*.", "http://pypi.org", "pypi.org/x", "a b", "pypi.org:0", "pypi.org:x", "pypi.org:70000", "-a.com",
-     "*.1.2.3.4", "10.0.0.5", "169.254.169.254:80", "[fe80::1]:80", "ex*mple.com"],
+     "*.1.2.3.4", "10.0.0.5", "169.254.169.254:80", "[fe80::1]:80", "ex*mple.com", "fec0::1", "::127.0.0.1",
+     "a." * 127 + "a"],
 )  # fmt: skip
 def test_an_entry_that_is_no_host_or_no_ones_to_give_is_a_config_error(entry: str) -> None:
     with pytest.raises(ConfigError, match=r"sandbox\.network\.allow: "):
@@ -119,7 +123,8 @@ def test_an_entry_that_is_no_host_or_no_ones_to_give_is_a_config_error(entry: st
     "address",
     ["127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1",
      "255.255.255.255", "::1", "fe80::1", "fd00:ec2::254", "::ffff:10.0.0.1", "::ffff:169.254.169.254",
-     "64:ff9b::a00:1", "2002:a00:1::1", "fe80::1%eth0"],
+     "64:ff9b::a00:1", "2002:a00:1::1", "fe80::1%eth0", "fec0::1", "::127.0.0.1", "::8.8.8.8", "::ffff:0:127.0.0.1",
+     "4000::1", "192.88.99.1", "3fff::1"],
 )  # fmt: skip
 def test_a_name_never_leads_to_an_address_that_is_not_public(address: str) -> None:
     assert not AllowList(["pypi.org"]).permits_address("pypi.org", address)
@@ -149,6 +154,31 @@ def test_a_host_that_is_not_listed_is_refused_with_the_reason(server: int) -> No
         status, said = ask(place, f"http://127.0.0.1:{server}/")
         assert (status, b"is not among the hosts that this sandbox may reach" in said) == (403, True)
         assert proxy.counts[f"127.0.0.1:{server}", "refused"] == 1
+
+
+def test_names_without_end_are_counted_together() -> None:
+    with proxied("*.a", max_places=10) as (proxy, place):
+        for index in range(30):
+            assert send(place, f"CONNECT host-{index}:443 HTTP/1.1\r\n\r\n".encode()).startswith(b"HTTP/1.1 403")
+        assert (len(proxy.counts), proxy.counts.total()) == (11, 30)
+        assert proxy.counts["other hosts", "refused"] == 20
+
+
+def test_a_place_is_logged_once_however_often_it_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "agentrl.sandbox.proxy"), proxied("a") as (_, place):
+        for _ in range(5):
+            send(place, b"CONNECT b:443 HTTP/1.1\r\n\r\n")
+    assert [record.getMessage() for record in caplog.records] == ["a sandbox asked for CONNECT b:443: refused"]
+
+
+@pytest.mark.parametrize("name", [b"a" * 60_000, b"a\nb", b"\x1b[2Ja", b"a b.a", b"[2a00::1%" + b"a" * 60_000 + b"]"])
+def test_what_is_no_name_is_neither_logged_nor_counted(name: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("DEBUG", "agentrl.sandbox.proxy"), proxied("*.a") as (proxy, place):
+        answer = send(place, b"CONNECT " + name + b":443 HTTP/1.1\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 400")
+        assert len(answer) < 1000  # nothing of any length comes back
+        assert not proxy.counts
+    assert not caplog.records
 
 
 def test_a_listed_name_that_leads_here_is_refused(server: int) -> None:
@@ -211,6 +241,13 @@ def test_the_host_that_the_server_sees_is_the_one_that_was_judged(server: int) -
         (b"GET http://a/ HTTP/1.1\r\nA : b\r\n\r\n", "400"),
         (b"GET http://a/ HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", "400"),
         (b"GET http://a/ HTTP/1.1\r\nContent-Length: -1\r\n\r\n", "400"),
+        (b"GET http://a/ HTTP/1.1\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n", "413"),
+        (b"CONNECT a\nb:443 HTTP/1.1\r\n\r\n", "400"),
+        (b"CONNECT \x1b[2Ja:443 HTTP/1.1\r\n\r\n", "400"),
+        (b"CONNECT " + b"a." * 128 + b":443 HTTP/1.1\r\n\r\n", "400"),
+        (b"GET http://a\x1b[2J/ HTTP/1.1\r\n\r\n", "400"),
+        (b"GET http://a/\x1b[2J HTTP/1.1\r\n\r\n", "400"),
+        (b"G\xc9T http://a/ HTTP/1.1\r\n\r\n", "400"),
         (b"POST http://a/ HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", "411"),
     ],
 )

@@ -105,7 +105,7 @@ def test_what_a_backend_does_not_give_is_refused_in_one_line_with_the_mend(landl
         SandboxSpec("landlock", require=("isolated", "disk")).check()
     message = str(refusal.value)
     assert "landlock does not give disk here" in message
-    assert "sandbox.backend=unsafe" in message
+    assert message.endswith("; set sandbox.backend=auto, which tries all others, or require less by sandbox.require")
     assert "\n" not in message
     assert refusal.value.exit_code == 4
 
@@ -116,6 +116,37 @@ def test_off_linux_the_mend_is_a_container_or_unsafe(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(spec_module, "_chosen", {})
     with pytest.raises(MachineError, match=r"needs Linux, this is darwin; .*docker run.*sandbox\.backend=unsafe"):
         SandboxSpec().check()
+
+
+def test_on_linux_the_mend_is_what_each_backend_lacks_and_never_unsafe(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    without_landlock = {name: row for name, row in backends.BACKENDS.items() if name in ("bubblewrap", "docker")}
+    for module in (backends, spec_module):
+        monkeypatch.setattr(module, "BACKENDS", without_landlock)
+    monkeypatch.setattr(backends, "_reports", {})
+    monkeypatch.setattr(spec_module, "_chosen", {})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    with pytest.raises(MachineError) as refusal:
+        SandboxSpec().check()
+    message = str(refusal.value)
+    assert "install the system's package bubblewrap (apt install bubblewrap, dnf install bubblewrap)" in message
+    assert "docker cannot be used: no container engine answers" in message
+    assert message.endswith("; one of them is enough")
+    assert "unsafe" not in message
+    assert "docker run" not in message  # a container has the kernel of its host
+
+
+def test_a_backend_that_is_named_and_not_there_may_be_left_to_auto(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(backends, "_reports", {})
+    monkeypatch.setattr(spec_module, "_chosen", {})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MachineError, match=r"apt install bubblewrap.*; or set sandbox\.backend=auto") as refusal:
+        SandboxSpec("bubblewrap").check()
+    assert "unsafe" not in str(refusal.value)
 
 
 def test_unsafe_is_never_taken_by_auto(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -250,6 +250,7 @@ def _program_faults(stage: StageConfig) -> Iterator[Fault]:
 
 
 def _sandbox_faults(stage: StageConfig) -> Iterator[Fault]:
+    sound = True
     limits_alone = SandboxConfig(limits=stage.sandbox.limits)
     all_else = stage.sandbox.model_copy(update={"limits": SandboxLimitsConfig()})
     for sandbox in (limits_alone, all_else):
@@ -259,6 +260,13 @@ def _sandbox_faults(stage: StageConfig) -> Iterator[Fault]:
             named = re.search(r"sandbox\.(\w+)(?:\.(\w+))?", str(error))
             key = tuple(part for part in named.groups() if part) if named else ()
             yield Fault((("sandbox", *key),), str(error))
+            sound = False
+    if sound:
+        try:
+            stage.sandbox.spec().check_room(stage.sandboxes_a_host)
+        except ConfigError as error:
+            owner = "rollout" if stage.sandbox.max_running is None else "sandbox"
+            yield Fault(((owner, "max_running"), ("sandbox", "docker", "max_sandboxes")), str(error))
     cap = stage.sandbox.max_running
     if cap is not None and cap < stage.num_hosts:
         setting = "rollout.num_workers" if stage.rollout.num_workers else "train.world_size"

@@ -70,6 +70,13 @@ class StageConfig(_StageSections, _RunSections):
         return self.rollout.num_workers or self.train.world_size
 
     @property
+    def sandboxes_a_host(self) -> int:
+        """Sandboxes at one time in each process that plays episodes; together they keep to ``sandbox.max_running``."""
+        if self.sandbox.max_running is None:
+            return self.rollout.max_running
+        return self.sandbox.max_running // self.num_hosts
+
+    @property
     def rollout_dtype(self) -> Dtype:
         """Of the engine's weights."""
         return self.rollout.dtype or self.model.dtype

@@ -178,7 +178,7 @@ class SandboxDockerConfig(Section):
     cpus: Positive | None = None
     """Processor cores of the container; by default all."""
     max_sandboxes: Count = 128
-    """Sandboxes of one container, each with a file system of its own."""
+    """Sandboxes of one container, each with a file system of its own; no process may ask for more at one time."""
     readable: Listed[str] = ()
     """Folders of the image that the code may read and execute beside ``/usr``, ``/opt`` and their like."""
 

@@ -15,6 +15,8 @@ from .settings import DEFAULT_IMAGE, HOST_BYTES
 if TYPE_CHECKING:
     from agentrl.sandbox.spec import SandboxSpec
 
+_OWN_PROCESSES = 2  # of a sandbox beside what its code may have: the slot, and an interpreter that rests
+
 
 def docker(spec: SandboxSpec) -> ForkedSandbox:
     """A sandbox in the container that this process's sandboxes of such a spec share.
@@ -47,7 +49,7 @@ def host_settings(spec: SandboxSpec) -> HostSettings:
         disk_bytes=spec.limits.disk_bytes,
         max_files=spec.limits.max_files,
         memory_bytes=executing * spec.limits.memory_bytes,
-        processes=spec.docker.max_sandboxes + executing * spec.limits.processes,
+        processes=spec.docker.max_sandboxes * (_OWN_PROCESSES + spec.limits.processes),
     )
     return HostSettings(
         confine=True,

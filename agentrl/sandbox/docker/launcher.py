@@ -23,7 +23,7 @@ from agentrl.sandbox.launcher import HOST_FOLDER, OnEnd, OnFrame
 from . import containers, images
 from .engine import Client, asked, connect
 from .host import ContainerHost
-from .settings import HOST_BYTES, DockerSettings
+from .settings import HOST_BYTES, SANDBOX_BYTES, DockerSettings
 
 _READABLE = ("/opt", "/srv", "/app", "/go", "/nix")
 _MEMORY_SHARE = 0.8  # of the engine's
@@ -63,7 +63,8 @@ class DockerLauncher:
         settings: engine, runtime, and the container's size.
         image: the user's name of the image.
         disk_bytes, max_files: size of the file system that each sandbox has.
-        memory_bytes, processes: what all runs that may execute at one time may use together.
+        memory_bytes: what all runs that may execute at one time may use together.
+        processes: what all sandboxes may have together; interpreters that rest keep their threads.
     """
 
     settings: DockerSettings
@@ -138,7 +139,8 @@ class DockerLauncher:
     def _container_bytes(self, client: Client) -> int:
         with asked("tell its memory"):
             ceiling = int(client.info()["MemTotal"] * _MEMORY_SHARE)
-        return min(ceiling, HOST_BYTES + self.memory_bytes + self.settings.max_sandboxes * self.disk_bytes)
+        sandboxes = self.settings.max_sandboxes * (SANDBOX_BYTES + self.disk_bytes)
+        return min(ceiling, HOST_BYTES + self.memory_bytes + sandboxes)
 
 
 def _watch_exit(client: Client, container: str) -> Future[int]:

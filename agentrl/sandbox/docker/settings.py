@@ -7,13 +7,14 @@ import sys
 from dataclasses import dataclass
 
 from agentrl.errors import ConfigError
+from agentrl.sandbox.host.uids import SLOTS
 
 LOCAL_PYTHON = "agentrl-python:local"
 """The image that ``prepare`` makes of the interpreter that runs it, where no registry can be reached."""
 
 DEFAULT_IMAGE = f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
-_MAX_SANDBOXES = 1000
 HOST_BYTES = 128 * 2**20  # of the container's memory, for the host itself
+SANDBOX_BYTES = 16 * 2**20  # for each sandbox, whose slot and resting interpreter take about 6 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ class DockerSettings:
         host: the engine's address, as ``unix:///run/user/1000/podman/podman.sock``; None asks DOCKER_HOST, then the
             current Docker context.
         memory_bytes: memory of the container, files of its sandboxes included; None has room for every run at its
-            limit and for every sandbox's files, in four fifths of the engine's memory.
+            limit, for every sandbox's files and its resting interpreter, in four fifths of the engine's memory.
         cpus: processor cores that the container may use; None all.
         max_sandboxes: sandboxes of one container, each with a file system of its own.
         readable: folders of the image that the code may read and execute beside ``/usr``, ``/bin``, ``/lib``,
@@ -49,10 +50,8 @@ class DockerSettings:
                 "socket of an engine behind ssh can be forwarded: "
                 "ssh -nNT -L /tmp/engine.sock:/var/run/docker.sock HOST"
             )
-        if not 1 <= self.max_sandboxes <= _MAX_SANDBOXES:
-            raise ConfigError(
-                f"sandbox.docker.max_sandboxes must be from 1 to {_MAX_SANDBOXES}, got {self.max_sandboxes}"
-            )
+        if not 1 <= self.max_sandboxes <= SLOTS:
+            raise ConfigError(f"sandbox.docker.max_sandboxes must be from 1 to {SLOTS}, got {self.max_sandboxes}")
         if self.cpus is not None and not (math.isfinite(self.cpus) and self.cpus > 0):
             raise ConfigError(f"sandbox.docker.cpus must be a number above 0, got {self.cpus!r}; leave it out for all")
         for folder in self.readable:

@@ -19,7 +19,6 @@ from .interpreter import Interpreter, preload
 from .slot import SlotConfig, slot_main
 
 _TICK_S = 1.0
-_SLOTS = 1000
 _SLOT_END_S = 2.0
 _PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
 _MAX_FDS = 16
@@ -73,7 +72,7 @@ class Supervisor:
             cap = settings["abi_cap"]
             self.abi = min(landlock.abi_version(), sys.maxsize if cap is None else cap)
             if not self.abi and not self.enclosed and not self.contained:
-                raise Refused("the kernel offers no Landlock (Linux 5.13 or later with CONFIG_SECURITY_LANDLOCK)")
+                raise Refused("the kernel offers no Landlock (Linux 5.13 or later, landlock among its lsm=)")
             if not seccomp.supported():
                 raise Refused(f"the system call numbers of {os.uname().machine} are not known")
             if self.enclosed:
@@ -121,7 +120,7 @@ class Supervisor:
     def _reserve_uids(self) -> int:
         reserved = uids.reserve()
         if reserved is None:
-            raise Refused("runs as root, and this user namespace has no other uids to run the code under")
+            raise Refused(uids.NONE_TO_SPARE)
         first, self._reservation = reserved
         return first
 
@@ -179,7 +178,7 @@ class Supervisor:
     def open(self, number: int, sock: socket.socket) -> None:
         """Fork a slot that listens on ``sock``."""
         with sock:
-            num_slots = len(self.roots) or _SLOTS
+            num_slots = len(self.roots) or uids.SLOTS
             used = {entry.index for entry in (*self.slots.values(), *self.cleaners.values())}
             try:
                 if len(used) >= num_slots:

@@ -11,8 +11,16 @@ from agentrl.errors import ConfigError
 
 _USUAL_PORTS = frozenset({80, 443})
 _NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(\.(?!-)[a-z0-9_-]{1,63}(?<!-))*", re.ASCII)
-# IPv6 addresses that stand for IPv4 ones: NAT64 (RFC 6052), 6to4 (RFC 3056), Teredo (RFC 4380)
-_TRANSLATED = tuple(map(ipaddress.IPv6Network, ("64:ff9b::/96", "64:ff9b:1::/48", "2002::/16", "2001::/32")))
+_MAX_NAME = 253  # characters (RFC 1035, sec. 2.3.4, without the root's own)
+# IANA gives public IPv6 addresses of this block alone. Outside it lie those that stand for IPv4 ones (mapped,
+# compatible, NAT64), site-local ones (fec0::/10), and what is not yet given to anybody.
+_GIVEN = ipaddress.IPv6Network("2000::/3")
+_NOT_PUBLIC = (
+    ipaddress.IPv6Network("2002::/16"),  # 6to4 (RFC 3056)
+    ipaddress.IPv6Network("2001::/32"),  # Teredo (RFC 4380)
+    ipaddress.IPv6Network("3fff::/20"),  # documentation (RFC 9637)
+    ipaddress.IPv4Network("192.88.99.0/24"),  # relays of 6to4 (RFC 7526)
+)
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -57,9 +65,15 @@ def is_public(address: Address) -> bool:
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is not None:
             return is_public(address.ipv4_mapped)
-        if any(address in network for network in _TRANSLATED):
+        if address not in _GIVEN:
             return False
-    return address.is_global and not address.is_multicast
+    return address.is_global and not address.is_multicast and not any(address in network for network in _NOT_PUBLIC)
+
+
+def is_host(text: str) -> bool:
+    """Whether a text can be a host at all: a name of DNS, or an address without a zone."""
+    name = text.lower().removesuffix(".")
+    return len(name) <= _MAX_NAME and "%" not in name and (bool(_NAME.fullmatch(name)) or _address(name) is not None)
 
 
 def _parse(entry: str) -> _Entry:
@@ -67,7 +81,7 @@ def _parse(entry: str) -> _Entry:
     below = host.startswith("*.")
     name = _normal(host[2:] if below else host)
     address = _address(name)
-    if port == 0 or not (address is not None if address else _NAME.fullmatch(name)) or (below and address is not None):
+    if port == 0 or not is_host(name) or (below and address is not None):
         raise ConfigError(
             f"sandbox.network.allow: {entry!r} is no host; write host, host:port, *.domain or an address with its port"
         )

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from .allow import split_port
+from .allow import is_host, split_port
 
 MAX_HEAD_BYTES = 64 * 2**10
+_MAX_LENGTH_DIGITS = 15  # of a body: a petabyte
+_MAX_ECHO = 100  # characters of what was asked that an answer repeats
 _OWN_HEADERS = ("host", "connection", "keep-alive", "te", "trailer", "upgrade")
 
 
@@ -56,13 +58,15 @@ def parse(raw: bytes) -> Request:
         method, target, version = first.split(" ")
     except ValueError:
         raise BadRequest("400 Bad Request", "the request line is malformed") from None
-    if version not in ("HTTP/1.0", "HTTP/1.1") or not method.isalpha():
-        raise BadRequest("400 Bad Request", f"{version!r} is not served; use HTTP/1.1")
+    if not first.isprintable() or not (method.isascii() and method.isalpha()):
+        raise BadRequest("400 Bad Request", "the request line is malformed")
+    if version not in ("HTTP/1.0", "HTTP/1.1"):
+        raise BadRequest("400 Bad Request", f"{version[:_MAX_ECHO]!r} is not served; use HTTP/1.1")
     if method == "CONNECT":
-        host, port = split_port(target)
-        if not host or not port:
-            raise BadRequest("400 Bad Request", f"CONNECT needs host:port, got {target!r}")
-        return Request(method, host, port, b"", 0)
+        host, tunnel_port = split_port(target)
+        if not tunnel_port or not is_host(host):
+            raise BadRequest("400 Bad Request", f"CONNECT needs host:port, got {target[:_MAX_ECHO]!r}")
+        return Request(method, host, tunnel_port, b"", 0)
     host, port, path = _target(target)
     kept, length = _headers(lines)
     head = [f"{method} {path} HTTP/1.1", f"Host: {_written(host, port)}", *kept, "Connection: close", "", ""]
@@ -74,9 +78,10 @@ def _target(target: str) -> tuple[str, int, str]:
         url = urlsplit(target)
         host, port = url.hostname, url.port or 80
     except ValueError:
-        raise BadRequest("400 Bad Request", f"{target!r} is no URL") from None
-    if url.scheme != "http" or not host:
-        raise BadRequest("400 Bad Request", f"a proxy is asked for http://host/path or by CONNECT, got {target!r}")
+        raise BadRequest("400 Bad Request", f"{target[:_MAX_ECHO]!r} is no URL") from None
+    if url.scheme != "http" or not host or not is_host(host):
+        asked = f"got {target[:_MAX_ECHO]!r}"
+        raise BadRequest("400 Bad Request", f"a proxy is asked for http://host/path or by CONNECT, {asked}")
     path = (url.path or "/") + (f"?{url.query}" if url.query else "")
     return host, port, path
 
@@ -97,6 +102,8 @@ def _headers(lines: list[str]) -> tuple[list[str], int]:
             kept.append(line)
     if len(lengths) > 1 or not all(length.isascii() and length.isdigit() for length in lengths):
         raise BadRequest("400 Bad Request", "the Content-Length is malformed")
+    if any(len(length) > _MAX_LENGTH_DIGITS for length in lengths):
+        raise BadRequest("413 Content Too Large", f"a Content-Length has at most {_MAX_LENGTH_DIGITS} digits here")
     return kept, int(next(iter(lengths), "0"))
 
 

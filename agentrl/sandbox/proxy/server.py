@@ -21,6 +21,7 @@ _END_S = 5.0
 _PAUSE_S = 1.0
 _CHUNK = 1 << 16
 _MAX_CONNECTIONS = 256
+_OTHERS = "other hosts"
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 
@@ -37,13 +38,18 @@ class ProxyServer:
         listener: a listening stream socket; owned from here on.
         allow: who may be reached.
         resolve: the addresses of a host and port; the system's by default.
+        max_places: places that are counted and logged by name.
 
     Attributes:
-        counts: requests by ``host:port`` and outcome, ``allowed`` or ``refused``; look, do not touch.
+        counts: requests by ``host:port`` and outcome, ``allowed`` or ``refused``; those beyond ``max_places`` as
+            ``other hosts``, since the code chooses the names. Look, do not touch.
     """
 
-    def __init__(self, listener: socket.socket, allow: AllowList, *, resolve: Resolve | None = None) -> None:
+    def __init__(
+        self, listener: socket.socket, allow: AllowList, *, resolve: Resolve | None = None, max_places: int = 1000
+    ) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()
+        self._max_places = max_places
         self._listener = listener
         self._allow = allow
         self._resolve = resolve or _addresses
@@ -156,9 +162,14 @@ class ProxyServer:
         return f"{host}:{port} could not be reached: {problem}"
 
     def _count(self, request: Request, outcome: str) -> None:
-        place = f"{request.host}:{request.port}"
-        self.counts[place, outcome] += 1
-        _log.info("a sandbox asked for %s %s: %s", request.method, place, outcome)
+        """Count a request; the first for a place is logged."""
+        key = f"{request.host}:{request.port}", outcome
+        if key not in self.counts:
+            if len(self.counts) >= self._max_places:
+                key = _OTHERS, outcome
+            else:
+                _log.info("a sandbox asked for %s %s: %s", request.method, *key)
+        self.counts[key] += 1
 
 
 async def _addresses(host: str, port: int) -> list[str]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -124,6 +125,25 @@ async def test_sandboxes_beyond_the_containers_number_are_refused_and_their_plac
         assert (await sandbox.run("print(1)")).stdout == b"1\n"
     for box in boxes:
         await box.close()
+
+
+async def test_resting_interpreters_at_their_limit_of_threads_leave_room_for_all_others(own: Make) -> None:
+    # one process a sandbox and one run at its limit would be 8 + 16 of the container's own, far below 8 * (1 + 16)
+    limits = Limits(processes=16, memory_bytes=2**32)  # of which each thread reserves 64 MiB
+    spec = replace(own(), limits=limits, max_executing=1, persist="interpreter")
+    spec = replace(spec, docker=replace(spec.docker, max_sandboxes=8))
+    rest = """
+import threading
+threads = [threading.Thread(target=threading.Event().wait, daemon=True) for _ in range(14)]
+for thread in threads: thread.start()
+print(threading.active_count())
+"""
+    async with contextlib.AsyncExitStack() as stack:
+        boxes = [await stack.enter_async_context(spec.build()) for _ in range(8)]
+        said = [(await box.run(rest)).stdout for box in boxes]
+        assert said == [b"15\n"] * 8
+        again = [(await box.run("print(len(threads))")).stdout for box in boxes]
+        assert again == [b"14\n"] * 8
 
 
 async def test_large_data_travels_both_ways_while_others_run(spec: SandboxSpec) -> None:

@@ -79,6 +79,35 @@ async def test_beyond_kv_tokens_the_least_recently_used_session_is_evicted_and_p
     assert np.abs(sampled(evicted)[1] - tiny.logprobs(whole, sequences[0].size)).max() <= ROUNDING
 
 
+async def test_a_parked_session_that_comes_back_trades_places_with_the_one_in_its_row(tiny, start) -> None:
+    # 40 positions beside the row hold one session of 37: the other's place is free only once this one has left it
+    engine = start(tiny, max_running=1, kv_tokens=128 + 40)
+    sequences = [(await turn(engine, random_ids(n, 30), f"a{n}", f"s{n}"))[1] for n in range(2)]
+    for n in (0, 1, 0):
+        completion, whole = await turn(engine, sequences[n], f"b{n}", f"s{n}", max_new_tokens=1)
+        assert completion.cached_tokens == sequences[n].size - 1
+        assert np.abs(sampled(completion)[1] - tiny.logprobs(whole, sequences[n].size)).max() <= ROUNDING
+    assert engine.health().kv_tokens == 2 * 38
+
+
+@pytest.mark.parametrize("room", [0, 20, 60, 100, 200])
+async def test_whatever_is_evicted_each_turn_is_answered_within_kv_tokens(room, tiny, start) -> None:
+    rows = 3
+    engine, held = start(tiny, max_running=8, kv_tokens=rows * 128 + room), []
+
+    async def episode(number: int) -> None:
+        ids = random_ids(number, 5 + number % 4 * 9)
+        for step in range(4):
+            completion, whole = await turn(engine, ids, f"{number}/{step}", f"s{number}", max_new_tokens=3 + number % 5)
+            assert np.abs(sampled(completion)[1] - tiny.logprobs(whole, ids.size)).max() <= ROUNDING
+            held.append(engine.health().kv_tokens)
+            ids = np.concatenate([whole, random_ids(step, 3)])
+        await engine.release(f"s{number}")
+
+    await asyncio.gather(*(episode(number) for number in range(20)))
+    assert max(held) <= rows * 128 + room
+
+
 async def test_released_sessions_hold_nothing(tiny, start) -> None:
     engine = start(tiny, max_running=2)
     for n in range(5):

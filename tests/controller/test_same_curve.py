@@ -66,7 +66,7 @@ def test_micro_batches_change_nothing(
 ) -> None:
     found = curve(LocalGroup(threads=1), kind, model, tmp_path / "run", tokens)
     for row, expected in zip(found, inline, strict=True):
-        assert row == pytest.approx(expected, abs=1e-5)
+        assert row == pytest.approx(expected, rel=5e-6, abs=1e-5)  # 40 units in the last place of float32
 
 
 @pytest.mark.slow
@@ -79,4 +79,4 @@ def test_the_world_size_changes_nothing(
 
     found = curve(RayGroup(world_size, threads=1), kind, model, tmp_path / "run")
     for row, expected in zip(found, inline, strict=True):
-        assert row == pytest.approx(expected, abs=1e-5)
+        assert row == pytest.approx(expected, rel=5e-6, abs=1e-5)  # 40 units in the last place of float32

@@ -12,7 +12,7 @@ from agentrl.errors import EngineError
 from agentrl.rollouts.inprocess import TorchEngineSpec
 from agentrl.rollouts.inprocess.config import DecoderConfig
 from agentrl.rollouts.inprocess.rope import Rope
-from tests.engines.tiny import make_model, random_ids, request, sampled
+from tests.engines.tiny import ROUNDING, make_model, random_ids, request, sampled
 
 MODELS = {
     "qwen2": {},
@@ -33,7 +33,7 @@ MODELS = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-async def test_logprobs_agree_with_transformers_to_1e5(name, start) -> None:
+async def test_logprobs_agree_with_transformers(name, start) -> None:
     model = make_model(name.split("-")[0], **MODELS[name])
     engine = start(model)
     prompts = [random_ids(index, 3 + 11 * index) for index in range(6)]
@@ -44,7 +44,7 @@ async def test_logprobs_agree_with_transformers_to_1e5(name, start) -> None:
     for prompt, completion in zip(prompts, completions, strict=True):
         ids, logprobs = sampled(completion)
         expected = model.logprobs(np.concatenate([prompt, ids]), prompt.size)
-        assert np.abs(logprobs - expected).max() <= 1e-5
+        assert np.abs(logprobs - expected).max() <= ROUNDING
 
 
 async def test_a_later_turn_agrees_although_only_its_pending_tokens_were_prefilled(tiny, start) -> None:
@@ -53,7 +53,7 @@ async def test_a_later_turn_agrees_although_only_its_pending_tokens_were_prefill
         completion = await engine.generate(request(ids, name=f"t{turn}", session="s", seed=turn))
         new, logprobs = sampled(completion)
         whole = np.concatenate([ids, new])
-        assert np.abs(logprobs - tiny.logprobs(whole, ids.size)).max() <= 1e-5
+        assert np.abs(logprobs - tiny.logprobs(whole, ids.size)).max() <= ROUNDING
         assert completion.cached_tokens == (0 if turn == 0 else ids.size - 4)  # 3 tool ids and the last sampled one
         ids = np.concatenate([whole, random_ids(turn, 3)])
 
@@ -64,7 +64,7 @@ async def test_a_long_prompt_is_cut_into_chunks_that_agree(start) -> None:
 
     new, logprobs = sampled(await engine.generate(request(ids)))
 
-    assert np.abs(logprobs - model.logprobs(np.concatenate([ids, new]), ids.size)).max() <= 1e-5
+    assert np.abs(logprobs - model.logprobs(np.concatenate([ids, new]), ids.size)).max() <= ROUNDING
 
 
 async def test_logprobs_are_of_the_softmax_at_the_samplers_temperature(tiny, start) -> None:
@@ -73,7 +73,7 @@ async def test_logprobs_are_of_the_softmax_at_the_samplers_temperature(tiny, sta
     ids, logprobs = sampled(await engine.generate(request(prompt, temperature=0.7, max_new_tokens=16)))
 
     whole = np.concatenate([prompt, ids])
-    assert np.abs(logprobs - tiny.logprobs(whole, prompt.size, temperature=0.7)).max() <= 1e-5
+    assert np.abs(logprobs - tiny.logprobs(whole, prompt.size, temperature=0.7)).max() <= ROUNDING
     assert np.abs(logprobs - tiny.logprobs(whole, prompt.size)).max() > 1e-2
 
 
@@ -83,7 +83,7 @@ async def test_greedy_takes_the_most_probable_token_with_its_logprob_at_temperat
     ids, logprobs = sampled(await engine.generate(request(prompt, temperature=0.0)))
 
     whole = np.concatenate([prompt, ids])
-    assert np.abs(logprobs - tiny.logprobs(whole, prompt.size)).max() <= 1e-5
+    assert np.abs(logprobs - tiny.logprobs(whole, prompt.size)).max() <= ROUNDING
     for index, token in enumerate(ids):
         prefix = whole[: prompt.size + index]
         best = max(range(61), key=lambda other: tiny.logprobs(np.append(prefix, other), prefix.size)[0])

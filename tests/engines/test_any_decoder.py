@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from agentrl.errors import ConfigError, EngineError
 from agentrl.rollouts.inprocess import TorchEngine, TorchEngineSpec
 from agentrl.types.checksum import tensor_checksum
-from tests.engines.tiny import TinyModel, make_model, publish, random_ids, request, sampled
+from tests.engines.tiny import ROUNDING, TinyModel, make_model, publish, random_ids, request, sampled
 
 GPT = {"num_key_value_heads": 4}
 FAMILIES = {
@@ -49,11 +49,11 @@ FAMILIES = {
 
 def agree(model: TinyModel, completion, prompt: np.ndarray) -> None:
     ids, logprobs = sampled(completion)
-    assert np.abs(logprobs - model.logprobs(np.concatenate([prompt, ids]), prompt.size)).max() <= 1e-5
+    assert np.abs(logprobs - model.logprobs(np.concatenate([prompt, ids]), prompt.size)).max() <= ROUNDING
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-async def test_logprobs_of_three_turns_agree_with_transformers_to_1e5(family, start) -> None:
+async def test_logprobs_of_three_turns_agree_with_transformers(family, start) -> None:
     model = make_model(family, **FAMILIES[family])
     engine = start(model, max_running=4)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,14 @@ from torch import Tensor
 
 from agentrl.rollouts.engine import PauseMode
 from agentrl.rollouts.inprocess import TorchEngine
+from agentrl.rollouts.inprocess.sampling import uniforms
 from agentrl.types import GenerateRequest, SamplingParams
 
 VOCAB = 61
+
+ROUNDING = 1e-4
+"""How far a sampled token's logprob in float32 may lie from its float64 value, on any processor (``test_rounding.py``).
+"""
 
 
 @dataclass(frozen=True)
@@ -28,13 +35,26 @@ class TinyModel:
     def tensors(self) -> dict[str, Tensor]:
         return dict(self.module.state_dict())
 
+    @cached_property
+    def exact(self) -> Any:
+        """The same model in float64; transformers computes norms and rotary angles in float32 there too."""
+        module = copy.deepcopy(self.module).double()
+        if hasattr(module, "set_experts_implementation"):
+            module.set_experts_implementation("eager")  # the others know no float64
+        return module
+
     def logprobs(self, ids: np.ndarray, first: int, temperature: float = 1.0) -> np.ndarray:
-        """Transformers' own log p of ``ids[first:]``, each given what stands before it."""
-        with torch.no_grad():
-            logits = self.module(torch.from_numpy(ids.astype(np.int64))[None]).logits[0].float()
+        """Transformers' own log p of ``ids[first:]`` in float64, each given the ids before it."""
         chosen = torch.from_numpy(ids[first:].astype(np.int64))
-        logprobs = (logits[first - 1 : -1] / temperature).log_softmax(-1)
+        logprobs = all_logprobs(self.exact, ids, temperature)[first - 1 : -1]
         return logprobs.gather(1, chosen[:, None])[:, 0].numpy()
+
+
+def all_logprobs(module: Any, ids: np.ndarray, temperature: float = 1.0) -> Tensor:
+    """``[T, V]`` log p of every next token, the softmax in float64."""
+    with torch.no_grad():
+        logits = module(torch.from_numpy(ids.astype(np.int64))[None]).logits[0].double()
+    return (logits / temperature).log_softmax(-1)
 
 
 def make_model(architecture: str = "qwen3", *, seed: int = 0, **settings: Any) -> TinyModel:
@@ -92,3 +112,23 @@ def publish(engine: TorchEngine, version: int, tensors: Mapping[str, Tensor], mo
         session.put(name, tensor)
     session.commit()
     engine.resume()
+
+
+def margin(model: TinyModel, history: np.ndarray, seed: int, temperature: float = 1.0) -> float:
+    """How far the number that draws the token after ``history`` lies from the nearest end of a token's interval.
+
+    Rounding moves these ends by at most the largest error of a logprob, because the probabilities sum to 1.
+    """
+    ends = np.cumsum(all_logprobs(model.exact, history, temperature)[-1].exp().numpy())
+    drawn = uniforms(np.array([seed], dtype=np.uint64), np.array([history.size]))[0]
+    return float(np.abs(ends - drawn).min())
+
+
+def same_draws(model: TinyModel, prompt: np.ndarray, seed: int, one: Any, other: Any, temperature: float = 1.0) -> bool:
+    """Whether two completions are of the same draws: equal ids, or apart first where a draw is within rounding of
+    another token."""
+    ids, others = sampled(one)[0], sampled(other)[0]
+    if ids.tolist() == others.tolist():
+        return True
+    first = next(at for at in range(ids.size) if at >= others.size or ids[at] != others[at])
+    return margin(model, np.concatenate([prompt, ids[:first]]), seed, temperature) <= ROUNDING

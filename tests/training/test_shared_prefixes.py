@@ -71,13 +71,18 @@ def at_temperatures(batch: Batch) -> Batch:
     return replace(batch, temperature=np.linspace(0.6, 1.3, batch.num_samples, dtype=np.float32))
 
 
+def assert_close_to(gradient: torch.Tensor, found: torch.Tensor, name: str) -> None:
+    """Up to the rounding of float32 sums, which is in proportion to the largest terms, not to each result."""
+    torch.testing.assert_close(found, gradient, rtol=0.0, atol=2e-5 * gradient.abs().max().item(), msg=name)
+
+
 def assert_same(model_path: str, batch: Batch) -> None:
     together, together_gradient = outcome(model_path, batch, share_prefixes=True)
     apart, apart_gradient = outcome(model_path, batch, share_prefixes=False)
-    np.testing.assert_allclose(together, apart, atol=2e-6)
+    np.testing.assert_allclose(together, apart, atol=1e-5)  # 20 units in the last place of float32
     assert together_gradient.keys() == apart_gradient.keys()
     for name, gradient in apart_gradient.items():
-        torch.testing.assert_close(together_gradient[name], gradient, atol=1e-5, rtol=1e-4, msg=name)
+        assert_close_to(gradient, together_gradient[name], name)
 
 
 @pytest.mark.parametrize(
@@ -95,9 +100,9 @@ def test_logits_may_be_made_in_chunks(model_path: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(policy_model, "_CHUNK_ELEMENTS", 7 * 200)
     chunked, chunked_gradient = outcome(model_path, batch, share_prefixes=True)
 
-    np.testing.assert_allclose(chunked, whole, atol=2e-6)
+    np.testing.assert_allclose(chunked, whole, atol=1e-5)  # 20 units in the last place of float32
     for name, gradient in whole_gradient.items():
-        torch.testing.assert_close(chunked_gradient[name], gradient, atol=1e-5, rtol=1e-4, msg=name)
+        assert_close_to(gradient, chunked_gradient[name], name)
 
 
 def test_a_sliding_window_reaches_back_into_what_is_shared(tmp_path: Path) -> None:

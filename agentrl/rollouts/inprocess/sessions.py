@@ -72,13 +72,15 @@ class SessionCache:
     def place(self, session: Session) -> int:
         """Gives a session a row, with its KV where that is parked. There must be a row that is not running."""
         if session.row is None:
+            # it leaves its parking place first: to free a row, the session there may be parked in that very place
+            parked, parked_ids = session.parked, session.parked_ids
+            self._unpark(session)
             row = self._free_row()
             session.row, self._rows[row] = row, session
-            if session.parked is not None and session.parked_ids is not None:
-                self._kv.give(row, session.parked)
-                self._table.kv_len[row] = session.parked_ids.size
-                self._table.ids[row, : session.parked_ids.size] = session.parked_ids
-                self._unpark(session)
+            if parked is not None and parked_ids is not None:
+                self._kv.give(row, parked)
+                self._table.kv_len[row] = parked_ids.size
+                self._table.ids[row, : parked_ids.size] = parked_ids
         self._idle.pop(session.session_id, None)
         session.busy = True
         return session.row

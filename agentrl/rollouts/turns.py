@@ -18,7 +18,7 @@ from agentrl.rollouts.golden import assert_golden_rule, assert_prefix
 from agentrl.rollouts.parts import EpisodeParts
 from agentrl.rollouts.retokenize import retok_frac, template_frac
 from agentrl.rollouts.saved import SavedEpisode
-from agentrl.tools.parsers import MarkedFormat, opened_thoughts
+from agentrl.tools.parsers import MarkedFormat, opened_thoughts, read_completion
 from agentrl.types import (
     Action,
     Completion,
@@ -177,7 +177,7 @@ class TurnMaker:
         if completion.finish_reason == "abort":
             return None
         sampled = concat_ids(completion.segments)
-        text, parsed = self._read(completion, sampled, ready)
+        text, parsed = await self._read(completion, sampled, ready, chosen.stop)
         if unique_call_ids:
             parsed = renumbered(parsed, number)
         head = self.builder.add_turn(
@@ -249,16 +249,19 @@ class TurnMaker:
         opened = opened_thoughts(self.parts.renderer.decode(ready.context[-1].token_ids[-_PROMPT_END:]))
         return opened if opened and isinstance(self.parts.parser, MarkedFormat) else ""
 
-    def _read(
-        self, completion: Completion, sampled: npt.NDArray[np.int32], ready: ReadyTurn
+    async def _read(
+        self, completion: Completion, sampled: npt.NDArray[np.int32], ready: ReadyTurn, stop: tuple[str, ...]
     ) -> tuple[str, ParsedMessage]:
-        """The completion as text, cut at its stop string, and as a message."""
+        """The completion as text, cut at the first stop string in it where one ended it, and as a message."""
         text = completion.text
         if text is None:
             text = self._need_renderer().decode(sampled)
-        if completion.stop_string is not None and completion.stop_string in text:
-            text = text[: text.rindex(completion.stop_string)]
-        return text, completion.parsed or self.parts.parser.parse(self.thoughts_opened(ready) + text, ready.tools)
+        if completion.stop_string is not None:
+            found = [text.find(string) for string in {completion.stop_string, *stop}]
+            text = text[: min((start for start in found if start >= 0), default=len(text))]
+        if completion.parsed is not None:
+            return text, completion.parsed
+        return text, await read_completion(self.parts.parser, self.thoughts_opened(ready) + text, ready.tools)
 
     def _need_renderer(self) -> Renderer:
         if self.parts.renderer is None:

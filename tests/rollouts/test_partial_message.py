@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from agentrl.rollouts.policy_server.partial import PartialMessage, PartialText
 from agentrl.tools.parsers import MarkedFormat, Marks, PlainParser, load_parser, opened_thoughts, settled
-from agentrl.types import Message, ToolSpec
+from agentrl.types import Message, ParsedMessage, ToolSpec
 from tests.rollouts.bytewise import BytewiseRenderer, ids
 
 TOOLS = (ToolSpec("add", "", {"type": "object", "properties": {"a": {}, "b": {"type": "string"}}}),)
@@ -160,3 +160,19 @@ def test_bytes_that_are_no_text_are_told_as_the_whole_says_them(tokens: list[int
     for start in range(0, array.size, step):
         partial.add(array[start : start + step])
     assert partial.text == renderer.decode(array)
+
+
+def test_a_turn_is_read_so_seldom_that_all_of_its_readings_are_linear() -> None:
+    read: list[int] = []
+
+    class Counted(PlainParser):
+        def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
+            read.append(len(text))
+            return super().parse(text, tools)
+
+    reading = PartialMessage(Counted(), ())
+    for size in range(1, 20_001):
+        reading.read("a" * size)
+    # the lengths that are read grow by a 32nd each: their sum is about 32 times the last
+    assert sum(read) < 40 * 20_000
+    assert read[:30] == list(range(1, 31))

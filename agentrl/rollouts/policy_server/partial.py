@@ -7,10 +7,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.tools.parsers import MarkedFormat, Marks, ToolCallParser, settled
+from agentrl.tools.parsers import READ_AT_ONCE, MarkedFormat, Marks, ToolCallParser, settled
 from agentrl.types import ParsedMessage, ToolSpec
 
 __all__ = ["PartialMessage", "PartialText"]
+
+_GROWTH = 32
+"""A turn is read anew when it has grown by one part in so many: over its whole length that is linear time."""
 
 
 class PartialText:
@@ -58,11 +61,14 @@ class PartialMessage:
         self._marks: Marks | None = parser.marks if isinstance(parser, MarkedFormat) else None
         self._tools, self._stop = tools, tuple(stop)
         self._opened = opened
+        self._read = 0  # characters of the turn that were read last
 
     def read(self, text: str) -> ParsedMessage | None:
-        """What the beginning of the turn says; None where nothing can be said before the rest of it is there."""
-        if self._marks is None:
+        """What the beginning of the turn says; None where nothing can be said before more of it is there."""
+        size = len(text)
+        if self._marks is None or size > READ_AT_ONCE or self._read <= size < self._read + self._read // _GROWTH:
             return None
+        self._read = size
         text = self._opened + text
         parsed = self._parser.parse(text[: settled(text, self._marks, self._stop)], self._tools)
         return None if parsed.problems else parsed  # a closing mark within a call's text looks like its end

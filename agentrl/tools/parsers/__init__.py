@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from agentrl.tools.parsers.apart import READ_AT_ONCE, read_completion
 from agentrl.tools.parsers.base import ToolCallParser, load_parser
 from agentrl.tools.parsers.choose import parser_for
 from agentrl.tools.parsers.deepseek import DeepSeekParser
@@ -14,6 +15,7 @@ from agentrl.tools.parsers.reasoning import opened_thoughts
 from agentrl.tools.parsers.settled import MarkedFormat, Marks, settled
 
 __all__ = [
+    "READ_AT_ONCE",
     "DeepSeekParser",
     "GLMParser",
     "HarmonyParser",
@@ -26,5 +28,6 @@ __all__ = [
     "load_parser",
     "opened_thoughts",
     "parser_for",
+    "read_completion",
     "settled",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -15,7 +15,7 @@ from agentrl.tools.parsers.llama import LlamaParser
 from agentrl.tools.parsers.plain import PlainParser
 from agentrl.types import ParsedMessage, ToolSpec, load_object
 
-__all__ = ["ToolCallParser", "load_parser"]
+__all__ = ["BUILT_IN", "ToolCallParser", "load_parser"]
 
 
 @runtime_checkable
@@ -35,7 +35,7 @@ class ToolCallParser(Protocol):
         ...
 
 
-_BUILT_IN: dict[str, Callable[[], ToolCallParser]] = {
+BUILT_IN: Mapping[str, Callable[[], ToolCallParser]] = {
     "hermes": HermesParser,
     "llama": LlamaParser,
     "deepseek": DeepSeekParser,
@@ -43,6 +43,7 @@ _BUILT_IN: dict[str, Callable[[], ToolCallParser]] = {
     "harmony": HarmonyParser,
     "none": PlainParser,
 }
+"""The parsers of agentrl by the names that ``model.tool_parser`` has for them."""
 
 
 def load_parser(name: str, base_dir: str | Path | None = None) -> ToolCallParser:
@@ -51,10 +52,10 @@ def load_parser(name: str, base_dir: str | Path | None = None) -> ToolCallParser
     Raises:
         ConfigError: the name is none of these, or names no parser.
     """
-    if name in _BUILT_IN:
-        return _BUILT_IN[name]()
+    if name in BUILT_IN:
+        return BUILT_IN[name]()
     if ":" not in name:
-        raise ConfigError(f"there is no parser {name!r}; use {', '.join(_BUILT_IN)}, or package.module:Class")
+        raise ConfigError(f"there is no parser {name!r}; use {', '.join(BUILT_IN)}, or package.module:Class")
     found = load_object(name, base_dir)
     parser = found() if isinstance(found, type) else found
     if not isinstance(parser, ToolCallParser):

@@ -21,7 +21,7 @@ _OPEN, _CLOSE, _SEP = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
 _BLOCKS = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 _MARK = re.compile("|".join(map(re.escape, (_OPEN, _CLOSE, *_BLOCKS))))
 _FORM = f"{_OPEN}function{_SEP}NAME\\n```json\\n{{...}}\\n```{_CLOSE}"
-_FENCED = re.compile(r"\s*```(?:json)?[ \t]*\n?(.*?)\n?[ \t]*```\s*\Z", re.DOTALL)
+_FENCE = "```"
 
 
 class DeepSeekParser:
@@ -65,11 +65,16 @@ def _read_call(text: str, start: int, reading: Reading) -> int:
     if not name.strip():
         reading.problem("missing_name", f"the call has no name; write it as {_FORM}", raw)
         return end.end()
-    fenced = _FENCED.match(written)
     try:
-        arguments = whole_json(fenced.group(1) if fenced else written)
+        arguments = whole_json(_unfenced(written.strip()))
     except JSONFault as fault:
         reading.problem("malformed_json", f"the arguments are no valid JSON: {fault}; write {_FORM}", raw)
     else:
         reading.named_call(name.strip(), arguments, raw, what="the arguments' JSON")
     return end.end()
+
+
+def _unfenced(written: str) -> str:
+    """What stands between the fences, where there are any."""
+    body = written.removeprefix(_FENCE).removesuffix(_FENCE)
+    return body.removeprefix("json") if len(written) - len(body) == 2 * len(_FENCE) else written

@@ -7,6 +7,7 @@ a value is, is the tool's schema to say; without one, what reads as JSON is JSON
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,9 +21,12 @@ __all__ = ["GLMParser"]
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _FORM = "<tool_call>NAME\\n<arg_key>KEY</arg_key>\\n<arg_value>VALUE</arg_value>\\n</tool_call>"
-_PAIR = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", re.DOTALL)
-_NAME = re.compile(r"\s*([^\s<>]+)\s*")
+_NAME = re.compile(r"\s*([^\s<>]+)")
 _TAG = re.compile(r"</?tool_call>")
+_ARG = re.compile(r"</?arg_(?:key|value)>")
+_MARK = re.compile(r"</?(?:tool_call|arg_key|arg_value)>")
+_KEY_OPENS = re.compile(r"\s*<arg_key>")
+_VALUE_OPENS = re.compile(r"\s*<arg_value>")
 
 
 class GLMParser:
@@ -51,12 +55,8 @@ def _read_block(text: str, start: int, schemas: Mapping[str, Mapping[str, Any]],
     """The block that opens at ``start``; a closing tag within a value does not count."""
     position = start + len(_OPEN)
     name = _NAME.match(text, position)
-    position = name.end() if name else position
-    written: list[tuple[str, str]] = []
-    while pair := _PAIR.match(text, position):
-        written.append((pair.group(1).strip(), pair.group(2)))
-        position = pair.end()
-    end = _TAG.search(text, position)
+    written, position, slip = _read_pairs(text, name.end() if name else position)
+    end = _TAG.search(text, slip)
     closed = end is not None and end.group() == _CLOSE
     stop = end.end() if end and closed else end.start() if end else len(text)
     raw = text[start:stop]
@@ -67,12 +67,43 @@ def _read_block(text: str, start: int, schemas: Mapping[str, Mapping[str, Any]],
     elif extra := text[position : end.start()].strip():
         detail = f"{extra[:40]!r} is no <arg_key> with its <arg_value>; write a call as {_FORM}"
         reading.problem("bad_arguments", detail, raw)
-    elif twice := next((key for index, (key, _) in enumerate(written) if key in dict(written[:index])), None):
+    elif len(dict(written)) < len(written):
+        twice = Counter(key for key, _ in written).most_common(1)[0][0]
         reading.problem("bad_arguments", f"the key {twice!r} is given twice", raw)
     else:
         schema = schemas.get(name.group(1), {})
         reading.call(name.group(1), {key: _value(text, schema.get(key)) for key, text in written}, raw)
     return stop
+
+
+def _read_pairs(text: str, position: int) -> tuple[list[tuple[str, str]], int, int]:
+    """The pairs that stand at ``position``.
+
+    A key holds no mark at all, and a value none of a key or a value, or a slip between them would take what follows,
+    other calls included, for one long value.
+
+    Returns:
+        Keys and values; the position behind the last whole pair; and how far the marks behind it are in their order.
+    """
+    written: list[tuple[str, str]] = []
+    reached = position
+    while key_opens := _KEY_OPENS.match(text, position):
+        reached = key_opens.end()
+        key_closes = _MARK.search(text, reached)
+        if key_closes is None or key_closes.group() != "</arg_key>":
+            break
+        key = text[reached : key_closes.start()].strip()
+        reached = key_closes.end()
+        value_opens = _VALUE_OPENS.match(text, reached)
+        if value_opens is None:
+            break
+        reached = value_opens.end()
+        value_closes = _ARG.search(text, reached)
+        if value_closes is None or value_closes.group() != "</arg_value>":
+            break
+        written.append((key, text[reached : value_closes.start()]))
+        position = reached = value_closes.end()
+    return written, position, reached
 
 
 def _value(text: str, schema: Any) -> Any:

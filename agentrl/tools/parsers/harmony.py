@@ -56,7 +56,7 @@ def _read_message(header: str, body: str, raw: str, reading: Reading, thoughts: 
     elif channel is not None and channel.group(1) == "analysis":
         thoughts.append(body.strip())
     else:
-        reading.content += ["\n\n" if any(reading.content) else "", body]
+        reading.content += ["\n\n" if reading.content else "", body] if body else []
 
 
 def _read_call(recipient: str, body: str, raw: str, reading: Reading) -> None:

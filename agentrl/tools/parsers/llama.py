@@ -20,8 +20,13 @@ __all__ = ["LlamaParser"]
 
 _TAG = "<|python_tag|>"
 _FORM = '{"name": "...", "parameters": {...}}'
-_OPENING = re.compile(r'\{\s*"(?:name|parameters|type|function)"\s*:')
+_OBJECT = r'\{\s*"(?:name|parameters|type|function)"\s*:'
+_OPENING = re.compile(_OBJECT)
+_KEYS = frozenset({"name", "parameters", "function", "type"})
+_CALL = re.compile(rf"{re.escape(_TAG)}|{_OBJECT}")
+_BRACE = re.compile(r"\s*(?=\{)")
 _BUILT_IN = re.compile(r"\s*([A-Za-z_]\w*)\.call(\(.*\))\s*\Z", re.DOTALL)
+_MAX_WRITTEN = 8192  # characters of a built-in call's arguments: Python's own parser reads them
 _BETWEEN = re.compile(r"[\s;,]*")
 
 
@@ -49,22 +54,26 @@ class LlamaParser:
 
 def _next_call(text: str, position: int) -> int | None:
     """Where the next call begins."""
-    if position == 0 and text.lstrip().startswith("{"):
-        return text.index("{")
-    opening, tag = _OPENING.search(text, position), text.find(_TAG, position)
-    starts = [start for start in (opening.start() if opening else -1, tag) if start >= 0]
-    return min(starts, default=None)
+    brace = _BRACE.match(text) if position == 0 else None
+    found = brace or _CALL.search(text, position)
+    if found is None:
+        return None
+    return found.end() if brace else found.start()
 
 
 def _read_tagged(text: str, start: int, reading: Reading) -> int:
     """What follows ``<|python_tag|>``; gives the position behind it."""
     body = start + len(_TAG)
-    if text[body:].lstrip().startswith("{"):
-        return _read_object(text, text.index("{", body), start, reading)
+    if brace := _BRACE.match(text, body):
+        return _read_object(text, brace.end(), start, reading)
     raw = text[start:]
     match = _BUILT_IN.match(text, body)
     if match is None:
         reading.problem("malformed_json", f"no call follows {_TAG}; write it as {_TAG}{_FORM}", raw)
+        return len(text)
+    if (written := len(match.group(2))) > _MAX_WRITTEN:
+        detail = f"arguments in brackets may have {_MAX_WRITTEN} characters, got {written}; write {_TAG}{_FORM}"
+        reading.problem("bad_arguments", detail, raw)
         return len(text)
     try:
         call = ast.parse(f"f{match.group(2)}", mode="eval").body
@@ -85,15 +94,24 @@ def _read_object(text: str, start: int, raw_start: int, reading: Reading) -> int
     try:
         value, end = read_json(text, start)
     except JSONFault as fault:
-        following = _OPENING.search(text, start + 1)
-        end = following.start() if following else len(text)
+        end = _next_opening(text, start, fault.position)
         raw = text[raw_start:end]
         reading.problem("malformed_json", f"the call is no valid JSON: {fault}; write it as {_FORM}", raw)
         return end
     raw = text[raw_start:end]
-    if isinstance(value, dict) and not value.keys() & {"name", "parameters", "function", "type"}:
+    if raw_start == start and isinstance(value, dict) and not value.keys() & _KEYS:
         reading.content.append(raw)  # an answer in JSON
         return end
     key = "arguments" if isinstance(value, dict) and "arguments" in value else "parameters"
     reading.object_call(value, raw, key=key, form=_FORM, also=("type",))
     return end
+
+
+def _next_opening(text: str, start: int, fault: int) -> int:
+    """Where the call that follows a faulty one may begin. What was read of that one up to its fault is part of it, but
+    for an opening in which a string that was not closed came to its end."""
+    brace = text.rfind("{", start + 1, fault)
+    opening = _OPENING.match(text, brace) if brace >= 0 else None
+    if opening is None or opening.end() <= fault:
+        opening = _OPENING.search(text, fault)
+    return opening.start() if opening else len(text)

@@ -98,7 +98,7 @@ def whole_json(text: str) -> Any:
     """
     value, end = read_json(text, 0)
     if extra := text[end:].strip():
-        raise JSONFault(f"{extra[:40]!r} follows it")
+        raise JSONFault(f"{extra[:40]!r} follows it", end)
     return value
 
 

@@ -1,10 +1,11 @@
-"""JSON as RFC 8259 has it, and faults in words that a model can act on."""
+"""JSON as RFC 8259 has it, in time linear in what is read, and faults in words that a model can act on."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+import sys
+from collections import Counter
 from typing import Any
 
 __all__ = ["JSONFault", "read_json"]
@@ -12,10 +13,23 @@ __all__ = ["JSONFault", "read_json"]
 _MAX_DEPTH = 64
 _TOO_DEEP = f"it is nested too deeply, by more than {_MAX_DEPTH} levels"
 _SPACE = re.compile(r"[ \t\n\r]*")
+_STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
+_DIGITS = re.compile(r"\d{2,}+")
+_BEGINS = re.compile(r'["\[{]|-?\d|true|false|null|NaN|-?Infinity')
+_WINDOW, _GROWTH, _LONGEST_TOKEN = 512, 8, 16
 
 
 class JSONFault(ValueError):  # noqa: N818 - what a text has, not what a program does
-    """Why a text is no JSON."""
+    """Why a text is no JSON.
+
+    Args:
+        reason: in words for the model.
+        position: how far the text was read before the fault was met; its end where something is not closed.
+    """
+
+    def __init__(self, reason: str, position: int) -> None:
+        super().__init__(reason)
+        self.position = position
 
 
 def read_json(text: str, start: int) -> tuple[Any, int]:
@@ -28,48 +42,85 @@ def read_json(text: str, start: int) -> tuple[Any, int]:
         JSONFault: there is none.
     """
     begin = _SPACE.match(text, start).end()  # type: ignore[union-attr]  # an empty match is a match
-    try:
-        value, end = _DECODER.raw_decode(text, begin)
-    except json.JSONDecodeError as error:
-        raise JSONFault(f"{error.msg} at character {error.pos - begin}") from None
-    except RecursionError:
-        raise JSONFault(_TOO_DEEP) from None
-    except JSONFault:
-        raise
-    except ValueError as error:  # an integer of thousands of digits
-        raise JSONFault(str(error).partition(";")[0]) from None
-    if text.count("[", begin, end) + text.count("{", begin, end) > _MAX_DEPTH and _depth(value) > _MAX_DEPTH:
-        raise JSONFault(_TOO_DEEP)
+    value, size = _decoded(text, begin)
+    end = begin + size
     if "\\u" in text[begin:end]:
         try:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         except UnicodeEncodeError:
-            raise JSONFault(r"a \ud800-\udfff escape stands without its other half") from None
+            raise JSONFault(r"a \ud800-\udfff escape stands without its other half", end) from None
     return value, end
 
 
-def _depth(value: Any) -> int:
-    depth, level = 0, [value]
-    while level := [child for parent in level if isinstance(parent, (dict, list)) for child in _children(parent)]:
-        depth += 1
-    return depth + 1
+def _decoded(text: str, begin: int) -> tuple[Any, int]:
+    """The value and its length. The decoder is given a window of the text that grows until the value or a fault is
+    whole in it: the error that it raises counts the lines of all the text that it was given."""
+    if not _BEGINS.match(text, begin):
+        raise JSONFault("Expecting value at character 0", begin)
+    size = _WINDOW
+    while True:
+        window = text[begin : begin + size]
+        whole = begin + size >= len(text)
+        _check_depth(window, begin)
+        try:
+            value, end = _STRICT.raw_decode(window)
+        except json.JSONDecodeError as error:
+            unclosed = error.msg.startswith("Unterminated string")
+            if whole or not (unclosed or error.pos > size - _LONGEST_TOKEN):
+                position = len(text) if unclosed else begin + error.pos
+                raise JSONFault(f"{error.msg} at character {error.pos}", position) from None
+        except _RefusedError as error:
+            raise JSONFault(str(error), begin + _extent(window)) from None
+        except ValueError as error:  # a whole number of thousands of digits
+            longest = sys.get_int_max_str_digits()
+            position = next((m.end() for m in _DIGITS.finditer(window) if m.end() - m.start() > longest), len(window))
+            raise JSONFault(str(error).partition(";")[0], begin + position) from None
+        else:
+            if whole or end < size:  # a number at the end of the window may go on behind it
+                return value, end
+        size *= _GROWTH
 
 
-def _children(parent: dict[str, Any] | list[Any]) -> Iterable[Any]:
-    return parent.values() if isinstance(parent, dict) else parent
+def _extent(window: str) -> int:
+    """How far Python's own rules read what ours refuse."""
+    try:
+        return _LENIENT.raw_decode(window)[1]
+    except json.JSONDecodeError as error:
+        return error.pos
+
+
+def _check_depth(window: str, begin: int) -> None:
+    """Refuses what is nested too deeply before the decoder goes down into it."""
+    if not window.startswith(("[", "{")) or window.count("[") + window.count("{") <= _MAX_DEPTH:
+        return
+    depth = 0
+    for match in _STRING_OR_BRACKET.finditer(window):
+        bracket = match.group()
+        if bracket in "[{":
+            depth += 1
+            if depth > _MAX_DEPTH:
+                raise JSONFault(_TOO_DEEP, begin + match.end())
+        elif bracket in "]}":
+            depth -= 1
+            if depth <= 0:
+                return  # the value ends here, or is none
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise JSONFault(f"the key {twice!r} is given twice")
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise _RefusedError(f"the key {twice!r} is given twice")
     return value
 
 
 def _no_constant(name: str) -> Any:
-    raise JSONFault(f"{name} is no JSON number")
+    raise _RefusedError(f"{name} is no JSON number")
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
+class _RefusedError(ValueError):
+    """What Python's own decoder would let through."""
+
+
+_STRICT = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
+_LENIENT = json.JSONDecoder(parse_int=len)  # the length of a whole number's text, which may be any

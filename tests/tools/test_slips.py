@@ -1,0 +1,46 @@
+"""A slip in one call is told, and takes no other call with it."""
+
+from __future__ import annotations
+
+import pytest
+
+from agentrl.tools.parsers import GLMParser, LlamaParser
+
+NEXT = "<tool_call>g\n<arg_key>b</arg_key>\n<arg_value>2</arg_value>\n</tool_call>"
+
+
+@pytest.mark.parametrize(
+    "slip",
+    [
+        "<arg_key>a<arg_value>1</arg_value>",
+        "<arg_key>a</arg_key><arg_value>1</arg_key>",
+        "<arg_key>a</arg_key><arg_value>1",
+        "<arg_key>a</arg_key>1</arg_value>",
+        "<arg_key>a</arg_value><arg_value>1</arg_value>",
+        "<arg_key>a</arg_key><arg_value>1<arg_value>",
+        "<arg_key>a",
+        "<arg_key>a</arg_key><arg_value>1<arg_key>c</arg_key><arg_value>3</arg_value>",
+    ],
+)
+def test_a_glm_call_with_a_slip_between_key_and_value_leaves_the_next_one_whole(slip: str) -> None:
+    first = f"<tool_call>f\n{slip}\n</tool_call>"
+    parsed = GLMParser().parse(first + NEXT)
+
+    assert [(found.kind, found.raw) for found in parsed.problems] == [("bad_arguments", first)]
+    assert "is no <arg_key> with its <arg_value>" in parsed.problems[0].detail
+    assert [(call.name, call.arguments) for call in parsed.tool_calls] == [("g", {"b": 2})]
+
+
+def test_a_glm_value_may_hold_the_tags_of_calls() -> None:
+    code = "</tool_call><tool_call>"
+    parsed = GLMParser().parse(f"<tool_call>f<arg_key>a</arg_key><arg_value>{code}</arg_value></tool_call>{NEXT}")
+
+    assert [call.arguments for call in parsed.tool_calls] == [{"a": code}, {"b": 2}]
+
+
+@pytest.mark.parametrize("written", ['{"nam": "f", "parameter": {}}', "{}", '{"answer": 4}'])
+def test_what_a_python_tag_opens_is_a_call_and_no_answer(written: str) -> None:
+    parsed = LlamaParser().parse(f"<|python_tag|>{written}")
+
+    assert [found.kind for found in parsed.problems] == ["missing_name"]
+    assert parsed.problems[0].raw == f"<|python_tag|>{written}"

@@ -1,7 +1,7 @@
 """One tree of errors, named for the boundary that a failure crossed.
 
 A message says the setting or thing, the rule, the value found and what to do. ``exit_code`` is what
-the command line returns: 2 configuration, 3 data, 4 the machine (no GPU, server or sandbox), 1 otherwise.
+the command line returns: 2 configuration and tools, 3 data, 4 the machine (no GPU, server or sandbox), 1 otherwise.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class ToolError(AgentRLError):
     """A tool is declared wrongly, or the executor itself (never a tool's body) failed."""
 
     boundary = "tool"
+    exit_code = 2
 
 
 class SandboxError(AgentRLError):

@@ -17,6 +17,7 @@ from agentrl.controller.weights import ServedDtype, TrainerWeights, WeightsRepor
 from agentrl.controller.worker import Worker, WorkerSpec
 from agentrl.errors import TrainingError
 from agentrl.rollouts import GroupOutcome, GroupRequest, PauseMode, SavedGroup
+from agentrl.tools import close_shared_tools
 from agentrl.training import DistSpec
 
 __all__ = ["RayGroup", "start_ray"]
@@ -108,6 +109,7 @@ class _Rank:
 
     def close(self) -> None:
         self._hosted.close()
+        close_shared_tools()  # the process is killed next, and runs nothing at its exit
 
 
 _options: dict[str, Any] = {"max_restarts": 0, "concurrency_groups": {"episodes": 4}}

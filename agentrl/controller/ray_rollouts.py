@@ -19,6 +19,7 @@ from agentrl.controller.worker import WorkerSpec
 from agentrl.controller.worker_fleet import WorkerFleet
 from agentrl.errors import AgentRLError, ConfigError, EngineError
 from agentrl.rollouts import GroupOutcome, GroupRequest, PauseMode, SavedGroup
+from agentrl.tools import close_shared_tools
 
 __all__ = ["RayRolloutGroup"]
 
@@ -32,7 +33,7 @@ class _RolloutWorker:
 
     def setup(self, parts: RolloutParts | None) -> ServedDtype | None:
         """Hosts a stage's episodes, or none; the dtype that the engine serves."""
-        self.close()
+        self._end_stage()
         if parts is None:
             return None
         self._host = EpisodeHost(parts, f"episodes-{self._place}")
@@ -62,6 +63,10 @@ class _RolloutWorker:
         return self._hosted.in_flight()
 
     def close(self) -> None:
+        self._end_stage()
+        close_shared_tools()  # the process is killed next, and runs nothing at its exit
+
+    def _end_stage(self) -> None:
         host, self._host = self._host, None
         if host is not None:
             host.close()

@@ -19,7 +19,13 @@ class Env(ABC):
     raises ends the episode as failed, so tell the model about its own mistakes in the observation instead.
 
     ``AsyncEnv`` holds an Env to this; ``check_env`` tries it out.
+
+    Attributes:
+        episode_id: whose world it is, unique in the run and the name of the episode's trajectory; empty where nobody
+            said so, and always while the instance is made.
     """
+
+    episode_id: str = ""
 
     @abstractmethod
     def reset(self, *, seed: int) -> Observation | Awaitable[Observation]:
@@ -48,11 +54,11 @@ class Env(ABC):
     def state_dict(self) -> Mapping[str, Any] | None:
         """What a checkpoint keeps of an episode in flight, to be pickled; asked for between two steps.
 
-        By default every attribute of the instance. Give None where the state is not in them alone (a process, a folder,
-        a connection): a resumed run then begins the episode anew.
+        By default every attribute of the instance but ``episode_id``. Give None where the state is not in them alone (a
+        process, a folder, a connection): a resumed run then begins the episode anew.
         """
         slotted = any(vars(owner).get("__slots__") for owner in type(self).__mro__)
-        return None if slotted else dict(vars(self))
+        return None if slotted else {name: value for name, value in vars(self).items() if name != "episode_id"}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what ``state_dict`` gave, on a fresh instance for the same task, in place of ``reset``."""

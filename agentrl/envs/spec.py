@@ -30,12 +30,13 @@ class EnvSpec:
     base_dir: str | None = None
     sandbox: SandboxSpec | None = None
 
-    def build(self, task: Task, *, sandboxes: SandboxPool | None = None) -> Env:
+    def build(self, task: Task, *, sandboxes: SandboxPool | None = None, episode_id: str = "") -> Env:
         """A fresh environment for ``task``.
 
         Args:
             task: the problem.
             sandboxes: the host's pool, from which the environment takes its sandbox instead of building one.
+            episode_id: becomes ``Env.episode_id``.
 
         Raises:
             ConfigError: ``factory`` is text that names nothing.
@@ -54,4 +55,6 @@ class EnvSpec:
             raise EnvError(f"{name} raised for task {task.id!r}: {type(error).__name__}: {error}") from error
         if not isinstance(env, Env):
             raise EnvError(f"{name} must make an agentrl.envs.Env, got {type(env).__name__}; let it subclass Env")
+        if episode_id:
+            env.episode_id = episode_id
         return env

@@ -12,7 +12,16 @@ from typing import Any
 from agentrl.envs.env import Env
 from agentrl.errors import EnvError
 from agentrl.sandbox import Sandbox, SandboxPool, SandboxSpec
-from agentrl.tools import FunctionTool, Tool, ToolExecutor, ToolFactory, resolve_tools
+from agentrl.tools import (
+    FunctionTool,
+    Tool,
+    ToolExecutor,
+    ToolFactory,
+    ToolReference,
+    close_tools,
+    resolve_tools,
+    share,
+)
 from agentrl.types import Action, CallRecord, Message, Observation, StepResult, Task, seed_for
 
 __all__ = ["ToolEnv"]
@@ -20,6 +29,7 @@ __all__ = ["ToolEnv"]
 _MADE_BY_INIT = frozenset(
     {
         "task",
+        "episode_id",
         "sandbox",
         "_opening",
         "_announce_tools",
@@ -42,7 +52,7 @@ class ToolEnv(Env):
 
     Args:
         task: its messages are the prompt.
-        tools: tools, which episodes share; factories, which make this episode its own; or text for ``load_object``.
+        tools: tools, which episodes share; factories, which make this episode its own; or references to such.
         system_prompt: put in front of the task's messages, which then must bring none of their own.
         announce_tools: whether the opening describes the tools; without it they work all the same, for a model that
             was taught them and has no tokens to spare.
@@ -66,7 +76,7 @@ class ToolEnv(Env):
         self,
         task: Task,
         *,
-        tools: Sequence[Tool | ToolFactory | str] = (),
+        tools: Sequence[Tool | ToolFactory | ToolReference | str] = (),
         system_prompt: str | None = None,
         announce_tools: bool = True,
         max_turns: int | None = None,
@@ -86,20 +96,33 @@ class ToolEnv(Env):
         self._taking_sandbox = asyncio.Lock()
         self._closed = False
         self._own_tools: list[Tool] = []
+        try:
+            built = self._build(resolve_tools(tools, base_dir))
+            self._executor = ToolExecutor(built, deadline_s=tool_deadline_s, max_output_chars=max_tool_output_chars)
+        except BaseException:
+            close_tools(self._own_tools)  # nobody else knows of them
+            raise
+        self._sandbox_tools = frozenset(tool.spec.name for tool in built if _may_use_sandbox(tool))
+        self._seed = 0
+        self._num_turns = 0
+
+    def _build(self, entries: Sequence[Tool | ToolFactory]) -> list[Tool]:
+        """The tools of this episode, its own and shared ones."""
         built: list[Tool] = []
-        for entry in resolve_tools(tools, base_dir):
-            made = entry.build() if isinstance(entry, ToolFactory) else (entry,)
-            built += made
-            self._own_tools += made if isinstance(entry, ToolFactory) else ()
+        for entry in entries:
+            if isinstance(entry, ToolFactory):
+                made = entry.build()
+                self._own_tools += made
+                built += made
+            else:
+                share(entry)
+                built.append(entry)
         for tool in built:
-            if tool.needs_sandbox and sandbox is None:
+            if tool.needs_sandbox and self._sandbox_source is None:
                 raise EnvError(
                     f"tool {tool.spec.name!r} needs a sandbox, got none; pass ToolEnv(sandbox=SandboxSpec())"
                 )
-        self._sandbox_tools = frozenset(tool.spec.name for tool in built if _may_use_sandbox(tool))
-        self._executor = ToolExecutor(built, deadline_s=tool_deadline_s, max_output_chars=max_tool_output_chars)
-        self._seed = 0
-        self._num_turns = 0
+        return built
 
     async def reset(self, *, seed: int) -> Observation:
         """The system prompt, the task's messages, and the tools where they are announced."""
@@ -193,7 +216,7 @@ class ToolEnv(Env):
             action.tool_calls,
             action.problems,
             seed=seed_for(self._seed, "tools", turn),
-            episode_id=self.task.id,
+            episode_id=self.episode_id,
             sandbox=self.sandbox,
         )
 

@@ -82,7 +82,9 @@ class EnvPlayer:
         """Builds the environment, and resets it or restores its state."""
         start, parts, builder, saved = time.monotonic(), self._turns.parts, self._turns.builder, self._saved
         builder.task = replace(builder.task, messages=await _with_images(builder.task.messages, {}))
-        self._env = AsyncEnv(self._spec.build(builder.task, sandboxes=parts.sandboxes))
+        self._env = AsyncEnv(
+            self._spec.build(builder.task, sandboxes=parts.sandboxes, episode_id=builder.key.trajectory_id)
+        )
         if saved is None:
             seed = seed_for(parts.spec.root_seed, "env", builder.key.label, builder.key.draw)
             self._result = StepResult(await self._env.reset(seed=seed))

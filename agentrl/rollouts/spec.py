@@ -117,6 +117,12 @@ class EpisodeKey:
     label: str = ""
 
     @property
+    def trajectory_id(self) -> str:
+        """The id of the episode's trajectory."""
+        own = f"{self.draw}-{self.sibling}-{self.attempt}"
+        return f"{self.label}/{own}" if self.label else own
+
+    @property
     def session_id(self) -> str:
         """The episode's KV session: unique over attempts, so that a retried one never meets its own remains."""
         return f"{self.label or self.purpose}/{self.draw}-{self.sibling}-{self.attempt}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import math
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,10 +21,10 @@ from agentrl.render import Renderer, RendererSpec, sees_images
 from agentrl.rollouts import EpisodeLimits, RolloutSpec, RubricFactory, StagePermits
 from agentrl.rollouts.inprocess import TorchEngineSpec
 from agentrl.rollouts.policy_server import ProgramSpec
-from agentrl.run.config import StageConfig, ToolConfig
+from agentrl.run.config import StageConfig
 from agentrl.run.data import load_tasks
 from agentrl.run.sglang_engine import sglang_spec
-from agentrl.tools import Tool, ToolFactory, resolve_tools
+from agentrl.tools import Tool, ToolFactory, ToolReference, close_tools, resolve_tools
 from agentrl.training import OptimSpec, RewardModelSpec
 from agentrl.types import SamplingParams, load_object
 
@@ -128,7 +127,11 @@ def env_spec(stage: StageConfig, live: LiveObjects, base_dir: Path, *, with_tool
     entry = live.env or stage.env.entry or ToolEnv
     factory = load_object(entry, base_dir) if isinstance(entry, str) else entry
     taken = inspect.signature(factory).parameters if callable(factory) else {}
-    tools = list(live.tools) if live.tools is not None else [_tool(tool, base_dir) for tool in stage.env.tools]
+    tools = (
+        list(live.tools)
+        if live.tools is not None
+        else [ToolReference(own.function, own.args) for own in stage.env.tools]
+    )
     asked: dict[str, Any] = {}
     if tools:
         asked["tools"] = tools if with_tools else []
@@ -160,23 +163,14 @@ def player_spec(stage: StageConfig, live: LiveObjects, base_dir: Path) -> EnvSpe
 
 
 def _needs_sandbox(tools: Sequence[Any], base_dir: Path) -> bool:
-    """Whether one of the tools runs code; a factory's tools are made once to see it."""
-    entries = resolve_tools(tools, base_dir)
-    made = [tool for e in entries for tool in (e.build() if isinstance(e, ToolFactory) else (e,))]
-    return any(tool.needs_sandbox for tool in made)
-
-
-def _tool(config: ToolConfig, base_dir: Path) -> Tool | ToolFactory | str:
-    """A tool's reference; with arguments, what the function or class that it names makes of them, once a process."""
-    if not config.args:
-        return config.function
-    return ToolFactory(functools.partial(_made_once, config.function, json.dumps(config.args), str(base_dir)))
-
-
-@functools.cache
-def _made_once(reference: str, args: str, base_dir: str) -> Tool:
-    made: Tool = load_object(reference, base_dir)(**json.loads(args))
-    return made
+    """Whether one of the tools runs code; a factory's tools are made once to see it, and closed."""
+    needed = False
+    for entry in resolve_tools(tools, base_dir):
+        made = entry.build() if isinstance(entry, ToolFactory) else (entry,)
+        needed = needed or any(tool.needs_sandbox for tool in made)
+        if isinstance(entry, ToolFactory):
+            close_tools(made)
+    return needed
 
 
 def rollout_spec(stage: StageConfig, live: LiveObjects, *, base_dir: Path, model: Path | None) -> RolloutSpec:

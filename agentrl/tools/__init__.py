@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from agentrl.tools.base import FunctionTool, InvalidArgumentsError, Tool
 from agentrl.tools.context import ToolContext, ToolOutput
-from agentrl.tools.decorator import ToolFactory, resolve_tools, tool
+from agentrl.tools.decorator import tool
 from agentrl.tools.executor import ToolExecutor
+from agentrl.tools.factory import ToolFactory
 from agentrl.tools.parsers import HermesParser, PlainParser, ToolCallParser, load_parser, parser_for
 from agentrl.tools.python import PythonTool
+from agentrl.tools.reference import ToolReference, resolve_tools
 from agentrl.tools.search import Document, Hit, SearchIndex, SearchTool
+from agentrl.tools.shared import close_shared_tools, close_tools, share
 from agentrl.tools.threads import TOOL_THREADS, BoundedThreads, DeadlineError
 
 __all__ = [
@@ -30,8 +33,12 @@ __all__ = [
     "ToolExecutor",
     "ToolFactory",
     "ToolOutput",
+    "ToolReference",
+    "close_shared_tools",
+    "close_tools",
     "load_parser",
     "parser_for",
     "resolve_tools",
+    "share",
     "tool",
 ]

@@ -17,7 +17,7 @@ class ToolContext:
 
     Args:
         seed: for the tool's own random numbers; equal for the same call of the same episode seed.
-        episode_id: whose call it is.
+        episode_id: whose call it is: the id of the episode's trajectory, unique in the run.
         call_id: which call of the turn.
         deadline_s: seconds that the call may take from its start.
         sandbox: the episode's sandbox, where its environment has one.

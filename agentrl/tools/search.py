@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from agentrl.errors import DataError, ToolError
 from agentrl.tools.base import Tool
 from agentrl.tools.context import ToolContext
 from agentrl.tools.threads import TOOL_THREADS
-from agentrl.types import ToolSpec
+from agentrl.types import ToolSpec, load_object
 
-__all__ = ["Document", "Hit", "SearchIndex", "SearchTool"]
+__all__ = ["Document", "Hit", "SearchIndex", "SearchTool", "load_index"]
 
 _WORD = re.compile(r"\w+")
 
@@ -147,6 +150,43 @@ class SearchTool(Tool):
             lambda: self._index.search(arguments["query"], self._top_k), deadline_s=context.deadline_s
         )
         return "\n".join(_line(hit.document) for hit in hits) or "No document matches."
+
+
+@functools.lru_cache(maxsize=16)
+def load_index(documents: str, base_dir: str) -> SearchIndex:
+    """The index of documents that a configuration names, built once a process.
+
+    Args:
+        documents: a ``.jsonl`` file of ``{"text", "title"?, "id"?}``, or ``file.py:name`` or ``module:name`` of a
+            SearchIndex or of ``(id, title, text)`` documents.
+        base_dir: where relative paths start.
+
+    Raises:
+        DataError: the file cannot be read, or a line is no document; it is named.
+        ConfigError: the reference names nothing.
+    """
+    if documents.endswith(".jsonl"):
+        return SearchIndex(list(_documents(Path(base_dir, Path(documents).expanduser()))))
+    found = load_object(documents, base_dir)
+    return found if isinstance(found, SearchIndex) else SearchIndex(found)
+
+
+def _documents(path: Path) -> Iterator[Document]:
+    if not path.is_file():
+        raise DataError(
+            f"documents={str(path)!r} does not exist; name a .jsonl file, from the configuration's folder on"
+        )
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise DataError(f"{path}:{number} is not JSON: {error}") from None
+            if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+                raise DataError(f"{path}:{number} must be an object with a 'text', and maybe a 'title' and an 'id'")
+            yield Document(str(row.get("id", number)), str(row.get("title", "")), row["text"])
 
 
 def _line(document: Document) -> str:

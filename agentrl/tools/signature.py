@@ -128,7 +128,7 @@ def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
     annotated = function if inspect.isroutine(function) else type(function).__call__
     try:
         return typing.get_type_hints(annotated, include_extras=True)
-    except NameError as error:
+    except (NameError, AttributeError, SyntaxError, TypeError) as error:
         raise ToolError(
             f"tool {name!r}: a type hint cannot be resolved ({error}); import the type at the module's top level, "
             "outside TYPE_CHECKING, or define it there"

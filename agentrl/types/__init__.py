@@ -29,6 +29,7 @@ from agentrl.types.messages import (
     ToolResult,
     ToolSpec,
 )
+from agentrl.types.place import place_of_error, place_of_object
 from agentrl.types.seeds import seed_for
 from agentrl.types.segment import MediaSpan, Segment, SegmentKind, concat_ids, concat_media
 from agentrl.types.stats import Stat, Stats
@@ -84,6 +85,8 @@ __all__ = [
     "frozen_ints",
     "images_in",
     "load_object",
+    "place_of_error",
+    "place_of_object",
     "register",
     "registration",
     "seed_for",

@@ -9,12 +9,12 @@ import importlib.util
 import os
 import sys
 import threading
-import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from agentrl.errors import ConfigError
+from agentrl.errors import AgentRLError, ConfigError
+from agentrl.types.place import place_of_error
 
 __all__ = ["file_modules", "load_object"]
 
@@ -117,9 +117,10 @@ def _missing_module(name: str, missing: str) -> str:
 
 
 def _import_failure(what: str, error: Exception) -> ConfigError:
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "importlib" not in frame.filename and frame.filename != __file__]
-    where = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+    place = place_of_error(error)
+    if isinstance(error, AgentRLError):  # it says what to mend
+        return ConfigError(f"{place or what}: {error}")
+    where = f" ({place})" if place else ""
     return ConfigError(f"{what} raised when imported: {type(error).__name__}: {error}{where}")
 
 

@@ -72,9 +72,10 @@ class ToolConfig(Section):
     """One tool on offer. A plain text is short for ``function`` alone."""
 
     function: str
-    """``file.py:name``, ``module:name``, or the name of a built-in tool."""
+    """``file.py:name``, ``module:name``, or a built-in tool, ``python`` or ``search``. An object is shared by all
+    episodes of a process; of a class or factory each episode gets its own."""
     args: Arguments = Field(default_factory=dict)
-    """Keyword arguments for a tool that is a class or a factory."""
+    """Keyword arguments for a class, a factory, a function that makes tools, or a built-in tool."""
 
 
 class EnvConfig(Section):

@@ -1,0 +1,98 @@
+"""ToolFactory: makes tools that belong to one episode."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from agentrl.errors import ToolError
+from agentrl.tools.base import FunctionTool, Tool, find_tool
+from agentrl.types import place_of_object
+
+__all__ = ["ToolFactory", "ToolOfClass"]
+
+
+@dataclass(frozen=True)
+class ToolOfClass:
+    """A new instance of a class with a typed ``__call__``, as a tool. A class of its own so that it pickles."""
+
+    stateful: type[Any]
+    name: str
+    deadline_s: float | None
+    max_output_chars: int | None
+
+    def __call__(self, **args: Any) -> Tool:
+        return FunctionTool.from_function(
+            self.stateful(**args), name=self.name, deadline_s=self.deadline_s, max_output_chars=self.max_output_chars
+        )
+
+
+@dataclass(frozen=True)
+class ToolFactory:
+    """Makes tools that belong to one episode, for tools with state.
+
+    Args:
+        make: called once an episode; gives one tool or several that share their state.
+        args: keyword arguments of ``make``.
+    """
+
+    make: Callable[..., Tool | Sequence[Tool]]
+    args: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def build(self) -> tuple[Tool, ...]:
+        """New tools; their owner closes them.
+
+        Raises:
+            ToolError: ``make`` gave something else.
+        """
+        made = self.make(**self.args)
+        tools = tuple(made) if isinstance(made, Sequence) else (made,)
+        for made_tool in tools:
+            if not isinstance(made_tool, Tool):
+                raise ToolError(
+                    f"{self._name} must make tools, got {made_tool!r}; decorate it with @tool, or, where "
+                    f"{self._name} itself is the tool, put @tool above it"
+                )
+        return tools
+
+    def with_args(self, args: Mapping[str, Any]) -> ToolFactory:
+        """The same factory, called with ``args`` beside those that it has.
+
+        Raises:
+            ToolError: it does not take them, or needs others.
+        """
+        bound = replace(self, args={**self.args, **args}) if args else self
+        target = self.make.stateful if isinstance(self.make, ToolOfClass) else self.make
+        try:
+            inspect.signature(target).bind(**bound.args)
+        except TypeError as error:
+            takes = ", ".join(inspect.signature(target).parameters) or "none"
+            raise ToolError(f"{self._name} with args {dict(bound.args)}: {error}; its arguments are: {takes}") from None
+        return bound
+
+    @property
+    def _name(self) -> str:
+        target = self.make.stateful if isinstance(self.make, ToolOfClass) else self.make
+        place = place_of_object(target)
+        return getattr(target, "__qualname__", repr(target)) + (f" ({place})" if place else "")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The factory took the place of a decorated class in its module: pickle that place.
+        if isinstance(self.make, ToolOfClass) and (place := _place(self.make)):
+            return _found, (*place, dict(self.args))
+        return ToolFactory, (self.make, dict(self.args))
+
+
+def _place(make: ToolOfClass) -> tuple[str, str] | None:
+    """Module and name under which the factory of a decorated class stands; None where another process has none."""
+    module, name = make.stateful.__module__, make.stateful.__qualname__
+    stands = getattr(sys.modules.get(module), name, None)
+    return (module, name) if module != "__main__" and isinstance(stands, ToolFactory) and stands.make is make else None
+
+
+def _found(module: str, name: str, args: Mapping[str, Any]) -> ToolFactory:
+    whole: ToolFactory = find_tool(module, name)
+    return replace(whole, args=args) if args else whole

@@ -1,0 +1,127 @@
+"""Tool references: what ``env.tools`` names becomes tools, and the tools that have a name of their own."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import ConfigError, ToolError
+from agentrl.tools.base import Tool
+from agentrl.tools.factory import ToolFactory
+from agentrl.tools.python import PythonTool
+from agentrl.tools.search import SearchTool, load_index
+from agentrl.types import load_object, place_of_object
+
+__all__ = ["ToolReference", "resolve_tools"]
+
+
+@dataclass(frozen=True)
+class ToolReference:
+    """A tool by name, with the arguments that it is made with.
+
+    Args:
+        name: a built-in tool's (``python``, ``search``), or ``file.py:name`` or ``module:name``: a tool, a class or
+            factory of tools, or, with arguments, a function that makes some.
+        args: keyword arguments, JSON.
+    """
+
+    name: str
+    args: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+
+def resolve_tools(
+    entries: Sequence[Tool | ToolFactory | ToolReference | str], base_dir: str | Path | None = None
+) -> tuple[Tool | ToolFactory, ...]:
+    """Tools as a user names them. An object is shared by all episodes; a class or factory makes each its own.
+
+    Args:
+        entries: tools and factories as they are, references, or text as a reference without arguments.
+        base_dir: the folder that relative paths start from.
+
+    Raises:
+        ConfigError: text that names nothing, or a file that cannot be read.
+        ToolError: something that is no tool, or does not take its arguments.
+    """
+    return tuple(_resolved(entry, base_dir) for entry in entries)
+
+
+def _resolved(entry: Tool | ToolFactory | ToolReference | str, base_dir: str | Path | None) -> Tool | ToolFactory:
+    if isinstance(entry, ToolReference):
+        return _named(entry.name, entry.args, base_dir)
+    if isinstance(entry, str):
+        return _named(entry, {}, base_dir)
+    return _made_of(entry, getattr(entry, "__qualname__", None) or repr(entry), {})
+
+
+def _named(name: str, args: Mapping[str, Any], base_dir: str | Path | None) -> Tool | ToolFactory:
+    if name in _BUILT_IN:
+        return _built_in(name, json.dumps(args), str(base_dir or "."))
+    if ":" not in name:
+        close = difflib.get_close_matches(name, _BUILT_IN, n=1)
+        meant = f"; did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(
+            f"env.tools: {name!r} is no built-in tool ({', '.join(_BUILT_IN)}){meant} "
+            "Name one of yours as file.py:name or module:name"
+        )
+    return _made_of(load_object(name, base_dir), name, args)
+
+
+def _made_of(found: Any, name: str, args: Mapping[str, Any]) -> Tool | ToolFactory:
+    if isinstance(found, Tool):
+        if args:
+            raise ToolError(
+                f"env.tools: {name} is one object that all episodes share, and takes no args, got {sorted(args)}; "
+                "name a class or a factory, which makes each episode its own"
+            )
+        return found
+    try:
+        if isinstance(found, ToolFactory):
+            return found.with_args(args)
+        if (inspect.isclass(found) and issubclass(found, Tool)) or (inspect.isroutine(found) and args):
+            return ToolFactory(found).with_args(args)
+    except ToolError as error:
+        raise ToolError(f"env.tools: {error}") from None
+    place = place_of_object(found) if callable(found) else ""
+    what = f"{name} ({place})" if place else name
+    kind = "class" if inspect.isclass(found) else type(found).__name__
+    raise ToolError(
+        f"{what} is no tool but a {kind}; decorate it with @tool"
+        + (f", or, where it makes tools, pass ToolFactory({name.rpartition(':')[2]})" if kind == "function" else "")
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _built_in(name: str, args: str, base_dir: str) -> Tool:
+    """A built-in tool, made once a process for equal arguments: it has no state."""
+    make, given = _BUILT_IN[name], json.loads(args)
+    taken = [own for own in inspect.signature(make).parameters if own != "base_dir"]
+    extra = {"base_dir": base_dir} if "base_dir" in inspect.signature(make).parameters else {}
+    try:
+        inspect.signature(make).bind(**given, **extra)
+    except TypeError as error:
+        raise ToolError(
+            f"env.tools: the built-in tool {name!r} with args {given}: {error}; its arguments are: {', '.join(taken)}"
+        ) from None
+    return make(**given, **extra)
+
+
+def _search(
+    documents: str,
+    *,
+    top_k: int = 3,
+    name: str = "search",
+    description: str = "Search the documents for words.",
+    max_output_chars: int | None = None,
+    base_dir: str,
+) -> Tool:
+    index = load_index(documents, base_dir)
+    return SearchTool(index, top_k=top_k, name=name, description=description, max_output_chars=max_output_chars)
+
+
+_BUILT_IN: Mapping[str, Callable[..., Tool]] = {"python": PythonTool, "search": _search}

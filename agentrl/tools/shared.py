@@ -1,0 +1,64 @@
+"""Shared tools: objects that many episodes use are closed once, when their process ends."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import threading
+import weakref
+from collections.abc import Iterable
+
+from agentrl.tools.base import Tool
+
+__all__ = ["close_shared_tools", "close_tools", "share"]
+
+_log = logging.getLogger(__name__)
+_lock = threading.Lock()
+_shared: weakref.WeakValueDictionary[int, Tool] = weakref.WeakValueDictionary()
+
+
+def share(tool: Tool) -> None:
+    """The tool is used by episodes that do not own it: it is closed at the end of this process."""
+    with _lock:
+        _shared[id(tool)] = tool
+
+
+def close_shared_tools() -> None:
+    """Close every shared tool of this process; called at its exit."""
+    with _lock:
+        tools = list(_shared.values())
+        _shared.clear()
+    close_tools(tools)
+
+
+def close_tools(tools: Iterable[Tool]) -> None:
+    """Close tools from synchronous code, each whatever another one raises; what they raise is logged."""
+    tools = list(tools)
+    if not tools:
+        return
+    if not _in_loop():  # as at the interpreter's exit, where no thread can be started
+        asyncio.run(_close_all(tools))
+        return
+    closing = threading.Thread(target=lambda: asyncio.run(_close_all(tools)), name="agentrl-close-tools")
+    closing.start()
+    closing.join()
+
+
+def _in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+async def _close_all(tools: Iterable[Tool]) -> None:
+    for tool in tools:
+        try:
+            await tool.close()
+        except Exception as error:  # noqa: BLE001 - boundary: the user's own code
+            _log.warning("closing tool %r raised %s: %s", tool.spec.name, type(error).__name__, error)
+
+
+atexit.register(close_shared_tools)

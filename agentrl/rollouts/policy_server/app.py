@@ -24,6 +24,9 @@ __all__ = ["Desk", "make_app"]
 
 _Complete: TypeAlias = Callable[[ChatRequest, Callable[[], Awaitable[object]], Telling], Coroutine[Any, Any, MadeTurn]]
 
+_NO_EPISODE = ("none", "empty")
+"""API keys of a request that belongs to no episode, since OpenAI's clients must have one."""
+
 
 class Desk(Protocol):
     """What the routes ask of whoever keeps the episodes."""
@@ -39,6 +42,10 @@ class Desk(Protocol):
 
     def find(self, episode_id: str) -> ServedEpisode | None:
         """An open episode."""
+        ...
+
+    def how_ended(self, episode_id: str) -> str | None:
+        """The end of an episode that is no longer open; None where there was none of that name, or long ago."""
         ...
 
     async def complete_alone(
@@ -70,7 +77,8 @@ def make_app(desk: Desk) -> FastAPI:
 
     @app.exception_handler(Refusal)
     async def refused(_: Request, refusal: Refusal) -> Response:
-        return JSONResponse(refusal.body(), refusal.status)
+        # OpenAI's clients would ask again after a 5xx, where the episode is over
+        return JSONResponse(refusal.body(), refusal.status, {"x-should-retry": "false"})
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
@@ -93,9 +101,7 @@ def make_app(desk: Desk) -> FastAPI:
 
     @app.post("/v1/chat/completions")
     async def complete_by_key(request: Request) -> Response:
-        key = request.headers.get("authorization", "").removeprefix("Bearer ")
-        episode = desk.find(key)
-        return await _complete(desk.complete_alone if episode is None else episode.complete, request)
+        return await _complete(_by_key(desk, request), request)
 
     @app.post("/episodes/{episode_id}/reward")
     async def reward(episode_id: str, request: Request) -> dict[str, Any]:
@@ -120,11 +126,25 @@ def make_app(desk: Desk) -> FastAPI:
     return app
 
 
-def _found(desk: Desk, episode_id: str) -> ServedEpisode:
+def _found(desk: Desk, episode_id: str, status: int = 404) -> ServedEpisode:
     episode = desk.find(episode_id)
-    if episode is None:
-        raise Refusal(404, "no_such_episode", f"there is no open episode {episode_id!r}; open one by POST /episodes")
-    return episode
+    if episode is not None:
+        return episode
+    how = desk.how_ended(episode_id)
+    if how is not None:
+        raise Refusal(410, "episode_over", f"episode {episode_id!r} has ended: {how}")
+    raise Refusal(
+        status,
+        "no_such_episode",
+        f"there is no open episode {episode_id!r}: the id is mistyped, or the episode ended long ago; POST /episodes "
+        f"opens one, and the key {_NO_EPISODE[0]!r} asks for an answer of no episode",
+    )
+
+
+def _by_key(desk: Desk, request: Request) -> _Complete:
+    """Who answers a request whose API key names its episode."""
+    key = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
+    return desk.complete_alone if key.lower() in ("", *_NO_EPISODE) else _found(desk, key, 401).complete
 
 
 async def _complete(complete: _Complete, request: Request) -> Response:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 
 from agentrl.envs import Env
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, EnvError
 from agentrl.rollouts.policy_server.served import ServedEpisode
 from agentrl.rollouts.policy_server.server import PolicyServer
 from agentrl.rollouts.turns import TurnMaker
@@ -53,6 +53,7 @@ class ServedPlayer:
         """Waits for the end, after which no turn is made; see ``Player.play``.
 
         Raises:
+            EnvError: the agent ended the episode without asking for a turn.
             RewardError: there is no reward, and nothing that gives one.
         """
         assert self.episode is not None, "prepare comes first"
@@ -60,6 +61,8 @@ class ServedPlayer:
             status = await self._wait(self.episode)
         finally:  # a deadline may be spent: the rubric must see all turns that there will be
             await self.episode.close()
+        if status.kind == "terminated" and not self.episode.num_turns:
+            raise EnvError("the agent ended the episode without asking the policy anything")
         self.episode.record_rewards(status)
         return status
 

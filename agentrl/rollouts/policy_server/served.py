@@ -122,9 +122,19 @@ class ServedEpisode:
                 await asyncio.wait([self._end], timeout=left_s)
         return self._end.result()
 
+    def how_ended(self) -> str:
+        """The episode's end, for a client that asks again; empty while it is open."""
+        if not self._end.done():
+            return ""
+        error = self._end.exception()
+        if isinstance(error, AgentRLError):
+            return f"failed({error.boundary}): {error}"
+        status = self._end.result()
+        return f"{status}: {status.detail}" if status.detail else str(status)
+
     async def close(self) -> None:
         """Takes no more requests, and gives up those in flight: no turn is recorded from here on."""
-        self._settle(Status("cancelled", "closed"))
+        self._settle(Status("cancelled", "closed", "its program exited, a deadline passed, or its run ended"))
         making = list(self._making)
         for turn in making:
             turn.cancel()
@@ -153,8 +163,8 @@ class ServedEpisode:
         return self._idle_timeout_s - (time.monotonic() - self._last_active)
 
     def _check_open(self) -> None:
-        if self._end.done():
-            raise Refusal(410, "episode_over", "the episode has ended; open another one")
+        if how := self.how_ended():
+            raise Refusal(410, "episode_over", f"the episode has ended: {how}")
 
     def _settle(self, status: Status) -> None:
         if not self._end.done():

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["HttpHost", "PolicyServer"]
 
 _CLOSE_S = 10.0
+_MOST_ENDED = 4096
+"""Ended episodes whose end can be told; a client asks again within seconds."""
 
 
 class HttpHost:
@@ -118,6 +120,7 @@ class PolicyServer:
     def __init__(self, engine: RolloutEngine, *, host: str = "127.0.0.1", port: int = 0) -> None:
         self._engine = engine
         self._episodes: dict[str, ServedEpisode] = {}
+        self._ended: dict[str, str] = {}  # the oldest first
         self._http = HttpHost(self, host=host, port=port)
 
     async def start(self) -> str:
@@ -135,8 +138,12 @@ class PolicyServer:
         return f"{root}/episodes/{episode_id}"
 
     def drop(self, episode_id: str) -> None:
-        """Serves an episode no more."""
-        self._episodes.pop(episode_id, None)
+        """Serves an episode no more; how it ended is remembered."""
+        episode = self._episodes.pop(episode_id, None)
+        if episode is not None:
+            self._ended[episode_id] = episode.how_ended()
+            if len(self._ended) > _MOST_ENDED:
+                del self._ended[next(iter(self._ended))]
 
     async def close(self) -> None:
         """Ends the endpoint."""
@@ -154,6 +161,10 @@ class PolicyServer:
     def find(self, episode_id: str) -> ServedEpisode | None:
         """See ``Desk.find``."""
         return self._episodes.get(episode_id)
+
+    def how_ended(self, episode_id: str) -> str | None:
+        """See ``Desk.how_ended``."""
+        return self._ended.get(episode_id)
 
     async def complete_alone(
         self, request: ChatRequest, gone: Callable[[], Awaitable[object]], telling: Telling

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from agentrl.controller.evaluation import Examination
+from agentrl.controller.failures import failure_causes
 from agentrl.controller.fleet import HostLoss
 from agentrl.controller.state import TrainState
-from agentrl.errors import EngineError
 from agentrl.metrics import PhaseTimer, Sink, rollout_metrics, tokens_per_s
 from agentrl.rollouts import GroupOutcome, SavedGroup
 from agentrl.store import Annotation, EventLog, TrajectoryWriter
@@ -23,8 +23,6 @@ from agentrl.types import Batch, SegmentKind, Stats, Trajectory, TrajectoryGroup
 __all__ = ["Recorder", "StepView"]
 
 _WITH_MAX = frozenset({"mismatch/logp_abs"})
-_EXCLUDED_ALERT = 0.02
-"""Above this share of failed episodes a person is told."""
 
 
 class StepView(Protocol):
@@ -86,24 +84,16 @@ class Recorder:
             with self._lock:
                 self._outcomes.append(outcome)
 
-    def took(self) -> None:
+    def took(self) -> list[Trajectory]:
         """A batch was taken: the outcomes so far are its step's, later ones the next one's.
 
-        Raises:
-            EngineError: every episode of the step failed, so that going on would only repeat it.
+        Returns:
+            The step's episodes, whatever became of them.
         """
         with self._lock:
             self._taken += self._outcomes
             self._outcomes = []
-        episodes = [trajectory for outcome in self._taken for trajectory in outcome.group.trajectories]
-        failed = [trajectory for trajectory in episodes if trajectory.status.kind == "failed"]
-        if failed and not any(trajectory.status.finished for trajectory in episodes):
-            first = failed[0].status
-            raise EngineError(
-                f"every one of the {len(failed)} episodes of step {self._step + 1} of stage {self._stage!r} ended as "
-                f"{first}: {first.detail or 'see events.jsonl'}; mend that, then go on with --resume",
-                retryable=False,
-            )
+        return [trajectory for outcome in self._taken for trajectory in outcome.group.trajectories]
 
     def step(
         self,
@@ -143,7 +133,7 @@ class Recorder:
             values["count/trained_trajectories"] = float(batch.num_trajectories)
             if played:
                 self._annotate(batch, groups, state)
-        self._alert(values, state.step)
+        self._alert(played, state.step)
         self._sink.log(state.step, values, self._stage)
         self._view.step(state.step, values)
         self._view.status("")
@@ -209,13 +199,14 @@ class Recorder:
             stage=self._stage,
         )
 
-    def _alert(self, values: Mapping[str, float], step: int) -> None:
-        failed = sum(value for name, value in values.items() if name.startswith("failed/"))
-        excluded = failed / max(1.0, values.get("count/trajectories", 0.0))
-        if excluded > _EXCLUDED_ALERT:
-            text = f"step {step}: {excluded:.1%} of the episodes failed and are excluded; see events.jsonl"
+    def _alert(self, played: Sequence[TrajectoryGroup], step: int) -> None:
+        """Episodes that failed, or that an environment's fault cut short: how many at which boundary, and why."""
+        episodes = [trajectory for group in played for trajectory in group.trajectories]
+        for cause in failure_causes(episodes):
+            text = f"step {step}: of {len(episodes)} episodes {cause}"
             self._view.alert(text)
-            self._events.log("excluded", text, boundary="rollout", level="warning", step=step)
+            numbers = {"step": step, "episodes": len(cause.episodes), "of": len(episodes)}
+            self._events.log("episodes_failed", text, boundary=cause.boundary, level="warning", **numbers)
 
     def _speed(
         self, groups: Sequence[TrajectoryGroup], batch: Batch | None, seconds: float, phases: Mapping[str, float]

@@ -14,6 +14,7 @@ from agentrl.controller.admission import Snapshot
 from agentrl.controller.checkpoints import Checkpoints
 from agentrl.controller.episode_host import RolloutParts
 from agentrl.controller.evaluation import Evaluator, Examiner
+from agentrl.controller.failures import FailureBound
 from agentrl.controller.group import WorkerGroup
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.loop import train
@@ -21,6 +22,7 @@ from agentrl.controller.pairs import PairExaminer
 from agentrl.controller.recorder import Recorder
 from agentrl.controller.schedule import Schedule
 from agentrl.controller.stage import StageRun, StageSettings
+from agentrl.controller.stopping import StopRequest
 from agentrl.controller.worker import WorkerSpec
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.metrics import PAIR_COLUMNS, RL_COLUMNS, SFT_COLUMNS, Column, PhaseTimer, Sink, StepDisplay
@@ -68,6 +70,7 @@ class RunParts:
     sink: Sink
     display: StepDisplay
     timer: PhaseTimer
+    stop: StopRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +192,7 @@ def run_stage(
             first_draw=first_draw,
             snapshot=snapshot,
             num_steps=num_steps,
+            stop=parts.stop,
         )
     else:
         start = snapshot.next_draw
@@ -203,9 +207,11 @@ def run_stage(
         recorder=recorder,
         model_folder=parts.directory.models_folder / stage.name,
         restored=restored,
+        stop=parts.stop,
     )
     try:
-        train(run)
+        with parts.stop.deferring():
+            train(run)
     except BaseException as error:
         _close_after(error, schedule)
         raise
@@ -277,6 +283,10 @@ def _settings(stage: StageConfig, num_steps: int) -> StageSettings:
         logprob_micro_batch_tokens=stage.train.logprob_micro_batch_tokens,
         checkpoint_every=stage.checkpoint.every,
         seed=stage.run.seed,
+        failures=FailureBound(
+            stage.train.batch_prompts * (stage.rollout.group_size + stage.rollout.extra_siblings),
+            stage.rollout.max_failed_frac,
+        ),
         shuffle_rewards=stage.reward.shuffle,
         tool_tokens=stage.train.tool_tokens,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +16,7 @@ from agentrl.controller.evaluation import EvalResult, Evaluator
 from agentrl.controller.fleet import Fleet, HostLoss, collect_groups, stream_groups
 from agentrl.controller.group import WorkerGroup
 from agentrl.controller.ledger import Ledger
+from agentrl.controller.stopping import StopRequest
 from agentrl.envs import EnvSpec, RewardFn, Rubric
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.metrics import JsonlSink, PhaseTimer, Sink, Sinks, StepDisplay, TensorBoardSink, result_rows
@@ -23,9 +24,11 @@ from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.run.build import LiveObjects, eval_plan, reward_model_folder
 from agentrl.run.chat_rollouts import ChatRollouts
 from agentrl.run.config import RunConfig, StageConfig
+from agentrl.run.interruption import Interruption
 from agentrl.run.preparation import make_directory, roll_back, start_model
 from agentrl.run.resumption import resume_directory
 from agentrl.run.session import Session
+from agentrl.run.signals import stopping_signals
 from agentrl.run.sources import fleet_of, rollout_deadline_s
 from agentrl.run.stages import (
     RunParts,
@@ -104,6 +107,8 @@ class Trainer:
             ConfigError: ``run.dir`` holds a run already and ``resume`` is not asked for; or it is, and settings
                 differ that a run keeps for good.
             MachineError: the sandbox that the configuration requires is not to be had here.
+            EpisodesFailedError: too many episodes of a batch failed of one cause (``rollout.max_failed_frac``).
+            RunInterruptedError: SIGTERM or SIGUSR1 came, in the main thread; ``resume`` goes on from the checkpoint.
         """
         stages = self._stages(steps)
         changes = None
@@ -115,17 +120,21 @@ class Trainer:
         if changes is not None:
             for line in changes.told():
                 display.message(line)
-        events = EventLog(directory)
-        try:
-            with display:
-                return self._train(directory, stages, display, events, resume)
-        except BaseException as error:
-            if isinstance(error, AgentRLError):
-                events.failure("run_failed", error)
-            self._close_after(error)  # a group that failed answers no more; the next call begins with a fresh one
-            raise
-        finally:
-            events.close()
+        events, stop = EventLog(directory), StopRequest()
+        interruption = Interruption(stop, directory, stages, display, events)
+        with closing(events), stopping_signals(stop) as take_signals:
+            try:
+                with display:
+                    return self._train(directory, stages, display, events, resume, stop, take_signals)
+            except BaseException as error:
+                stop.deferred = True  # a signal cuts nothing short from here on
+                if interruption.tell(error) is None and isinstance(error, AgentRLError):
+                    events.failure("run_failed", error)
+                self._close_after(error)  # a group that failed answers no more; the next call begins with a fresh one
+                told = interruption.tell(error)  # the same signal may have ended a rank before it came here
+                if told is not None:
+                    raise told from error
+                raise
 
     def evaluate(self, name: str | None = None) -> dict[str, Any]:
         """Examines the policy on one held-out set or all: ``{set: {"sampled", "greedy", "num_tasks"}}``."""
@@ -205,12 +214,20 @@ class Trainer:
             error.add_note(f"and ending the workers failed: {second}")
 
     def _train(
-        self, directory: RunDirectory, stages: list[StageConfig], display: StepDisplay, events: EventLog, resume: bool
+        self,
+        directory: RunDirectory,
+        stages: list[StageConfig],
+        display: StepDisplay,
+        events: EventLog,
+        resume: bool,
+        stop: StopRequest,
+        take_signals: Callable[[], None],
     ) -> Summary:
         timer, started = PhaseTimer(), time.monotonic()
         with timer.phase("setup"):
             models = {"model": start_model(self.config, directory, self._base_dir)}
             group = self._workers()
+            take_signals()
         results: dict[str, Any] = {}
         first_draw = num_steps = 0
         with ExitStack() as stack:
@@ -222,7 +239,8 @@ class Trainer:
             writer = stack.enter_context(TrajectoryWriter(directory))
             sink = self._sinks(directory)
             stack.callback(sink.close)
-            parts = RunParts(directory, self._base_dir, group, self._live, ledger, writer, events, sink, display, timer)
+            base_dir, live = self._base_dir, self._live
+            parts = RunParts(directory, base_dir, group, live, ledger, writer, events, sink, display, timer, stop)
             for stage in stages:
                 models[stage.name] = directory.models_folder / stage.name
                 outcome = finished_stage(parts, stage) if resume else None

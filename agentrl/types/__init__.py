@@ -29,6 +29,7 @@ from agentrl.types.messages import (
     ToolResult,
     ToolSpec,
 )
+from agentrl.types.raised import raised_at, users_traceback
 from agentrl.types.seeds import seed_for
 from agentrl.types.segment import MediaSpan, Segment, SegmentKind, concat_ids, concat_media
 from agentrl.types.stats import Stat, Stats
@@ -84,8 +85,10 @@ __all__ = [
     "frozen_ints",
     "images_in",
     "load_object",
+    "raised_at",
     "register",
     "registration",
     "seed_for",
+    "users_traceback",
     "with_images",
 ]

@@ -14,6 +14,7 @@ from agentrl.controller.checkpoints import Checkpoints
 from agentrl.controller.fleet import HostLoss
 from agentrl.controller.group import WorkerGroup
 from agentrl.controller.loop import train
+from agentrl.controller.failures import FailureBound
 from agentrl.controller.recorder import Recorder
 from agentrl.controller.schedule import Overlap
 from agentrl.controller.stage import StageRun, StageSettings
@@ -110,6 +111,7 @@ def learn(
                 logprob_micro_batch_tokens=micro_batch_tokens,
                 checkpoint_every=None,
                 seed=3,
+                failures=FailureBound(len(made_groups(0, GROUPS)), 0.5),
             ),
             algorithm=algorithm,
             schedule=Replay(batches or [made_groups(GROUPS * n, GROUPS) for n in range(num_steps)]),

@@ -34,6 +34,7 @@ class Manifest:
         progress: running totals that metrics go on from, JSON.
         results: evaluations made so far, as in ``summary.json``.
         evaluating: the evaluation that was interrupted, and that a resume makes up for.
+        uncounted: draws that had come to their end and were in no step's metrics.
         files: size in bytes of every file of the checkpoint, by relative path.
     """
 
@@ -45,6 +46,7 @@ class Manifest:
     progress: Mapping[str, Any] = field(default_factory=dict)
     results: Mapping[str, Any] = field(default_factory=dict)
     evaluating: str = ""
+    uncounted: tuple[int, ...] = ()
     files: Mapping[str, int] = field(default_factory=dict)
 
 

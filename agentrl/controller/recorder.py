@@ -15,8 +15,8 @@ from agentrl.controller.evaluation import Examination
 from agentrl.controller.failures import failure_causes
 from agentrl.controller.fleet import HostLoss
 from agentrl.controller.state import TrainState
-from agentrl.metrics import PhaseTimer, Sink, rollout_metrics, tokens_per_s
-from agentrl.rollouts import GroupOutcome, SavedGroup
+from agentrl.metrics import PhaseTimer, Sink, no_signal, rollout_metrics, tokens_per_s
+from agentrl.rollouts import GroupOutcome, GroupRequest, SavedGroup
 from agentrl.store import Annotation, EventLog, TrajectoryWriter
 from agentrl.types import Batch, SegmentKind, Stats, Trajectory, TrajectoryGroup
 
@@ -28,7 +28,7 @@ _WITH_MAX = frozenset({"mismatch/logp_abs"})
 class StepView(Protocol):
     """What shows steps to a person, such as ``agentrl.metrics.StepDisplay``."""
 
-    def step(self, step: int, values: Mapping[str, float]) -> None: ...
+    def step(self, step: int, values: Mapping[str, float], note: str = "") -> None: ...
 
     def status(self, text: str) -> None: ...
 
@@ -84,6 +84,17 @@ class Recorder:
             with self._lock:
                 self._outcomes.append(outcome)
 
+    def uncounted(self) -> tuple[int, ...]:
+        """Draws in training that came to their end and are in no step's metrics yet."""
+        with self._lock:
+            return tuple(sorted({outcome.request.draw for outcome in (*self._taken, *self._outcomes)}))
+
+    def recall(self, groups: Sequence[TrajectoryGroup]) -> None:
+        """Groups of a checkpoint that were stored and not counted: they count in the step that comes next."""
+        requests = [GroupRequest(group.draw, group.task, len(group.trajectories)) for group in groups]
+        with self._lock:
+            self._outcomes += map(GroupOutcome, requests, groups)
+
     def took(self) -> list[Trajectory]:
         """A batch was taken: the outcomes so far are its step's, later ones the next one's.
 
@@ -102,6 +113,8 @@ class Recorder:
         batch: Batch | None,
         stats: Stats,
         counts: Mapping[str, int],
+        *,
+        has_signal: bool = True,
     ) -> None:
         """A step's numbers, to every sink and the display.
 
@@ -111,6 +124,7 @@ class Recorder:
             batch: made of them; None where there was nothing to train.
             stats: of the updates.
             counts: what else happened to groups, by the metric's name.
+            has_signal: whether anything could be learned of them; where not, the display says why.
         """
         outcomes, self._taken = self._taken, []
         self._step = state.step
@@ -135,7 +149,7 @@ class Recorder:
                 self._annotate(batch, groups, state)
         self._alert(played, state.step)
         self._sink.log(state.step, values, self._stage)
-        self._view.step(state.step, values)
+        self._view.step(state.step, values, "" if has_signal else no_signal(played))
         self._view.status("")
         if played:
             self._writer.seal(state.step)

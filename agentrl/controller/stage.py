@@ -25,7 +25,10 @@ from agentrl.metrics import PhaseTimer
 from agentrl.rollouts import make_batch, turns_of
 from agentrl.types import SegmentKind, Stats, TrajectoryGroup, seed_for
 
-__all__ = ["StageRun", "StageSettings"]
+__all__ = ["WITHOUT_SIGNAL", "StageRun", "StageSettings"]
+
+WITHOUT_SIGNAL = "steps_without_signal"
+"""The running total of steps in which nothing could be learned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +183,11 @@ class StageRun:
 
     def counts(self, batch: PlannedBatch | None) -> dict[str, float]:
         """What a step adds to the running totals."""
+        signal = {} if self._has_signal(batch) else {WITHOUT_SIGNAL: 1.0}
         if batch is None:
-            return {"skipped_steps": 1.0}
+            return {"skipped_steps": 1.0, **signal}
         return {
+            **signal,
             "trajectories": float(batch.batch.num_trajectories),
             "tokens": float(batch.batch.num_tokens),
             "trained_tokens": float(np.count_nonzero(batch.batch.loss_mask)),
@@ -197,7 +202,14 @@ class StageRun:
             versions = batch.batch.policy_versions  # those that the published weights were made of
             oldest = state.policy_version - 1 - self.schedule.overlap.max_staleness
             counts["async/masked_tokens"] = int(np.count_nonzero((versions >= 0) & (versions < oldest)))
-        self._recorder.step(state, groups, batch.batch if batch else None, stats, counts)
+        packed, has_signal = batch.batch if batch else None, self._has_signal(batch)
+        self._recorder.step(state, groups, packed, stats, counts, has_signal=has_signal)
+
+    def _has_signal(self, batch: PlannedBatch | None) -> bool:
+        """Whether a batch says of any episode that it was better or worse; what is imitated need not."""
+        if self.algorithm.learns_from != "rollouts":
+            return True
+        return batch is not None and bool(batch.batch.credit.any() or batch.batch.turn_credit.any())
 
     def evaluate_at_start(self, state: TrainState) -> None:
         """Examines the weights that the stage starts from, or makes up for an evaluation that was interrupted."""
@@ -246,6 +258,7 @@ class StageRun:
                 progress=dict(state.totals),
                 results=self._recorder.results(),
                 evaluating=self._interrupted,
+                uncounted=self._recorder.uncounted(),
             )
             self._checkpoints.commit(folder, manifest)
 

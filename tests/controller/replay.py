@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,10 @@ from agentrl.algorithms import make_algorithm
 from agentrl.controller.actor import ActorHandle, RewardLearnerHandle
 from agentrl.controller.admission import Snapshot
 from agentrl.controller.checkpoints import Checkpoints
+from agentrl.controller.failures import FailureBound
 from agentrl.controller.fleet import HostLoss
 from agentrl.controller.group import WorkerGroup
 from agentrl.controller.loop import train
-from agentrl.controller.failures import FailureBound
 from agentrl.controller.recorder import Recorder
 from agentrl.controller.schedule import Overlap
 from agentrl.controller.stage import StageRun, StageSettings
@@ -53,7 +53,7 @@ class Replay:
     def evaluate(self, requests: Sequence[GroupRequest]) -> list[GroupOutcome]:
         raise NotImplementedError
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self, again: Collection[int] = ()) -> Snapshot:
         return Snapshot(0, (), 0, 0)
 
     def take_counts(self) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,7 +26,7 @@ Play = Callable[..., str]
 
 
 @pytest.fixture
-def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
     """Trains with the faulty environment; what the terminal shows. The fault is there until it is mended."""
     monkeypatch.setenv("FAULTY", str(tmp_path / "fault"))
     (tmp_path / "fault").touch()
@@ -43,7 +43,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Play]:
         assert isinstance(console.file, io.StringIO)
         return console.file.getvalue()
 
-    yield train
+    return train
 
 
 def test_an_environment_whose_step_always_raises_stops_the_run_and_names_its_line(play: Play, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """One tree of errors, named for the boundary that a failure crossed.
 
 A message says the setting or thing, the rule, the value found and what to do. ``exit_code`` is what
-the command line returns: 2 configuration and tools, 3 data, 4 the machine (no GPU, server or sandbox), 1 otherwise.
+the command line returns: 2 configuration and tools, 3 data, 4 the machine (no GPU, server or sandbox), 143 interrupted
+by a signal, 1 otherwise.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ __all__ = [
     "DataError",
     "EngineError",
     "EnvError",
+    "EpisodesFailedError",
     "GoldenRuleError",
     "MachineError",
     "RewardError",
+    "RunInterruptedError",
     "SandboxError",
     "ServerError",
     "StoreError",
@@ -28,6 +31,8 @@ class AgentRLError(Exception):
 
     boundary = "agentrl"
     exit_code = 1
+    has_own_traceback = True
+    """Whether an error of exit code 1 is shown with agentrl's own traceback; its message alone says all where not."""
 
 
 class ConfigError(AgentRLError):
@@ -124,6 +129,26 @@ class GoldenRuleError(EngineError):
 
     def __init__(self, message: str, *, retryable: bool = False) -> None:
         super().__init__(message, retryable=retryable)
+
+
+class EpisodesFailedError(EngineError):
+    """More episodes of a batch failed of one cause than a run may go on with; says which, and where they raised."""
+
+    boundary = "rollout"
+    has_own_traceback = False
+
+    def __init__(self, message: str, *, retryable: bool = False) -> None:
+        super().__init__(message, retryable=retryable)
+
+
+class RunInterruptedError(AgentRLError):
+    """A run was asked to end, by a signal; it ended with a checkpoint to go on from, where there was anything to keep.
+
+    The exit code is a shell's for SIGTERM: 0 would read as a run that is finished.
+    """
+
+    boundary = "run"
+    exit_code = 143
 
 
 class RewardError(AgentRLError):

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from cyclopts import App, CycloptsError
 
-from agentrl.errors import AgentRLError, ConfigError
+from agentrl.errors import AgentRLError, ConfigError, RunInterruptedError
 
 __all__ = ["app", "main", "run"]
 
@@ -52,7 +52,7 @@ def run(tokens: Sequence[str]) -> int:
 
     Returns:
         The exit code: 0 success, 2 a mistake in the configuration or on the command line, 3 data, 4 the machine,
-        130 interrupted, 1 anything else.
+        130 interrupted by Ctrl-C, 143 by SIGTERM or SIGUSR1, 1 anything else.
     """
     try:
         app(list(tokens), exit_on_error=False, print_error=False, result_action="return_none")
@@ -61,8 +61,8 @@ def run(tokens: Sequence[str]) -> int:
         return _fail(ConfigError(f"{error}; `agentrl --help` lists commands and options"))
     except AgentRLError as error:
         return _fail(error)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(_interrupted(error), file=sys.stderr)
         return 130
     except BrokenPipeError:  # whoever read the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -70,10 +70,16 @@ def run(tokens: Sequence[str]) -> int:
 
 
 def _fail(error: AgentRLError) -> int:
-    if error.exit_code == 1:
+    if error.exit_code == 1 and error.has_own_traceback:
         traceback.print_exception(error)
-    print(f"error: {error}", file=sys.stderr)
+    told = _interrupted(error) if isinstance(error, RunInterruptedError) else f"error: {error}"
+    print(told, file=sys.stderr)
     return error.exit_code
+
+
+def _interrupted(error: BaseException) -> str:
+    """In a word: how the run goes on was said where the run was shown."""
+    return str(error).partition(";")[0] or "interrupted"
 
 
 def main() -> NoReturn:

@@ -33,6 +33,8 @@ class Manifest:
         algorithm: the algorithm's own state, JSON.
         progress: running totals that metrics go on from, JSON.
         results: evaluations made so far, as in ``summary.json``.
+        evaluating: the evaluation that was interrupted, and that a resume makes up for.
+        uncounted: draws that had come to their end and were in no step's metrics.
         files: size in bytes of every file of the checkpoint, by relative path.
     """
 
@@ -43,11 +45,14 @@ class Manifest:
     algorithm: Mapping[str, Any] = field(default_factory=dict)
     progress: Mapping[str, Any] = field(default_factory=dict)
     results: Mapping[str, Any] = field(default_factory=dict)
+    evaluating: str = ""
+    uncounted: tuple[int, ...] = ()
     files: Mapping[str, int] = field(default_factory=dict)
 
 
 class Checkpoints:
-    """The checkpoints of one stage, in ``<folder>/step=000100/``.
+    """The checkpoints of one stage, in ``<folder>/step=000100/``; one made anew of the same step, with more of its
+    rollouts done, lies in ``step=000100.001/`` and supersedes it.
 
     Args:
         folder: the stage's folder.
@@ -59,8 +64,14 @@ class Checkpoints:
         self._keep_last = keep_last
 
     def begin(self, step: int) -> Path:
-        """An empty folder for the tensors of ``step``; what an interrupted attempt left there is removed."""
-        folder = self._folder / f"step={step:06d}"
+        """An empty folder for the tensors of ``step``; what an interrupted attempt left there is removed.
+
+        A checkpoint of that step which stands is never touched before the new one exists.
+        """
+        first = f"step={step:06d}"
+        standing = [path.name for path in self._complete() if path.name.partition(".")[0] == first]
+        last = max((int(name.partition(".")[2] or 0) for name in standing), default=-1)
+        folder = self._folder / (first if last < 0 else f"{first}.{last + 1:03d}")
         if folder.exists():
             shutil.rmtree(folder)
         folder.mkdir(parents=True)
@@ -78,7 +89,8 @@ class Checkpoints:
         del record["rollouts"]["groups"], record["rollouts"]["running"]  # their files hold them
         write_json(folder / "manifest.json", record)
         if self._keep_last:
-            kept = self._complete()[-self._keep_last :]
+            newest = {path.name.partition(".")[0]: path for path in self._complete()}  # of each step
+            kept = list(newest.values())[-self._keep_last :]
             for old in set(self._folder.glob("step=*")) - set(kept):
                 (old / "manifest.json").unlink(missing_ok=True)
                 shutil.rmtree(old)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -109,8 +109,8 @@ class Examiner(Protocol):
         """Steps between examinations; None for the ends only."""
         ...
 
-    def examine(self, when: str) -> Iterator[Examination]:
-        """Examines one set after another with the weights as they are."""
+    def examine(self, when: str, *, done: Collection[str] = ()) -> Iterator[Examination]:
+        """Examines one set after another with the weights as they are, but for those that are ``done``."""
         ...
 
 
@@ -139,10 +139,10 @@ class Evaluator:
     def every(self) -> int | None:
         return self.plan.every
 
-    def examine(self, when: str) -> Iterator[EvalResult]:
+    def examine(self, when: str, *, done: Collection[str] = ()) -> Iterator[EvalResult]:
         """Rolls out every set with the weights served now, one after another."""
         for item in self.plan.sets:
-            if when == "before" or not item.only_before:
+            if item.name not in done and (when == "before" or not item.only_before):
                 yield self._examine(item, when)
 
     def _examine(self, item: EvalSet, when: str) -> EvalResult:

@@ -26,10 +26,10 @@ def train(run: StageRun) -> TrainState:
     algorithm, schedule, learner = run.algorithm, run.schedule, run.learner
     state = run.restore()  # a checkpoint's state, or step 0
     schedule.start(state)  # engines serve these weights; admission opens
-    run.evaluate_before(state)
+    run.evaluate_at_start(state)
     while state.step < run.num_steps:
         with run.timer.phase("rollout"):
-            groups = schedule.next_groups(state.step + 1)  # finished, scored, filtered, fresh enough
+            groups = run.next_groups(state)  # finished, scored, filtered, fresh enough
         stats = Stats()
         batch = run.assemble(groups, state)  # None where no group of the step may be trained
         if batch is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,9 +58,9 @@ class PairExaminer:
         self._sets, self._scores = sets, scores
         self.every, self.before = every, before
 
-    def examine(self, when: str) -> Iterator[PairResult]:
+    def examine(self, when: str, *, done: Collection[str] = ()) -> Iterator[PairResult]:
         """Scores every set with the weights as they are, one after another."""
-        for item in self._sets:
+        for item in (item for item in self._sets if item.name not in done):
             chosen, rejected = self._scores.of(item.pairs).astype(np.float64).reshape(-1, 2).T
             right = (chosen > rejected) + 0.5 * (chosen == rejected)
             yield PairResult(item.name, when, len(item.pairs), float(right.mean()), float((chosen - rejected).mean()))

@@ -12,25 +12,23 @@ from typing import Any, Protocol
 import numpy as np
 
 from agentrl.controller.evaluation import Examination
+from agentrl.controller.failures import failure_causes
 from agentrl.controller.fleet import HostLoss
 from agentrl.controller.state import TrainState
-from agentrl.errors import EngineError
-from agentrl.metrics import PhaseTimer, Sink, rollout_metrics, tokens_per_s
-from agentrl.rollouts import GroupOutcome, SavedGroup
+from agentrl.metrics import PhaseTimer, Sink, no_signal, rollout_metrics, tokens_per_s
+from agentrl.rollouts import GroupOutcome, GroupRequest, SavedGroup
 from agentrl.store import Annotation, EventLog, TrajectoryWriter
 from agentrl.types import Batch, SegmentKind, Stats, Trajectory, TrajectoryGroup
 
 __all__ = ["Recorder", "StepView"]
 
 _WITH_MAX = frozenset({"mismatch/logp_abs"})
-_EXCLUDED_ALERT = 0.02
-"""Above this share of failed episodes a person is told."""
 
 
 class StepView(Protocol):
     """What shows steps to a person, such as ``agentrl.metrics.StepDisplay``."""
 
-    def step(self, step: int, values: Mapping[str, float]) -> None: ...
+    def step(self, step: int, values: Mapping[str, float], note: str = "") -> None: ...
 
     def status(self, text: str) -> None: ...
 
@@ -86,24 +84,27 @@ class Recorder:
             with self._lock:
                 self._outcomes.append(outcome)
 
-    def took(self) -> None:
+    def uncounted(self) -> tuple[int, ...]:
+        """Draws in training that came to their end and are in no step's metrics yet."""
+        with self._lock:
+            return tuple(sorted({outcome.request.draw for outcome in (*self._taken, *self._outcomes)}))
+
+    def recall(self, groups: Sequence[TrajectoryGroup]) -> None:
+        """Groups of a checkpoint that were stored and not counted: they count in the step that comes next."""
+        requests = [GroupRequest(group.draw, group.task, len(group.trajectories)) for group in groups]
+        with self._lock:
+            self._outcomes += map(GroupOutcome, requests, groups)
+
+    def took(self) -> list[Trajectory]:
         """A batch was taken: the outcomes so far are its step's, later ones the next one's.
 
-        Raises:
-            EngineError: every episode of the step failed, so that going on would only repeat it.
+        Returns:
+            The step's episodes, whatever became of them.
         """
         with self._lock:
             self._taken += self._outcomes
             self._outcomes = []
-        episodes = [trajectory for outcome in self._taken for trajectory in outcome.group.trajectories]
-        failed = [trajectory for trajectory in episodes if trajectory.status.kind == "failed"]
-        if failed and not any(trajectory.status.finished for trajectory in episodes):
-            first = failed[0].status
-            raise EngineError(
-                f"every one of the {len(failed)} episodes of step {self._step + 1} of stage {self._stage!r} ended as "
-                f"{first}: {first.detail or 'see events.jsonl'}; mend that, then go on with --resume",
-                retryable=False,
-            )
+        return [trajectory for outcome in self._taken for trajectory in outcome.group.trajectories]
 
     def step(
         self,
@@ -112,6 +113,8 @@ class Recorder:
         batch: Batch | None,
         stats: Stats,
         counts: Mapping[str, int],
+        *,
+        has_signal: bool = True,
     ) -> None:
         """A step's numbers, to every sink and the display.
 
@@ -121,6 +124,7 @@ class Recorder:
             batch: made of them; None where there was nothing to train.
             stats: of the updates.
             counts: what else happened to groups, by the metric's name.
+            has_signal: whether anything could be learned of them; where not, the display says why.
         """
         outcomes, self._taken = self._taken, []
         self._step = state.step
@@ -143,9 +147,9 @@ class Recorder:
             values["count/trained_trajectories"] = float(batch.num_trajectories)
             if played:
                 self._annotate(batch, groups, state)
-        self._alert(values, state.step)
+        self._alert(played, state.step)
         self._sink.log(state.step, values, self._stage)
-        self._view.step(state.step, values)
+        self._view.step(state.step, values, "" if has_signal else no_signal(played))
         self._view.status("")
         if played:
             self._writer.seal(state.step)
@@ -209,13 +213,14 @@ class Recorder:
             stage=self._stage,
         )
 
-    def _alert(self, values: Mapping[str, float], step: int) -> None:
-        failed = sum(value for name, value in values.items() if name.startswith("failed/"))
-        excluded = failed / max(1.0, values.get("count/trajectories", 0.0))
-        if excluded > _EXCLUDED_ALERT:
-            text = f"step {step}: {excluded:.1%} of the episodes failed and are excluded; see events.jsonl"
+    def _alert(self, played: Sequence[TrajectoryGroup], step: int) -> None:
+        """Episodes that failed, or that an environment's fault cut short: how many at which boundary, and why."""
+        episodes = [trajectory for group in played for trajectory in group.trajectories]
+        for cause in failure_causes(episodes):
+            text = f"step {step}: of {len(episodes)} episodes {cause}"
             self._view.alert(text)
-            self._events.log("excluded", text, boundary="rollout", level="warning", step=step)
+            numbers = {"step": step, "episodes": len(cause.episodes), "of": len(episodes)}
+            self._events.log("episodes_failed", text, boundary=cause.boundary, level="warning", **numbers)
 
     def _speed(
         self, groups: Sequence[TrajectoryGroup], batch: Batch | None, seconds: float, phases: Mapping[str, float]

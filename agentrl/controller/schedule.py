@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -59,8 +59,8 @@ class Schedule(Protocol):
         """Rolls out groups that are not trained, with the weights served now."""
         ...
 
-    def snapshot(self) -> Snapshot:
-        """What a checkpoint must know of the rollouts."""
+    def snapshot(self, again: Collection[int] = ()) -> Snapshot:
+        """What a checkpoint must know of the rollouts; ``again`` are draws to be played once more."""
         ...
 
     def take_counts(self) -> Mapping[str, int]:
@@ -117,8 +117,8 @@ class CapacitySchedule:
     def evaluate(self, requests: Sequence[GroupRequest]) -> list[GroupOutcome]:
         return self._running.evaluate(requests, self._wait_s)
 
-    def snapshot(self) -> Snapshot:
-        return self._running.snapshot()
+    def snapshot(self, again: Collection[int] = ()) -> Snapshot:
+        return self._running.snapshot(again)
 
     def take_counts(self) -> Mapping[str, int]:
         return self._running.take_counts()
@@ -182,7 +182,8 @@ class DemonstrationSchedule:
     def evaluate(self, requests: Sequence[GroupRequest]) -> list[GroupOutcome]:
         raise RuntimeError("a stage without an engine has nothing to evaluate with")
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self, again: Collection[int] = ()) -> Snapshot:
+        assert not again, "demonstrations are taken in their order, and trained"
         self._ledger.sync()
         return Snapshot(next_draw=self._draw, outstanding=(), spent=0, ledger_offset=self._ledger.offset)
 

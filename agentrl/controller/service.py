@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from agentrl.algorithms import Keep
@@ -13,6 +13,7 @@ from agentrl.controller.admission import Admission, Snapshot
 from agentrl.controller.draws import DrawOrder
 from agentrl.controller.fleet import Fleet
 from agentrl.controller.ledger import Ledger, LedgerState
+from agentrl.controller.stopping import StopRequest
 from agentrl.errors import AgentRLError, EngineError
 from agentrl.rollouts import GroupOutcome, GroupRequest, SavedGroup
 from agentrl.types import TrajectoryGroup
@@ -41,6 +42,7 @@ class RolloutService:
         start: the draws to go on from, and groups that wait already.
         step: steps done before.
         version: policy version that is served.
+        stop: ends the waits for a batch and for an evaluation.
     """
 
     def __init__(
@@ -54,7 +56,9 @@ class RolloutService:
         start: Snapshot,
         step: int = 0,
         version: int = 0,
+        stop: StopRequest | None = None,
     ) -> None:
+        self._stop = stop or StopRequest()
         self._fleet, self._order, self._ledger, self._admission = fleet, order, ledger, admission
         self._keep_group, self._intake = keep_group, intake
         self._next_draw, self._again = start.next_draw, list(start.outstanding)
@@ -85,6 +89,7 @@ class RolloutService:
 
         Raises:
             EngineError: nothing came within ``deadline_s``, or the service broke.
+            RunInterruptedError: the run was asked to end; nothing was taken.
         """
         with self._changed:
             self._waiting = True
@@ -145,14 +150,20 @@ class RolloutService:
                 self._changed.notify_all()
         return sorted(outcomes, key=lambda outcome: outcome.request.draw)
 
-    def snapshot(self) -> Snapshot:
-        """What a checkpoint must know, at one moment; the ledger's rows up to there are durable."""
+    def snapshot(self, again: Collection[int] = ()) -> Snapshot:
+        """What a checkpoint must know, at one moment; the ledger's rows up to there are durable.
+
+        Args:
+            again: draws that came to their end and are to be played again all the same, unless they wait to be trained.
+        """
         with self._changed:
             self._asked_for_snapshot, self._snapshot = True, None
-            self._wait(lambda: self._snapshot is not None, _SNAPSHOT_S, "the state of the groups that run")
+            what = "the state of the groups that run"
+            self._wait(lambda: self._snapshot is not None, _SNAPSHOT_S, what, stoppable=False)
             snapshot, self._snapshot = self._snapshot, None
             assert snapshot is not None
-            return snapshot
+        waiting = {group.draw for group in snapshot.groups}
+        return replace(snapshot, outstanding=tuple(sorted({*snapshot.outstanding, *again} - waiting)))
 
     def close(self) -> None:
         """Ends admission and the thread; what runs is cancelled and recorded as such. A second call does nothing."""
@@ -181,8 +192,8 @@ class RolloutService:
     def _arrived(self, label: str) -> int:
         return len(self._evaluating[label][1])
 
-    def _wait(self, ready: Callable[[], bool], deadline_s: float, what: str) -> None:
-        """Waits under the condition; a broken service raises at once."""
+    def _wait(self, ready: Callable[[], bool], deadline_s: float, what: str, *, stoppable: bool = True) -> None:
+        """Waits under the condition; a broken service raises at once, and so does a run that is asked to end."""
         end = time.monotonic() + deadline_s
         self._changed.notify_all()
         while True:
@@ -192,6 +203,8 @@ class RolloutService:
                 raise EngineError(f"the rollout service broke: {self._error!r}", retryable=False) from self._error
             if ready():
                 return
+            if stoppable:
+                self._stop.check()
             if not self._changed.wait(min(_POLL_S, max(0.0, end - time.monotonic()))) and time.monotonic() >= end:
                 raise EngineError(
                     f"waited {deadline_s:.0f} s for {what}: {len(self._running)} groups are running, "

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,16 +14,21 @@ from agentrl.algorithms import AlgorithmSpec, Rewards
 from agentrl.controller.actor import ActorHandle, LearnerHandle
 from agentrl.controller.checkpoints import Checkpoints, Manifest
 from agentrl.controller.evaluation import Examiner
+from agentrl.controller.failures import FailureBound
 from agentrl.controller.planned import PlannedBatch
 from agentrl.controller.recorder import Recorder
 from agentrl.controller.schedule import Schedule
 from agentrl.controller.state import TrainState
-from agentrl.errors import TrainingError
+from agentrl.controller.stopping import StopRequest
+from agentrl.errors import EpisodesFailedError, RunInterruptedError, TrainingError
 from agentrl.metrics import PhaseTimer
 from agentrl.rollouts import make_batch, turns_of
 from agentrl.types import SegmentKind, Stats, TrajectoryGroup, seed_for
 
-__all__ = ["StageRun", "StageSettings"]
+__all__ = ["WITHOUT_SIGNAL", "StageRun", "StageSettings"]
+
+WITHOUT_SIGNAL = "steps_without_signal"
+"""The running total of steps in which nothing could be learned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,7 @@ class StageSettings:
         logprob_micro_batch_tokens: tokens of one forward without gradients.
         checkpoint_every: steps between checkpoints; None keeps the last step's alone.
         seed: ``run.seed``.
+        failures: how many episodes of a batch may fail.
         shuffle_rewards: a control: rewards change places within the batch.
         tool_tokens: a control: tool and template tokens after the prompt are trained as if sampled.
     """
@@ -48,6 +55,7 @@ class StageSettings:
     logprob_micro_batch_tokens: int
     checkpoint_every: int | None
     seed: int
+    failures: FailureBound
     shuffle_rewards: bool = False
     tool_tokens: bool = False
 
@@ -65,6 +73,7 @@ class StageRun:
         recorder: store, metrics and display.
         model_folder: where the finished model is exported to.
         restored: a checkpoint to go on from.
+        stop: asks the stage to end with a checkpoint.
     """
 
     def __init__(
@@ -79,11 +88,14 @@ class StageRun:
         recorder: Recorder,
         model_folder: Path,
         restored: tuple[Path, Manifest] | None = None,
+        stop: StopRequest | None = None,
     ) -> None:
         self.settings, self.algorithm, self.schedule, self.learner = settings, algorithm, schedule, learner
         self._checkpoints, self._examiner = checkpoints, examiner
         self._recorder, self._model_folder = recorder, model_folder
-        self._restored = restored
+        self._restored, self._stop = restored, stop or StopRequest()
+        self._interrupted = restored[1].evaluating if restored else ""
+        """The evaluation that was begun and not ended."""
         self._length_scale = learner.facts().length_scale
 
     @property
@@ -108,9 +120,27 @@ class StageRun:
         self.learner.load(folder / self.learner.role)
         return TrainState(manifest.step, manifest.policy_version, manifest.algorithm, manifest.progress)
 
+    def next_groups(self, state: TrainState) -> list[TrajectoryGroup]:
+        """The batch of the next step, once it may be trained.
+
+        Raises:
+            RunInterruptedError: the run was asked to end; a checkpoint holds the state and what was in flight.
+            EpisodesFailedError: too many of its episodes failed of one cause; the checkpoint plays them again.
+        """
+        again: set[int] = set()
+        try:
+            self._stop.check()
+            groups = self.schedule.next_groups(state.step + 1)
+            episodes = self._recorder.took()
+            again = {trajectory.draw for trajectory in episodes} | {group.draw for group in groups}
+            self.settings.failures.hold(episodes, step=state.step + 1, stage=self.settings.name)
+        except (EpisodesFailedError, RunInterruptedError):
+            self._checkpoint(state, again)
+            raise
+        return groups
+
     def assemble(self, groups: Sequence[TrajectoryGroup], state: TrainState) -> PlannedBatch | None:
         """Groups to a batch with credit and a partition; None where there is nothing to train."""
-        self._recorder.took()
         if not groups:
             return None
         if self.settings.shuffle_rewards:
@@ -153,9 +183,11 @@ class StageRun:
 
     def counts(self, batch: PlannedBatch | None) -> dict[str, float]:
         """What a step adds to the running totals."""
+        signal = {} if self._has_signal(batch) else {WITHOUT_SIGNAL: 1.0}
         if batch is None:
-            return {"skipped_steps": 1.0}
+            return {"skipped_steps": 1.0, **signal}
         return {
+            **signal,
             "trajectories": float(batch.batch.num_trajectories),
             "tokens": float(batch.batch.num_tokens),
             "trained_tokens": float(np.count_nonzero(batch.batch.loss_mask)),
@@ -170,11 +202,22 @@ class StageRun:
             versions = batch.batch.policy_versions  # those that the published weights were made of
             oldest = state.policy_version - 1 - self.schedule.overlap.max_staleness
             counts["async/masked_tokens"] = int(np.count_nonzero((versions >= 0) & (versions < oldest)))
-        self._recorder.step(state, groups, batch.batch if batch else None, stats, counts)
+        packed, has_signal = batch.batch if batch else None, self._has_signal(batch)
+        self._recorder.step(state, groups, packed, stats, counts, has_signal=has_signal)
 
-    def evaluate_before(self, state: TrainState) -> None:
-        """Examines the weights that the stage starts from, unless a resumed run did."""
-        if self._examiner is not None and self._examiner.before and state.step == 0:
+    def _has_signal(self, batch: PlannedBatch | None) -> bool:
+        """Whether a batch says of any episode that it was better or worse; what is imitated need not."""
+        if self.algorithm.learns_from != "rollouts":
+            return True
+        return batch is not None and bool(batch.batch.credit.any() or batch.batch.turn_credit.any())
+
+    def evaluate_at_start(self, state: TrainState) -> None:
+        """Examines the weights that the stage starts from, or makes up for an evaluation that was interrupted."""
+        if self._examiner is not None and self._interrupted:
+            when = self._interrupted
+            done = [name for name, own in self._recorder.results().items() if when in own]
+            self._examine(when, state, done)
+        elif self._examiner is not None and self._examiner.before and self._restored is None:
             self._examine("before", state)
 
     def evaluate_if_due(self, state: TrainState) -> None:
@@ -188,12 +231,20 @@ class StageRun:
             self._examine(f"step={state.step:06d}", state)
 
     def checkpoint_if_due(self, state: TrainState) -> None:
-        """Keeps a checkpoint every so many steps, and after the last."""
+        """Keeps a checkpoint every so many steps, after the last, and where the run is asked to end.
+
+        Raises:
+            RunInterruptedError: it was.
+        """
         every = self.settings.checkpoint_every
-        if state.step != self.num_steps and (every is None or state.step % every):
-            return
+        if state.step == self.num_steps or (every is not None and state.step % every == 0) or self._stop.by:
+            self._checkpoint(state)
+        self._stop.check()
+
+    def _checkpoint(self, state: TrainState, again: Collection[int] = ()) -> None:
+        """Keeps a checkpoint of a state whose weights the learner has; draws of ``again`` are played once more."""
         with self.timer.phase("checkpoint"):
-            snapshot = self.schedule.snapshot()
+            snapshot = self.schedule.snapshot(again)
             folder = self._checkpoints.begin(state.step)
             self.learner.save(folder / self.learner.role)
             self._recorder.sync()
@@ -206,21 +257,31 @@ class StageRun:
                 algorithm=dict(state.algorithm),
                 progress=dict(state.totals),
                 results=self._recorder.results(),
+                evaluating=self._interrupted,
+                uncounted=self._recorder.uncounted(),
             )
             self._checkpoints.commit(folder, manifest)
 
     def finish(self, state: TrainState) -> TrainState:
-        """Exports the model as an ordinary Hugging Face folder."""
+        """Exports the model as an ordinary Hugging Face folder.
+
+        Raises:
+            RunInterruptedError: the run was asked to end.
+        """
+        self._stop.check()
         with self.timer.phase("checkpoint"):
             export_whole(self.learner, self._model_folder)
         return state
 
-    def _examine(self, when: str, state: TrainState) -> None:
+    def _examine(self, when: str, state: TrainState, done: Collection[str] = ()) -> None:
+        """Examines the model; where the run is asked to end meanwhile, a resume makes up for the rest."""
         assert self._examiner is not None
         self._recorder.evaluating(when)
-        with self.timer.phase("eval"):
-            for result in self._examiner.examine(when):
+        self._interrupted = when
+        with self.timer.phase("eval"), suppress(RunInterruptedError):
+            for result in self._examiner.examine(when, done=done):
                 self._recorder.evaluated(result, state)
+            self._interrupted = ""
 
 
 def _rewards_of(groups: Sequence[TrajectoryGroup], seed: int) -> Rewards:

@@ -13,7 +13,7 @@ from agentrl.metrics.display import (
     result_rows,
 )
 from agentrl.metrics.names import NAMES, REWARD_MODEL_PART, VERL_NAMES, describe, with_verl_names
-from agentrl.metrics.rollout import correctness, rollout_metrics
+from agentrl.metrics.rollout import correctness, no_signal, rollout_metrics
 from agentrl.metrics.sinks import JsonlSink, LineWriter, Sink, Sinks, TensorBoardSink
 from agentrl.metrics.timing import PhaseTimer, tokens_per_s
 
@@ -36,6 +36,7 @@ __all__ = [
     "correctness",
     "describe",
     "format_duration",
+    "no_signal",
     "result_rows",
     "rollout_metrics",
     "tokens_per_s",

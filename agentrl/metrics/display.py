@@ -151,12 +151,13 @@ class StepDisplay:
         headings = "  ".join(column.title.rjust(column.width) for column in self._columns)
         self._console.print(f"{'step'.rjust(self._step_width)}  {headings}  time left", style="dim", soft_wrap=True)
 
-    def step(self, step: int, values: Mapping[str, float]) -> None:
+    def step(self, step: int, values: Mapping[str, float], note: str = "") -> None:
         """Show a step's line.
 
         Args:
             step: how many steps of the stage are done with it, from 1.
             values: its metrics by name.
+            note: what its numbers do not say, at the end of the line; on a narrow terminal below it.
         """
         now = self._clock()
         self._recent.append((now - self._last) / max(1, step - self._done))
@@ -164,7 +165,10 @@ class StepDisplay:
         cells = "  ".join(column.cell(values) for column in self._columns)
         label = f"{step}/{self._num_steps}".rjust(self._step_width)
         left = format_duration(self._seconds_left()).rjust(len("time left"))
-        self._console.print(Text(f"{label}  {cells}  {left}"), soft_wrap=True)
+        line = f"{label}  {cells}  {left}"
+        fits = len(line) + 2 + len(note) <= self._console.width
+        between = "  " if fits else f"\n{' ' * len(label)}  "
+        self._console.print(Text(f"{line}{between}{note}" if note else line), soft_wrap=True)
 
     def status(self, text: str) -> None:
         """Say what the run is doing now, such as ``evaluating code, 120 of 512``; shown on a terminal alone."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from agentrl.types import CallRecord, Trajectory, TrajectoryGroup
 
-__all__ = ["correctness", "rollout_metrics"]
+__all__ = ["correctness", "no_signal", "rollout_metrics"]
 
 CORRECT = "correct"
 """The rubric's part that says whether the answer is right, from 0 to 1."""
@@ -46,6 +46,20 @@ def rollout_metrics(groups: Iterable[TrajectoryGroup]) -> dict[str, float]:
     if finished:
         metrics |= _rewards(finished) | _lengths(finished) | _tools(finished) | _mismatch(finished)
     return metrics
+
+
+def no_signal(groups: Sequence[TrajectoryGroup]) -> str:
+    """Why a step's groups taught nothing, such as ``no signal: 16 of 16 groups equal``: where the rewards of a group
+    are all equal, no episode of it is better than another."""
+    finished = [[trajectory.reward for trajectory in group.finished] for group in groups]
+    alone = sum(len(rewards) < 2 for rewards in finished)
+    equal = sum(len(rewards) >= 2 and len(set(rewards)) == 1 for rewards in finished)
+    told = [f"no signal: {equal} of {len(groups)} groups equal"]
+    if alone:
+        told.append(f"{alone} with less than 2 finished episodes")
+    if others := len(groups) - alone - equal:
+        told.append(f"{others} dropped or without credit")
+    return ", ".join(told)
 
 
 def _counts(

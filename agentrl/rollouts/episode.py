@@ -17,7 +17,7 @@ from agentrl.rollouts.player import EnvPlayer, Player, PlayerSpec
 from agentrl.rollouts.saved import SavedEpisode, Standing, Unsaved
 from agentrl.rollouts.spec import EpisodeKey
 from agentrl.rollouts.turns import TurnMaker
-from agentrl.types import SamplingParams, Status, Task, Trajectory
+from agentrl.types import SamplingParams, Status, Task, Trajectory, raised_at, users_traceback
 
 __all__ = ["run_episode"]
 
@@ -70,7 +70,8 @@ async def run_episode(
         trajectory = await _play_and_score(turns, player, permits, previous, cut)
     except AgentRLError as error:
         retryable = bool(getattr(error, "retryable", isinstance(error, EnvError | RewardError)))
-        trajectory = _failed(builder, Status("failed", error.boundary, str(error)), retryable=retryable)
+        status = Status("failed", error.boundary, str(error))
+        trajectory = _failed(builder, status, retryable=retryable, error=error)
     finally:
         problem = await _clean_up(turns, player)
     return replace(trajectory, info={**trajectory.info, "cleanup_error": problem}) if problem else trajectory
@@ -80,6 +81,7 @@ async def _play_and_score(
     turns: TurnMaker, player: Player, permits: Permits, previous: Trajectory | None, cut: Cut | None
 ) -> Trajectory:
     builder, limits = turns.builder, turns.parts.spec.limits
+    raised: dict[str, str] = {}
     try:
         async with permits.running, AsyncExitStack() as preparing:
             await preparing.enter_async_context(permits.preparing)  # the wait for others who prepare is not its own
@@ -97,6 +99,7 @@ async def _play_and_score(
         if previous is None or not builder.turns or not _repeats(builder, previous):
             raise
         status = Status("truncated", "env_exception", str(error))
+        raised = _raised(error)
     if status.kind == "truncated" and not builder.turns:
         if status.reason == Cut.reason:
             return builder.finish(Status("cancelled", Cut.reason))
@@ -104,11 +107,21 @@ async def _play_and_score(
     if not status.finished:
         return builder.finish(status)
     async with permits.scoring:
-        return await _score(turns, player, status)
+        trajectory = await _score(turns, player, status)
+    return replace(trajectory, info={**trajectory.info, **raised}) if raised else trajectory
 
 
-def _failed(builder: TrajectoryBuilder, status: Status, *, retryable: bool) -> Trajectory:
-    return builder.finish(status, info={"retryable": retryable, "fault": builder.fault})
+def _failed(
+    builder: TrajectoryBuilder, status: Status, *, retryable: bool, error: BaseException | None = None
+) -> Trajectory:
+    raised = {} if error is None else _raised(error)
+    return builder.finish(status, info={"retryable": retryable, "fault": builder.fault, **raised})
+
+
+def _raised(error: BaseException) -> dict[str, str]:
+    """Where in the user's code an error came from, for whoever has to mend it; nothing where none took part."""
+    place = raised_at(error)
+    return {"raised_at": place, "traceback": users_traceback(error)} if place else {}
 
 
 def _spent_on_nothing(reason: str, turns: TurnMaker) -> Status:

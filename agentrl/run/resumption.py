@@ -178,6 +178,8 @@ def _keep(
         "without_effect": {key: list(values) for key, values in changes.without_effect.items()},
     }
     record = directory.read_record()
+    if "interrupted" in record:
+        entry["interrupted"] = record.pop("interrupted")
     resumed = [*record.get("resumed", ()), entry]
     if changes.changed:
         kept = directory.config_path.with_name(f"config.resolved.{len(resumed)}.yaml")

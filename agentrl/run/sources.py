@@ -21,6 +21,7 @@ from agentrl.controller.schedule import CapacitySchedule, DemonstrationSchedule,
 from agentrl.controller.scoring import RewardScorer, ScoringFleet, SequenceScores
 from agentrl.controller.service import RolloutService
 from agentrl.controller.state import TrainState
+from agentrl.controller.stopping import StopRequest
 from agentrl.errors import DataError
 from agentrl.render import Renderer
 from agentrl.rollouts import demonstration_group, preference_group
@@ -95,6 +96,7 @@ def rollouts(
     first_draw: int,
     snapshot: Snapshot,
     num_steps: int,
+    stop: StopRequest,
 ) -> CapacitySchedule:
     """Batches of episodes that the stage's policy plays.
 
@@ -108,6 +110,7 @@ def rollouts(
         first_draw: the stage's first draw.
         snapshot: the draws to go on from.
         num_steps: batches to train.
+        stop: ends the waits for episodes.
     """
     rollout = stage.rollout
     order = DrawOrder(tasks, seed=stage.run.seed, shuffle=stage.data.shuffle, first_draw=first_draw)
@@ -141,6 +144,7 @@ def rollouts(
             snapshot,
             step=state.step,
             version=state.policy_version,
+            stop=stop,
         )
 
     examined = max((item.num_tasks or 1000 for item in stage.eval.sets.values()), default=0) * stage.eval.samples

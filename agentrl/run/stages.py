@@ -14,13 +14,15 @@ from agentrl.controller.admission import Snapshot
 from agentrl.controller.checkpoints import Checkpoints
 from agentrl.controller.episode_host import RolloutParts
 from agentrl.controller.evaluation import Evaluator, Examiner
+from agentrl.controller.failures import FailureBound
 from agentrl.controller.group import WorkerGroup
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.loop import train
 from agentrl.controller.pairs import PairExaminer
 from agentrl.controller.recorder import Recorder
 from agentrl.controller.schedule import Schedule
-from agentrl.controller.stage import StageRun, StageSettings
+from agentrl.controller.stage import WITHOUT_SIGNAL, StageRun, StageSettings
+from agentrl.controller.stopping import StopRequest
 from agentrl.controller.worker import WorkerSpec
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.metrics import PAIR_COLUMNS, RL_COLUMNS, SFT_COLUMNS, Column, PhaseTimer, Sink, StepDisplay
@@ -68,15 +70,18 @@ class RunParts:
     sink: Sink
     display: StepDisplay
     timer: PhaseTimer
+    stop: StopRequest
 
 
 @dataclass(frozen=True, slots=True)
 class StageOutcome:
-    """What a stage came to: where the next one's draws begin, its evaluations, its steps."""
+    """What a stage came to: where the next one's draws begin, its evaluations, its steps, and how many of those had
+    nothing to learn from."""
 
     next_draw: int
     results: Mapping[str, Any]
     steps: int
+    without_signal: int = 0
 
 
 def worker_spec(
@@ -177,6 +182,8 @@ def run_stage(
         results=manifest.results if manifest else None,
     )
     snapshot = manifest.rollouts if manifest else Snapshot(first_draw, (), 0, parts.ledger.offset)
+    if manifest:
+        recorder.recall([group for group in snapshot.groups if group.draw in manifest.uncounted])
     schedule: Schedule
     if plays:
         schedule = rollouts(
@@ -189,6 +196,7 @@ def run_stage(
             first_draw=first_draw,
             snapshot=snapshot,
             num_steps=num_steps,
+            stop=parts.stop,
         )
     else:
         start = snapshot.next_draw
@@ -203,15 +211,17 @@ def run_stage(
         recorder=recorder,
         model_folder=parts.directory.models_folder / stage.name,
         restored=restored,
+        stop=parts.stop,
     )
     try:
-        train(run)
+        with parts.stop.deferring():
+            state = train(run)
     except BaseException as error:
         _close_after(error, schedule)
         raise
     next_draw = schedule.snapshot().next_draw if plays else first_draw
     schedule.close()
-    return StageOutcome(next_draw, recorder.results(), num_steps)
+    return StageOutcome(next_draw, recorder.results(), num_steps, int(state.totals.get(WITHOUT_SIGNAL, 0)))
 
 
 def _tell_renderer(parts: RunParts, stage: StageConfig, model: Path) -> None:
@@ -277,6 +287,10 @@ def _settings(stage: StageConfig, num_steps: int) -> StageSettings:
         logprob_micro_batch_tokens=stage.train.logprob_micro_batch_tokens,
         checkpoint_every=stage.checkpoint.every,
         seed=stage.run.seed,
+        failures=FailureBound(
+            stage.train.batch_prompts * (stage.rollout.group_size + stage.rollout.extra_siblings),
+            stage.rollout.max_failed_frac,
+        ),
         shuffle_rewards=stage.reward.shuffle,
         tool_tokens=stage.train.tool_tokens,
     )
@@ -290,4 +304,8 @@ def finished_stage(parts: RunParts, stage: StageConfig) -> StageOutcome | None:
     if stage.train.steps is not None and manifest.step < stage.train.steps:
         return None  # more steps are asked for than that attempt was to make
     plays = stage.make_algorithm().learns_from == "rollouts"
-    return StageOutcome(manifest.rollouts.next_draw if plays else 0, manifest.results, manifest.step)
+    next_draw, without_signal = (
+        manifest.rollouts.next_draw if plays else 0,
+        int(manifest.progress.get(WITHOUT_SIGNAL, 0)),
+    )
+    return StageOutcome(next_draw, manifest.results, manifest.step, without_signal)

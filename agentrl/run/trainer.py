@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -16,6 +16,7 @@ from agentrl.controller.evaluation import EvalResult, Evaluator
 from agentrl.controller.fleet import Fleet, HostLoss, collect_groups, stream_groups
 from agentrl.controller.group import WorkerGroup
 from agentrl.controller.ledger import Ledger
+from agentrl.controller.stopping import StopRequest
 from agentrl.envs import EnvSpec, RewardFn, Rubric
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.metrics import JsonlSink, PhaseTimer, Sink, Sinks, StepDisplay, TensorBoardSink, result_rows
@@ -23,9 +24,11 @@ from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.run.build import LiveObjects, eval_plan, reward_model_folder
 from agentrl.run.chat_rollouts import ChatRollouts
 from agentrl.run.config import RunConfig, StageConfig
+from agentrl.run.interruption import Interruption
 from agentrl.run.preparation import make_directory, roll_back, start_model
 from agentrl.run.resumption import resume_directory
 from agentrl.run.session import Session
+from agentrl.run.signals import stopping_signals
 from agentrl.run.sources import fleet_of, rollout_deadline_s
 from agentrl.run.stages import (
     RunParts,
@@ -49,16 +52,23 @@ class Summary:
         eval: ``{set: {"before": {"sampled", "greedy"}, "after": {...}, "num_tasks"}}``.
         steps: steps of the last stage.
         seconds: wall-clock seconds by phase.
+        steps_without_signal: steps of all stages in which the rewards gave nothing to learn from.
     """
 
     run_dir: Path
     eval: Mapping[str, Any]
     steps: int
     seconds: Mapping[str, float]
+    steps_without_signal: int = 0
 
     def record(self) -> dict[str, Any]:
         """The content of ``summary.json``."""
-        return {"eval": dict(self.eval), "steps": self.steps, "seconds": dict(self.seconds)}
+        return {
+            "eval": dict(self.eval),
+            "steps": self.steps,
+            "steps_without_signal": self.steps_without_signal,
+            "seconds": dict(self.seconds),
+        }
 
 
 class Trainer:
@@ -104,28 +114,29 @@ class Trainer:
             ConfigError: ``run.dir`` holds a run already and ``resume`` is not asked for; or it is, and settings
                 differ that a run keeps for good.
             MachineError: the sandbox that the configuration requires is not to be had here.
+            EpisodesFailedError: too many episodes of a batch failed of one cause (``rollout.max_failed_frac``).
+            RunInterruptedError: SIGTERM or SIGUSR1 came, in the main thread; ``resume`` goes on from the checkpoint.
         """
-        stages = self._stages(steps)
-        changes = None
-        if resume:
-            directory, changes = resume_directory(self.config, stages, self._rollouts(stages), self._base_dir)
-        else:
-            directory = make_directory(self.config, stages, self._rollouts(stages), self._live, self._base_dir)
-        display = StepDisplay(self._console, directory.root)
-        if changes is not None:
-            for line in changes.told():
+        stages, stop = self._stages(steps), StopRequest()
+        with stopping_signals(stop) as take_signals:
+            directory, told = self._directory(stages, resume)
+            display = StepDisplay(self._console, directory.root)
+            for line in told:
                 display.message(line)
-        events = EventLog(directory)
-        try:
-            with display:
-                return self._train(directory, stages, display, events, resume)
-        except BaseException as error:
-            if isinstance(error, AgentRLError):
-                events.failure("run_failed", error)
-            self._close_after(error)  # a group that failed answers no more; the next call begins with a fresh one
-            raise
-        finally:
-            events.close()
+            with closing(EventLog(directory)) as events:
+                interruption = Interruption(stop, directory, stages, display, events)
+                try:
+                    with display:
+                        return self._train(directory, stages, display, events, resume, stop, take_signals)
+                except BaseException as error:
+                    stop.deferred = True  # a signal cuts nothing short from here on
+                    if interruption.tell(error) is None and isinstance(error, AgentRLError):
+                        events.failure("run_failed", error)
+                    self._close_after(error)  # a group that failed answers no more; the next call has a fresh one
+                    instead = interruption.tell(error)  # the same signal may have ended a rank before it came here
+                    if instead is not None:
+                        raise instead from error
+                    raise
 
     def evaluate(self, name: str | None = None) -> dict[str, Any]:
         """Examines the policy on one held-out set or all: ``{set: {"sampled", "greedy", "num_tasks"}}``."""
@@ -205,14 +216,22 @@ class Trainer:
             error.add_note(f"and ending the workers failed: {second}")
 
     def _train(
-        self, directory: RunDirectory, stages: list[StageConfig], display: StepDisplay, events: EventLog, resume: bool
+        self,
+        directory: RunDirectory,
+        stages: list[StageConfig],
+        display: StepDisplay,
+        events: EventLog,
+        resume: bool,
+        stop: StopRequest,
+        take_signals: Callable[[], None],
     ) -> Summary:
         timer, started = PhaseTimer(), time.monotonic()
         with timer.phase("setup"):
             models = {"model": start_model(self.config, directory, self._base_dir)}
             group = self._workers()
+            take_signals()
         results: dict[str, Any] = {}
-        first_draw = num_steps = 0
+        first_draw = num_steps = played = without_signal = 0
         with ExitStack() as stack:
             ledger = Ledger(directory.ledger_path)
             stack.callback(ledger.close)
@@ -222,7 +241,8 @@ class Trainer:
             writer = stack.enter_context(TrajectoryWriter(directory))
             sink = self._sinks(directory)
             stack.callback(sink.close)
-            parts = RunParts(directory, self._base_dir, group, self._live, ledger, writer, events, sink, display, timer)
+            base_dir, live = self._base_dir, self._live
+            parts = RunParts(directory, base_dir, group, live, ledger, writer, events, sink, display, timer, stop)
             for stage in stages:
                 models[stage.name] = directory.models_folder / stage.name
                 outcome = finished_stage(parts, stage) if resume else None
@@ -237,14 +257,28 @@ class Trainer:
                     )
                     self._hosting = _plays(stage)
                 first_draw, num_steps = max(first_draw, outcome.next_draw), outcome.steps
+                played += outcome.steps if _plays(stage) else 0
+                without_signal += outcome.without_signal
                 results |= outcome.results
         self._models = models
         timer.add("total", time.monotonic() - started)
-        summary = Summary(directory.root, results, num_steps, timer.total())
+        summary = Summary(directory.root, results, num_steps, timer.total(), without_signal)
         write_json(directory.summary_path, summary.record())
         hints = [f"agentrl ls {directory.root}", f"agentrl show {directory.root}"]
+        if without_signal:
+            display.alert(
+                f"{without_signal} of {played} steps had no signal: the rewards of each group were equal, so that "
+                "nothing could be learned"
+            )
         display.finish(result_rows(results), summary.seconds, hints)
         return summary
+
+    def _directory(self, stages: list[StageConfig], resume: bool) -> tuple[RunDirectory, list[str]]:
+        """The run directory, new or gone on with, and what changed in the settings of a resumed run."""
+        if not resume:
+            return make_directory(self.config, stages, self._rollouts(stages), self._live, self._base_dir), []
+        directory, changes = resume_directory(self.config, stages, self._rollouts(stages), self._base_dir)
+        return directory, changes.told()
 
     def _stages(self, steps: int | None) -> list[StageConfig]:
         stages = self.config.resolved_stages()

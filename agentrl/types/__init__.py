@@ -30,6 +30,7 @@ from agentrl.types.messages import (
     ToolSpec,
 )
 from agentrl.types.place import place_of_error, place_of_object
+from agentrl.types.raised import raised_at, users_traceback
 from agentrl.types.seeds import seed_for
 from agentrl.types.segment import MediaSpan, Segment, SegmentKind, concat_ids, concat_media
 from agentrl.types.stats import Stat, Stats
@@ -87,8 +88,10 @@ __all__ = [
     "load_object",
     "place_of_error",
     "place_of_object",
+    "raised_at",
     "register",
     "registration",
     "seed_for",
+    "users_traceback",
     "with_images",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from agentrl.algorithms import make_algorithm
 from agentrl.controller.actor import ActorHandle, RewardLearnerHandle
 from agentrl.controller.admission import Snapshot
 from agentrl.controller.checkpoints import Checkpoints
+from agentrl.controller.failures import FailureBound
 from agentrl.controller.fleet import HostLoss
 from agentrl.controller.group import WorkerGroup
 from agentrl.controller.loop import train
@@ -52,7 +53,7 @@ class Replay:
     def evaluate(self, requests: Sequence[GroupRequest]) -> list[GroupOutcome]:
         raise NotImplementedError
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self, again: Collection[int] = ()) -> Snapshot:
         return Snapshot(0, (), 0, 0)
 
     def take_counts(self) -> dict[str, int]:
@@ -110,6 +111,7 @@ def learn(
                 logprob_micro_batch_tokens=micro_batch_tokens,
                 checkpoint_every=None,
                 seed=3,
+                failures=FailureBound(len(made_groups(0, GROUPS)), 0.5),
             ),
             algorithm=algorithm,
             schedule=Replay(batches or [made_groups(GROUPS * n, GROUPS) for n in range(num_steps)]),

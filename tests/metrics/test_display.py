@@ -130,3 +130,16 @@ def test_a_terminal_is_given_back_after_an_error() -> None:
 )
 def test_durations(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
+
+
+@pytest.mark.parametrize(("width", "lines"), [(120, 1), (80, 2)])
+def test_the_note_of_a_step_never_wraps(width: int, lines: int) -> None:
+    console = Console(file=io.StringIO(), width=width)
+    with StepDisplay(console, Path("r")) as display:
+        display.stage("grpo", 10)
+        before = len(output(console))
+        display.step(1, {"reward/mean": 1.0}, "no signal: 16 of 16 groups equal")
+    shown = output(console)[before:]
+    assert len(shown) == lines
+    assert shown[-1].endswith("no signal: 16 of 16 groups equal")
+    assert max(map(len, shown)) <= width

@@ -110,6 +110,9 @@ class RolloutConfig(Section):
     """Further attempts at an episode that infrastructure failed."""
     min_siblings: Count = Field(default_factory=lambda data: min(2, data["group_size"]))
     """A group with fewer finished episodes is dropped; by default 2, or 1 with ``group_size: 1``."""
+    max_failed_frac: Fraction = 0.5
+    """The run stops with a checkpoint where more of a batch's episodes than this share failed at one boundary (``env``
+    counts ``truncated(env_exception)`` too); up to it each step says how many and why."""
     max_refill: Weight = 1.0
     """Draws that may replace dropped groups in a step, as a share of ``train.batch_prompts``."""
 

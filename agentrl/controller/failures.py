@@ -1,0 +1,114 @@
+"""Failed episodes of a step: how many at which boundary and why, and when they are too many to go on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from agentrl.errors import EpisodesFailedError
+from agentrl.types import Trajectory
+
+__all__ = ["FailureBound", "FailureCause", "failure_causes"]
+
+
+@dataclass(frozen=True, slots=True)
+class FailureCause:
+    """Episodes that failed at one boundary. ``truncated(env_exception)`` counts at ``env``: one such episode is the
+    policy's doing, the same in most episodes of a batch is the environment's.
+
+    Args:
+        boundary: as in ``failed(boundary)``.
+        episodes: in order of their ids.
+    """
+
+    boundary: str
+    episodes: tuple[Trajectory, ...]
+
+    def __str__(self) -> str:
+        """How many, where and why, in a line."""
+        kinds = Counter(str(trajectory.status) for trajectory in self.episodes)
+        told = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common())
+        return f"{told}: {self.reason}"
+
+    @property
+    def reason(self) -> str:
+        """The commonest one, with the user's line where there is one."""
+        first = self._commonest
+        detail = first.status.detail or "no reason was given"
+        place = str(first.info.get("raised_at", ""))
+        return f"{detail}, at {place}" if place else detail
+
+    @property
+    def traceback(self) -> str:
+        """The user's traceback of the commonest reason; empty where no user's code took part."""
+        return str(self._commonest.info.get("traceback", ""))
+
+    @property
+    def _commonest(self) -> Trajectory:
+        keys = Counter(_key(trajectory) for trajectory in self.episodes)
+        ((common, _),) = keys.most_common(1)
+        return next(trajectory for trajectory in self.episodes if _key(trajectory) == common)
+
+
+def failure_causes(episodes: Iterable[Trajectory]) -> list[FailureCause]:
+    """What went wrong, by boundary, the most frequent first."""
+    found: dict[str, list[Trajectory]] = {}
+    for trajectory in episodes:
+        if (boundary := _boundary(trajectory)) is not None:
+            found.setdefault(boundary, []).append(trajectory)
+    causes = [FailureCause(boundary, tuple(sorted(own, key=lambda t: t.id))) for boundary, own in found.items()]
+    return sorted(causes, key=lambda cause: -len(cause.episodes))
+
+
+@dataclass(frozen=True, slots=True)
+class FailureBound:
+    """How many episodes of a batch may fail of one cause.
+
+    Args:
+        batch_episodes: episodes of a batch. Fewer may have ended when a batch is taken; then the share is still of
+            these, so that a single failure among a few is no reason to stop.
+        max_frac: ``rollout.max_failed_frac``.
+    """
+
+    batch_episodes: int
+    max_frac: float
+
+    def hold(self, episodes: Sequence[Trajectory], *, step: int, stage: str) -> None:
+        """Holds the episodes that ended before a batch was taken against the bound.
+
+        Raises:
+            EpisodesFailedError: more of them failed at one boundary, or every one did: going on would repeat it.
+        """
+        ended = [trajectory for trajectory in episodes if trajectory.status.kind != "cancelled"]
+        number = max(len(ended), self.batch_episodes)
+        for cause in failure_causes(ended):
+            failed = len(cause.episodes)
+            where = f"step {step} of stage {stage!r}"
+            if failed == number:
+                kind = cause.episodes[0].status
+                raise _too_many(f"every one of the {failed} episodes of {where} ended as {kind}", cause)
+            if failed > self.max_frac * number:
+                limit = f"more than rollout.max_failed_frac={self.max_frac:g} of them"
+                raise _too_many(f"{failed} of the {number} episodes of {where} failed at one boundary, {limit}", cause)
+        if ended and not any(trajectory.status.finished for trajectory in ended) and len(ended) == number:
+            first = failure_causes(ended)[0]
+            raise _too_many(f"every one of the {number} episodes of {where} failed", first)
+
+
+def _too_many(what: str, cause: FailureCause) -> EpisodesFailedError:
+    trace = f"\n{cause.traceback}" if cause.traceback else ""
+    return EpisodesFailedError(f"{what}: {cause.reason}{trace}\nmend that, then go on with --resume")
+
+
+def _boundary(trajectory: Trajectory) -> str | None:
+    status = trajectory.status
+    if status.kind == "failed":
+        return status.reason
+    return "env" if str(status) == "truncated(env_exception)" else None
+
+
+def _key(trajectory: Trajectory) -> tuple[str, str]:
+    """What makes two failures the same: the line that raised, or else what is told of them."""
+    place = str(trajectory.info.get("raised_at", ""))
+    return (place, "") if place else ("", trajectory.status.detail)

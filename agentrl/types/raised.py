@@ -1,0 +1,67 @@
+"""Where a user's code raised: file, line and traceback, without agentrl's own frames around them."""
+
+from __future__ import annotations
+
+import os
+import site
+import sysconfig
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+from agentrl.errors import AgentRLError
+
+__all__ = ["raised_at", "users_traceback"]
+
+_OWN = str(Path(__file__).resolve().parents[1]) + os.sep
+_INSTALLED = tuple(
+    {
+        sysconfig.get_path("stdlib"),
+        sysconfig.get_path("purelib"),
+        sysconfig.get_path("platlib"),
+        site.getusersitepackages(),
+    }
+)
+_LONGEST = 4000
+
+
+def raised_at(error: BaseException) -> str:
+    """``path/to/file.py:12`` of the user's line that an error came from; empty where no user's code took part.
+
+    It is the innermost line outside of agentrl and of installed packages. Where there is none, the innermost line of
+    an installed package that raised an error of its own: a user's environment may be installed too.
+    """
+    root = _root(error)
+    frames = [(frame, number) for frame, number in _lines(root.__traceback__) if not frame.startswith(_OWN)]
+    users = [place for place in frames if not place[0].startswith((*_INSTALLED, "<"))]
+    if not users and not isinstance(root, AgentRLError):
+        users = [place for place in frames if not place[0].startswith((sysconfig.get_path("stdlib"), "<"))]
+    return f"{users[-1][0]}:{users[-1][1]}" if users else ""
+
+
+def users_traceback(error: BaseException) -> str:
+    """The traceback of the first cause from the first frame outside of agentrl on; empty without such a frame."""
+    root = _root(error)
+    trace = root.__traceback__
+    while trace is not None and _foreign(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    if trace is None or not raised_at(error):
+        return ""
+    text = "".join(traceback.format_exception(type(root), root, trace, chain=False)).rstrip()
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}\n ...\n{text[-_LONGEST // 2 :]}"
+
+
+def _foreign(file: str) -> bool:
+    """Whether a frame before the user's is only how it was called."""
+    return file.startswith((_OWN, sysconfig.get_path("stdlib"), "<"))
+
+
+def _root(error: BaseException) -> BaseException:
+    """What was raised first, where each error names the one that it was raised from."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _lines(trace: TracebackType | None) -> list[tuple[str, int]]:
+    return [(frame.f_code.co_filename, number) for frame, number in traceback.walk_tb(trace)]

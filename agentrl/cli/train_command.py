@@ -36,6 +36,12 @@ def train_command(
     if dry_run:
         print(to_yaml(loaded.config, loaded.origin), end="")
         return
+    from agentrl.cli.stored_files import reading_stored_files
+    from agentrl.store import RunDirectory
+
+    place = loaded.config.run.dir or ""
+    with reading_stored_files():  # told before the seconds that the imports below take
+        RunDirectory.open(place) if resume else RunDirectory.check_new(place)
     from rich.console import Console
 
     from agentrl.run.trainer import Trainer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -83,6 +84,9 @@ class ResultRow:
     after: float | None
 
 
+_SPARSE_LINES = 20
+
+
 class StepDisplay:
     """Shows a run on a console; on a terminal with a live line at the bottom, elsewhere in plain lines.
 
@@ -108,6 +112,7 @@ class StepDisplay:
         self._clock = clock
         self._num_steps = 0
         self._done = 0
+        self._sparse = False
         self._last = clock()
         self._recent: deque[float] = deque(maxlen=20)
         self._status = ""
@@ -131,7 +136,15 @@ class StepDisplay:
             self._live.stop()
             self._live = None
 
-    def stage(self, name: str, num_steps: int, *, columns: Sequence[Column] | None = None, done: int = 0) -> None:
+    def stage(
+        self,
+        name: str,
+        num_steps: int,
+        *,
+        columns: Sequence[Column] | None = None,
+        done: int = 0,
+        sparse: bool = False,
+    ) -> None:
         """Start a stage.
 
         Args:
@@ -139,9 +152,10 @@ class StepDisplay:
             num_steps: its steps.
             columns: the numbers of its steps' lines.
             done: steps done before a resume.
+            sparse: its steps are short: where there is no terminal, say a line a twentieth of them.
         """
         self._columns = tuple(columns) if columns is not None else self._columns
-        self._num_steps, self._done = num_steps, done
+        self._num_steps, self._done, self._sparse = num_steps, done, sparse
         self._recent.clear()
         self._last = self._clock()
         resumed = f", resumed after {done}" if done else ""
@@ -162,6 +176,8 @@ class StepDisplay:
         now = self._clock()
         self._recent.append((now - self._last) / max(1, step - self._done))
         self._last, self._done = now, step
+        if self._sparse and not self._console.is_terminal and not self._is_due(step):
+            return
         cells = "  ".join(column.cell(values) for column in self._columns)
         label = f"{step}/{self._num_steps}".rjust(self._step_width)
         left = format_duration(self._seconds_left()).rjust(len("time left"))
@@ -175,8 +191,8 @@ class StepDisplay:
         self._status = text
 
     def message(self, text: str, *, style: str = "") -> None:
-        """Print a line between the steps."""
-        self._console.print(Text(text, style=style), soft_wrap=True)
+        """Print a sentence between the steps."""
+        self._say(text, style)
 
     def alert(self, text: str) -> None:
         """Print a warning between the steps."""
@@ -197,9 +213,21 @@ class StepDisplay:
         if seconds:
             longest = sorted(seconds.items(), key=lambda item: -item[1])
             phases = "  ".join(f"{name} {format_duration(spent)}" for name, spent in longest)
-            self._console.print(Text(f"\nseconds by phase: {phases}"), soft_wrap=True)
+            self._console.print()
+            self._say(f"seconds by phase: {phases}")
         for hint in hints:
-            self._console.print(Text(hint), soft_wrap=True)
+            self._say(hint)
+
+    def _say(self, text: str, style: str = "") -> None:
+        """Print whole words: on a terminal in lines that fit it, elsewhere in one line."""
+        if self._console.is_terminal:
+            lines = textwrap.wrap(text, self._console.width, break_long_words=False, break_on_hyphens=False)
+            text = "\n".join(lines)
+        self._console.print(Text(text, style=style), soft_wrap=True)
+
+    def _is_due(self, step: int) -> bool:
+        """Whether another twentieth of the steps is done."""
+        return step * _SPARSE_LINES // self._num_steps > (step - 1) * _SPARSE_LINES // self._num_steps
 
     @property
     def _step_width(self) -> int:

@@ -50,6 +50,8 @@ def serve_policy(
         DataError: there are no such weights.
         MachineError: the address cannot be listened on.
     """
+    if out is not None:
+        RunDirectory.check_new(out)
     stage = played_stage(load_config(config, overrides, trains=False))
     folder = given_model(str(policy_folder(model)), Path())
     spec = rollout_spec(stage, LiveObjects(), base_dir=Path(stage.run.base_dir or "."), model=folder)

@@ -45,6 +45,7 @@ def make_directory(
         DataError: a data set cannot be used, or the model's folder does not exist.
     """
     assert config.run.dir is not None, "load_config fills it in"
+    RunDirectory.check_new(config.run.dir)
     if config.model.path is not None:
         given_model(config.model.path, base_dir)
     sandbox: Mapping[str, Any] = {}

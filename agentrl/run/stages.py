@@ -163,7 +163,8 @@ def run_stage(
     num_steps = _num_steps(stage, len(tasks) if plays else None)
     done = manifest.step if manifest else 0
     columns = _COLUMNS[algorithm.learns_from]
-    parts.display.stage(f"{stage.name} ({algorithm.name})", num_steps, columns=columns, done=done)
+    sparse = algorithm.learns_from != "rollouts"
+    parts.display.stage(f"{stage.name} ({algorithm.name})", num_steps, columns=columns, done=done, sparse=sparse)
     _tell_renderer(parts, stage, model)
     base_dir = parts.base_dir
     spec = worker_spec(

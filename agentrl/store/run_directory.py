@@ -41,16 +41,9 @@ class RunDirectory:
             ConfigError: the folder holds files, or cannot be made.
             StoreError: ``record`` cannot be written.
         """
+        cls.check_new(root)
         run = cls(Path(root))
         try:
-            walk = (
-                names for folder, _, names in os.walk(run.root) if not Path(folder).is_relative_to(run.engine_folder)
-            )
-            found = next((name for names in walk for name in sorted(names)), None)
-            if found is not None:
-                what = "already holds a run" if run.record_path.is_file() else f"already holds files, such as {found}"
-                mend = "go on with it by --resume, or name" if run.record_path.is_file() else "name"
-                raise ConfigError(f"run.dir='{root}' must be a new or empty folder, and {what}; {mend} another run.dir")
             for folder in (run.live_folder, run.sealed_folder, run.annotations_folder, run.blobs_folder):
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -59,6 +52,21 @@ class RunDirectory:
             ) from error
         write_json(run.record_path, {"format": FORMAT, **(record or {})})
         return run
+
+    @classmethod
+    def check_new(cls, root: Path | str) -> None:
+        """Whether a new run may be made there.
+
+        Raises:
+            ConfigError: the folder holds files, other than an engine's.
+        """
+        run = cls(Path(root))
+        walk = (names for folder, _, names in os.walk(run.root) if not Path(folder).is_relative_to(run.engine_folder))
+        found = next((name for names in walk for name in sorted(names)), None)
+        if found is not None:
+            what = "already holds a run" if run.record_path.is_file() else f"already holds files, such as {found}"
+            mend = "go on with it by --resume, or name" if run.record_path.is_file() else "name"
+            raise ConfigError(f"run.dir='{root}' must be a new or empty folder, and {what}; {mend} another run.dir")
 
     @classmethod
     def open(cls, root: Path | str) -> RunDirectory:

@@ -35,6 +35,37 @@ def test_a_configuration_error_ends_the_program_with_2_and_no_traceback(tmp_path
     assert len(lines) == 3
 
 
+WITHOUT_TORCH = """
+import sys
+from agentrl.cli.main import run
+code = run(sys.argv[1:])
+heavy = {"torch", "ray", "transformers", "agentrl.run.trainer"} & set(sys.modules)
+print(*heavy, end="")
+sys.exit(code)
+"""
+
+
+def before_anything_is_loaded(*tokens: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", WITHOUT_TORCH, *map(str, tokens)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+CODE_EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "code" / "config.yaml"
+
+
+def test_a_run_directory_that_exists_is_told_before_anything_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    done = before_anything_is_loaded("train", CODE_EXAMPLE, f"run.dir={tmp_path}")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "must be a new or empty folder, and already holds files, such as notes.txt" in done.stderr
+
+
+def test_a_run_that_is_not_there_to_be_resumed_is_told_before_anything_is_loaded(tmp_path: Path) -> None:
+    done = before_anything_is_loaded("train", CODE_EXAMPLE, f"run.dir={tmp_path}", "--resume")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith(f"error: '{tmp_path}' is not a run directory: it has no run.json")
+
+
 def test_help_lists_the_commands_without_loading_anything_heavy() -> None:
     script = (
         "import sys\n"

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.text import Text
 
-from agentrl.metrics import SFT_COLUMNS, ResultRow, StepDisplay, format_duration, result_rows
+from agentrl.metrics import PAIR_COLUMNS, RL_COLUMNS, SFT_COLUMNS, ResultRow, StepDisplay, format_duration, result_rows
 
 VALUES = {
     "reward/mean": 0.3125,
@@ -62,6 +63,70 @@ def test_a_line_a_step() -> None:
         " 1/10    0.312     0.250     2.50      93%     4,120        27s",
         " 2/10        -         -        -        -         -        16s",
     ]
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "done", "lines"),
+    [(500, 0, [*range(25, 501, 25)]), (500, 410, [425, 450, 475, 500]), (30, 0, 20), (7, 0, 7)],
+)
+def test_where_there_is_no_terminal_an_imitating_stage_says_a_line_a_twentieth(
+    num_steps: int, done: int, lines: int | list[int]
+) -> None:
+    console = piped()
+    with StepDisplay(console, Path("r")) as display:
+        display.stage("sft", num_steps, columns=SFT_COLUMNS, done=done, sparse=True)
+        for step in range(done + 1, num_steps + 1):
+            display.step(step, {"policy/nll": 1.0})
+
+    told = [int(line.split("/")[0]) for line in output(console)[3:]]
+    assert told[-1] == num_steps
+    assert told == lines if isinstance(lines, list) else len(told) == lines
+
+
+def test_the_time_left_of_a_line_a_twentieth_is_that_of_single_steps() -> None:
+    console, clock = piped(), Clock()
+    with StepDisplay(console, Path("r"), clock=clock) as display:
+        display.stage("sft", 40, columns=SFT_COLUMNS, sparse=True)
+        for step in (1, 2):
+            clock.now += 3.0
+            display.step(step, {})
+
+    # 38 steps of 3 s are left
+    assert output(console)[-1].split()[-2:] == ["1m", "54s"]
+
+
+def on_terminal(*, width: int) -> Console:
+    return Console(file=io.StringIO(), width=width, force_terminal=True, no_color=True)
+
+
+def test_every_line_fits_a_terminal_of_80_columns() -> None:
+    console = on_terminal(width=80)
+    display = StepDisplay(console, Path("runs/x"))
+    display.close()  # nothing live
+    for columns in (RL_COLUMNS, SFT_COLUMNS, PAIR_COLUMNS):
+        display.stage("rl (grpo)", 100_000, columns=columns)
+        display.step(99_999, dict.fromkeys((column.metric for column in columns), 123456.0))
+    display.alert("step 3: 41.0% of the episodes failed and are excluded " * 3)
+    display.message("held-out code before: sampled 0.000, greedy 0.000 (10 tasks) " * 2)
+    display.finish([], dict.fromkeys(("update", "rollout", "evaluation", "checkpoint", "publish", "wait_store"), 700.0))
+
+    lines = [plain(line) for line in output(console)]
+    assert max(map(len, lines)) <= 80
+    assert "excluded step 3: 41.0%" in " ".join(line.strip() for line in lines)  # whole words, none of them lost
+
+
+def test_a_path_longer_than_the_terminal_stays_whole() -> None:
+    console = on_terminal(width=40)
+    path = "/runs/" + "long" * 20
+    display = StepDisplay(console, Path("r"))
+    display.close()
+    display.finish([], {}, [f"agentrl show {path}"])
+
+    assert path in "".join(output(console))
+
+
+def plain(line: str) -> str:
+    return Text.from_ansi(line).plain
 
 
 def test_a_resumed_stage_counts_its_own_steps_for_the_time_left() -> None:

@@ -23,10 +23,11 @@ from agentrl.training.determinism import use_deterministic_kernels
 from agentrl.training.learner import Learner, LearningRole
 from agentrl.training.logprobs import trained_logprobs
 from agentrl.training.optimizer import OptimSpec
-from agentrl.training.packed_model import DType, PackedModel, shard_over, torch_dtype
+from agentrl.training.packed_model import DType, PackedModel, torch_dtype
 from agentrl.training.packing import Packed, micro_batches
 from agentrl.training.policy_model import PolicyModel, load_policy
 from agentrl.training.process_group import DistSpec, data_mesh
+from agentrl.training.sharding import shard_over
 from agentrl.training.stats import StatSum
 from agentrl.training.weights import checksums, full_weights
 from agentrl.types import BatchShard, Collect, Dispatch, Stat, Stats, register

@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from agentrl.errors import StoreError
+from agentrl.training.sharding import sharded_parameters
 
 __all__ = ["load_checkpoint", "save_checkpoint"]
 
@@ -42,6 +43,7 @@ def save_checkpoint(
 
     Raises:
         StoreError: the folder holds a checkpoint already, or can't be written.
+        TrainingError: weights are gathered.
     """
     if (folder / _LISTING).exists():
         raise StoreError(f"{folder} holds a checkpoint already; save into a new folder")
@@ -68,11 +70,14 @@ def load_checkpoint(folder: Path, model: nn.Module, optimizers: Sequence[torch.o
 
     Raises:
         StoreError: the checkpoint is torn (the message names the file), or belongs to another model or optimizer.
+        TrainingError: weights are gathered.
     """
     _check_whole(folder)
     reader = FileSystemReader(folder)
     stored = reader.read_metadata().state_dict_metadata
-    state: dict[str, Any] = {"step": torch.tensor(0)} | {f"model.{name}": p.detach() for name, p in _named(model)}
+    state: dict[str, Any] = {"step": torch.tensor(0)} | {
+        f"model.{name}": parameter.detach() for name, parameter in sharded_parameters(model).items()
+    }
     for owner, optimizer in enumerate(optimizers):
         for name, parameter in _owned(model, optimizer):
             for key in stored:
@@ -93,18 +98,16 @@ def load_checkpoint(folder: Path, model: nn.Module, optimizers: Sequence[torch.o
     return int(state["step"])
 
 
-def _named(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    return list(model.named_parameters())
-
-
 def _owned(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, nn.Parameter]]:
     """The optimizer's parameters by their names in the model."""
     mine = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    return [(name, parameter) for name, parameter in _named(model) if id(parameter) in mine]
+    return [(name, parameter) for name, parameter in sharded_parameters(model).items() if id(parameter) in mine]
 
 
 def _state(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
-    state: dict[str, Tensor] = {f"model.{name}": parameter.detach() for name, parameter in _named(model)}
+    state: dict[str, Tensor] = {
+        f"model.{name}": parameter.detach() for name, parameter in sharded_parameters(model).items()
+    }
     for owner, optimizer in enumerate(optimizers):
         for name, parameter in _owned(model, optimizer):
             for key, value in optimizer.state.get(parameter, {}).items():

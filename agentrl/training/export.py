@@ -32,13 +32,14 @@ def export_model(model: PackedModel, source: Path, folder: Path, dtype: torch.dt
     """Write weights, configuration and what ``source`` holds of a tokenizer; every rank calls it, rank 0 writes.
 
     Args:
-        model: sharded or not.
+        model: sharded.
         source: the folder that the model was built from.
         folder: made if missing; files of an earlier export are replaced.
         dtype: of the weights.
 
     Raises:
         StoreError: the folder can't be written, or is the source itself.
+        TrainingError: weights are gathered.
     """
     if folder.resolve() == source.resolve():
         raise StoreError(f"{folder} is the folder that the model was loaded from; export into another")

@@ -14,6 +14,7 @@ from agentrl.training.export import export_model
 from agentrl.training.gradients import clip_gradients
 from agentrl.training.optimizer import OptimSpec, build_optimizers, learning_rate_factor
 from agentrl.training.packed_model import PackedModel
+from agentrl.training.sharding import sharded_parameters
 from agentrl.types import Dispatch, Stat, register
 
 __all__ = ["Learner", "LearningRole"]
@@ -41,9 +42,9 @@ class Learner:
             ``optim/grad_norm`` and ``optim/lr``, once over all ranks.
 
         Raises:
-            TrainingError: the gradient is not finite; no step was taken.
+            TrainingError: the gradient is not finite, or weights are gathered; no step was taken.
         """
-        grad_norm = clip_gradients(self.model.parameters(), self.spec.clip_grad_norm)
+        grad_norm = clip_gradients(sharded_parameters(self.model).values(), self.spec.clip_grad_norm)
         if not math.isfinite(grad_norm):
             self._zero_grad()
             raise TrainingError(

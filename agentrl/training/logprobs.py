@@ -8,20 +8,21 @@ import torch
 
 from agentrl.training.packing import micro_batches
 from agentrl.training.policy_model import PolicyModel
+from agentrl.training.sharding import without_gradients
 from agentrl.types import BatchShard
 
 __all__ = ["trained_logprobs"]
 
 
-@torch.no_grad()
 def trained_logprobs(model: PolicyModel, shard: BatchShard, device: torch.device) -> npt.NDArray[np.float32]:
     """``[T]`` float32 logprobs in the shard's order, at each sample's temperature; zeros off the mask.
 
     Every rank takes part with equally many micro-batches.
     """
     column = np.zeros(shard.batch.num_tokens, dtype=np.float32)
-    for packed in micro_batches(shard, device, share_prefixes=model.shares_prefixes):
-        logprobs, _ = model(packed)
-        if packed.source.size:
-            column[packed.source] = logprobs.cpu().numpy()
+    with without_gradients(model):
+        for packed in micro_batches(shard, device, share_prefixes=model.shares_prefixes):
+            logprobs, _ = model(packed)
+            if packed.source.size:
+                column[packed.source] = logprobs.cpu().numpy()
     return column

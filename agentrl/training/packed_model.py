@@ -1,4 +1,4 @@
-"""What every role's model has in common: a Hugging Face trunk over a packed row, wrapped for FSDP.
+"""What every role's model has in common: a Hugging Face trunk over a packed row.
 
 Shapes: T packed tokens, D width.
 """
@@ -12,8 +12,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from transformers import AutoConfig
 from transformers.utils import logging as transformers_logging
 
@@ -30,7 +28,6 @@ __all__ = [
     "PackedModel",
     "load_pretrained",
     "no_progress_bars",
-    "shard_over",
     "torch_dtype",
 ]
 
@@ -180,23 +177,3 @@ def _no_load_report() -> Iterator[None]:
         yield
     finally:
         transformers_logging.set_verbosity(level)
-
-
-def shard_over(model: PackedModel, mesh: DeviceMesh, *, dtype: torch.dtype) -> None:
-    """FSDP2 on every layer and on the root; gradients are SUMMED over ranks, never averaged.
-
-    The divide factor has to be set on every FSDP module: on the root alone, layers still average.
-
-    Args:
-        model: as loaded, alike on every rank.
-        mesh: one-dimensional.
-        dtype: of the forward; parameters, gradients and the optimizer stay in float32.
-    """
-    policy = MixedPrecisionPolicy(param_dtype=None if dtype is torch.float32 else dtype, reduce_dtype=torch.float32)
-    for block in model.blocks():
-        fully_shard(block, mesh=mesh, mp_policy=policy)
-    fully_shard(model, mesh=mesh, mp_policy=policy)
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)

@@ -10,9 +10,10 @@ import numpy.typing as npt
 import torch
 
 from agentrl.training.logprobs import trained_logprobs
-from agentrl.training.packed_model import DType, shard_over, torch_dtype
+from agentrl.training.packed_model import DType, torch_dtype
 from agentrl.training.policy_model import load_policy
 from agentrl.training.process_group import DistSpec, data_mesh
+from agentrl.training.sharding import shard_over
 from agentrl.types import BatchShard, Collect, Dispatch, register
 
 __all__ = ["Reference", "ReferenceSpec"]

@@ -20,10 +20,11 @@ from agentrl.training.actor import ModelFacts, model_facts
 from agentrl.training.determinism import use_deterministic_kernels
 from agentrl.training.learner import Learner, LearningRole
 from agentrl.training.optimizer import OptimSpec
-from agentrl.training.packed_model import DType, shard_over, torch_dtype
+from agentrl.training.packed_model import DType, torch_dtype
 from agentrl.training.packing import Packed, micro_batches
 from agentrl.training.process_group import DistSpec, data_mesh
 from agentrl.training.score_model import load_score_model
+from agentrl.training.sharding import shard_over, without_gradients
 from agentrl.training.stats import StatSum
 from agentrl.types import BatchShard, Collect, Dispatch, Stats, register
 
@@ -111,14 +112,14 @@ class RewardModel:
         return self._facts
 
     @register(Dispatch.DATA, needs=("params",))
-    @torch.no_grad()
     def scores(self, shard: BatchShard) -> npt.NDArray[np.float32]:
         """``[S]`` float32 scores of the shard's samples, read at their last tokens; they may be not finite."""
         found = np.zeros(shard.batch.num_samples, dtype=np.float32)
-        for packed in micro_batches(shard, self.device, share_prefixes=self.model.shares_prefixes):
-            scores = self.model(packed)
-            if packed.rows.size:
-                found[packed.rows] = scores.cpu().numpy()
+        with without_gradients(self.model):
+            for packed in micro_batches(shard, self.device, share_prefixes=self.model.shares_prefixes):
+                scores = self.model(packed)
+                if packed.rows.size:
+                    found[packed.rows] = scores.cpu().numpy()
         return found
 
 

@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from agentrl.training.packed_model import PREFIX, PackedModel
+from agentrl.training.sharding import sharded_parameters
 
 __all__ = ["checksums", "full_weights", "tensor_checksum"]
 
@@ -24,32 +25,36 @@ def full_weights(model: PackedModel, dtype: torch.dtype) -> Iterator[tuple[str, 
     what must outlive the next optimizer step.
 
     Args:
-        model: sharded or not.
+        model: sharded.
         dtype: as served.
+
+    Raises:
+        TrainingError: weights are gathered.
     """
-    for name, parameter in model.named_parameters():
+    for name, parameter in sharded_parameters(model).items():
         tensor = parameter.detach().to(dtype)
-        yield name.removeprefix(PREFIX), tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        assert isinstance(tensor, DTensor)
+        yield name.removeprefix(PREFIX), tensor.full_tensor()
 
 
 @torch.no_grad()
 def checksums(model: PackedModel, dtype: torch.dtype) -> dict[str, int]:
-    """A checksum of each weight in ``dtype``, by name, equal on every rank; shards are summed, nothing is gathered."""
-    names, sums = [], []
-    for name, parameter in model.named_parameters():
+    """A checksum of each weight in ``dtype``, by name, equal on every rank; shards are summed, nothing is gathered.
+
+    Raises:
+        TrainingError: weights are gathered already.
+    """
+    sums = {}
+    for name, parameter in sharded_parameters(model).items():
         tensor = parameter.detach().to(dtype)
-        if isinstance(tensor, DTensor):
-            _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-            row = tensor[0].numel() if tensor.ndim else 1
-            own = tensor_checksum(tensor.to_local(), start=offset[0] * row if offset else 0)
-        else:
-            own = tensor_checksum(tensor)
-        names.append(name.removeprefix(PREFIX))
-        sums.append(own)
-    total = torch.stack(sums)
-    if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
-        dist.all_reduce(total)
-    return {name: value % 2**64 for name, value in zip(names, total.tolist(), strict=True)}
+        assert isinstance(tensor, DTensor)
+        _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+        row = tensor[0].numel() if tensor.ndim else 1
+        own = tensor_checksum(tensor.to_local(), start=offset[0] * row if offset else 0)
+        sums[name.removeprefix(PREFIX)] = own
+    total = torch.stack([*sums.values()])
+    dist.all_reduce(total)
+    return {name: value % 2**64 for name, value in zip(sums, total.tolist(), strict=True)}
 
 
 def tensor_checksum(tensor: Tensor, *, start: int = 0) -> Tensor:

@@ -102,6 +102,30 @@ def test_an_algorithm_of_ones_own_is_made_and_asked(problems: Problems, tmp_path
     assert "did you mean 'clip'?" in line
 
 
+OWN_OFF_POLICY = """
+from dataclasses import replace
+from agentrl.algorithms import make_algorithm
+
+def without():
+    return make_algorithm("grpo")
+
+def corrected():
+    return make_algorithm("grpo", {"correction": "token"})
+"""
+
+
+@pytest.mark.parametrize("schedule", ["one_step_off", "async"])
+def test_an_algorithm_of_ones_own_without_a_correction_is_refused_on_older_weights_tokens(
+    problems: Problems, write: Write, tmp_path: Path, schedule: str
+) -> None:
+    (tmp_path / "own.py").write_text(OWN_OFF_POLICY)
+    (line,) = problems(f"algorithm: own.py:without\nrollout: {{schedule: {schedule}}}\n")
+    assert "rollout.max_staleness=1 trains tokens that older weights sampled" in line
+    assert "algorithm.name='own.py:without' returns an AlgorithmSpec without `correction`" in line
+    load_config(write("algorithm: own.py:without\nrollout: {schedule: sync}\n"))
+    load_config(write(f"algorithm: own.py:corrected\nrollout: {{schedule: {schedule}}}\n"))
+
+
 def test_defaults_that_follow_other_settings(write: Write) -> None:
     (stage,) = load_config(write("train: {batch_prompts: 6, micro_batch_tokens: 99}\n")).resolved_stages()
     assert (stage.train.mini_batch_prompts, stage.train.logprob_micro_batch_tokens) == (6, 99)

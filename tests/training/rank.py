@@ -6,12 +6,15 @@ Run as ``python -m tests.training.rank RANK WORLD_SIZE PORT MODEL FOLDER``.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from agentrl.training import DistSpec, OptimSpec, leave, partition, shards, union
+from agentrl.training.weights import tensor_checksum
 from agentrl.types import Batch, SegmentKind
 from tests.training.harness import PLAIN, gradients, layout, make_actor, make_batch, update
 
@@ -40,6 +43,13 @@ def run(model_path: str, folder: Path, place: DistSpec) -> dict[str, Any]:
     actor.export(folder / "export")
     result["checksum"] = actor.checksum("bfloat16")
     result["logprobs"] = logprobs(actor, batches["plain"], place)
+    # a batch whose every token is masked takes no step: what is published next follows a forward without gradients
+    masked = replace(batches["plain"], loss_mask=np.zeros_like(batches["plain"].loss_mask))
+    result["stats"]["skipped"] = [dict(update(actor, masked, 30, **ranks))]
+    result["after skipped"] = actor.checksum("bfloat16")
+    result["published after skipped"] = {
+        name: int(tensor_checksum(weight)) % 2**64 for name, weight in actor.weights("bfloat16")
+    }
     return result
 
 

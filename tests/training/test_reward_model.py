@@ -30,6 +30,7 @@ from agentrl.training import (
     sample_weights,
     shards,
 )
+from agentrl.training.packed_model import DType
 from agentrl.training.policy_model import load_policy
 from agentrl.training.score_model import load_score_model
 from agentrl.types import Batch, BatchShard, Stats
@@ -178,6 +179,29 @@ def test_a_checkpoint_goes_on_to_the_last_bit(model_path: str, tmp_path: Path) -
     resumed.load(tmp_path / "kept")
     assert [dict(resumed.update(shard_of(pairs()))) for _ in range(2)] == expected
     assert resumed.learner.steps == 3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_checkpoint_after_an_examination_goes_on_to_the_last_bit(
+    model_path: str, tmp_path: Path, dtype: DType
+) -> None:
+    role = learner(model_path, optim=OptimSpec(lr=3e-3), dtype=dtype)
+    role.update(shard_of(pairs()))
+    role.scores(shard_of(pairs()))  # a forward without gradients, and no step after it
+    role.save(tmp_path / "kept")
+    expected = [dict(role.update(shard_of(pairs()))) for _ in range(2)]
+
+    resumed = learner(model_path, optim=OptimSpec(lr=3e-3), dtype=dtype, head_seed=99)
+    resumed.load(tmp_path / "kept")
+    assert [dict(resumed.update(shard_of(pairs()))) for _ in range(2)] == expected
+
+
+def test_a_checkpoint_read_after_an_examination_is_what_scores_from_then_on(model_path: str, tmp_path: Path) -> None:
+    role, other = (learner(model_path, head_seed=seed, dtype="bfloat16") for seed in (1, 2))
+    other.save(tmp_path / "other")
+    role.scores(shard_of(pairs()))
+    role.load(tmp_path / "other")
+    assert scores(role, pairs()).tolist() == scores(other, pairs()).tolist()
 
 
 def test_what_only_scores_has_no_gradients(exported: Path) -> None:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
 import torch
 from torch import tensor
 
+from agentrl.errors import TrainingError
+from agentrl.training import Actor
 from agentrl.training.weights import tensor_checksum
-from tests.training.harness import make_actor
+from agentrl.types import SegmentKind
+from tests.training.harness import make_actor, make_batch, prepared, update
 
 
 def test_a_checksum_weighs_bits_by_their_place() -> None:
@@ -32,3 +39,39 @@ def test_the_actors_checksums_are_those_of_what_it_publishes(model_path: str) ->
     actor = make_actor(model_path, "sft")
     published = {name: int(tensor_checksum(weight)) % 2**64 for name, weight in actor.weights("bfloat16")}
     assert actor.checksum("bfloat16") == published
+
+
+def test_what_is_published_after_a_forward_without_gradients_is_the_weights_themselves(model_path: str) -> None:
+    actor = make_actor(model_path, dtype="bfloat16")
+    before = {name: weight.clone() for name, weight in actor.weights("float32")}
+    prepared(actor, make_batch())
+    after = dict(actor.weights("float32"))
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], before[name]) for name in before)  # not rounded to the forward's bfloat16
+
+
+def test_after_a_forward_that_failed_nothing_is_published(model_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    actor = make_actor(model_path)
+    monkeypatch.setattr(type(actor.model), "_logprobs", lambda *_: [][0])
+    with pytest.raises(IndexError):
+        prepared(actor, make_batch())
+    with pytest.raises(TrainingError, match="build the role again from its checkpoint"):
+        actor.checksum()
+
+
+ENDS: dict[str, Callable[[Actor, Path], object]] = {
+    "save": lambda actor, folder: actor.save(folder),
+    "export": lambda actor, folder: actor.export(folder),
+    "weights": lambda actor, _: dict(actor.weights()),
+    "checksum": lambda actor, _: actor.checksum(),
+    "update": lambda actor, _: actor.learner.step(),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_gathered_weights_are_refused_by_name(model_path: str, tmp_path: Path, end: str) -> None:
+    actor = make_actor(model_path, "sft")
+    update(actor, make_batch(kind=SegmentKind.TARGET))
+    actor.model.unshard()  # type: ignore[operator]
+    with pytest.raises(TrainingError, match=r"model\.embed_tokens\.weight is gathered"):
+        ENDS[end](actor, tmp_path / "folder")

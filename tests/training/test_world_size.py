@@ -103,6 +103,13 @@ def test_every_rank_sees_the_same_whole_weights_and_checksums(two: Results) -> N
     assert all(torch.equal(first["muon"][name], second["muon"][name]) for name in first["muon"])
 
 
+def test_what_is_published_after_a_skipped_update_has_the_checksums_of_the_shards(one: Results, two: Results) -> None:
+    for ranks in (one, two):
+        assert ranks[0]["stats"]["skipped"][0]["optim/skipped"].sum == 1.0
+        for rank in ranks:
+            assert rank["published after skipped"] == rank["after skipped"] == rank["checksum"]
+
+
 def test_checksums_of_shards_are_those_of_the_whole(two: Results, two_folder: Path, model_path: str) -> None:
     actor = make_actor(model_path, "sft", optim=MUON)
     actor.load(two_folder / "muon")

@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 
 from pydantic import Field, ValidationError, create_model
 
-from agentrl.algorithms import ALGORITHMS, check_settings, make_algorithm
+from agentrl.algorithms import ALGORITHMS, AlgorithmSpec, check_settings, make_algorithm
 from agentrl.errors import ConfigError
 from agentrl.run.config.checks import Fault, validation_faults
 from agentrl.run.config.schema import StageConfig
@@ -35,12 +35,7 @@ def algorithm_faults(stage: StageConfig, base_dir: Path) -> Iterator[Fault]:
         if name not in ALGORITHMS:
             spec = make_algorithm(name, stage.algorithm.settings, base_dir=base_dir)
             yield from _group_size_fault(stage, spec.group_size_min)
-            if spec.max_staleness is not None and stage.rollout.max_staleness > spec.max_staleness:
-                yield Fault(
-                    (("rollout", "max_staleness"),),
-                    f"algorithm.name={name!r} allows rollout.max_staleness <= {spec.max_staleness}, "
-                    f"got {stage.rollout.max_staleness}; lower it",
-                )
+            yield from _own_staleness_faults(stage, spec)
             return
         yield from _group_size_fault(stage, ALGORITHMS[name].settings.group_size_min)
         faults = list(_schema_faults(stage))
@@ -72,7 +67,7 @@ def algorithm_faults(stage: StageConfig, base_dir: Path) -> Iterator[Fault]:
 
 def _staleness_faults(stage: StageConfig, on_policy_only: bool, correction: str) -> Iterator[Fault]:
     """Tokens of older versions are trained with the trainer's own logprobs and a factor that makes up for their age."""
-    why = f"rollout.max_staleness={stage.rollout.max_staleness} trains tokens that older weights sampled"
+    why = _why(stage)
     if on_policy_only:
         yield Fault(
             (("algorithm", "old_logprobs"), ("rollout", "max_staleness")),
@@ -84,6 +79,27 @@ def _staleness_faults(stage: StageConfig, on_policy_only: bool, correction: str)
             f"{why}, which needs algorithm.correction='token' (truncated importance weights), got 'none'; set it, or "
             "rollout.schedule=sync",
         )
+
+
+def _own_staleness_faults(stage: StageConfig, spec: AlgorithmSpec) -> Iterator[Fault]:
+    """The same of a user's own algorithm, which says itself what it can learn from."""
+    name, staleness = stage.algorithm.name, stage.rollout.max_staleness
+    if spec.max_staleness is not None and staleness > spec.max_staleness:
+        yield Fault(
+            (("rollout", "max_staleness"),),
+            f"algorithm.name={name!r} allows rollout.max_staleness <= {spec.max_staleness}, got {staleness}; lower it",
+        )
+    elif stage.rollout.schedule != "sync" and spec.learns_from == "rollouts" and spec.correction is None:
+        yield Fault(
+            (("algorithm", "name"), ("rollout", "max_staleness")),
+            f"{_why(stage)}, but algorithm.name={name!r} returns an AlgorithmSpec without `correction`, the factor "
+            "that makes up for their age; give it one (agentrl.algorithms.losses.truncated_importance is GRPO's, and "
+            "one of ones is for a loss that weighs by rollout_logprobs itself), or set rollout.schedule=sync",
+        )
+
+
+def _why(stage: StageConfig) -> str:
+    return f"rollout.max_staleness={stage.rollout.max_staleness} trains tokens that older weights sampled"
 
 
 def _group_size_fault(stage: StageConfig, least: int) -> Iterator[Fault]:

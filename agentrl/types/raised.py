@@ -28,13 +28,17 @@ _LONGEST = 4000
 def raised_at(error: BaseException) -> str:
     """``path/to/file.py:12`` of the user's line that an error came from; empty where no user's code took part.
 
-    It is the innermost line outside of agentrl and of installed packages. Where there is none, the innermost line of
-    an installed package that raised an error of its own: a user's environment may be installed too.
+    It is the innermost line outside of agentrl and of installed packages, of the first cause that has one. Where none
+    has, the innermost line of an installed package that raised an error of its own: a user's environment may be
+    installed too.
     """
-    root = _root(error)
-    frames = [(frame, number) for frame, number in _lines(root.__traceback__) if not frame.startswith(_OWN)]
-    users = [place for place in frames if not place[0].startswith((*_INSTALLED, "<"))]
-    if not users and not isinstance(root, AgentRLError):
+    cause: BaseException | None = error
+    users: list[tuple[str, int]] = []
+    while cause is not None:
+        frames = [(frame, number) for frame, number in _lines(cause.__traceback__) if not frame.startswith(_OWN)]
+        users = [place for place in frames if not place[0].startswith((*_INSTALLED, "<"))] or users
+        cause = cause.__cause__
+    if not users and not isinstance(_root(error), AgentRLError):
         users = [place for place in frames if not place[0].startswith((sysconfig.get_path("stdlib"), "<"))]
     return f"{users[-1][0]}:{users[-1][1]}" if users else ""
 

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 __all__ = ["check_command"]
 
+_NUM_ROWS = 100
+
 
 def check_command(config: Path, /, *overrides: str) -> None:
     """Check a configuration, its data, its tools, its environment and its rewards, without a model.
@@ -41,17 +43,22 @@ def check_command(config: Path, /, *overrides: str) -> None:
 
 
 def _check_demonstrations(stage: StageConfig) -> None:
-    from agentrl.run.data import endless_rows
+    from agentrl.rollouts import check_pair, read_demonstration
+    from agentrl.run.data import finite_rows
 
-    rows = endless_rows(
+    rows = finite_rows(
         str(stage.data.train),
         stage.data.args,
         base_dir=Path(stage.run.base_dir or "."),
         seed=stage.run.seed,
         setting="data.train",
-        skip=0,
+        limit=_NUM_ROWS,
     )
-    print(f"  demonstrations: ok, the first is a {type(next(rows)).__name__}")
+    pairs = stage.make_algorithm().learns_from == "preferences"
+    for number, row in enumerate(rows):
+        check_pair(row, number) if pairs else read_demonstration(row, number)
+    what = "preference pairs" if pairs else "demonstrations"
+    print(f"  {what}: the first {len(rows)} can be read")
 
 
 def _check_rollouts(stage: StageConfig) -> None:

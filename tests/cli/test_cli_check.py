@@ -154,3 +154,19 @@ async def test_in_training_too_an_error_names_the_users_line(tmp_path: Path) -> 
     view = EpisodeView(Task("t"), ({"role": "assistant", "content": "?"},), (), Status("terminated"))
     with pytest.raises(RewardError, match=rf"raised JSONDecodeError: .*task\.py:{LINE['raises'] + 3}\)$"):
         await rubric.score(view)
+
+
+CALL = '{"id": "c", "type": "function", "function": {"name": "add", "arguments": "{ARGUMENTS}"}}'
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(r"{\"a\": 1}", 0), (r"{\"a\": ", 3)])
+def test_demonstrations_are_read_as_training_reads_them(
+    agentrl: Agentrl, tmp_path: Path, arguments: str, code: int
+) -> None:
+    line = f'{{"role": "assistant", "content": null, "tool_calls": [{CALL.replace("{ARGUMENTS}", arguments)}]}}'
+    (tmp_path / "rows.jsonl").write_text(f'{{"messages": [{{"role": "user", "content": "?"}}, {line}]}}\n')
+    (tmp_path / "config.yaml").write_text("model: {path: m}\nalgorithm: sft\ndata: rows.jsonl\ntrain: {steps: 1}\n")
+    found, out, err = agentrl("check", tmp_path / "config.yaml")
+    assert found == code, err
+    told = "demonstrations: the first 1 can be read" if code == 0 else "demonstration 0: messages[1]: tool_calls[0]"
+    assert told in out + err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,9 +12,13 @@ if TYPE_CHECKING:
 
 __all__ = ["check_command"]
 
+_NUM_ROWS = 100
+
 
 def check_command(config: Path, /, *overrides: str) -> None:
-    """Check a configuration, its data, its tools and its environment, without a model.
+    """Check a configuration, its data, its tools, its environment and its rewards, without a model.
+
+    One episode or two of each data set are played with a scripted policy, and scored.
 
     Parameters
     ----------
@@ -38,17 +43,22 @@ def check_command(config: Path, /, *overrides: str) -> None:
 
 
 def _check_demonstrations(stage: StageConfig) -> None:
-    from agentrl.run.data import endless_rows
+    from agentrl.rollouts import check_pair, read_demonstration
+    from agentrl.run.data import finite_rows
 
-    rows = endless_rows(
+    rows = finite_rows(
         str(stage.data.train),
         stage.data.args,
         base_dir=Path(stage.run.base_dir or "."),
         seed=stage.run.seed,
         setting="data.train",
-        skip=0,
+        limit=_NUM_ROWS,
     )
-    print(f"  demonstrations: ok, the first is a {type(next(rows)).__name__}")
+    pairs = stage.make_algorithm().learns_from == "preferences"
+    for number, row in enumerate(rows):
+        check_pair(row, number) if pairs else read_demonstration(row, number)
+    what = "preference pairs" if pairs else "demonstrations"
+    print(f"  {what}: the first {len(rows)} can be read")
 
 
 def _check_rollouts(stage: StageConfig) -> None:
@@ -58,22 +68,42 @@ def _check_rollouts(stage: StageConfig) -> None:
     from agentrl.run.build import LiveObjects, player_spec, rubric_spec
 
     base_dir = Path(stage.run.base_dir or ".")
-    tasks = _tasks(stage, str(stage.data.train), stage.data.args, "data.train", None)
+    first = _tasks(stage, str(stage.data.train), stage.data.args, "data.train", None)[0]
+    sets = {"data.train": (first, True)}
     for name, item in stage.eval.sets.items():
-        _tasks(stage, item.data, item.args, f"eval.sets.{name}", item.num_tasks)
+        setting = f"eval.sets.{name}"
+        sets[setting] = (_tasks(stage, item.data, item.args, setting, item.num_tasks)[0], item.tools)
     weights = rubric_spec(stage, LiveObjects(), base_dir).build().weights
     print(f"  reward: {', '.join(f'{weight:g} x {name}' for name, weight in weights.items()) or 'step rewards alone'}")
     env = player_spec(stage, LiveObjects(), base_dir)
     if isinstance(env, ProgramSpec):
         print(f"  program: {env.check()}, started once an episode")
-        return
-    if env.sandbox is not None:
-        print(f"  sandbox: {env.sandbox.check()}")
-    try:
-        check_env(env, tasks[0], seed=stage.run.seed)
-    except EnvError as error:
-        raise ConfigError(f"stage {stage.name}: {error}") from error
-    print(f"  environment: keeps its contract on task {tasks[0].id!r}")
+    else:
+        if env.sandbox is not None:
+            print(f"  sandbox: {env.sandbox.check()}")
+        try:
+            check_env(env, first, seed=stage.run.seed)
+        except EnvError as error:
+            raise ConfigError(f"stage {stage.name}: {error}") from error
+        print(f"  environment: keeps its contract on task {first.id!r}")
+    _check_rewards(stage, sets)
+
+
+def _check_rewards(stage: StageConfig, sets: Mapping[str, tuple[Task, bool]]) -> None:
+    """Plays and scores an episode a set; equal rewards are told, since nothing is learned from them."""
+    from agentrl.run.rehearsal import rehearse
+
+    bools: set[str] = set()
+    for setting, played in rehearse(stage, sets):
+        episode = played.trajectory
+        parts = ", ".join(f"{name} {value:g}" for name, value in episode.rewards.items()) or "no part"
+        print(
+            f"  {setting}: a scripted policy that says {played.said!r:.60} on task {episode.task.id!r} is "
+            f"scored {episode.reward:g} ({parts}), {episode.status}"
+        )
+        bools |= set(played.bools)
+    for name in sorted(bools):
+        print(f"  reward: {name} gives a bool, which counts as 1.0 or 0.0; return a float to say so")
 
 
 def _tasks(stage: StageConfig, data: str, args: dict[str, object], setting: str, limit: int | None) -> list[Task]:

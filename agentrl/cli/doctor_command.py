@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 __all__ = ["doctor_command"]
 
-_PACKAGES = ("agentrl", "torch", "ray", "transformers", "tokenizers", "sglang")
+_PACKAGES = ("agentrl", "torch", "ray", "transformers", "tokenizers")
 
 
 def doctor_command(
@@ -43,8 +43,12 @@ def doctor_command(
 
 def _print_packages() -> None:
     from agentrl.cli.terminal import print_table
+    from agentrl.run.sglang_env import installed_environments
 
     print_table(("package", "version"), [(name, _version(name)) for name in _PACKAGES])
+    environments = installed_environments() or ["none here; agentrl install sglang makes one"]
+    for line in environments:
+        print(f"SGLang's environment: {line}")
 
 
 def _print_sandboxes() -> None:

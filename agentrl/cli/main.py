@@ -27,7 +27,7 @@ _COMMANDS = {
     "train": "Train an agent as a configuration file says.",
     "eval": "Examine a model or a run's policy on held-out tasks, or score such a file again.",
     "rollout": "Collect trajectories of a policy as a data set, without training.",
-    "check": "Check a configuration, its data, its tools and its environment, without a model.",
+    "check": "Check a configuration, its data, its tools, its environment and its rewards, without a model.",
     "ls": "List the trajectories of a run, also while it trains.",
     "show": "Show a run, or one of its trajectories with the origin of every token.",
     "doctor": "Say what this machine offers, sandboxes included.",

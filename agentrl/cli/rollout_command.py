@@ -66,6 +66,7 @@ def rollout_command(
             num_tasks=tasks,
             samples=samples,
             played=lambda done, total: progress.update(bar, completed=done, total=total),
+            tell=progress.console.print,
         )
     _report(collected)
     print(f"{folder}: {len(collected)} episodes; agentrl ls {folder}")

@@ -42,6 +42,8 @@ def serve_policy_command(
     """
     if not idle_timeout_s > 0:
         raise ConfigError(f"--idle-timeout-s must be more than 0, got {idle_timeout_s:g}")
+    if out is not None and any(path.is_file() for path in out.rglob("*")):
+        raise ConfigError(f"--out {out} must be a new or empty folder, and it holds files; name another folder")
     from agentrl.run.policy_service import serve_policy
 
     serve_policy(

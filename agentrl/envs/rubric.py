@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import math
 import numbers
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -13,8 +14,11 @@ from typing import Any
 from agentrl.envs.drive import ENV_THREADS
 from agentrl.envs.view import EpisodeView
 from agentrl.errors import ConfigError, RewardError
+from agentrl.types import place_of_object, raised_at
 
 __all__ = ["RewardFn", "Rubric"]
+
+_log = logging.getLogger(__name__)
 
 RewardFn = Callable[[EpisodeView], float | Awaitable[float]]
 """A reward function: sync (it runs in a thread) or async."""
@@ -50,6 +54,12 @@ class Rubric:
             raise ConfigError(f"a rubric's deadline_s must be above 0, got {deadline_s!r}")
         self._parts = tuple(parts)
         self._deadline_s = deadline_s
+        self._bools: set[str] = set()
+
+    @property
+    def bools(self) -> tuple[str, ...]:
+        """Parts whose function gave a bool so far, which counts as 1.0 or 0.0."""
+        return tuple(sorted(self._bools))
 
     @property
     def weights(self) -> Mapping[str, float]:
@@ -89,9 +99,19 @@ class Rubric:
         except Exception as error:
             if isinstance(error, TimeoutError) and deadline.expired():
                 raise RewardError(f"{who} took longer than {self._deadline_s:g} s; raise deadline_s") from error
-            raise RewardError(f"{who} raised {type(error).__name__}: {error}") from error
+            place = raised_at(error)
+            raise RewardError(
+                f"{who} raised {type(error).__name__}: {error}" + (f" ({place})" if place else "")
+            ) from error
         if not isinstance(value, numbers.Real) or not math.isfinite(value):
-            raise RewardError(f"{who} must be a finite number, got {value!r}")
+            place = place_of_object(part.reward)
+            raise RewardError(
+                f"{who} must be a finite number, got {value!r}; return one whatever the episode was"
+                + (f" ({place})" if place else "")
+            )
+        if isinstance(value, bool) and part.name not in self._bools:
+            self._bools.add(part.name)
+            _log.warning("reward %r gave %r, a bool, which counts as %.1f; return a float", part.name, value, value)
         return float(value)
 
 

@@ -89,7 +89,7 @@ class ToolEnv(Env):
             raise EnvError(f"max_turns must be at least 1, got {max_turns}")
         self.task = task
         self.sandbox: Sandbox | None = None
-        self._opening = _opening(task, system_prompt)
+        self._opening = self.opening(task, system_prompt)
         self._announce_tools = announce_tools
         self._max_turns = max_turns
         self._sandbox_source = sandbox
@@ -105,6 +105,25 @@ class ToolEnv(Env):
         self._sandbox_tools = frozenset(tool.spec.name for tool in built if _may_use_sandbox(tool))
         self._seed = 0
         self._num_turns = 0
+
+    @staticmethod
+    def opening(task: Task, system_prompt: str | None = None) -> tuple[Message, ...]:
+        """The opening messages: the system prompt, where there is one, and the task's.
+
+        Raises:
+            EnvError: the task has no messages, or there are two system prompts.
+        """
+        if not task.messages:
+            raise EnvError(
+                f"task {task.id!r} has no messages, and ToolEnv makes its prompt of them; add a user's message"
+            )
+        if system_prompt is None:
+            return task.messages
+        if task.messages[0]["role"] == "system":
+            raise EnvError(
+                f"task {task.id!r} brings a system prompt of its own, and system_prompt is another; keep one"
+            )
+        return ({"role": "system", "content": system_prompt}, *task.messages)
 
     def _build(self, entries: Sequence[Tool | ToolFactory]) -> list[Tool]:
         """The tools of this episode, its own and shared ones."""
@@ -223,16 +242,6 @@ class ToolEnv(Env):
 
 def _may_use_sandbox(tool: Tool) -> bool:
     return tool.needs_sandbox or (isinstance(tool, FunctionTool) and tool.takes_context)
-
-
-def _opening(task: Task, system_prompt: str | None) -> tuple[Message, ...]:
-    if not task.messages:
-        raise EnvError(f"task {task.id!r} has no messages, and ToolEnv makes its prompt of them; add a user's message")
-    if system_prompt is None:
-        return task.messages
-    if task.messages[0]["role"] == "system":
-        raise EnvError(f"task {task.id!r} brings a system prompt of its own, and system_prompt is another; keep one")
-    return ({"role": "system", "content": system_prompt}, *task.messages)
 
 
 def _counts(records: Sequence[CallRecord]) -> dict[str, Any]:

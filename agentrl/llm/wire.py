@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from agentrl.errors import DataError
 from agentrl.types import Image, Message, ToolSpec, with_images
 
-__all__ = ["CONTEXT_EXCEEDED", "WireFault", "from_wire", "to_wire", "tool_from_wire"]
+__all__ = ["CONTEXT_EXCEEDED", "WireFault", "from_wire", "stored_message", "to_wire", "tool_from_wire"]
 
 CONTEXT_EXCEEDED = "context_length_exceeded"
 """The error's name where a conversation is too long for the model."""
@@ -81,6 +81,30 @@ def from_wire(value: Any, where: str) -> Message:
     if isinstance(value.get("name"), str):
         message["name"] = value["name"]
     return message
+
+
+def stored_message(value: Mapping[str, Any], where: str) -> Message:
+    """A message of a data set, as agentrl has it or as OpenAI's files do: arguments as JSON text, a null content beside
+    calls, the role ``developer``. What else it holds is kept, but for nulls.
+
+    Args:
+        value: with a role.
+        where: its place in the data set, for the error.
+
+    Raises:
+        DataError: a call without a name, or arguments that are no JSON object.
+    """
+    message: dict[str, Any] = {name: own for name, own in value.items() if own is not None}  # Arrow has every column
+    message["role"] = _ROLES.get(str(value["role"]), value["role"])
+    if message["role"] == "assistant":
+        message.setdefault("content", "")
+    try:
+        calls = [_call_from_wire(call, f"tool_calls[{n}]") for n, call in enumerate(message.pop("tool_calls", ()))]
+        if calls:
+            message["tool_calls"] = calls
+    except WireFault as fault:
+        raise DataError(f"{where}: {fault}") from None
+    return cast(Message, message)
 
 
 def tool_from_wire(value: Any, where: str) -> ToolSpec:

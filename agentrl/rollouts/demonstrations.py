@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from agentrl.errors import DataError
+from agentrl.llm.wire import stored_message
 from agentrl.render import Renderer
 from agentrl.types import Message, Status, Task, ToolSpec, Trajectory, TrajectoryGroup, Turn
 
-__all__ = ["assistant_turns", "demonstration_group", "tool_specs"]
+__all__ = ["assistant_turns", "demonstration_group", "read_demonstration", "tool_specs"]
 
 
 def demonstration_group(row: Any, draw: int, renderer: Renderer, *, max_tokens: int) -> TrajectoryGroup:
@@ -19,7 +21,8 @@ def demonstration_group(row: Any, draw: int, renderer: Renderer, *, max_tokens: 
     rollout's, so a model is warmed up on exactly the tokens that it will meet.
 
     Args:
-        row: ``{"messages": [...], "tools": [...]?}`` or a bare list of messages (OpenAI chat shape).
+        row: ``{"messages": [...], "tools": [...]?}`` or a bare list of messages (OpenAI chat shape; the arguments of
+            calls may be mappings or JSON text).
         draw: position in the data order.
         renderer: messages to tokens.
         max_tokens: longest sequence; what is longer is cut after the last assistant's turn that fits.
@@ -27,7 +30,7 @@ def demonstration_group(row: Any, draw: int, renderer: Renderer, *, max_tokens: 
     Raises:
         DataError: the row has another shape, no assistant's message, or none that fits.
     """
-    messages, tools = _read(row, draw)
+    messages, tools = read_demonstration(row, draw)
     turns = _within(assistant_turns(messages, tools, renderer), max_tokens)
     if not turns:
         raise DataError(
@@ -82,9 +85,24 @@ def assistant_turns(
     return turns
 
 
-def tool_specs(tools: Iterable[Any]) -> tuple[ToolSpec, ...]:
-    """Tools as a row of data has them, in OpenAI's shape."""
-    return tuple(_spec(tool) for tool in tools)
+def tool_specs(tools: Any, where: str) -> tuple[ToolSpec, ...]:
+    """Tools as a row of data has them: in OpenAI's shape, also as JSON text.
+
+    Args:
+        tools: as the row has them.
+        where: the row, for the error.
+
+    Raises:
+        DataError: something is no tool.
+    """
+    try:
+        given = json.loads(tools) if isinstance(tools, str) else tools
+        return tuple(_spec(tool) for tool in given)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f'{where}: \'tools\' must be a list of {{"name", "description", "parameters"}}, also as '
+            f'{{"type": "function", "function": ...}}, got {tools!r:.200} ({type(error).__name__}: {error})'
+        ) from None
 
 
 def _within(turns: Sequence[Turn], max_tokens: int) -> list[Turn]:
@@ -99,7 +117,12 @@ def _within(turns: Sequence[Turn], max_tokens: int) -> list[Turn]:
     return kept
 
 
-def _read(row: Any, draw: int) -> tuple[tuple[Message, ...], tuple[ToolSpec, ...]]:
+def read_demonstration(row: Any, draw: int) -> tuple[tuple[Message, ...], tuple[ToolSpec, ...]]:
+    """The messages and tools of a row.
+
+    Raises:
+        DataError: the row has another shape, or no assistant's message.
+    """
     messages: Any = row.get("messages") if isinstance(row, Mapping) else row
     if (
         not isinstance(messages, Sequence)
@@ -109,8 +132,11 @@ def _read(row: Any, draw: int) -> tuple[tuple[Message, ...], tuple[ToolSpec, ...
         raise DataError(
             f"demonstration {draw} must be a list of chat messages or a mapping with 'messages', got {row!r:.200}"
         )
-    tools = row.get("tools") or () if isinstance(row, Mapping) else ()
-    return tuple(cast(Message, dict(message)) for message in messages), tool_specs(tools)
+    where = f"demonstration {draw}"
+    read = tuple(stored_message(message, f"{where}: messages[{n}]") for n, message in enumerate(messages))
+    if not any(message["role"] == "assistant" for message in read):
+        raise DataError(f"{where} has no assistant's message to imitate; leave the row out")
+    return read, tool_specs(row.get("tools") or () if isinstance(row, Mapping) else (), where)
 
 
 def _spec(tool: Any) -> ToolSpec:

@@ -8,11 +8,12 @@ from dataclasses import replace
 from typing import Any, TypeAlias, cast
 
 from agentrl.errors import DataError
+from agentrl.llm.wire import stored_message
 from agentrl.render import Renderer
 from agentrl.rollouts.demonstrations import assistant_turns, tool_specs
 from agentrl.types import Message, Segment, SegmentKind, Status, Task, Trajectory, TrajectoryGroup, Turn
 
-__all__ = ["preference_group"]
+__all__ = ["check_pair", "preference_group"]
 
 Conversation: TypeAlias = tuple[Message, ...]
 
@@ -33,12 +34,7 @@ def preference_group(row: Any, draw: int, renderer: Renderer, *, max_tokens: int
     Raises:
         DataError: the row has another shape, an answer is missing or too long, or both are the same.
     """
-    if not isinstance(row, Mapping) or "chosen" not in row or "rejected" not in row:
-        found = sorted(row) if isinstance(row, Mapping) else type(row).__name__
-        raise DataError(f"preference pair {draw} must be a mapping with 'chosen' and 'rejected', got {found}")
-    margin = row.get("margin") or 0.0
-    if isinstance(margin, bool) or not isinstance(margin, int | float) or not math.isfinite(margin):
-        raise DataError(f"preference pair {draw}: 'margin' must be a finite number, got {margin!r:.80}")
+    margin = check_pair(row, draw)
     if isinstance(row["chosen"], Trajectory) and isinstance(row["rejected"], Trajectory):
         task, both = row["chosen"].task, [_given_turns(row[side], draw, side) for side in ("chosen", "rejected")]
     else:
@@ -63,8 +59,29 @@ def preference_group(row: Any, draw: int, renderer: Renderer, *, max_tokens: int
     )
 
 
-def _rendered(row: Mapping[str, Any], draw: int, renderer: Renderer) -> tuple[Task, list[tuple[Turn, ...]]]:
-    tools = tool_specs(row.get("tools") or ())
+def check_pair(row: Any, draw: int) -> float:
+    """The margin of a row that has the shape of a pair.
+
+    Raises:
+        DataError: it has not.
+    """
+    if not isinstance(row, Mapping) or "chosen" not in row or "rejected" not in row:
+        found = sorted(row) if isinstance(row, Mapping) else type(row).__name__
+        raise DataError(f"preference pair {draw} must be a mapping with 'chosen' and 'rejected', got {found}")
+    margin = row.get("margin") or 0.0
+    if isinstance(margin, bool) or not isinstance(margin, int | float) or not math.isfinite(margin):
+        raise DataError(f"preference pair {draw}: 'margin' must be a finite number, got {margin!r:.80}")
+    if not isinstance(row["chosen"], Trajectory) or not isinstance(row["rejected"], Trajectory):
+        _conversations(row, draw)
+    return float(margin)
+
+
+def _conversations(row: Mapping[str, Any], draw: int) -> tuple[Conversation, Conversation, Conversation]:
+    """The prompt, and both conversations whole.
+
+    Raises:
+        DataError: there is no prompt, or a side does not end with an assistant's message.
+    """
     chosen, rejected = (_messages(row[side], draw, side, "assistant") for side in ("chosen", "rejected"))
     prompt: Conversation = ()
     if row.get("prompt") is not None:
@@ -74,11 +91,16 @@ def _rendered(row: Mapping[str, Any], draw: int, renderer: Renderer) -> tuple[Ta
         prompt = _common(chosen, rejected)
     if not prompt:
         raise DataError(f"preference pair {draw} has no prompt: give 'prompt', or conversations that begin alike")
-    both = []
     for side, messages in (("chosen", chosen), ("rejected", rejected)):
         if len(messages) == len(prompt) or messages[-1]["role"] != "assistant":
             raise DataError(f"preference pair {draw}: {side!r} must end with an assistant's message after the prompt")
-        both.append(_last_sequence(assistant_turns(messages, tools, renderer, start=len(prompt))))
+    return prompt, chosen, rejected
+
+
+def _rendered(row: Mapping[str, Any], draw: int, renderer: Renderer) -> tuple[Task, list[tuple[Turn, ...]]]:
+    tools = tool_specs(row.get("tools") or (), f"preference pair {draw}")
+    prompt, *sides = _conversations(row, draw)
+    both = [_last_sequence(assistant_turns(messages, tools, renderer, start=len(prompt))) for messages in sides]
     return Task(id=f"pair-{draw}", messages=prompt, data_source="preferences"), both
 
 
@@ -93,7 +115,7 @@ def _messages(value: Any, draw: int, side: str, role: str) -> Conversation:
         or not all(isinstance(message, Mapping) and isinstance(message.get("role"), str) for message in value)
     ):
         raise DataError(f"preference pair {draw}: {side!r} must be text or a list of chat messages, got {value!r:.200}")
-    return tuple(cast(Message, dict(message)) for message in value)
+    return tuple(stored_message(m, f"preference pair {draw}: {side!r}[{n}]") for n, m in enumerate(value))
 
 
 def _common(chosen: Conversation, rejected: Conversation) -> Conversation:

@@ -100,6 +100,7 @@ def _bound(part: _RewardRef, base_dir: str | None) -> RewardFn:
         value: float | Awaitable[float] = function(view, **part.args)
         return value
 
+    reward.__dict__["__wrapped__"] = function  # errors name the line of the user's function
     reward.__name__ = str(part.name or getattr(function, "__name__", type(function).__name__))
     return reward
 

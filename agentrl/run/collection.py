@@ -7,11 +7,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from agentrl.controller.fleet import HostLoss
-from agentrl.errors import ConfigError, EngineError
+from agentrl.errors import ConfigError, DataError, EngineError
 from agentrl.rollouts import GroupOutcome, GroupRequest
-from agentrl.run.config import RunConfig
+from agentrl.run.build import LiveObjects
+from agentrl.run.config import RunConfig, StageConfig
 from agentrl.run.config.dump import to_yaml
 from agentrl.run.data import load_tasks, rows_hash
+from agentrl.run.preparation import given_model
+from agentrl.run.prompt_limit import LeftOut, left_out_tasks
 from agentrl.run.record import run_record
 from agentrl.run.trainer import Trainer
 from agentrl.store import EventLog, RunDirectory, TrajectoryReader, TrajectorySummary, TrajectoryWriter, write_text
@@ -31,12 +34,14 @@ def collect(
     num_tasks: int | None = None,
     samples: int | None = None,
     played: Callable[[int, int], None] = lambda done, total: None,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> list[TrajectorySummary]:
     """Plays the tasks of ``data.train`` and keeps every episode in a run directory.
 
     Draw n is task n in the order of the data. A directory that holds a part of them already is completed: draws whose
     episodes have not all finished are played again, from the same seeds, and of those the ones that had not finished
-    are kept. So the data set has each finished episode once, however often it was interrupted.
+    are kept. So the data set has each finished episode once, however often it was interrupted. Tasks whose prompts are
+    longer than ``data.max_prompt_tokens`` are not played.
 
     Args:
         config: of one stage alone (``named_policy``).
@@ -44,6 +49,7 @@ def collect(
         num_tasks: only the first so many; by default all.
         samples: episodes a task; by default ``rollout.group_size``.
         played: told how many tasks are done, of how many.
+        tell: told what is left out.
 
     Returns:
         The newest attempt at every episode, by draw and sibling.
@@ -61,9 +67,16 @@ def collect(
     tasks = load_tasks(stage.data.train, stage.data.args, base_dir=base_dir, seed=config.run.seed, setting="data.train")
     directory = _directory(config, out, tasks, samples)
     chosen = tasks[:num_tasks]
+    left_out = _left_out(stage, chosen, base_dir)
+    if left_out is not None:
+        tell(str(left_out))
+    skipped = frozenset(() if left_out is None else left_out.ids)
+    played_tasks = {draw: task for draw, task in enumerate(chosen) if task.id not in skipped}
+    if left_out is not None and not played_tasks:
+        raise DataError(f"{left_out}; no task is left: raise data.max_prompt_tokens")
     with TrajectoryWriter(directory) as writer:  # what an earlier one left unsealed is sealed now
         finished = _finished(directory)
-        missing = [draw for draw in range(len(chosen)) if len(finished[draw]) < samples]
+        missing = [draw for draw in played_tasks if len(finished[draw]) < samples]
         if missing:
             requests = (GroupRequest(draw, chosen[draw], samples) for draw in missing)
             placed = config.model_copy(update={"run": config.run.model_copy(update={"dir": str(out)})})
@@ -73,8 +86,8 @@ def collect(
                     finished,
                     writer,
                     directory,
-                    lambda n: played(n, len(chosen)),
-                    len(chosen) - len(missing),
+                    lambda n: played(n, len(played_tasks)),
+                    len(played_tasks) - len(missing),
                     trainer.take_losses,
                 )
     newest = {(s.draw, s.sibling): s for s in TrajectoryReader(directory).summaries() if s.draw < len(chosen)}
@@ -87,6 +100,15 @@ def collect(
             retryable=False,
         )
     return collected
+
+
+def _left_out(stage: StageConfig, tasks: Sequence[Task], base_dir: Path) -> LeftOut | None:
+    """Tasks whose prompts are too long; None where there are none, or a server has the tokenizer."""
+    if stage.model.path is None or stage.rollout.engine == "openai":
+        return None
+    model = given_model(stage.model.path, base_dir)
+    found = left_out_tasks(stage, LiveObjects(), tasks, base_dir=base_dir, model=model)
+    return found if found.ids else None
 
 
 def _keep(

@@ -8,11 +8,12 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from agentrl.errors import AgentRLError, DataError
+from agentrl.llm.wire import stored_message
 from agentrl.run.data_images import place_images
-from agentrl.types import Message, Task, load_object
+from agentrl.types import Task, load_object
 
 __all__ = ["endless_rows", "finite_rows", "load_tasks", "rows_hash"]
 
@@ -176,9 +177,10 @@ def _task(row: Any, index: int, reference: str, folder: Path) -> Task:
         messages = [{"role": "user", "content": messages}]
     if messages is None:
         raise DataError(f"row {index} of {reference} has no 'messages', 'prompt' or 'question'; it has {sorted(row)}")
-    if not isinstance(messages, Sequence) or not all(isinstance(message, Mapping) for message in messages):
+    if not isinstance(messages, Sequence) or not all(isinstance(m, Mapping) and "role" in m for m in messages):
         raise DataError(
-            f"row {index} of {reference}: 'messages' must be text or a list of messages, got {messages!r:.200}"
+            f"row {index} of {reference}: 'messages' must be text or a list of messages with a role, "
+            f"got {messages!r:.200}"
         )
     reward_model = row.get("reward_model") or {}
     known = {"id", "messages", "prompt", "question", "images", "answer", "data_source", "info"}
@@ -187,8 +189,10 @@ def _task(row: Any, index: int, reference: str, folder: Path) -> Task:
     return Task(
         id=str(row.get("id", index)),
         messages=tuple(
-            cast(Message, message)
-            for message in place_images(messages, row.get("images"), folder, f"row {index} of {reference}")
+            stored_message(message, f"row {index} of {reference}: messages[{number}]")
+            for number, message in enumerate(
+                place_images(messages, row.get("images"), folder, f"row {index} of {reference}")
+            )
         ),
         answer=row.get("answer", reward_model.get("ground_truth")),
         data_source=str(row.get("data_source", "default")),

@@ -65,7 +65,10 @@ def policy_folder(named: Path) -> Path:
     folders = [directory.models_folder / stage.name for stage in policies]
     finished = next((folder for folder in folders if folder.is_dir()), None)
     if finished is None:
-        raise DataError(f"{named} has finished no stage, so it has no policy yet; go on with it by --resume")
+        raise DataError(
+            f"{named} has finished no stage, so it has no policy yet; go on with it "
+            "by `agentrl train CONFIG --resume`, or name a model's folder"
+        )
     return finished
 
 

@@ -30,6 +30,7 @@ from agentrl.run.build import LiveObjects, engine_spec, eval_plan, optim_spec, r
 from agentrl.run.config import StageConfig
 from agentrl.run.data import load_tasks
 from agentrl.run.preparation import last_manifest
+from agentrl.run.prompt_limit import fitting_tasks
 from agentrl.run.sources import conversations, held_out_pairs, rollouts, sequence_scores
 from agentrl.store import EventLog, RunDirectory, TrajectoryWriter
 from agentrl.tools import parser_for
@@ -159,7 +160,7 @@ def run_stage(
     restored = checkpoints.latest() if resume else None
     manifest = restored[1] if restored else None
     plays = algorithm.learns_from == "rollouts"
-    tasks = _tasks(stage, parts.base_dir) if plays else []
+    tasks = _tasks(parts, stage, model) if plays else []
     num_steps = _num_steps(stage, len(tasks) if plays else None)
     done = manifest.step if manifest else 0
     columns = _COLUMNS[algorithm.learns_from]
@@ -264,9 +265,20 @@ def _close_after(error: BaseException, schedule: Schedule) -> None:
         error.add_note(f"and closing the stage failed: {second}")
 
 
-def _tasks(stage: StageConfig, base_dir: Path) -> list[Task]:
+def _tasks(parts: RunParts, stage: StageConfig, model: Path) -> list[Task]:
+    """The tasks to draw; those that are left out for the length of their prompts are told."""
     assert stage.data.train is not None, "the configuration's rules ask for data.train"
-    return load_tasks(stage.data.train, stage.data.args, base_dir=base_dir, seed=stage.run.seed, setting="data.train")
+    tasks = load_tasks(
+        stage.data.train, stage.data.args, base_dir=parts.base_dir, seed=stage.run.seed, setting="data.train"
+    )
+    fitting, left_out = fitting_tasks(
+        stage, parts.live, tasks, base_dir=parts.base_dir, model=model, run=parts.directory
+    )
+    if left_out is not None:
+        parts.display.message(str(left_out))
+        told = f"stage {stage.name}: {left_out}"
+        parts.events.log("tasks_left_out", told, boundary="data", level="warning", **left_out.record())
+    return fitting
 
 
 def _num_steps(stage: StageConfig, num_tasks: int | None) -> int:

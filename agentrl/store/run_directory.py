@@ -131,6 +131,11 @@ class RunDirectory:
         return self.root / "summary.json"
 
     @property
+    def left_out_path(self) -> Path:
+        """The tasks that each stage leaves out for the length of their prompts."""
+        return self.root / "left_out.json"
+
+    @property
     def live_folder(self) -> Path:
         """Trajectories that are not sealed yet."""
         return self.root / "traj" / "live"

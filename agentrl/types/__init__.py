@@ -29,7 +29,7 @@ from agentrl.types.messages import (
     ToolResult,
     ToolSpec,
 )
-from agentrl.types.place import place_of_error, place_of_object
+from agentrl.types.place import place_of_object
 from agentrl.types.raised import raised_at, users_traceback
 from agentrl.types.seeds import seed_for
 from agentrl.types.segment import MediaSpan, Segment, SegmentKind, concat_ids, concat_media
@@ -86,7 +86,6 @@ __all__ = [
     "frozen_ints",
     "images_in",
     "load_object",
-    "place_of_error",
     "place_of_object",
     "raised_at",
     "register",

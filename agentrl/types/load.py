@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from agentrl.errors import AgentRLError, ConfigError
-from agentrl.types.place import place_of_error
+from agentrl.types.raised import raised_at
 
 __all__ = ["file_modules", "load_object"]
 
@@ -117,7 +117,7 @@ def _missing_module(name: str, missing: str) -> str:
 
 
 def _import_failure(what: str, error: Exception) -> ConfigError:
-    place = place_of_error(error)
+    place = raised_at(error)
     if isinstance(error, AgentRLError):  # it says what to mend
         return ConfigError(f"{place or what}: {error}")
     where = f" ({place})" if place else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import site
 import sysconfig
 import traceback
 from pathlib import Path
@@ -14,28 +13,26 @@ from agentrl.errors import AgentRLError
 __all__ = ["raised_at", "users_traceback"]
 
 _OWN = str(Path(__file__).resolve().parents[1]) + os.sep
-_INSTALLED = tuple(
-    {
-        sysconfig.get_path("stdlib"),
-        sysconfig.get_path("purelib"),
-        sysconfig.get_path("platlib"),
-        site.getusersitepackages(),
-    }
-)
+_STDLIB = sysconfig.get_path("stdlib")
+_PACKAGES = ("site-packages", "dist-packages")  # of whatever environment: one may stand on another
 _LONGEST = 4000
 
 
 def raised_at(error: BaseException) -> str:
     """``path/to/file.py:12`` of the user's line that an error came from; empty where no user's code took part.
 
-    It is the innermost line outside of agentrl and of installed packages. Where there is none, the innermost line of
-    an installed package that raised an error of its own: a user's environment may be installed too.
+    It is the innermost line outside of agentrl and of installed packages, of the first cause that has one. Where none
+    has, the innermost line of an installed package that raised an error of its own: a user's environment may be
+    installed too.
     """
-    root = _root(error)
-    frames = [(frame, number) for frame, number in _lines(root.__traceback__) if not frame.startswith(_OWN)]
-    users = [place for place in frames if not place[0].startswith((*_INSTALLED, "<"))]
-    if not users and not isinstance(root, AgentRLError):
-        users = [place for place in frames if not place[0].startswith((sysconfig.get_path("stdlib"), "<"))]
+    cause: BaseException | None = error
+    users: list[tuple[str, int]] = []
+    while cause is not None:
+        frames = [(frame, number) for frame, number in _lines(cause.__traceback__) if not frame.startswith(_OWN)]
+        users = [place for place in frames if not _installed(place[0])] or users
+        cause = cause.__cause__
+    if not users and not isinstance(_root(error), AgentRLError):
+        users = [place for place in frames if not place[0].startswith((_STDLIB, "<"))]
     return f"{users[-1][0]}:{users[-1][1]}" if users else ""
 
 
@@ -53,7 +50,11 @@ def users_traceback(error: BaseException) -> str:
 
 def _foreign(file: str) -> bool:
     """Whether a frame before the user's is only how it was called."""
-    return file.startswith((_OWN, sysconfig.get_path("stdlib"), "<"))
+    return file.startswith((_OWN, _STDLIB, "<"))
+
+
+def _installed(file: str) -> bool:
+    return file.startswith((_STDLIB, "<")) or not set(_PACKAGES).isdisjoint(Path(file).parts)
 
 
 def _root(error: BaseException) -> BaseException:

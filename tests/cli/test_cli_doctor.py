@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.cli.main import run
+from agentrl.run.sglang_env import CPU, SGLANG_VERSION, default_folder
 from agentrl.sandbox import BACKENDS, GUARANTEES, SandboxSpec
 from agentrl.sandbox.launcher import FOLDER_PREFIX
 from agentrl.sandbox.owner import Owner
@@ -53,3 +55,21 @@ def test_reap_removes_what_the_dead_left_and_lists_it(no_engine: str, capsys: py
 def test_prepare_without_an_engine_is_the_machines_fault(no_engine: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor", "--prepare", "some/image:1"]) == 4
     assert "no container engine answers" in capsys.readouterr().err
+
+
+def test_it_sees_the_sglang_that_install_made(
+    no_engine: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    run(["doctor"])
+    assert "SGLang's environment: none here; agentrl install sglang makes one" in capsys.readouterr().out.splitlines()
+    folder = default_folder(CPU)
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin" / "python").touch()
+    mark = {"sglang": SGLANG_VERSION, "recipe": "cpu", "complete": False}
+    (folder / "agentrl-sglang.json").write_text(json.dumps(mark))
+    run(["doctor"])
+    assert f"{SGLANG_VERSION} for cpu in {folder}, not finished" in capsys.readouterr().out
+    (folder / "agentrl-sglang.json").write_text(json.dumps({**mark, "complete": True}))
+    run(["doctor"])
+    assert f"SGLang's environment: {SGLANG_VERSION} for cpu in {folder}" in capsys.readouterr().out.splitlines()

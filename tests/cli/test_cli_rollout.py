@@ -166,3 +166,13 @@ def test_a_call_that_was_killed_is_completed_by_the_next(config: Path, tmp_path:
     assert {name: after[name] for name in before} == before
     ids = sorted(row["id"] for row in rows_of(out, tmp_path / "cache"))
     assert ids == sorted(f"{draw}-{sibling}-0" for draw in range(12) for sibling in range(40))
+
+
+def test_tasks_whose_prompts_are_too_long_are_left_out(agentrl: Run, config: Path, tmp_path: Path) -> None:
+    rows = [{"id": "long", "question": "3 and 4? " * 12, "answer": "7"}, {"id": "short", "question": "3 and 4?"}]
+    (config.parent / "mixed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    setting = ("data.train=mixed.jsonl", "data.max_prompt_tokens=40")
+    code, printed, _ = agentrl("rollout", config, *setting, "--out", tmp_path / "out")
+    assert code == 0
+    assert "left out 1 of 2 tasks of data.train" in printed
+    assert [(s.draw, s.task_id) for s in stored(tmp_path / "out")] == [(1, "short")] * 2

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from agentrl.errors import DataError
-from agentrl.rollouts import demonstration_group
+from agentrl.rollouts import demonstration_group, preference_group
 from agentrl.types import SegmentKind
 from tests.rollouts.bytewise import ASSISTANT, END, USER, BytewiseRenderer, add, call, ids, laid_out, play, say
 
@@ -79,3 +80,48 @@ def test_a_row_of_another_shape_is_named(row: Any) -> None:
 def test_a_row_without_an_assistant_is_named() -> None:
     with pytest.raises(DataError, match="demonstration 5 has no assistant's message"):
         group_of([{"role": "user", "content": "hi"}])
+
+
+def as_openai(**changes: Any) -> list[dict[str, Any]]:
+    """The same conversation as OpenAI's files have it: arguments as text, null beside calls, ``developer``."""
+    function = {"name": "add", "arguments": '{"a": 1, "b": 2}', **changes}
+    call_of_it = {"id": "call_0", "type": "function", "function": function}
+    asked, _, *rest = CONVERSATION
+    return [asked, {"role": "assistant", "content": None, "tool_calls": [call_of_it]}, *rest]
+
+
+def test_openais_text_arguments_are_read() -> None:
+    (written,) = group_of(as_openai()).trajectories
+    (ours,) = group_of(CONVERSATION).trajectories
+    assert laid_out(written) == laid_out(ours)
+    pair = {"prompt": "hi", "chosen": as_openai()[1:], "rejected": "no"}
+    assert preference_group(pair, 0, BytewiseRenderer(), max_tokens=1000).trajectories[0].turns[0].message == (
+        ours.turns[0].message
+    )
+
+
+def test_columns_that_arrow_fills_with_nulls_are_none() -> None:
+    columns = {"tool_calls": None, "name": None, "tool_call_id": None}
+    (trajectory,) = group_of([{**columns, **message} for message in CONVERSATION]).trajectories
+    assert laid_out(trajectory) == laid_out(group_of(CONVERSATION).trajectories[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ('{"a": 1', r"demonstration 5: messages\[1\]: tool_calls\[0\]\.function\.arguments must be JSON text"),
+        ("[1]", r"arguments must be a JSON object, got \[1\]"),
+    ],
+)
+def test_arguments_that_are_no_object_are_named(arguments: str, told: str) -> None:
+    with pytest.raises(DataError, match=told):
+        group_of(as_openai(arguments=arguments))
+
+
+def test_tools_may_be_json_text_and_what_is_none_is_named() -> None:
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+    (written,) = group_of({"messages": CONVERSATION, "tools": json.dumps(tools)}).trajectories
+    (given,) = group_of({"messages": CONVERSATION, "tools": tools}).trajectories
+    assert laid_out(written) == laid_out(given)
+    with pytest.raises(DataError, match=r"demonstration 5: 'tools' must be a list of .* \(KeyError: 'name'\)"):
+        group_of({"messages": CONVERSATION, "tools": [{"nam": "add"}]})

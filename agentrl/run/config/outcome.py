@@ -91,6 +91,6 @@ class MetricsConfig(Section):
     """Where numbers go beside ``metrics.jsonl``."""
 
     tensorboard: bool = False
-    """Also TensorBoard event files in the run directory."""
+    """Also TensorBoard event files in the run directory; needs the extra, ``pip install 'agentrl[tensorboard]'``."""
     verl_names: bool = False
     """Also under verl's names, where the two mean the same."""

@@ -59,11 +59,13 @@ class DataConfig(Section):
     """The tasks to train on (or the demonstrations, for an algorithm that imitates)."""
 
     train: str | None = None
-    """``file.py:function``, ``module:function``, a ``.jsonl`` or ``.parquet`` file, or a folder of HF datasets."""
+    """``file.py:function``, ``module:function``, a ``.jsonl`` or ``.parquet`` file, or a folder of HF datasets
+    (docs/data.md has their columns)."""
     args: Arguments = Field(default_factory=dict)
     """Keyword arguments of the function."""
     max_prompt_tokens: Count = 1024
-    """Longest opening prompt; a task with a longer one is left out and counted."""
+    """Longest opening prompt; a task with a longer one is left out when its stage begins, counted and told
+    (docs/data.md)."""
     shuffle: bool = True
     """Draw the tasks of each epoch in a seeded order; false keeps the data's own."""
 

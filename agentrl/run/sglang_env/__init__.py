@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from agentrl.run.sglang_env.build import build_environment
+from agentrl.run.sglang_env.build import build_environment, installed_environments
 from agentrl.run.sglang_env.place import default_folder, default_python
 from agentrl.run.sglang_env.recipe import CPU, GPU, SGLANG_VERSION, Recipe
 
-__all__ = ["CPU", "GPU", "SGLANG_VERSION", "Recipe", "build_environment", "default_folder", "default_python"]
+__all__ = [
+    "CPU",
+    "GPU",
+    "SGLANG_VERSION",
+    "Recipe",
+    "build_environment",
+    "default_folder",
+    "default_python",
+    "installed_environments",
+]

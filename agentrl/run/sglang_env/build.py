@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from agentrl.errors import ConfigError, MachineError
-from agentrl.run.sglang_env.place import interpreter
-from agentrl.run.sglang_env.recipe import SGLANG_VERSION, Recipe
+from agentrl.run.sglang_env.place import default_folder, interpreter
+from agentrl.run.sglang_env.recipe import CPU, GPU, SGLANG_VERSION, Recipe
 
-__all__ = ["build_environment"]
+__all__ = ["build_environment", "installed_environments"]
 
 _MARK = "agentrl-sglang.json"
 _STEP_S = 3600.0
@@ -23,6 +23,7 @@ _PROOF_S = 600.0
 _STAND_INS = {"kernels.py": "sgl_kernel/__init__.py", "vision_ops.py": "agentrl_vision_ops.py"}
 _START_UP = ("agentrl_vision_ops.pth", "import agentrl_vision_ops\n")
 _SHOWN_LINES = 15
+_UNFINISHED = ", not finished: agentrl install sglang goes on with it"
 
 
 def build_environment(
@@ -76,6 +77,19 @@ def build_environment(
     _run([str(python), "-m", "sglang.launch_server", "--help"], _PROOF_S, "loading the server")
     mark.write_text(json.dumps(record), encoding="utf-8")
     return python, True
+
+
+def installed_environments() -> list[str]:
+    """A line for each environment of SGLang servers at its default place, the one that is used first."""
+    lines = []
+    for recipe in (GPU, CPU):
+        folder = default_folder(recipe)
+        found = _read(folder / _MARK)
+        if found is None:
+            continue
+        ready = found.get("complete") is True and interpreter(folder).exists()
+        lines.append(f"{found.get('sglang')} for {found.get('recipe')} in {folder}" + ("" if ready else _UNFINISHED))
+    return lines
 
 
 def _place_stand_ins(python: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from agentrl.llm.client import ChatAnswer, ChatClient, ChatUsage
+from agentrl.llm.items import call_item, from_items, message_item, reasoning_item, text_part, to_items, tool_from_item
 from agentrl.llm.server import ChatServerSpec
 from agentrl.llm.wire import CONTEXT_EXCEEDED, WireFault, from_wire, to_wire, tool_from_wire
 
@@ -13,7 +14,14 @@ __all__ = [
     "ChatServerSpec",
     "ChatUsage",
     "WireFault",
+    "call_item",
+    "from_items",
     "from_wire",
+    "message_item",
+    "reasoning_item",
+    "text_part",
+    "to_items",
     "to_wire",
+    "tool_from_item",
     "tool_from_wire",
 ]

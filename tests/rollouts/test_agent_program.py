@@ -168,6 +168,30 @@ async def test_a_program_that_ran_out_of_room_was_cut_by_the_policy(program: Any
     assert (str(trajectory.status), trajectory.reward) == ("truncated(max_response_tokens)", 2.0)
 
 
+@pytest.mark.parametrize(
+    ("settings", "said", "end"),
+    [
+        ("max_tokens=3", "a long answer", "truncated(length)"),
+        ('response_format={"type": "json_object"}', "no JSON", "truncated(breach)"),
+        ('tools=[{"type": "function", "function": {"name": "add"}}]', call("sub"), "truncated(breach)"),
+    ],
+)
+async def test_a_program_that_cannot_go_on_from_what_the_policy_said_was_cut_by_it(
+    program: Any, settings: str, said: str, end: str
+) -> None:
+    spec = program(f'ask(*task["messages"], {settings}); sys.exit("what is this?")')
+    trajectory = await play(spec, scripted([say(said)]), max_prompt_tokens=1000)
+    assert (str(trajectory.status), trajectory.reward is None) == (end, False)
+    assert "what is this?" in trajectory.status.detail
+
+
+async def test_a_program_does_not_send_its_traces_to_openai(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = program('ask({"role": "user", "content": os.environ["OPENAI_AGENTS_DISABLE_TRACING"]})')
+    assert (await play(spec)).turns[0].observed[0]["content"] == "1"
+    monkeypatch.setenv("OPENAI_AGENTS_DISABLE_TRACING", "0")
+    assert (await play(spec)).turns[0].observed[0]["content"] == "0"
+
+
 async def test_a_program_that_asks_too_often_is_cut(program: Any) -> None:
     trajectory = await play(program('while True: ask(*task["messages"])'), max_turns=3)
     assert (str(trajectory.status), len(trajectory.turns)) == ("truncated(max_turns)", 3)

@@ -49,7 +49,7 @@ async def test_the_key_names_the_episode_where_the_url_does_not() -> None:
         ({"n": 2}, "n must be 1"),
         ({"logprobs": True, "top_logprobs": 3}, "top_logprobs must be 0"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "grammar"}}, "json_object, or json_schema"),
         ({"extra_body": {"odd": 1}}, "odd is not supported"),
         ({"max_tokens": 0}, "max_tokens"),
     ],

@@ -7,22 +7,24 @@ import json
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from agentrl.rollouts.policy_server.answer import Answer
-from agentrl.rollouts.policy_server.request import ChatRequest, Refusal, parse_request
+from agentrl.rollouts.policy_server.refusal import Refusal
+from agentrl.rollouts.policy_server.request import ChatRequest, parse_request
+from agentrl.rollouts.policy_server.response_answer import ResponseAnswer
+from agentrl.rollouts.policy_server.response_request import parse_response_request
 from agentrl.rollouts.policy_server.served import ServedEpisode
 from agentrl.rollouts.policy_server.telling import Telling
+from agentrl.rollouts.policy_server.threads import Threads
 from agentrl.rollouts.turns import MadeTurn
 from agentrl.types import EngineInfo
 
 __all__ = ["Desk", "make_app"]
 
-
-_Complete: TypeAlias = Callable[[ChatRequest, Callable[[], Awaitable[object]], Telling], Coroutine[Any, Any, MadeTurn]]
 
 _NO_EPISODE = ("none", "empty")
 """API keys of a request that belongs to no episode, since OpenAI's clients must have one."""
@@ -88,8 +90,12 @@ def make_app(desk: Desk) -> FastAPI:
     @app.get("/v1/models")
     @app.get("/episodes/{episode_id}/v1/models")
     async def models() -> dict[str, Any]:
-        info = desk.info()
-        return {"object": "list", "data": [{"id": info.model, "object": "model", "created": 0, "owned_by": "agentrl"}]}
+        return {"object": "list", "data": [_model(desk.info().model)]}
+
+    @app.get("/v1/models/{name:path}")
+    @app.get("/episodes/{episode_id}/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        return _model(name)  # the policy answers to every name
 
     @app.post("/episodes")
     async def open_episode(request: Request) -> dict[str, Any]:
@@ -97,11 +103,19 @@ def make_app(desk: Desk) -> FastAPI:
 
     @app.post("/episodes/{episode_id}/v1/chat/completions")
     async def complete(episode_id: str, request: Request) -> Response:
-        return await _complete(_found(desk, episode_id).complete, request)
+        return await _chat(desk, _found(desk, episode_id), request)
 
     @app.post("/v1/chat/completions")
     async def complete_by_key(request: Request) -> Response:
-        return await _complete(_by_key(desk, request), request)
+        return await _chat(desk, _by_key(desk, request), request)
+
+    @app.post("/episodes/{episode_id}/v1/responses")
+    async def respond(episode_id: str, request: Request) -> Response:
+        return await _respond(desk, _found(desk, episode_id), request)
+
+    @app.post("/v1/responses")
+    async def respond_by_key(request: Request) -> Response:
+        return await _respond(desk, _by_key(desk, request), request)
 
     @app.post("/episodes/{episode_id}/reward")
     async def reward(episode_id: str, request: Request) -> dict[str, Any]:
@@ -141,20 +155,41 @@ def _found(desk: Desk, episode_id: str, status: int = 404) -> ServedEpisode:
     )
 
 
-def _by_key(desk: Desk, request: Request) -> _Complete:
-    """Who answers a request whose API key names its episode."""
+def _by_key(desk: Desk, request: Request) -> ServedEpisode | None:
+    """The episode that a request's API key names; None for one of no episode."""
     key = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
-    return desk.complete_alone if key.lower() in ("", *_NO_EPISODE) else _found(desk, key, 401).complete
+    return None if key.lower() in ("", *_NO_EPISODE) else _found(desk, key, 401)
 
 
-async def _complete(complete: _Complete, request: Request) -> Response:
+async def _chat(desk: Desk, episode: ServedEpisode | None, request: Request) -> Response:
     asked = parse_request(await _json(request))
-    answer, telling = Answer(asked, f"chatcmpl-{uuid.uuid4().hex}", int(time.time())), Telling(asked)
-    making = asyncio.create_task(complete(asked, _gone(request), telling))
+    telling = Telling(asked)
+    making = (desk.complete_alone if episode is None else episode.complete)(asked, _gone(request), telling)
+    return await _tell(Answer(asked, f"chatcmpl-{uuid.uuid4().hex}", int(time.time())), making, telling)
+
+
+async def _respond(desk: Desk, episode: ServedEpisode | None, request: Request) -> Response:
+    threads = Threads() if episode is None else episode.threads
+    asked = parse_response_request(await _json(request), threads.find)
+    answer, telling = ResponseAnswer(asked, uuid.uuid4().hex, int(time.time())), Telling(asked.chat)
+
+    async def make() -> MadeTurn:
+        complete = desk.complete_alone if episode is None else episode.complete
+        made = await complete(asked.chat, _gone(request), telling)
+        threads.add(answer.response_id, (*asked.thread, made.action.message))
+        return made
+
+    return await _tell(answer, make(), telling)
+
+
+async def _tell(
+    answer: Answer | ResponseAnswer, making_it: Coroutine[Any, Any, MadeTurn], telling: Telling
+) -> Response:
+    making = asyncio.create_task(making_it)
     making.add_done_callback(_looked_at)
     try:
-        await (telling.wait(making) if asked.stream else asyncio.wait([making]))
-        if not asked.stream:
+        await (telling.wait(making) if telling.request.stream else asyncio.wait([making]))
+        if not telling.request.stream:
             return JSONResponse(answer.body(making.result(), telling))
         if making.done():
             making.result()  # what is refused before there is a token has its own status
@@ -162,6 +197,10 @@ async def _complete(complete: _Complete, request: Request) -> Response:
         making.cancel()
         raise
     return StreamingResponse(answer.events(making, telling), media_type="text/event-stream")
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "agentrl"}
 
 
 def _looked_at(making: asyncio.Task[MadeTurn]) -> None:

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agentrl.rollouts.builder import Head
-from agentrl.types import Message, ToolSpec
+from agentrl.rollouts.policy_server.demands import Demands
+from agentrl.types import Message, ToolCall, ToolSpec
 
 __all__ = ["Histories", "Place"]
 
@@ -22,14 +23,20 @@ class Place:
     """Where a sequence of the episode stands, with what was on offer there.
 
     Args:
-        head: after the turn.
+        head: after the turn; its messages are those that the model has.
+        told: the same conversation as the client has it: without the words of demands, its answer as it was told.
         tools: that the turn was given.
+        demands: that the conversation says hold.
+        kept: calls of the turn that the client was not told.
         taken: a request goes on from here, or did.
         answered_at: when the turn was answered, on the monotonic clock.
     """
 
     head: Head
+    told: tuple[Message, ...]
     tools: tuple[ToolSpec, ...]
+    demands: Demands = field(default_factory=Demands)
+    kept: tuple[ToolCall, ...] = ()
     taken: bool = False
     answered_at: float = field(default_factory=time.monotonic)
 
@@ -42,10 +49,8 @@ class Histories:
 
     def add(self, place: Place) -> None:
         """A turn was made."""
-        length = len(place.head.messages)
-        before = next(
-            (n for n, other in enumerate(self._places) if len(other.head.messages) <= length), len(self._places)
-        )
+        length = len(place.told)
+        before = next((n for n, other in enumerate(self._places) if len(other.told) <= length), len(self._places))
         self._places.insert(before, place)
 
     def find(
@@ -53,13 +58,13 @@ class Histories:
     ) -> tuple[Place | None, tuple[Message, ...]]:
         """The place that a conversation goes on from and what is new in it; no place for a history of its own."""
         for place in self._places:
-            length = len(place.head.messages)
+            length = len(place.told)
             new = tuple(messages[length:])
             if (
                 new
                 and place.tools == tools
                 and not any(message["role"] == "assistant" for message in new)
-                and all(_same(ours, theirs) for ours, theirs in zip(place.head.messages, messages, strict=False))
+                and all(_same(ours, theirs) for ours, theirs in zip(place.told, messages, strict=False))
             ):
                 return place, new
         return None, tuple(messages)

@@ -9,14 +9,14 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agentrl.errors import ConfigError, EnvError
 from agentrl.rollouts.policy_server.player import ServedPlayer
 from agentrl.rollouts.policy_server.served import ServedEpisode
 from agentrl.rollouts.turns import TurnMaker
-from agentrl.types import Status
+from agentrl.types import Status, Turn
 
 __all__ = ["ProgramPlayer", "ProgramSpec"]
 
@@ -76,10 +76,12 @@ class ProgramSpec:
         inherited = {name: value for name, value in os.environ.items() if name not in _NOT_OURS}
         direct = [*filter(None, [os.environ.get("NO_PROXY", "")]), "127.0.0.1", "localhost"]
         return {
+            "OPENAI_AGENTS_DISABLE_TRACING": "1",  # that SDK sends its traces to OpenAI, with a key which is none there
             **inherited,
             **self.environment,
             "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)]),
             "OPENAI_BASE_URL": f"{url}/v1",
+            "OPENAI_API_BASE": f"{url}/v1",  # LiteLLM's and LangChain's name for it
             "OPENAI_API_KEY": key,
             "OPENAI_MODEL": self.model,
             "AGENTRL_EPISODE_URL": url,
@@ -168,6 +170,8 @@ class ProgramPlayer(ServedPlayer):
             return Status("terminated")
         if code != 0 and episode.no_room is not None:
             return episode.no_room
+        if code != 0 and (why := _by_the_policy(builder.turns)):
+            return Status("truncated", why, await self._last_words())
         builder.fault = f"turn {len(builder.turns)}: exit status {code}"
         how = "ended without asking the policy anything" if code == 0 else f"exited with status {code}"
         raise EnvError(f"the agent program {self._spec.command[0]!r} {how}; {await self._last_words()}")
@@ -179,6 +183,15 @@ class ProgramPlayer(ServedPlayer):
         texts = [task.result().decode(errors="replace").strip() if task.done() else "" for task in self._said]
         out, err = texts
         return f"its standard error ends with: {err}" if err else f"its output ends with: {out or '(nothing)'}"
+
+
+def _by_the_policy(turns: Sequence[Turn]) -> str:
+    """Why a program could not go on from its last turn, where that is the policy's doing; else nothing."""
+    if not turns:
+        return ""
+    if turns[-1].finish_reason == "length":
+        return "length"
+    return "breach" if turns[-1].info.get("breaches") else ""
 
 
 async def _tail(stream: asyncio.StreamReader) -> bytes:

@@ -7,15 +7,20 @@ import math
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import Any
 
 from agentrl.errors import AgentRLError, DataError, RewardError, ServerError
 from agentrl.llm import CONTEXT_EXCEEDED
 from agentrl.rollouts.deadline import LimitSpentError, within
+from agentrl.rollouts.policy_server.demands import Demands, with_words
 from agentrl.rollouts.policy_server.history import Histories, Place
 from agentrl.rollouts.policy_server.request import ChatRequest, Refusal
 from agentrl.rollouts.policy_server.telling import Telling
+from agentrl.rollouts.policy_server.threads import Threads
+from agentrl.rollouts.policy_server.turn_notes import note_answers, note_turn
 from agentrl.rollouts.turns import MadeTurn, ReadyTurn, TurnMaker
-from agentrl.types import CallRecord, Message, SamplingParams, Status, ToolResult
+from agentrl.tools.parsers import PlainParser
+from agentrl.types import Message, SamplingParams, Status, ToolCall
 
 __all__ = ["ServedEpisode"]
 
@@ -44,6 +49,7 @@ class ServedEpisode:
         self._last_active = time.monotonic()
         self._end: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
         self.no_room: Status | None = None
+        self.threads = Threads()
 
     @property
     def num_turns(self) -> int:
@@ -69,23 +75,27 @@ class ServedEpisode:
         self._check_open()
         if request.logprobs and self._turns.parts.renderer is None:
             raise Refusal(400, "invalid_request", "logprobs must be false here: the engine gives no token ids")
-        place, observed = self._histories.find(request.messages, request.tools)
-        ready = self._ready(place, observed, request)
+        place, new = self._histories.find(request.messages, request.tools)
+        ready = self._ready(place, _for_the_model(place, new, request.demands), request)
         if self.num_turns + len(self._making) >= (most := self._turns.parts.spec.limits.max_turns):
             self._settle(Status("truncated", "max_turns"))
             raise Refusal(410, "max_turns", f"the episode has had its rollout.max_turns={most}")
         self._begun = True
         if place is not None:
             place.taken = True
-            self._answer_calls(place, observed)
+            note_answers(self._turns.builder, place, ready.observed)
         try:
             made = await self._make(ready, request, gone, telling)
         finally:
             self._last_active = time.monotonic()
         self.no_room = None
-        self._histories.add(Place(made.head, request.tools))
-        self._note_calls(made)
-        return made
+        message, kept = request.demands.told(made.action, self._as_text(made, ready))
+        told = (*request.messages, message)
+        self._histories.add(Place(made.head, told, request.tools, request.demands, kept))
+        breaches = request.demands.breaches(made.action, [tool.name for tool in request.tools])
+        note_turn(self._turns.builder, made, {"ignored": self._ignored(request), "breaches": list(breaches)})
+        calls = tuple(call for call in made.action.tool_calls if call not in kept)
+        return replace(made, action=replace(made.action, message=message, tool_calls=calls))
 
     def give_reward(self, value: float, name: str = "reward") -> None:
         """Sets a part of the episode's reward; a second call of a name replaces the first.
@@ -252,9 +262,22 @@ class ServedEpisode:
             raise Refusal(503, "aborted", "the request was aborted by the engine's owner")
         return made
 
+    def _as_text(self, made: MadeTurn, ready: ReadyTurn) -> Message:
+        """The turn as a message whose calls are text."""
+        return PlainParser().parse(self._turns.thoughts_opened(ready) + made.action.text).message
+
+    def _ignored(self, request: ChatRequest) -> dict[str, Any]:
+        """What the client asked for and did not get, since it is no matter of what was sampled."""
+        own = self._turns.sampling
+        asked = {} if self._obey_sampling else request.sampling
+        return {
+            **request.ignored,
+            **{name: value for name, value in asked.items() if value != getattr(own, name, None)},
+        }
+
     def _sampling(self, request: ChatRequest) -> SamplingParams:
         own = self._turns.sampling
-        asked = dict(request.sampling or {}) if self._obey_sampling else {}
+        asked = request.sampling if self._obey_sampling else {}
         try:
             return replace(
                 own,
@@ -266,37 +289,16 @@ class ServedEpisode:
         except ValueError as error:
             raise Refusal(400, "invalid_request", str(error)) from None
 
-    def _note_calls(self, made: MadeTurn) -> None:
-        """The turn's calls, whose results come with the request that brings them."""
-        records = [CallRecord(call, None, None) for call in made.action.tool_calls]
-        records += [CallRecord(None, problem, None) for problem in made.action.problems]
-        self._set_calls(made.head.parent, sorted(records, key=_number))
 
-    def _answer_calls(self, place: Place, observed: tuple[Message, ...]) -> None:
-        """Results that the agent brings, with the time that it took to bring them."""
-        seconds = time.monotonic() - place.answered_at
-        answers = {m["tool_call_id"]: str(m["content"]) for m in observed if m["role"] == "tool"}
-        index = place.head.parent
-        assert index is not None, "a place is behind a turn"
-        self._set_calls(
-            index,
-            [
-                replace(
-                    record, result=ToolResult(record.call.id, record.call.name, answers[record.call.id], None, seconds)
-                )
-                if record.call is not None and record.result is None and record.call.id in answers
-                else record
-                for record in self._turns.builder.turns[index].calls
-            ],
-        )
-
-    def _set_calls(self, index: int | None, records: list[CallRecord]) -> None:
-        turns = self._turns.builder.turns
-        assert index is not None, "a made turn has an index"
-        turns[index] = replace(turns[index], calls=tuple(records))
+def _for_the_model(place: Place | None, new: tuple[Message, ...], demands: Demands) -> tuple[Message, ...]:
+    """The new messages with what the client does not say: answers to calls that it was not told, and its demands."""
+    if place is None:
+        return with_words(new, demands.words(Demands()))
+    answered = next((n for n, message in enumerate(new) if message["role"] != "tool"), len(new))
+    unanswered = tuple(_not_run(call) for call in place.kept)
+    return with_words((*new[:answered], *unanswered, *new[answered:]), demands.words(place.demands))
 
 
-def _number(record: CallRecord) -> int:
-    """Where it stands among the calls and problems of its turn."""
-    named = record.call or record.problem
-    return 0 if named is None else int(named.id.rpartition("_")[2])
+def _not_run(call: ToolCall) -> Message:
+    content = "This call was not run, since it was not asked for."
+    return {"role": "tool", "content": content, "tool_call_id": call.id, "name": call.name}

@@ -86,7 +86,7 @@ class Telling:
 
     def rest(self, made: MadeTurn) -> Iterator[dict[str, Any]]:
         """What it has not been told of the whole turn."""
-        yield from self._new(made.action.message)
+        yield from self._new(made.action.message, whole=True)
 
     def logprobs(self, made: MadeTurn | None = None) -> list[dict[str, Any]]:
         """Those of the tokens since the last call, in OpenAI's shape; with the turn, those of all its tokens left;
@@ -125,7 +125,7 @@ class Telling:
             if int(ids[index]) not in self._renderer.stop_token_ids:
                 self._logprobs.append(_entry(self._renderer.decode(ids[index : index + 1]), logprob))
 
-    def _new(self, message: Message) -> Iterator[dict[str, Any]]:
+    def _new(self, message: Message, *, whole: bool = False) -> Iterator[dict[str, Any]]:
         wire = to_wire(message, reasoning=True)
         reasoning, content = wire.get("reasoning_content") or "", wire["content"] or ""
         if len(reasoning) > len(self._reasoning) and reasoning.startswith(self._reasoning):
@@ -134,7 +134,8 @@ class Telling:
         if len(content) > len(self._content) and content.startswith(self._content):
             yield {"content": content[len(self._content) :]}
             self._content = content
-        for call in wire.get("tool_calls", [])[self._calls :]:
+        calls = wire.get("tool_calls", [])[self._calls :]
+        for call in calls if whole or not self.request.demands.limits_calls else ():
             yield {"tool_calls": [{"index": self._calls, **call}]}
             self._calls += 1
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -235,7 +235,8 @@ class TemplateRenderer:
         try:
             called = self._template.render(self._family.adapt([QUESTION, CALL]), generation=False)
             answered = self._template.render(self._family.adapt([QUESTION, CALL, RESULT]), generation=True)
-            around += answered[len(os.path.commonprefix([called, answered])) :]
+            same = takewhile(lambda pair: pair[0] == pair[1], zip(called, answered, strict=False))
+            around += answered[sum(1 for _ in same) :]
         except DataError:  # there is no place for a tool's answer
             pass
         if self._family.turn_end is None:  # the last marker of each turn ends it, and may be another one after a call

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agentrl.envs.check import check_env, env_findings
 from agentrl.envs.contract import Finding
-from agentrl.envs.drive import ENV_THREADS, AsyncEnv, call_env
+from agentrl.envs.drive import ENV_THREADS, AsyncEnv, build_env, call_env
 from agentrl.envs.env import Env
 from agentrl.envs.rewards import exact_answer, stated_answer
 from agentrl.envs.rubric import RewardFn, Rubric
@@ -22,6 +22,7 @@ __all__ = [
     "RewardFn",
     "Rubric",
     "ToolEnv",
+    "build_env",
     "call_env",
     "check_env",
     "env_findings",

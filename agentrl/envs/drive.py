@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import io
 import pickle
+import threading
 from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any, Literal
@@ -15,13 +17,41 @@ from agentrl.errors import AgentRLError, EnvError
 from agentrl.tools import BoundedThreads
 from agentrl.types import Action, Observation, StepResult
 
-__all__ = ["ENV_THREADS", "AsyncEnv", "call_env"]
+__all__ = ["ENV_THREADS", "AsyncEnv", "build_env", "call_env"]
 
 ENV_THREADS = BoundedThreads(32, "agentrl-env")
 """The threads of every environment with synchronous methods in this process."""
 
 _MAX_STATE_BYTES = 2**20
 """A larger one, pickled after each turn of each episode, would keep other episodes waiting."""
+
+
+async def build_env(make: Callable[[], Env]) -> Env:
+    """An environment, made in one of ``ENV_THREADS``, its tools included; one that is made when nobody waits for it any
+    more is closed there.
+
+    Raises:
+        AgentRLError: as ``make`` does.
+    """
+    lock, made, given_up = threading.Lock(), list[Env](), False
+
+    def work() -> Env:
+        env = make()
+        with lock:
+            made.append(env)
+            closing = env.close() if given_up else None
+        if inspect.iscoroutine(closing):
+            asyncio.run(closing)
+        return env
+
+    try:
+        return await ENV_THREADS.run(work)
+    except asyncio.CancelledError:
+        with lock:
+            given_up, left = True, list(made)
+        for env in left:  # made just now, and not given to anyone
+            await call_env(env, "close")
+        raise
 
 
 async def call_env(env: Env, verb: Literal["reset", "step", "close", "snapshot"], *args: Any, **kwargs: Any) -> Any:

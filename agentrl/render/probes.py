@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from agentrl.types import Message, ToolCall, ToolSpec
 
-__all__ = ["ANSWER", "CALL", "QUESTION", "THOUGHT", "TOOL", "WORD"]
+__all__ = ["ANSWER", "CALL", "QUESTION", "RESULT", "THOUGHT", "TOOL", "WORD"]
 
 WORD = "thereupon"
 """In no template."""
@@ -20,3 +20,4 @@ CALL: Message = {
     "content": "",
     "tool_calls": [ToolCall("call_0", TOOL.name, {"word": WORD}).openai()],
 }
+RESULT: Message = {"role": "tool", "content": "Found", "tool_call_id": "call_0", "name": TOOL.name}

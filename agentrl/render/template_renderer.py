@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from agentrl.errors import ConfigError, DataError
 from agentrl.render.chat_template import ChatTemplate
 from agentrl.render.encode import Piece, PieceEncoder, Source
 from agentrl.render.family import Family
-from agentrl.render.probes import ANSWER, CALL, QUESTION, THOUGHT, TOOL
+from agentrl.render.probes import ANSWER, CALL, QUESTION, RESULT, THOUGHT, TOOL
 from agentrl.render.provenance import Provenance, unmarked
 from agentrl.render.vision import Vision, shown_images
 from agentrl.render.vocabulary import Vocabulary, context_segments
@@ -62,8 +63,9 @@ class TemplateRenderer:
         self._stop_token_ids = tuple(dict.fromkeys(added[token] for token in stops))
         any_stop = "|".join(map(re.escape, sorted(stops, key=len, reverse=True)))
         self._ending = re.compile(rf"({any_stop})(?:\s*(?:{any_stop}))*\s*\Z")
-        known = {_OPEN_THINKING, _CLOSE_THINKING, *(token for token in added if any(token in b for b in bodies))}
-        self._provenance = Provenance(added, known - set(stops))
+        around = self._around_turns(bodies)
+        inside = {token for token in added if token not in around and any(token in body for body in bodies)}
+        self._provenance = Provenance(added, {_OPEN_THINKING, _CLOSE_THINKING, *inside} - set(stops))
         self._writes_tools = self._can_write_tools()
 
     @property
@@ -224,6 +226,23 @@ class TemplateRenderer:
                 "model.chat_template to one for text"
             )
         return bodies
+
+    def _around_turns(self, bodies: Sequence[str]) -> str:
+        """What the template writes around an assistant's turn: what others say, and how turns begin and end. A marker
+        in it is structure, and never counts in what an assistant wrote, or a policy that spells it would speak as
+        someone else."""
+        around = self._template.render([dict(QUESTION)], generation=True)
+        try:
+            called = self._template.render(self._family.adapt([QUESTION, CALL]), generation=False)
+            answered = self._template.render(self._family.adapt([QUESTION, CALL, RESULT]), generation=True)
+            same = takewhile(lambda pair: pair[0] == pair[1], zip(called, answered, strict=False))
+            around += answered[sum(1 for _ in same) :]
+        except DataError:  # there is no place for a tool's answer
+            pass
+        if self._family.turn_end is None:  # the last marker of each turn ends it, and may be another one after a call
+            last = (max(self._encoder.added_ids, key=body.rfind) for body in bodies)
+            around += "".join(token for token, body in zip(last, bodies, strict=True) if token in body)
+        return around
 
     def _find_ends(self, answer: str) -> list[str]:
         """The added tokens that follow an answer."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from agentrl.envs import AsyncEnv, Env, EnvSpec
+from agentrl.envs import AsyncEnv, Env, EnvSpec, build_env
 from agentrl.errors import EnvError
 from agentrl.rollouts.builder import Head
 from agentrl.rollouts.deadline import within
@@ -82,8 +82,9 @@ class EnvPlayer:
         """Builds the environment, and resets it or restores its state."""
         start, parts, builder, saved = time.monotonic(), self._turns.parts, self._turns.builder, self._saved
         builder.task = replace(builder.task, messages=await _with_images(builder.task.messages, {}))
+        episode_id = builder.key.trajectory_id
         self._env = AsyncEnv(
-            self._spec.build(builder.task, sandboxes=parts.sandboxes, episode_id=builder.key.trajectory_id)
+            await build_env(lambda: self._spec.build(builder.task, sandboxes=parts.sandboxes, episode_id=episode_id))
         )
         if saved is None:
             seed = seed_for(parts.spec.root_seed, "env", builder.key.label, builder.key.draw)

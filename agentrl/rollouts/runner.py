@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
-from agentrl.envs import EnvSpec
+from agentrl.envs import ENV_THREADS, EnvSpec
 from agentrl.errors import EngineError
 from agentrl.rollouts.deadline import Cut, Deadlines
 from agentrl.rollouts.engine import RolloutEngine
@@ -19,6 +19,7 @@ from agentrl.rollouts.policy_server import PolicyServer
 from agentrl.rollouts.saved import GroupInFlight, SavedEpisode, SavedGroup, Standing
 from agentrl.rollouts.spec import EpisodeKey, GroupRequest, RolloutSpec
 from agentrl.sandbox import PoolCounts, SandboxPool
+from agentrl.tools import TOOL_THREADS
 from agentrl.tools.parsers import parser_for
 from agentrl.types import Status, Trajectory, TrajectoryGroup
 
@@ -85,6 +86,8 @@ class EpisodeRunner:
         self._in_flight: dict[tuple[str, int], GroupInFlight] = {}  # until it was collected
         self._loop = asyncio.new_event_loop()
         permits = spec.permits
+        TOOL_THREADS.resize(permits.tool_threads)
+        ENV_THREADS.resize(permits.env_threads)
         self._permits = Permits(*(asyncio.Semaphore(n) for n in (permits.preparing, permits.running, permits.scoring)))
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()

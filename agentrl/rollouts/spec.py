@@ -64,12 +64,15 @@ class EpisodeLimits:
 
 @dataclass(frozen=True, slots=True)
 class StagePermits:
-    """How many episodes may be in each stage of one runner at once, and how many may hold a sandbox."""
+    """How many episodes may be in each stage of one runner at once, and how many may hold a sandbox; and the threads of
+    its process for synchronous tools, and for environments and rewards."""
 
     preparing: int = 64
     running: int = 1024
     scoring: int = 64
     sandboxes: int = 64
+    tool_threads: int = 32
+    env_threads: int = 32
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,7 +205,12 @@ def rollout_spec(stage: StageConfig, live: LiveObjects, *, base_dir: Path, model
         max_retries=rollout.retries,
         measure_retokenization=rollout.measure_retokenization,
         keep_standing=stage.checkpoint.every is not None and not stage.run.deterministic,
-        permits=StagePermits(running=episodes, sandboxes=stage.sandboxes_a_host),
+        permits=StagePermits(
+            running=episodes,
+            sandboxes=stage.sandboxes_a_host,
+            tool_threads=rollout.tool_threads,
+            env_threads=rollout.env_threads,
+        ),
     )
 
 

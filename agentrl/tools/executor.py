@@ -16,7 +16,7 @@ from agentrl.tools.base import InvalidArgumentsError, Tool
 from agentrl.tools.context import ToolContext, ToolOutput
 from agentrl.tools.output import clip_text, valid_text
 from agentrl.tools.threads import DeadlineError
-from agentrl.tools.validate import argument_faults, schema_validator
+from agentrl.tools.validate import found_faults, schema_validator
 from agentrl.types import CallProblem, CallRecord, Image, ToolCall, ToolErrorKind, ToolResult, ToolSpec, seed_for
 
 __all__ = ["ToolExecutor"]
@@ -114,7 +114,7 @@ class ToolExecutor:
         return CallRecord(call=call, problem=None, result=result)
 
     async def _output(self, tool: Tool, call: ToolCall, context: ToolContext) -> ToolOutput:
-        faults = argument_faults(self._validators[call.name], call.arguments)
+        faults = await found_faults(self._validators[call.name], call.arguments)
         if faults:
             return _error(
                 "invalid_arguments", f"{'; '.join(faults)}. Mend the arguments of {call.name} and call again."

@@ -46,16 +46,38 @@ class BoundedThreads:
     """
 
     def __init__(self, max_threads: int, name: str) -> None:
-        if max_threads < 1:
-            raise ValueError(f"max_threads must be at least 1, got {max_threads}")
-        self._max_threads = max_threads
         self._name = name
-        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()  # None ends an idle thread
         self._lock = threading.Lock()
+        self._max_threads = 0
         self._num_threads = 0
         self._num_idle = 0  # threads that no submitted call has been given
         self._num_waiting = 0  # calls that no thread has been given
         self._num_abandoned = 0
+        self.resize(max_threads)
+
+    @property
+    def max_threads(self) -> int:
+        """Calls that run at once."""
+        return self._max_threads
+
+    def resize(self, max_threads: int) -> None:
+        """Another bound from now on: calls that wait may start at once, and those that run go on.
+
+        Raises:
+            ValueError: the bound is below 1.
+        """
+        if max_threads < 1:
+            raise ValueError(f"max_threads must be at least 1, got {max_threads}")
+        with self._lock:
+            self._max_threads = max_threads
+            while self._num_waiting and self._num_threads < max_threads:
+                self._num_waiting -= 1
+                self._start_thread()
+            while self._num_idle and self._num_threads > max_threads:
+                self._num_idle -= 1
+                self._num_threads -= 1
+                self._jobs.put(None)
 
     @property
     def num_abandoned(self) -> int:
@@ -113,23 +135,31 @@ class BoundedThreads:
             if job.running and not job.finished:
                 self._num_abandoned += 1
                 self._num_threads -= 1
-                if self._num_waiting:
+                if self._num_waiting and self._num_threads < self._max_threads:
                     self._num_waiting -= 1
                     self._start_thread()
 
-    def _give_thread_away(self) -> None:
-        """A thread is done with its call: it goes to one that waits, or to the next to come. Under the lock."""
+    def _give_thread_away(self) -> bool:
+        """A thread is done with its call: it goes to one that waits, or to the next to come; False where there are too
+        many, and it is to end. Under the lock."""
+        if self._num_threads > self._max_threads:
+            self._num_threads -= 1
+            return False
         if self._num_waiting:
             self._num_waiting -= 1
         else:
             self._num_idle += 1
+        return True
 
     def _work(self) -> None:
         while True:
             job = self._jobs.get()
+            if job is None:
+                return
             with self._lock:
                 if job.left:
-                    self._give_thread_away()
+                    if not self._give_thread_away():
+                        return
                     continue
                 job.running = True
             if job.started is not None:
@@ -139,9 +169,11 @@ class BoundedThreads:
                 job.finished = True
                 if job.left:  # abandoned: its place was given away
                     return
-                self._give_thread_away()
+                goes_on = self._give_thread_away()
             _tell(job.loop, job.done, outcome)
             del job, outcome  # an idle thread keeps nothing alive
+            if not goes_on:
+                return
 
 
 def _outcome(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:

@@ -1,4 +1,7 @@
-"""Arguments against a JSON Schema (Draft 2020-12), with errors that tell a model what to mend."""
+"""Arguments against a JSON Schema (Draft 2020-12), with errors that tell a model what to mend.
+
+A schema refers to nothing outside itself: nothing is ever fetched.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,20 @@ from typing import Any, cast
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, ValidationError
+from referencing import Registry
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT202012
 
 from agentrl.errors import ToolError
+from agentrl.tools.patterns import BoundedValidator, SlowPatternError, check_pattern, pattern_budget
+from agentrl.tools.threads import BoundedThreads, DeadlineError
 
-__all__ = ["argument_faults", "schema_validator"]
+__all__ = ["argument_faults", "found_faults", "schema_validator"]
 
 _MAX_FAULTS = 3
+_PATTERNS_S, _DEADLINE_S = 2.0, 10.0
+_CHECKS = BoundedThreads(4, "agentrl-arguments")
+_REFERENCES = ("$ref", "$dynamicRef")
 _PLAIN_SCHEMA = {"type", "title", "description", "properties", "required", "additionalProperties"}
 _PLAIN_RULE = {"type", "title", "description", "default"}
 _PLAIN_TYPES = {"string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "null": (type(None),)}
@@ -49,16 +60,62 @@ def _checked(text: str, name: str) -> Draft202012Validator:
             f"tool {name!r}: the schema of its parameters must have type 'object', got {schema.get('type')!r}; "
             'wrap the arguments as {"type": "object", "properties": {...}}'
         )
-    return Draft202012Validator(schema)
+    registry: Registry[Any] = Registry()  # that fetches nothing
+    validator = BoundedValidator(schema, registry=registry)
+    try:
+        _check_parts(schema, registry, name)
+        validator.is_valid({})
+    except RecursionError:
+        raise ToolError(f"tool {name!r}: the schema of its parameters refers to itself without an end") from None
+    return validator
+
+
+def _check_parts(schema: Mapping[str, Any], registry: Registry[Any], name: str) -> None:
+    """Refuses a reference that leaves the schema, and a pattern that is none."""
+    root = DRAFT202012.create_resource(schema)
+    parts = [(root, registry.resolver_with_root(root))]
+    while parts:
+        part, resolver = parts.pop()
+        inner = [DRAFT202012.create_resource(each) for each in DRAFT202012.subresources_of(part.contents)]
+        parts += [(each, resolver.in_subresource(each)) for each in inner]
+        rules = part.contents if isinstance(part.contents, Mapping) else {}
+        for reference in (rules[key] for key in _REFERENCES if key in rules):
+            try:
+                resolver.lookup(reference)
+            except Unresolvable:
+                raise ToolError(
+                    f"tool {name!r}: the schema of its parameters refers to {reference!r}, which is not in it, and "
+                    "nothing is fetched; copy it into '$defs' and refer to '#/$defs/NAME'"
+                ) from None
+        for pattern in (*([rules["pattern"]] if "pattern" in rules else ()), *rules.get("patternProperties", ())):
+            check_pattern(pattern, name)
+        if "unevaluatedProperties" in rules and "patternProperties" in rules:
+            raise ToolError(
+                f"tool {name!r}: unevaluatedProperties beside patternProperties is not supported in its parameters; "
+                "use additionalProperties"
+            )
+
+
+async def found_faults(validator: Draft202012Validator, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+    """``argument_faults`` without holding up an event loop: in a thread, but for what can be seen at a glance."""
+    if _plainly_right(cast(Mapping[str, Any], validator.schema), arguments):
+        return ()
+    try:
+        return await _CHECKS.run(lambda: argument_faults(validator, arguments), deadline_s=_DEADLINE_S)
+    except DeadlineError:
+        return (f"the arguments cannot be checked within {_DEADLINE_S:g} s; give shorter ones",)
 
 
 def argument_faults(validator: Draft202012Validator, arguments: Mapping[str, Any]) -> tuple[str, ...]:
     """What is wrong with ``arguments``: a sentence a fault, at most three, naming argument, rule and value."""
     if _plainly_right(cast(Mapping[str, Any], validator.schema), arguments):
         return ()
-    errors = sorted(
-        validator.iter_errors(dict(arguments)), key=lambda error: (list(map(str, error.path)), error.message)
-    )
+    try:
+        with pattern_budget(_PATTERNS_S):
+            found = list(validator.iter_errors(dict(arguments)))
+    except SlowPatternError as error:
+        return (f"{error}; give a shorter one",)
+    errors = sorted(found, key=lambda error: (list(map(str, error.path)), error.message))
     sentences = dict.fromkeys(_sentence(error) for error in errors)  # two missing arguments are two equal sentences
     return tuple(sentences)[:_MAX_FAULTS]
 

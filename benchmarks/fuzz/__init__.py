@@ -5,9 +5,11 @@ from __future__ import annotations
 from benchmarks.fuzz.account import Bookkeeper, golden_violations, mask_errors
 from benchmarks.fuzz.episodes import Outcome, fuzz
 from benchmarks.fuzz.renderers import VARIANTS, Variant, Watched, built_variant
+from benchmarks.fuzz.restated import INSIDE_A_TURN, forged_structure
 from benchmarks.fuzz.talk import STOP, FuzzedEnv, FuzzedModel
 
 __all__ = [
+    "INSIDE_A_TURN",
     "STOP",
     "VARIANTS",
     "Bookkeeper",
@@ -17,6 +19,7 @@ __all__ = [
     "Variant",
     "Watched",
     "built_variant",
+    "forged_structure",
     "fuzz",
     "golden_violations",
     "mask_errors",

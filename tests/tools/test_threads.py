@@ -120,3 +120,34 @@ def test_one_pool_serves_several_loops() -> None:
 def test_a_bound_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1, got 0"):
         BoundedThreads(0, "test")
+
+
+async def test_calls_that_wait_start_when_there_are_more_threads() -> None:
+    threads, together = BoundedThreads(1, "test"), threading.Barrier(3)
+    tasks = [asyncio.create_task(threads.run(lambda: together.wait(60))) for _ in range(3)]
+    await asyncio.sleep(0)
+    threads.resize(3)
+    assert sorted(await asyncio.gather(*tasks)) == [0, 1, 2]
+
+
+async def test_no_more_than_a_smaller_bound_run_at_once_from_then_on() -> None:
+    threads, lock, inside, most = BoundedThreads(4, "test"), threading.Lock(), 0, 0
+    together = threading.Barrier(4)
+    await asyncio.gather(*(threads.run(lambda: together.wait(60)) for _ in range(4)))
+
+    def work() -> None:
+        nonlocal inside, most
+        with lock:
+            inside += 1
+            most = max(most, inside)
+        with lock:
+            inside -= 1
+
+    threads.resize(2)
+    await asyncio.gather(*(threads.run(work) for _ in range(50)))
+    assert most <= 2
+
+
+def test_a_bound_is_at_least_one() -> None:
+    with pytest.raises(ValueError, match="max_threads must be at least 1, got 0"):
+        BoundedThreads(2, "test").resize(0)

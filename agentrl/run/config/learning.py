@@ -104,6 +104,11 @@ class RolloutConfig(Section):
     """Seconds of one episode, counted in the same way."""
     tool_timeout_s: Seconds = 30.0
     """Wall-clock seconds of one tool call, where the tool sets no limit of its own."""
+    tool_threads: Count = 32
+    """Calls of synchronous tools that run at once in each process that plays episodes; others wait, which no deadline
+    counts."""
+    env_threads: Count = 32
+    """Threads of each such process in which environments are made, synchronous ones are stepped, and rewards scored."""
     measure_retokenization: bool = True
     """Whether each episode says how its token ids differ from those of its text made anew (``mismatch/retok_frac``)."""
     retries: Natural = 2

@@ -1,0 +1,106 @@
+"""Keywords of JSON Schema that hold regular expressions, matched within a bound and without the interpreter's lock.
+
+What is matched is the policy's: a pattern that backtracks must neither hold up other episodes nor run for ever.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import regex
+from jsonschema import Draft202012Validator, ValidationError
+from jsonschema.validators import extend
+
+from agentrl.errors import ToolError
+
+__all__ = ["BoundedValidator", "SlowPatternError", "check_pattern", "pattern_budget"]
+
+_ENDS_AT: contextvars.ContextVar[float] = contextvars.ContextVar("_ENDS_AT", default=float("inf"))
+_LEAST_S = 0.001
+
+
+class SlowPatternError(ValueError):
+    """The patterns of a schema took longer than they may for these arguments."""
+
+
+@contextmanager
+def pattern_budget(seconds: float) -> Iterator[None]:
+    """Seconds that all patterns matched within may take together; past them a SlowPatternError."""
+    token = _ENDS_AT.set(time.monotonic() + seconds)
+    try:
+        yield
+    finally:
+        _ENDS_AT.reset(token)
+
+
+def check_pattern(pattern: str, name: str) -> None:
+    """Refuses what is no regular expression.
+
+    Raises:
+        ToolError: the pattern of tool ``name`` cannot be compiled.
+    """
+    try:
+        _compiled(pattern)
+    except regex.error as error:
+        raise ToolError(f"tool {name!r}: {pattern!r} in its parameters is no regular expression: {error}") from None
+
+
+@functools.lru_cache(maxsize=1024)
+def _compiled(pattern: str) -> Any:
+    return regex.compile(pattern)
+
+
+def _found(pattern: str, text: str) -> bool:
+    left = max(_LEAST_S, _ENDS_AT.get() - time.monotonic())
+    try:
+        # concurrent: the interpreter's lock is given up while it searches
+        bound = None if left == float("inf") else left
+        return _compiled(pattern).search(text, timeout=bound, concurrent=True) is not None
+    except TimeoutError:
+        raise SlowPatternError(f"the pattern {pattern!r} takes too long for the text given") from None
+
+
+def _pattern(validator: Any, pattern: str, instance: Any, schema: Mapping[str, Any]) -> Iterator[ValidationError]:
+    if isinstance(instance, str) and not _found(pattern, instance):
+        yield ValidationError(f"{instance!r} does not match {pattern!r}")
+
+
+def _pattern_properties(
+    validator: Any, rules: Mapping[str, Any], instance: Any, schema: Mapping[str, Any]
+) -> Iterator[ValidationError]:
+    if not isinstance(instance, Mapping):
+        return
+    for pattern, rule in rules.items():
+        for key, value in instance.items():
+            if _found(pattern, key):
+                yield from validator.descend(value, rule, path=key, schema_path=pattern)
+
+
+def _additional_properties(
+    validator: Any, rule: Any, instance: Any, schema: Mapping[str, Any]
+) -> Iterator[ValidationError]:
+    if not isinstance(instance, Mapping):
+        return
+    named, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+    extra = [key for key in instance if key not in named and not any(_found(pattern, key) for pattern in patterns)]
+    if isinstance(rule, Mapping):
+        for key in extra:
+            yield from validator.descend(instance[key], rule, path=key)
+    elif not rule and extra:
+        yield ValidationError(f"{extra} are not allowed")
+
+
+BoundedValidator: type[Draft202012Validator] = extend(  # type: ignore[no-untyped-call]
+    Draft202012Validator,
+    {
+        "pattern": _pattern,
+        "patternProperties": _pattern_properties,
+        "additionalProperties": _additional_properties,
+    },
+)
+"""Draft 2020-12 with these keywords."""

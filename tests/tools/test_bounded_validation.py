@@ -1,0 +1,137 @@
+"""The check of arguments fetches nothing, ends, and holds up no other episode."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from agentrl.errors import ToolError
+from agentrl.tools import Tool, ToolExecutor
+from agentrl.types import ToolCall
+
+BACKTRACKS = "^(a|aa)+$"
+
+
+def a_tool(**properties: Any) -> Tool:
+    schema = {"name": "f", "parameters": {"type": "object", "properties": properties}}
+    return Tool.from_schema(schema, lambda **given: "ran")
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[str, list[str]]]:
+    """The address of a server of schemas, and what it was asked for."""
+    asked: list[str] = []
+
+    class Schemas(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"type": "integer"}')
+
+        def log_message(self, *args: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Schemas)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", asked
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.mark.parametrize("keyword", ["$ref", "$dynamicRef"])
+async def test_a_reference_to_elsewhere_is_refused_and_not_fetched(served: tuple[str, list[str]], keyword: str) -> None:
+    address, asked = served
+    with pytest.raises(ToolError, match=r"refers to 'http.*nothing is fetched; copy it into"):
+        await ToolExecutor([a_tool(x={"items": {keyword: f"{address}/x.json"}})]).run([ToolCall("c", "f", {"x": [1]})])
+    assert asked == []
+
+
+async def test_a_reference_within_the_schema_holds() -> None:
+    schema = {
+        "name": "f",
+        "parameters": {
+            "type": "object",
+            "properties": {"x": {"$ref": "#/$defs/small"}},
+            "$defs": {"small": {"type": "integer", "maximum": 3}},
+        },
+    }
+    run = ToolExecutor([Tool.from_schema(schema, lambda **given: "ran")]).run
+    right, wrong = await run([ToolCall("call_0", "f", {"x": 3}), ToolCall("call_1", "f", {"x": 4})])
+
+    assert right.result is not None
+    assert right.result.error is None
+    assert wrong.result is not None
+    assert "breaks the rule maximum 3, got 4" in wrong.result.content
+
+
+def test_a_schema_that_refers_to_itself_without_an_end_is_refused() -> None:
+    with pytest.raises(ToolError, match="refers to itself without an end"):
+        Tool.from_schema({"name": "f", "parameters": {"type": "object", "$ref": "#"}}, lambda **given: "")
+
+
+@pytest.mark.parametrize("rule", [{"pattern": "("}, {"type": "object", "patternProperties": {"(": {}}}])
+def test_a_pattern_that_is_none_is_refused_with_the_tool(rule: dict[str, Any]) -> None:
+    with pytest.raises(ToolError, match=r"tool 'f': its parameters are no JSON Schema .*'\(' is not a 'regex'"):
+        a_tool(x=rule)
+
+
+@pytest.mark.parametrize(
+    ("rule", "right", "wrong"),
+    [
+        ({"type": "string", "pattern": "^[a-z]+$"}, "abc", "a1"),
+        ({"type": "object", "patternProperties": {"^n": {"type": "integer"}}}, {"n": 1, "x": "y"}, {"n": "1"}),
+        (
+            {"type": "object", "patternProperties": {"^n": {}}, "additionalProperties": False},
+            {"n1": 1},
+            {"n1": 1, "m": 1},
+        ),
+        ({"type": "object", "additionalProperties": {"type": "integer"}}, {"n": 1}, {"n": "1"}),
+    ],
+)
+async def test_patterns_are_obeyed(rule: dict[str, Any], right: Any, wrong: Any) -> None:
+    calls = [ToolCall("call_0", "f", {"x": right}), ToolCall("call_1", "f", {"x": wrong})]
+    records = await ToolExecutor([a_tool(x=rule)]).run(calls)
+
+    assert [record.result and record.result.error for record in records] == [None, "invalid_arguments"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "value"),
+    [
+        ({"type": "string", "pattern": BACKTRACKS}, "a" * 34 + "b"),
+        (
+            {"type": "object", "patternProperties": {BACKTRACKS: {}}, "additionalProperties": False},
+            {"a" * 34 + "b": 1},
+        ),
+    ],
+)
+async def test_other_episodes_go_on_while_a_pattern_backtracks(rule: dict[str, Any], value: Any) -> None:
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(others())
+    await ToolExecutor([a_tool(x=rule)]).run([ToolCall("c", "f", {"x": value})])
+    beside.cancel()
+    assert turns > 100
+
+
+async def test_a_pattern_that_backtracks_without_an_end_is_told() -> None:
+    tool = a_tool(x={"type": "string", "pattern": BACKTRACKS})
+    (record,) = await ToolExecutor([tool]).run([ToolCall("c", "f", {"x": "a" * 200 + "b"})])
+
+    assert record.result is not None
+    assert record.result.error == "invalid_arguments"
+    assert "takes too long for the text given; give a shorter one" in record.result.content

@@ -11,6 +11,7 @@ __all__ = [
     "AgentRLError",
     "ConfigError",
     "DataError",
+    "DiskFullError",
     "EngineError",
     "EnvError",
     "EpisodesFailedError",
@@ -161,6 +162,12 @@ class StoreError(AgentRLError):
     """A trajectory or checkpoint could not be written or read back."""
 
     boundary = "store"
+
+
+class DiskFullError(StoreError):
+    """A file system, or a quota on it, took no more."""
+
+    exit_code = MachineError.exit_code
 
 
 class TrainingError(AgentRLError):

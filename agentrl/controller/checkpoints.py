@@ -77,6 +77,11 @@ class Checkpoints:
         folder.mkdir(parents=True)
         return folder
 
+    def abandon(self, folder: Path) -> None:
+        """What could not be written whole takes no space of what has to be written now."""
+        if not (folder / "manifest.json").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
     def commit(self, folder: Path, manifest: Manifest) -> None:
         """Makes the checkpoint exist, then deletes those that are no longer kept, and what was never one."""
         rollouts = manifest.rollouts
@@ -109,6 +114,7 @@ class Checkpoints:
             raw = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
             rollouts = raw.pop("rollouts")
             rollouts["outstanding"] = tuple(rollouts["outstanding"])
+            raw["uncounted"] = tuple(raw.get("uncounted", ()))
             manifest = Manifest(**raw, rollouts=Snapshot(**rollouts))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DataError(self._torn(folder, f"manifest.json cannot be read ({error})")) from error

@@ -12,6 +12,7 @@ import numpy as np
 
 from agentrl.algorithms import AlgorithmSpec, Rewards
 from agentrl.controller.actor import ActorHandle, LearnerHandle
+from agentrl.controller.admission import Snapshot
 from agentrl.controller.checkpoints import Checkpoints, Manifest
 from agentrl.controller.evaluation import Examiner
 from agentrl.controller.failures import FailureBound
@@ -246,21 +247,27 @@ class StageRun:
         with self.timer.phase("checkpoint"):
             snapshot = self.schedule.snapshot(again)
             folder = self._checkpoints.begin(state.step)
-            self.learner.save(folder / self.learner.role)
-            self._recorder.sync()
-            self._recorder.kept(snapshot.running)
-            manifest = Manifest(
-                stage=self.settings.name,
-                step=state.step,
-                policy_version=state.policy_version,
-                rollouts=snapshot,
-                algorithm=dict(state.algorithm),
-                progress=dict(state.totals),
-                results=self._recorder.results(),
-                evaluating=self._interrupted,
-                uncounted=self._recorder.uncounted(),
-            )
-            self._checkpoints.commit(folder, manifest)
+            try:
+                self.learner.save(folder / self.learner.role)
+                self._recorder.sync()
+                self._recorder.kept(snapshot.running)
+                self._checkpoints.commit(folder, self._manifest(state, snapshot))
+            except BaseException:
+                self._checkpoints.abandon(folder)
+                raise
+
+    def _manifest(self, state: TrainState, snapshot: Snapshot) -> Manifest:
+        return Manifest(
+            stage=self.settings.name,
+            step=state.step,
+            policy_version=state.policy_version,
+            rollouts=snapshot,
+            algorithm=dict(state.algorithm),
+            progress=dict(state.totals),
+            results=self._recorder.results(),
+            evaluating=self._interrupted,
+            uncounted=self._recorder.uncounted(),
+        )
 
     def finish(self, state: TrainState) -> TrainState:
         """Exports the model as an ordinary Hugging Face folder.

@@ -52,13 +52,12 @@ class Interruption:
         by = self._stop.by or ("Ctrl-C" if isinstance(error, KeyboardInterrupt) else "")
         if self._told is not None or not by:
             return self._told
-        checkpoint = _newest_checkpoint(self._directory, self._stages)
         text = f"interrupted by {by}"
         if not isinstance(error, RunInterruptedError | KeyboardInterrupt):
             first = str(error).partition("\n")[0]
             text += f"; what runs ended before a checkpoint could be made ({type(error).__name__}: {first})"
-        text += f"; the checkpoint {checkpoint} stands" if checkpoint else "; it has no checkpoint yet"
-        text += f"; go on with: {resume_command(self._directory)}"
+        checkpoint = self._newest_checkpoint()
+        text += f"; {self.how_on(checkpoint)}"
         self._told = KeyboardInterrupt(text) if isinstance(error, KeyboardInterrupt) else RunInterruptedError(text)
         self._display.message(text)
         entry = {
@@ -74,6 +73,23 @@ class Interruption:
             self._told.add_note(f"and recording it failed: {second}")
         return self._told
 
+    def tell_failure(self) -> None:
+        """Says how a run goes on that failed by itself, where there is anything to go on from."""
+        if (checkpoint := self._newest_checkpoint()) is not None:
+            self._display.message(self.how_on(checkpoint))
+
+    def how_on(self, checkpoint: Path | None) -> str:
+        """Which checkpoint stands, and the command that goes on from there."""
+        stands = f"the checkpoint {checkpoint} stands" if checkpoint else "it has no checkpoint yet"
+        return f"{stands}; go on with: {resume_command(self._directory)}"
+
+    def _newest_checkpoint(self) -> Path | None:
+        for stage in reversed(self._stages):
+            found = sorted((self._directory.checkpoints_folder / stage.name).glob("step=*/manifest.json"))
+            if found:
+                return found[-1].parent
+        return None
+
 
 def resume_command(directory: RunDirectory) -> str:
     """The command line by which the run goes on; from Python, what to call."""
@@ -84,11 +100,3 @@ def resume_command(directory: RunDirectory) -> str:
     if not any(word.startswith("run.dir=") for word in words):
         words.append(f"run.dir={directory.root}")
     return shlex.join([*words, "--resume"])
-
-
-def _newest_checkpoint(directory: RunDirectory, stages: Sequence[StageConfig]) -> Path | None:
-    for stage in reversed(stages):
-        found = sorted((directory.checkpoints_folder / stage.name).glob("step=*/manifest.json"))
-        if found:
-            return found[-1].parent
-    return None

@@ -18,7 +18,7 @@ from agentrl.controller.group import WorkerGroup
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.stopping import StopRequest
 from agentrl.envs import EnvSpec, RewardFn, Rubric
-from agentrl.errors import AgentRLError, ConfigError
+from agentrl.errors import AgentRLError, ConfigError, StoreError
 from agentrl.metrics import JsonlSink, PhaseTimer, Sink, Sinks, StepDisplay, TensorBoardSink, result_rows
 from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.run.build import LiveObjects, eval_plan, reward_model_folder
@@ -130,8 +130,9 @@ class Trainer:
                         return self._train(directory, stages, display, events, resume, stop, take_signals)
                 except BaseException as error:
                     stop.deferred = True  # a signal cuts nothing short from here on
-                    if interruption.tell(error) is None and isinstance(error, AgentRLError):
-                        events.failure("run_failed", error)
+                    if interruption.tell(error) is None:
+                        _record_failure(events, error)
+                        interruption.tell_failure()
                     self._close_after(error)  # a group that failed answers no more; the next call has a fresh one
                     instead = interruption.tell(error)  # the same signal may have ended a rank before it came here
                     if instead is not None:
@@ -343,6 +344,15 @@ class Trainer:
                 "model.path is not set and nothing was trained yet; call train() first, or set model.path"
             )
         return self._base_dir / Path(self.config.model.path).expanduser()
+
+
+def _record_failure(events: EventLog, error: BaseException) -> None:
+    """Writes down why a run failed; a disk that is full may not take even that."""
+    if isinstance(error, AgentRLError):
+        try:
+            events.failure("run_failed", error)
+        except StoreError as second:
+            error.add_note(f"and recording it failed: {second}")
 
 
 def _plays(stage: StageConfig) -> bool:

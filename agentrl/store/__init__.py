@@ -11,6 +11,7 @@ from agentrl.store.masking import SecretMask, mask_secrets
 from agentrl.store.reader import StoredTrajectory, TrajectoryReader, TrajectorySummary
 from agentrl.store.run_directory import RunDirectory
 from agentrl.store.shard import read_shard, write_shard
+from agentrl.store.space import write_failure
 from agentrl.store.token_arrays import TokenArrays
 from agentrl.store.writer import TrajectoryWriter, WriterCounts
 
@@ -36,6 +37,7 @@ __all__ = [
     "replacing",
     "sync_folder",
     "write_bytes",
+    "write_failure",
     "write_json",
     "write_shard",
     "write_text",

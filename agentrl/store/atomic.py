@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import StoreError
+from agentrl.store.space import write_failure
 
 __all__ = ["replacing", "sync_folder", "write_bytes", "write_json", "write_text"]
 
@@ -31,7 +32,7 @@ def replacing(path: Path) -> Iterator[Path]:
         sync_folder(path.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise StoreError(f"{path} cannot be written: {error.strerror or error}") from error
+        raise write_failure(f"{path} cannot be written", path, error) from error
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

@@ -16,6 +16,7 @@ from agentrl.errors import StoreError
 from agentrl.store.atomic import sync_folder, write_bytes
 from agentrl.store.json_text import from_json, to_json
 from agentrl.store.masking import SecretMask
+from agentrl.store.space import write_failure
 
 __all__ = ["JsonlWriter", "keep_lines", "read_jsonl", "write_all"]
 
@@ -64,7 +65,7 @@ class JsonlWriter:
             try:
                 write_all(file, data)
             except OSError as error:
-                raise StoreError(f"{self.path} cannot be written: {error.strerror or error}") from error
+                raise write_failure(f"{self.path} cannot be written", self.path, error) from error
             self._size += len(data)
 
     def sync(self) -> None:

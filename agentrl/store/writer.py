@@ -21,6 +21,7 @@ from agentrl.store.lock import hold_name
 from agentrl.store.masking import SecretMask
 from agentrl.store.run_directory import RunDirectory
 from agentrl.store.sealing import StepFiles
+from agentrl.store.space import write_failure
 from agentrl.store.spill import Spilled, SpillFile
 from agentrl.types import Trajectory
 
@@ -287,9 +288,9 @@ class TrajectoryWriter:
 
     def _fail(self, error: Exception, what: str) -> StoreError:
         waiting = self._issued - self._handled
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-        self._error = StoreError(
-            f"{what}: {reason}; {waiting} entries for {self._run.root} were not stored: mend that, then --resume"
+        failure = write_failure(what, self._run.root, error)
+        self._error = type(failure)(
+            f"{failure}; {waiting} entries for {self._run.root} were not stored: mend that, then --resume"
         )
         self._error.__cause__ = error
         self._changed.notify_all()

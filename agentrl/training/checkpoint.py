@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from agentrl.errors import StoreError
+from agentrl.store import write_failure
 from agentrl.training.sharding import sharded_parameters
 
 __all__ = ["load_checkpoint", "save_checkpoint"]
@@ -58,8 +59,12 @@ def save_checkpoint(
         if dist.get_rank() == 0:
             _write_listing(folder, {name: entry for part in listed for name, entry in part.items()}, purpose)
         dist.barrier()
-    except (OSError, CheckpointException) as error:
-        raise StoreError(f"the {purpose}'s checkpoint could not be written to {folder}: {error}") from error
+    except (
+        OSError,
+        RuntimeError,
+        CheckpointException,
+    ) as error:  # torch has RuntimeErrors of its own here
+        raise write_failure(f"the {purpose}'s checkpoint could not be written to {folder}", folder, error) from error
 
 
 def load_checkpoint(folder: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> int:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from safetensors import SafetensorError
 
 from agentrl.errors import StoreError
+from agentrl.store import write_failure
 from agentrl.training.packed_model import PackedModel, no_progress_bars
 from agentrl.training.weights import full_weights
 
@@ -56,6 +58,6 @@ def export_model(model: PackedModel, source: Path, folder: Path, dtype: torch.dt
             for pattern in _BESIDE_THE_WEIGHTS:
                 for path in source.glob(pattern):
                     shutil.copy2(path, folder / path.name)
-        except OSError as error:
-            raise StoreError(f"the model could not be exported to {folder}: {error}") from error
+        except (OSError, SafetensorError) as error:
+            raise write_failure(f"the model could not be exported to {folder}", folder, error) from error
     dist.barrier()

@@ -127,7 +127,7 @@ def test_an_evaluation_that_was_interrupted_is_made_up_for(start: Start) -> None
 
 def test_a_run_that_has_not_begun_ends_at_once(start: Start) -> None:
     driver = start()
-    driver.until(lambda: (driver.run_dir / "run.json").exists())
+    driver.until(lambda: (driver.run_dir / "events.jsonl").exists())
     driver.process.send_signal(signal.SIGTERM)
     assert driver.finish() == 143, driver.text
     assert "; it has no checkpoint yet; go on with: agentrl train " in driver.text

@@ -1,0 +1,48 @@
+"""Write failure: why a file could not be written, as a sentence; a full disk is named, whoever noticed it."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from agentrl.errors import DiskFullError, StoreError
+
+__all__ = ["write_failure"]
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_ALMOST_NOTHING = 2**16
+"""Bytes that are left where a file did not fit, below its file system's blocks and reserve."""
+
+
+def write_failure(what: str, path: Path, error: BaseException) -> StoreError:
+    """The error to raise where something could not be written.
+
+    Args:
+        what: what could not be, such as ``the actor's checkpoint could not be written to runs/a``.
+        path: where; it need not exist.
+        error: the file system's own error, or a library's that swallowed it.
+
+    Returns:
+        ``DiskFullError`` where the disk, or a quota on it, is full.
+    """
+    folder = next(place for place in (path, *path.absolute().parents) if place.is_dir())
+    usage = shutil.disk_usage(folder)
+    if usage.free < _ALMOST_NOTHING or any(getattr(one, "errno", None) in _FULL for one in _causes(error)):
+        return DiskFullError(
+            f"{what}: the disk is full ({usage.free / 1e6:,.1f} of {usage.total / 1e6:,.1f} MB are free at {folder}); "
+            "make room there, or move the run directory, then go on with --resume"
+        )
+    reason = getattr(error, "strerror", None) or str(error).strip().splitlines()[-1:] or [type(error).__name__]
+    return StoreError(f"{what}: {reason if isinstance(reason, str) else reason[0]}")
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An error, what it was raised from, and what several ranks raised."""
+    ranks = getattr(error, "failures", None)  # torch's CheckpointException: by rank the error and its traceback
+    for one in ranks.values() if isinstance(ranks, dict) else ():
+        yield one[0] if isinstance(one, tuple) else one
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__  # type: ignore[assignment]

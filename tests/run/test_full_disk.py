@@ -1,0 +1,56 @@
+"""A disk that is full at a checkpoint: a sentence that says so, and the checkpoint before it stands."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agentrl.errors import DiskFullError, StoreError
+from agentrl.store import write_failure
+from tests.run.tiny_run import CONFIG
+
+pytestmark = pytest.mark.timeout(300)
+
+TOO_SMALL = 1_500_000
+"""Bytes: room for the run and some of its checkpoints."""
+
+
+@pytest.mark.slow
+def test_a_full_disk_at_a_checkpoint_is_a_sentence(tmp_path: Path) -> None:
+    config, disk = tmp_path / "config.yaml", tmp_path / "disk"
+    config.write_text(CONFIG, encoding="utf-8")
+    disk.mkdir()
+    small = ["bwrap", "--dev-bind", "/", "/", "--size", str(TOO_SMALL), "--tmpfs", str(disk)]
+    often = ("checkpoint.every=1", "checkpoint.keep_last=100", "run.deterministic=false")
+    done = subprocess.run(
+        [*small, sys.executable, "-m", "agentrl", "train", str(config), f"run.dir={disk}/run", *often],
+        capture_output=True,
+        text=True,
+    )
+    if "bwrap: " in done.stderr:
+        pytest.skip(f"bubblewrap makes no namespace here: {done.stderr}")
+    assert done.returncode == 4, done.stderr
+    assert done.stderr.startswith("error: ")
+    assert f"the disk is full (0.0 of 1.5 MB are free at {disk}/run" in done.stderr
+    assert done.stderr.count("\n") == 1  # neither a traceback nor torch's words
+    assert f"the checkpoint {disk}/run/checkpoints/warmup/step=0000" in done.stdout
+    assert " stands; go on with: agentrl train " in done.stdout
+
+
+def test_a_full_disk_is_named_whoever_swallowed_its_number(tmp_path: Path) -> None:
+    full = OSError(28, "No space left on device")
+    wrapped = RuntimeError("unexpected pos 64 vs 0")
+    wrapped.__context__ = full
+    for error in (full, wrapped):
+        found = write_failure("it could not be written", tmp_path / "not" / "there", error)
+        assert isinstance(found, DiskFullError)
+        assert "unexpected pos" not in str(found)
+        assert found.exit_code == 4
+
+
+def test_another_failure_keeps_its_own_words(tmp_path: Path) -> None:
+    found = write_failure("it could not be written", tmp_path, PermissionError(13, "Permission denied"))
+    assert (type(found), str(found)) == (StoreError, "it could not be written: Permission denied")

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from agentrl.errors import SandboxError
 
 from .channel import Channel, IOThread
-from .host import folder, frames
+from .host import frames, removal
 from .owner import Owner
 
 OnFrame = Callable[[frames.Header, list[bytes]], None]
@@ -177,7 +177,7 @@ class ProcessHost:
         base, deadline = facts.get("base"), time.monotonic() + _REMOVE_S
         while base is not None and os.path.exists(base):
             try:
-                folder.remove(base)
+                removal.remove(base)
             except OSError:
                 if time.monotonic() > deadline:
                     raise SandboxError(f"the folder {base} of a sandbox host that died could not be removed") from None

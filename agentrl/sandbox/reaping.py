@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 
-from .host import folder, tree
+from .host import removal, tree
 from .launcher import FOLDER_PREFIX, HOST_TITLE
 from .owner import Owner
 
@@ -84,7 +84,7 @@ def _ended(pid: int) -> str:
 
 def _removed(path: str) -> str:
     try:
-        folder.remove(path)
+        removal.remove(path)
     except FileNotFoundError:
         return f"folder {path} (gone meanwhile)"
     except OSError as error:

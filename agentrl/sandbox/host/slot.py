@@ -17,7 +17,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from . import folder, frames, landlock, tree
+from . import folder, frames, landlock, removal, tree
 from .child import Confinement
 from .enclosure import TEMP, WORK, Enclosure
 from .execution import HostFailure, execute
@@ -45,6 +45,7 @@ class SlotConfig:
         env: further variables of every run.
         keep: descriptors that the child inherits, for a standard library behind a closed folder.
         process_base: processes that the user runs already, for RLIMIT_NPROC; None where the uid is the slot's own.
+        bounded: the slot's folders are a file system of their own, whose size is its limit.
     """
 
     root: str
@@ -59,6 +60,7 @@ class SlotConfig:
     env: dict[str, str]
     keep: tuple[int, ...]
     process_base: int | None
+    bounded: bool
 
 
 class Slot:
@@ -185,7 +187,7 @@ class Slot:
         """Fork a run's process, in namespaces of its own where the slot is enclosed; it finds no temporary files."""
         resting = self.resting_pid
         if not resting:
-            folder.empty(self.temp)  # the folder itself stays: Landlock's rule is about it
+            removal.empty(self.temp)  # the folder itself stays: Landlock's rule is about it
         if self.enclosure is None:
             return os.fork()
         self.enclosure.firsts = {pid: first for pid, first in self.enclosure.firsts.items() if pid == resting}
@@ -210,15 +212,6 @@ class Slot:
         """What RLIMIT_NPROC counts beside the next run's own: the slot, a resting interpreter, idle first processes."""
         num_children = 1 if self.resting_pid else 0
         return 1 + num_children + (0 if self.enclosure is None else 1 + num_children)
-
-    def open_session(self) -> Session:
-        """The interpreter that keeps its variables; a new one where there is none that listens."""
-        if self.session is not None and not self.session.listens():
-            self.end_session()
-            self.lost_unsaid = True
-        if self.session is None:
-            self.session = Session(self.config.root)
-        return self.session
 
     def end_session(self) -> None:
         """End the interpreter that keeps its variables, if there is one."""

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from . import child, enclosure, folder, frames, landlock, seccomp, tree, uids
+from . import child, enclosure, frames, landlock, removal, seccomp, tree, uids
 from .interpreter import Interpreter, preload
 from .slot import SlotConfig, slot_main
 
@@ -226,6 +226,7 @@ class Supervisor:
             env=self.env,
             keep=host.keep,
             process_base=None if self._counts_for_itself(uid) else _threads_of(os.getuid()),
+            bounded=self.enclosed or bool(self.roots),
         )
 
     def _counts_for_itself(self, uid: int | None) -> bool:
@@ -292,7 +293,7 @@ class Supervisor:
         self.cleaners.clear()
         tree.kill_below((), None, self._collect_strays, _SLOT_END_S)
         if self.base is not None:
-            folder.remove(self.base)
+            removal.remove(self.base)
 
     def _collect_all(self) -> bool:
         """Reap what has ended; whether a child is left."""
@@ -328,7 +329,7 @@ def _threads_of(uid: int) -> int:
 
 def _remove_and_exit(root: str) -> NoReturn:
     try:
-        folder.remove(root)
+        removal.remove(root)
     except OSError as error:
         os.write(2, f"{root} could not be removed: {error}\n".encode())
     finally:

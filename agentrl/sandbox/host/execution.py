@@ -69,9 +69,10 @@ class _Execution:
         self.watch = Watch(self.slot, self.limits, self.session)
 
     def fork(self, code: bytes, stdio: tuple[int, int, int], status_w: int, session: Session | None) -> None:
+        job = _job(self.slot, self.header, code, session)
         self.pid = self.slot.fork()
         if self.pid == 0:
-            child.run(_job(self.slot, self.header, code, session), stdio, status_w)
+            child.run(job, stdio, status_w)
 
     def hand_over(self, code: bytes, stdio: tuple[int, int, int], status_w: int) -> None:
         """Give the run to the interpreter that keeps its variables; to a new one where that cannot go on."""
@@ -388,6 +389,7 @@ def _job(slot: Slot, header: frames.Header, code: bytes, session: Session | None
         address_space=_address_space(),
         process_limit=process_limit,
         keep=config.keep,
+        slot=os.getpid(),
         control=None if session is None else session.theirs,
     )
 

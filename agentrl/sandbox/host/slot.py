@@ -26,6 +26,7 @@ from .session import Session
 
 _MAX_LISTED = 10_000
 _END_S = 2.0
+_PR_SET_DUMPABLE = 4
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,8 @@ class Slot:
             os.setgroups([])
             os.setresgid(config.uid, config.uid, config.uid)
             os.setresuid(config.uid, config.uid, config.uid)
+            if config.abi:  # or the kernel hides its runs' /proc files from it; Landlock hides both from the code
+                landlock.prctl(_PR_SET_DUMPABLE, 1)
         if config.abi is None:
             return
         landlock.no_new_privs()
@@ -252,20 +255,20 @@ def slot_main(sock: socket.socket, config: SlotConfig) -> NoReturn:
     """The body of a slot process; never returns."""
     exit_code = 1
     try:
-        _serve(Slot(sock, config))
-        exit_code = 0
+        exit_code = 0 if _serve(Slot(sock, config)) else 1
     except BaseException:  # noqa: BLE001  the boundary: the host's owner reads it, and every run of this slot fails
         traceback.print_exc()
     finally:
         os._exit(exit_code)
 
 
-def _serve(slot: Slot) -> None:
+def _serve(slot: Slot) -> bool:
+    """Until the owner hangs up; whether nothing that the slot ran is left."""
     try:
         slot.enter()
     except OSError as error:
         slot.send({"id": 0, "failed": f"the slot could not give up its rights: {error}"}, [])
-        return
+        return True
     slot.send({"id": 0, "scoped": slot.scoped}, [])
     gc.freeze()
     while not slot.owner_gone:
@@ -274,4 +277,4 @@ def _serve(slot: Slot) -> None:
         else:
             slot.receive()
     slot.kill_all()
-    tree.kill_below((), None, tree.reap_all, _END_S)
+    return tree.kill_below((), None, tree.reap_all, _END_S)

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from agentrl.errors import SandboxError
 
 from .channel import Channel, IOThread
-from .host import folder, frames
+from .host import frames, marks, removal
 from .owner import Owner
 
 OnFrame = Callable[[frames.Header, list[bytes]], None]
@@ -28,7 +28,6 @@ _LISTENER_S = 10.0
 _BOOT = (
     "import sys; sys.path.insert(0, {folder!r}); from host.{module} import main; sys.path.remove({folder!r}); main()"
 )
-HOST_TITLE = "agentrl-sandbox-host"  # in the command line of every process of a host, before its owner
 FOLDER_PREFIX = "agentrl-sandbox-"  # of a host's folder, before its owner
 HOST_FOLDER = Path(__file__).parent / "host"
 
@@ -172,12 +171,14 @@ class ProcessHost:
             self._process.wait()
 
     def clear(self, facts: Mapping[str, Any]) -> None:
-        """A host that was killed leaves its folder; its slots may be ending meanwhile."""
+        """A host that was killed leaves its folder, and processes of its sandboxes; slots may be ending meanwhile."""
         self._log.close()
         base, deadline = facts.get("base"), time.monotonic() + _REMOVE_S
+        if base is not None and os.path.exists(base) and sys.platform == "linux":
+            marks.end_orphans(_REMOVE_S)
         while base is not None and os.path.exists(base):
             try:
-                folder.remove(base)
+                removal.remove(base)
             except OSError:
                 if time.monotonic() > deadline:
                     raise SandboxError(f"the folder {base} of a sandbox host that died could not be removed") from None
@@ -204,4 +205,4 @@ def host_argv(module: str = "supervisor", *, folder: str = str(HOST_FOLDER.paren
         folder: where the package ``host`` is found.
     """
     boot = _BOOT.format(folder=folder, module=module)
-    return [sys.executable, "-I", "-S", "-c", boot, HOST_TITLE, str(Owner.current())]
+    return [sys.executable, "-I", "-S", "-c", boot, marks.HOST_TITLE, str(Owner.current())]

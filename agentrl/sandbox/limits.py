@@ -28,6 +28,8 @@ class Limits:
         max_files: files and folders of the sandbox together; likewise.
         output_bytes: stdout and stderr, each.
         open_files: descriptors of one process.
+        reserve_bytes: free space of the file system that holds the sandboxes, where the backend does not guarantee
+            ``disk``, but no more than a tenth of it: with less left, runs that take their part of it are ended.
 
     Raises:
         ConfigError: a limit is not finite, not positive, or below what an interpreter needs.
@@ -42,6 +44,7 @@ class Limits:
     max_files: int = 20_000
     output_bytes: int = 2**20
     open_files: int = 256
+    reserve_bytes: int = 512 * 2**20
 
     def __post_init__(self) -> None:
         for name in ("wall_s", "cpu_s"):
@@ -57,8 +60,11 @@ class Limits:
             value = getattr(self, field.name)
             if field.name in ("wall_s", "cpu_s"):
                 continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"sandbox.limits.{field.name} must be a whole number of at least 1, got {value!r}")
+            least = 0 if field.name == "reserve_bytes" else 1
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ConfigError(
+                    f"sandbox.limits.{field.name} must be a whole number of at least {least}, got {value!r}"
+                )
         for name in ("output_bytes", "file_bytes"):
             if getattr(self, name) > _MAX_MOVED_BYTES:
                 raise ConfigError(

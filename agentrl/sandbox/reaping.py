@@ -1,6 +1,6 @@
-"""Removes what dead owners left on this machine: hosts that did not see their owner's end, and their folders.
+"""Removes what dead owners left on this machine: hosts that did not see their end, what these ran, their folders.
 
-Both happen only where owner and host were killed together, or a host was stopped. What belongs to a
+All of it happens only where owner and host were killed together, or a host was stopped. What belongs to a
 process that lives, or of which nothing can be known, is left alone (:mod:`agentrl.sandbox.owner`).
 """
 
@@ -14,28 +14,30 @@ import tempfile
 import time
 from collections.abc import Iterator
 
-from .host import folder, tree
-from .launcher import FOLDER_PREFIX, HOST_TITLE
+from .host import marks, removal, tree
+from .launcher import FOLDER_PREFIX
 from .owner import Owner
 
 _GRACE_S = 2.0  # for hosts that are ending by themselves
 
 
 def reap_orphans() -> list[str]:
-    """Remove hosts and folders of dead owners; what was removed, one line each.
+    """Remove hosts and folders of dead owners, and processes of dead hosts; what was removed, one line each.
 
     Containers are the docker backend's: ``agentrl.sandbox.docker.containers.reap_orphans``.
     """
     if sys.platform != "linux":
         return []
-    hosts, folders = dict(_orphaned_hosts()), dict(_orphaned_folders())
-    if not hosts and not folders:
-        return []
+    hosts, folders, strays = dict(_orphaned_hosts()), dict(_orphaned_folders()), marks.orphans()
     end = time.monotonic() + _GRACE_S
     while (hosts or folders) and time.monotonic() < end:
         time.sleep(0.05)
         hosts, folders = dict(_orphaned_hosts()), dict(_orphaned_folders())
     removed = [f"{_ended(pid)} of owner {owner}" for pid, owner in hosts.items()]
+    if hosts or folders or strays:  # before the folders: nothing that runs is to meddle with their removal
+        ended, left = marks.end_orphans(_GRACE_S)
+        removed += [f"process {pid} of a sandbox whose host is dead" for pid in sorted(ended - left)]
+        removed += [f"nothing of process {pid} of a sandbox whose host is dead: it goes on" for pid in sorted(left)]
     return removed + [f"{_removed(path)} of owner {owner}" for path, owner in folders.items()]
 
 
@@ -52,9 +54,9 @@ def _owner_of_host(pid: str) -> Owner | None:
             words = file.read().decode(errors="replace").split("\0")
     except OSError:
         return None
-    if HOST_TITLE not in words or not _is_ours(f"/proc/{pid}"):
+    if marks.HOST_TITLE not in words or not _is_ours(f"/proc/{pid}"):
         return None
-    return Owner.parse("".join(words[words.index(HOST_TITLE) + 1 :][:1]))
+    return Owner.parse("".join(words[words.index(marks.HOST_TITLE) + 1 :][:1]))
 
 
 def _orphaned_folders() -> Iterator[tuple[str, Owner]]:
@@ -84,7 +86,7 @@ def _ended(pid: int) -> str:
 
 def _removed(path: str) -> str:
     try:
-        folder.remove(path)
+        removal.remove(path)
     except FileNotFoundError:
         return f"folder {path} (gone meanwhile)"
     except OSError as error:

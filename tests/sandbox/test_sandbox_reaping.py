@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -14,13 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.sandbox import BackendReport, SandboxSpec
+from agentrl.errors import SandboxError
+from agentrl.sandbox import BackendReport, Limits, SandboxSpec
+from agentrl.sandbox.forked import ForkedSandbox
+from agentrl.sandbox.forkserver import ForkServer, HostSettings
 from agentrl.sandbox.launcher import FOLDER_PREFIX
 from agentrl.sandbox.owner import Owner
 from agentrl.sandbox.reaping import reap_orphans
+from benchmarks.sandboxes.machine import living
 
 OWNER = """
-import asyncio
+import asyncio, sys
 from agentrl.sandbox import SandboxSpec
 from agentrl.sandbox.hosts import _servers
 
@@ -29,7 +34,7 @@ async def main():
         await sandbox.write_file("left", b"x" * 100)
         facts = next(iter(_servers.values())).facts
         print(facts["pid"], facts["base"], flush=True)
-        await sandbox.run("while True: pass", timeout_s=600)
+        await sandbox.run(sys.argv[1], timeout_s=600)
 
 asyncio.run(main())
 """
@@ -61,8 +66,8 @@ def slots_of(pid: int) -> list[int]:
 
 
 @contextmanager
-def running() -> Iterator[Running]:
-    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE)
+def running(code: str = "while True: pass") -> Iterator[Running]:
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, code], stdout=subprocess.PIPE)
     assert owner.stdout is not None
     try:
         pid, base = owner.stdout.readline().split()
@@ -71,6 +76,7 @@ def running() -> Iterator[Running]:
         owner.kill()
         owner.wait()
         owner.stdout.close()
+        reap_orphans()  # what a test let live
 
 
 def test_a_host_that_was_stopped_when_its_owner_died_is_ended_with_its_sandboxes(landlock: BackendReport) -> None:
@@ -101,6 +107,84 @@ def test_a_folder_whose_owner_and_host_are_dead_is_removed(landlock: BackendRepo
         removed = reap_orphans()
     assert any(f"folder {run.base} of owner {run.owner.pid}-" in line for line in removed)
     assert not run.base.exists()
+
+
+def end_together(run: Running) -> list[int]:
+    """Owner, host and slots at once, so that none sees the end of another; the slots."""
+    slots = slots_of(run.host)
+    everyone = [run.owner.pid, run.host, *slots]
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in everyone:
+            os.kill(pid, number)
+    run.owner.wait()
+    return slots
+
+
+HIDES = """
+import os, sys
+for _ in range(2):  # no child of the slot's, no session of its own run's
+    if os.fork():
+        if _: os._exit(0)
+        break
+    os.setsid()
+else:
+    os.chdir("/")
+    os.closerange(0, 256)
+    sleep = "import time; time.sleep(600)"
+    os.execve(sys.executable, ["python", "-I", "-S", "-c", sleep, "agentrl-sandbox-host", "OWNER", "MARKER"], {})
+import time
+time.sleep(600)
+"""
+
+
+def test_the_process_of_a_run_ends_with_its_slot(landlock: BackendReport) -> None:
+    marker = f"marker-{os.urandom(6).hex()}"
+    with running(f"import os\nos.execv('/bin/sh', ['sh', '-c', 'sleep 600; : {marker}'])") as run:
+        assert wait_until(lambda: len(living(marker)) == 2)  # the owner's command line names it as well
+        end_together(run)
+        assert wait_until(lambda: not living(marker))
+
+
+def test_what_the_code_started_is_found_when_owner_and_host_were_killed_together(landlock: BackendReport) -> None:
+    marker = f"marker-{os.urandom(6).hex()}"
+    with running(HIDES.replace("MARKER", marker).replace("OWNER", str(Owner.current()))) as run:
+        assert wait_until(lambda: len(living(marker)) == 2)
+        end_together(run)
+        (hidden,) = living(marker)
+        removed = reap_orphans()
+        assert living(marker) == []
+    assert f"process {hidden} of a sandbox whose host is dead" in removed
+    assert not run.base.exists()
+
+
+def test_what_the_code_started_ends_with_its_sandbox_where_only_the_host_was_killed(landlock: BackendReport) -> None:
+    server = ForkServer(HostSettings(confine=True))
+    marker = f"marker-{os.urandom(6).hex()}"
+
+    async def go() -> None:
+        sandbox = ForkedSandbox(lambda: server, Limits())
+        with pytest.raises(SandboxError):
+            task = asyncio.create_task(sandbox.run(HIDES.replace("MARKER", marker), timeout_s=600))
+            while not living(marker):
+                await asyncio.sleep(0.02)
+            for pid in (*slots_of(server.facts["pid"]), server.facts["pid"]):
+                os.kill(pid, signal.SIGKILL)
+            await task
+
+    asyncio.run(go())
+    server.close()
+    assert living(marker) == []
+    assert not os.path.exists(server.facts["base"])
+
+
+def test_a_process_of_a_living_sandbox_is_left_alone(landlock: BackendReport) -> None:
+    marker = f"marker-{os.urandom(6).hex()}"
+    with running(HIDES.replace("MARKER", marker)) as run:
+        assert wait_until(lambda: len(living(marker)) == 2)
+        removed = reap_orphans()
+        assert len(living(marker)) == 2
+        assert run.base.exists()
+    assert not any("whose host is dead" in line for line in removed)
 
 
 def test_a_living_run_is_left_alone(landlock: BackendReport) -> None:

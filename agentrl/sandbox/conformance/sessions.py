@@ -15,18 +15,18 @@ from .verdict import Check, Factory, expect, expect_status
 _PATIENCE_S = 30.0
 
 
-async def _last(sandbox: Sandbox, code: str, timeout_s: float = _PATIENCE_S) -> ExecResult:
+async def last(sandbox: Sandbox, code: str, timeout_s: float = _PATIENCE_S) -> ExecResult:
     return await sandbox.run(code, persist="interpreter", timeout_s=timeout_s)
 
 
 async def _kept(factory: Factory) -> None:
     async with factory() as sandbox:
-        await _last(sandbox, "x = [1]\ndef more(): x.append(len(x) + 1)")
-        result = await _last(sandbox, "more()\nprint(x)")
+        await last(sandbox, "x = [1]\ndef more(): x.append(len(x) + 1)")
+        result = await last(sandbox, "more()\nprint(x)")
         expect(result.stdout == b"[1, 2]\n", "variables and functions last", result)
-        result = await _last(sandbox, "more()\n1 / 0")
+        result = await last(sandbox, "more()\n1 / 0")
         expect(result.status == "error" and not result.interpreter_ended, "an exception ends only its run", result)
-        result = await _last(sandbox, "print(x)")
+        result = await last(sandbox, "print(x)")
         expect((result.stdout, result.stderr) == (b"[1, 2, 3]\n", b""), "each run has its own output", result)
         result = await sandbox.run("print('x' in globals())", persist="files")
         expect(result.stdout == b"False\n", "a run that asks for a fresh interpreter gets one", result)
@@ -35,21 +35,21 @@ async def _kept(factory: Factory) -> None:
 async def _lost(factory: Factory) -> None:
     async with factory() as sandbox:
         for code, status in (("while True: pass", "timeout"), ("import os\nos._exit(3)", "error")):
-            await _last(sandbox, "x = 1")
-            result = await _last(sandbox, code, timeout_s=2.0)
+            await last(sandbox, "x = 1")
+            result = await last(sandbox, code, timeout_s=2.0)
             expect_status(result, status)
             expect(result.interpreter_ended and bool(result.detail), "the end of the interpreter is said", result)
-            result = await _last(sandbox, "print('x' in globals())")
+            result = await last(sandbox, "print('x' in globals())")
             expect(result.stdout == b"False\n", "the next run starts afresh", result)
 
 
 async def _apart(factory: Factory) -> None:
     async with factory() as one, factory() as other:
-        await _last(one, "secret = 1")
-        result = await _last(other, "print('secret' in globals())")
+        await last(one, "secret = 1")
+        result = await last(other, "print('secret' in globals())")
         expect(result.stdout == b"False\n", "another sandbox has other variables", result)
         await one.reset()
-        result = await _last(one, "print('secret' in globals())")
+        result = await last(one, "print('secret' in globals())")
         expect(result.stdout == b"False\n", "a reset ends them", result)
 
 
@@ -61,16 +61,16 @@ async def _survivors(factory: Factory) -> None:
     )
     look = "import os, time\nbefore = os.path.getsize('beat')\ntime.sleep(0.3)\nprint(os.path.getsize('beat') - before)"
     async with factory() as sandbox:
-        expect_status(await _last(sandbox, beat), "ok")
+        expect_status(await last(sandbox, beat), "ok")
         result = await sandbox.run(look)
         expect(result.stdout == b"0\n", "a child does not outlive its run", result)
 
 
-def _where_offered(check: Callable[[Factory], Awaitable[None]]) -> Callable[[Factory], Awaitable[None]]:
+def where_offered(check: Callable[[Factory], Awaitable[None]]) -> Callable[[Factory], Awaitable[None]]:
     async def run(factory: Factory) -> None:
         async with factory() as sandbox:
             try:
-                await _last(sandbox, "pass")
+                await last(sandbox, "pass")
             except ConfigError:
                 return
         await check(factory)
@@ -79,7 +79,7 @@ def _where_offered(check: Callable[[Factory], Awaitable[None]]) -> Callable[[Fac
 
 
 SESSIONS = tuple(
-    Check(name, None, _where_offered(run))
+    Check(name, None, where_offered(run))
     for name, run in (
         ("variables of an interpreter that persists", _kept),
         ("the end of an interpreter that persists", _lost),

@@ -7,12 +7,13 @@ from collections.abc import Collection
 from agentrl.errors import AgentRLError
 
 from .attacks import ATTACKS
+from .excuses import EXCUSES
 from .files import FILE_CHECKS
 from .semantics import SEMANTICS
 from .sessions import SESSIONS
 from .verdict import Check, CheckFailed, CheckResult, Factory
 
-CHECKS: tuple[Check, ...] = (*SEMANTICS, *SESSIONS, *FILE_CHECKS, *ATTACKS)
+CHECKS: tuple[Check, ...] = (*SEMANTICS, *SESSIONS, *EXCUSES, *FILE_CHECKS, *ATTACKS)
 
 
 async def check_sandbox(

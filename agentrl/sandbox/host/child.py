@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
-from . import enclosure, landlock, namespaces, seccomp, session
+from . import enclosure, landlock, marks, namespaces, seccomp, session
 
 CODE_NAME = "main.py"
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
 _OOM_HEADROOM = 16 * 2**20  # lets an interpreter that ran out of memory still print that it did
-_PR_SET_DUMPABLE = 4
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,7 @@ class Job:
     address_space: int | None  # bytes mapped already; the memory limit counts from here
     process_limit: int | None
     keep: Sequence[int] = field(default=())
+    slot: int = 0  # the pid of its parent, as it sees it
     control: socket.socket | None = None  # of the session whose interpreter this child becomes
 
 
@@ -107,18 +108,30 @@ def _prepare(job: Job, stdio: tuple[int, int, int], status: int) -> None:
     _close_all_but(keep)
     if job.confinement is not None and job.confinement.enclosed:
         enclosure.enter_run()
+    elif sys.platform == "linux":
+        _belong_to(job)
     os.chdir(job.cwd)
     os.environ.clear()
     os.environ.update(job.env)
     _set_limits(job)
     if job.confinement is not None:
-        landlock.prctl(_PR_SET_DUMPABLE, 0)
+        if job.confinement.enclosed or job.confinement.ruleset is None:  # else the slot counts files that it holds
+            landlock.prctl(_PR_SET_DUMPABLE, 0)
         if job.confinement.enclosed:
             namespaces.drop_capabilities()
         if job.confinement.ruleset is not None:
             landlock.restrict_self(job.confinement.abi, job.confinement.ruleset)
             os.close(job.confinement.ruleset)
         seccomp.install(job.confinement.filter())
+
+
+def _belong_to(job: Job) -> None:
+    """End with the slot; what this process starts need not, and is known by its mark."""
+    if job.confinement is None or job.confinement.ruleset is not None:
+        marks.mark_self()
+    landlock.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != job.slot:
+        os._exit(1)  # it ended before
 
 
 def _close_all_but(keep: set[int]) -> None:

@@ -11,15 +11,16 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from . import child, folder, frames, namespaces, tree
-from .session import Session
+from .output import CHUNK, Output
+from .session import Session, SessionBroken
+from .watch import SpaceShort, Watch
 
 if TYPE_CHECKING:
     from .slot import Slot
 
-_CHUNK = 1 << 16
 _WATCH_S = 0.1
-_DISK_EVERY = 5  # watch ticks
-_REAP_S = 10.0
+_REAP_S = 20.0
+_SETTLE_S = 2.0  # in which what a run left beside its interpreter must end; else the interpreter goes too
 _SHARED_UID_MARGIN = 256  # processes that the user may start meanwhile
 _MAX_FETCHED_BYTES = 2**30  # of one run
 _LOST = "the interpreter ended, and its variables with it"
@@ -29,34 +30,6 @@ _OOM_SHARE = 0.7  # of the memory limit: a SIGKILL with that much in use was the
 
 class HostFailure(Exception):  # noqa: N818
     """The slot itself failed; the owner raises SandboxError."""
-
-
-class _Stream:
-    """One output of the child, kept up to its limit."""
-
-    def __init__(self, fd: int, limit: int) -> None:
-        self.fd = fd
-        self.limit = limit
-        self.kept = bytearray()
-        self.truncated = False
-
-    def read(self) -> bool:
-        """Take what is there; False at the end of the stream."""
-        try:
-            data = os.read(self.fd, _CHUNK)
-        except BlockingIOError:
-            return True
-        room = self.limit - len(self.kept)
-        self.kept += data[:room]
-        self.truncated = self.truncated or len(data) > room
-        return bool(data)
-
-    def drain(self) -> None:
-        """What lies in the pipe after every writer has ended."""
-        while not self.truncated:
-            before = len(self.kept)
-            if not self.read() or len(self.kept) == before:
-                return
 
 
 class _Execution:
@@ -74,28 +47,53 @@ class _Execution:
         self.peak_bytes = 0
         self.reason = ""
         self.detail = ""
+        self.failure = ""  # of the machine
 
-    def start(self, job: child.Job) -> None:
+    def start(self, code: bytes) -> None:
         pipes = [os.pipe() for _ in range(4)]
         (in_r, self.in_w), (out_r, out_w), (err_r, err_w), (status_r, status_w) = pipes
         stdio = (in_r, out_w, err_w)
-        self.started = time.monotonic()
-        session = self.session
-        self.pid = session.pid if session is not None else 0
-        if not self.pid:
-            self.pid = self.slot.fork()
-            if self.pid == 0:
-                child.run(job, stdio, status_w)
-            if session is not None:
-                session.forked(self.pid)
-        if session is not None:
-            session.begin(job.code or b"", self.header["env"], stdio)
-        for fd in (*stdio, status_w):
-            os.close(fd)
         self.status_r = status_r
-        self.out, self.err = (_Stream(fd, self.limits["output_bytes"]) for fd in (out_r, err_r))
+        self.out, self.err = (Output(fd, self.limits["output_bytes"]) for fd in (out_r, err_r))
         for fd in (self.in_w, out_r, err_r):
             os.set_blocking(fd, False)
+        self.started = time.monotonic()
+        try:
+            if self.header["persist"] == "interpreter":
+                self.hand_over(code, stdio, status_w)
+            else:
+                self.fork(code, stdio, status_w, None)
+        finally:
+            for fd in (*stdio, status_w):
+                os.close(fd)
+        self.watch = Watch(self.slot, self.limits, self.session)
+
+    def fork(self, code: bytes, stdio: tuple[int, int, int], status_w: int, session: Session | None) -> None:
+        job = _job(self.slot, self.header, code, session)
+        self.pid = self.slot.fork()
+        if self.pid == 0:
+            child.run(job, stdio, status_w)
+
+    def hand_over(self, code: bytes, stdio: tuple[int, int, int], status_w: int) -> None:
+        """Give the run to the interpreter that keeps its variables; to a new one where that cannot go on."""
+        slot = self.slot
+        if slot.session is not None:
+            try:
+                slot.session.begin(code, self.header["env"], stdio)
+            except SessionBroken:  # what earlier runs did to it costs their variables, and not this run
+                slot.kill_all()
+                slot.end_session()
+                tree.reap_all()
+                slot.lost_unsaid = True
+        self.starts_afresh, slot.lost_unsaid = slot.lost_unsaid, False
+        if slot.session is None:
+            session = Session(slot.config.root)
+            self.fork(b"", stdio, status_w, session)
+            session.forked(self.pid)
+            slot.session = session
+            session.begin(code, self.header["env"], stdio)
+        self.session = slot.session
+        self.pid = slot.session.pid
 
     def reap(self) -> bool:
         """Collect everything that has ended, strays that came to the slot as well; whether a child is left."""
@@ -123,8 +121,8 @@ class _Execution:
     def drive(self) -> None:
         """Serve the pipes until the code has ended or must end."""
         deadline = self.started + self.limits["wall_s"]
-        next_watch, ticks = self.started + _WATCH_S, 0
-        with selectors.DefaultSelector() as selector:
+        next_watch = self.started + _WATCH_S
+        with selectors.PollSelector() as selector:  # epoll would take what is counted by user, and the code is this one
             selector.register(self.slot.sock, selectors.EVENT_READ, "owner")
             selector.register(self.slot.wake, selectors.EVENT_READ, "wake")
             for stream in (self.out, self.err):
@@ -143,8 +141,8 @@ class _Execution:
                     self.end("timeout", f"still running after {self.limits['wall_s']:g} s")
                     break
                 if now >= next_watch:
-                    next_watch, ticks = now + _WATCH_S, ticks + 1
-                    self.watch(disk=ticks % _DISK_EVERY == 0)
+                    next_watch = now + _WATCH_S
+                    self.look()
                     continue
                 for key, _ in selector.select(max(0.0, min(deadline, next_watch) - now)):
                     self.serve(key.data, selector)
@@ -165,8 +163,11 @@ class _Execution:
             self.feed(selector)
         elif what == "session":
             assert self.session is not None
-            self.reported = self.session.outcome()
-            if self.reported is None:  # the code closed the socket: only the end of the process says more
+            try:
+                self.reported = self.session.outcome()
+            except SessionBroken as error:
+                self.end("killed", str(error))
+            if self.reported is None:  # closed: only the end of the process says more
                 selector.unregister(self.session.control)
         else:
             if not what.read():
@@ -174,7 +175,7 @@ class _Execution:
 
     def feed(self, selector: selectors.BaseSelector) -> None:
         try:
-            self.stdin = self.stdin[os.write(self.in_w, self.stdin[:_CHUNK]) :]
+            self.stdin = self.stdin[os.write(self.in_w, self.stdin[:CHUNK]) :]
         except BlockingIOError:
             return
         except BrokenPipeError:
@@ -188,34 +189,20 @@ class _Execution:
             os.close(self.in_w)
             self.in_w = -1
 
-    def watch(self, *, disk: bool) -> None:
-        """The limits that no rlimit counts over all processes together."""
-        if self.slot.confinement is None and sys.platform != "linux":
-            return
-        own = self.slot.idle_pids | ({self.slot.session.pid} if self.slot.session and not self.session else set())
-        pids = [pid for pid in tree.descendants(os.getpid()) if pid not in own]
-        if len(pids) > self.limits["processes"]:
-            self.end("killed", f"more than {self.limits['processes']} processes")
-        if len(pids) > 1 and tree.memory_beyond_own(pids) > self.limits["memory_bytes"]:
-            self.end("oom", f"all processes together passed {self.limits['memory_bytes']} bytes")
-        cpu_limit = self.limits["cpu_s"]
-        if self.session is not None and cpu_limit is not None and not self.has_ended:
-            used_s = self.session.used_s()  # RLIMIT_CPU counts a process's whole life
-            if used_s > cpu_limit:
-                self.end("timeout", f"used {used_s:.2f} s of processor time; the limit is {cpu_limit:g} s")
-        if disk and self.slot.enclosure is None:
-            max_bytes, max_files = self.limits["disk_bytes"], self.limits["max_files"]
-            used, entries = folder.usage((self.slot.work, self.slot.temp), max_files)
-            if used > max_bytes:
-                self.end("killed", f"{used} bytes in files; the limit is {max_bytes} bytes")
-            elif entries > max_files:
-                self.end("killed", f"more than {max_files} files")
+    def look(self) -> None:
+        try:
+            if verdict := self.watch.look():
+                self.end(*verdict)
+        except SpaceShort as error:
+            self.failure = str(error)
+            self.end("killed", self.failure)
 
     def finish(self) -> None:
         """Nothing of the run lives after this.
 
         Raises:
-            HostFailure: a process could not be ended, so that the slot must not be used again.
+            HostFailure: a process could not be ended, so that the slot must not be used again; or the machine, and not
+                the code, is why the run was ended.
         """
         self.wall_s = time.monotonic() - self.started
         self.close_stdin()
@@ -224,34 +211,58 @@ class _Execution:
             stream.drain()
             if stream.truncated:
                 self.end("output_limit", f"{name} passed the limit of {stream.limit} bytes")
-        refused = os.read(self.status_r, _CHUNK)
+        refused = os.read(self.status_r, CHUNK)
         for fd in (self.out.fd, self.err.fd, self.status_r):
             os.close(fd)
         if not gone or not self.has_ended:
             raise HostFailure("processes of a run outlived SIGKILL")
         if refused:
             raise HostFailure(f"the code was not started: {refused.decode(errors='replace')}")
+        if self.failure:
+            raise HostFailure(self.failure)
 
     def sweep(self) -> bool:
         """End what the run left, and an interpreter that must not go on; whether nothing else is left."""
-        session = self.session
-        if session is not None and self.reported is not None and not (self.reason or self.truncated):
+        slot = self.slot
+        ended_well = self.reported is not None and self.status is None and not (self.reason or self.truncated)
+        if slot.session is not None and (self.session is None or ended_well):
+            if self.settle(slot.session):
+                return True
+            if self.session is not None and self.status is None:
+                self.end("killed", "its processes went on beside the interpreter")
+        slot.kill_all()
+        if not slot.scoped and not tree.kill_below((), self._group, self.reap, _REAP_S):
+            return False
+        return self.await_end()
+
+    @property
+    def _group(self) -> int | None:
+        """What to kill where nothing else holds a run together."""
+        return self.pid if self.slot.confinement is None else None
+
+    def settle(self, session: Session) -> bool:
+        """End all but the interpreter; whether that was done, and it rests."""
+        own = session is self.session
+        keep = self.slot.with_first(session.pid)
+        end = time.monotonic() + _SETTLE_S
+        group = None if own else self._group
+        frozen = False
+        while not frozen:
             session.freeze()
-            self.cpu_s += session.used_s()
-            keep = self.slot.with_first(self.pid)
-            return tree.kill_below(keep, None, self.reap, _REAP_S, bare=keep)
-        resting = self.slot.session if session is None else None
-        if resting is None:
-            self.slot.kill_all()
-            if self.slot.enclosure is not None:
-                return self.await_end()
-        keep = self.slot.with_first(resting.pid) if resting is not None else set()
-        gone = tree.kill_below(keep, self.pid if self.slot.confinement is None else None, self.reap, _REAP_S)
-        end = time.monotonic() + _REAP_S
-        while self.status is None and time.monotonic() < end:
+            frozen = session.is_frozen()  # before the look below: what is awake may fork after it
+            left_s = end - time.monotonic()
+            if not tree.kill_below(keep, group, self.reap, left_s, bare=keep) or left_s < 0:
+                return False
+            self.reap()
+            if self.slot.session is None or (own and self.status is not None):
+                return False  # it ended meanwhile
+        while not own and self.status is None and time.monotonic() < end:
             self.reap()
             time.sleep(0.001)
-        return gone
+        if own:
+            self.cpu_s += session.used_s()
+            session.rests()
+        return True
 
     def await_end(self) -> bool:
         """Wait for the end of every child, where all were killed in one step; whether it came."""
@@ -327,12 +338,9 @@ def execute(slot: Slot, header: frames.Header, blobs: list[bytes]) -> tuple[dict
     for path, data in zip(header["files"], uploads, strict=True):
         folder.write_file(slot.work, path, data)
     execution = _Execution(slot, header, stdin)
-    if header["persist"] == "interpreter":
-        execution.session = slot.open_session()
-        execution.starts_afresh, slot.lost_unsaid = slot.lost_unsaid, False
     if slot.pressure is not None:
         slot.pressure.killed()  # by what ran before
-    execution.start(_job(slot, header, code))
+    execution.start(code)
     execution.drive()
     execution.finish()
     fields = execution.result()
@@ -351,9 +359,8 @@ def execute(slot: Slot, header: frames.Header, blobs: list[bytes]) -> tuple[dict
     return fields, [bytes(execution.out.kept), bytes(execution.err.kept), *contents]
 
 
-def _job(slot: Slot, header: frames.Header, code: bytes) -> child.Job:
+def _job(slot: Slot, header: frames.Header, code: bytes, session: Session | None) -> child.Job:
     config, limits = slot.config, header["limits"]
-    session = slot.session if header["persist"] == "interpreter" else None
     if session is not None:  # the owner sees to it that the other limits are the same in each of its runs
         limits = {**limits, "cpu_s": None}
     env = {
@@ -382,6 +389,7 @@ def _job(slot: Slot, header: frames.Header, code: bytes) -> child.Job:
         address_space=_address_space(),
         process_limit=process_limit,
         keep=config.keep,
+        slot=os.getpid(),
         control=None if session is None else session.theirs,
     )
 

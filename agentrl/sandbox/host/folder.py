@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-_MAX_DEPTH = 64
-_DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+from .removal import FOLDER
+
+MAX_DEPTH = 64
+_MAX_NAMES_BYTES = 2**20  # of one listing: a name of the code's choosing may be long, and longer as JSON
 
 
 class PathRefused(ValueError):  # noqa: N818  what is refused is the caller's path; nothing here failed
@@ -31,8 +32,8 @@ def split_path(path: str) -> list[str]:
         raise PathRefused(f"{path!r}: the path names no file")
     if ".." in parts:
         raise PathRefused(f"{path!r}: '..' is refused; files stay inside the working folder")
-    if len(parts) > _MAX_DEPTH:
-        raise PathRefused(f"{path!r}: nested deeper than {_MAX_DEPTH} folders")
+    if len(parts) > MAX_DEPTH:
+        raise PathRefused(f"{path!r}: nested deeper than {MAX_DEPTH} folders")
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -41,7 +42,7 @@ def split_path(path: str) -> list[str]:
 
 
 def _open_parent(root: str, parts: list[str], *, make: bool) -> int:
-    fd = os.open(root, _DIR_FLAGS)
+    fd = os.open(root, FOLDER)
     for part in parts[:-1]:
         if make:
             try:
@@ -52,7 +53,7 @@ def _open_parent(root: str, parts: list[str], *, make: bool) -> int:
                 os.close(fd)
                 raise PathRefused(f"{'/'.join(parts)!r}: {error.strerror}") from error
         try:
-            below = os.open(part, _DIR_FLAGS, dir_fd=fd)
+            below = os.open(part, FOLDER, dir_fd=fd)
         except OSError as error:
             raise PathRefused(f"{'/'.join(parts)!r}: {part!r} is a link or no folder ({error.strerror})") from error
         finally:
@@ -107,79 +108,38 @@ def read_file(root: str, path: str, limit: int) -> bytes:
     return data
 
 
-def walk(root: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Every entry below ``root``, links not followed, as ``(relative path, lstat)``; unreadable parts are left out."""
-    pending = [("", 0)]
-    while pending:
-        folder, depth = pending.pop()
-        try:
-            with os.scandir(os.path.join(root, folder) if folder else root) as entries:
-                for entry in entries:
-                    name = f"{folder}/{entry.name}" if folder else entry.name
-                    info = entry.stat(follow_symlinks=False)
-                    yield name, info
-                    if stat.S_ISDIR(info.st_mode) and depth < _MAX_DEPTH:
-                        pending.append((name, depth + 1))
-        except OSError:
-            continue  # the code removes and forbids its own folders while they are read
-
-
 def list_files(root: str, max_files: int) -> list[tuple[str, int]]:
-    """``(path, bytes)`` of every regular file, sorted, at most ``max_files``."""
-    found = []
-    for name, info in walk(root):
-        if stat.S_ISREG(info.st_mode):
-            found.append((name, info.st_size))
-            if len(found) == max_files:
-                break
+    """``(path, bytes)`` of regular files, sorted, at most ``max_files`` and a megabyte of names.
+
+    Links are not followed; what cannot be read, or is nested deeper than ``MAX_DEPTH`` folders, is left out.
+    """
+    found: list[tuple[str, int]] = []
+    named_bytes = 0
+    fd = os.open(root, FOLDER)
+    try:
+        for name, info in _walk(fd, "", 0):
+            if stat.S_ISREG(info.st_mode):
+                named_bytes += len(name.encode(errors="surrogateescape"))
+                if len(found) == max_files or named_bytes > _MAX_NAMES_BYTES:
+                    break
+                found.append((name, info.st_size))
+    finally:
+        os.close(fd)
     return sorted(found)
 
 
-def usage(roots: Iterable[str], max_entries: int) -> tuple[int, int]:
-    """``(bytes on disk, entries)`` below ``roots``; stops counting beyond ``max_entries``."""
-    used = entries = 0
-    for _, info in itertools.chain.from_iterable(map(walk, roots)):
-        used += info.st_blocks * 512
-        entries += 1
-        if entries > max_entries:
-            break
-    return used, entries
-
-
-def remove(root: str) -> None:
-    """Remove a folder with all that it holds, as :func:`empty` does.
-
-    Raises:
-        OSError: something could not be removed.
-    """
-    empty(root)
-    os.rmdir(root)
-
-
-def empty(root: str) -> None:
-    """Remove what a folder holds, of any depth and any modes, without following a link.
-
-    Folders are lifted to the top before they are emptied, so that neither recursion nor path length
-    grows with the nesting.
-
-    Raises:
-        OSError: something could not be removed.
-    """
-    os.chmod(root, 0o700)
-    lifted = 0
-    pending = [root]
-    while pending:
-        folder = pending.pop()
+def _walk(folder: int, above: str, depth: int) -> Iterator[tuple[str, os.stat_result]]:
+    """Every entry below an open folder as ``(relative path, lstat)``."""
+    try:
         with os.scandir(folder) as entries:
-            listed = [(entry.path, entry.is_dir(follow_symlinks=False)) for entry in entries]
-        for path, is_folder in listed:
-            if not is_folder:
-                os.unlink(path)
-                continue
-            os.chmod(path, 0o700)
-            top = os.path.join(root, f".removing-{lifted}-{os.urandom(8).hex()}")
-            lifted += 1
-            os.rename(path, top)
-            pending.append(top)
-        if folder != root:
-            os.rmdir(folder)
+            for entry in entries:
+                info = entry.stat(follow_symlinks=False)
+                yield above + entry.name, info
+                if stat.S_ISDIR(info.st_mode) and depth < MAX_DEPTH:
+                    fd = os.open(entry.name, FOLDER, dir_fd=folder)
+                    try:
+                        yield from _walk(fd, f"{above}{entry.name}/", depth + 1)
+                    finally:
+                        os.close(fd)
+    except OSError:
+        return  # the code forbids its own folders

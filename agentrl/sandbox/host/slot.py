@@ -17,7 +17,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from . import folder, frames, landlock, memory, tree
+from . import folder, frames, landlock, memory, removal, tree
 from .child import Confinement
 from .enclosure import TEMP, WORK, Enclosure
 from .execution import HostFailure, execute
@@ -26,6 +26,7 @@ from .session import Session
 
 _MAX_LISTED = 10_000
 _END_S = 2.0
+_PR_SET_DUMPABLE = 4
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class SlotConfig:
         env: further variables of every run.
         keep: descriptors that the child inherits, for a standard library behind a closed folder.
         process_base: processes that the user runs already, for RLIMIT_NPROC; None where the uid is the slot's own.
+        bounded: the slot's folders are a file system of their own, whose size is its limit.
     """
 
     root: str
@@ -59,6 +61,7 @@ class SlotConfig:
     env: dict[str, str]
     keep: tuple[int, ...]
     process_base: int | None
+    bounded: bool
 
 
 class Slot:
@@ -109,6 +112,8 @@ class Slot:
             os.setgroups([])
             os.setresgid(config.uid, config.uid, config.uid)
             os.setresuid(config.uid, config.uid, config.uid)
+            if config.abi:  # or the kernel hides its runs' /proc files from it; Landlock hides both from the code
+                landlock.prctl(_PR_SET_DUMPABLE, 1)
         if config.abi is None:
             return
         landlock.no_new_privs()
@@ -186,7 +191,7 @@ class Slot:
         """Fork a run's process, in namespaces of its own where the slot is enclosed; it finds no temporary files."""
         resting = self.resting_pid
         if not resting:
-            folder.empty(self.temp)  # the folder itself stays: Landlock's rule is about it
+            removal.empty(self.temp)  # the folder itself stays: Landlock's rule is about it
         if self.enclosure is None:
             return os.fork()
         self.enclosure.firsts = {pid: first for pid, first in self.enclosure.firsts.items() if pid == resting}
@@ -211,15 +216,6 @@ class Slot:
         """What RLIMIT_NPROC counts beside the next run's own: the slot, a resting interpreter, idle first processes."""
         num_children = 1 if self.resting_pid else 0
         return 1 + num_children + (0 if self.enclosure is None else 1 + num_children)
-
-    def open_session(self) -> Session:
-        """The interpreter that keeps its variables; a new one where there is none that listens."""
-        if self.session is not None and not self.session.listens():
-            self.end_session()
-            self.lost_unsaid = True
-        if self.session is None:
-            self.session = Session(self.config.root)
-        return self.session
 
     def end_session(self) -> None:
         """End the interpreter that keeps its variables, if there is one."""
@@ -260,20 +256,20 @@ def slot_main(sock: socket.socket, config: SlotConfig) -> NoReturn:
     """The body of a slot process; never returns."""
     exit_code = 1
     try:
-        _serve(Slot(sock, config))
-        exit_code = 0
+        exit_code = 0 if _serve(Slot(sock, config)) else 1
     except BaseException:  # noqa: BLE001  the boundary: the host's owner reads it, and every run of this slot fails
         traceback.print_exc()
     finally:
         os._exit(exit_code)
 
 
-def _serve(slot: Slot) -> None:
+def _serve(slot: Slot) -> bool:
+    """Until the owner hangs up; whether nothing that the slot ran is left."""
     try:
         slot.enter()
     except OSError as error:
         slot.send({"id": 0, "failed": f"the slot could not give up its rights: {error}"}, [])
-        return
+        return True
     slot.send({"id": 0, "scoped": slot.scoped}, [])
     gc.freeze()
     while not slot.owner_gone:
@@ -282,4 +278,4 @@ def _serve(slot: Slot) -> None:
         else:
             slot.receive()
     slot.kill_all()
-    tree.kill_below((), None, tree.reap_all, _END_S)
+    return tree.kill_below((), None, tree.reap_all, _END_S)

@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from . import child, enclosure, folder, frames, landlock, seccomp, tree, uids
+from . import child, enclosure, frames, landlock, removal, seccomp, tree, uids
 from .interpreter import Interpreter, preload
 from .slot import SlotConfig, slot_main
 
@@ -43,6 +43,7 @@ class _SlotEntry:
     index: int
     pid: int
     root: str | None  # a folder of this process's to remove
+    uid: int | None
     killed_at: float | None = None
 
 
@@ -61,6 +62,7 @@ class Supervisor:
         self.control = control
         self.owner = os.getppid()
         self.slots: dict[int, _SlotEntry] = {}
+        self.unswept: list[_SlotEntry] = []  # ended, while something that they ran lives on
         self.cleaners: dict[int, _SlotEntry] = {}
         self.abi: int | None = None
         self.first_uid: int | None = None
@@ -146,6 +148,7 @@ class Supervisor:
                 elif not self.receive():
                     return
             self.reap()
+            self.sweep()
             self.end_overdue()
 
     def receive(self) -> bool:
@@ -179,7 +182,7 @@ class Supervisor:
         """Fork a slot that listens on ``sock``."""
         with sock:
             num_slots = len(self.roots) or uids.SLOTS
-            used = {entry.index for entry in (*self.slots.values(), *self.cleaners.values())}
+            used = {entry.index for entry in (*self.slots.values(), *self.unswept, *self.cleaners.values())}
             try:
                 if len(used) >= num_slots:
                     raise OSError(f"{num_slots} sandboxes are open already; close some")
@@ -196,7 +199,7 @@ class Supervisor:
                 self.control.close()
                 os.close(self.wake)
                 slot_main(sock, config)
-            self.slots[pid] = _SlotEntry(number, index, pid, root)
+            self.slots[pid] = _SlotEntry(number, index, pid, root, uid)
 
     def _make_root(self, number: int, index: int, uid: int | None) -> str | None:
         """The folder of a new slot; None where each slot mounts its own."""
@@ -204,10 +207,12 @@ class Supervisor:
         if parent is None:
             return None
         root = os.path.join(parent, f"{number}-{os.urandom(6).hex()}")
-        for path in (root, os.path.join(root, "work"), os.path.join(root, "tmp")):
+        folders = (root, os.path.join(root, "work"), os.path.join(root, "tmp"))
+        for path in folders:
             os.mkdir(path, 0o700)
-            if uid is not None:
-                os.chown(path, uid, uid)
+        if uid is not None:
+            for path in reversed(folders):  # the outer one last: what is in it is out of reach meanwhile
+                os.chown(path, uid, uid, follow_symlinks=False)
         return root
 
     def slot_config(self, root: str, uid: int | None) -> SlotConfig:
@@ -225,6 +230,7 @@ class Supervisor:
             env=self.env,
             keep=host.keep,
             process_base=None if self._counts_for_itself(uid) else _threads_of(os.getuid()),
+            bounded=self.enclosed or bool(self.roots),
         )
 
     def _counts_for_itself(self, uid: int | None) -> bool:
@@ -235,20 +241,28 @@ class Supervisor:
         """Collect what has ended; a slot's strays and folder go with it."""
         while True:
             try:
-                pid, _ = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
                 return
             if pid == 0:
                 return
             if (entry := self.slots.pop(pid, None)) is not None:
+                if status and entry.uid is not None and not self.enclosed:
+                    uids.end_all(entry.uid)  # the slot was ended before it could end what it ran
+                self.unswept.append(entry)
                 self.sweep()
-                self.remove(entry)
             elif (entry := self.cleaners.pop(pid, None)) is not None:
                 self.reply({"op": "closed", "slot": entry.number})
 
     def sweep(self) -> None:
-        """End what a dead slot left: it came to this process, and is neither slot nor cleaner."""
-        tree.kill_below({*self.slots, *self.cleaners}, None, self._collect_strays, _SLOT_END_S)
+        """End what dead slots left: it came to this process, and is neither slot nor cleaner. Then remove their folders.
+
+        A folder is removed once nothing can meddle with it; until then the next round goes on.
+        """
+        if self.unswept and tree.kill_below({*self.slots, *self.cleaners}, None, self._collect_strays, _SLOT_END_S):
+            ended, self.unswept = self.unswept, []
+            for entry in ended:
+                self.remove(entry)
 
     def _collect_strays(self) -> None:
         for pid in tree.children(os.getpid()):
@@ -285,13 +299,15 @@ class Supervisor:
         end = time.monotonic() + _SLOT_END_S
         while self._collect_all() and time.monotonic() < end:
             time.sleep(0.005)  # a slot sees the same end of file and ends its own tree in one step
-        for pid in self.slots:
+        for pid, entry in self.slots.items():
             tree.kill(pid)
+            if entry.uid is not None and not self.enclosed:
+                uids.end_all(entry.uid)
         self.slots.clear()
         self.cleaners.clear()
         tree.kill_below((), None, self._collect_strays, _SLOT_END_S)
         if self.base is not None:
-            folder.remove(self.base)
+            removal.remove(self.base)
 
     def _collect_all(self) -> bool:
         """Reap what has ended; whether a child is left."""
@@ -327,7 +343,7 @@ def _threads_of(uid: int) -> int:
 
 def _remove_and_exit(root: str) -> NoReturn:
     try:
-        folder.remove(root)
+        removal.remove(root)
     except OSError as error:
         os.write(2, f"{root} could not be removed: {error}\n".encode())
     finally:

@@ -1,0 +1,133 @@
+"""Folders removed whose contents are hostile: by descriptor alone, so that no link is ever followed.
+
+A survivor of the code that swaps a folder for a link meanwhile makes a removal fail and no more: each folder is
+opened in the one above it (``O_NOFOLLOW``), and its entries and modes are changed through that descriptor.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+PLACE = (os.O_PATH if sys.platform == "linux" else os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_IN_PLACE = 32  # levels; deeper folders are moved to the top first, so that neither recursion nor descriptors grow
+
+
+def open_folder(name: str, parent: int | None = None, *, mode: int = 0o700) -> int:
+    """The descriptor of a folder that its owner may have closed.
+
+    Args:
+        name: of the folder in ``parent``; a path where that is None.
+        parent: a descriptor.
+        mode: bits that the folder gets, where it lacks them and its owner is who calls.
+
+    Raises:
+        OSError: no folder bears the name (a link does not), or it is another user's.
+    """
+    try:
+        fd = os.open(name, FOLDER, dir_fd=parent)
+    except PermissionError:
+        _add_mode(name, parent, mode)
+        fd = os.open(name, FOLDER, dir_fd=parent)
+    found = stat.S_IMODE(os.fstat(fd).st_mode)
+    if found & mode != mode:
+        os.fchmod(fd, found | mode)
+    return fd
+
+
+def _add_mode(name: str, parent: int | None, mode: int) -> None:
+    """Change the mode of a folder that cannot be opened, and of nothing that a link leads to."""
+    if sys.platform != "linux":
+        os.chmod(name, mode, dir_fd=parent, follow_symlinks=False)
+        return
+    fd = os.open(name, PLACE, dir_fd=parent)
+    try:
+        set_mode(fd, stat.S_IMODE(os.fstat(fd).st_mode) | mode)
+    finally:
+        os.close(fd)
+
+
+def set_mode(place: int, mode: int) -> None:
+    """Change the mode of a folder that was opened as a ``PLACE``, which asks for no right to read it.
+
+    Raises:
+        OSError: it is another user's.
+    """
+    if sys.platform == "linux":
+        os.chmod(f"/proc/self/fd/{place}", mode)
+    else:
+        os.fchmod(place, mode)
+
+
+def remove(path: str) -> None:
+    """Remove a folder with all that it holds, of any depth and any modes.
+
+    Args:
+        path: the folders above the last part are not the code's.
+
+    Raises:
+        OSError: something could not be removed.
+    """
+    above, name = os.path.split(path.rstrip("/"))
+    parent = os.open(above or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _remove(name, parent)
+    finally:
+        os.close(parent)
+
+
+def empty(path: str) -> None:
+    """Remove what a folder holds; the folder itself stays.
+
+    Raises:
+        OSError: something could not be removed.
+    """
+    fd = open_folder(path)
+    try:
+        _empty(fd)
+    finally:
+        os.close(fd)
+
+
+def _remove(name: str, parent: int) -> None:
+    fd = open_folder(name, parent)
+    try:
+        _empty(fd)
+    finally:
+        os.close(fd)
+    os.rmdir(name, dir_fd=parent)
+
+
+def _empty(root: int) -> None:
+    moved: list[str] = []
+    _empty_in_place(root, root, _IN_PLACE, moved)
+    while moved:
+        name = moved.pop()
+        fd = open_folder(name, root)
+        try:
+            _empty_in_place(fd, root, _IN_PLACE, moved)
+        finally:
+            os.close(fd)
+        os.rmdir(name, dir_fd=root)
+
+
+def _empty_in_place(folder: int, root: int, levels: int, moved: list[str]) -> None:
+    """Remove what ``folder`` holds; folders below so many levels go to ``root``, and their names to ``moved``."""
+    with os.scandir(folder) as entries:
+        listed = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
+    for name in [name for name, is_folder in listed if not is_folder]:  # first: moving a folder may take a block
+        os.unlink(name, dir_fd=folder)
+    for name in [name for name, is_folder in listed if is_folder]:
+        fd = open_folder(name, folder)  # also where it is moved: the kernel asks for the right to write in it
+        try:
+            if levels:
+                _empty_in_place(fd, root, levels - 1, moved)
+        finally:
+            os.close(fd)
+        if levels:
+            os.rmdir(name, dir_fd=folder)
+        else:
+            moved.append(f".removing-{os.urandom(8).hex()}")
+            os.rename(name, moved[-1], src_dir_fd=folder, dst_dir_fd=root)

@@ -1,0 +1,104 @@
+"""The watch over a run: the limits that no rlimit counts over all its processes together."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from . import tree, usage
+
+if TYPE_CHECKING:
+    from .session import Session
+    from .slot import Slot
+
+_FILES_EVERY = 5  # looks
+_RESERVE_SHARE = 10  # of a small file system, no more than a tenth is reserved
+_BLAMED_SHARE = 4  # of its disk limit: a run that wrote as much has its part in a full file system
+
+Verdict = tuple[str, str]  # a result's status and detail
+
+
+class SpaceShort(Exception):  # noqa: N818
+    """The file system of the sandboxes has less than its reserve left, and this run did not fill it."""
+
+
+class Watch:
+    """Looked through ten times a second while a run goes on.
+
+    Args:
+        slot: whose children are watched.
+        limits: of the run.
+        session: the interpreter that does the run, where it keeps its variables.
+    """
+
+    def __init__(self, slot: Slot, limits: dict[str, Any], session: Session | None) -> None:
+        self._slot = slot
+        self._limits = limits
+        self._session = session
+        self._looks = 0
+        self._written_before: int | None = None
+        self._written: dict[int, int] = {}
+
+    def look(self) -> Verdict | None:
+        """What ends the run, if anything does.
+
+        Raises:
+            SpaceShort: as the class says.
+        """
+        slot, limits = self._slot, self._limits
+        if slot.confinement is None and sys.platform != "linux":
+            return None
+        self._looks += 1
+        resting = slot.session if self._session is None else None
+        own = slot.idle_pids | ({resting.pid} if resting is not None else set())
+        pids = [pid for pid in tree.descendants(os.getpid()) if pid not in own]
+        if len(pids) > limits["processes"]:
+            return "killed", f"more than {limits['processes']} processes"
+        if len(pids) > 1 and tree.memory_beyond_own(pids) > limits["memory_bytes"]:
+            return "oom", f"all processes together passed {limits['memory_bytes']} bytes"
+        if self._session is not None and limits["cpu_s"] is not None:
+            used_s = self._session.used_s()  # RLIMIT_CPU counts a process's whole life
+            if used_s > limits["cpu_s"]:
+                return "timeout", f"used {used_s:.2f} s of processor time; the limit is {limits['cpu_s']:g} s"
+        return None if slot.enclosure is not None else self._look_at_files(pids)
+
+    def _look_at_files(self, pids: list[int]) -> Verdict | None:
+        due = self._looks % _FILES_EVERY == 0
+        short = "" if self._slot.config.bounded else self._short_of_space(pids)
+        if not due and not short:
+            return None
+        max_bytes, max_files = self._limits["disk_bytes"], self._limits["max_files"]
+        try:
+            used, entries = usage.of_folders(self._slot.own_folders, max_files)
+        except usage.Uncountable as error:
+            return "killed", str(error)
+        holders = {*pids, self._slot.resting_pid} - {0}
+        used += usage.of_unlinked(holders, os.stat(self._slot.work).st_dev)
+        if used > max_bytes:
+            return "killed", f"{used} bytes in files; the limit is {max_bytes} bytes"
+        if entries > max_files:
+            return "killed", f"more than {max_files} files"
+        if short and (max(used, self._written_bytes) >= max_bytes // _BLAMED_SHARE or usage.hides_files(holders)):
+            return "killed", f"{short}, and the code has its part in it"
+        if short:
+            raise SpaceShort(f"{short}: free some, or lower it")
+        return None
+
+    def _short_of_space(self, pids: list[int]) -> str:
+        """What is to be said of a file system that has less left than its reserve; nothing of any other."""
+        if self._written_before is None:
+            self._written_before = usage.written_bytes(os.getpid())
+        for pid in pids:
+            self._written[pid] = max(self._written.get(pid, 0), usage.written_bytes(pid))
+        held = os.statvfs(self._slot.work)
+        free = held.f_bavail * held.f_frsize
+        reserve = min(self._limits["reserve_bytes"], held.f_blocks * held.f_frsize // _RESERVE_SHARE)
+        if free >= reserve:
+            return ""
+        return f"{free} bytes are left where sandboxes keep their files, and sandbox.limits.reserve_bytes is {reserve}"
+
+    @property
+    def _written_bytes(self) -> int:
+        """By all processes of the run that were seen, and by those that the slot has reaped."""
+        return sum(self._written.values()) + usage.written_bytes(os.getpid()) - (self._written_before or 0)

@@ -52,6 +52,7 @@ def _check_demonstrations(stage: StageConfig) -> None:
 
 
 def _check_rollouts(stage: StageConfig) -> None:
+    from agentrl.cli.terminal import say
     from agentrl.envs import check_env
     from agentrl.errors import ConfigError, EnvError
     from agentrl.rollouts.policy_server import ProgramSpec
@@ -62,13 +63,13 @@ def _check_rollouts(stage: StageConfig) -> None:
     for name, item in stage.eval.sets.items():
         _tasks(stage, item.data, item.args, f"eval.sets.{name}", item.num_tasks)
     weights = rubric_spec(stage, LiveObjects(), base_dir).build().weights
-    print(f"  reward: {', '.join(f'{weight:g} x {name}' for name, weight in weights.items()) or 'step rewards alone'}")
+    say(f"  reward: {', '.join(f'{weight:g} x {name}' for name, weight in weights.items()) or 'step rewards alone'}")
     env = player_spec(stage, LiveObjects(), base_dir)
     if isinstance(env, ProgramSpec):
-        print(f"  program: {env.check()}, started once an episode")
+        say(f"  program: {env.check()}, started once an episode")
         return
     if env.sandbox is not None:
-        print(f"  sandbox: {env.sandbox.check()}")
+        say(f"  sandbox: {env.sandbox.check()}")
     try:
         check_env(env, tasks[0], seed=stage.run.seed)
     except EnvError as error:

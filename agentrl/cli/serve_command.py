@@ -42,6 +42,7 @@ def serve_policy_command(
     """
     if not idle_timeout_s > 0:
         raise ConfigError(f"--idle-timeout-s must be more than 0, got {idle_timeout_s:g}")
+    from agentrl.cli.terminal import say
     from agentrl.run.policy_service import serve_policy
 
     serve_policy(
@@ -52,5 +53,5 @@ def serve_policy_command(
         port=port,
         out=out,
         idle_timeout_s=idle_timeout_s,
-        announce=lambda url: print(f"serving {model} at {url} (POST {url}/episodes opens an episode)", flush=True),
+        announce=lambda url: say(f"serving {model} at {url} (POST {url}/episodes opens an episode)"),
     )

@@ -62,6 +62,7 @@ def _check_demonstrations(stage: StageConfig) -> None:
 
 
 def _check_rollouts(stage: StageConfig) -> None:
+    from agentrl.cli.terminal import say
     from agentrl.envs import check_env
     from agentrl.errors import ConfigError, EnvError
     from agentrl.rollouts.policy_server import ProgramSpec
@@ -74,36 +75,37 @@ def _check_rollouts(stage: StageConfig) -> None:
         setting = f"eval.sets.{name}"
         sets[setting] = (_tasks(stage, item.data, item.args, setting, item.num_tasks)[0], item.tools)
     weights = rubric_spec(stage, LiveObjects(), base_dir).build().weights
-    print(f"  reward: {', '.join(f'{weight:g} x {name}' for name, weight in weights.items()) or 'step rewards alone'}")
+    say(f"  reward: {', '.join(f'{weight:g} x {name}' for name, weight in weights.items()) or 'step rewards alone'}")
     env = player_spec(stage, LiveObjects(), base_dir)
     if isinstance(env, ProgramSpec):
-        print(f"  program: {env.check()}, started once an episode")
+        say(f"  program: {env.check()}, started once an episode")
     else:
         if env.sandbox is not None:
-            print(f"  sandbox: {env.sandbox.check()}")
+            say(f"  sandbox: {env.sandbox.check()}")
         try:
             check_env(env, first, seed=stage.run.seed)
         except EnvError as error:
             raise ConfigError(f"stage {stage.name}: {error}") from error
-        print(f"  environment: keeps its contract on task {first.id!r}")
+        say(f"  environment: keeps its contract on task {first.id!r}")
     _check_rewards(stage, sets)
 
 
 def _check_rewards(stage: StageConfig, sets: Mapping[str, tuple[Task, bool]]) -> None:
     """Plays and scores an episode a set; equal rewards are told, since nothing is learned from them."""
+    from agentrl.cli.terminal import say
     from agentrl.run.rehearsal import rehearse
 
     bools: set[str] = set()
     for setting, played in rehearse(stage, sets):
         episode = played.trajectory
         parts = ", ".join(f"{name} {value:g}" for name, value in episode.rewards.items()) or "no part"
-        print(
+        say(
             f"  {setting}: a scripted policy that says {played.said!r:.60} on task {episode.task.id!r} is "
             f"scored {episode.reward:g} ({parts}), {episode.status}"
         )
         bools |= set(played.bools)
     for name in sorted(bools):
-        print(f"  reward: {name} gives a bool, which counts as 1.0 or 0.0; return a float to say so")
+        say(f"  reward: {name} gives a bool, which counts as 1.0 or 0.0; return a float to say so")
 
 
 def _tasks(stage: StageConfig, data: str, args: dict[str, object], setting: str, limit: int | None) -> list[Task]:

@@ -53,7 +53,7 @@ def _print_packages() -> None:
 
 def _print_sandboxes() -> None:
     """The guarantees of every backend, measured, and the one that ``sandbox.backend: auto`` takes."""
-    from agentrl.cli.terminal import print_table
+    from agentrl.cli.terminal import print_table, say
     from agentrl.errors import MachineError
     from agentrl.sandbox import GUARANTEES, SandboxSpec, probe_backends
 
@@ -62,22 +62,24 @@ def _print_sandboxes() -> None:
     print_table(("sandbox guarantees", *(report.backend for report in reports)), rows)
     for report in reports:
         if report.problem or report.notes:
-            print(f"{report.backend}: {report.problem or report.notes}")
+            say(f"{report.backend}: {report.problem or report.notes}")
     try:
         print(f"sandbox.backend: auto takes {SandboxSpec().check().backend} here")
     except MachineError as error:
-        print(error)
+        say(str(error))
 
 
 def _prepare(images: Sequence[str]) -> None:
+    from agentrl.cli.terminal import say
     from agentrl.sandbox.docker.images import prepare
     from agentrl.sandbox.docker.settings import DEFAULT_IMAGE
 
     for done in prepare(images or (DEFAULT_IMAGE,)):
-        print(done)
+        say(str(done))
 
 
 def _reap() -> None:
+    from agentrl.cli.terminal import say
     from agentrl.errors import MachineError
     from agentrl.sandbox.docker.containers import reap_orphans as reap_containers
     from agentrl.sandbox.reaping import reap_orphans
@@ -86,9 +88,9 @@ def _reap() -> None:
     try:
         removed += reap_containers()
     except MachineError as error:
-        print(f"containers: not looked for: {error}")
+        say(f"containers: not looked for: {error}")
     for line in removed:
-        print(f"removed {line}")
+        say(f"removed {line}")
     if not removed:
         print("nothing was left by dead runs")
 

@@ -31,12 +31,13 @@ def install_command(
     torch_index
         A package index that has torch for the CPU, instead of PyTorch's own.
     """
+    from agentrl.cli.terminal import say
     from agentrl.run.sglang_env import CPU, GPU, SGLANG_VERSION, build_environment, default_folder
 
     del what  # one choice so far
     recipe = GPU if gpu else CPU
     place = (folder or default_folder(recipe)).expanduser().absolute()
-    python, made = build_environment(place, recipe, torch_index=torch_index, tell=lambda text: print(text, flush=True))
-    print(f"SGLang {SGLANG_VERSION} is {'ready' if made else 'there already'}: {python}")
+    python, made = build_environment(place, recipe, torch_index=torch_index, tell=say)
+    say(f"SGLang {SGLANG_VERSION} is {'ready' if made else 'there already'}: {python}")
     if folder is not None:
-        print(f"use it with rollout.engine=sglang rollout.sglang.python={python}")
+        say(f"use it with rollout.engine=sglang rollout.sglang.python={python}")

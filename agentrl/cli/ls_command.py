@@ -62,9 +62,9 @@ def ls_command(
 
 
 def _print(found: Sequence[TrajectorySummary], limit: int) -> None:
-    from agentrl.cli.terminal import print_table
+    from agentrl.cli.terminal import print_table, say
 
-    columns = ("trajectory", "step", "task", "status", "reward", "turns", "tokens", "sampled", "version")
+    columns = ("id", "step", "task", "status", "reward", "turns", "tokens", "sampled", "version")
     latest = found[-limit:] if limit else found
     print_table(
         columns,
@@ -85,7 +85,7 @@ def _print(found: Sequence[TrajectorySummary], limit: int) -> None:
     )
     counts = ", ".join(f"{count} {status}" for status, count in sorted(Counter(s.status for s in found).items()))
     hidden = f"; {len(found) - len(latest)} earlier ones not shown (--limit 0)" if len(latest) < len(found) else ""
-    print(f"{len(found)} trajectories{': ' if counts else ''}{counts}{hidden}")
+    say(f"{len(found)} trajectories{': ' if counts else ''}{counts}{hidden}")
 
 
 def _versions(summary: TrajectorySummary) -> str | None:

@@ -62,7 +62,7 @@ def run(tokens: Sequence[str]) -> int:
     except AgentRLError as error:
         return _fail(error)
     except KeyboardInterrupt as error:
-        print(_interrupted(error), file=sys.stderr)
+        _tell(_interrupted(error))
         return 130
     except BrokenPipeError:  # whoever read the output has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -73,8 +73,14 @@ def _fail(error: AgentRLError) -> int:
     if error.exit_code == 1 and error.has_own_traceback:
         traceback.print_exception(error)
     told = _interrupted(error) if isinstance(error, RunInterruptedError) else f"error: {error}"
-    print(told, file=sys.stderr)
+    _tell(told)
     return error.exit_code
+
+
+def _tell(text: str) -> None:
+    from agentrl.cli.terminal import say
+
+    say(text, file=sys.stderr)
 
 
 def _interrupted(error: BaseException) -> str:

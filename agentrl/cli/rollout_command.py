@@ -51,7 +51,7 @@ def rollout_command(
             raise ConfigError(f"--{name} must be at least 1, got {value}")
     from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
-    from agentrl.cli.terminal import console
+    from agentrl.cli.terminal import console, say
     from agentrl.run.collection import collect
     from agentrl.run.played import named_policy
 
@@ -69,7 +69,7 @@ def rollout_command(
             tell=progress.console.print,
         )
     _report(collected)
-    print(f"{folder}: {len(collected)} episodes; agentrl ls {folder}")
+    say(f"{folder}: {len(collected)} episodes; agentrl ls {folder}")
 
 
 def _report(collected: Sequence[TrajectorySummary]) -> None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from agentrl.cli.terminal import print_table, shown
+from agentrl.cli.terminal import print_table, say, shown
 from agentrl.store import RunDirectory, TrajectoryReader, read_jsonl
 from agentrl.store.json_text import from_json
 
@@ -47,7 +47,7 @@ def print_overview(found: Mapping[str, Any]) -> None:
     }
     for name, value in facts.items():
         if value not in (None, ""):
-            print(shown(f"{name:>12}  {value}"))
+            say(shown(f"{name:>12}  {value}"), hang=14)
     if found["last_metrics"]:
         print()
         rows = [(name, value) for name, value in found["last_metrics"].items() if _is_headline(name, value)]

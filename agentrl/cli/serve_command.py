@@ -44,6 +44,7 @@ def serve_policy_command(
         raise ConfigError(f"--idle-timeout-s must be more than 0, got {idle_timeout_s:g}")
     if out is not None and any(path.is_file() for path in out.rglob("*")):
         raise ConfigError(f"--out {out} must be a new or empty folder, and it holds files; name another folder")
+    from agentrl.cli.terminal import say
     from agentrl.run.policy_service import serve_policy
 
     serve_policy(
@@ -54,5 +55,5 @@ def serve_policy_command(
         port=port,
         out=out,
         idle_timeout_s=idle_timeout_s,
-        announce=lambda url: print(f"serving {model} at {url} (POST {url}/episodes opens an episode)", flush=True),
+        announce=lambda url: say(f"serving {model} at {url} (POST {url}/episodes opens an episode)"),
     )

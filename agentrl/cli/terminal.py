@@ -1,22 +1,25 @@
-"""What all commands print with: one console, and text that cannot steer the terminal."""
+"""What all commands print with: text and tables that fit the terminal and cannot steer it, and JSON."""
 
 from __future__ import annotations
 
 import json
 import math
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import IO, Any, Literal
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["console", "print_json", "print_table", "shown"]
+__all__ = ["console", "fitted", "print_json", "print_table", "say", "shown"]
 
 _CONTROL = {code: 0x2400 + code for code in range(0x20) if code not in (0x09, 0x0A)} | {0x7F: 0x2421}
 _CONTROL |= dict.fromkeys(range(128, 160), 65533)
 _WIDE = 200
+_NARROWEST = 6  # to which a column of text is cut
 
 
 def console() -> Console:
@@ -30,16 +33,89 @@ def shown(text: str) -> str:
     return text.translate(_CONTROL)
 
 
+def say(text: str = "", *, hang: int | None = None, file: IO[str] | None = None) -> None:
+    """Print text for people: on a terminal in lines that fit it, elsewhere as it is.
+
+    Args:
+        text: one line or several.
+        hang: as in :func:`fitted`.
+        file: standard output, or error.
+    """
+    out = file or sys.stdout
+    print(fitted(text, Console(file=out).width, hang=hang) if out.isatty() else text, file=out, flush=True)
+
+
+def fitted(text: str, width: int, *, hang: int | None = None) -> str:
+    """``text`` with its long lines broken between words; a word that is longer than a line stays whole.
+
+    Args:
+        text: one line or several.
+        width: of a line.
+        hang: where a broken line goes on; by default two columns right of its own beginning.
+    """
+    lines = []
+    for line in text.split("\n"):
+        if cell_len(line) <= width:
+            lines.append(line)
+            continue
+        own = len(line) - len(line.lstrip(" "))
+        margin = " " * (own + 2 if hang is None else hang)
+        lines += textwrap.wrap(
+            line, width, subsequent_indent=margin, break_long_words=False, break_on_hyphens=False, expand_tabs=False
+        )
+    return "\n".join(lines)
+
+
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> None:
-    """Rows under their headings; numbers stand right."""
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    lines = [[_cell(value) for value in row] for row in rows]
-    for index, column in enumerate(columns):
-        numeric = all(line[index][1] for line in lines)
-        table.add_column(column, justify="right" if numeric and lines else "left", no_wrap=True)
-    for line in lines:
-        table.add_row(*(Text(shown(text)) for text, _ in line))
-    console().print(table)
+    """Rows under their headings; numbers stand right.
+
+    Where the terminal is too narrow, headings take several lines, then columns move together, then the widest
+    columns of text are cut, but never the first, which names the row; that is told below the table.
+    """
+    cells = [[_cell(value) for value in row] for row in rows]
+    texts = [[Text(shown(text)) for text, _ in line] for line in cells]
+    numeric = [bool(cells) and all(line[index][1] for line in cells) for index in range(len(columns))]
+    out = console()
+    room = [max((cell_len(line[index].plain) for line in texts), default=0) for index in range(len(columns))]
+    headings, gap = list(columns), 2
+    if _width(headings, room, gap) > out.width:
+        headings = [heading.replace(" ", "\n") for heading in columns]
+    if _width(headings, room, gap) > out.width:
+        gap = 1
+    cut = _cut(headings, room, numeric, _width(headings, room, gap) - out.width)
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, gap, 0, 0))
+    for index, heading in enumerate(headings):
+        justify: Literal["right", "left"] = "right" if numeric[index] else "left"
+        table.add_column(heading, justify=justify, no_wrap=True, max_width=cut.get(index))
+    for line in texts:
+        table.add_row(*line)
+    out.print(table)
+    if cut:
+        say("(texts that end in … are cut to fit the terminal; a pipe or --json has them whole)")
+
+
+def _width(headings: Sequence[str], room: Sequence[int], gap: int) -> int:
+    """Columns of the terminal that a table takes whose cells take ``room``."""
+    return sum(map(max, map(_heading_width, headings), room)) + gap * (len(room) - 1)
+
+
+def _heading_width(heading: str) -> int:
+    return max(map(cell_len, heading.split("\n")))
+
+
+def _cut(headings: Sequence[str], room: Sequence[int], numeric: Sequence[bool], excess: int) -> dict[int, int]:
+    """The widths of columns of text that must be narrower, the widest first, so that nothing is in excess."""
+    least = [max(_NARROWEST, _heading_width(heading)) for heading in headings]
+    widths = {index: width for index, width in enumerate(room) if index and not numeric[index] and width > least[index]}
+    cut: dict[int, int] = {}
+    while excess > 0 and widths:
+        widest = max(widths, key=lambda index: widths[index])
+        widths[widest] -= 1
+        cut[widest] = widths[widest]
+        excess -= 1
+        if widths[widest] == least[widest]:
+            del widths[widest]
+    return cut
 
 
 def _cell(value: Any) -> tuple[str, bool]:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from rich.cells import chop_cells
 from rich.console import Console
 from rich.text import Text
 
-from agentrl.cli.terminal import console, shown
+from agentrl.cli.terminal import console, fitted, shown
 from agentrl.cli.token_text import TokenText
 from agentrl.store import StoredTrajectory
 from agentrl.types import CallRecord, Image, Segment, SegmentKind, Trajectory, Turn, content_text
@@ -25,6 +26,7 @@ _ORIGINS: Mapping[SegmentKind, tuple[str, str, str]] = {
     SegmentKind.SCAFFOLD: ("template", "bright_black", "the chat template's own tokens"),
     SegmentKind.TARGET: ("target", "magenta", "a demonstration to imitate"),
 }
+_MARGIN = 11  # columns of a line's name
 _ROLES = {"assistant": SegmentKind.POLICY, "tool": SegmentKind.OBSERVATION}
 
 
@@ -37,15 +39,15 @@ def print_trajectory(stored: StoredTrajectory, token_text: TokenText | None) -> 
     """
     out, trajectory = console(), stored.trajectory
     _print_head(out, stored)
-    out.print(_legend(trajectory))
+    _print_legend(out, trajectory)
     if token_text is None:
-        out.print(Text("no tokenizer of this run is here: messages are shown, template tokens only counted"))
+        _print(out, "no tokenizer of this run is here: messages are shown, template tokens only counted")
     for turn in trajectory.turns:
         out.print()
         _print_turn(out, turn, token_text)
     if stored.annotation.values:
         out.print()
-        out.print(Text("learned later: " + ", ".join(_pairs(stored.annotation.values))))
+        _print(out, f"learned later: {', '.join(_pairs(stored.annotation.values))}")
 
 
 def _print_head(out: Console, stored: StoredTrajectory) -> None:
@@ -53,30 +55,37 @@ def _print_head(out: Console, stored: StoredTrajectory) -> None:
     detail = f": {trajectory.status.detail}" if trajectory.status.detail else ""
     reward = "none" if trajectory.reward is None else f"{trajectory.reward:g}"
     parts = f" = {', '.join(_pairs(trajectory.rewards))}" if trajectory.rewards else ""
-    out.print(Text(shown(f"trajectory {trajectory.id}   step {summary.step}   {trajectory.purpose}"), style="bold"))
-    out.print(Text(shown(f"task       {trajectory.task.id} ({trajectory.task.data_source})")))
+    _print(out, f"trajectory {trajectory.id}   step {summary.step}   {trajectory.purpose}", "bold")
+    _print(out, f"task       {trajectory.task.id} ({trajectory.task.data_source})")
     if trajectory.task.answer is not None:
-        out.print(Text(shown(f"answer     {trajectory.task.answer}")))
-    out.print(Text(shown(f"status     {trajectory.status}{detail}"), style=_status_style(trajectory)))
-    out.print(Text(shown(f"reward     {reward}{parts}")))
-    out.print(
-        Text(f"tokens     {summary.num_tokens}, {summary.num_policy_tokens} of them sampled, {summary.num_turns} turns")
+        _print(out, f"answer     {trajectory.task.answer}")
+    _print(out, f"status     {trajectory.status}{detail}", _status_style(trajectory))
+    _print(out, f"reward     {reward}{parts}")
+    _print(
+        out, f"tokens     {summary.num_tokens}, {summary.num_policy_tokens} of them sampled, {summary.num_turns} turns"
     )
     if trajectory.timings:
-        out.print(Text(f"seconds    {', '.join(_pairs(trajectory.timings))}"))
+        _print(out, f"seconds    {', '.join(_pairs(trajectory.timings))}")
+
+
+def _print(out: Console, text: str, style: str = "") -> None:
+    """A line, which goes on right of its name where it is longer than the terminal is wide."""
+    fitting = fitted(shown(text), out.width, hang=_MARGIN) if out.is_terminal else shown(text)
+    out.print(Text(fitting, style=style), soft_wrap=True)
 
 
 def _status_style(trajectory: Trajectory) -> str:
     return {"terminated": "green", "truncated": "yellow"}.get(trajectory.status.kind, "red")
 
 
-def _legend(trajectory: Trajectory) -> Text:
+def _print_legend(out: Console, trajectory: Trajectory) -> None:
     used = {segment.kind for turn in trajectory.turns for segment in turn.segments}
-    legend = Text("origins    ")
-    for kind, (name, style, words) in _ORIGINS.items():
-        if kind in used:
-            legend.append(name, style=style).append(f" {words}   ")
-    return legend
+    legend = Text("origins".ljust(_MARGIN))
+    between = "\n" + " " * _MARGIN if out.is_terminal else "   "
+    found = [(name, style, words) for kind, (name, style, words) in _ORIGINS.items() if kind in used]
+    for number, (name, style, words) in enumerate(found):
+        legend.append(between if number else "").append(name, style=style).append(f" {words}")
+    out.print(legend, soft_wrap=True)
 
 
 def _print_turn(out: Console, turn: Turn, token_text: TokenText | None) -> None:
@@ -89,7 +98,7 @@ def _print_turn(out: Console, turn: Turn, token_text: TokenText | None) -> None:
     facts += [f"cached {turn.cached_tokens}"] if turn.cached_tokens else []
     facts += [f"reward {', '.join(_pairs(turn.rewards))}"] if turn.rewards else []
     facts += _pairs(turn.timings)
-    out.print(Text(shown("   ".join(facts)), style="bold"))
+    _print(out, "   ".join(facts), "bold")
     # a turn of an engine without ids has messages alone
     for kind, text in _by_tokens(turn, token_text) if token_text and turn.segments else _by_messages(turn):
         _print_origin(out, kind, text)
@@ -131,7 +140,10 @@ def _completion_kind(completion: tuple[Segment, ...]) -> SegmentKind:
 def _print_origin(out: Console, kind: SegmentKind, text: str) -> None:
     name, style, _ = _ORIGINS[kind]
     for number, line in enumerate(shown(text).split("\n")):
-        out.print(Text(f"{name if number == 0 else '':>9} | {line}", style=style), soft_wrap=True)
+        pieces = chop_cells(line, out.width - _MARGIN - 1) if out.is_terminal and line else [line]
+        for piece, words in enumerate(pieces):  # a colon in the margin goes on with the line above
+            margin = f"{name if number == piece == 0 else '':>9} {':' if piece else '|'}"
+            out.print(Text(f"{margin} {words}", style=style), soft_wrap=True)
 
 
 def _print_call(out: Console, call: CallRecord) -> None:
@@ -143,7 +155,7 @@ def _print_call(out: Console, call: CallRecord) -> None:
         outcome += ", output cut" if result.truncated else ""
         style = "red" if result.error else "green"
     text = f"{'call':>9} > {name}: {outcome}" + (f" ({problem.kind}: {problem.detail})" if problem else "")
-    out.print(Text(shown(text).replace("\n", " "), style=style), soft_wrap=True)
+    _print(out, text.replace("\n", " "), style)
 
 
 def _pairs(values: Mapping[str, object]) -> list[str]:

@@ -1,0 +1,136 @@
+"""What the commands print fits a terminal of 80 columns, in whole words; what had to be cut is told."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.text import Text
+
+from agentrl.cli.terminal import fitted
+from agentrl.store import RunDirectory, TrajectoryWriter
+from agentrl.types import Message, Segment, SegmentKind, Status, Task, Trajectory, Turn
+
+from .conftest import failed, ids, policy
+
+Terminal = Callable[..., tuple[int, list[str]]]
+CODE_EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "code" / "config.yaml"
+
+
+@pytest.fixture
+def terminal() -> Terminal:
+    """Runs one command line in a terminal of 80 columns; its exit code and the lines that it shows."""
+
+    def call(*tokens: str | Path) -> tuple[int, list[str]]:
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+        command = [sys.executable, "-m", "agentrl", *map(str, tokens)]
+        process = subprocess.Popen(
+            command, stdin=theirs, stdout=theirs, stderr=theirs, env={**environment, "TERM": "xterm"}
+        )
+        os.close(theirs)
+        shown = b""
+        while data := _read(ours):
+            shown += data
+        os.close(ours)
+        return process.wait(100), [Text.from_ansi(line).plain.rstrip() for line in shown.decode().splitlines()]
+
+    return call
+
+
+def _read(fd: int) -> bytes:
+    try:
+        return os.read(fd, 1 << 16)
+    except OSError:  # the other side is closed
+        return b""
+
+
+def evaluated() -> Trajectory:
+    """An episode of an evaluation: long names, a long answer without a space, and many times of its own."""
+    asked: Message = {"role": "user", "content": "what is 6*7"}
+    said: Message = {"role": "assistant", "content": "answer" * 30}
+    prompt = (Segment(SegmentKind.PROMPT, ids("<start> what is 6*7 <end>")),)
+    turn = Turn(0, None, prompt, (policy("answer 42 <end>"),), "answer" * 30, said, observed=(asked,))
+    task = Task("held_out-multiplication-1234", (asked,), 42, "code")
+    status = Status("truncated", "response_tokens")
+    timings = {f"phase_{number}_s": 0.123456 for number in range(8)}
+    return Trajectory(
+        task, 299, 0, 0, "eval", (turn,), status, {"correct": 0.0}, 0.0, label="code/before/greedy", timings=timings
+    )
+
+
+@pytest.fixture
+def wide_run(tmp_path: Path) -> Path:
+    run = RunDirectory.create(
+        tmp_path / "run", {"command": ["agentrl", "train", *(f"setting.{n}=1" for n in range(20))]}
+    )
+    with TrajectoryWriter(run) as writer:
+        for trajectory in (evaluated(), failed()):
+            writer.write(trajectory, step=1)
+    return run.root
+
+
+@pytest.mark.parametrize("tokens", [("ls",), ("show",), ("show", "code/before/greedy/299-0-0")])
+def test_what_is_shown_of_a_run_fits(terminal: Terminal, wide_run: Path, tokens: tuple[str, ...]) -> None:
+    code, lines = terminal(tokens[0], wide_run, *tokens[1:])
+    assert code == 0, lines
+    assert [line for line in lines if len(line) > 80 and str(wide_run) not in line] == []
+
+
+def test_ls_cuts_no_id_and_no_number_and_says_what_it_cuts(terminal: Terminal, wide_run: Path) -> None:
+    _, lines = terminal("ls", wide_run)
+    row = next(line for line in lines if line.startswith("code/before"))
+    assert row.split()[0] == "code/before/greedy/299-0-0"
+    assert row.split()[-1] == "3"
+    assert "…" in row
+    assert "cut to fit the terminal" in " ".join(lines)
+
+
+def test_ls_of_a_training_step_needs_no_cut(terminal: Terminal, tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", {})
+    with TrajectoryWriter(run) as writer:
+        one = evaluated()
+        task = Task("train-3750", one.task.messages, 42, "code")
+        status = Status("truncated", "max_turns")
+        writer.write(Trajectory(task, 959, 7, 0, "train", one.turns, status, {"correct": 0.0}, 0.0), step=100)
+    _, lines = terminal("ls", run.root)
+    assert "truncated(max_turns)" in lines[1]
+    assert "train-3750" in lines[1]
+    assert not [line for line in lines if "…" in line or "cut to fit" in line]
+
+
+def test_an_error_fits_in_whole_words(terminal: Terminal, tmp_path: Path) -> None:
+    (tmp_path / "x").touch()
+    code, lines = terminal("train", CODE_EXAMPLE, "rollout.group_size=1", "optim.rl=1")
+    assert code == 2
+    assert max(map(len, lines)) <= 80
+    told = " ".join(line.strip() for line in lines)
+    assert "needs rollout.group_size >= 2 (a trajectory is compared with its siblings), got 1" in told
+
+
+def test_what_is_piped_is_whole(agentrl: Callable[..., tuple[int, str, str]], wide_run: Path) -> None:
+    _, out, _ = agentrl("ls", wide_run)
+    assert "held_out-multiplication-1234  truncated(response_tokens)" in out
+    assert "cut to fit" not in out
+
+
+def test_lines_that_fit_stay_as_they_are() -> None:
+    assert fitted("  a   b\n\nc", 10) == "  a   b\n\nc"
+
+
+def test_a_long_line_goes_on_below_its_own_beginning() -> None:
+    assert fitted("  one two three four", 12) == "  one two\n    three\n    four"
+
+
+def test_a_word_that_is_longer_than_the_line_stays_whole() -> None:
+    path = "/runs/" + "long" * 10
+    assert fitted(f"see {path} for more", 20).split() == ["see", path, "for", "more"]

@@ -9,11 +9,13 @@ TORCH_INDEX ?=
 PYTHON ?=
 
 VENV := .venv
+AGENTS_VENV ?= .venv-agents
+AGENTS_PINS := tests/rollouts/agents/requirements.txt
 PIP_INSTALL := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-cpu.txt \
 	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
-FAST := not slow and not docker and not sglang and not browser and not gpu
+FAST := not slow and not docker and not sglang and not agents and not browser and not gpu
 
-.PHONY: help demo test check bench clean python
+.PHONY: help demo test check bench clean python agents
 .DELETE_ON_ERROR:
 
 help:
@@ -22,6 +24,7 @@ help:
 	@echo "make check            ruff, mypy --strict, import-linter"
 	@echo "make bench            run benchmarks/*.py, record them and rewrite docs/benchmarks.md"
 	@echo "make python           make .venv alone, with nothing installed"
+	@echo "make agents           make .venv-agents, the environment of the SDKs whose agents ARGS='-m agents' plays"
 	@echo "make clean            delete .venv and the caches"
 	@echo "PYTHON=python3.12 picks the interpreter, TORCH_INDEX=URL adds a package index for torch"
 
@@ -41,7 +44,7 @@ bench: $(VENV)/.installed-test
 	$(VENV)/bin/python -m benchmarks.report --run $(ARGS)
 
 clean:
-	rm -rf $(VENV) agentrl.egg-info build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(AGENTS_VENV) agentrl.egg-info build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
 
 # The stamps are younger than pyproject.toml and the pins, so a second call installs nothing.
 $(VENV)/.installed: pyproject.toml constraints-cpu.txt | $(VENV)/bin/python
@@ -51,6 +54,14 @@ $(VENV)/.installed: pyproject.toml constraints-cpu.txt | $(VENV)/bin/python
 $(VENV)/.installed-test: pyproject.toml constraints-cpu.txt | $(VENV)/bin/python
 	$(PIP_INSTALL) -e '.[test]'
 	@touch $(VENV)/.installed $@
+
+# The tests of `make test ARGS='-m agents'` look for it there, or in AGENTRL_AGENTS_PYTHON.
+agents: $(AGENTS_VENV)/.installed
+
+$(AGENTS_VENV)/.installed: $(AGENTS_PINS) | $(VENV)/bin/python
+	$(VENV)/bin/python -m venv $(AGENTS_VENV)
+	$(AGENTS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r $(AGENTS_PINS)
+	@touch $@
 
 python: $(VENV)/bin/python
 

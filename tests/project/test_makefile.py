@@ -89,4 +89,12 @@ def test_a_marker_in_args_stands_after_the_default_one(installed: Path) -> None:
 def test_every_target_is_in_the_help() -> None:
     targets = [line.split()[1] for line in make("help").stdout.splitlines() if line.startswith("make ")]
 
-    assert targets == ["demo", "test", "check", "bench", "python", "clean"]
+    assert targets == ["demo", "test", "check", "bench", "python", "agents", "clean"]
+
+
+def test_the_agents_environment_is_made_once_for_its_pins(installed: Path, tmp_path: Path) -> None:
+    first = make("-n", "agents", f"VENV={installed}", f"AGENTS_VENV={tmp_path / 'agents'}").stdout
+    assert "-r tests/rollouts/agents/requirements.txt" in first
+    (tmp_path / "agents").mkdir()
+    (tmp_path / "agents" / ".installed").touch()
+    assert "pip" not in make("-n", "agents", f"VENV={installed}", f"AGENTS_VENV={tmp_path / 'agents'}").stdout

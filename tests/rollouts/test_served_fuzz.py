@@ -11,11 +11,12 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.llm import to_wire
+from agentrl.llm import to_items, to_wire
 from agentrl.rollouts import EpisodeKey
 from agentrl.rollouts.builder import TrajectoryBuilder
 from agentrl.rollouts.policy_server import ServedEpisode
 from agentrl.rollouts.policy_server.request import Refusal, parse_request
+from agentrl.rollouts.policy_server.response_request import parse_response_request
 from agentrl.rollouts.turns import TurnMaker
 from agentrl.types import GenerateRequest, Trajectory, concat_ids
 from tests.rollouts.bytewise import (
@@ -124,5 +125,44 @@ async def repeat(seed: int) -> Trajectory:
 @given(seed=st.integers(0, 1 << 30))
 def test_an_agent_that_repeats_what_it_was_told_has_one_sequence(seed: int) -> None:
     trajectory = asyncio.run(repeat(seed))
+    assert [turn.parent for turn in trajectory.turns] == [None, 0, 1, 2, 3]
+    assert len(trajectory.samples()) == 1
+
+
+async def repeat_items(seed: int) -> Trajectory:
+    """One episode of an agent that sends back the items of its responses, or names the last response by its id."""
+    rng = random.Random(seed)
+    limits = {"max_turns": 12, "max_prompt_tokens": 5000, "max_response_tokens": 5000, "context_tokens": 9000}
+    parts = parts_of(rollout_spec(**limits), scripted(completion))
+    builder = TrajectoryBuilder(EpisodeKey(seed, 0), TASK)
+    episode = ServedEpisode(TurnMaker(parts, builder, parts.spec.sampling))
+    history: list[dict[str, Any]] = []
+    new: list[dict[str, Any]] = []
+    before = None
+    for number in range(5):
+        new = [*new, {"role": "user", "content": rng.choice(WORDS)}]
+        body = (
+            {"input": new, "previous_response_id": before}
+            if before and rng.random() < 0.5
+            else {"input": [*history, *new]}
+        )
+        asked = parse_response_request(
+            json.loads(json.dumps({**body, "instructions": "be brief"})), episode.threads.find
+        )
+        made = await episode.complete(asked.chat)
+        before = f"resp_{number}"
+        episode.threads.add(before, (*asked.thread, made.action.message))
+        items = to_items(made.action.message, str(number))
+        history += [*new, *(item for item in items if item["type"] != "reasoning" or rng.random() < 0.5)]
+        calls = [item["call_id"] for item in items if item["type"] == "function_call"]
+        new = [{"type": "function_call_output", "call_id": call_id, "output": call_id} for call_id in calls]
+    await episode.close()
+    return builder.finish(await episode.until_end())
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 1 << 30))
+def test_an_agent_that_repeats_the_items_that_it_was_told_has_one_sequence(seed: int) -> None:
+    trajectory = asyncio.run(repeat_items(seed))
     assert [turn.parent for turn in trajectory.turns] == [None, 0, 1, 2, 3]
     assert len(trajectory.samples()) == 1

@@ -76,14 +76,16 @@ class ServedEpisode:
         if request.logprobs and self._turns.parts.renderer is None:
             raise Refusal(400, "invalid_request", "logprobs must be false here: the engine gives no token ids")
         place, new = self._histories.find(request.messages, request.tools)
-        ready = self._ready(place, _for_the_model(place, new, request.demands), request)
+        new = _all_answered(place, new)
+        words = request.demands.words(Demands() if place is None else place.demands)
+        ready = self._ready(place, with_words(new, words), request)
         if self.num_turns + len(self._making) >= (most := self._turns.parts.spec.limits.max_turns):
             self._settle(Status("truncated", "max_turns"))
             raise Refusal(410, "max_turns", f"the episode has had its rollout.max_turns={most}")
         self._begun = True
         if place is not None:
             place.taken = True
-            note_answers(self._turns.builder, place, ready.observed)
+            note_answers(self._turns.builder, place, new)
         try:
             made = await self._make(ready, request, gone, telling)
         finally:
@@ -290,13 +292,11 @@ class ServedEpisode:
             raise Refusal(400, "invalid_request", str(error)) from None
 
 
-def _for_the_model(place: Place | None, new: tuple[Message, ...], demands: Demands) -> tuple[Message, ...]:
-    """The new messages with what the client does not say: answers to calls that it was not told, and its demands."""
-    if place is None:
-        return with_words(new, demands.words(Demands()))
-    answered = next((n for n, message in enumerate(new) if message["role"] != "tool"), len(new))
-    unanswered = tuple(_not_run(call) for call in place.kept)
-    return with_words((*new[:answered], *unanswered, *new[answered:]), demands.words(place.demands))
+def _all_answered(place: Place | None, new: tuple[Message, ...]) -> tuple[Message, ...]:
+    """The new messages, and answers to the calls that the client was not told of."""
+    kept = place.kept if place is not None else ()
+    results = next((n for n, message in enumerate(new) if message["role"] != "tool"), len(new))
+    return (*new[:results], *(_not_run(call) for call in kept), *new[results:])
 
 
 def _not_run(call: ToolCall) -> Message:

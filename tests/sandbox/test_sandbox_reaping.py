@@ -163,12 +163,12 @@ def test_what_the_code_started_ends_with_its_sandbox_where_only_the_host_was_kil
 
     async def go() -> None:
         sandbox = ForkedSandbox(lambda: server, Limits())
+        task = asyncio.create_task(sandbox.run(HIDES.replace("MARKER", marker), timeout_s=600))
+        while not living(marker):
+            await asyncio.sleep(0.02)
+        for pid in (*slots_of(server.facts["pid"]), server.facts["pid"]):
+            os.kill(pid, signal.SIGKILL)
         with pytest.raises(SandboxError):
-            task = asyncio.create_task(sandbox.run(HIDES.replace("MARKER", marker), timeout_s=600))
-            while not living(marker):
-                await asyncio.sleep(0.02)
-            for pid in (*slots_of(server.facts["pid"]), server.facts["pid"]):
-                os.kill(pid, signal.SIGKILL)
             await task
 
     asyncio.run(go())

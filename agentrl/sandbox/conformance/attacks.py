@@ -37,12 +37,14 @@ from .bombs import (
     SAY,
     SHARED_HOARD,
     SHARED_MEMORY,
+    SWAPPER,
     THEFT,
     ZERO_HOARD,
 )
 from .programs import FILES, KERNEL, NETWORK, PROCESSES, SECRETS, USER, prelude
 from .verdict import Check, Factory, expect, expect_status
 
+_REMOVALS = 4
 _SMALL = Limits(wall_s=20, memory_bytes=96 * 2**20, processes=16)
 
 
@@ -209,6 +211,26 @@ async def _traces(factory: Factory) -> None:
             expect(b"BREACH" not in result.stdout, "nothing of one sandbox is left for the next", result)
 
 
+async def _swapped_folders(factory: Factory) -> None:
+    """Survivors swap their folders for links to one outside while the sandbox is ended by force and removed."""
+    with tempfile.TemporaryDirectory(prefix="agentrl-target-") as outside:
+        Path(outside, "d").mkdir()
+        Path(outside, "d", "file").write_text("x")
+        paths = [outside, os.path.join(outside, "d")]
+        for path in paths:
+            os.chmod(path, 0o751)
+        async with factory() as sandbox:
+            for _ in range(_REMOVALS):
+                task = asyncio.create_task(sandbox.run(SWAPPER.replace("OUTSIDE", repr(outside)), timeout_s=1.0))
+                await asyncio.wait([task], timeout=0.3)
+                sandbox.kill_now()
+                await asyncio.gather(task, return_exceptions=True)
+                await sandbox.reset()
+        modes = [oct(os.stat(path).st_mode & 0o777) for path in paths]
+        expect(modes == ["0o751"] * 2, "the mode of what a link leads to is untouched", modes)
+        expect(os.listdir(paths[1]) == ["file"], "and what it holds", os.listdir(paths[1]))
+
+
 async def _neighbour(factory: Factory) -> None:
     """Two sandboxes that live at one time see nothing of each other."""
     async with factory() as victim, factory() as thief:
@@ -231,6 +253,7 @@ def _outlives(code: str, timeout_s: float, status: str) -> Callable[[Factory], A
 ATTACKS: tuple[Check, ...] = (
     *_named(FILES, "files"),
     Check("a neighbour's folder", "files", _neighbour),
+    Check("folders swapped for links while they are removed", "files", _swapped_folders),
     Check("traces for the next sandbox", "files", _traces),
     *_named(SECRETS, "secrets"),
     *_named(NETWORK, "network"),

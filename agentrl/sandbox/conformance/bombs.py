@@ -127,6 +127,25 @@ if os.getcwd() != folder:
         print('BREACH')
 """
 
+SWAPPER = """
+import ctypes, os, tempfile
+exchange = getattr(ctypes.CDLL(None), 'renameat2', None)
+def swap(place):
+    folder, link = (f'{place}/{name}'.encode() for name in ('d', 'l'))
+    while exchange is not None:
+        for make in (lambda: os.mkdir(folder), lambda: os.symlink(OUTSIDE, link)):
+            try: make()
+            except OSError: pass
+        for _ in range(1000): exchange(-100, folder, -100, link, 2)  # RENAME_EXCHANGE
+for place in ('.', tempfile.gettempdir()) * 3:
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0: swap(place)
+        os._exit(0)
+open('swapping', 'w').close()
+while True: pass
+"""
+
 INODE_FILL = """
 import os, time
 made = 0

@@ -10,7 +10,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from . import child, folder, frames, namespaces, tree
+from . import child, folder, frames, tree
+from .job import job_of
 from .output import CHUNK, Output
 from .session import Session, SessionBroken
 from .watch import SpaceShort, Watch
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 _WATCH_S = 0.1
 _REAP_S = 20.0
 _SETTLE_S = 2.0  # in which what a run left beside its interpreter must end; else the interpreter goes too
-_SHARED_UID_MARGIN = 256  # processes that the user may start meanwhile
 _MAX_FETCHED_BYTES = 2**30  # of one run
 _LOST = "the interpreter ended, and its variables with it"
 _FRESH = "the variables of earlier runs are lost: their interpreter had ended"
@@ -69,7 +69,7 @@ class _Execution:
         self.watch = Watch(self.slot, self.limits, self.session)
 
     def fork(self, code: bytes, stdio: tuple[int, int, int], status_w: int, session: Session | None) -> None:
-        job = _job(self.slot, self.header, code, session)
+        job = job_of(self.slot, self.header, code, session)
         self.pid = self.slot.fork()
         if self.pid == 0:
             child.run(job, stdio, status_w)
@@ -357,46 +357,3 @@ def execute(slot: Slot, header: frames.Header, blobs: list[bytes]) -> tuple[dict
             refused[path] = str(error)
     fields |= {"fetched": fetched, "refused_files": refused}
     return fields, [bytes(execution.out.kept), bytes(execution.err.kept), *contents]
-
-
-def _job(slot: Slot, header: frames.Header, code: bytes, session: Session | None) -> child.Job:
-    config, limits = slot.config, header["limits"]
-    if session is not None:  # the owner sees to it that the other limits are the same in each of its runs
-        limits = {**limits, "cpu_s": None}
-    env = {
-        "PATH": config.path,
-        **config.env,
-        "HOME": slot.seen_work,
-        "TMPDIR": slot.seen_temp,
-        "LANG": "C.UTF-8",
-        "USER": "sandbox",
-        "LOGNAME": "sandbox",
-        **header["env"],
-    }
-    if config.uid is not None or (config.enclosed and namespaces.count_processes_apart()):
-        process_limit = limits["processes"] + slot.num_own_processes
-    elif config.process_base is not None:
-        process_limit = config.process_base + limits["processes"] + _SHARED_UID_MARGIN
-    else:
-        process_limit = None
-    return child.Job(
-        code=code if header["argv"] is None else None,
-        argv=tuple(header["argv"] or ()),
-        env=env,
-        cwd=slot.seen_work,
-        limits=limits,
-        confinement=slot.confinement,
-        address_space=_address_space(),
-        process_limit=process_limit,
-        keep=config.keep,
-        slot=os.getpid(),
-        control=None if session is None else session.theirs,
-    )
-
-
-def _address_space() -> int | None:
-    """Bytes that a child has mapped when it starts; None where RLIMIT_AS does not work (macOS)."""
-    if sys.platform != "linux":
-        return None
-    with open("/proc/self/statm", "rb") as file:
-        return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")

@@ -255,7 +255,7 @@ class Supervisor:
                 self.reply({"op": "closed", "slot": entry.number})
 
     def sweep(self) -> None:
-        """End what dead slots left: it came to this process, and is neither slot nor cleaner. Then remove their folders.
+        """End what dead slots left (it came to this process, and is neither slot nor cleaner); remove their folders.
 
         A folder is removed once nothing can meddle with it; until then the next round goes on.
         """

@@ -11,6 +11,7 @@ from typing import Protocol
 from agentrl.envs import AsyncEnv, Env, EnvSpec, build_env
 from agentrl.errors import EnvError
 from agentrl.rollouts.builder import Head
+from agentrl.rollouts.calls import num_bad_turns
 from agentrl.rollouts.deadline import within
 from agentrl.rollouts.saved import SavedEpisode, Standing, Unsaved
 from agentrl.rollouts.turns import MadeTurn, TurnMaker
@@ -70,6 +71,7 @@ class EnvPlayer:
         self._env: AsyncEnv | None = None
         self._result, self._head = StepResult(Observation()), turns.head()
         self._tools: tuple[ToolSpec, ...] = ()
+        self._bad_turns = 0 if saved is None else num_bad_turns(saved.turns)
         if saved is not None:
             self._result, self._head, self._tools = saved.result, turns.resume(saved), saved.tools
 
@@ -127,14 +129,16 @@ class EnvPlayer:
             return Status("terminated")
         if result.truncated:
             return Status("truncated", str(result.info.get("reason", "env")))
-        if len(self._turns.builder.turns) >= self._turns.parts.spec.limits.max_turns:
-            return Status("truncated", "max_turns")
-        return None
+        turns, limits = self._turns.builder.turns, self._turns.parts.spec.limits
+        if self._bad_turns >= limits.max_bad_turns:
+            return Status("truncated", "bad_calls")
+        return Status("truncated", "max_turns") if len(turns) >= limits.max_turns else None
 
     async def _step(self, env: AsyncEnv, made: MadeTurn) -> StepResult:
-        start, builder = time.monotonic(), self._turns.builder
+        start, builder, action = time.monotonic(), self._turns.builder, made.action
+        self._bad_turns = self._bad_turns + 1 if action.problems and not action.tool_calls else 0
         try:
-            result = await env.step(made.action)
+            result = await env.step(action)
         except EnvError as error:
             builder.fault = f"turn {len(builder.turns)}: {error}"
             raise

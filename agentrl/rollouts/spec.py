@@ -50,6 +50,8 @@ class EpisodeLimits:
         turn_timeout_s: seconds of one turn: generation, tools and environment. Neither counts a wait for a sandbox, or
             for a turn at executing in it, that other episodes cause.
         cleanup_s: seconds for closing the environment after the episode.
+        max_calls_per_turn: calls of one turn that an environment is given; those beyond are answered by one count.
+        max_bad_turns: turns in a row, each with calls of which none can be read, after which it is truncated.
     """
 
     max_turns: int
@@ -60,6 +62,8 @@ class EpisodeLimits:
     episode_timeout_s: float = 600.0
     turn_timeout_s: float = 120.0
     cleanup_s: float = 10.0
+    max_calls_per_turn: int = 32
+    max_bad_turns: int = 5
 
 
 @dataclass(frozen=True, slots=True)

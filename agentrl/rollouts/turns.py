@@ -14,6 +14,7 @@ import numpy.typing as npt
 from agentrl.errors import EngineError
 from agentrl.render import Renderer
 from agentrl.rollouts.builder import Head, TrajectoryBuilder
+from agentrl.rollouts.calls import bounded, renumbered
 from agentrl.rollouts.golden import assert_golden_rule, assert_prefix
 from agentrl.rollouts.parts import EpisodeParts
 from agentrl.rollouts.retokenize import retok_frac, template_frac
@@ -35,7 +36,7 @@ from agentrl.types import (
     seed_for,
 )
 
-__all__ = ["MadeTurn", "ReadyTurn", "TurnMaker", "renumbered"]
+__all__ = ["MadeTurn", "ReadyTurn", "TurnMaker"]
 
 OnTokens: TypeAlias = Callable[[npt.NDArray[np.int32], npt.NDArray[np.float32]], None]
 
@@ -148,7 +149,7 @@ class TurnMaker:
         *,
         agent: str = "main",
         sampling: SamplingParams | None = None,
-        unique_call_ids: bool = False,
+        for_client: bool = False,
         on_tokens: OnTokens | None = None,
     ) -> MadeTurn | None:
         """Generates and records a turn; None where its request was aborted.
@@ -157,7 +158,8 @@ class TurnMaker:
             ready: the turn.
             agent: whose it is.
             sampling: how tokens are drawn; the episode's own by default.
-            unique_call_ids: ids of calls differ over the whole episode, not within the turn alone.
+            for_client: a client of the episode's runs the calls: there may be any number of them, and their ids differ
+                over the whole episode, not within the turn alone.
             on_tokens: see ``GenerateRequest.on_tokens``.
 
         Raises:
@@ -178,8 +180,10 @@ class TurnMaker:
             return None
         sampled = concat_ids(completion.segments)
         text, parsed = await self._read(completion, sampled, ready, chosen.stop)
-        if unique_call_ids:
+        if for_client:
             parsed = renumbered(parsed, number)
+        else:
+            parsed = bounded(parsed, self.parts.spec.limits.max_calls_per_turn)
         head = self.builder.add_turn(
             ready.head,
             observed=ready.observed,
@@ -292,17 +296,3 @@ def _bounded(sampling: SamplingParams, max_new_tokens: int, stops: tuple[int, ..
         max_new_tokens=min(sampling.max_new_tokens, max_new_tokens),
         stop_token_ids=tuple(sorted({*sampling.stop_token_ids, *stops})),
     )
-
-
-def renumbered(parsed: ParsedMessage, number: int) -> ParsedMessage:
-    """The message with the call's number in front of its calls' own (``call_0`` becomes ``call_7_0``)."""
-
-    def renamed(call_id: str) -> str:
-        return f"call_{number}_{call_id.rpartition('_')[2]}"
-
-    calls = tuple(replace(call, id=renamed(call.id)) for call in parsed.tool_calls)
-    problems = tuple(replace(problem, id=renamed(problem.id)) for problem in parsed.problems)
-    message = parsed.message.copy()
-    if calls:
-        message["tool_calls"] = [call.openai() for call in calls]
-    return ParsedMessage(message, calls, problems)

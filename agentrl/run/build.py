@@ -192,6 +192,8 @@ def rollout_spec(stage: StageConfig, live: LiveObjects, *, base_dir: Path, model
             context_tokens=stage.context_tokens,
             episode_timeout_s=rollout.episode_timeout_s,
             turn_timeout_s=rollout.turn_timeout_s,
+            max_calls_per_turn=rollout.max_calls_per_turn,
+            max_bad_turns=rollout.max_bad_turns,
         ),
         sampling=SamplingParams(
             max_new_tokens=rollout.max_turn_tokens,

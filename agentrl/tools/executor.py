@@ -23,6 +23,7 @@ __all__ = ["ToolExecutor"]
 
 _NUMBERED = re.compile(r"call_(\d+)")
 _CANCEL_GRACE_S = 5.0
+_LONGEST_NAME = 64
 
 
 class ToolExecutor:
@@ -171,10 +172,12 @@ class ToolExecutor:
             task.exception()  # looked at, so that asyncio does not report it as lost: it was counted long ago
 
     def _unknown_tool(self, name: str) -> ToolOutput:
-        close = difflib.get_close_matches(name, self._tools, n=1)
+        close = difflib.get_close_matches(name[:_LONGEST_NAME], self._tools, n=1)
         meant = f" Did you mean {close[0]!r}?" if close else ""
         known = ", ".join(self._tools) or "none"
-        return _error("unknown_tool", f"there is no tool {clip_text(name, 64)[0]!r}.{meant} The tools are: {known}.")
+        return _error(
+            "unknown_tool", f"there is no tool {clip_text(name, _LONGEST_NAME)[0]!r}.{meant} The tools are: {known}."
+        )
 
 
 async def _all(works: Sequence[Coroutine[Any, Any, CallRecord]]) -> list[CallRecord]:

@@ -20,7 +20,7 @@ __all__ = [
     "ToolSpec",
 ]
 
-ProblemKind = Literal["malformed_json", "missing_name", "bad_arguments", "unclosed", "second_call"]
+ProblemKind = Literal["malformed_json", "missing_name", "bad_arguments", "unclosed", "second_call", "too_many"]
 ToolErrorKind = Literal["malformed", "unknown_tool", "invalid_arguments", "timeout", "exception", "output_limit"]
 
 
@@ -75,7 +75,7 @@ class CallProblem:
         id: the call's id, in the same sequence as the well-formed calls of its turn.
         kind: what is wrong.
         detail: what to mend, in words for the model.
-        raw: the text as the model wrote it.
+        raw: the text as the model wrote it; empty where the problem stands for several calls.
     """
 
     id: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.tools.parsers import GLMParser, LlamaParser
+from agentrl.tools.parsers import GLMParser, HermesParser, LlamaParser
 
 NEXT = "<tool_call>g\n<arg_key>b</arg_key>\n<arg_value>2</arg_value>\n</tool_call>"
 
@@ -44,3 +44,17 @@ def test_what_a_python_tag_opens_is_a_call_and_no_answer(written: str) -> None:
 
     assert [found.kind for found in parsed.problems] == ["missing_name"]
     assert parsed.problems[0].raw == f"<|python_tag|>{written}"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "{" + ", ".join(f'"key{n}": 0' for n in range(5000)) + "}",
+        f'{{"name": "f", "{"k" * 50_000}": 1}}',
+        f'{{"name": "f", "{"k" * 50_000}": 1, "{"k" * 50_000}": 2}}',
+    ],
+)
+def test_what_is_told_of_a_slip_is_short_however_long_the_call_is(body: str) -> None:
+    (problem,) = HermesParser().parse(f"<tool_call>{body}</tool_call>").problems
+
+    assert len(problem.detail) < 1000

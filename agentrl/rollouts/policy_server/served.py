@@ -246,7 +246,7 @@ class ServedEpisode:
                 if telling is not None:
                     telling.begin(turns, ready, sampling.stop)
                 listener = telling.hear if telling is not None and request.stream else None
-                made = await turns.make(ready, sampling=sampling, unique_call_ids=True, on_tokens=listener)
+                made = await turns.make(ready, sampling=sampling, for_client=True, on_tokens=listener)
             if made is not None and telling is not None:
                 telling.hold_against(made.completion)
         except LimitSpentError as spent:

@@ -13,9 +13,10 @@ import numpy.typing as npt
 from agentrl.errors import GoldenRuleError
 from agentrl.llm import to_wire
 from agentrl.render import Renderer
+from agentrl.rollouts.calls import renumbered
 from agentrl.rollouts.policy_server.partial import PartialMessage, PartialText
 from agentrl.rollouts.policy_server.request import ChatRequest
-from agentrl.rollouts.turns import MadeTurn, ReadyTurn, TurnMaker, renumbered
+from agentrl.rollouts.turns import MadeTurn, ReadyTurn, TurnMaker
 from agentrl.types import Completion, Message, concat_ids
 
 __all__ = ["Telling"]

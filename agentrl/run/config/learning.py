@@ -54,6 +54,10 @@ class RolloutConfig(Section):
     truncated with the turns that they have."""
     max_turns: Count = 8
     """Model calls in an episode."""
+    max_calls_per_turn: Count = 32
+    """Calls of one turn that are run or answered each; those beyond are not run, and one answer counts them."""
+    max_bad_turns: Count = 5
+    """Turns in a row, each with calls of which none can be read, after which an episode is ``truncated(bad_calls)``."""
     max_turn_tokens: Count = 512
     """Tokens sampled in one model call."""
     max_response_tokens: Count = 4096

@@ -11,6 +11,8 @@ from agentrl.types import CallProblem, Message, ParsedMessage, ProblemKind, Tool
 
 __all__ = ["Reading", "kind_of", "whole_json"]
 
+_MAX_DETAIL = 600
+
 
 @dataclass
 class Reading:
@@ -38,7 +40,9 @@ class Reading:
         self.calls.append(ToolCall(self.next_id, name, arguments))
 
     def problem(self, kind: ProblemKind, detail: str, raw: str) -> None:
-        """What looks like a call and is none; it stays part of what was said."""
+        """What looks like a call and is none; it stays part of what was said, and its text is quoted in short."""
+        if len(detail) > _MAX_DETAIL:
+            detail = f"{detail[:_MAX_DETAIL]}…"
         self.problems.append(CallProblem(self.next_id, kind, detail, raw))
         self.content.append(raw)
 

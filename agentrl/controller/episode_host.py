@@ -10,6 +10,7 @@ from typing import Protocol
 from agentrl.controller.weights import TrainerWeights, WeightsReport, to_tensor, update_engine
 from agentrl.rollouts import (
     EngineControl,
+    EngineNotice,
     EpisodeRunner,
     GroupOutcome,
     GroupRequest,
@@ -80,6 +81,10 @@ class EpisodeHost:
     def collect(self, timeout_s: float) -> list[GroupOutcome]:
         """Groups that came to their end."""
         return self._runner.collect(timeout_s)
+
+    def take_notices(self) -> list[EngineNotice]:
+        """What the engine overcame since the last call."""
+        return self.engine.take_notices()
 
     def cancel(self, draws: Sequence[int], label: str) -> None:
         """Ends groups in flight."""

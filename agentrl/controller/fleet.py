@@ -6,12 +6,12 @@ import itertools
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol, TypeAlias
 
 from agentrl.errors import EngineError
-from agentrl.rollouts import GroupOutcome, GroupRequest, SavedGroup
+from agentrl.rollouts import EngineNotice, GroupOutcome, GroupRequest, SavedGroup
 
-__all__ = ["Fleet", "HostLoss", "collect_groups", "stream_groups"]
+__all__ = ["Fleet", "HostLoss", "Incident", "collect_groups", "stream_groups"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,19 @@ class HostLoss:
 
     why: str
     num_groups: int
+    event: ClassVar[str] = "worker_lost"
+
+    @property
+    def counts(self) -> dict[str, float]:
+        """By the metric's name."""
+        return {"count/lost_workers": 1.0, "count/replayed_groups": float(self.num_groups)}
 
     def __str__(self) -> str:
         return f"{self.why}; its {self.num_groups} groups are played again"
+
+
+Incident: TypeAlias = HostLoss | EngineNotice
+"""What the run goes on after, and a person should know: each has ``event``, ``counts`` and a text."""
 
 
 class Fleet(Protocol):

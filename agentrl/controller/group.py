@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from agentrl.controller.fleet import HostLoss
+from agentrl.controller.fleet import Incident
 from agentrl.controller.weights import WeightsReport
 from agentrl.controller.worker import Worker, WorkerSpec
 from agentrl.errors import TrainingError
@@ -47,8 +47,8 @@ class WorkerGroup(Protocol):
 
     def in_flight(self) -> list[SavedGroup]: ...
 
-    def take_losses(self) -> list[HostLoss]:
-        """Hosts of episodes that died since the last call, and that the group goes on without."""
+    def take_incidents(self) -> list[Incident]:
+        """Hosts and servers of episodes that died since the last call, and that the group goes on after."""
         ...
 
     def describe(self) -> list[dict[str, Any]]:
@@ -101,8 +101,8 @@ class LocalGroup:
     def in_flight(self) -> list[SavedGroup]:
         return self._worker.in_flight()
 
-    def take_losses(self) -> list[HostLoss]:
-        return []
+    def take_incidents(self) -> list[Incident]:
+        return [*self._worker.take_notices()]
 
     def describe(self) -> list[dict[str, Any]]:
         return [self._worker.describe()]

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import ray
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayTaskError
 
 from agentrl.errors import AgentRLError, TrainingError
-from agentrl.rollouts import GroupOutcome, GroupRequest, SavedGroup
+from agentrl.rollouts import EngineNotice, GroupOutcome, GroupRequest, SavedGroup
 from agentrl.types import file_modules
 
-__all__ = ["ActorCalls", "ActorLostError", "RayRunners", "shared"]
+__all__ = ["ActorCalls", "ActorLostError", "Collected", "RayRunners", "shared"]
+
+Collected: TypeAlias = tuple[list[GroupOutcome], list[EngineNotice]]
+"""What an actor that hosts episodes gives: groups that came to their end, and what its engine overcame."""
 
 _POLL_S = 1.0
 
@@ -121,6 +125,7 @@ class RayRunners:
         self._actors, self._calls = actors, calls
         self._polls: dict[Any, int] = {}
         self._arrived: list[GroupOutcome] = []
+        self._notices: deque[EngineNotice] = deque()
 
     def forget(self) -> None:
         """The actors host something new: what was asked of them before is nobody's."""
@@ -154,5 +159,11 @@ class RayRunners:
         return [group for own in self._calls.gather(refs, "saving the groups that run") for group in own]
 
     def _fetch(self, ref: Any) -> list[GroupOutcome]:
-        outcomes: list[GroupOutcome] = self._calls.get(ref, "collecting groups", self._polls.pop(ref))
+        collected: Collected = self._calls.get(ref, "collecting groups", self._polls.pop(ref))
+        outcomes, notices = collected
+        self._notices += notices
         return outcomes
+
+    def take_notices(self) -> list[EngineNotice]:
+        """What engines overcame, as far as it came with ``collect``; from any thread."""
+        return [self._notices.popleft() for _ in range(len(self._notices))]

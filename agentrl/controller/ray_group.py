@@ -11,8 +11,8 @@ from typing import Any
 
 import ray
 
-from agentrl.controller.fleet import HostLoss
-from agentrl.controller.ray_calls import ActorCalls, RayRunners, shared
+from agentrl.controller.fleet import Incident
+from agentrl.controller.ray_calls import ActorCalls, Collected, RayRunners, shared
 from agentrl.controller.weights import ServedDtype, TrainerWeights, WeightsReport
 from agentrl.controller.worker import Worker, WorkerSpec
 from agentrl.errors import TrainingError
@@ -96,8 +96,8 @@ class _Rank:
         self._hosted.submit(requests)
 
     @ray.method(concurrency_group="episodes")
-    def collect(self, timeout_s: float) -> list[GroupOutcome]:
-        return self._hosted.collect(timeout_s)
+    def collect(self, timeout_s: float) -> Collected:
+        return self._hosted.collect(timeout_s), self._hosted.take_notices()
 
     @ray.method(concurrency_group="episodes")
     def cancel(self, draws: Sequence[int], label: str) -> None:
@@ -183,9 +183,9 @@ class RayGroup:
     def in_flight(self) -> list[SavedGroup]:
         return self._runners.in_flight()
 
-    def take_losses(self) -> list[HostLoss]:
-        """None: where a rank dies, the group does."""
-        return []
+    def take_incidents(self) -> list[Incident]:
+        """Of servers alone: where a rank dies, the group does."""
+        return [*self._runners.take_notices()]
 
     def describe(self) -> list[dict[str, Any]]:
         return self._calls.gather([rank.describe.remote() for rank in self._ranks], "describing the workers")

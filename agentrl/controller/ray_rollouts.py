@@ -11,8 +11,8 @@ from typing import Any
 import ray
 
 from agentrl.controller.episode_host import EpisodeHost, RolloutParts
-from agentrl.controller.fleet import HostLoss
-from agentrl.controller.ray_calls import ActorCalls, shared
+from agentrl.controller.fleet import Incident
+from agentrl.controller.ray_calls import ActorCalls, Collected, shared
 from agentrl.controller.ray_group import RayGroup
 from agentrl.controller.weights import ServedDtype, TrainerWeights, WeightsReport
 from agentrl.controller.worker import WorkerSpec
@@ -51,8 +51,8 @@ class _RolloutWorker:
         self._hosted.submit(requests)
 
     @ray.method(concurrency_group="episodes")
-    def collect(self, timeout_s: float) -> list[GroupOutcome]:
-        return self._hosted.collect(timeout_s)
+    def collect(self, timeout_s: float) -> Collected:
+        return self._hosted.collect(timeout_s), self._hosted.take_notices()
 
     @ray.method(concurrency_group="episodes")
     def cancel(self, draws: Sequence[int], label: str) -> None:
@@ -151,8 +151,8 @@ class RayRolloutGroup:
     def in_flight(self) -> list[SavedGroup]:
         return self._fleet.in_flight()
 
-    def take_losses(self) -> list[HostLoss]:
-        return self._fleet.take_losses()
+    def take_incidents(self) -> list[Incident]:
+        return self._fleet.take_incidents()
 
     def describe(self) -> list[dict[str, Any]]:
         refs = [actor.describe.remote() for actor in self._fleet.actors]

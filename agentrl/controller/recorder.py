@@ -13,7 +13,7 @@ import numpy as np
 
 from agentrl.controller.evaluation import Examination
 from agentrl.controller.failures import failure_causes
-from agentrl.controller.fleet import HostLoss
+from agentrl.controller.fleet import Incident
 from agentrl.controller.state import TrainState
 from agentrl.metrics import PhaseTimer, Sink, no_signal, rollout_metrics, tokens_per_s
 from agentrl.rollouts import GroupOutcome, GroupRequest, SavedGroup
@@ -38,7 +38,7 @@ class StepView(Protocol):
 
 
 class Recorder:
-    """Of one stage. ``outcome`` is called by the rollout service's thread, everything else by the loop's.
+    """Of one stage. The rollout service's thread calls ``outcome`` and ``overcome`` too, the loop's thread everything.
 
     Args:
         stage: prefix of the metrics.
@@ -71,6 +71,7 @@ class Recorder:
         self._outcomes: list[GroupOutcome] = []
         self._taken: list[GroupOutcome] = []
         self._evaluated: dict[str, float] = {}
+        self._overcome: Counter[str] = Counter()
         self._step_start = time.monotonic()
         self._store_wait_s = writer.counts.wait_s
 
@@ -141,6 +142,9 @@ class Recorder:
         self._evaluated = {}
         values |= {"policy_version": float(state.policy_version), "time/step_s": seconds}
         values |= {name: float(count) for name, count in counts.items()}
+        with self._lock:
+            values |= self._overcome
+            self._overcome.clear()
         if batch is not None:
             values |= _staleness(batch, state)
             values["count/trained_tokens"] = float(np.count_nonzero(batch.loss_mask))
@@ -176,14 +180,14 @@ class Recorder:
         """Evaluations so far, as in ``summary.json``."""
         return {name: dict(own) for name, own in self._results.items()}
 
-    def lost(self, losses: Sequence[HostLoss]) -> dict[str, int]:
-        """Hosts of episodes that died: each is an event; their numbers by the metric's name."""
-        for loss in losses:
-            self._view.alert(str(loss))
-            self._events.log("worker_lost", str(loss), boundary="engine", level="warning", stage=self._stage)
-        if not losses:
-            return {}
-        return {"count/lost_workers": len(losses), "count/replayed_groups": sum(loss.num_groups for loss in losses)}
+    def overcome(self, incidents: Sequence[Incident]) -> None:
+        """What the run goes on after, as soon as it is known: each is shown, an event, and counts in the next row of
+        metrics."""
+        for incident in incidents:
+            self._view.alert(str(incident))
+            self._events.log(incident.event, str(incident), boundary="engine", level="warning", stage=self._stage)
+            with self._lock:
+                self._overcome.update(incident.counts)
 
     def kept(self, groups: Sequence[SavedGroup]) -> None:
         """A checkpoint is made: which of the episodes in flight would be begun anew after it, and why."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agentrl.controller.admission import Snapshot, StaleRule
-from agentrl.controller.fleet import HostLoss
+from agentrl.controller.fleet import Incident
 from agentrl.controller.group import WorkerGroup
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.service import RolloutService
@@ -67,8 +67,8 @@ class Schedule(Protocol):
         """What happened to groups since the last call, by the metric's name."""
         ...
 
-    def take_losses(self) -> Sequence[HostLoss]:
-        """Hosts of episodes that died since the last call, and that the run goes on without."""
+    def take_incidents(self) -> Sequence[Incident]:
+        """Hosts and servers of episodes that died since the last call, and that the run goes on after."""
         ...
 
     def close(self) -> None: ...
@@ -123,8 +123,8 @@ class CapacitySchedule:
     def take_counts(self) -> Mapping[str, int]:
         return self._running.take_counts()
 
-    def take_losses(self) -> Sequence[HostLoss]:
-        return self._group.take_losses()
+    def take_incidents(self) -> Sequence[Incident]:
+        return self._group.take_incidents()
 
     def close(self) -> None:
         if self._service is not None:
@@ -190,7 +190,7 @@ class DemonstrationSchedule:
     def take_counts(self) -> Mapping[str, int]:
         return {}
 
-    def take_losses(self) -> Sequence[HostLoss]:
+    def take_incidents(self) -> Sequence[Incident]:
         return ()
 
     def close(self) -> None:

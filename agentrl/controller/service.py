@@ -43,6 +43,7 @@ class RolloutService:
         step: steps done before.
         version: policy version that is served.
         stop: ends the waits for a batch and for an evaluation.
+        look: called by the thread after each look for outcomes.
     """
 
     def __init__(
@@ -57,8 +58,9 @@ class RolloutService:
         step: int = 0,
         version: int = 0,
         stop: StopRequest | None = None,
+        look: Callable[[], None] = lambda: None,
     ) -> None:
-        self._stop = stop or StopRequest()
+        self._stop, self._look = stop or StopRequest(), look
         self._fleet, self._order, self._ledger, self._admission = fleet, order, ledger, admission
         self._keep_group, self._intake = keep_group, intake
         self._next_draw, self._again = start.next_draw, list(start.outstanding)
@@ -246,6 +248,7 @@ class RolloutService:
                         continue
                 for outcome in self._fleet.collect(_POLL_S):
                     self._come_in(outcome)
+                self._look()
         except BaseException as error:  # noqa: BLE001 - boundary: handed to the loop, which raises it
             with self._changed:
                 self._error = error

@@ -198,7 +198,8 @@ class StageRun:
         self, state: TrainState, groups: Sequence[TrajectoryGroup], batch: PlannedBatch | None, stats: Stats
     ) -> None:
         """Annotations, metrics and the display's line of a step."""
-        counts = dict(self.schedule.take_counts()) | self._recorder.lost(self.schedule.take_losses())
+        self._recorder.overcome(self.schedule.take_incidents())
+        counts = dict(self.schedule.take_counts())
         if batch is not None and self.schedule.overlap.stale == "mask_tokens":
             versions = batch.batch.policy_versions  # those that the published weights were made of
             oldest = state.policy_version - 1 - self.schedule.overlap.max_staleness

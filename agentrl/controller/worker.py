@@ -14,7 +14,7 @@ import torch
 from agentrl.controller.episode_host import EpisodeHost, RolloutParts
 from agentrl.controller.weights import ServedDtype, TrainerWeights, WeightsReport, publish_in_process, to_array
 from agentrl.errors import AgentRLError, ConfigError, TrainingError
-from agentrl.rollouts import GroupOutcome, GroupRequest, PauseMode, SavedGroup
+from agentrl.rollouts import EngineNotice, GroupOutcome, GroupRequest, PauseMode, SavedGroup
 from agentrl.training import (
     Actor,
     ActorSpec,
@@ -129,6 +129,10 @@ class Worker:
     def collect(self, timeout_s: float) -> list[GroupOutcome]:
         """Groups that came to their end here."""
         return self._hosted.collect(timeout_s)
+
+    def take_notices(self) -> list[EngineNotice]:
+        """What the engine here overcame since the last call; none in a stage without one."""
+        return [] if self._host is None else self._host.take_notices()
 
     def cancel(self, draws: Sequence[int], label: str) -> None:
         """Ends groups in flight here."""

@@ -12,8 +12,8 @@ from typing import Any
 
 import ray
 
-from agentrl.controller.fleet import HostLoss
-from agentrl.controller.ray_calls import ActorCalls, ActorLostError
+from agentrl.controller.fleet import HostLoss, Incident
+from agentrl.controller.ray_calls import ActorCalls, ActorLostError, Collected
 from agentrl.errors import EngineError
 from agentrl.rollouts import GroupOutcome, GroupRequest, SavedGroup, cancelled_outcome
 
@@ -69,7 +69,7 @@ class WorkerFleet:
         self._waiting: list[GroupRequest] = []
         self._arrived: list[GroupOutcome] = []
         self._cancelled: set[tuple[str, int]] = set()
-        self._losses: list[HostLoss] = []
+        self._incidents: list[Incident] = []
         self._num_deaths = 0
         self._lock = threading.RLock()
 
@@ -165,11 +165,11 @@ class WorkerFleet:
                     saved += self._calls.ask(ref, "saving the groups that run", place.number, self._answer_s)
             return saved
 
-    def take_losses(self) -> list[HostLoss]:
-        """Workers that died since the last call."""
+    def take_incidents(self) -> list[Incident]:
+        """Workers that died since the last call, and what the engines of the others overcame."""
         with self._lock:
-            losses, self._losses = self._losses, []
-            return losses
+            incidents, self._incidents = self._incidents, []
+            return incidents
 
     def close(self) -> None:
         """Ends every worker."""
@@ -201,7 +201,9 @@ class WorkerFleet:
                 self._come_up(place)
             elif place.poll is not None and place.poll in ready:
                 with self._losing(place, place.actor):
-                    outcomes = self._calls.ask(place.poll, "collecting groups", place.number)
+                    collected: Collected = self._calls.ask(place.poll, "collecting groups", place.number)
+                    outcomes, notices = collected
+                    self._incidents += notices
                     place.poll = None
                     self._come_in(place, outcomes)
 
@@ -262,7 +264,7 @@ class WorkerFleet:
             if place.actor is not actor:  # the other thread noticed it too
                 return
             groups, place.groups = list(place.groups.values()), {}
-            self._losses.append(HostLoss(str(lost), len(groups)))
+            self._incidents.append(HostLoss(str(lost), len(groups)))
             self._num_deaths += 1
             ray.kill(actor)
             if self._num_deaths > self._max_restarts:

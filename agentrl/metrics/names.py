@@ -77,6 +77,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "count/restarted_episodes": "episodes whose turns could not be saved then, and that were begun anew",
         "count/lost_workers": "rollout workers that died and were started again",
         "count/replayed_groups": "groups that they played, which were played again",
+        "count/lost_servers": "servers of the engines that died or did not answer",
+        "time/server_away_s": "seconds until those served again that came back in the step",
         "async/dropped": "groups dropped as too stale",
         "async/mixed_frac": "share of trained trajectories whose tokens are of more than one version",
         "async/masked_tokens": "tokens left out of the loss as too stale (rollout.stale=mask_tokens)",

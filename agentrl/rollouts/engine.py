@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from agentrl.types import Completion, EngineInfo, GenerateRequest
@@ -11,7 +11,16 @@ from agentrl.types import Completion, EngineInfo, GenerateRequest
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["EngineControl", "EngineHealth", "EngineLayout", "PauseMode", "RolloutEngine", "Tag", "UpdateSession"]
+__all__ = [
+    "EngineControl",
+    "EngineHealth",
+    "EngineLayout",
+    "EngineNotice",
+    "PauseMode",
+    "RolloutEngine",
+    "Tag",
+    "UpdateSession",
+]
 
 PauseMode = Literal["drain", "retract", "in_place"]
 Tag = Literal["weights", "kv_cache", "graphs"]
@@ -64,6 +73,24 @@ class EngineHealth:
     policy_version: int
 
 
+@dataclass(frozen=True, slots=True)
+class EngineNotice:
+    """What an engine overcame by itself, and a person should know.
+
+    Args:
+        event: its name in ``events.jsonl``, such as ``server_lost``.
+        message: what happened, and what comes of it.
+        counts: by the metric's name.
+    """
+
+    event: str
+    message: str
+    counts: Mapping[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.message
+
+
 class UpdateSession(Protocol):
     """One weight update. Between ``begin_update`` and ``commit`` no forward runs."""
 
@@ -111,6 +138,10 @@ class EngineControl(Protocol):
         ...
 
     def health(self) -> EngineHealth: ...
+
+    def take_notices(self) -> list[EngineNotice]:
+        """What it overcame since the last call; from any thread."""
+        ...
 
     def close(self) -> None:
         """Ends everything that it started; requests in flight fail."""

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.errors import EngineError
-from agentrl.rollouts.engine import EngineHealth, EngineLayout, PauseMode, Tag
+from agentrl.rollouts.engine import EngineHealth, EngineLayout, EngineNotice, PauseMode, Tag
 from agentrl.rollouts.request_check import check_request
 from agentrl.types import Completion, EngineAccount, EngineInfo, FinishReason, GenerateRequest, Segment, SegmentKind
 from agentrl.types.checksum import tensor_checksum
@@ -162,6 +162,10 @@ class ScriptedEngine:
     def checksum(self) -> Mapping[str, int]:
         """Of the tensors of the last update."""
         return dict(self._checksums)
+
+    def take_notices(self) -> list[EngineNotice]:
+        """Nothing: it either works or fails."""
+        return []
 
     def health(self) -> EngineHealth:
         """See ``EngineControl.health``."""

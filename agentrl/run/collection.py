@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from agentrl.controller.fleet import HostLoss
+from agentrl.controller.fleet import Incident
 from agentrl.errors import ConfigError, DataError, EngineError
 from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.run.build import LiveObjects
@@ -88,7 +88,7 @@ def collect(
                     directory,
                     lambda n: played(n, len(played_tasks)),
                     len(played_tasks) - len(missing),
-                    trainer.take_losses,
+                    trainer.take_incidents,
                 )
     newest = {(s.draw, s.sibling): s for s in TrajectoryReader(directory).summaries() if s.draw < len(chosen)}
     collected = [newest[key] for key in sorted(newest)]
@@ -118,7 +118,7 @@ def _keep(
     directory: RunDirectory,
     done: Callable[[int], None],
     already: int,
-    losses: Callable[[], Sequence[HostLoss]],
+    incidents: Callable[[], Sequence[Incident]],
 ) -> None:
     """Stores what comes and had not finished before, in shards; failures are told in ``events.jsonl`` too."""
     unsealed = 0
@@ -136,8 +136,8 @@ def _keep(
                     events.log(
                         "trajectory_failed", detail, boundary=boundary, level="warning", trajectory=trajectory.id
                     )
-            for loss in losses():
-                events.log("worker_lost", str(loss), boundary="engine", level="warning")
+            for incident in incidents():
+                events.log(incident.event, str(incident), boundary="engine", level="warning")
             if unsealed >= _SEAL_EVERY:
                 writer.seal(_STEP)
                 unsealed = 0

@@ -145,6 +145,7 @@ def rollouts(
             step=state.step,
             version=state.policy_version,
             stop=stop,
+            look=lambda: recorder.overcome(group.take_incidents()),
         )
 
     examined = max((item.num_tasks or 1000 for item in stage.eval.sets.values()), default=0) * stage.eval.samples

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from agentrl.controller.evaluation import EvalResult, Evaluator
-from agentrl.controller.fleet import Fleet, HostLoss, collect_groups, stream_groups
+from agentrl.controller.fleet import Fleet, Incident, collect_groups, stream_groups
 from agentrl.controller.group import WorkerGroup
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.stopping import StopRequest
@@ -185,9 +185,9 @@ class Trainer:
         deadline_s = rollout_deadline_s(stage, in_flight * stage.rollout.group_size)
         yield from stream_groups(self._fleet(stage), requests, in_flight=in_flight, deadline_s=deadline_s)
 
-    def take_losses(self) -> list[HostLoss]:
-        """Rollout workers that died since the last call; what they played is played again by others."""
-        return [] if self._session is None else self._session.group.take_losses()
+    def take_incidents(self) -> list[Incident]:
+        """Rollout workers and servers that died since the last call; what was lost with them is played again."""
+        return [] if self._session is None else self._session.group.take_incidents()
 
     def close(self) -> None:
         """Ends the workers; a second call does nothing."""

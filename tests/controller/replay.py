@@ -12,7 +12,7 @@ from agentrl.controller.actor import ActorHandle, RewardLearnerHandle
 from agentrl.controller.admission import Snapshot
 from agentrl.controller.checkpoints import Checkpoints
 from agentrl.controller.failures import FailureBound
-from agentrl.controller.fleet import HostLoss
+from agentrl.controller.fleet import Incident
 from agentrl.controller.group import WorkerGroup
 from agentrl.controller.loop import train
 from agentrl.controller.recorder import Recorder
@@ -59,7 +59,7 @@ class Replay:
     def take_counts(self) -> dict[str, int]:
         return {}
 
-    def take_losses(self) -> tuple[HostLoss, ...]:
+    def take_incidents(self) -> tuple[Incident, ...]:
         return ()
 
     def close(self) -> None:

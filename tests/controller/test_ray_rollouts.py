@@ -53,7 +53,7 @@ def test_groups_of_a_worker_that_is_killed_are_played_elsewhere_and_it_is_replac
     played = [trajectory for outcome in outcomes for trajectory in outcome.group.trajectories]
     assert all(trajectory.status.finished for trajectory in played)
     assert {trajectory.attempt for trajectory in played if trajectory.draw % 2 == 0} == {0}
-    (loss,) = group.take_losses()
+    (loss,) = group.take_incidents()
     again = {trajectory.draw for trajectory in played if trajectory.attempt == 1}
     assert ("rollout worker 1 died" in loss.why, loss.num_groups) == (True, len(again))
     assert again <= {1, 3}
@@ -73,7 +73,7 @@ def test_a_worker_that_hangs_is_ended_and_replaced(ray_started: None, model: Pat
         group.submit([GroupRequest(draw, TASKS[draw], 2) for draw in range(4)])
         outcomes = collected(group, 4)
         assert sorted(outcome.request.draw for outcome in outcomes) == [0, 1, 2, 3]
-        (loss,) = group.take_losses()
+        (loss,) = group.take_incidents()
         assert re.search(r"rollout worker 1 did not answer within 10 s", loss.why)
         assert stopped not in {place["pid"] for place in group.describe()}
         assert ended(stopped)
@@ -96,7 +96,7 @@ def test_a_worker_that_died_between_two_stages_is_replaced(group: Any, model: Pa
     group.publish(1)
     outcomes = collect_groups(group, [GroupRequest(draw, TASKS[draw], 2) for draw in range(2)], 120.0)
     assert {t.attempt for outcome in outcomes for t in outcome.group.trajectories} == {0}
-    assert [loss.num_groups for loss in group.take_losses()] == [0]
+    assert [loss.num_groups for loss in group.take_incidents()] == [0]
 
 
 def test_a_group_that_was_cancelled_is_not_played_again(group: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -13,8 +12,9 @@ from typing import Any
 import pytest
 
 from agentrl.errors import ConfigError, MachineError
-from agentrl.rollouts.sglang import SGLangEngineSpec, lifeline
-from agentrl.rollouts.sglang.launch import ServerProcess, prepared, server_command, server_environment
+from agentrl.rollouts.sglang import SGLangEngineSpec
+from agentrl.rollouts.sglang.launch import prepared, server_command, server_environment
+from agentrl.rollouts.sglang.process import ServerProcess
 
 
 @pytest.fixture(autouse=True)
@@ -138,48 +138,6 @@ def test_a_process_that_ends_has_its_last_words_in_the_log(tmp_path: Path) -> No
     wait_for(lambda: process.exit_code is not None)
     assert (process.exit_code, process.log_tail()) == (3, "last words")
     process.end()
-
-
-def test_ending_a_server_ends_what_it_started(tmp_path: Path) -> None:
-    process = ServerProcess([sys.executable, "-c", FAMILY], os.environ, tmp_path / "log")
-    wait_for(lambda: len(process.log_tail().split()) == 2)
-    family = [int(word) for word in process.log_tail().split()]
-    process.end()
-    assert not any(alive(pid) for pid in family)
-
-
-def test_a_server_ends_when_its_owner_dies(tmp_path: Path) -> None:
-    owner = subprocess.Popen(
-        [sys.executable, "-c", OWNER, lifeline.__file__, FAMILY], stdout=subprocess.PIPE, text=True
-    )
-    assert owner.stdout is not None
-    family = [int(owner.stdout.readline()) for _ in range(2)]
-    assert all(alive(pid) for pid in family)
-    owner.kill()
-    owner.wait()
-    wait_for(lambda: not any(alive(pid) for pid in family))
-    owner.stdout.close()
-
-
-FAMILY = """
-import os, subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-print(os.getpid(), flush=True)
-print(child.pid, flush=True)
-time.sleep(600)
-"""
-OWNER = """
-import subprocess, sys, time
-subprocess.Popen([sys.executable, sys.argv[1], sys.executable, "-c", sys.argv[2]], stdin=subprocess.PIPE)
-time.sleep(600)
-"""
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def wait_for(condition: Any) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from agentrl.errors import ConfigError
-from agentrl.rollouts.engine import EngineHealth, EngineLayout, PauseMode, Tag
+from agentrl.rollouts.engine import EngineHealth, EngineLayout, EngineNotice, PauseMode, Tag
 from agentrl.rollouts.inprocess.control import Control, TorchUpdateSession
 from agentrl.rollouts.inprocess.core import EngineCore
 from agentrl.rollouts.inprocess.job import Job
@@ -118,6 +118,10 @@ class TorchEngine:
     def checksum(self) -> Mapping[str, int]:
         """See ``EngineControl.checksum``."""
         return self._control.checksum()
+
+    def take_notices(self) -> list[EngineNotice]:
+        """Nothing: it either works or fails."""
+        return []
 
     def health(self) -> EngineHealth:
         """See ``EngineControl.health``; answers at once, even while a step runs."""

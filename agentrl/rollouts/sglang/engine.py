@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from agentrl.errors import ConfigError, EngineError
-from agentrl.rollouts.engine import EngineHealth, EngineLayout, PauseMode, Tag, UpdateSession
+from agentrl.rollouts.engine import EngineHealth, EngineLayout, EngineNotice, PauseMode, Tag, UpdateSession
 from agentrl.rollouts.sglang.core import EngineCore
 from agentrl.rollouts.sglang.launch import prepared
 from agentrl.rollouts.sglang.spec import SGLangEngineSpec
@@ -140,6 +140,10 @@ class SGLangEngine:
             kv_tokens=sum(tuple(own.kv.values())),
             policy_version=own.policy_version,
         )
+
+    def take_notices(self) -> list[EngineNotice]:
+        """Servers that were lost, came back or were given up since the last call."""
+        return self._core.fleet.take_notices()
 
     def server_states(self) -> Mapping[str, str]:
         """Each server's name and state."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 from agentrl.errors import AgentRLError, EngineError
+from agentrl.rollouts.engine import EngineNotice
 from agentrl.rollouts.sglang.routing import Router
 from agentrl.rollouts.sglang.servers import Server
 from agentrl.rollouts.sglang.spec import SGLangEngineSpec
@@ -40,6 +44,8 @@ class ServerFleet:
         self.servers = tuple(Server(index, spec, url) for index, url in enumerate(urls))
         self.router = Router(self.servers)
         self.problems: list[str] = []
+        self._notices: deque[EngineNotice] = deque()
+        self._engine = Path(spec.folder).name  # whose servers they are, where several processes have some
         self._spec, self._start, self._generates, self._changed = spec, start, generates, changed
         self._returning: set[Server] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -97,10 +103,13 @@ class ServerFleet:
         self._returning.discard(server)
         if not server.serving:
             return
-        self.problems.append(f"{server.name} was lost: {why}")
+        problem = f"{server.name} was lost: {why}"
+        self.problems.append(problem)
         server.lose()
-        if not server.given:
-            self._in_background(self._restart(server))
+        if server.given:
+            self._tell("server_lost", f"{problem}; it comes back with the next update once it answers again", lost=1)
+        else:
+            self._in_background(self._restart(server, problem))
 
     async def find_returning(self) -> None:
         """Looks for given servers that answer again: the next update brings them back."""
@@ -157,22 +166,41 @@ class ServerFleet:
                 if misses >= _MISSES:
                     self.lose(server, "it did not answer /health")
 
-    async def _restart(self, server: Server) -> None:
+    def take_notices(self) -> list[EngineNotice]:
+        """What became of servers since the last call; from any thread."""
+        taken = []
+        while self._notices:
+            taken.append(self._notices.popleft())
+        return taken
+
+    async def _restart(self, server: Server, problem: str) -> None:
         """Starts a lost server again, a bounded number of times."""
-        while server.restarts < self._spec.max_restarts:
+        most, lost = self._spec.max_restarts, time.monotonic()
+        waiting = "" if self.serving else ", requests wait for it"
+        again = f"it is started again{waiting} (restart {server.restarts + 1} of at most {most})"
+        self._tell("server_lost", f"{problem}; {again if server.restarts < most else 'no restart is left'}", lost=1)
+        while server.restarts < most:
             server.restarts += 1
             server.state = "starting"
             try:
                 await self._start(server)
             except (AgentRLError, OSError) as error:
                 self.problems.append(f"{server.name}, start {server.restarts + 1}: {error}")
+                self._tell("server_start_failed", self.problems[-1])
                 continue
             server.state = "serving"
+            away_s = time.monotonic() - lost
+            self._tell("server_restarted", f"{server.name} serves again after {away_s:.0f} s", away_s=away_s)
             await self._changed()
             return
+        self._tell("server_gone", f"{server.name} is given up after {most} restarts; {self.describe()}")
         server.state = "gone"
         await server.end()
         await self._changed()
+
+    def _tell(self, event: str, text: str, *, lost: int = 0, away_s: float = 0.0) -> None:
+        counts = {name: float(n) for name, n in (("count/lost_servers", lost), ("time/server_away_s", away_s)) if n}
+        self._notices.append(EngineNotice(event, f"{text} [{self._engine}]", counts))
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)

@@ -1,23 +1,20 @@
-"""Starts a server in its own environment, and ends it with everything that it started."""
+"""The command line and the environment of a server."""
 
 from __future__ import annotations
 
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from agentrl.errors import MachineError
-from agentrl.rollouts.sglang import lifeline
 from agentrl.rollouts.sglang.spec import SGLangEngineSpec
 from agentrl.rollouts.sglang.versions import dialect_of
 
 __all__ = [
     "SPARE_POSITIONS",
-    "ServerProcess",
     "free_port",
     "prepared",
     "server_command",
@@ -32,8 +29,6 @@ _PROBE = (
     "import importlib.metadata as m, torch; print(m.version('sglang'), 'cuda' if torch.cuda.is_available() else 'cpu')"
 )
 _PROBE_S = 120.0
-_END_S = 15.0
-_LOG_TAIL_LINES = 25
 _HOST = "127.0.0.1"
 _CPU_ARGUMENTS: Mapping[str, object] = {
     "device": "cpu",
@@ -136,62 +131,6 @@ def server_environment(spec: SGLangEngineSpec) -> dict[str, str]:
         own |= _CPU_ENVIRONMENT | ({"SGLANG_CPU_OMP_THREADS_BIND": binding} if spec.tp_size > 1 else {})
         kept.setdefault("OMP_NUM_THREADS", "1")
     return kept | own | dict(spec.env)
-
-
-class ServerProcess:
-    """A running server; it ends when ``end`` is called or this process dies.
-
-    Args:
-        command: its command line.
-        environment: its variables.
-        log: its output is appended here.
-
-    Raises:
-        MachineError: it cannot be started at all.
-    """
-
-    def __init__(self, command: list[str], environment: Mapping[str, str], log: Path) -> None:
-        self.log = log
-        log.parent.mkdir(parents=True, exist_ok=True)
-        self._start = log.stat().st_size if log.exists() else 0
-        guarded = [sys.executable, str(Path(lifeline.__file__)), *command]
-        try:
-            with log.open("ab") as output:
-                self._process = subprocess.Popen(
-                    guarded,
-                    stdin=subprocess.PIPE,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env=dict(environment),
-                    start_new_session=True,
-                )
-        except OSError as error:
-            raise MachineError(f"the server cannot be started ({error}): {' '.join(command)}") from error
-
-    @property
-    def exit_code(self) -> int | None:
-        """None while it runs."""
-        return self._process.poll()
-
-    def log_tail(self) -> str:
-        """The last lines of this start."""
-        try:
-            with self.log.open("rb") as log:
-                log.seek(self._start)
-                lines = log.read().decode("utf-8", "replace").splitlines()
-        except OSError as error:
-            return f"(its log {self.log} cannot be read: {error})"
-        return "\n".join(line[:300] for line in lines[-_LOG_TAIL_LINES:])
-
-    def end(self) -> None:
-        """Ends it with all that it started; a second call does nothing."""
-        if self._process.stdin is not None and not self._process.stdin.closed:
-            self._process.stdin.close()
-        try:
-            self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
 
 
 def free_port() -> int:

@@ -15,12 +15,12 @@ from agentrl.rollouts.sglang.digests import differing, unknown_names
 from agentrl.rollouts.sglang.errors import RefusedError, ServerLostError
 from agentrl.rollouts.sglang.launch import (
     SPARE_POSITIONS,
-    ServerProcess,
     free_port,
     server_command,
     server_environment,
     server_url,
 )
+from agentrl.rollouts.sglang.process import ServerProcess
 from agentrl.rollouts.sglang.spec import SGLangEngineSpec
 from agentrl.rollouts.sglang.weights import WeightArray, tensor_shapes
 

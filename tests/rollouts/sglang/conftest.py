@@ -18,13 +18,13 @@ import torch
 
 from agentrl.rollouts.sglang import SGLangEngine, SGLangEngineSpec
 from agentrl.rollouts.sglang.launch import (
-    ServerProcess,
     free_port,
     prepared,
     server_command,
     server_environment,
     server_url,
 )
+from agentrl.rollouts.sglang.process import ServerProcess
 from agentrl.run.sglang_env import default_python
 from agentrl.training.tiny import build_tiny_model
 from tests.rollouts.broken_server import Behaviour, BrokenServer, broken_server, passes_on

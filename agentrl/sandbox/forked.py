@@ -57,6 +57,7 @@ class ForkedSandbox(Sandbox):
         with self._lock:
             facts = {} if self._slot is None else self._slot.server.facts
         found = ["namespaces of its own for each run", "memory watched"] if facts.get("enclosed") else []
+        found += ["files counted while a run goes on"] if facts.get("abi") and not facts.get("bounded") else []
         found += [f"Landlock ABI {facts['abi']}"] if facts.get("abi") else []
         found += ["its own uid" if facts.get("own_uid") else "the owner's uid"] if found else []
         return ", ".join(found)

@@ -19,7 +19,8 @@ GUARANTEES: Mapping[str, str] = MappingProxyType(
         "kernel": "no namespaces, mounts, io_uring, BPF, keys, modules or foreign system call tables",
         "memory": "memory is bounded, for one process and for all of a run together",
         "user": "runs under a uid that nothing else uses, never as root",
-        "disk": "all files together are bounded by the kernel",
+        "disk": "all files together are bounded by the kernel; without it code may take space of a file system that "
+        "others use, down to sandbox.limits.reserve_bytes, before its run is ended for it",
     }
 )
 
@@ -80,4 +81,6 @@ class BackendReport:
         if self.problem is not None:
             return f"{self.backend}: cannot be used: {self.problem}"
         held = ", ".join(name for name in GUARANTEES if name in self.held) or "nothing"
-        return f"{self.backend}: guarantees {held}{f' ({self.notes})' if self.notes else ''}"
+        missing = ", ".join(name for name in GUARANTEES if name not in self.held)
+        without = f"; does not promise {missing}" if missing and self.held else ""
+        return f"{self.backend}: guarantees {held}{without}{f' ({self.notes})' if self.notes else ''}"

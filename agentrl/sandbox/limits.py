@@ -29,7 +29,8 @@ class Limits:
         output_bytes: stdout and stderr, each.
         open_files: descriptors of one process.
         reserve_bytes: free space of the file system that holds the sandboxes, where the backend does not guarantee
-            ``disk``, but no more than a tenth of it: with less left, runs that take their part of it are ended.
+            ``disk``: with less left, a run that has its part in that is ended, and any other is a failure of the
+            sandbox. None takes half a gigabyte, or a tenth of a file system below five.
 
     Raises:
         ConfigError: a limit is not finite, not positive, or below what an interpreter needs.
@@ -44,7 +45,7 @@ class Limits:
     max_files: int = 20_000
     output_bytes: int = 2**20
     open_files: int = 256
-    reserve_bytes: int = 512 * 2**20
+    reserve_bytes: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("wall_s", "cpu_s"):
@@ -58,7 +59,7 @@ class Limits:
                 )
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in ("wall_s", "cpu_s"):
+            if field.name in ("wall_s", "cpu_s") or (field.name == "reserve_bytes" and value is None):
                 continue
             least = 0 if field.name == "reserve_bytes" else 1
             if not isinstance(value, int) or isinstance(value, bool) or value < least:

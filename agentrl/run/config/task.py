@@ -166,10 +166,10 @@ class SandboxLimitsConfig(Section):
     """Standard output and standard error, each."""
     open_files: Count = 256
     """Descriptors of one process."""
-    reserve_bytes: int = Field(512 * 2**20, ge=0)
-    """Free space that the file system of the sandboxes keeps (a tenth of a small one), where the backend does not
-    guarantee ``disk``: with less left, executions that took their part of it are ended, and the others fail as
-    infrastructure."""
+    reserve_bytes: int | None = Field(None, ge=0)
+    """Free space that the file system of the sandboxes keeps, where the backend does not guarantee ``disk``: with less
+    left, executions that took their part of it are ended, and the others fail as infrastructure. By default half a
+    gigabyte, or a tenth of a file system below five."""
 
 
 class SandboxDockerConfig(Section):

@@ -42,7 +42,9 @@ class Confinement:
     def filter(self) -> bytes:
         """The seccomp program for this process."""
         if self.enclosed:  # no file and no process of others is in sight, whatever Landlock can do
-            return seccomp.build_filter(own_uid=True, abi=seccomp.NEWEST_ABI, pid=None, proxied=self.proxied)
+            return seccomp.build_filter(
+                own_uid=True, abi=seccomp.NEWEST_ABI, pid=None, proxied=self.proxied, preallocates=True
+            )
         pid = os.getpid() if seccomp.names_pid(self.abi) else None
         return seccomp.build_filter(own_uid=self.own_uid, abi=self.abi, pid=pid)
 

@@ -153,7 +153,9 @@ def names_pid(abi: int) -> bool:
 
 
 @functools.cache
-def build_filter(*, own_uid: bool, abi: int, pid: int | None, proxied: bool = False) -> bytes:
+def build_filter(
+    *, own_uid: bool, abi: int, pid: int | None, proxied: bool = False, preallocates: bool = False
+) -> bytes:
     """The program, 8 bytes an instruction; made before a fork, it costs the child nothing.
 
     Args:
@@ -161,6 +163,8 @@ def build_filter(*, own_uid: bool, abi: int, pid: int | None, proxied: bool = Fa
         abi: the Landlock ABI, since an older one leaves more to this filter.
         pid: the process that will run the code, where :func:`names_pid`; else None.
         proxied: the code may make TCP connections; where they lead is for others to bound.
+        preallocates: the code may take space of its file system before it writes there, since that is bounded;
+            else libc falls back to writing.
     """
     audit_arch, column = _ARCHES[platform.machine()]
     rules = [*_RULES]
@@ -170,6 +174,8 @@ def build_filter(*, own_uid: bool, abi: int, pid: int | None, proxied: bool = Fa
     answers |= dict.fromkeys(syscalls.UNCOPIED, _RET_ERRNO | errno.EINVAL)
     # libc then falls back to clone, whose flags can be seen here
     answers["clone3"] = _RET_ERRNO | errno.ENOSYS
+    if not preallocates:
+        answers["fallocate"] = _RET_ERRNO | errno.EOPNOTSUPP
     if proxied:
         rules += _TCP_ALONE
         answers |= {"socket": _RET_ALLOW, "connect": _RET_ALLOW}

@@ -82,6 +82,7 @@ class Supervisor:
             elif os.getuid() == 0:
                 self.first_uid = self._reserve_uids()
         self.roots = tuple(settings.get("roots", ()))
+        self.bounded = self.enclosed or bool(self.roots)  # the files of each slot, by a file system of its own
         self.readable = tuple(settings.get("readable", ()))
         self.env = _image_env() if settings.get("image_env") else {}
         self.listener = self._listen() if settings.get("proxied") else None
@@ -137,6 +138,7 @@ class Supervisor:
                 "abi": self.abi,
                 "own_uid": self.first_uid is not None,
                 "enclosed": self.enclosed,
+                "bounded": self.bounded,
                 "pid": os.getpid(),
                 "base": self.base,
             }
@@ -230,7 +232,7 @@ class Supervisor:
             env=self.env,
             keep=host.keep,
             process_base=None if self._counts_for_itself(uid) else _threads_of(os.getuid()),
-            bounded=self.enclosed or bool(self.roots),
+            bounded=self.bounded,
         )
 
     def _counts_for_itself(self, uid: int | None) -> bool:

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from .slot import Slot
 
 _FILES_EVERY = 5  # looks
-_RESERVE_SHARE = 10  # of a small file system, no more than a tenth is reserved
+_RESERVE_BYTES, _RESERVE_SHARE = 512 * 2**20, 10  # what is reserved, and of a small file system the tenth part
+_EARLY_SHARE = 8  # of its disk limit: a run that wrote as much since its files were counted is not waited for
 _BLAMED_SHARE = 4  # of its disk limit: a run that wrote as much has its part in a full file system
 
 Verdict = tuple[str, str]  # a result's status and detail
@@ -37,8 +38,9 @@ class Watch:
         self._limits = limits
         self._session = session
         self._looks = 0
-        self._written_before: int | None = None
+        self._reaped_before: int | None = None
         self._written: dict[int, int] = {}
+        self._counted_at = 0  # bytes written when files were last counted
 
     def look(self) -> Verdict | None:
         """What ends the run, if anything does.
@@ -64,11 +66,13 @@ class Watch:
         return None if slot.enclosure is not None else self._look_at_files(pids)
 
     def _look_at_files(self, pids: list[int]) -> Verdict | None:
-        due = self._looks % _FILES_EVERY == 0
-        short = "" if self._slot.config.bounded else self._short_of_space(pids)
-        if not due and not short:
-            return None
         max_bytes, max_files = self._limits["disk_bytes"], self._limits["max_files"]
+        short, early = "", False
+        if not self._slot.config.bounded:
+            short, written = self._short_of_space(), self._written_bytes(pids)
+            early = written - self._counted_at > max_bytes // _EARLY_SHARE
+        if self._looks % _FILES_EVERY and not early and not short:
+            return None
         try:
             used, entries = usage.of_folders(self._slot.own_folders, max_files)
         except usage.Uncountable as error:
@@ -79,26 +83,31 @@ class Watch:
             return "killed", f"{used} bytes in files; the limit is {max_bytes} bytes"
         if entries > max_files:
             return "killed", f"more than {max_files} files"
-        if short and (max(used, self._written_bytes) >= max_bytes // _BLAMED_SHARE or usage.hides_files(holders)):
+        if self._slot.config.bounded:
+            return None
+        self._counted_at = written
+        if short and (max(used, written) >= max_bytes // _BLAMED_SHARE or usage.hides_files(holders)):
             return "killed", f"{short}, and the code has its part in it"
         if short:
             raise SpaceShort(f"{short}: free some, or lower it")
         return None
 
-    def _short_of_space(self, pids: list[int]) -> str:
+    def _short_of_space(self) -> str:
         """What is to be said of a file system that has less left than its reserve; nothing of any other."""
-        if self._written_before is None:
-            self._written_before = usage.written_bytes(os.getpid())
-        for pid in pids:
-            self._written[pid] = max(self._written.get(pid, 0), usage.written_bytes(pid))
         held = os.statvfs(self._slot.work)
         free = held.f_bavail * held.f_frsize
-        reserve = min(self._limits["reserve_bytes"], held.f_blocks * held.f_frsize // _RESERVE_SHARE)
+        reserve = self._limits["reserve_bytes"]
+        if reserve is None:
+            reserve = min(_RESERVE_BYTES, held.f_blocks * held.f_frsize // _RESERVE_SHARE)
         if free >= reserve:
             return ""
         return f"{free} bytes are left where sandboxes keep their files, and sandbox.limits.reserve_bytes is {reserve}"
 
-    @property
-    def _written_bytes(self) -> int:
-        """By all processes of the run that were seen, and by those that the slot has reaped."""
-        return sum(self._written.values()) + usage.written_bytes(os.getpid()) - (self._written_before or 0)
+    def _written_bytes(self, pids: list[int]) -> int:
+        """By the processes of the run that were seen, or by those that the slot has reaped since its first look."""
+        reaped = usage.written_bytes(os.getpid())
+        if self._reaped_before is None:
+            self._reaped_before = reaped
+        for pid in pids:
+            self._written[pid] = max(self._written.get(pid, 0), usage.written_bytes(pid))
+        return max(sum(self._written.values()), reaped - self._reaped_before)

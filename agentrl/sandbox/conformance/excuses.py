@@ -165,7 +165,8 @@ async def _fresh(code: str, factory: Factory) -> None:
 
 
 EXCUSES = (
-    *(Check(f"code that {name}", None, where_offered(partial(_excuse, code))) for name, code in PROGRAMS.items()),
+    # of those who claim that code signals nothing outside: elsewhere some of it ends whatever its user runs
+    *(Check(f"code that {name}", "processes", where_offered(partial(_excuse, code))) for name, code in PROGRAMS.items()),
     Check("processes that are gone when they are found", "processes", partial(_fresh, COMETS)),
     Check("such processes beside an interpreter that persists", "processes", where_offered(partial(_excuse, COMETS))),
 )

@@ -41,7 +41,8 @@ async def test_files_that_are_held_open_without_a_name_count(spec: SandboxSpec) 
 async def test_files_held_by_a_process_whose_first_thread_has_ended_count(spec: SandboxSpec) -> None:
     code = (
         "import ctypes, os, platform, threading, time\nheld = []\n"
-        "for n in range(24):\n    held.append(open('f', 'wb'))\n    held[-1].write(b'x' * 2**20); held[-1].flush()\n    os.unlink('f')\n"
+        "for n in range(24):\n    held.append(open('f', 'wb')); held[-1].write(b'x' * 2**20); held[-1].flush()\n"
+        "    os.unlink('f')\n"
         "threading.Thread(target=time.sleep, args=(30,)).start()\n"
         "ctypes.CDLL(None).syscall(60 if platform.machine() == 'x86_64' else 93, 0)"
     )

@@ -128,11 +128,12 @@ if os.getcwd() != folder:
 """
 
 SWAPPER = """
-import ctypes, os, tempfile
+import ctypes, os, tempfile, time
+end = time.monotonic() + 20
 exchange = getattr(ctypes.CDLL(None), 'renameat2', None)
 def swap(place):
     folder, link = (f'{place}/{name}'.encode() for name in ('d', 'l'))
-    while exchange is not None:
+    while exchange is not None and time.monotonic() < end:
         for make in (lambda: os.mkdir(folder), lambda: os.symlink(OUTSIDE, link)):
             try: make()
             except OSError: pass
@@ -142,8 +143,7 @@ for place in ('.', tempfile.gettempdir()) * 3:
         os.setsid()
         if os.fork() == 0: swap(place)
         os._exit(0)
-open('swapping', 'w').close()
-while True: pass
+time.sleep(20)
 """
 
 INODE_FILL = """

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
 import time
@@ -34,10 +35,13 @@ class Progress:
 
     Args:
         folder: where pip keeps what it downloads.
+        site: where it installs; None does not count what is there.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, site: Path | None = None) -> None:
         self._folder = folder
+        self._site = site
+        self._before = self._num_installed()
         self._found = self._files = self._packages = 0
         self._whole = 0.0  # bytes of the files that pip has named
         self._name = self._size = ""  # of the newest file; its size where it is downloaded
@@ -70,13 +74,17 @@ class Progress:
     def line(self) -> str:
         """Where it stands now."""
         if self._done:
-            return "done"
+            return "finishing"
         if self._packages:
-            return f"installing {self._packages} packages"
+            done = f": {self._num_installed() - self._before} done" if self._site else ""
+            return f"installing {self._packages} packages{done}"
         if not self._files:
             return f"looking for what is needed: {self._found} packages so far"
         here = f", {_megabytes(self._here())} of {self._size}" if self._size else ""
         return f"{self._name}{here}; {self._files} files, {_megabytes(self._whole)} in all"
+
+    def _num_installed(self) -> int:
+        return len(list(self._site.glob("*.dist-info"))) if self._site else 0
 
     def _here(self) -> int:
         """Bytes of the file that is being downloaded."""
@@ -97,6 +105,7 @@ def pip_install(
     *,
     tell: Callable[[str], None],
     refresh: Callable[[str], None] | None = None,
+    site: Path | None = None,
 ) -> None:
     """``pip install`` in an interpreter's environment.
 
@@ -105,13 +114,14 @@ def pip_install(
         arguments: of ``pip install``.
         tell: told lines that stay.
         refresh: told twice a second where it stands; None tells that as a line that stays, now and then.
+        site: the environment's packages, which are counted while they are installed.
 
     Raises:
         subprocess.CalledProcessError: pip failed; its ``output`` is what it said last.
     """
     folder = Path(tempfile.mkdtemp(prefix="agentrl-pip-"))
     command = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off", *arguments]
-    progress, said, started = Progress(folder), deque[str](maxlen=_KEPT_LINES), time.monotonic()
+    progress, said, started = Progress(folder, site), deque[str](maxlen=_KEPT_LINES), time.monotonic()
     ended = threading.Event()
 
     def watch() -> None:
@@ -157,7 +167,8 @@ def main() -> int:
         sys.stdout.flush()
 
     try:
-        pip_install(sys.executable, sys.argv[1:], tell=tell, refresh=refresh if terminal else None)
+        site = Path(sysconfig.get_path("purelib"))
+        pip_install(sys.executable, sys.argv[1:], tell=tell, refresh=refresh if terminal else None, site=site)
     except subprocess.CalledProcessError as error:
         tell("pip failed; it said last:")
         sys.stderr.write(error.output)

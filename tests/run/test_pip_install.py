@@ -97,6 +97,14 @@ def test_the_line_says_how_much_of_a_file_is_here(tmp_path: Path) -> None:
     assert progress.line() == "installing 2 packages"
 
 
+def test_packages_are_counted_while_they_are_installed(tmp_path: Path) -> None:
+    (tmp_path / "pip-25.dist-info").mkdir()
+    progress = Progress(tmp_path, tmp_path)
+    progress.hear("Installing collected packages: torch, numpy")
+    (tmp_path / "numpy-2.dist-info").mkdir()
+    assert progress.line() == "installing 2 packages: 1 done"
+
+
 def test_small_files_are_counted_and_not_named(tmp_path: Path) -> None:
     progress = Progress(tmp_path)
     assert progress.hear("Downloading idna-3.10-py3-none-any.whl (70 kB)") is None

@@ -11,7 +11,7 @@ PYTHON ?=
 VENV := .venv
 AGENTS_VENV ?= .venv-agents
 AGENTS_PINS := tests/rollouts/agents/requirements.txt
-PIP_INSTALL := $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-cpu.txt \
+PIP_INSTALL := $(VENV)/bin/python -P agentrl/run/pip_install.py -c constraints-cpu.txt \
 	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 FAST := not slow and not docker and not sglang and not agents and not browser and not gpu
 
@@ -48,11 +48,13 @@ clean:
 
 # The stamps are younger than pyproject.toml and the pins, so a second call installs nothing.
 $(VENV)/.installed: pyproject.toml constraints-cpu.txt | $(VENV)/bin/python
-	$(PIP_INSTALL) -e .
+	@echo "installing agentrl into $(VENV), once"
+	@$(PIP_INSTALL) -e .
 	@touch $@
 
 $(VENV)/.installed-test: pyproject.toml constraints-cpu.txt | $(VENV)/bin/python
-	$(PIP_INSTALL) -e '.[test]'
+	@echo "installing agentrl and what its tests need into $(VENV), once"
+	@$(PIP_INSTALL) -e '.[test]'
 	@touch $(VENV)/.installed $@
 
 # The tests of `make test ARGS='-m agents'` look for it there, or in AGENTRL_AGENTS_PYTHON.
@@ -66,6 +68,7 @@ $(AGENTS_VENV)/.installed: $(AGENTS_PINS) | $(VENV)/bin/python
 python: $(VENV)/bin/python
 
 $(VENV)/bin/python:
+	@echo "making $(VENV)"
 	@for python in $(if $(PYTHON),$(PYTHON),python3 python3.12 python3.11); do \
 		$$python -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null \
 			&& exec $$python -m venv $(VENV); \

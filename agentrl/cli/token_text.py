@@ -54,10 +54,13 @@ def _candidates(run: RunDirectory) -> list[Path]:
 
 def _given(run: RunDirectory) -> list[Path]:
     from agentrl.run.config import load_config
+    from agentrl.run.model_folder import cached_model, pinned
 
     if not run.config_path.is_file():
         return []
     config = load_config(run.config_path, trains=False)
     if config.model.path is None:
         return []
-    return [Path(config.run.base_dir or ".", config.model.path).expanduser() / "tokenizer.json"]
+    setting = pinned(config.model.path, run.read_record().get("parent"))
+    folder = cached_model(setting, Path(config.run.base_dir or "."))
+    return [] if folder is None else [folder / "tokenizer.json"]

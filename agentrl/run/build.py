@@ -23,6 +23,7 @@ from agentrl.rollouts.inprocess import TorchEngineSpec
 from agentrl.rollouts.policy_server import ProgramSpec
 from agentrl.run.config import StageConfig
 from agentrl.run.data import load_tasks
+from agentrl.run.model_folder import given_model
 from agentrl.run.sglang_engine import sglang_spec
 from agentrl.tools import Tool, ToolFactory, ToolReference, close_tools, resolve_tools
 from agentrl.training import OptimSpec, RewardModelSpec
@@ -286,7 +287,7 @@ def reward_model_folder(stage: StageConfig, trained: Mapping[str, Path], base_di
 
     Raises:
         ConfigError: the stage that should have trained it is not of this run.
-        DataError: the folder does not exist.
+        DataError: the folder, or the hub's model, does not exist.
     """
     own = stage.reward.model
     if own.stage is not None:
@@ -297,10 +298,7 @@ def reward_model_folder(stage: StageConfig, trained: Mapping[str, Path], base_di
         return trained[own.stage]
     if own.path is None:
         return None
-    path = base_dir / Path(own.path).expanduser()
-    if not path.is_dir():
-        raise DataError(f"reward.model.path='{own.path}' is no folder ({path}); name a sequence classifier's")
-    return path
+    return given_model(own.path, base_dir, key="reward.model.path")
 
 
 def scorer_spec(stage: StageConfig, *, policy: Path, reward_model: Path) -> RewardModelSpec:

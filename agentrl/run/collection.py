@@ -13,7 +13,7 @@ from agentrl.run.build import LiveObjects
 from agentrl.run.config import RunConfig, StageConfig
 from agentrl.run.config.dump import to_yaml
 from agentrl.run.data import load_tasks, rows_hash
-from agentrl.run.preparation import given_model
+from agentrl.run.model_folder import given_model
 from agentrl.run.prompt_limit import LeftOut, left_out_tasks
 from agentrl.run.record import run_record
 from agentrl.run.trainer import Trainer

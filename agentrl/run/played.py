@@ -8,7 +8,7 @@ from typing import Any
 
 from agentrl.errors import ConfigError, DataError
 from agentrl.run.config import RunConfig, StageConfig, load_config
-from agentrl.run.preparation import given_model
+from agentrl.run.model_folder import given_model
 from agentrl.store import RunDirectory
 
 __all__ = ["named_policy", "played_stage", "policy_folder", "stage_alone"]
@@ -42,7 +42,9 @@ def named_policy(named: Path, config: str | None, overrides: Sequence[str], *, c
     if config is None and not is_run:
         raise ConfigError(f"{named} is no run directory, so name a configuration: {command} {named} CONFIG")
     stage = played_stage(load_config(config or named / "config.resolved.yaml", overrides, trains=False))
-    return stage_alone(stage, policy_folder(named), run=named if is_run else None)
+    if is_run:
+        return stage_alone(stage, policy_folder(named), run=named)
+    return stage_alone(stage, given_model(str(named), Path(), key="MODEL"))
 
 
 def played_stage(config: RunConfig) -> StageConfig:

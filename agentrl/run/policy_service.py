@@ -14,8 +14,8 @@ from agentrl.rollouts.policy_server import StandingServer
 from agentrl.run.build import LiveObjects, engine_spec, rollout_spec
 from agentrl.run.config import load_config
 from agentrl.run.config.dump import to_yaml
+from agentrl.run.model_folder import given_model
 from agentrl.run.played import played_stage, policy_folder, stage_alone
-from agentrl.run.preparation import given_model
 from agentrl.run.record import run_record
 from agentrl.store import RunDirectory, TrajectoryWriter, write_text
 from agentrl.tools.parsers import parser_for

@@ -16,11 +16,12 @@ from agentrl.run.build import LiveObjects, engine_spec, player_spec
 from agentrl.run.config import RunConfig, StageConfig
 from agentrl.run.config.dump import to_yaml
 from agentrl.run.data import load_tasks, rows_hash
+from agentrl.run.model_folder import given_model, pinned, with_commit
 from agentrl.run.record import run_record
 from agentrl.store import RunDirectory, keep_lines, write_text
 from agentrl.types import load_object
 
-__all__ = ["data_hashes", "given_model", "last_manifest", "make_directory", "roll_back", "start_model", "whole_stages"]
+__all__ = ["data_hashes", "last_manifest", "make_directory", "roll_back", "start_model", "whole_stages"]
 
 
 def make_directory(
@@ -46,8 +47,9 @@ def make_directory(
     """
     assert config.run.dir is not None, "load_config fills it in"
     RunDirectory.check_new(config.run.dir)
-    if config.model.path is not None:
-        given_model(config.model.path, base_dir)
+    parent = config.model.path
+    if parent is not None:
+        parent = with_commit(parent, given_model(parent, base_dir))
     sandbox: Mapping[str, Any] = {}
     for stage in rollouts:
         engine_spec(stage, Path(config.run.dir))  # an engine that is not to be had is refused before anything is made
@@ -58,9 +60,7 @@ def make_directory(
             report = player.sandbox.check()
             player.sandbox.settled().check_room(stage.sandboxes_a_host)
             sandbox = {"backend": report.backend, "guarantees": dict(report.guarantees), "notes": report.notes}
-    record = run_record(
-        seed=config.run.seed, data=data_hashes(rollouts, base_dir), parent=config.model.path, sandbox=sandbox
-    )
+    record = run_record(seed=config.run.seed, data=data_hashes(rollouts, base_dir), parent=parent, sandbox=sandbox)
     directory = RunDirectory.create(config.run.dir, record)
     write_text(directory.config_path, to_yaml(config, stages=whole_stages(config, stages)))
     return directory
@@ -73,26 +73,14 @@ def whole_stages(config: RunConfig, stages: Sequence[StageConfig]) -> list[Stage
     return [s.model_copy(update={"train": train[s.name]}) if s.name in train else s for s in whole]
 
 
-def given_model(setting: str, base_dir: Path) -> Path:
-    """The folder that ``model.path`` names.
-
-    Raises:
-        DataError: it does not exist.
-    """
-    path = base_dir / Path(setting).expanduser()
-    if not path.is_dir():
-        raise DataError(f"model.path='{setting}' is no folder ({path}); name one in Hugging Face's layout")
-    return path
-
-
 def start_model(config: RunConfig, directory: RunDirectory, base_dir: Path) -> Path:
     """The folder of the model that the run starts from; one that ``model.build`` makes is made once.
 
     Raises:
-        DataError: the function raised, or made no model; the folder named does not exist.
+        DataError: the function raised, or made no model; the model named does not exist.
     """
     if config.model.path is not None:
-        return given_model(config.model.path, base_dir)
+        return given_model(pinned(config.model.path, directory.read_record().get("parent")), base_dir)
     folder = directory.models_folder / "start"
     if folder.is_dir():
         return folder

@@ -164,8 +164,7 @@ def run_stage(
     num_steps = _num_steps(stage, len(tasks) if plays else None)
     done = manifest.step if manifest else 0
     columns = _COLUMNS[algorithm.learns_from]
-    sparse = algorithm.learns_from != "rollouts"
-    parts.display.stage(f"{stage.name} ({algorithm.name})", num_steps, columns=columns, done=done, sparse=sparse)
+    parts.display.stage(f"{stage.name} ({algorithm.name})", num_steps, columns=columns, done=done, sparse=not plays)
     _tell_renderer(parts, stage, model)
     base_dir = parts.base_dir
     spec = worker_spec(

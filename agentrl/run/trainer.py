@@ -25,6 +25,7 @@ from agentrl.run.build import LiveObjects, eval_plan, reward_model_folder
 from agentrl.run.chat_rollouts import ChatRollouts
 from agentrl.run.config import RunConfig, StageConfig
 from agentrl.run.interruption import Interruption
+from agentrl.run.model_folder import given_model
 from agentrl.run.preparation import make_directory, roll_back, start_model
 from agentrl.run.resumption import resume_directory
 from agentrl.run.session import Session
@@ -343,7 +344,7 @@ class Trainer:
             raise ConfigError(
                 "model.path is not set and nothing was trained yet; call train() first, or set model.path"
             )
-        return self._base_dir / Path(self.config.model.path).expanduser()
+        return given_model(self.config.model.path, self._base_dir)
 
 
 def _record_failure(events: EventLog, error: BaseException) -> None:

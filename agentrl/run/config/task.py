@@ -35,7 +35,8 @@ class ModelConfig(Section):
     """The policy, and how messages become its tokens."""
 
     path: str | None = None
-    """Folder of a causal model and its tokenizer in Hugging Face's layout, from the file's folder on. Goes before
+    """Folder of a causal model and its tokenizer in Hugging Face's layout, from the file's folder on, or a model of its
+    hub, as ``Qwen/Qwen3-0.6B`` or ``Qwen/Qwen3-0.6B@REVISION``, which is downloaded to the usual cache. Goes before
     ``build``."""
     build: str | None = None
     """Function ``(folder, **build_args)`` that writes such a folder: ``file.py:function`` or ``module:function``."""
@@ -120,8 +121,8 @@ class RewardModelConfig(Section):
     stage: str | None = None
     """An earlier stage that trained one (``algorithm: reward_model``)."""
     path: str | None = None
-    """Folder of a sequence classifier with one label in Hugging Face's layout, from the file's folder on. It reads the
-    policy's tokens, so its tokenizer must be the policy's."""
+    """Folder of a sequence classifier with one label in Hugging Face's layout, from the file's folder on, or a model of
+    its hub. It reads the policy's tokens, so its tokenizer must be the policy's."""
     weight: float = 1.0
     """Weight of the score in the sum."""
 

@@ -1,0 +1,127 @@
+"""The folder that ``model.path`` names: one of this machine, or a model of the Hugging Face hub in the usual cache."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from agentrl.errors import DataError
+
+__all__ = ["cached_model", "given_model", "pinned", "with_commit"]
+
+_HUB_NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.ASCII)
+_WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
+_UNWANTED = ("*/*", "consolidated*")  # other formats of the same weights
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_LINE_EVERY_S, _LINE_WIDTH = 15.0, 80
+
+
+def given_model(setting: str, base_dir: Path, *, key: str = "model.path") -> Path:
+    """The folder that a setting names; a model of the hub is downloaded where the cache lacks it.
+
+    Args:
+        setting: a folder, or ``organisation/name`` on the hub, with ``@revision`` behind it for one that is not the
+            newest. A folder goes first.
+        base_dir: where relative folders start.
+        key: of the setting, for errors.
+
+    Raises:
+        DataError: there is no such folder, and the hub has no such model or cannot be reached.
+    """
+    path = base_dir / Path(setting).expanduser()
+    if path.is_dir():
+        return path
+    named = _HUB_NAME.fullmatch(setting)
+    if named is None:
+        raise DataError(
+            f"{key}='{setting}' is no folder ({path}); name one in Hugging Face's layout, or a model of its hub as "
+            "organisation/name"
+        )
+    return _downloaded(setting, named["repo"], named["revision"], path, key)
+
+
+def cached_model(setting: str, base_dir: Path) -> Path | None:
+    """The same without any download; None where the folder, or the model in the cache, does not exist."""
+    path = base_dir / Path(setting).expanduser()
+    named = _HUB_NAME.fullmatch(setting)
+    if path.is_dir() or named is None:
+        return path if path.is_dir() else None
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(named["repo"], "config.json", revision=named["revision"])
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def with_commit(setting: str, folder: Path) -> str:
+    """The setting, with the commit where ``folder`` is a snapshot of the hub's, so that it names one model for good."""
+    named = _HUB_NAME.fullmatch(setting)
+    is_snapshot = folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name)
+    return f"{named['repo']}@{folder.name}" if named and is_snapshot else setting
+
+
+def pinned(setting: str, recorded: object) -> str:
+    """The setting as the run began with it: at the commit in its record, whatever the hub has now."""
+    named = _HUB_NAME.fullmatch(setting)
+    same = named and isinstance(recorded, str) and recorded.startswith(f"{named['repo']}@")
+    return str(recorded) if same else setting
+
+
+def _downloaded(setting: str, repo: str, revision: str | None, path: Path, key: str) -> Path:
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    fetch = functools.partial(
+        snapshot_download, repo, revision=revision, allow_patterns=[*_WANTED], ignore_patterns=[*_UNWANTED]
+    )
+    if revision is not None and _COMMIT.fullmatch(revision):  # never another one: what is here is asked of nobody
+        with suppress(FileNotFoundError):
+            return Path(fetch(local_files_only=True))
+    try:
+        folder = Path(fetch(tqdm_class=None if sys.stderr.isatty() else _lines()))
+    except GatedRepoError:
+        why = f"is open to those alone who accepted its terms; accept them at {constants.ENDPOINT}/{repo}, set HF_TOKEN"
+    except RepositoryNotFoundError:
+        why = f"does not exist on {constants.ENDPOINT}, or is private (set HF_TOKEN); correct the name"
+    except RevisionNotFoundError:
+        why = f"has no revision {revision!r} on {constants.ENDPOINT}; leave it out for the newest"
+    except Exception as error:  # noqa: BLE001  the boundary: whatever the network, the hub and its client come to
+        why = (
+            f"could not be downloaded from {constants.ENDPOINT}: {_reason(error)}; mend the network, or download it "
+            f"elsewhere (hf download {repo} --local-dir FOLDER) and name that folder"
+        )
+    else:
+        if not any(folder.glob("*.safetensors")):
+            raise DataError(f"{key}='{setting}': the hub's model has no *.safetensors; name one that has")
+        return folder
+    raise DataError(f"{key}='{setting}' is no folder ({path}), and the model of that name {why}")
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of the cause that says most: the innermost."""
+    cause = error
+    while (inner := cause.__cause__ or cause.__context__) is not None:
+        cause = inner
+    return f"{type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else 'no more is known'}"
+
+
+def _lines() -> Any:
+    """The hub's progress bars as plain lines now and then, for where there is no terminal."""
+    from huggingface_hub.utils.tqdm import tqdm
+
+    class Lines(tqdm):
+        def __init__(self, *args: Any, **keywords: Any) -> None:
+            keywords |= {"disable": False, "mininterval": _LINE_EVERY_S, "ncols": _LINE_WIDTH}
+            super().__init__(*args, **keywords)  # type: ignore[no-untyped-call]
+
+        def display(self, msg: str | None = None, pos: int | None = None) -> bool:
+            self.fp.write(f"{str(self).strip()}\n")
+            return True
+
+        def moveto(self, n: int) -> None:
+            """Lines stay where they are."""
+
+    return Lines

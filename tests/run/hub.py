@@ -1,0 +1,112 @@
+"""A stand-in for the Hugging Face hub: a server of this machine with one model, and programs that ask it."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+NAME = "someone/tiny-model"
+
+
+class Hub(http.server.ThreadingHTTPServer):
+    """Serves the files of folders by their commits; the newest is ``main``.
+
+    Attributes:
+        commits: folders by commit.
+        asked: paths of files that were downloaded.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answers)
+        self.commits: dict[str, Path] = {}
+        self.asked: list[str] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def add(self, folder: Path) -> str:
+        """A new commit; its hash."""
+        commit = hashlib.sha1(str(len(self.commits)).encode()).hexdigest()
+        self.commits[commit] = folder
+        return commit
+
+
+class Answers(http.server.BaseHTTPRequestHandler):
+    server: Hub
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def _answer(self, *, body: bool) -> None:
+        path = self.path.partition("?")[0]
+        api = re.fullmatch(rf"/api/models/{NAME}/(revision|tree)/([^/]+)/?", path)
+        file = re.fullmatch(rf"/{NAME}/resolve/([^/]+)/(.+)", path)
+        if not api and not file:
+            return self._send(404, b"{}", body, {"X-Error-Code": "RepoNotFound"})
+        wanted = api[2] if api else file[1] if file else ""
+        commit = [*self.server.commits][-1] if wanted == "main" else wanted
+        if commit not in self.server.commits:
+            return self._send(404, b"{}", body, {"X-Error-Code": "RevisionNotFound"})
+        folder = self.server.commits[commit]
+        if file:
+            data = (folder / file[2]).read_bytes()
+            if body:
+                self.server.asked.append(file[2])
+            etag = hashlib.sha1(data).hexdigest()
+            return self._send(200, data, body, {"X-Repo-Commit": commit, "ETag": f'"{etag}"'})
+        assert api is not None
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        names = [str(path.relative_to(folder)) for path in files]
+        answer: object = {"_id": "1", "id": NAME, "sha": commit, "siblings": [{"rfilename": name} for name in names]}
+        if api[1] == "tree":
+            sizes = [path.stat().st_size for path in files]
+            answer = [
+                {"type": "file", "path": name, "size": size, "oid": hashlib.sha1(name.encode()).hexdigest()}
+                for name, size in zip(names, sizes, strict=True)
+            ]
+        return self._send(200, json.dumps(answer).encode(), body, {"Content-Type": "application/json"})
+
+    def _send(self, status: int, data: bytes, body: bool, headers: Mapping[str, str]) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if body:
+            self.wfile.write(data)
+
+    def log_message(self, *_: object) -> None:
+        return
+
+
+@contextmanager
+def serving() -> Iterator[Hub]:
+    with Hub() as hub:
+        thread = threading.Thread(target=hub.serve_forever)
+        thread.start()
+        try:
+            yield hub
+        finally:
+            hub.shutdown()
+            thread.join()
+
+
+def python(code: str, *, endpoint: str, home: Path, args: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    """Runs Python that takes ``endpoint`` for the hub, and ``home`` for the folder of its cache."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGINGFACE"))}
+    env = {**kept, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_ETAG_TIMEOUT": "20", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", code, *args]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)

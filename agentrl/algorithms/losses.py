@@ -5,12 +5,17 @@ Axes: N trained tokens of a micro-batch, T packed tokens.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from agentrl.algorithms.spec import Advantages, PolicyInputs, TokenCredit, TokenLoss, TokenStat
 
-__all__ = ["clipped_policy_loss", "imitation_loss", "k3", "spread_credit", "truncated_importance"]
+__all__ = ["capped_k3", "clipped_policy_loss", "imitation_loss", "k3", "spread_credit", "truncated_importance"]
+
+_K1_LIMIT = 20.0
+"""Nats of one token beyond which a mean would tell of that token alone."""
 
 
 def spread_credit(credit: TokenCredit) -> Advantages:
@@ -28,38 +33,65 @@ def k3(logprobs: Tensor, other: Tensor) -> Tensor:
     return torch.expm1(difference) - difference
 
 
+def capped_k3(logprobs: Tensor, other: Tensor, cap: float | None) -> Tensor:
+    """``k3``, at most ``cap``; where that bites there is no gradient. None sets no bound.
+
+    k3 grows as exp(d), and its gradient with it: one token that the policy makes much rarer than the reference did
+    can outweigh a batch.
+    """
+    if cap is None:
+        return k3(logprobs, other)
+    # exp(d) - d - 1 is above any cap at d = log(cap + 1) + 1; an overflow beyond it would make the gradient NaN
+    difference = (other - logprobs).clamp(max=math.log1p(cap) + 1.0)
+    return (torch.expm1(difference) - difference).clamp(max=cap)
+
+
 def clipped_policy_loss(
-    inputs: PolicyInputs, *, clip_low: float, clip_high: float, kl_coef: float, use_rollout_logprobs: bool
+    inputs: PolicyInputs,
+    *,
+    clip_low: float,
+    clip_high: float,
+    clip_dual: float | None,
+    kl_coef: float,
+    kl_cap: float | None,
+    use_rollout_logprobs: bool,
 ) -> TokenLoss:
     """PPO's clipped surrogate with two bounds: -min(r·A, clip(r, 1 - low, 1 + high)·A) (arXiv:1707.06347, eq. 7).
 
     Args:
         inputs: ``[N]`` trained tokens with advantages.
         clip_low, clip_high: the bounds (arXiv:2503.14476, sec. 3.1 tells them apart).
-        kl_coef: adds kl_coef · k3 against the reference, in the loss as in arXiv:2402.03300, eq. 4.
+        clip_dual: where A < 0 the surrogate is at least clip_dual·A (arXiv:1912.09729, eq. 5); None sets no bound.
+        kl_coef: of k3 against the reference, in the loss as in arXiv:2402.03300, eq. 4.
+        kl_cap: of k3.
         use_rollout_logprobs: π_old is the sampler's own account.
 
     Returns:
-        ``[N]`` losses; statistics ``policy/ratio``, ``policy/kl_old``, ``policy/clip_frac_low``, ``_high`` (the share
-        of tokens whose gradient a bound removed) and ``policy/kl_ref``.
+        ``[N]`` losses; statistics ``policy/ratio``, ``policy/kl_old``, ``policy/kl_old_k1``, ``policy/clip_frac_low``,
+        ``_high``, ``_dual`` (the share of tokens whose gradient a bound removed) and ``policy/kl_ref``.
     """
     old = _given(inputs.rollout_logprobs if use_rollout_logprobs else inputs.old_logprobs, "old_logprobs")
     advantages = _given(inputs.advantages, "advantages")
     ratio = torch.exp(inputs.logprobs - old)
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
-    loss = -torch.minimum(ratio * advantages, clipped * advantages)
+    surrogate = torch.minimum(ratio * advantages, clipped * advantages)
     with torch.no_grad():
         stats = {
             "policy/ratio": ratio,
             "policy/kl_old": k3(old, inputs.logprobs),
+            "policy/kl_old_k1": (old - inputs.logprobs).clamp(-_K1_LIMIT, _K1_LIMIT),
             "policy/clip_frac_low": (ratio < 1 - clip_low) & (advantages < 0),
             "policy/clip_frac_high": (ratio > 1 + clip_high) & (advantages > 0),
         }
+    if clip_dual is not None:
+        floor = clip_dual * advantages
+        stats["policy/clip_frac_dual"] = (advantages < 0) & (surrogate < floor)
+        surrogate = torch.where(advantages < 0, torch.maximum(surrogate, floor), surrogate)
+    kl = None
     if kl_coef > 0:
-        kl_ref = k3(inputs.logprobs, _given(inputs.ref_logprobs, "ref_logprobs"))
-        stats["policy/kl_ref"] = kl_ref.detach()
-        loss = loss + kl_coef * kl_ref
-    return TokenLoss(loss, {name: _stat(values) for name, values in stats.items()})
+        kl = capped_k3(inputs.logprobs, _given(inputs.ref_logprobs, "ref_logprobs"), kl_cap)
+        stats["policy/kl_ref"] = kl.detach()
+    return TokenLoss(-surrogate, {name: _stat(values) for name, values in stats.items()}, kl, kl_coef)
 
 
 def imitation_loss(inputs: PolicyInputs) -> TokenLoss:

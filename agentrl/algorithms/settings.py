@@ -25,11 +25,16 @@ class GRPOSettings:
     Args:
         clip_low: the ratio is clipped below at 1 - clip_low; in [0, 1).
         clip_high: and above at 1 + clip_high; at least 0.
+        clip_dual: above 1, the ratio of a token with a negative advantage counts as at most this (dual clip,
+            arXiv:1912.09729, eq. 5), which bounds its loss; null sets no such bound.
         scale: ``std`` divides centred rewards by their group's standard deviation, ``none`` keeps reward units.
         std_eps: added to the standard deviation.
         reduction: how the tokens of a mini-batch are weighted (``reductions.py``).
         constant_tokens: the C of ``reduction='constant'``, tokens; needed there and unused elsewhere.
-        kl_coef: weight of the k3 estimate of KL(policy, reference); above 0 a reference is loaded.
+        kl_coef: weight of the k3 estimate of KL(policy, reference); above 0 a reference is loaded. No correction
+            multiplies this term.
+        kl_cap: an estimate above it counts as it and has no gradient; null leaves k3 as it is, whose gradient grows
+            without bound. Above 0.
         old_logprobs: ``recompute`` asks the trainer for π_old; ``rollout`` takes the sampler's and saves a forward,
             for one on-policy update a batch.
         correction: ``token`` weights each sampled token by min(π_old / π_rollout, correction_cap).
@@ -43,11 +48,13 @@ class GRPOSettings:
 
     clip_low: float = 0.2
     clip_high: float = 0.28
+    clip_dual: float | None = None
     scale: Literal["none", "std"] = "std"
     std_eps: float = 1e-4
     reduction: Reduction = "token_mean"
     constant_tokens: int | None = None
     kl_coef: float = 0.0
+    kl_cap: float | None = 10.0
     old_logprobs: Literal["recompute", "rollout"] = "recompute"
     correction: Literal["none", "token"] = "none"
     correction_cap: float = 2.0
@@ -58,6 +65,8 @@ class GRPOSettings:
         _check_number("clip_high", self.clip_high, low=0.0)
         _check_number("std_eps", self.std_eps, low=0.0)
         _check_number("kl_coef", self.kl_coef, low=0.0)
+        _check_above("clip_dual", self.clip_dual, 1.0)
+        _check_above("kl_cap", self.kl_cap, 0.0)
         _check_number("correction_cap", self.correction_cap, low=1.0)
         _check_choice("scale", self.scale, ("none", "std"))
         _check_choice("old_logprobs", self.old_logprobs, ("recompute", "rollout"))
@@ -130,6 +139,13 @@ def _check_number(field: str, value: float, *, low: float, high: float = math.in
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value < high:
         bound = f"in [{low:g}, {high:g})" if math.isfinite(high) else f"finite and at least {low:g}"
         raise ConfigError(f"algorithm.{field} must be {bound}, got {value!r}; change it")
+
+
+def _check_above(field: str, value: float | None, bound: float) -> None:
+    """None, or a finite number above ``bound``."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and bound < value < math.inf
+    if value is not None and not number:
+        raise ConfigError(f"algorithm.{field} must be finite and above {bound:g}, or null, got {value!r}; change it")
 
 
 def _check_choice(field: str, value: object, choices: Sequence[str]) -> None:

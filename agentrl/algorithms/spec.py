@@ -179,10 +179,19 @@ class TokenStat:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenLoss:
-    """``[N]`` losses, one a token, unreduced, and statistics by metric name."""
+    """``[N]`` losses, one a token, unreduced, and statistics by metric name.
+
+    Args:
+        loss: what ``correction`` multiplies.
+        stats: by metric name.
+        kl: ``[N]`` estimates of KL(policy, reference), which no correction multiplies; None adds no such term.
+        kl_coef: its weight.
+    """
 
     loss: Tensor
     stats: Mapping[str, TokenStat] = field(default_factory=lambda: MappingProxyType({}))
+    kl: Tensor | None = None
+    kl_coef: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -220,8 +229,8 @@ class AlgorithmSpec:
         name: for messages and records; nobody branches on it.
         keep_group: whether a finished group is trained.
         credit: numbers for each trajectory and turn of a batch.
-        reduction: ``[S]`` float64 weights w_s; the loss of a mini-batch is ``Σ_t w_s(t) · c_t · ℓ_t``.
-        policy_loss: ℓ, per token; None where ``pair_loss`` is given.
+        reduction: ``[S]`` float64 weights w_s; the loss of a mini-batch is ``Σ_t w_s(t) · (c_t · ℓ_t + β · k_t)``.
+        policy_loss: ℓ per token, and k with its weight β; None where ``pair_loss`` is given.
         advantages: credit brought to tokens.
         correction: ``[N]`` detached factors c_t against the sampler's own probabilities; None is 1.
         next_state: the state after a step.

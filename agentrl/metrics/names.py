@@ -28,6 +28,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "group/zero_std_frac": "share of groups whose rewards are all equal, which teach nothing by comparison",
         "length/response/mean": "policy tokens a trajectory",
         "length/response/max": "policy tokens of the longest",
+        "length/after_prompt/mean": "tokens a trajectory after the prompt of a sequence, observations included",
+        "length/after_prompt/max": "such tokens of the longest",
         "length/total/mean": "all tokens a trajectory, prompts and observations included",
         "length/truncated_frac": "share of trajectories that were cut",
         "turns/mean": "turns a trajectory",
@@ -54,11 +56,15 @@ NAMES: Mapping[str, str] = MappingProxyType(
         # training
         "policy/entropy": "mean entropy of the policy in nats",
         "policy/loss": "the policy's loss",
-        "policy/kl_ref": "KL divergence from the reference in nats",
-        "policy/kl_old": "KL divergence from the policy before the step in nats",
+        "policy/pg_loss": "the loss without its KL term, where there is a reference",
+        "policy/kl_loss": "the KL term of the loss before its coefficient, weighted as the loss is, in nats",
+        "policy/kl_ref": "KL divergence from the reference in nats, mean over tokens, each at most algorithm.kl_cap",
+        "policy/kl_old": "KL divergence from the policy before the step in nats, estimator k3",
+        "policy/kl_old_k1": "the same by estimator k1, a token's difference held to 20 nats; it may be negative",
         "policy/ratio": "mean probability ratio of the current policy to the old one",
         "policy/clip_frac_low": "share of tokens clipped from below",
         "policy/clip_frac_high": "share of tokens clipped from above",
+        "policy/clip_frac_dual": "share of tokens whose cost algorithm.clip_dual bounded",
         "policy/nll": "mean negative logprob of the demonstrations' tokens in nats",
         "reward_model/loss": "a reward model's loss by pair",
         "reward_model/accuracy": "share of pairs whose better trajectory has the higher score; a tie counts half",
@@ -96,33 +102,34 @@ NAMES: Mapping[str, str] = MappingProxyType(
     }
 )
 
-VERL_NAMES: Mapping[str, str] = MappingProxyType(
+VERL_NAMES: Mapping[str, tuple[Mapping[str, float], ...]] = MappingProxyType(
     {
-        "reward/mean": "critic/rewards/mean",
-        "length/response/mean": "response_length/mean",
-        "length/response/max": "response_length/max",
-        "length/truncated_frac": "response_length/clip_ratio",
-        "turns/mean": "num_turns/mean",
-        "turns/max": "num_turns/max",
-        "policy/entropy": "actor/entropy",
-        "policy/loss": "actor/pg_loss",
-        "policy/kl_ref": "actor/kl_loss",
-        "policy/kl_old": "actor/ppo_kl",
-        "policy/clip_frac_high": "actor/pg_clipfrac",
-        "policy/clip_frac_low": "actor/pg_clipfrac_lower",
-        "optim/grad_norm": "actor/grad_norm",
-        "optim/lr": "actor/lr",
-        "perf/tokens_per_s": "perf/throughput",
-        "perf/mfu": "perf/mfu/actor",
-        "time/step_s": "timing_s/step",
-        "time/rollout_s": "timing_s/gen",
-        "time/old_logprobs_s": "timing_s/old_log_prob",
-        "time/ref_logprobs_s": "timing_s/ref",
-        "time/advantages_s": "timing_s/adv",
-        "time/update_s": "timing_s/update_actor",
+        "critic/rewards/mean": ({"reward/mean": 1.0},),
+        "response_length/mean": ({"length/after_prompt/mean": 1.0},),
+        "response_length/max": ({"length/after_prompt/max": 1.0},),
+        "num_turns/mean": ({"turns/mean": 2.0},),
+        "num_turns/max": ({"turns/max": 2.0},),
+        "actor/entropy": ({"policy/entropy": 1.0},),
+        "actor/pg_loss": ({"policy/pg_loss": 1.0}, {"policy/loss": 1.0}),
+        "actor/kl_loss": ({"policy/kl_loss": 1.0},),
+        "actor/ppo_kl": ({"policy/kl_old_k1": 1.0},),
+        "actor/pg_clipfrac": ({"policy/clip_frac_low": 1.0, "policy/clip_frac_high": 1.0},),
+        "actor/pg_clipfrac_lower": ({"policy/clip_frac_dual": 1.0},),
+        "actor/grad_norm": ({"optim/grad_norm": 1.0},),
+        "actor/lr": ({"optim/lr": 1.0},),
+        "timing_s/step": ({"time/step_s": 1.0},),
+        "timing_s/gen": ({"time/rollout_s": 1.0},),
+        "timing_s/update_actor": ({"time/update_s": 1.0},),
     }
 )
-"""Ours to verl's, for dashboards made for verl."""
+"""verl's names, for dashboards made for verl, and what verl means by them: sums of our numbers with factors; of several
+ways the first that is complete.
+
+verl counts the prompt and each observation between two turns as turns too, so that t turns of ours are 2t of its own.
+"""
+
+_OF_A_POLICY = "policy/kl_old_k1"
+"""What only a stage has that trains a policy on its own episodes, as verl's PPO trainer does."""
 
 _PLACE = re.compile(r"\\\{\w+\\\}")
 _PATTERNS = tuple((re.compile(_PLACE.sub("[^/]+", re.escape(name))), text) for name, text in NAMES.items())
@@ -134,5 +141,15 @@ def describe(name: str) -> str | None:
 
 
 def with_verl_names(values: Mapping[str, float]) -> dict[str, float]:
-    """``values``, and once more under verl's names those that verl has."""
-    return {**values, **{VERL_NAMES[name]: value for name, value in values.items() if name in VERL_NAMES}}
+    """``values``, and once more under verl's names those that mean the same there.
+
+    ``actor/...`` and its time are given for a policy's updates alone.
+    """
+    named = dict(values)
+    for name, ways in VERL_NAMES.items():
+        if _OF_A_POLICY not in values and "actor" in name:
+            continue
+        whole = next((way for way in ways if way.keys() <= values.keys()), None)
+        if whole is not None:
+            named[name] = sum(factor * values[own] for own, factor in whole.items())
+    return named

@@ -107,10 +107,16 @@ def _rewards(finished: Sequence[Trajectory]) -> dict[str, float]:
 def _lengths(finished: Sequence[Trajectory]) -> dict[str, float]:
     response = [trajectory.num_policy_tokens for trajectory in finished]
     total = [sum(len(s) for turn in trajectory.turns for s in turn.segments) for trajectory in finished]
+    after = [
+        sum(len(s) for turn in trajectory.turns for s in (turn.completion if turn.parent is None else turn.segments))
+        for trajectory in finished
+    ]
     turns = [len(trajectory.turns) for trajectory in finished]
     return {
         "length/response/mean": float(np.mean(response)),
         "length/response/max": float(max(response)),
+        "length/after_prompt/mean": float(np.mean(after)),
+        "length/after_prompt/max": float(max(after)),
         "length/total/mean": float(np.mean(total)),
         "length/truncated_frac": float(np.mean([t.status.kind == "truncated" for t in finished])),
         "turns/mean": float(np.mean(turns)),

@@ -124,7 +124,7 @@ class Actor(LearningRole):
 
     @register(Dispatch.DATA, collect=Collect.STATS, needs=("params", "optimizer"))
     def update(self, shard: BatchShard) -> Stats:
-        """One optimizer step on a mini-batch: L = Σ_t w_s(t) · c_t · ℓ_t over the trained tokens of all ranks.
+        """One optimizer step on a mini-batch: L = Σ_t w_s(t) · (c_t · ℓ_t + β · k_t) over all ranks' trained tokens.
 
         Returns:
             This rank's statistics, to be merged over ranks. A mini-batch without trained tokens takes no step and
@@ -136,16 +136,15 @@ class Actor(LearningRole):
         """
         if shard.sample_weight is None:
             raise ValueError("an update needs sample weights: shards(batch, plan, weights)")
-        first = dist.get_rank() == 0
         if self._trained_tokens(shard) == 0:
-            return Stats({"optim/skipped": Stat.of([1.0])} if first else {})
+            return Stats({"optim/skipped": Stat.of([1.0])} if dist.get_rank() == 0 else {})
         weights = torch.tensor(shard.sample_weight, device=self.device)  # a copy: what Ray hands over is read-only
         stats = StatSum()
-        loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
+        losses = torch.zeros(3, dtype=torch.float64, device=self.device)
         for packed in micro_batches(shard, self.device, share_prefixes=self.model.shares_prefixes):
-            loss_sum += self._backward(packed, shard, weights, stats)
+            losses += self._backward(packed, shard, weights, stats)
         once = self.learner.step()
-        stats.add("policy/loss", loss_sum, 1 if first else 0)
+        self._add_losses(losses, stats)
         return Stats(stats.result()) + once
 
     def weights(self, dtype: DType | None = None) -> Iterator[tuple[str, Tensor]]:
@@ -167,24 +166,39 @@ class Actor(LearningRole):
         return int(count)
 
     def _backward(self, packed: Packed, shard: BatchShard, weights: Tensor, stats: StatSum) -> Tensor:
-        """Forward and backward of a micro-batch; its part of the loss, float64."""
+        """Forward and backward of a micro-batch.
+
+        Returns:
+            ``[3]`` float64, its part of the loss, of Σ w·c·ℓ and of Σ w·k.
+        """
         logprobs, entropy = self.model(packed)
         if packed.targets.numel() == 0:
             torch.autograd.backward(logprobs.sum() * 0.0)
-            return torch.zeros((), dtype=torch.float64, device=self.device)
+            return torch.zeros(3, dtype=torch.float64, device=self.device)
         inputs = policy_inputs(packed, shard, logprobs)
         algorithm = self.spec.algorithm
         outcome = self._policy_loss(inputs)
-        weight = weights[packed.sample] * packed.weight
-        if algorithm.correction is not None:
-            weight = weight * algorithm.correction(inputs).detach()
-        loss: Tensor = (outcome.loss * weight.to(outcome.loss.dtype)).sum()
+        weight = (weights[packed.sample] * packed.weight).double()
+        corrected = weight if algorithm.correction is None else weight * algorithm.correction(inputs).detach()
+        loss = surrogate = (outcome.loss * corrected).sum()
+        kl = torch.zeros_like(surrogate)
+        if outcome.kl is not None:
+            kl = (outcome.kl * weight).sum()
+            loss = surrogate + outcome.kl_coef * kl
         torch.autograd.backward(loss)
         for name, stat in outcome.stats.items():
             stats.add(name, stat.sum, stat.count)
         stats.add_values("policy/entropy", entropy)
         stats.add_mismatch(inputs)
-        return (outcome.loss.detach().double() * weight).sum()
+        return torch.stack([loss, surrogate, kl]).detach()
+
+    def _add_losses(self, losses: Tensor, stats: StatSum) -> None:
+        """The loss of the mini-batch, and with a reference its parts; each counts once over all ranks."""
+        names = ["policy/loss"]
+        if self.spec.algorithm.needs.reference:
+            names += ["policy/pg_loss", "policy/kl_loss"]
+        for name, total in zip(names, losses, strict=False):
+            stats.add(name, total, 1 if dist.get_rank() == 0 else 0)
 
 
 def policy_inputs(packed: Packed, shard: BatchShard, logprobs: Tensor) -> PolicyInputs:

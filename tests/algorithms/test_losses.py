@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, tensor
 
 from agentrl.algorithms import PolicyInputs, TokenCredit, TokenLoss, make_algorithm
-from agentrl.algorithms.losses import k3, spread_credit, truncated_importance
+from agentrl.algorithms.losses import capped_k3, k3, spread_credit, truncated_importance
+from agentrl.algorithms.settings import GRPOSettings
 
 
 def inputs(ratios: list[float], advantages: list[float] | None, **columns: Tensor | None) -> PolicyInputs:
@@ -67,11 +68,79 @@ def test_k3_is_zero_for_equal_policies_and_positive_otherwise() -> None:
     assert estimates.tolist() == pytest.approx([0.0, 1 - math.log(2), 0.5 + math.log(2) - 1], abs=1e-6)
 
 
-def test_kl_against_the_reference_is_added_with_its_coefficient() -> None:
+def test_kl_against_the_reference_stands_beside_the_loss_with_its_coefficient() -> None:
     given = inputs([1.0], [0.0], ref_logprobs=tensor([math.log(2.0) - 1.0]))
     outcome = policy_loss("grpo", {"kl_coef": 0.5})(given)
-    assert outcome.loss.tolist() == pytest.approx([0.5 * (1 - math.log(2))], abs=1e-6)
+    assert outcome.loss.tolist() == [0.0]
+    assert outcome.kl is not None
+    assert (outcome.kl.tolist(), outcome.kl_coef) == (pytest.approx([1 - math.log(2)], abs=1e-6), 0.5)
     assert outcome.stats["policy/kl_ref"].sum.item() == pytest.approx(1 - math.log(2), abs=1e-6)
+
+
+def test_without_a_coefficient_there_is_no_kl_term() -> None:
+    outcome = policy_loss("grpo")(inputs([1.0], [1.0]))
+    assert outcome.kl is None
+    assert "policy/kl_ref" not in outcome.stats
+
+
+DIFFERENCES = (math.log(2), 2.3, 2.5, 5.0, 90.0, 2000.0, -9.0, -12.0, -2000.0, 0.0)
+"""Nats by which the reference finds a token likelier than the policy."""
+
+
+def test_a_capped_kl_counts_as_the_cap_and_has_no_gradient_above_it() -> None:
+    logprobs = torch.full((len(DIFFERENCES),), -1.0, requires_grad=True)
+    found = capped_k3(logprobs, logprobs.detach() + tensor(DIFFERENCES), 10.0)
+    found.sum().backward()
+    # exp(d) - d - 1 with gradient 1 - exp(d), where that is below 10: it is 6.67 at 2.3, 8.68 at 2.5 and 11.0 at -12
+    kept = [1 - math.log(2), math.exp(2.3) - 3.3, math.exp(2.5) - 3.5]
+    assert found.tolist() == pytest.approx([*kept, 10.0, 10.0, 10.0, math.exp(-9) + 8.0, 10.0, 10.0, 0.0], rel=1e-5)
+    assert logprobs.grad is not None
+    slopes = [-1.0, 1 - math.exp(2.3), 1 - math.exp(2.5), 0.0, 0.0, 0.0, 1 - math.exp(-9), 0.0, 0.0, 0.0]
+    assert logprobs.grad.tolist() == pytest.approx(slopes, rel=1e-5, abs=1e-6)
+
+
+def test_an_uncapped_kl_is_k3() -> None:
+    difference = tensor([5.0, -12.0])
+    assert capped_k3(tensor([-1.0, -1.0]), difference - 1.0, None).tolist() == pytest.approx(
+        [math.exp(5.0) - 6.0, math.exp(-12.0) + 11.0], rel=1e-5
+    )
+
+
+def low_var_kl(difference: float) -> float:
+    """verl's estimate of a token by its definition: the difference held to 20 nats, then k3 held to 10."""
+    held = max(-20.0, min(20.0, difference))
+    return min(10.0, math.exp(held) - held - 1.0)
+
+
+def test_the_default_cap_is_verls() -> None:
+    cap = GRPOSettings().kl_cap
+    for step in range(-400, 401):
+        difference = step / 10
+        found = capped_k3(tensor(0.0, dtype=torch.float64), tensor(difference, dtype=torch.float64), cap)
+        assert found.item() == pytest.approx(low_var_kl(difference), rel=1e-12)
+
+
+def test_the_dual_clip_bounds_what_a_bad_token_costs() -> None:
+    given = inputs([5.0, 2.0, 0.5, 5.0], [-1.0, -1.0, -2.0, 1.0])
+    outcome = policy_loss("grpo", {"clip_dual": 3.0})(given)
+    outcome.loss.sum().backward()
+    # the first would cost 5 and costs 3, without gradient; the others are as without it: 2, .8 · 2, and -1.28
+    assert outcome.loss.tolist() == pytest.approx([3.0, 2.0, 1.6, -1.28], abs=1e-6)
+    assert given.logprobs.grad is not None
+    assert given.logprobs.grad.tolist() == pytest.approx([0.0, 2.0, 0.0, 0.0], abs=1e-6)
+    stat = outcome.stats["policy/clip_frac_dual"]
+    assert (stat.sum.item(), stat.count) == (1.0, 4)
+
+
+def test_without_a_dual_clip_nothing_of_it_is_told() -> None:
+    outcome = policy_loss("grpo")(inputs([5.0], [-1.0]))
+    assert outcome.loss.tolist() == pytest.approx([5.0], abs=1e-6)
+    assert "policy/clip_frac_dual" not in outcome.stats
+
+
+def test_kl_old_k1_is_the_mean_difference_held_to_20_nats() -> None:
+    stat = policy_loss("grpo")(inputs([2.0, 0.5, math.exp(-30.0)], [1.0, 1.0, 1.0])).stats["policy/kl_old_k1"]
+    assert stat.sum.item() == pytest.approx(-math.log(2.0) + math.log(2.0) + 20.0, abs=1e-5)
 
 
 def test_rollout_logprobs_can_be_the_old_policy() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from agentrl.metrics import correctness, describe, rollout_metrics, with_verl_names
+from agentrl.metrics import correctness, describe, rollout_metrics
 from agentrl.types import (
     CallProblem,
     CallRecord,
@@ -29,6 +30,11 @@ def turn(num_policy: int = 2, calls: Sequence[CallRecord] = (), index: int = 0) 
     context = (Segment(SegmentKind.PROMPT, np.arange(3)),)
     completion = (Segment(SegmentKind.POLICY, np.arange(num_policy), np.full(num_policy, -1.0), 0),)
     return Turn(index, None, context, completion, "", {"role": "assistant", "content": ""}, calls=tuple(calls))
+
+
+def next_turn(num_observed: int, num_policy: int) -> Turn:
+    context = (Segment(SegmentKind.OBSERVATION, np.arange(num_observed)),)
+    return replace(turn(num_policy, index=1), parent=0, context=context)
 
 
 def trajectory(reward: float | None = 1.0, **changes: Any) -> Trajectory:
@@ -184,9 +190,12 @@ def test_a_name_outside_the_table_is_known_as_such() -> None:
     assert describe("time/rollout_s") is not None
 
 
-def test_verl_names_stand_beside_ours() -> None:
-    assert with_verl_names({"turns/mean": 2.0, "reward/code/mean": 1.0}) == {
-        "turns/mean": 2.0,
-        "num_turns/mean": 2.0,
-        "reward/code/mean": 1.0,
-    }
+def test_what_comes_after_the_prompt_counts_observations_too() -> None:
+    metrics = rollout_metrics([group(trajectory(turns=(turn(2), next_turn(5, 4))), trajectory(turns=(turn(3),)))])
+    assert metrics["length/after_prompt/mean"] == 7.0  # 2 + 5 + 4, and 3
+    assert metrics["length/after_prompt/max"] == 11.0
+
+
+def test_a_prompt_that_begins_a_sequence_anew_is_no_response() -> None:
+    metrics = rollout_metrics([group(trajectory(turns=(turn(2), turn(4, index=1))))])
+    assert metrics["length/after_prompt/mean"] == 6.0

@@ -62,7 +62,7 @@ def test_tensorboard_reads_what_was_logged(tmp_path: Path) -> None:
     events.Reload()
     (point,) = events.Scalars("grpo/turns/mean")
     assert (point.step, point.value) == (3, 2.5)
-    assert events.Scalars("grpo/num_turns/mean")[0].value == 2.5
+    assert events.Scalars("grpo/num_turns/mean")[0].value == 5.0
 
 
 def test_a_missing_tensorboard_is_said_with_its_mend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -33,6 +35,20 @@ def test_the_divergence_grows_from_zero_and_is_part_of_the_loss(model_path: str)
     first, second = update(actor, batch), update(actor, batch)
     assert first["policy/kl_ref"].mean == pytest.approx(0.0, abs=1e-6)
     assert second["policy/kl_ref"].mean > 1e-5
+
+
+def test_one_token_far_from_the_reference_does_not_outweigh_the_batch(model_path: str) -> None:
+    actors = [make_actor(model_path, settings={"kl_coef": 0.1, "kl_cap": cap}) for cap in (10.0, None)]
+    batch = with_reference(model_path, prepared(actors[0], make_batch()))
+    assert batch.ref_logprobs is not None
+    far = batch.ref_logprobs.copy()
+    far[np.flatnonzero(batch.loss_mask)[0]] += 12.0  # k3 and its gradient are e^12, and the batch has a hundred tokens
+    plain = update(make_actor(model_path, settings={"kl_coef": 0.1}), batch)["optim/grad_norm"].mean
+
+    capped, uncapped = (update(one, replace(batch, ref_logprobs=far))["optim/grad_norm"].mean for one in actors)
+
+    assert capped == pytest.approx(plain, rel=0.05)
+    assert uncapped > 50 * plain
 
 
 def test_an_update_without_the_reference_it_needs_says_so(model_path: str) -> None:

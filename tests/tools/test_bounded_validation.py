@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -134,4 +135,5 @@ async def test_a_pattern_that_backtracks_without_an_end_is_told() -> None:
 
     assert record.result is not None
     assert record.result.error == "invalid_arguments"
-    assert "takes too long for the text given; give a shorter one" in record.result.content
+    # by the pattern's own limit in processor time, or by that of the whole check where the machine is busy
+    assert re.search(r"takes too long for the text given; give a shorter one|give shorter ones", record.result.content)

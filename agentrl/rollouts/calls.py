@@ -16,7 +16,7 @@ def bounded(parsed: ParsedMessage, most: int) -> ParsedMessage:
     written = _numbered(parsed.tool_calls, parsed.problems)
     if len(written) <= most:
         return parsed
-    left_out = len(written) - most
+    left_out = sum(getattr(entry, "count", 1) for entry in written[most:])
     kept = {entry.id for entry in written[:most]}
     calls = tuple(call for call in parsed.tool_calls if call.id in kept)
     problems = [problem for problem in parsed.problems if problem.id in kept]
@@ -24,7 +24,7 @@ def bounded(parsed: ParsedMessage, most: int) -> ParsedMessage:
         f"{left_out} more calls of this turn were not run: a turn may make {most} (rollout.max_calls_per_turn); "
         "make those that are still needed in the next turn"
     )
-    problems.append(CallProblem(written[most].id, "too_many", detail, ""))
+    problems.append(CallProblem(written[most].id, "too_many", detail, "", left_out))
     return _with_calls(parsed, calls, tuple(problems))
 
 

@@ -1,12 +1,14 @@
-"""Keywords of JSON Schema that hold regular expressions, matched within a bound and without the interpreter's lock.
+"""Keywords of JSON Schema that could take for ever, within a bound: regular expressions, and items that must differ.
 
-What is matched is the policy's: a pattern that backtracks must neither hold up other episodes nor run for ever.
+What is checked is the policy's: a pattern that backtracks must neither hold up other episodes nor run without an end,
+so it is matched without the interpreter's lock.
 """
 
 from __future__ import annotations
 
 import contextvars
 import functools
+import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -95,12 +97,30 @@ def _additional_properties(
         yield ValidationError(f"{extra} are not allowed")
 
 
+def _unique_items(validator: Any, rule: bool, instance: Any, schema: Mapping[str, Any]) -> Iterator[ValidationError]:
+    """In linear time; the library compares each item with each other."""
+    if rule and isinstance(instance, list):
+        written = {json.dumps(_canonical(item), sort_keys=True) for item in instance}
+        if len(written) < len(instance):
+            yield ValidationError("an item stands there twice")
+
+
+def _canonical(value: Any) -> Any:
+    """The same for equal JSON: 1.0 is 1, and true is not."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [_canonical(item) for item in value]
+    return {key: _canonical(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
 BoundedValidator: type[Draft202012Validator] = extend(  # type: ignore[no-untyped-call]
     Draft202012Validator,
     {
         "pattern": _pattern,
         "patternProperties": _pattern_properties,
         "additionalProperties": _additional_properties,
+        "uniqueItems": _unique_items,
     },
 )
 """Draft 2020-12 with these keywords."""

@@ -76,12 +76,14 @@ class CallProblem:
         kind: what is wrong.
         detail: what to mend, in words for the model.
         raw: the text as the model wrote it; empty where the problem stands for several calls.
+        count: calls that the problem stands for.
     """
 
     id: str
     kind: ProblemKind
     detail: str
     raw: str
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)

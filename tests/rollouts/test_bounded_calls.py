@@ -11,6 +11,7 @@ from agentrl.rollouts.calls import bounded, num_bad_turns
 from agentrl.tools import HermesParser, tool
 from agentrl.types import Action, Message, Observation, SamplingParams, StepResult, Task
 from tests.rollouts.bytewise import add, call, play, say
+from tests.rollouts.served_policy import HI, serving
 
 ROOM: dict[str, Any] = {
     **{"max_turn_tokens": 10**6, "max_response_tokens": 10**6, "context_tokens": 10**6, "max_turns": 20},
@@ -105,3 +106,10 @@ async def test_an_environment_that_records_no_calls_is_held_to_it_too() -> None:
     trajectory = await play([say(STRAY)] * 10, env=EnvSpec(Deaf), **ROOM, max_bad_turns=2)
 
     assert (str(trajectory.status), len(trajectory.turns)) == ("truncated(bad_calls)", 2)
+
+
+async def test_an_agent_program_is_given_all_calls_of_a_turn_since_it_runs_them_itself() -> None:
+    async with serving([say(call("add", a=1, b=2) * 2)], max_calls_per_turn=1) as served:
+        episode = await served.open()
+        made = await episode.say(HI)
+    assert len(made.tool_calls) == 2

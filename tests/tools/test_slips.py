@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.tools.parsers import GLMParser, HermesParser, LlamaParser
+from agentrl.tools.parsers import DeepSeekParser, GLMParser, HarmonyParser, HermesParser, LlamaParser, ToolCallParser
+from agentrl.types import CallProblem
 
 NEXT = "<tool_call>g\n<arg_key>b</arg_key>\n<arg_value>2</arg_value>\n</tool_call>"
 
@@ -58,3 +59,26 @@ def test_what_is_told_of_a_slip_is_short_however_long_the_call_is(body: str) -> 
     (problem,) = HermesParser().parse(f"<tool_call>{body}</tool_call>").problems
 
     assert len(problem.detail) < 1000
+
+
+@pytest.mark.parametrize(
+    ("parser", "written"),
+    [
+        (HermesParser, "</tool_call>"),
+        (HermesParser, "<tool_call>{</tool_call>"),
+        (HermesParser, '<tool_call>{"name": "f"}</tool_call>'),
+        (GLMParser, "<tool_call>f</tool_call>"),
+        (DeepSeekParser, "<｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜>"),
+        (LlamaParser, '{"name": "f"}; '),
+        (HarmonyParser, "<|channel|>commentary to=functions.f<|message|>{}<|call|>"),
+    ],
+)
+def test_a_thousand_calls_of_a_completion_are_counted_though_most_of_them_are_not_read(
+    parser: type[ToolCallParser], written: str
+) -> None:
+    parsed = parser().parse(f"so {written * 1000}" if parser is not HarmonyParser else written * 1000)
+    *read, last = sorted([*parsed.tool_calls, *parsed.problems], key=lambda entry: int(entry.id.removeprefix("call_")))
+
+    assert len(read) == 256
+    assert last == CallProblem("call_256", "too_many", last.detail, "", 744)
+    assert last.detail == "744 more calls of this turn were not read: 256 are; make fewer at once"

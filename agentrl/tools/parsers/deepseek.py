@@ -34,7 +34,7 @@ class DeepSeekParser:
         reasoning, rest = split_reasoning(text, before=_OPEN)
         reading = Reading()
         position = 0
-        while mark := _MARK.search(rest, position):
+        while not reading.full and (mark := _MARK.search(rest, position)):
             between = rest[position : mark.start()]
             reading.content.append(between if between.strip() else "")
             position = mark.end()
@@ -42,7 +42,7 @@ class DeepSeekParser:
                 reading.problem("unclosed", f"{_CLOSE} closes nothing; begin a call with {_OPEN}", _CLOSE)
             elif mark.group() == _OPEN:
                 position = _read_call(rest, mark.start(), reading)
-        reading.content.append(rest[position:])
+        reading.rest(rest[position:], (_OPEN, _CLOSE))
         return reading.message(reasoning)
 
 

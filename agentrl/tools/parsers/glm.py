@@ -40,14 +40,14 @@ class GLMParser:
         schemas = {tool.name: tool.parameters.get("properties", {}) for tool in tools}
         reading = Reading()
         position = 0
-        while tag := _TAG.search(rest, position):
+        while not reading.full and (tag := _TAG.search(rest, position)):
             reading.content.append(rest[position : tag.start()])
             position = tag.end()
             if tag.group() == _CLOSE:
                 reading.problem("unclosed", f"{_CLOSE} closes nothing; begin a call with {_OPEN}", _CLOSE)
             else:
                 position = _read_block(rest, tag.start(), schemas, reading)
-        reading.content.append(rest[position:])
+        reading.rest(rest[position:], (_OPEN, _CLOSE))
         return reading.message(reasoning)
 
 

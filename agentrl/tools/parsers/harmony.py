@@ -35,7 +35,7 @@ class HarmonyParser:
         """The assistant's message; see ToolCallParser."""
         reading, thoughts = Reading(one_call=True), list[str]()
         position = 0
-        while position < len(text):
+        while position < len(text) and not reading.full:
             opening = text.find(_MESSAGE, position)
             if opening < 0:
                 _without_message(text[position:], reading)
@@ -45,6 +45,8 @@ class HarmonyParser:
             header, body = text[position:opening], text[opening + len(_MESSAGE) : stop]
             _read_message(header.removeprefix(_START), body, text[position:stop], reading, thoughts)
             position = following
+        else:
+            reading.rest(text[position:], (_MESSAGE,))
         return reading.message("\n\n".join(thoughts) if thoughts else None)
 
 

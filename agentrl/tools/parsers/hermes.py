@@ -36,7 +36,7 @@ class HermesParser:
         reasoning, rest = split_reasoning(text, before=_OPEN)
         reading = Reading()
         position = 0
-        while tag := _TAG.search(rest, position):
+        while not reading.full and (tag := _TAG.search(rest, position)):
             reading.content.append(rest[position : tag.start()])
             if tag.group() == _CLOSE:
                 detail = f"{_CLOSE} closes nothing; begin a call with {_OPEN}"
@@ -44,7 +44,7 @@ class HermesParser:
                 position = tag.end()
             else:
                 position = _read_block(rest, tag.end(), reading)
-        reading.content.append(rest[position:])
+        reading.rest(rest[position:], (_OPEN, _CLOSE))
         return reading.message(reasoning)
 
 

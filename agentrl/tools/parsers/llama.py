@@ -23,6 +23,7 @@ _FORM = '{"name": "...", "parameters": {...}}'
 _OBJECT = r'\{\s*"(?:name|parameters|type|function)"\s*:'
 _OPENING = re.compile(_OBJECT)
 _KEYS = frozenset({"name", "parameters", "function", "type"})
+_MARKED = tuple(f'{{"{key}"' for key in sorted(_KEYS))
 _CALL = re.compile(rf"{re.escape(_TAG)}|{_OBJECT}")
 _BRACE = re.compile(r"\s*(?=\{)")
 _BUILT_IN = re.compile(r"\s*([A-Za-z_]\w*)\.call(\(.*\))\s*\Z", re.DOTALL)
@@ -41,14 +42,11 @@ class LlamaParser:
         reasoning, rest = split_reasoning(text, before="{")
         reading = Reading(one_call=True)
         position = 0
-        while True:
-            start = _next_call(rest, position)
-            if start is None:
-                break
+        while not reading.full and (start := _next_call(rest, position)) is not None:
             before, tagged = rest[position:start], rest.startswith(_TAG, start)
             reading.content.append("" if position and _BETWEEN.fullmatch(before) else before)
             position = _read_tagged(rest, start, reading) if tagged else _read_object(rest, start, start, reading)
-        reading.content.append(rest[position:])
+        reading.rest(rest[position:], (*_MARKED, _TAG))
         return reading.message(reasoning)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,8 @@ from agentrl.types import CallProblem, Message, ParsedMessage, ProblemKind, Tool
 __all__ = ["Reading", "kind_of", "whole_json"]
 
 _MAX_DETAIL = 600
+_MOST = 256
+"""Calls of one completion that are read: far more than any turn may make, and few enough to take no time."""
 
 
 @dataclass
@@ -30,6 +32,23 @@ class Reading:
     @property
     def next_id(self) -> str:
         return f"call_{len(self.calls) + len(self.problems)}"
+
+    @property
+    def full(self) -> bool:
+        """Whether no more calls are read; what follows is for ``rest``."""
+        return len(self.calls) + len(self.problems) >= _MOST
+
+    def rest(self, text: str, marks: Iterable[str]) -> None:
+        """The end of a completion, in which no call is read.
+
+        Args:
+            text: all that follows what was read.
+            marks: with which a call begins or ends, to count the calls that are left in ``text`` once ``full``.
+        """
+        self.content.append(text)
+        if self.full and (count := max(text.count(mark) for mark in marks)):
+            detail = f"{count} more calls of this turn were not read: {_MOST} are; make fewer at once"
+            self.problems.append(CallProblem(self.next_id, "too_many", detail, "", count))
 
     def call(self, name: str, arguments: Mapping[str, Any], raw: str) -> None:
         """A call that can be run."""

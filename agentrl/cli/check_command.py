@@ -96,13 +96,11 @@ def _check_rewards(stage: StageConfig, sets: Mapping[str, tuple[Task, bool]]) ->
     from agentrl.run.rehearsal import rehearse
 
     bools: set[str] = set()
+    say("  a scripted policy answers the first task of each set:")
     for setting, played in rehearse(stage, sets):
         episode = played.trajectory
         parts = ", ".join(f"{name} {value:g}" for name, value in episode.rewards.items()) or "no part"
-        say(
-            f"  {setting}: a scripted policy that says {played.said!r:.60} on task {episode.task.id!r} is "
-            f"scored {episode.reward:g} ({parts}), {episode.status}"
-        )
+        say(f"  {setting}: {played.said!r:.40} is scored {episode.reward:g} ({parts}), {episode.status}")
         bools |= set(played.bools)
     for name in sorted(bools):
         say(f"  reward: {name} gives a bool, which counts as 1.0 or 0.0; return a float to say so")

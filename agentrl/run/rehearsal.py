@@ -28,7 +28,7 @@ from agentrl.types import (
 
 __all__ = ["Rehearsed", "rehearse"]
 
-_MAX_TURNS = 8
+_MAX_TURNS = 32
 _UNKNOWN = ToolCall("call_0", "no_such_tool_agentrl_check", {"x": 1})
 
 

@@ -121,12 +121,12 @@ def test_a_reward_that_gives_no_number_is_found_with_its_line(
 def test_every_set_is_played_and_scored(check: Callable[..., tuple[int, str, str]]) -> None:
     code, out, err = check("agentrl.envs:exact_answer")
     assert (code, err) == (0, "")
-    scored = re.findall(r"(\S+): a scripted policy that says '(.*)' on task '(.*)' is scored (\S+) \((.*)\)", out)
+    scored = re.findall(r"(\S+): '(.*)' is scored (\S+) \((.*)\), terminated", out)
     assert scored == [
-        ("data.train", "I do not know.", "train-0", "0", "exact_answer 0"),
-        ("data.train", "train 0", "train-0", "1", "exact_answer 1"),
-        ("eval.sets.own", "I do not know.", "held-0", "0", "exact_answer 0"),
-        ("eval.sets.own", "held 0", "held-0", "1", "exact_answer 1"),
+        ("data.train", "I do not know.", "0", "exact_answer 0"),
+        ("data.train", "train 0", "1", "exact_answer 1"),
+        ("eval.sets.own", "I do not know.", "0", "exact_answer 0"),
+        ("eval.sets.own", "held 0", "1", "exact_answer 1"),
     ]
 
 

@@ -104,6 +104,17 @@ def _print_turn(out: Console, turn: Turn, token_text: TokenText | None) -> None:
         _print_origin(out, kind, text)
     for call in turn.calls:
         _print_call(out, call)
+    for note in _request_notes(turn.info):
+        out.print(Text(shown(note), style="yellow"), soft_wrap=True)
+
+
+def _request_notes(info: Mapping[str, object]) -> Iterator[str]:
+    """What became of an agent's request (docs/policy-server.md); an environment may keep anything under these names."""
+    breaches, ignored = info.get("breaches"), info.get("ignored")
+    if isinstance(breaches, list):
+        yield from (f"{'breach':>9} > {breach}" for breach in breaches)
+    if isinstance(ignored, dict):
+        yield f"{'ignored':>9} > {', '.join(_pairs(ignored))}"
 
 
 def _by_tokens(turn: Turn, token_text: TokenText) -> Iterator[tuple[SegmentKind, str]]:

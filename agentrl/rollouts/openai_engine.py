@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -88,7 +89,7 @@ class OpenAIEngine:
 
     def info(self) -> EngineInfo:
         """See ``RolloutEngine.info``; neither vocabulary nor context is known."""
-        return EngineInfo("openai", self.client.spec.model, 0, 0, 0, returns_ids=False)
+        return EngineInfo("openai", self.client.spec.model, 0, 0, 0, returns_ids=False, grammars=True)
 
     async def close(self) -> None:
         """Closes the connections of this event loop."""
@@ -120,11 +121,13 @@ def _check(request: GenerateRequest) -> None:
 
 def _settings(sampling: SamplingParams) -> Mapping[str, Any]:
     """What differs from a server's defaults; ``top_k`` and ``min_p`` are extensions that not every server has."""
+    named = {"name": "answer", "schema": json.loads(sampling.json_schema or "{}")}
     chosen = {
         "top_p": (sampling.top_p, sampling.top_p < 1),
         "top_k": (sampling.top_k, sampling.top_k > 0),
         "min_p": (sampling.min_p, sampling.min_p > 0),
         "stop": (list(sampling.stop), bool(sampling.stop)),
+        "response_format": ({"type": "json_schema", "json_schema": named}, bool(sampling.json_schema)),
     }
     return {name: value for name, (value, is_set) in chosen.items() if is_set}
 

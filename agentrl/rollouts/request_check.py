@@ -52,6 +52,11 @@ def check_request(request: GenerateRequest, info: EngineInfo, *, stop_strings: b
             f"engine {info.name!r} was built without a way to decode, so it cannot match stop strings, got "
             f"{sampling.stop}; use stop_token_ids, or give its specification decode="
         )
+    elif sampling.json_schema and not info.grammars:
+        problem = (
+            f"engine {info.name!r} has no grammars, so it cannot force a completion to fit json_schema, got "
+            f"{sampling.json_schema:.80}; ask for it in words"
+        )
     if problem:
         raise EngineError(f"request {request.request_id!r}: {problem}", retryable=False)
 

@@ -30,6 +30,8 @@ class SamplingParams:
             which is refused for training unless ``rollout.allow_truncated_sampling``.
         stop_token_ids: sampling one ends the completion; the sampled token is kept.
         stop: strings that end the completion; the whole last token is kept, only the text is cut.
+        json_schema: a JSON Schema that a grammar forces the completion to fit (``EngineInfo.grammars``); another
+            distribution too, which only an episode that is never trained may ask for.
 
     Raises:
         ValueError: a value outside its range, named.
@@ -42,6 +44,7 @@ class SamplingParams:
     min_p: float = 0.0
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()
+    json_schema: str = ""
 
     def __post_init__(self) -> None:
         rules = (
@@ -59,7 +62,7 @@ class SamplingParams:
     @property
     def truncates(self) -> bool:
         """Whether the behaviour distribution differs from the softmax whose logprobs are recorded."""
-        return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0
+        return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0 or bool(self.json_schema)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,7 +146,8 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What a client must know of an engine: ``vocab_size`` bounds ids sent, ``context_tokens`` bounds sequences."""
+    """What a client must know of an engine: ``vocab_size`` bounds ids sent, ``context_tokens`` bounds sequences,
+    ``grammars`` says whether it can force a completion to fit ``SamplingParams.json_schema``."""
 
     name: str
     model: str
@@ -151,3 +155,4 @@ class EngineInfo:
     context_tokens: int
     policy_version: int
     returns_ids: bool = True
+    grammars: bool = False

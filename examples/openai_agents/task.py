@@ -72,4 +72,4 @@ def build_model(folder: str, seed: int = 0) -> None:
         for row in demonstrations(seed):
             yield {"messages": [told, *row["messages"][1:]]}
 
-    build_tiny_model(folder, read(), seed=seed, vocab_size=640)
+    build_tiny_model(folder, read(), seed=seed, num_demonstrations=300, vocab_size=640)

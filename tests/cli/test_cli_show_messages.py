@@ -25,3 +25,16 @@ def test_a_turn_without_tokens_is_shown_by_its_messages(
     assert code == 0
     assert "user: how many" in shown
     assert "forty two" in shown
+
+
+def test_what_a_request_asked_in_vain_and_how_its_answer_broke_a_demand_is_shown(
+    run_dir: Path, agentrl: Callable[..., tuple[int, str, str]]
+) -> None:
+    said: Message = {"role": "assistant", "content": "no"}
+    info = {"ignored": {"verbosity": "low", "seed": 3}, "breaches": ["tool_choice is required, called no tool"]}
+    turn = Turn(0, None, (), (), "no", said, info=info)
+    with TrajectoryWriter(RunDirectory.open(run_dir), "server") as writer:
+        writer.write(Trajectory(Task("t"), 9, 0, 0, "eval", (turn,), Status("terminated"), {}, 1.0), step=1)
+    _, shown, _ = agentrl("show", run_dir, "9-0-0")
+    assert "breach > tool_choice is required, called no tool" in shown
+    assert "ignored > verbosity low, seed 3" in shown

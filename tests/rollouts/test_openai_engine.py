@@ -66,6 +66,13 @@ async def test_the_server_gets_the_whole_conversation_with_its_tools() -> None:
     assert second["messages"][1]["tool_calls"][0]["id"] == second["messages"][2]["tool_call_id"]
 
 
+async def test_the_server_is_given_a_schema_that_the_answer_is_to_fit() -> None:
+    async with odd_server(said("{}")) as server:
+        await play_at(server.url, sampling=SamplingParams(50, json_schema='{"type": "object"}'))
+    wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}}}
+    assert server.asked[0]["response_format"] == wanted
+
+
 @pytest.mark.parametrize(
     ("made", "kind"),
     [

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 from pydantic import BaseModel
 
+from agentrl.errors import EngineError
+from agentrl.rollouts.builder import TrajectoryBuilder
+from agentrl.rollouts.policy_server import ServedEpisode
 from agentrl.rollouts.policy_server.demands import Demands
-from agentrl.types import Action, Trajectory
-from tests.rollouts.bytewise import END, TOOL, USER, call, ids, say
+from agentrl.rollouts.policy_server.request import parse_request
+from agentrl.rollouts.scripted import ScriptedEngine
+from agentrl.rollouts.turns import TurnMaker
+from agentrl.types import Action, EngineInfo, GenerateRequest, SamplingParams, Trajectory
+from tests.rollouts.bytewise import (
+    END,
+    KEY,
+    MODEL_VOCAB,
+    TASK,
+    TOOL,
+    USER,
+    call,
+    ids,
+    parts_of,
+    rollout_spec,
+    say,
+    scripted,
+)
 from tests.rollouts.served_policy import ADD, HI, Serving, answer, assert_true, serving
 
 NAMED = {"type": "function", "function": {"name": "add"}}
@@ -205,3 +227,38 @@ async def test_a_model_is_found_by_any_name_that_a_request_may_use() -> None:
         episode = await served.open()
         names = [(await episode.client.models.retrieve(name)).id for name in ("policy", "meta/any-8B")]
     assert names == ["policy", "meta/any-8B"]
+
+
+class Grammars(ScriptedEngine):
+    """An engine that says that it has grammars."""
+
+    def info(self) -> EngineInfo:
+        return replace(super().info(), grammars=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "forced"),
+    [({}, True), ({"tools": [ADD], "tool_choice": "none"}, True), ({"tools": [ADD]}, False)],
+)
+async def test_an_engine_that_has_grammars_is_given_the_schema_where_nothing_is_trained(
+    settings: dict[str, Any], forced: bool
+) -> None:
+    async with serving(Grammars([say("{}")], vocab_size=MODEL_VOCAB), **ROOM) as served:
+        episode = await served.open()
+        await episode.say(HI, response_format=FORMAT, **settings)
+        assert served.engine.requests[0].sampling.json_schema == (json.dumps(Sum.model_json_schema()) if forced else "")
+
+
+async def test_a_grammar_is_never_given_to_an_episode_that_is_trained() -> None:
+    spec = rollout_spec(**ROOM)
+    parts = parts_of(spec, Grammars([say("{}")], vocab_size=MODEL_VOCAB))
+    assert KEY.purpose == "train"
+    episode = ServedEpisode(TurnMaker(parts, TrajectoryBuilder(KEY, TASK), spec.sampling))
+    await episode.complete(parse_request({"messages": [HI], "response_format": FORMAT}))
+    assert parts.engine.requests[0].sampling.json_schema == ""  # type: ignore[attr-defined]
+
+
+async def test_an_engine_without_grammars_refuses_one() -> None:
+    request = GenerateRequest("r", "s", np.zeros(1, np.int32), SamplingParams(9, json_schema="{}"), 0)
+    with pytest.raises(EngineError, match="has no grammars"):
+        await scripted([say("x")]).generate(request)

@@ -41,6 +41,10 @@ def test_every_sampling_parameter_is_sent() -> None:
     }
 
 
+def test_a_schema_is_sent_for_the_servers_grammar() -> None:
+    assert sampling_body(SamplingParams(9, json_schema='{"type": "object"}'))["json_schema"] == '{"type": "object"}'
+
+
 def test_a_request_is_ids_and_asks_for_logprobs() -> None:
     body = generate_body(request(), "rid")
     assert body["input_ids"] == [1, 2, 3]

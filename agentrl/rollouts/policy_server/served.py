@@ -240,7 +240,7 @@ class ServedEpisode:
 
     async def _generate(self, ready: ReadyTurn, request: ChatRequest, telling: Telling | None) -> MadeTurn:
         turns, timeout_s = self._turns, self._turns.parts.spec.limits.turn_timeout_s
-        sampling = self._sampling(request)
+        sampling = self._sampling(request, ready)
         try:
             async with within(timeout_s, "turn_timeout"):
                 if telling is not None:
@@ -277,7 +277,15 @@ class ServedEpisode:
             **{name: value for name, value in asked.items() if value != getattr(own, name, None)},
         }
 
-    def _sampling(self, request: ChatRequest) -> SamplingParams:
+    def _grammar(self, request: ChatRequest, ready: ReadyTurn) -> str:
+        """The schema that a grammar is to force: of no turn that is trained, may call, or begins within thoughts."""
+        turns, demands = self._turns, request.demands
+        free = request.tools and demands.calls != "none"
+        if turns.builder.key.purpose != "eval" or free or turns.thoughts_opened(ready):
+            return ""
+        return demands.schema if turns.parts.engine.info().grammars else ""
+
+    def _sampling(self, request: ChatRequest, ready: ReadyTurn) -> SamplingParams:
         own = self._turns.sampling
         asked = request.sampling if self._obey_sampling else {}
         try:
@@ -287,6 +295,7 @@ class ServedEpisode:
                 temperature=asked.get("temperature", own.temperature),
                 top_p=asked.get("top_p", own.top_p),
                 stop=tuple(dict.fromkeys((*own.stop, *request.stop))),
+                json_schema=self._grammar(request, ready),
             )
         except ValueError as error:
             raise Refusal(400, "invalid_request", str(error)) from None

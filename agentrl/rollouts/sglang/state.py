@@ -58,7 +58,9 @@ class EngineState:
     def info(self) -> EngineInfo:
         """What a client must know."""
         spec = self.spec
-        return EngineInfo("sglang", spec.model_path, self.vocab_size, spec.context_tokens, self.policy_version)
+        return EngineInfo(
+            "sglang", spec.model_path, self.vocab_size, spec.context_tokens, self.policy_version, grammars=True
+        )
 
     def label(self, version: int) -> str:
         """What servers call a policy version: another owner's numbers are never taken for ours."""

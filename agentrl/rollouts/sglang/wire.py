@@ -39,6 +39,7 @@ def sampling_body(sampling: SamplingParams) -> dict[str, Any]:
         ("min_p", sampling.min_p, 0.0),
         ("stop_token_ids", list(sampling.stop_token_ids), []),
         ("stop", list(sampling.stop), []),
+        ("json_schema", sampling.json_schema, ""),
     )
     return body | {name: value for name, value, off in optional if value != off}
 

@@ -19,8 +19,9 @@ from tests.run.tiny_run import metrics
 EXAMPLE = Path(__file__).parents[3] / "examples" / "openai_agents"
 OVERRIDES = (
     *("run.seed=0", "controller.mode=inline", "rollout.max_running=2"),
-    *("stages.warmup.steps=50", "stages.warmup.train.batch_prompts=8"),
-    *("stages.rl.train.steps=2", "stages.rl.train.batch_prompts=2", "stages.rl.eval.sets={}"),
+    *("stages.warmup.steps=40", "stages.warmup.train.batch_prompts=8"),
+    *("stages.rl.train.steps=2", "stages.rl.train.batch_prompts=1", "stages.rl.eval.sets={}"),
+    "stages.rl.reward.functions=[tests.rollouts.bytewise:length_reward]",  # answers of different length are a signal
 )
 
 

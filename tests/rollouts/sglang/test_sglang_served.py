@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -93,3 +94,22 @@ async def test_the_first_piece_of_a_stream_comes_while_the_server_still_generate
     assert sampled is not None
     assert [entry.logprob for entry in logprobs] == pytest.approx(sampled[: len(logprobs)].tolist())
     assert len(logprobs) >= sampled.size - 1  # the token that ended the turn has no text
+
+
+async def test_a_grammar_forces_the_shape_of_an_answer_that_is_not_trained(engine: SGLangEngine, model: Path) -> None:
+    kept: list[Trajectory] = []
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    shape: Any = {"type": "json_schema", "json_schema": {"name": "shape", "schema": schema}}
+    async with served(engine, model, kept) as (client, http, url):
+        made = await client.chat.completions.create(
+            model="policy", messages=[HI], response_format=shape, max_tokens=150
+        )
+        (await http.post(f"{url}/end")).raise_for_status()
+    assert list(json.loads(made.choices[0].message.content or "")) == ["a"]  # of a model with random weights
+    assert "breaches" not in kept[0].turns[0].info
+    assert kept[0].turns[0].sampling.json_schema  # type: ignore[union-attr]

@@ -100,7 +100,7 @@ def test_creation_is_measured_warm_cold_and_in_a_new_process(landlock: None, mon
     creation.measure(figures, argparse.Namespace(rounds=1, creations=5, image="absent:0"))
     warm, cold, tail, new, lives = (row.value for row in figures.rows)
     assert 0 < warm <= tail
-    assert warm < cold < new  # a host is started; and before that the backend is probed
+    assert warm < min(cold, new)  # a host is started; in a new process the backend is probed before that
     assert lives > 0
     assert [row.target for row in figures.rows[:2]] == ["<= 50", "<= 150"]
 

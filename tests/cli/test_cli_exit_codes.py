@@ -60,6 +60,13 @@ def test_a_run_directory_that_exists_is_told_before_anything_is_loaded(tmp_path:
     assert "must be a new or empty folder, and already holds files, such as notes.txt" in done.stderr
 
 
+def test_more_sandboxes_than_a_host_holds_are_told_before_the_run_directory_is_made(tmp_path: Path) -> None:
+    done = start("train", CODE_EXAMPLE, f"run.dir={tmp_path / 'run'}", "rollout.max_running=1001")
+    assert done.returncode == 2, done.stderr
+    assert "sandbox.max_running=1001 (by default rollout.max_running) in one process is more than" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_run_that_is_not_there_to_be_resumed_is_told_before_anything_is_loaded(tmp_path: Path) -> None:
     done = before_anything_is_loaded("train", CODE_EXAMPLE, f"run.dir={tmp_path}", "--resume")
     assert (done.returncode, done.stdout) == (3, "")

@@ -15,8 +15,10 @@ from agentrl.envs import Env, ToolEnv
 from agentrl.errors import AgentRLError, ConfigError, DataError, ToolError
 from agentrl.run import load_config
 from agentrl.run.build import LiveObjects, env_spec
+from agentrl.run.trainer import Trainer
 from agentrl.tools import Tool, ToolContext, ToolFactory, close_shared_tools, share
 from agentrl.types import Action, Task, ToolCall, ToolSpec
+from tests.run.tiny_run import CONFIG
 
 Write = Callable[..., Path]
 TASK = Task("1", ({"role": "user", "content": "Count."},))
@@ -25,6 +27,7 @@ MODULE = """
 from collections.abc import Mapping
 from typing import Any
 
+from agentrl.run.trainer import Trainer
 from agentrl.tools import Tool, ToolContext, ToolFactory, tool
 from agentrl.types import ToolSpec
 
@@ -274,3 +277,24 @@ def test_a_wrong_hint_is_a_sentence_with_the_users_line(
     with pytest.raises(ConfigError, match=r"hints\.py:[78]: tool 'wrong': ") as caught:
         make("'hints.py:wrong'")
     assert "agentrl/tools" not in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_ray_worker_makes_tools_for_each_episode_and_closes_shared_ones_once(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    (tmp_path / "own.py").write_text(
+        MODULE.replace("LOG = []", f"def note(word):\n    with open({str(log)!r}, 'a') as f:\n        f.write(word)\n")
+        .replace('LOG.append("made")', 'note("m")')
+        .replace('LOG.append("closed")', 'note("s" if isinstance(self, Tool) else "c")')
+    )
+    (tmp_path / "config.yaml").write_text(CONFIG, encoding="utf-8")
+    tools = "env.tools=[{function: 'own.py:Counter', args: {start: 5}}, 'own.py:shared']"
+    short = ["stages.warmup.steps=1", "train.steps=1", "stages.rl.eval={}", "run.deterministic=false"]
+    settings = [f"run.dir={tmp_path / 'run'}", "controller.mode=ray", tools, *short]
+    with Trainer(load_config(tmp_path / "config.yaml", settings)) as trainer:
+        trainer.train()
+    words = log.read_text()
+    assert words.count("m") == words.count("c") >= 13  # 12 episodes, and one look before the run
+    assert words.count("s") == 1
+    assert words.endswith("s")

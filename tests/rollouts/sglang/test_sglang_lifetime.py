@@ -123,8 +123,9 @@ def test_a_server_ends_when_its_lifeline_or_then_its_driver_is_killed(
     shown = (tmp_path / "log").read_text()
     assert "! server 0 was lost: its process ended; it is started again, requests wait for it (restart 1 " in shown
     assert "! server 0 serves again after " in shown
-    wait_for(lambda: any(row.get("time/server_away_s", 0) > 0 for row in metrics(run)), START_S)
-    assert sum(row.get("count/lost_servers", 0) for row in metrics(run)) == 1
+    rows = lambda: read_jsonl(run / "metrics.jsonl")  # noqa: E731
+    wait_for(lambda: any(row.get("time/server_away_s", 0) > 0 for row in rows()), START_S)
+    assert sum(row.get("count/lost_servers", 0) for row in rows()) == 1
 
     second = Server(tmp_path, model, other_than=first)
     driver.kill()

@@ -32,12 +32,14 @@ class Server:
 
     Args:
         folder: of the test.
-        model: whose folder is in the server's command line.
+        model: that the run starts from.
         other_than: a server that the run had before.
     """
 
     def __init__(self, folder: Path, model: Path, other_than: Server | None = None) -> None:
-        started = [pid for pid in processes() if "sglang.launch_server" in words(pid) and str(model) in words(pid)]
+        own = (str(folder), str(model))  # a server that is started again has its weights in the run directory
+        launched = [pid for pid in processes() if "sglang.launch_server" in words(pid)]
+        started = [pid for pid in launched if any(word.startswith(own) for word in words(pid))]
         markers = {marker for pid in started for marker in [marker_of(pid)] if marker}
         if other_than is not None:
             markers.discard(other_than.marker)

@@ -25,7 +25,7 @@ def doctor_command(
     Args:
         prepare: pull or build images for the docker backend, or folders with a Dockerfile, instead; without a name
             its default image.
-        reap: instead remove what the sandboxes of dead runs left: processes, folders, containers.
+        reap: instead remove what dead runs left: sandboxes, their folders and containers, and SGLang servers.
     """
     if prepare is not None or reap:
         if prepare is not None:
@@ -81,10 +81,11 @@ def _prepare(images: Sequence[str]) -> None:
 def _reap() -> None:
     from agentrl.cli.terminal import say
     from agentrl.errors import MachineError
+    from agentrl.rollouts.sglang.reaping import reap_servers
     from agentrl.sandbox.docker.containers import reap_orphans as reap_containers
     from agentrl.sandbox.reaping import reap_orphans
 
-    removed = reap_orphans()
+    removed = reap_orphans() + reap_servers()
     try:
         removed += reap_containers()
     except MachineError as error:

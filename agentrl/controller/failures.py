@@ -37,7 +37,7 @@ class FailureCause:
         first = self._commonest
         detail = first.status.detail or "no reason was given"
         place = str(first.info.get("raised_at", ""))
-        return f"{detail}, at {place}" if place else detail
+        return f"{detail}, at {place}" if place not in detail else detail
 
     @property
     def traceback(self) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from agentrl.algorithms import AlgorithmSpec, LearnsFrom
 from agentrl.controller.actor import ActorHandle, LearnerHandle, RewardLearnerHandle
 from agentrl.controller.admission import Snapshot
-from agentrl.controller.checkpoints import Checkpoints
+from agentrl.controller.checkpoints import Checkpoints, Manifest
 from agentrl.controller.episode_host import RolloutParts
 from agentrl.controller.evaluation import Evaluator, Examiner
 from agentrl.controller.failures import FailureBound
@@ -172,19 +172,8 @@ def run_stage(
     )
     with parts.timer.phase("setup"):
         parts.group.setup(spec)
-    recorder = Recorder(
-        stage.name,
-        writer=parts.writer,
-        events=parts.events,
-        sink=parts.sink,
-        view=parts.display,
-        timer=parts.timer,
-        step=done,
-        results=manifest.results if manifest else None,
-    )
+    recorder = _recorder(parts, stage, manifest)
     snapshot = manifest.rollouts if manifest else Snapshot(first_draw, (), 0, parts.ledger.offset)
-    if manifest:
-        recorder.recall([group for group in snapshot.groups if group.draw in manifest.uncounted])
     schedule: Schedule
     if plays:
         schedule = rollouts(
@@ -223,6 +212,23 @@ def run_stage(
     next_draw = schedule.snapshot().next_draw if plays else first_draw
     schedule.close()
     return StageOutcome(next_draw, recorder.results(), num_steps, int(state.totals.get(WITHOUT_SIGNAL, 0)))
+
+
+def _recorder(parts: RunParts, stage: StageConfig, manifest: Manifest | None) -> Recorder:
+    """What the stage leaves behind, from where a checkpoint stood."""
+    recorder = Recorder(
+        stage.name,
+        writer=parts.writer,
+        events=parts.events,
+        sink=parts.sink,
+        view=parts.display,
+        timer=parts.timer,
+        step=manifest.step if manifest else 0,
+        results=manifest.results if manifest else None,
+    )
+    if manifest is not None:
+        recorder.recall([group for group in manifest.rollouts.groups if group.draw in manifest.uncounted])
+    return recorder
 
 
 def _tell_renderer(parts: RunParts, stage: StageConfig, model: Path) -> None:

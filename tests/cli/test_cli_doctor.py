@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agentrl.cli.main import run
+from agentrl.rollouts.sglang.process import FOLDER_PREFIX as SERVER_PREFIX
 from agentrl.run.sglang_env import CPU, SGLANG_VERSION, default_folder
 from agentrl.sandbox import BACKENDS, GUARANTEES, SandboxSpec
 from agentrl.sandbox.launcher import FOLDER_PREFIX
@@ -49,6 +51,15 @@ def test_reap_removes_what_the_dead_left_and_lists_it(no_engine: str, capsys: py
     said = capsys.readouterr().out
     assert f"removed folder {left} of owner" in said
     assert "containers: not looked for: no container engine answers" in said
+    assert not left.exists()
+
+
+def test_reap_removes_the_folders_of_dead_servers(no_engine: str, capsys: pytest.CaptureFixture[str]) -> None:
+    left = Path(tempfile.gettempdir(), f"{SERVER_PREFIX}{replace(Owner.current(), boot='0' * 12)}-{os.getpid()}")
+    left.mkdir()
+    (left / "file").write_text("x")
+    assert run(["doctor", "--reap"]) == 0
+    assert f"removed folder {left} of owner" in capsys.readouterr().out
     assert not left.exists()
 
 

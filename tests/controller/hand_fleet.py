@@ -113,6 +113,7 @@ class World:
             keep,
             settings.get("intake", self.taken_in.append),
             settings.get("start", Snapshot(0, (), 0, 0)),
+            **{name: settings[name] for name in ("stop", "look") if name in settings},
         )
 
     def next_groups(self, step: int = 1) -> Future:

@@ -11,7 +11,8 @@ import pytest
 from agentrl.algorithms import Keep
 from agentrl.controller.admission import Snapshot
 from agentrl.controller.fleet import collect_groups
-from agentrl.errors import EngineError, StoreError
+from agentrl.controller.stopping import StopRequest
+from agentrl.errors import EngineError, RunInterruptedError, StoreError
 from agentrl.rollouts import GroupOutcome, GroupRequest, SavedGroup, Unsaved
 from agentrl.types import TrajectoryGroup
 from tests.controller.hand_fleet import DEADLINE_S, TASKS, Future, HandFleet, MakeWorld, bounds, settled, until
@@ -327,3 +328,26 @@ def test_without_a_service_only_the_groups_asked_for_are_collected() -> None:
 def test_without_a_service_a_deadline_is_kept_too() -> None:
     with pytest.raises(EngineError, match="0 of 1 groups came within 0 s"):
         collect_groups(HandFleet(), [GroupRequest(0, TASKS[0], 1)], 0.01)
+
+
+def test_a_wait_for_a_batch_ends_where_the_run_is_asked_to(world: MakeWorld) -> None:
+    stop = StopRequest()
+    w = world(bounds(2, 1), stop=stop)
+    batch = w.next_groups()
+    w.fleet.finish(w.fleet.wait_for(2)[0])
+    stop.ask("SIGTERM")
+    with pytest.raises(RunInterruptedError, match="interrupted by SIGTERM"):
+        batch.get()
+    snapshot = w.service.snapshot()
+    assert ([group.draw for group in snapshot.groups], snapshot.outstanding) == ([0], (1,))
+
+
+def test_draws_of_a_batch_that_is_not_trained_are_played_again(world: MakeWorld) -> None:
+    w = world(bounds(2, 1, max_staleness=1))
+    batch = w.next_groups()
+    for draw in w.fleet.wait_for(4)[:3]:
+        w.fleet.finish(draw)
+    assert batch.draws() == [0, 1]
+    snapshot = w.service.snapshot(again=[0, 1, 2])
+    assert [group.draw for group in snapshot.groups] == [2]  # it waits to be trained, and is not played again
+    assert snapshot.outstanding == (0, 1, 3)

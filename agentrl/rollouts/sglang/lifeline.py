@@ -46,12 +46,12 @@ def main(owner: int, status: int, command: list[str]) -> int:
         os._exit(0)
     os.setsid()
     server = _start(command, keep_out=[status])
-    os.write(status, b"pids %d %d\n" % (os.getpid(), server))
+    marker, looked = os.environ[MARKER], 0.0
+    _say(status, f"pids {os.getpid()} {server}")
     asked: list[int] = []
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, lambda *_: asked.append(1))
     code: int | None = None
-    marker, looked = os.environ[MARKER], 0.0
     while code is None and not asked:
         ready = select.select(watched, [], [], _POLL_S)[0]
         if any(one != sys.stdin.fileno() or not os.read(one, 1) for one in ready):
@@ -62,7 +62,7 @@ def main(owner: int, status: int, command: list[str]) -> int:
             note_shared(marker, server_processes(marker, server, is_ours=True))
     end_server(marker, server, is_ours=True)
     _exit_code(server, reap=True)
-    os.write(status, b"exit %d\n" % (code or 0))
+    _say(status, f"exit {code or 0}")
     return code or 0
 
 
@@ -154,6 +154,11 @@ def _start(command: list[str], keep_out: list[int]) -> int:
         os.write(2, f"{command[0]}: {error.strerror}\n".encode())
     finally:
         os._exit(127)
+
+
+def _say(status: int, text: str) -> None:
+    with contextlib.suppress(BrokenPipeError):  # the owner is gone
+        os.write(status, f"{text}\n".encode())
 
 
 def _watch(owner: int) -> list[int]:

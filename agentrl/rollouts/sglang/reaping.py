@@ -38,14 +38,14 @@ def reap_servers() -> list[str]:
         number = len(lifeline.server_processes(marker))
         lifeline.end_server(marker)
         removed.append(f"server of owner {marker.partition('/')[0]}, {number} processes")
-    for folder in _folders():
+    for folder in _folders():  # of those that left no process
         lifeline.remove_leftovers(str(folder))
         removed.append(f"folder {folder} of owner {_owner_of(folder)}")
     return removed
 
 
 def _orphans() -> set[str]:
-    """Markers of servers whose owner is dead."""
+    """Markers of servers whose owner is dead and of which a process lives."""
     prefix = f"{lifeline.MARKER}=".encode()
     found: set[str] = set()
     for name in os.listdir("/proc"):

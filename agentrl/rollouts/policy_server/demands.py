@@ -6,16 +6,9 @@ make the sampler another distribution than the one whose logprobs are trained.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
-
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import ValidationError
-from jsonschema.validators import extend
-from referencing import Registry
-from referencing.exceptions import Unresolvable
 
 from agentrl.types import Action, Message, ToolCall
 
@@ -71,7 +64,7 @@ class Demands:
         return f"You may call {some if self.allowed else 'a tool'}, or answer."
 
     def breaches(self, action: Action, offered: Sequence[str]) -> tuple[str, ...]:
-        """How an answer breaks the demands: a phrase a breach.
+        """How an answer's calls break the demands: a phrase a breach; its text is ``schema_fault``'s matter.
 
         Args:
             action: what the model did.
@@ -87,8 +80,6 @@ class Demands:
         wrong = [name for name in names if name not in (self.allowed or offered)]
         if wrong and self.calls != "none":
             found.append(f"called {', '.join(wrong)}, which may not be called")
-        if self.schema and not names and (fault := _fault(self.schema, str(action.message["content"]))):
-            found.append(f"response_format: {fault}")
         return tuple(found)
 
     def told(self, action: Action, as_text: Message) -> tuple[Message, tuple[ToolCall, ...]]:
@@ -122,27 +113,3 @@ def with_words(messages: Sequence[Message], words: str) -> tuple[Message, ...]:
 
 def _below(text: str, words: str) -> str:
     return f"{text}\n\n{words}" if text else words
-
-
-def _nothing(*_: Any) -> tuple[ValidationError, ...]:
-    return ()
-
-
-# A pattern may take for ever on a text that the policy chose, so none is tried; and nothing is fetched (Registry()).
-_WITHOUT_PATTERNS = extend(Draft202012Validator, {"pattern": _nothing, "patternProperties": _nothing})  # type: ignore[no-untyped-call]
-_WITHOUT_NAMES = extend(_WITHOUT_PATTERNS, {"additionalProperties": _nothing, "unevaluatedProperties": _nothing})  # type: ignore[no-untyped-call]
-
-
-def _fault(schema: str, text: str) -> str:
-    """The first way in which a text does not fit; empty where it fits, as far as that can be told."""
-    try:
-        value = json.loads(text)
-        validator = _WITHOUT_NAMES if '"patternProperties"' in schema else _WITHOUT_PATTERNS
-        error = next(iter(validator(json.loads(schema), registry=Registry()).iter_errors(value)), None)
-    except ValueError as broken:
-        return f"the text is no JSON ({broken})"
-    except RecursionError:
-        return "the text is nested too deeply"
-    except Unresolvable:
-        return ""
-    return "" if error is None else f"{error.json_path} breaks the rule {error.validator}"

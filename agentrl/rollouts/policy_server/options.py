@@ -6,10 +6,10 @@ name. One that changes neither is noted in the turn (``Turn.info["ignored"]``).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agentrl.rollouts.policy_server.answer_schema import schema_text
 from agentrl.rollouts.policy_server.demands import Demands
 from agentrl.rollouts.policy_server.refusal import bad_request
 from agentrl.types import ToolSpec
@@ -117,7 +117,7 @@ def _format(value: Any) -> tuple[str, str]:
     if isinstance(value, Mapping) and kind == "json_schema":
         inner = value.get("json_schema", value)
         if isinstance(inner, Mapping) and isinstance(inner.get("schema"), Mapping):
-            return json.dumps(inner["schema"], ensure_ascii=False), str(inner.get("description") or "")
+            return schema_text(inner["schema"]), str(inner.get("description") or "")
     raise bad_request(
         f"the format of the answer must be text, json_object, or json_schema with a schema, got {value!r}"
     )

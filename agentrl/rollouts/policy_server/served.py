@@ -12,6 +12,7 @@ from typing import Any
 from agentrl.errors import AgentRLError, DataError, RewardError, ServerError
 from agentrl.llm import CONTEXT_EXCEEDED
 from agentrl.rollouts.deadline import LimitSpentError, within
+from agentrl.rollouts.policy_server.answer_schema import schema_fault
 from agentrl.rollouts.policy_server.demands import Demands, with_words
 from agentrl.rollouts.policy_server.history import Histories, Place
 from agentrl.rollouts.policy_server.request import ChatRequest, Refusal
@@ -94,8 +95,11 @@ class ServedEpisode:
         message, kept = request.demands.told(made.action, self._as_text(made, ready))
         told = (*request.messages, message)
         self._histories.add(Place(made.head, told, request.tools, request.demands, kept))
-        breaches = request.demands.breaches(made.action, [tool.name for tool in request.tools])
-        note_turn(self._turns.builder, made, {"ignored": self._ignored(request), "breaches": list(breaches)})
+        breaches = list(request.demands.breaches(made.action, [tool.name for tool in request.tools]))
+        if request.demands.schema and not made.action.tool_calls:
+            fault = await schema_fault(request.demands.schema, str(made.action.message["content"]))
+            breaches += [f"response_format: {fault}"] if fault else []
+        note_turn(self._turns.builder, made, {"ignored": self._ignored(request), "breaches": breaches})
         calls = tuple(call for call in made.action.tool_calls if call not in kept)
         return replace(made, action=replace(made.action, message=message, tool_calls=calls))
 

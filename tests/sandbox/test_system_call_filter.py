@@ -50,7 +50,7 @@ def answer(program: bytes, number: int, *args: int, arch: int = 0xC000003E) -> i
 def program(monkeypatch: pytest.MonkeyPatch) -> Iterator[bytes]:
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     seccomp.build_filter.cache_clear()
-    yield seccomp.build_filter(own_uid=True, abi=7, pid=None)
+    yield seccomp.build_filter(own_uid=True, abi=7, pid=None, preallocates=True)
     seccomp.build_filter.cache_clear()
 
 

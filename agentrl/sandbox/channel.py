@@ -101,22 +101,22 @@ class Stream:
         self._on_data = on_data
         self._on_end = on_end
         self._lock = threading.Lock()
-        self._out: deque[tuple[memoryview, int | None]] = deque()
+        self._out: deque[tuple[memoryview, list[int]]] = deque()
         self._ended = False
         sock.setblocking(False)
         io.call(self._start)
 
-    def write(self, data: bytes, *, fd: int | None = None) -> None:
+    def write(self, data: bytes, *, fds: Sequence[int] = ()) -> None:
         """Send without blocking; what the socket does not take now follows from the I/O thread.
 
         Args:
             data: not empty.
-            fd: a descriptor to pass along; the caller may close its own at once.
+            fds: descriptors to pass along; the caller may close its own at once.
         """
         with self._lock:
             if self._ended:
                 return  # whoever waits for the reply hears it from on_end
-            self._out.append((memoryview(data), None if fd is None else os.dup(fd)))
+            self._out.append((memoryview(data), [os.dup(fd) for fd in fds]))
             if len(self._out) == 1:
                 self._send_waiting()
             if self._out:
@@ -171,23 +171,23 @@ class Stream:
     def _send_waiting(self) -> None:
         """Send what the socket takes now; with the lock held."""
         while self._out:
-            data, fd = self._out[0]
+            data, fds = self._out[0]
             try:
-                sent = self._sock.send(data) if fd is None else socket.send_fds(self._sock, [data], [fd])
+                sent = socket.send_fds(self._sock, [data], fds) if fds else self._sock.send(data)
             except _WOULD_BLOCK:
                 return
             except OSError:
                 self._drop_waiting()  # the I/O thread sees the same end
                 return
             self._out.popleft()
-            if fd is not None:
+            for fd in fds:
                 os.close(fd)
             if sent < len(data):
-                self._out.appendleft((data[sent:], None))
+                self._out.appendleft((data[sent:], []))
 
     def _drop_waiting(self) -> None:
-        for _, fd in self._out:
-            if fd is not None:
+        for _, fds in self._out:
+            for fd in fds:
                 os.close(fd)
         self._out.clear()
 
@@ -221,9 +221,9 @@ class Channel:
         self._decoder = frames.Decoder()
         self._stream = Stream(io, sock, self._on_data, on_end)
 
-    def send(self, header: frames.Header, blobs: Sequence[bytes] = (), *, fd: int | None = None) -> None:
-        """Send a frame without blocking, and with it the descriptor ``fd``; dropped once the stream has ended."""
-        self._stream.write(frames.encode(header, blobs), fd=fd)
+    def send(self, header: frames.Header, blobs: Sequence[bytes] = (), *, fds: Sequence[int] = ()) -> None:
+        """Send a frame without blocking, and with it the descriptors ``fds``; dropped once the stream has ended."""
+        self._stream.write(frames.encode(header, blobs), fds=fds)
 
     def close(self) -> None:
         """Close the socket, which ends the peer; from any thread."""

@@ -55,8 +55,11 @@ class ForkedSandbox(Sandbox):
     @property
     def notes(self) -> str:
         with self._lock:
-            facts = {} if self._slot is None else self._slot.server.facts
-        found = ["namespaces of its own for each run", "memory watched"] if facts.get("enclosed") else []
+            slot = self._slot
+        facts = {} if slot is None else slot.server.facts
+        found = ["namespaces of its own for each run"] if facts.get("enclosed") else []
+        if slot is not None and (facts.get("enclosed") or facts.get("abi")):
+            found += ["a memory cgroup" if slot.has_cgroup else "memory watched"]
         found += ["files counted while a run goes on"] if facts.get("abi") and not facts.get("bounded") else []
         found += [f"Landlock ABI {facts['abi']}"] if facts.get("abi") else []
         found += ["its own uid" if facts.get("own_uid") else "the owner's uid"] if found else []

@@ -80,6 +80,12 @@ class Slot:
         self._lock = threading.Lock()
         self._ended = False
 
+    @property
+    def has_cgroup(self) -> bool:
+        """Whether a memory cgroup bounds its runs; False until it is open."""
+        opened = self.opened
+        return opened.done() and opened.exception() is None and bool(opened.result()[0].get("cgroup"))
+
     def request(self, header: dict[str, Any], blobs: Sequence[bytes] = ()) -> tuple[int, Future[Reply]]:
         """Send a request; its number and the future of its reply."""
         number, future = next(self._ids), Future[Reply]()

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from agentrl.errors import SandboxError
 
+from .cgroups import CgroupPool
 from .channel import Channel, IOThread
 from .host import frames, marks, removal
 from .owner import Owner
@@ -124,7 +125,8 @@ class ProcessHost:
             ours.close()
             self._log.close()
             raise SandboxError(f"the sandbox host could not be started: {error}") from error
-        self._control = Channel(io, ours, on_frame, on_end)
+        self._cgroups = CgroupPool()
+        self._control = Channel(io, ours, self._noting_ends(on_frame), on_end)
 
     @property
     def pid(self) -> int:
@@ -139,8 +141,19 @@ class ProcessHost:
         ours, theirs = socket.socketpair()
         with theirs:
             channel = Channel(self._io, ours, on_frame, on_end)
-            self._control.send({"op": "open", "slot": number}, fd=theirs.fileno())
+            cgroup = self._cgroups.lend(number)
+            self._control.send({"op": "open", "slot": number, "cgroup": bool(cgroup)}, fds=(theirs.fileno(), *cgroup))
         return channel
+
+    def _noting_ends(self, on_frame: OnFrame) -> OnFrame:
+        """Frames as they are heard; the cgroup of a slot that has ended is free for another."""
+
+        def hear(header: frames.Header, blobs: list[bytes]) -> None:
+            if header["op"] in ("closed", "open_failed"):
+                self._cgroups.take_back(header["slot"])
+            on_frame(header, blobs)
+
+        return hear
 
     def listener(self) -> socket.socket:
         """The socket at which the sandboxes ask for the network; the host listens, and its owner serves it.
@@ -151,7 +164,7 @@ class ProcessHost:
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:
-                self._control.send({"op": "listener"}, fd=theirs.fileno())
+                self._control.send({"op": "listener"}, fds=(theirs.fileno(),))
             ours.settimeout(_LISTENER_S)
             try:
                 _, fds, _, _ = socket.recv_fds(ours, 1, 1)
@@ -173,6 +186,7 @@ class ProcessHost:
     def clear(self, facts: Mapping[str, Any]) -> None:
         """A host that was killed leaves its folder, and processes of its sandboxes; slots may be ending meanwhile."""
         self._log.close()
+        self._cgroups.close()
         base, deadline = facts.get("base"), time.monotonic() + _REMOVE_S
         if base is not None and os.path.exists(base) and sys.platform == "linux":
             marks.end_orphans(_REMOVE_S)

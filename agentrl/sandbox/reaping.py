@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 
+from .cgroups import reap_cgroups
 from .host import marks, removal, tree
 from .launcher import FOLDER_PREFIX
 from .owner import Owner
@@ -38,7 +39,8 @@ def reap_orphans() -> list[str]:
         ended, left = marks.end_orphans(_GRACE_S)
         removed += [f"process {pid} of a sandbox whose host is dead" for pid in sorted(ended - left)]
         removed += [f"nothing of process {pid} of a sandbox whose host is dead: it goes on" for pid in sorted(left)]
-    return removed + [f"{_removed(path)} of owner {owner}" for path, owner in folders.items()]
+    removed += [f"{_removed(path)} of owner {owner}" for path, owner in folders.items()]
+    return removed + reap_cgroups()
 
 
 def _orphaned_hosts() -> Iterator[tuple[int, Owner]]:

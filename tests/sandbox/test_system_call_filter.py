@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import errno
 import itertools
+import re
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from agentrl.sandbox.host import seccomp, syscalls
 
 TABLES = (syscalls.ALLOWED, syscalls.OWNERS, syscalls.REFUSED, syscalls.NAMED_SOCKETS, syscalls.UNCOPIED)
+INCLUDE = Path("/usr/include")
+HEADERS = (INCLUDE / "x86_64-linux-gnu/asm/unistd_64.h", INCLUDE / "asm-generic/unistd.h")
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
 
@@ -46,7 +50,7 @@ def answer(program: bytes, number: int, *args: int, arch: int = 0xC000003E) -> i
 def program(monkeypatch: pytest.MonkeyPatch) -> Iterator[bytes]:
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     seccomp.build_filter.cache_clear()
-    yield seccomp.build_filter(own_uid=True, abi=7, pid=None)
+    yield seccomp.build_filter(own_uid=True, abi=7, pid=None, preallocates=True)
     seccomp.build_filter.cache_clear()
 
 
@@ -54,6 +58,21 @@ def test_no_number_stands_for_two_calls() -> None:
     for column in (0, 1):
         numbers = [row[column] for table in TABLES for row in table.values() if row[column] is not None]
         assert len(numbers) == len(set(numbers))
+
+
+def test_the_numbers_are_those_of_the_kernels_headers() -> None:
+    seen = 0
+    for column, path in enumerate(HEADERS):
+        if not path.exists():  # a machine has those of its own architecture, and the generic ones that aarch64 uses
+            continue
+        pairs = re.findall(r"#define __NR(?:3264)?_(\w+) (\d+)", path.read_text())
+        numbers = {name: int(number) for name, number in pairs}
+        for table in TABLES:
+            for name, row in table.items():
+                if name in numbers:
+                    seen += 1
+                    assert row[column] == numbers[name], name
+    assert seen > 200, "apt-get install -y linux-libc-dev"
 
 
 def test_every_call_of_the_tables_is_answered_as_its_table_says(program: bytes) -> None:

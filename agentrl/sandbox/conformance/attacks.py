@@ -22,6 +22,7 @@ from agentrl.sandbox.limits import Limits
 from .bombs import (
     BEAT,
     BUFFER_BOMB,
+    BUFFERS_OF_MANY,
     DISK_FILL,
     FORGERY,
     FORK_BOMB,
@@ -268,6 +269,7 @@ ATTACKS: tuple[Check, ...] = (
     Check("memory bomb of many processes", "memory", partial(_memory_bomb, PRIVATE_MEMORY)),
     Check("memory bomb of kernel buffers", "memory", _buffer_bomb),
     Check("memory bomb of shared mappings", "memory", partial(_memory_bomb, SHARED_MEMORY)),
+    Check("memory bomb of kernel buffers in many processes", "memory", partial(_hoard, BUFFERS_OF_MANY)),
     Check("hoard of shared memory", "memory", partial(_hoard, SHARED_HOARD)),
     Check("hoard of /dev/zero", "memory", partial(_hoard, ZERO_HOARD)),
     Check("hoard of pages in pipes", "memory", partial(_hoard, PIPE_HOARD)),

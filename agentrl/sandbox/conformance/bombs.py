@@ -100,6 +100,32 @@ except OSError:
     pass
 print('BREACH' if held >= 2**27 else 'held', held)
 """
+BUFFERS_OF_MANY = """
+import os, socket, time
+read, write = os.pipe()
+def hold():
+    pairs, data = [], bytes(2**16)
+    try:
+        while True:
+            pairs.append(socket.socketpair())
+            for end in pairs[-1]:
+                end.setblocking(False)
+                try:
+                    while True: end.send(data)
+                except BlockingIOError: pass
+    except OSError: pass
+    return pairs
+for _ in range(12):
+    if os.fork() == 0:
+        kept = hold()
+        os.write(write, b'.')
+        time.sleep(15)
+        os._exit(0)
+held = 0
+while held < 12: held += len(os.read(read, 12))
+time.sleep(1.5)
+print('BREACH')
+"""
 PRIVATE_MEMORY, SHARED_MEMORY = "bytearray(48 * 2**20)", "mmap.mmap(-1, 48 * 2**20)"
 
 DISK_FILL = """

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
-from . import enclosure, landlock, marks, namespaces, seccomp, session
+from . import enclosure, landlock, marks, memory, namespaces, seccomp, session
 
 CODE_NAME = "main.py"
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
@@ -64,6 +64,7 @@ class Job:
     keep: Sequence[int] = field(default=())
     slot: int = 0  # the pid of its parent, as it sees it
     control: socket.socket | None = None  # of the session whose interpreter this child becomes
+    bound: memory.Bound | None = None
 
 
 def warm_up() -> None:
@@ -97,6 +98,8 @@ def run(job: Job, stdio: tuple[int, int, int], status: int) -> NoReturn:
 
 def _prepare(job: Job, stdio: tuple[int, int, int], status: int) -> None:
     os.setsid()
+    if job.bound is not None:
+        job.bound.enter()
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)

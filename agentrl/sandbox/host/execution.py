@@ -309,6 +309,8 @@ class _Execution:
 
     def classify(self, exit_code: int | None, killed_by: int | None) -> tuple[str, str]:
         cpu_limit = self.limits["cpu_s"]
+        if self.slot.memory_is_spent:
+            return "oom", f"the kernel ended a process: all together passed {self.limits['memory_bytes']} bytes"
         if self.reason:
             return self.reason, self.detail
         if exit_code == 0:
@@ -339,12 +341,13 @@ def execute(slot: Slot, header: frames.Header, blobs: list[bytes]) -> tuple[dict
         folder.write_file(slot.work, path, data)
     execution = _Execution(slot, header, stdin)
     if slot.pressure is not None:
-        slot.pressure.killed()  # by what ran before
+        slot.pressure.begin()
+    slot.bound_memory(header["limits"], fresh=header["persist"] != "interpreter")
     execution.start(code)
     execution.drive()
     execution.finish()
     fields = execution.result()
-    if slot.pressure is not None and slot.pressure.killed() and fields["status"] != "oom":
+    if slot.pressure is not None and slot.pressure.spoils(fields["status"], fields["signal"]):
         raise HostFailure("the container ran out of memory meanwhile: the kernel may have ended any process in it")
     fetched, refused, contents = [], {}, []
     room = _MAX_FETCHED_BYTES

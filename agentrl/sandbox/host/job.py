@@ -56,6 +56,7 @@ def job_of(slot: Slot, header: frames.Header, code: bytes, session: Session | No
         keep=config.keep,
         slot=os.getpid(),
         control=None if session is None else session.theirs,
+        bound=slot.bound,
     )
 
 

@@ -1,14 +1,19 @@
-"""What makes the memory of a run countable, and a run the first to die where the machine has none left."""
+"""What bounds the memory of a run beside its rlimit: no huge pages, the first to die, a cgroup where there is one."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
+import os
+from collections.abc import Sequence
 
-from .landlock import prctl
+from .landlock import libc, prctl
 
 _PR_SET_THP_DISABLE = 41
 _FIRST_TO_DIE = 1000
+_TMPFS, _RAMFS = 0x01021994, 0x858458F6
+_SPARE_BYTES = 64 * 2**20  # the kernel's own for a run's processes, and their copies of the warm interpreter's pages
 
 
 def without_huge_pages() -> None:
@@ -27,6 +32,66 @@ def without_huge_pages() -> None:
 
 
 def die_first() -> None:
-    """Let the kernel end this process before its host, and its host's owner, where memory runs out."""
-    with contextlib.suppress(FileNotFoundError), open("/proc/self/oom_score_adj", "w") as file:  # no /proc: gVisor
+    """Let the kernel end this process and its descendants before the owner of its host, where memory runs out.
+
+    No guarantee rests on it, so that a /proc that is missing or cannot be written to is no failure.
+    """
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write(str(_FIRST_TO_DIE))
+
+
+def lies_in_memory(path: str) -> bool:
+    """Whether what is written below ``path`` takes memory."""
+    found = ctypes.create_string_buffer(512)  # struct statfs; its first word is the type
+    if libc.statfs(path.encode(), found) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return ctypes.c_ulong.from_buffer(found).value in (_TMPFS, _RAMFS)
+
+
+class Bound:
+    """The memory cgroup of one sandbox: its runs are in it, the slot that drives them is not.
+
+    Args:
+        files: descriptors of the processes in it, its limit, and its count of kills, as the owner opened them.
+        disk: the sandbox's files take memory, which is charged here too.
+    """
+
+    def __init__(self, files: Sequence[int], *, disk: bool) -> None:
+        self._procs, self._limit, self._kills = files
+        self._disk = disk
+        self._bytes = 0
+        self._seen = 0
+
+    def begin(self, memory_bytes: int, disk_bytes: int, num_runs: int) -> None:
+        """Let the next run have what its limits allow, beside interpreters that rest.
+
+        Raises:
+            OSError: the kernel refused.
+        """
+        wanted = num_runs * (memory_bytes + memory_bytes // 4) + (disk_bytes if self._disk else 0) + _SPARE_BYTES
+        if wanted != self._bytes:
+            try:
+                os.write(self._limit, str(wanted).encode())
+                self._bytes = wanted
+            except OSError as error:
+                if error.errno != errno.EBUSY:  # files of earlier runs hold more: the old limit stays
+                    raise
+        self._seen = self._count()
+
+    def enter(self) -> None:
+        """Move the calling process into it.
+
+        Raises:
+            OSError: the kernel refused.
+        """
+        os.write(self._procs, b"0")
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the kernel ended a process in it since :meth:`begin`."""
+        return self._count() > self._seen
+
+    def _count(self) -> int:
+        lines = os.pread(self._kills, 4096, 0).split(b"\n")
+        return next((int(line.split()[1]) for line in lines if line.startswith(b"oom_kill ")), 0)

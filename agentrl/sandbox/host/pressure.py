@@ -1,26 +1,93 @@
-"""Whether the kernel ended processes of a whole container because its memory was spent, whoever spent it."""
+"""Kills in a container whose memory was spent: how many there were, and which run each of them was the doing of.
+
+The kernel counts them for the container as a whole and ends any process in it. A run that used up its memory, or was
+killed itself, claims those of its time; a run beside it that ended by itself is then known to be whole, and only kills
+that nobody claims spoil it.
+"""
 
 from __future__ import annotations
 
+import mmap
 import os
+import signal
+import struct
+import time
 
 _COUNTERS = ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control")  # cgroup 2, cgroup 1
+_NUMBER = struct.Struct("=Q")
+_CLAIM_S = 1.0  # in which the run to blame, which the kernel just ended, says so
+
+
+class Claims:
+    """The kills that each slot says its last greedy run caused, as a range of their numbers: one memory, of all slots.
+
+    Args:
+        num_slots: that share it; made before they are forked.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self._num_slots = num_slots
+        self._memory = mmap.mmap(-1, 2 * _NUMBER.size * num_slots)
+
+    def put(self, index: int, before: int, last: int) -> None:
+        """Slot ``index`` claims the kills after ``before`` up to ``last``."""
+        at = 2 * _NUMBER.size * index
+        _NUMBER.pack_into(self._memory, at, before)  # first, so that a range that is half written is empty
+        _NUMBER.pack_into(self._memory, at + _NUMBER.size, last)
+
+    def cover(self, before: int, last: int) -> bool:
+        """Whether each kill after ``before`` up to ``last`` is claimed."""
+        ranges = []
+        for at in range(0, 2 * _NUMBER.size * self._num_slots, 2 * _NUMBER.size):
+            (end,) = _NUMBER.unpack_from(self._memory, at + _NUMBER.size)
+            (start,) = _NUMBER.unpack_from(self._memory, at)
+            ranges.append((start, end))
+        for start, end in sorted(ranges):
+            if start <= before < end:
+                before = end
+        return before >= last
 
 
 class Pressure:
-    """Counts the kernel's out-of-memory kills in the container that this process is in."""
+    """One slot's view of it.
 
-    def __init__(self) -> None:
+    Args:
+        claims: of all slots of the container.
+        index: of this one.
+    """
+
+    def __init__(self, claims: Claims, index: int) -> None:
+        self._claims = claims
+        self._index = index
         self._path = next((path for path in _COUNTERS if os.path.exists(path)), None)
-        self._seen = self._kills()
+        self._before = 0
 
-    def killed(self) -> bool:
-        """Whether there were any since the last call; False where the container does not say (gVisor)."""
-        before, self._seen = self._seen, self._kills()
-        return self._seen > before
+    def begin(self) -> None:
+        """A run begins."""
+        self._before = self._kills()
+
+    def spoils(self, status: str, killed_by: int | None) -> bool:
+        """Whether the run that ended may have been harmed by what others used.
+
+        Args:
+            status: of its result; one that used up its memory caused the kills of its time.
+            killed_by: the signal that ended its first process, if one did.
+        """
+        last = self._kills()
+        if last == self._before:
+            return False
+        if status == "oom" or (status == "killed" and killed_by == signal.SIGKILL):
+            self._claims.put(self._index, self._before, last)
+            return status == "killed"
+        end = time.monotonic() + _CLAIM_S
+        while not self._claims.cover(self._before, last):
+            if time.monotonic() > end:
+                return True
+            time.sleep(0.02)
+        return False
 
     def _kills(self) -> int:
         if self._path is None:
-            return 0
+            return 0  # the container does not say (gVisor)
         with open(self._path) as file:
             return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)

@@ -11,6 +11,7 @@ the run's result or the loss of its variables, and never a failure of the slot.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import socket
@@ -25,6 +26,7 @@ from . import frames, tree
 
 _TOKEN_BYTES = 8
 _EXIT = struct.Struct(f"!{_TOKEN_BYTES}si")
+_SEALED = 0b1111  # F_SEAL_SEAL, SHRINK, GROW, WRITE
 _TICKS = os.sysconf("SC_CLK_TCK")
 _STOPPING_S = 0.01  # processor time that threads may need to notice that they were stopped
 RunCode = Callable[[bytes, dict[str, str]], int]
@@ -77,6 +79,8 @@ class Session:
         with self._open_job() as job:
             job.write(frames.encode({"env": env}, [self._token, code]))
             job.seek(0)
+            if sys.platform == "linux":  # the code may keep it, and no limit would count what it wrote there
+                fcntl.fcntl(job, fcntl.F_ADD_SEALS, _SEALED)
             try:
                 socket.send_fds(self.control, [b"."], [*stdio, job.fileno()])
             except OSError as error:  # whatever the reason: the code holds the other end
@@ -96,7 +100,7 @@ class Session:
     def _open_job(self) -> IO[bytes]:
         """A file without a name, in memory where that can be: the code may have filled its disk."""
         if sys.platform == "linux":
-            return os.fdopen(os.memfd_create("code"), "w+b")
+            return os.fdopen(os.memfd_create("code", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), "w+b")
         return tempfile.TemporaryFile(dir=self._folder)
 
     def outcome(self) -> int | None:

@@ -21,7 +21,7 @@ from . import folder, frames, landlock, memory, removal, tree
 from .child import Confinement
 from .enclosure import TEMP, WORK, Enclosure
 from .execution import HostFailure, execute
-from .pressure import Pressure
+from .pressure import Claims, Pressure
 from .session import Session
 
 _MAX_LISTED = 10_000
@@ -38,13 +38,15 @@ class SlotConfig:
         uid: the uid to run under; None keeps the owner's.
         abi: the Landlock ABI, 0 without one; None runs unconfined.
         enclosed: the slot is in namespaces of its own, and each run is to have its own.
-        contained: all slots are in one container, whose memory is bounded as a whole.
+        index: of the slot among those of the host.
+        claims: where all slots are in one container, whose memory is bounded as a whole.
         read_exec: folders and files that the code may read and execute.
         read: folders and files that the code may read.
         proxy_port: where the code finds the proxy on its loopback interface; None gives it no socket.
         path: the value of PATH for the code.
         env: further variables of every run.
         keep: descriptors that the child inherits, for a standard library behind a closed folder.
+        cgroup: descriptors of the memory cgroup of its runs; empty where there is none.
         process_base: processes that the user runs already, for RLIMIT_NPROC; None where the uid is the slot's own.
         bounded: the slot's folders are a file system of their own, whose size is its limit.
     """
@@ -53,13 +55,15 @@ class SlotConfig:
     uid: int | None
     abi: int | None
     enclosed: bool
-    contained: bool
+    index: int
+    claims: Claims | None
     read_exec: tuple[str, ...]
     read: tuple[str, ...]
     proxy_port: int | None
     path: str
     env: dict[str, str]
     keep: tuple[int, ...]
+    cgroup: tuple[int, ...]
     process_base: int | None
     bounded: bool
 
@@ -76,7 +80,8 @@ class Slot:
         self.seen_work, self.seen_temp = (WORK, TEMP) if config.enclosed else self.own_folders  # by a run
         self.enclosure: Enclosure | None = None
         self.confinement: Confinement | None = None
-        self.pressure = Pressure() if config.contained else None
+        self.pressure = None if config.claims is None else Pressure(config.claims, config.index)
+        self.bound: memory.Bound | None = None
         self.scoped = False
         self.session: Session | None = None
         self.lost_unsaid = False  # whether an interpreter ended and no reply said so
@@ -94,9 +99,12 @@ class Slot:
     def enter(self) -> None:
         """Give up the owner's rights; everything after this runs with the slot's."""
         config = self.config
+        memory.die_first()
         if config.enclosed:
             self.enclosure = Enclosure()
             self.scoped = True  # the first process of its pid namespace
+        if config.cgroup:
+            self.bound = memory.Bound(config.cgroup, disk=memory.lies_in_memory(self.work))
         ruleset = signals = None
         if config.abi:
             ruleset = landlock.run_ruleset(
@@ -236,6 +244,17 @@ class Slot:
             self.session.close()
             self.session = None
 
+    @property
+    def memory_is_spent(self) -> bool:
+        """Whether the kernel ended a process of this run in its cgroup; False where there is none."""
+        return self.bound is not None and self.bound.is_spent
+
+    def bound_memory(self, limits: dict[str, Any], *, fresh: bool) -> None:
+        """Let the cgroup, where there is one, hold the next run, and a resting interpreter beside a fresh one."""
+        if self.bound is not None:
+            num_runs = 2 if fresh and self.resting_pid else 1
+            self.bound.begin(limits["memory_bytes"], limits["disk_bytes"], num_runs)
+
     def kill_all(self) -> None:
         """End whatever runs in this slot but the slot itself."""
         if self.scoped:
@@ -270,7 +289,7 @@ def _serve(slot: Slot) -> bool:
     except OSError as error:
         slot.send({"id": 0, "failed": f"the slot could not give up its rights: {error}"}, [])
         return True
-    slot.send({"id": 0, "scoped": slot.scoped}, [])
+    slot.send({"id": 0, "scoped": slot.scoped, "cgroup": slot.bound is not None}, [])
     gc.freeze()
     while not slot.owner_gone:
         if slot.requests:

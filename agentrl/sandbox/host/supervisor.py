@@ -11,17 +11,20 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from . import child, enclosure, frames, landlock, removal, seccomp, tree, uids
 from .interpreter import Interpreter, preload
+from .pressure import Claims
 from .slot import SlotConfig, slot_main
 
 _TICK_S = 1.0
 _SLOT_END_S = 2.0
 _PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy")
 _MAX_FDS = 16
+_CGROUP_FDS = 3
 
 
 class Refused(Exception):  # noqa: N818
@@ -68,6 +71,7 @@ class Supervisor:
         self.first_uid: int | None = None
         self.enclosed = bool(settings.get("enclosed"))
         self.contained = bool(settings.get("contained"))
+        self.claims: Claims | None = None
         self._fds: list[int] = []
         self._decoder = frames.Decoder()
         if settings["confine"]:
@@ -83,6 +87,8 @@ class Supervisor:
                 self.first_uid = self._reserve_uids()
         self.roots = tuple(settings.get("roots", ()))
         self.bounded = self.enclosed or bool(self.roots)  # the files of each slot, by a file system of its own
+        if self.contained:
+            self.claims = Claims(len(self.roots))
         self.readable = tuple(settings.get("readable", ()))
         self.env = _image_env() if settings.get("image_env") else {}
         self.listener = self._listen() if settings.get("proxied") else None
@@ -162,7 +168,11 @@ class Supervisor:
         self._fds += fds
         for header, _ in self._decoder.feed(data):
             if header["op"] == "open":
-                self.open(header["slot"], socket.socket(fileno=self._fds.pop(0)))
+                sock = socket.socket(fileno=self._fds.pop(0))
+                cgroup = [self._fds.pop(0) for _ in range(_CGROUP_FDS if header.get("cgroup") else 0)]
+                self.open(header["slot"], sock, cgroup)
+                for fd in cgroup:
+                    os.close(fd)
             elif header["op"] == "listener" and self.listener is not None:
                 with socket.socket(fileno=self._fds.pop(0)) as way:
                     socket.send_fds(way, [b"."], [self.listener.fileno()])
@@ -180,8 +190,8 @@ class Supervisor:
     def find(self, number: int) -> _SlotEntry | None:
         return next((entry for entry in self.slots.values() if entry.number == number), None)
 
-    def open(self, number: int, sock: socket.socket) -> None:
-        """Fork a slot that listens on ``sock``."""
+    def open(self, number: int, sock: socket.socket, cgroup: Sequence[int]) -> None:
+        """Fork a slot that listens on ``sock``, and has the descriptors of its cgroup where it has one."""
         with sock:
             num_slots = len(self.roots) or uids.SLOTS
             used = {entry.index for entry in (*self.slots.values(), *self.unswept, *self.cleaners.values())}
@@ -192,7 +202,7 @@ class Supervisor:
                 index = next(i % num_slots for i in range(number, number + num_slots) if i % num_slots not in used)
                 uid = None if self.first_uid is None else self.first_uid + index
                 root = self._make_root(number, index, uid)
-                config = self.slot_config(root or enclosure.STORE, uid)
+                config = self.slot_config(root or enclosure.STORE, index, uid, cgroup)
                 pid = enclosure.fork_enclosed(uid) if self.enclosed else os.fork()
             except OSError as error:
                 self.reply({"op": "open_failed", "slot": number, "error": str(error)})
@@ -217,20 +227,22 @@ class Supervisor:
                 os.chown(path, uid, uid, follow_symlinks=False)
         return root
 
-    def slot_config(self, root: str, uid: int | None) -> SlotConfig:
+    def slot_config(self, root: str, index: int, uid: int | None, cgroup: Sequence[int]) -> SlotConfig:
         host = self.interpreter
         return SlotConfig(
             root=root,
             uid=uid,
             abi=self.abi,
             enclosed=self.enclosed,
-            contained=self.contained,
+            index=index,
+            claims=self.claims,
             read_exec=(*host.read_exec, *self.readable),
             read=host.read,
             proxy_port=None if self.listener is None else self.listener.getsockname()[1],
             path=host.path,
             env=self.env,
             keep=host.keep,
+            cgroup=tuple(cgroup),
             process_base=None if self._counts_for_itself(uid) else _threads_of(os.getuid()),
             bounded=self.bounded,
         )

@@ -1,4 +1,4 @@
-"""What a sandbox holds of a file system: files, folders, and files without a name that its processes keep open."""
+"""What a sandbox holds beside its processes' memory: files, also those without a name, and what waits in sockets."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from . import removal
 from .folder import MAX_DEPTH
 
 _READABLE = 0o500
+_SOCKET_BYTES, _PIPE_BYTES = 2**18, 2**16  # that wait to be read at most, the kernel's own bookkeeping included
+_SMALL_TABLE = 64  # descriptors, that every process has room for
 _TRIES = 5  # of a look during which the code closed a folder
 
 
@@ -148,6 +150,39 @@ def _maps_unlinked(pid: int) -> bool:
         return True
     except OSError:
         return False
+
+
+def of_buffers(pids: Collection[int], room: int) -> int:
+    """Bytes that the kernel may hold for these processes in sockets and pipes, each at its fullest.
+
+    Args:
+        pids: the processes.
+        room: what may be held; where their descriptors cannot be so many, they are not counted, and the answer is 0.
+    """
+    if sum(map(_most_descriptors, pids)) * _SOCKET_BYTES <= room:
+        return 0
+    held: set[str] = set()
+    hidden = 0
+    for pid in pids:
+        for path in _descriptors([pid], strict=True):
+            if not path:
+                hidden += _most_descriptors(pid) if _most_descriptors(pid) > _SMALL_TABLE else 0
+                break
+            try:
+                held.add(os.readlink(path))
+            except OSError:
+                continue
+    sockets, pipes = (sum(link.startswith(kind) for link in held) for kind in ("socket:", "pipe:"))
+    return (sockets + hidden) * _SOCKET_BYTES + pipes * _PIPE_BYTES
+
+
+def _most_descriptors(pid: int) -> int:
+    """The size of a process's table of descriptors, which grows with need; 0 where it is gone."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            return next((int(line.split()[1]) for line in file if line.startswith(b"FDSize:")), 0)
+    except OSError:
+        return 0
 
 
 def written_bytes(pid: int) -> int:

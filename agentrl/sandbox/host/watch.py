@@ -57,13 +57,18 @@ class Watch:
         pids = [pid for pid in tree.descendants(os.getpid()) if pid not in own]
         if len(pids) > limits["processes"]:
             return "killed", f"more than {limits['processes']} processes"
-        if len(pids) > 1 and tree.memory_beyond_own(pids) > limits["memory_bytes"]:
+        if slot.memory_is_spent or (len(pids) > 1 and self._passes_memory(pids)):
             return "oom", f"all processes together passed {limits['memory_bytes']} bytes"
         if self._session is not None and limits["cpu_s"] is not None:
             used_s = self._session.used_s()  # RLIMIT_CPU counts a process's whole life
             if used_s > limits["cpu_s"]:
                 return "timeout", f"used {used_s:.2f} s of processor time; the limit is {limits['cpu_s']:g} s"
         return None if slot.enclosure is not None else self._look_at_files(pids)
+
+    def _passes_memory(self, pids: list[int]) -> bool:
+        """Whether what the processes made, and what their sockets and pipes may hold, is more than the limit."""
+        left = self._limits["memory_bytes"] - tree.memory_beyond_own(pids)
+        return left < 0 or (self._slot.bound is None and usage.of_buffers(pids, left) > left)
 
     def _look_at_files(self, pids: list[int]) -> Verdict | None:
         max_bytes, max_files = self._limits["disk_bytes"], self._limits["max_files"]

@@ -222,6 +222,16 @@ async def test_a_container_out_of_memory_is_no_fault_of_the_code(own: Make) -> N
         assert (await another.run("print(1)")).stdout == b"1\n"
 
 
+async def test_a_run_beside_one_that_spent_the_containers_memory_stands(own: Make) -> None:
+    spec = replace(own(memory_bytes=256 * 2**20), limits=Limits(memory_bytes=64 * 2**20))
+    async with spec.build() as greedy, spec.build() as other:
+        await asyncio.gather(greedy.run("pass"), other.run("pass"))
+        beside = asyncio.create_task(other.run("import time\ntime.sleep(2)\nprint('whole')"))
+        with pytest.raises(SandboxError, match="the container ran out of memory"):
+            await greedy.run("x = bytearray(2**29)\nprint(len(x))", limits=Limits(memory_bytes=2**30))
+        assert (await beside).stdout == b"whole\n"
+
+
 async def test_a_run_over_its_own_limit_is_the_codes_fault_in_a_small_container_too(own: Make) -> None:
     spec = replace(own(memory_bytes=224 * 2**20), limits=Limits(memory_bytes=64 * 2**20))
     async with spec.build() as sandbox:

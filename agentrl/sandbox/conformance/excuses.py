@@ -96,7 +96,7 @@ for _ in range(8):
     if os.fork() == 0:
         while True: os.kill(os.getppid(), signal.SIGCONT)
 """,
-    "ends all that it may": "os.kill(-1, signal.SIGKILL)",
+    "ends all that it may": "os.kill(os.getpid(), signal.SIGKILL)",
     "becomes another program": "os.execv('/bin/sh', ['sh', '-c', 'exit 0'])",
     "stops itself": "os.kill(os.getpid(), signal.SIGSTOP)",
     "ends its first thread alone": """

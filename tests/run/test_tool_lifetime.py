@@ -27,7 +27,6 @@ MODULE = """
 from collections.abc import Mapping
 from typing import Any
 
-from agentrl.run.trainer import Trainer
 from agentrl.tools import Tool, ToolContext, ToolFactory, tool
 from agentrl.types import ToolSpec
 

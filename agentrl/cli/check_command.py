@@ -107,9 +107,10 @@ def _check_rewards(stage: StageConfig, sets: Mapping[str, tuple[Task, bool]]) ->
 
 
 def _tasks(stage: StageConfig, data: str, args: dict[str, object], setting: str, limit: int | None) -> list[Task]:
+    from agentrl.cli.terminal import say
     from agentrl.run.data import load_tasks
 
     base_dir = Path(stage.run.base_dir or ".")
     tasks = load_tasks(data, args, base_dir=base_dir, seed=stage.run.seed, setting=setting, limit=limit)
-    print(f"  {setting}: {len(tasks)} tasks, the first is {tasks[0].id!r}")
+    say(f"  {setting}: {len(tasks)} tasks, the first is {tasks[0].id!r}")
     return tasks

@@ -42,13 +42,13 @@ def doctor_command(
 
 
 def _print_packages() -> None:
-    from agentrl.cli.terminal import print_table
+    from agentrl.cli.terminal import print_table, say
     from agentrl.run.sglang_env import installed_environments
 
     print_table(("package", "version"), [(name, _version(name)) for name in _PACKAGES])
     environments = installed_environments() or ["none here; agentrl install sglang makes one"]
     for line in environments:
-        print(f"SGLang's environment: {line}")
+        say(f"SGLang's environment: {line}")
 
 
 def _print_sandboxes() -> None:

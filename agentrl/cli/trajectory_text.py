@@ -105,7 +105,7 @@ def _print_turn(out: Console, turn: Turn, token_text: TokenText | None) -> None:
     for call in turn.calls:
         _print_call(out, call)
     for note in _request_notes(turn.info):
-        out.print(Text(shown(note), style="yellow"), soft_wrap=True)
+        _print(out, note, "yellow")
 
 
 def _request_notes(info: Mapping[str, object]) -> Iterator[str]:

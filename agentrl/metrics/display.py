@@ -157,6 +157,7 @@ class StepDisplay:
         self._columns = tuple(columns) if columns is not None else self._columns
         self._num_steps, self._done, self._sparse = num_steps, done, sparse
         self._recent.clear()
+        self._status = ""
         self._last = self._clock()
         resumed = f", resumed after {done}" if done else ""
         self._console.print(

@@ -228,6 +228,7 @@ class Trainer:
         take_signals: Callable[[], None],
     ) -> Summary:
         timer, started = PhaseTimer(), time.monotonic()
+        display.status("making ready the model and its workers")
         with timer.phase("setup"):
             models = {"model": start_model(self.config, directory, self._base_dir)}
             group = self._workers()

@@ -171,6 +171,22 @@ def test_a_pipe_gets_no_control_codes_and_no_status() -> None:
     assert "! 5 of 128 excluded [sandbox]" in text
 
 
+def test_what_is_done_before_the_first_stage_is_said_until_it_begins() -> None:
+    console = on_terminal(width=80)
+    with StepDisplay(console, Path("r")) as display:
+        display.status("making ready the model and its workers")
+        assert "making ready" in live_line(display)
+        display.stage("grpo", 2)
+        assert "making ready" not in live_line(display)
+
+
+def live_line(display: StepDisplay) -> str:
+    shown = Console(file=io.StringIO(), width=80)
+    shown.print(display._line())
+    assert isinstance(shown.file, io.StringIO)
+    return shown.file.getvalue()
+
+
 def test_a_terminal_is_given_back_after_an_error() -> None:
     console = Console(file=io.StringIO(), width=100, force_terminal=True)
 

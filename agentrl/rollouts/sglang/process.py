@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import select
 import signal
@@ -68,6 +67,8 @@ class ServerProcess:
             self._pipe = starter.stdin
             starter.wait(_START_S)  # the lifeline is not this process, but a grandchild of it
         except (OSError, subprocess.TimeoutExpired) as error:
+            os.close(self._status)
+            lifeline.remove_leftovers(folder)
             raise MachineError(f"the server cannot be started ({error}): {' '.join(command)}") from error
         finally:
             os.close(told)
@@ -134,4 +135,8 @@ class ServerProcess:
 
 def _caches() -> dict[str, str]:
     """Where torch keeps compiled kernels for later starts: beside the temporary folder that ends with the server."""
-    return {"TORCHINDUCTOR_CACHE_DIR": str(Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}"))}
+    return {
+        "TORCHINDUCTOR_CACHE_DIR": str(
+            Path(tempfile.gettempdir(), f"torchinductor_{os.environ.get('USER') or os.getuid()}")
+        )
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -157,7 +158,11 @@ async def test_a_breach_is_given_as_it_is_and_noted(said: str, settings: dict[st
         ('{"$ref": "http://127.0.0.1:9/schema"}', "{}", "cannot be followed"),  # nothing is fetched
         ('{"$ref": "#"}', "{}", "nested too deeply"),
         ('{"type": "string", "pattern": "("}', '"a"', "cannot be followed"),
-        ('{"type": "string", "pattern": "^(a|aa)+$"}', f'"{"a" * 80}!"', "takes too long"),
+        (
+            '{"type": "string", "pattern": "^(a|aa)+$"}',
+            f'"{"a" * 80}!"',
+            "takes too long|cannot be checked within",
+        ),  # by load
         ('{"type": "object", "additionalProperties": false}', '{"a": 1}', "additionalProperties"),
         ('{"type": "object"}', "{}", ""),
     ],
@@ -165,7 +170,7 @@ async def test_a_breach_is_given_as_it_is_and_noted(said: str, settings: dict[st
 async def test_no_schema_and_no_text_stops_the_check(schema: str, text: str, fault: str) -> None:
     found = await schema_fault(schema, text)
     assert bool(found) == bool(fault)
-    assert fault in found
+    assert re.search(fault, found)
 
 
 async def test_of_parallel_calls_that_were_not_asked_for_the_client_is_told_the_first() -> None:

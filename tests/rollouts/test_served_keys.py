@@ -85,7 +85,7 @@ async def test_a_client_that_asks_again_whatever_it_is_told_sees_the_cause() -> 
 
 
 async def test_an_episode_that_ran_out_of_time_says_so_to_who_asks_again() -> None:
-    async with serving(lambda request: say("ok"), episode_timeout_s=0.3) as served:
+    async with serving(lambda request: say("ok"), episode_timeout_s=4.0) as served:
         episode = await served.open()
         await episode.say(HI)
         await asyncio.wait_for(ended(served), 20)

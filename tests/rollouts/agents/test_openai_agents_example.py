@@ -62,7 +62,7 @@ def prompts_differ(run: Path) -> list[str]:
         trajectory = reader.get(found.id).trajectory
         if trajectory.policy_versions:
             opening = [{"role": "system", "content": system}, *trajectory.task.messages]
-            wanted = concat_ids(renderer.prompt(opening, tool_specs([tool])))  # type: ignore[arg-type]
+            wanted = concat_ids(renderer.prompt(opening, tool_specs([tool], "task.py:TOOL")))  # type: ignore[arg-type]
             given = concat_ids(trajectory.turns[0].context)
             wrong += [] if given.tolist() == wanted.tolist() else [renderer.decode(given)]
     return wrong

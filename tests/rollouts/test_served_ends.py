@@ -59,7 +59,7 @@ async def test_a_turn_that_takes_too_long_truncates_the_episode() -> None:
 
 
 async def test_silence_ends_an_episode() -> None:
-    async with serving([say("ok")], idle_timeout_s=0.3) as served:
+    async with serving([say("ok")], idle_timeout_s=2.0) as served:
         episode = await served.open()
         await episode.say(HI)
         await asyncio.wait_for(ended(served), 20)

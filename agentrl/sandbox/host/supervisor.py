@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from . import child, enclosure, frames, landlock, removal, seccomp, tree, uids
+from . import child, enclosure, frames, landlock, memory, removal, seccomp, tree, uids
 from .interpreter import Interpreter, preload
 from .pressure import Claims
 from .slot import SlotConfig, slot_main
@@ -89,6 +89,7 @@ class Supervisor:
         self.bounded = self.enclosed or bool(self.roots)  # the files of each slot, by a file system of its own
         if self.contained:
             self.claims = Claims(len(self.roots))
+            memory.withhold_zero()
         self.readable = tuple(settings.get("readable", ()))
         self.env = _image_env() if settings.get("image_env") else {}
         self.listener = self._listen() if settings.get("proxied") else None

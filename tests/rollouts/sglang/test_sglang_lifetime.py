@@ -33,17 +33,14 @@ class Server:
     Args:
         folder: of the test.
         model: that the run starts from.
-        other_than: a server that the run had before.
+        others: markers of servers that are not meant, such as those that ran before the test.
     """
 
-    def __init__(self, folder: Path, model: Path, other_than: Server | None = None) -> None:
+    def __init__(self, folder: Path, model: Path, others: set[str]) -> None:
         own = (str(folder), str(model))  # a server that is started again has its weights in the run directory
         launched = [pid for pid in processes() if "sglang.launch_server" in words(pid)]
         started = [pid for pid in launched if any(word.startswith(own) for word in words(pid))]
-        markers = {marker for pid in started for marker in [marker_of(pid)] if marker}
-        if other_than is not None:
-            markers.discard(other_than.marker)
-        (self.marker,) = markers
+        (self.marker,) = {marker_of(pid) for pid in started} - others - {""}
         self.owner = int(self.marker.split("-")[0])
         self.pids = lifeline.server_processes(self.marker)
         (self.lifeline,) = (pid for pid in self.pids if any(word.endswith("/lifeline.py") for word in words(pid)))
@@ -90,7 +87,13 @@ def open_files(pid: int) -> set[str]:
 
 
 @pytest.fixture
-def driver(tmp_path: Path, model: Path, python: str) -> Iterator[Driver]:
+def others() -> set[str]:
+    """Markers of the servers that other tests share."""
+    return {marker_of(pid) for pid in processes()}
+
+
+@pytest.fixture
+def driver(tmp_path: Path, model: Path, python: str, others: set[str]) -> Iterator[Driver]:
     """A run in Ray actors that trains on a server of its own for ever."""
     (tmp_path / "config.yaml").write_text(CONFIG, encoding="utf-8")
     own = (f"run.dir={tmp_path / 'run'}", f"model.path={model}", f"rollout.sglang.python={python}")
@@ -110,9 +113,9 @@ def driver(tmp_path: Path, model: Path, python: str) -> Iterator[Driver]:
 
 
 def test_a_server_ends_when_its_lifeline_or_then_its_driver_is_killed(
-    driver: Driver, tmp_path: Path, model: Path
+    driver: Driver, tmp_path: Path, model: Path, others: set[str]
 ) -> None:
-    first = Server(tmp_path, model)
+    first = Server(tmp_path, model, others)
     assert len(first.pids) >= 3  # the lifeline, the server and what it starts
     assert not first.strewn
     os.kill(first.lifeline, signal.SIGKILL)
@@ -129,13 +132,15 @@ def test_a_server_ends_when_its_lifeline_or_then_its_driver_is_killed(
     wait_for(lambda: any(row.get("time/server_away_s", 0) > 0 for row in rows()), START_S)
     assert sum(row.get("count/lost_servers", 0) for row in rows()) == 1
 
-    second = Server(tmp_path, model, other_than=first)
+    second = Server(tmp_path, model, others | {first.marker})
     driver.kill()
     wait_until_gone(second)
 
 
-def test_a_server_ends_when_the_worker_that_owns_it_is_killed(driver: Driver, tmp_path: Path, model: Path) -> None:
-    server = Server(tmp_path, model)
+def test_a_server_ends_when_the_worker_that_owns_it_is_killed(
+    driver: Driver, tmp_path: Path, model: Path, others: set[str]
+) -> None:
+    server = Server(tmp_path, model, others)
     os.kill(server.owner, signal.SIGKILL)
     wait_until_gone(server)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl.envs.env import Env
+from agentrl.envs.tool_env import ToolEnv
 from agentrl.errors import AgentRLError, EnvError
 from agentrl.sandbox import SandboxPool, SandboxSpec
 from agentrl.types import Task, load_object
@@ -29,6 +30,13 @@ class EnvSpec:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     base_dir: str | None = None
     sandbox: SandboxSpec | None = None
+    _seen_plain: list[bool] = field(default_factory=list, init=False, compare=False, repr=False)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether one was made, and the next one runs no constructor of a user's and loads nothing: it takes
+        microseconds, and needs no thread."""
+        return bool(self._seen_plain)
 
     def build(self, task: Task, *, sandboxes: SandboxPool | None = None, episode_id: str = "") -> Env:
         """A fresh environment for ``task``.
@@ -57,4 +65,6 @@ class EnvSpec:
             raise EnvError(f"{name} must make an agentrl.envs.Env, got {type(env).__name__}; let it subclass Env")
         if episode_id:
             env.episode_id = episode_id
+        if not self._seen_plain and type(env) is factory and isinstance(env, ToolEnv) and env.is_plain:
+            self._seen_plain.append(True)
         return env

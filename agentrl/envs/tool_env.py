@@ -106,6 +106,13 @@ class ToolEnv(Env):
         self._seed = 0
         self._num_turns = 0
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it was made by this class's own constructor, of tools that all episodes share."""
+        own = type(self)
+        made_here = own.__init__ is ToolEnv.__init__ and own.__new__ is object.__new__
+        return made_here and own.opening is ToolEnv.opening and not self._own_tools
+
     @staticmethod
     def opening(task: Task, system_prompt: str | None = None) -> tuple[Message, ...]:
         """The opening messages: the system prompt, where there is one, and the task's.

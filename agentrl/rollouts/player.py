@@ -85,9 +85,11 @@ class EnvPlayer:
         start, parts, builder, saved = time.monotonic(), self._turns.parts, self._turns.builder, self._saved
         builder.task = replace(builder.task, messages=await _with_images(builder.task.messages, {}))
         episode_id = builder.key.trajectory_id
-        self._env = AsyncEnv(
-            await build_env(lambda: self._spec.build(builder.task, sandboxes=parts.sandboxes, episode_id=episode_id))
-        )
+
+        def make() -> Env:
+            return self._spec.build(builder.task, sandboxes=parts.sandboxes, episode_id=episode_id)
+
+        self._env = AsyncEnv(make() if self._spec.is_plain else await build_env(make))
         if saved is None:
             seed = seed_for(parts.spec.root_seed, "env", builder.key.label, builder.key.draw)
             self._result = StepResult(await self._env.reset(seed=seed))

@@ -108,3 +108,29 @@ def test_a_runner_has_as_many_threads_as_the_settings_say() -> None:
     finally:
         TOOL_THREADS.resize(before[0])
         ENV_THREADS.resize(before[1])
+
+
+@tool
+def shared() -> str:
+    """Is an object of all episodes."""
+    return ""
+
+
+class OwnConstructor(ToolEnv):
+    def __init__(self, task: Task, **settings: Any) -> None:
+        super().__init__(task, **settings)
+
+
+@pytest.mark.parametrize(
+    ("spec", "plain"),
+    [
+        (EnvSpec(ToolEnv, {"tools": (shared,)}), True),
+        (EnvSpec(ToolEnv, {"tools": (ToolFactory(lambda: shared),)}), False),
+        (EnvSpec(OwnConstructor, {"tools": (shared,)}), False),
+        (EnvSpec(Slow), False),
+    ],
+)
+def test_what_runs_no_constructor_of_a_users_needs_no_thread_after_the_first(spec: EnvSpec, plain: bool) -> None:
+    assert not spec.is_plain
+    spec.build(Task("a", ({"role": "user", "content": "hi"},)))
+    assert spec.is_plain == plain

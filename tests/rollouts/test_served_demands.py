@@ -88,6 +88,7 @@ async def test_a_tool_choice_in_any_form_is_told_to_the_model(choice: Any, words
         ({"tool_choice": "sometimes", "tools": [ADD]}, "tool_choice must be"),
         ({"tool_choice": {"type": "function", "function": {"name": "sub"}}, "tools": [ADD]}, "names 'sub'"),
         ({"tool_choice": {"type": "custom", "custom": {"name": "add"}}, "tools": [ADD]}, "tool_choice must be"),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": "add"}, "tools": [ADD]}, "tool_choice must be"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "json_schema with a schema"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "sum"}}}},

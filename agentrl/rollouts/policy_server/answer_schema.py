@@ -32,6 +32,8 @@ def schema_text(schema: Mapping[str, Any]) -> str:
         Draft202012Validator.check_schema(schema)
     except SchemaError as error:
         raise bad_request(f"the schema of the answer is no JSON Schema at {error.json_path}: {error.message}") from None
+    except RecursionError:
+        raise bad_request("the schema of the answer is nested too deeply; make it flatter") from None
     return json.dumps(schema, ensure_ascii=False)
 
 

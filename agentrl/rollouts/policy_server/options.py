@@ -7,7 +7,7 @@ name. One that changes neither is noted in the turn (``Turn.info["ignored"]``).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from agentrl.rollouts.policy_server.answer_schema import schema_text
 from agentrl.rollouts.policy_server.demands import Demands
@@ -77,21 +77,24 @@ def demands_of(choice: Any, parallel: Any, text: Any, tools: Sequence[ToolSpec])
     if not tools:
         return Demands(schema=schema, meant=meant)
     one_call = not flag("parallel_tool_calls", True if parallel is None else parallel)
-    return Demands(calls, allowed, one_call, schema, meant)  # type: ignore[arg-type]
+    return Demands(calls, allowed, one_call, schema, meant)
 
 
-def _choice(value: Any) -> tuple[str, tuple[str, ...]]:
+def _choice(value: Any) -> tuple[Literal["auto", "none", "required"], tuple[str, ...]]:
     """``calls`` and ``allowed`` of ``Demands``."""
-    if value is None or value in ("auto", "none", "required"):
-        return value or "auto", ()
+    for word in ("auto", "none", "required"):
+        if value == word:
+            return word, ()
+    if value is None:
+        return "auto", ()
     kind = value.get("type") if isinstance(value, Mapping) else None
     if kind == "function":
         return "required", (_name(value),)
     if kind == "allowed_tools":
-        listed_there = value.get("allowed_tools", value)
-        mode, tools = listed_there.get("mode"), listed_there.get("tools")
-        if mode in ("auto", "required") and isinstance(tools, list) and tools:
-            return mode, tuple(_name(tool) for tool in tools)
+        inner = value.get("allowed_tools", value)
+        tools = inner.get("tools") if isinstance(inner, Mapping) else None
+        if isinstance(tools, list) and tools and inner.get("mode") in ("auto", "required"):
+            return "auto" if inner["mode"] == "auto" else "required", tuple(_name(tool) for tool in tools)
     raise bad_request(
         "tool_choice must be 'auto', 'none', 'required', a function by name, or allowed_tools with a mode and their "
         f"names, got {value!r}"

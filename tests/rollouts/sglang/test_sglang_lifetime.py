@@ -126,7 +126,9 @@ def test_a_server_ends_when_its_lifeline_or_then_its_driver_is_killed(
     wait_for(lambda: "server_restarted" in events(), START_S)
     assert events().index("server_lost") < events().index("server_restarted")
     shown = (tmp_path / "log").read_text()
-    assert "! server 0 was lost: its process ended; it is started again, requests wait for it (restart 1 " in shown
+    # the watch sees the process end, or a request in flight breaks off first
+    assert "! server 0 was lost: " in shown
+    assert "; it is started again, requests wait for it (restart 1 " in shown
     assert "! server 0 serves again after " in shown
     rows = lambda: read_jsonl(run / "metrics.jsonl")  # noqa: E731
     wait_for(lambda: any(row.get("time/server_away_s", 0) > 0 for row in rows()), START_S)

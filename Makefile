@@ -10,8 +10,8 @@ PYTHON ?=
 
 VENV := .venv
 AGENTS_VENV ?= .venv-agents
-AGENTS_PINS := tests/rollouts/agents/requirements.txt
-PIP_INSTALL := $(VENV)/bin/python -P agentrl/run/pip_install.py -c constraints-cpu.txt \
+AGENTS_PINS := tests/agent_server/agents/requirements.txt
+PIP_INSTALL := $(VENV)/bin/python -P agentrl/run/install/pip_install.py -c constraints-cpu.txt \
 	$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 FAST := not slow and not docker and not sglang and not agents and not browser and not gpu
 

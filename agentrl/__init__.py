@@ -9,9 +9,15 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from agentrl.envs import Env, EnvSpec, EpisodeView, Rubric, ToolEnv
+    from agentrl.config import RunConfig, load_config
+    from agentrl.envs import (
+        Env,
+        EnvSpec,
+        EpisodeView,
+        Rubric,
+        ToolEnv,
+    )
     from agentrl.errors import AgentRLError
-    from agentrl.run.config import RunConfig, load_config
     from agentrl.run.trainer import Summary, Trainer
     from agentrl.tools import Tool, tool
     from agentrl.types import Message, Task, Trajectory
@@ -37,7 +43,7 @@ __all__ = [
 _HOMES = {
     "agentrl.envs": ("Env", "EnvSpec", "EpisodeView", "Rubric", "ToolEnv"),
     "agentrl.errors": ("AgentRLError",),
-    "agentrl.run.config": ("RunConfig", "load_config"),
+    "agentrl.config": ("RunConfig", "load_config"),
     "agentrl.run.trainer": ("Summary", "Trainer"),
     "agentrl.tools": ("Tool", "tool"),
     "agentrl.types": ("Message", "Task", "Trajectory"),

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from agentrl.rollouts.inprocess import TorchEngine, TorchEngineSpec
+from agentrl.engines.torch import TorchEngine, TorchEngineSpec
 from benchmarks.figures import NOT_HERE, Figures, add_arguments
 from benchmarks.rollouts.engine_episodes import (
     CONTEXT,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from agentrl.algorithms.catalog import ALGORITHMS, check_settings, make_algorithm
-from agentrl.algorithms.settings import GRPOSettings, LearnsFrom, Reduction, RewardModelSettings, SFTSettings
-from agentrl.algorithms.spec import (
+from agentrl.algorithms.algorithm_spec import (
     Advantages,
     AlgorithmSpec,
     AlgorithmState,
@@ -20,6 +18,14 @@ from agentrl.algorithms.spec import (
     TokenCredit,
     TokenLoss,
     TokenStat,
+)
+from agentrl.algorithms.catalog import ALGORITHMS, check_settings, make_algorithm
+from agentrl.algorithms.settings import (
+    GRPOSettings,
+    LearnsFrom,
+    Reduction,
+    RewardModelSettings,
+    SFTSettings,
 )
 
 __all__ = [

@@ -9,8 +9,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from agentrl.algorithms.algorithm_spec import AlgorithmSpec
 from agentrl.algorithms.settings import GRPOSettings, RewardModelSettings, SFTSettings
-from agentrl.algorithms.spec import AlgorithmSpec
 from agentrl.errors import ConfigError
 from agentrl.types import load_object
 

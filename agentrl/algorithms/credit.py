@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.algorithms.spec import GroupSummary, Keep
+from agentrl.algorithms.algorithm_spec import GroupSummary, Keep
 from agentrl.errors import RewardError
 
 __all__ = ["finite_rewards", "group_advantages", "keep_with_spread"]

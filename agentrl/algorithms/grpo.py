@@ -7,11 +7,17 @@ from typing import Literal
 
 import numpy as np
 
+from agentrl.algorithms.algorithm_spec import (
+    AlgorithmSpec,
+    AlgorithmState,
+    Credit,
+    Needs,
+    Rewards,
+)
 from agentrl.algorithms.credit import group_advantages, keep_with_spread
 from agentrl.algorithms.losses import clipped_policy_loss, spread_credit, truncated_importance
 from agentrl.algorithms.reductions import reduction_of
 from agentrl.algorithms.settings import GRPOSettings
-from agentrl.algorithms.spec import AlgorithmSpec, AlgorithmState, Credit, Needs, Rewards
 from agentrl.types import SegmentKind
 
 __all__ = ["make_grpo"]

@@ -10,7 +10,13 @@ import math
 import torch
 from torch import Tensor
 
-from agentrl.algorithms.spec import Advantages, PolicyInputs, TokenCredit, TokenLoss, TokenStat
+from agentrl.algorithms.algorithm_spec import (
+    Advantages,
+    PolicyInputs,
+    TokenCredit,
+    TokenLoss,
+    TokenStat,
+)
 
 __all__ = ["capped_k3", "clipped_policy_loss", "imitation_loss", "k3", "spread_credit", "truncated_importance"]
 

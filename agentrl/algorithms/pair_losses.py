@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from agentrl.algorithms.spec import PairInputs, PairLoss, TokenStat
+from agentrl.algorithms.algorithm_spec import PairInputs, PairLoss, TokenStat
 
 __all__ = ["bradley_terry_loss"]
 

@@ -11,8 +11,8 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from agentrl.algorithms.algorithm_spec import Counts
 from agentrl.algorithms.settings import Reduction
-from agentrl.algorithms.spec import Counts
 
 __all__ = ["constant", "pair_mean", "reduction_of", "token_mean", "trajectory_mean"]
 

@@ -6,12 +6,18 @@ from functools import partial
 
 import numpy as np
 
+from agentrl.algorithms.algorithm_spec import (
+    AlgorithmSpec,
+    AlgorithmState,
+    Credit,
+    Needs,
+    Rewards,
+)
 from agentrl.algorithms.losses import spread_credit
 from agentrl.algorithms.pair_losses import bradley_terry_loss
 from agentrl.algorithms.reductions import pair_mean
 from agentrl.algorithms.settings import RewardModelSettings
 from agentrl.algorithms.sft import keep_all
-from agentrl.algorithms.spec import AlgorithmSpec, AlgorithmState, Credit, Needs, Rewards
 from agentrl.types import SegmentKind
 
 __all__ = ["make_reward_model"]

@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import numpy as np
 
+from agentrl.algorithms.algorithm_spec import (
+    AlgorithmSpec,
+    AlgorithmState,
+    Credit,
+    GroupSummary,
+    Keep,
+    Needs,
+    Rewards,
+)
 from agentrl.algorithms.losses import imitation_loss, spread_credit
 from agentrl.algorithms.reductions import reduction_of
 from agentrl.algorithms.settings import SFTSettings
-from agentrl.algorithms.spec import AlgorithmSpec, AlgorithmState, Credit, GroupSummary, Keep, Needs, Rewards
 from agentrl.types import SegmentKind
 
 __all__ = ["make_sft"]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from agentrl.run.config import StageConfig
+    from agentrl.config import StageConfig
     from agentrl.types import Task
 
 __all__ = ["check_command"]
@@ -27,7 +27,7 @@ def check_command(config: Path, /, *overrides: str) -> None:
     overrides
         Settings that go before the file's, as key=value.
     """
-    from agentrl.run.config import load_config
+    from agentrl.config import load_config
     from agentrl.types import SegmentKind
 
     loaded = load_config(config, overrides)
@@ -43,8 +43,9 @@ def check_command(config: Path, /, *overrides: str) -> None:
 
 
 def _check_demonstrations(stage: StageConfig) -> None:
-    from agentrl.rollouts import check_pair, read_demonstration
-    from agentrl.run.data import finite_rows
+    from agentrl.run.data.datasets import finite_rows
+    from agentrl.training.data.demonstrations import read_demonstration
+    from agentrl.training.data.preferences import check_pair
 
     rows = finite_rows(
         str(stage.data.train),
@@ -62,10 +63,10 @@ def _check_demonstrations(stage: StageConfig) -> None:
 
 
 def _check_rollouts(stage: StageConfig) -> None:
+    from agentrl.agent_server import ProgramSpec
     from agentrl.cli.terminal import say
     from agentrl.envs import check_env
     from agentrl.errors import ConfigError, EnvError
-    from agentrl.rollouts.policy_server import ProgramSpec
     from agentrl.run.build import LiveObjects, player_spec, rubric_spec
 
     base_dir = Path(stage.run.base_dir or ".")
@@ -108,7 +109,7 @@ def _check_rewards(stage: StageConfig, sets: Mapping[str, tuple[Task, bool]]) ->
 
 def _tasks(stage: StageConfig, data: str, args: dict[str, object], setting: str, limit: int | None) -> list[Task]:
     from agentrl.cli.terminal import say
-    from agentrl.run.data import load_tasks
+    from agentrl.run.data.datasets import load_tasks
 
     base_dir = Path(stage.run.base_dir or ".")
     tasks = load_tasks(data, args, base_dir=base_dir, seed=stage.run.seed, setting=setting, limit=limit)

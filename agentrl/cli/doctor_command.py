@@ -43,7 +43,7 @@ def doctor_command(
 
 def _print_packages() -> None:
     from agentrl.cli.terminal import print_table, say
-    from agentrl.run.sglang_env import installed_environments
+    from agentrl.run.install.sglang_env import installed_environments
 
     print_table(("package", "version"), [(name, _version(name)) for name in _PACKAGES])
     environments = installed_environments() or ["none here; agentrl install sglang makes one"]
@@ -80,10 +80,10 @@ def _prepare(images: Sequence[str]) -> None:
 
 def _reap() -> None:
     from agentrl.cli.terminal import say
+    from agentrl.engines.sglang.orphan_cleanup import reap_servers
     from agentrl.errors import MachineError
-    from agentrl.rollouts.sglang.reaping import reap_servers
     from agentrl.sandbox.docker.containers import reap_orphans as reap_containers
-    from agentrl.sandbox.reaping import reap_orphans
+    from agentrl.sandbox.orphan_cleanup import reap_orphans
 
     removed = reap_orphans() + reap_servers()
     try:

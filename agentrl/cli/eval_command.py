@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from agentrl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from agentrl.controller.evaluation import EvalResult
+    from agentrl.controller.evaluator import EvalResult
     from agentrl.run.eval_file import EvaluatedTask
 
 __all__ = ["eval_command"]
@@ -88,7 +88,7 @@ def _examine(
 ) -> list[EvaluatedTask]:
     if samples is not None and samples < 1:
         raise ConfigError(f"--samples must be at least 1, got {samples}")
-    from agentrl.run.played import named_policy
+    from agentrl.run.policy_source import named_policy
     from agentrl.run.trainer import Trainer
 
     with Trainer(named_policy(model, config, overrides, command="agentrl eval")) as trainer:

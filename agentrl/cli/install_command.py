@@ -32,7 +32,13 @@ def install_command(
         A package index that has torch for the CPU, instead of PyTorch's own.
     """
     from agentrl.cli.terminal import say
-    from agentrl.run.sglang_env import CPU, GPU, SGLANG_VERSION, build_environment, default_folder
+    from agentrl.run.install.sglang_env import (
+        CPU,
+        GPU,
+        SGLANG_VERSION,
+        build_environment,
+        default_folder,
+    )
 
     del what  # one choice so far
     recipe = GPU if gpu else CPU

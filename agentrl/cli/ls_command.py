@@ -48,8 +48,8 @@ def ls_command(
     """
     from dataclasses import asdict
 
-    from agentrl.cli.stored_files import reading_stored_files
     from agentrl.cli.terminal import print_json
+    from agentrl.cli.views.stored_files import reading_stored_files
     from agentrl.store import RunDirectory, TrajectoryReader
 
     with reading_stored_files():

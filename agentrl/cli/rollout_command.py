@@ -53,7 +53,7 @@ def rollout_command(
 
     from agentrl.cli.terminal import console, say
     from agentrl.run.collection import collect
-    from agentrl.run.played import named_policy
+    from agentrl.run.policy_source import named_policy
 
     alone = named_policy(model, config, overrides, command="agentrl rollout")
     folder = out or Path(f"{alone.run.dir}-rollouts")

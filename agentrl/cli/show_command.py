@@ -28,15 +28,15 @@ def show_command(
     json
         As JSON, token ids and logprobs included.
     """
-    from agentrl.cli.stored_files import reading_stored_files
+    from agentrl.cli.views.stored_files import reading_stored_files
 
     with reading_stored_files():
         _show_trajectory(run, trajectory, json) if trajectory else _show_run(run, json)
 
 
 def _show_run(run: Path, json: bool) -> None:
-    from agentrl.cli.run_overview import overview, print_overview
     from agentrl.cli.terminal import print_json
+    from agentrl.cli.views.run_overview import overview, print_overview
     from agentrl.store import RunDirectory
 
     found = overview(RunDirectory.open(run))
@@ -45,9 +45,9 @@ def _show_run(run: Path, json: bool) -> None:
 
 def _show_trajectory(run: Path, trajectory: str, json: bool) -> None:
     from agentrl.cli.terminal import print_json
-    from agentrl.cli.token_text import token_text_of
-    from agentrl.cli.trajectory_json import trajectory_json
-    from agentrl.cli.trajectory_text import print_trajectory
+    from agentrl.cli.views.token_text import token_text_of
+    from agentrl.cli.views.trajectory_json import trajectory_json
+    from agentrl.cli.views.trajectory_text import print_trajectory
     from agentrl.store import RunDirectory, TrajectoryReader
 
     directory = RunDirectory.open(run)

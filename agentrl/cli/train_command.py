@@ -30,13 +30,13 @@ def train_command(
     dry_run
         Check the configuration, print it whole with the origin of each value, and stop.
     """
-    from agentrl.run.config import load_with_origins, to_yaml
+    from agentrl.config import load_with_origins, to_yaml
 
     loaded = load_with_origins(config, overrides)
     if dry_run:
         print(to_yaml(loaded.config, loaded.origin), end="")
         return
-    from agentrl.cli.stored_files import reading_stored_files
+    from agentrl.cli.views.stored_files import reading_stored_files
     from agentrl.store import RunDirectory
 
     place = loaded.config.run.dir or ""

@@ -11,14 +11,26 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from agentrl.controller.evaluation import Examination
+from agentrl.controller.cluster.rollout_pool import Incident
+from agentrl.controller.evaluator import Examination
 from agentrl.controller.failures import failure_causes
-from agentrl.controller.fleet import Incident
 from agentrl.controller.state import TrainState
-from agentrl.metrics import PhaseTimer, Sink, no_signal, rollout_metrics, tokens_per_s
+from agentrl.metrics import (
+    PhaseTimer,
+    Sink,
+    no_signal,
+    rollout_metrics,
+    tokens_per_s,
+)
 from agentrl.rollouts import GroupOutcome, GroupRequest, SavedGroup
 from agentrl.store import Annotation, EventLog, TrajectoryWriter
-from agentrl.types import Batch, SegmentKind, Stats, Trajectory, TrajectoryGroup
+from agentrl.types import (
+    Batch,
+    SegmentKind,
+    Stats,
+    Trajectory,
+    TrajectoryGroup,
+)
 
 __all__ = ["Recorder", "StepView"]
 

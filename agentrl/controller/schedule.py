@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agentrl.controller.admission import Snapshot, StaleRule
-from agentrl.controller.fleet import Incident
-from agentrl.controller.group import WorkerGroup
+from agentrl.controller.cluster.role_group import WorkerGroup
+from agentrl.controller.cluster.rollout_pool import Incident
 from agentrl.controller.ledger import Ledger
-from agentrl.controller.service import RolloutService
+from agentrl.controller.rollout_service import RolloutService
 from agentrl.controller.state import TrainState
-from agentrl.rollouts import GroupOutcome, GroupRequest, PauseMode
+from agentrl.engines import PauseMode
+from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.types import TrajectoryGroup
 
 __all__ = ["CapacitySchedule", "DemonstrationSchedule", "Overlap", "Schedule"]

@@ -9,13 +9,29 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.controller.actor import invoke, sample_scores
-from agentrl.controller.group import WorkerGroup
+from agentrl.controller.cluster.role_group import WorkerGroup
+from agentrl.controller.cluster.role_handle import invoke, sample_scores
 from agentrl.errors import AgentRLError, RewardError
 from agentrl.metrics import REWARD_MODEL_PART
-from agentrl.rollouts import GroupOutcome, GroupRequest, SavedGroup, make_batch
-from agentrl.training import Layout, ModelFacts, RewardModel, partition, shards
-from agentrl.types import Batch, Status, Trajectory, TrajectoryGroup
+from agentrl.rollouts import (
+    GroupOutcome,
+    GroupRequest,
+    SavedGroup,
+    make_batch,
+)
+from agentrl.training import (
+    Layout,
+    ModelFacts,
+    RewardModel,
+    shards,
+)
+from agentrl.training.data.partition import partition
+from agentrl.types import (
+    Batch,
+    Status,
+    Trajectory,
+    TrajectoryGroup,
+)
 
 __all__ = ["RewardScorer", "ScoringFleet", "SequenceScores"]
 

@@ -11,20 +11,25 @@ from pathlib import Path
 import numpy as np
 
 from agentrl.algorithms import AlgorithmSpec, Rewards
-from agentrl.controller.actor import ActorHandle, LearnerHandle
 from agentrl.controller.admission import Snapshot
+from agentrl.controller.batch_plan import PlannedBatch
 from agentrl.controller.checkpoints import Checkpoints, Manifest
-from agentrl.controller.evaluation import Examiner
+from agentrl.controller.cluster.role_handle import ActorHandle, LearnerHandle
+from agentrl.controller.evaluator import Examiner
 from agentrl.controller.failures import FailureBound
-from agentrl.controller.planned import PlannedBatch
 from agentrl.controller.recorder import Recorder
 from agentrl.controller.schedule import Schedule
 from agentrl.controller.state import TrainState
-from agentrl.controller.stopping import StopRequest
+from agentrl.controller.stop_request import StopRequest
 from agentrl.errors import EpisodesFailedError, RunInterruptedError, TrainingError
 from agentrl.metrics import PhaseTimer
 from agentrl.rollouts import make_batch, turns_of
-from agentrl.types import SegmentKind, Stats, TrajectoryGroup, seed_for
+from agentrl.types import (
+    SegmentKind,
+    Stats,
+    TrajectoryGroup,
+    seed_for,
+)
 
 __all__ = ["WITHOUT_SIGNAL", "StageRun", "StageSettings"]
 

@@ -7,7 +7,12 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from agentrl.store import decode_trajectory, encode_trajectory, read_shard, write_shard
+from agentrl.store import (
+    decode_trajectory,
+    encode_trajectory,
+    read_shard,
+    write_shard,
+)
 from agentrl.types import TrajectoryGroup
 
 __all__ = ["read_groups", "write_groups"]

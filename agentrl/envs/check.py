@@ -13,9 +13,16 @@ from typing import Any
 from agentrl.envs.contract import Finding, observation_findings, step_findings
 from agentrl.envs.drive import AsyncEnv, call_env
 from agentrl.envs.env import Env
-from agentrl.envs.spec import EnvSpec
+from agentrl.envs.env_spec import EnvSpec
 from agentrl.errors import EnvError
-from agentrl.types import Action, CallProblem, Observation, StepResult, Task, ToolCall
+from agentrl.types import (
+    Action,
+    CallProblem,
+    Observation,
+    StepResult,
+    Task,
+    ToolCall,
+)
 
 __all__ = ["check_env", "env_findings"]
 

@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.errors import DataError
-from agentrl.types import CallRecord, Observation, StepResult, ToolSpec, with_images
+from agentrl.types import (
+    CallRecord,
+    Observation,
+    StepResult,
+    ToolSpec,
+    with_images,
+)
 
 __all__ = ["Finding", "observation_findings", "step_findings"]
 

@@ -22,7 +22,15 @@ from agentrl.tools import (
     resolve_tools,
     share,
 )
-from agentrl.types import Action, CallRecord, Message, Observation, StepResult, Task, seed_for
+from agentrl.types import (
+    Action,
+    CallRecord,
+    Message,
+    Observation,
+    StepResult,
+    Task,
+    seed_for,
+)
 
 __all__ = ["ToolEnv"]
 

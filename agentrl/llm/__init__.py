@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 from agentrl.llm.client import ChatAnswer, ChatClient, ChatUsage
-from agentrl.llm.items import call_item, from_items, message_item, reasoning_item, text_part, to_items, tool_from_item
+from agentrl.llm.items import (
+    call_item,
+    from_items,
+    message_item,
+    reasoning_item,
+    text_part,
+    to_items,
+    tool_from_item,
+)
 from agentrl.llm.server import ChatServerSpec
-from agentrl.llm.wire import CONTEXT_EXCEEDED, WireFault, from_wire, to_wire, tool_from_wire
+from agentrl.llm.wire import (
+    CONTEXT_EXCEEDED,
+    WireFault,
+    from_wire,
+    to_wire,
+    tool_from_wire,
+)
 
 __all__ = [
     "CONTEXT_EXCEEDED",

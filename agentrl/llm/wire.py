@@ -10,7 +10,12 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from agentrl.errors import DataError
-from agentrl.types import Image, Message, ToolSpec, with_images
+from agentrl.types import (
+    Image,
+    Message,
+    ToolSpec,
+    with_images,
+)
 
 __all__ = ["CONTEXT_EXCEEDED", "WireFault", "from_wire", "stored_message", "to_wire", "tool_from_wire"]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from agentrl.render.chatml import ChatMLRenderer, ChatMLStyle, chatml_pieces
 from agentrl.render.encode import Piece, PieceEncoder, Source
+from agentrl.render.families.chatml import ChatMLRenderer, ChatMLStyle, chatml_pieces
 from agentrl.render.renderer import Renderer
-from agentrl.render.spec import RendererSpec, load_tokenizer
+from agentrl.render.renderer_spec import RendererSpec, load_tokenizer
 from agentrl.render.template import CHATML_TEMPLATE
 from agentrl.render.template_renderer import TemplateRenderer
 from agentrl.render.vision import load_image_processor, sees_images

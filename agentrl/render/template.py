@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentrl.render.chatml import TOOLS_HEAD, TOOLS_TAIL
+from agentrl.render.families.chatml import TOOLS_HEAD, TOOLS_TAIL
 
 __all__ = ["CHATML_TEMPLATE"]
 

@@ -11,14 +11,27 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.errors import ConfigError, DataError
+from agentrl.render.char_provenance import Provenance, unmarked
 from agentrl.render.chat_template import ChatTemplate
 from agentrl.render.encode import Piece, PieceEncoder, Source
-from agentrl.render.family import Family
-from agentrl.render.probes import ANSWER, CALL, QUESTION, RESULT, THOUGHT, TOOL
-from agentrl.render.provenance import Provenance, unmarked
+from agentrl.render.families.family import Family
+from agentrl.render.families.probe_messages import (
+    ANSWER,
+    CALL,
+    QUESTION,
+    RESULT,
+    THOUGHT,
+    TOOL,
+)
 from agentrl.render.vision import Vision, shown_images
 from agentrl.render.vocabulary import Vocabulary, context_segments
-from agentrl.types import Message, Segment, SegmentKind, ToolSpec, images_in
+from agentrl.types import (
+    Message,
+    Segment,
+    SegmentKind,
+    ToolSpec,
+    images_in,
+)
 
 __all__ = ["TemplateRenderer"]
 

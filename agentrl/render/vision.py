@@ -12,7 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.errors import DataError
-from agentrl.types import Image, MediaSpan, Message, images_in
+from agentrl.types import (
+    Image,
+    MediaSpan,
+    Message,
+    images_in,
+)
 
 __all__ = ["IMAGE_TEXT", "Vision", "load_image_processor", "read_vision", "sees_images", "shown_images"]
 

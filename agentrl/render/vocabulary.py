@@ -11,7 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.types import MediaSpan, Segment, SegmentKind, frozen_ints
+from agentrl.types import (
+    MediaSpan,
+    Segment,
+    SegmentKind,
+    frozen_ints,
+)
 
 __all__ = ["Vocabulary", "context_segments"]
 

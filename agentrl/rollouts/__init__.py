@@ -3,26 +3,11 @@
 from __future__ import annotations
 
 from agentrl.rollouts.batching import POLICY_ONLY, make_batch, turns_of
-from agentrl.rollouts.collector import paced_collector
-from agentrl.rollouts.demonstrations import demonstration_group, read_demonstration
-from agentrl.rollouts.engine import (
-    EngineControl,
-    EngineHealth,
-    EngineLayout,
-    EngineNotice,
-    PauseMode,
-    RolloutEngine,
-    Tag,
-    UpdateSession,
-)
+from agentrl.rollouts.context import EpisodeParts, Permits
+from agentrl.rollouts.driver import Player, PlayerSpec
 from agentrl.rollouts.episode import run_episode
-from agentrl.rollouts.golden import assert_golden_rule, assert_prefix
-from agentrl.rollouts.parts import EpisodeParts, Permits
-from agentrl.rollouts.player import Player, PlayerSpec
-from agentrl.rollouts.preferences import check_pair, preference_group
-from agentrl.rollouts.runner import EpisodeRunner, GroupOutcome, cancelled_outcome
-from agentrl.rollouts.saved import SavedEpisode, SavedGroup, Unsaved
-from agentrl.rollouts.spec import (
+from agentrl.rollouts.gc_pacing import paced_collector
+from agentrl.rollouts.rollout_spec import (
     EpisodeKey,
     EpisodeLimits,
     GroupRequest,
@@ -31,42 +16,33 @@ from agentrl.rollouts.spec import (
     RubricFactory,
     StagePermits,
 )
+from agentrl.rollouts.runner import EpisodeRunner, GroupOutcome, cancelled_outcome
+from agentrl.rollouts.snapshots import SavedEpisode, SavedGroup, Unsaved
+from agentrl.rollouts.token_consistency import assert_golden_rule, assert_prefix
 
 __all__ = [
     "POLICY_ONLY",
-    "EngineControl",
-    "EngineHealth",
-    "EngineLayout",
-    "EngineNotice",
     "EpisodeKey",
     "EpisodeLimits",
     "EpisodeParts",
     "EpisodeRunner",
     "GroupOutcome",
     "GroupRequest",
-    "PauseMode",
     "Permits",
     "Player",
     "PlayerSpec",
     "RendererFactory",
-    "RolloutEngine",
     "RolloutSpec",
     "RubricFactory",
     "SavedEpisode",
     "SavedGroup",
     "StagePermits",
-    "Tag",
     "Unsaved",
-    "UpdateSession",
     "assert_golden_rule",
     "assert_prefix",
     "cancelled_outcome",
-    "check_pair",
-    "demonstration_group",
     "make_batch",
     "paced_collector",
-    "preference_group",
-    "read_demonstration",
     "run_episode",
     "turns_of",
 ]

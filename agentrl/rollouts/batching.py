@@ -9,7 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.errors import DataError
-from agentrl.types import Batch, Sample, Segment, SegmentKind, Trajectory, TrajectoryGroup, Turn
+from agentrl.types import (
+    Batch,
+    Sample,
+    Segment,
+    SegmentKind,
+    Trajectory,
+    TrajectoryGroup,
+    Turn,
+)
 
 __all__ = ["POLICY_ONLY", "make_batch", "turns_of"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.rollouts.spec import EpisodeKey
+from agentrl.rollouts.rollout_spec import EpisodeKey
 from agentrl.types import (
     Completion,
     MediaSpan,

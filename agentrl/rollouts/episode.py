@@ -8,16 +8,28 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from agentrl.envs import EnvSpec, EpisodeView
-from agentrl.errors import AgentRLError, EnvError, RewardError, ServerError
+from agentrl.errors import (
+    AgentRLError,
+    EnvError,
+    RewardError,
+    ServerError,
+)
 from agentrl.llm import CONTEXT_EXCEEDED
 from agentrl.rollouts.builder import TrajectoryBuilder
-from agentrl.rollouts.deadline import Cut, LimitSpentError, within
-from agentrl.rollouts.parts import EpisodeParts, Permits
-from agentrl.rollouts.player import EnvPlayer, Player, PlayerSpec
-from agentrl.rollouts.saved import SavedEpisode, Standing, Unsaved
-from agentrl.rollouts.spec import EpisodeKey
+from agentrl.rollouts.context import EpisodeParts, Permits
+from agentrl.rollouts.deadlines import Cut, LimitSpentError, within
+from agentrl.rollouts.driver import EnvPlayer, Player, PlayerSpec
+from agentrl.rollouts.rollout_spec import EpisodeKey
+from agentrl.rollouts.snapshots import SavedEpisode, Standing, Unsaved
 from agentrl.rollouts.turns import TurnMaker
-from agentrl.types import SamplingParams, Status, Task, Trajectory, raised_at, users_traceback
+from agentrl.types import (
+    SamplingParams,
+    Status,
+    Task,
+    Trajectory,
+    raised_at,
+    users_traceback,
+)
 
 __all__ = ["run_episode"]
 

@@ -9,15 +9,19 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
+from agentrl.engines.base import RolloutEngine
 from agentrl.envs import ENV_THREADS, EnvSpec
 from agentrl.errors import EngineError
-from agentrl.rollouts.deadline import Cut, Deadlines
-from agentrl.rollouts.engine import RolloutEngine
+from agentrl.rollouts.context import EpisodeParts, Permits
+from agentrl.rollouts.deadlines import Cut, Deadlines
 from agentrl.rollouts.episode import run_episode
-from agentrl.rollouts.parts import EpisodeParts, Permits
-from agentrl.rollouts.policy_server import PolicyServer
-from agentrl.rollouts.saved import GroupInFlight, SavedEpisode, SavedGroup, Standing
-from agentrl.rollouts.spec import EpisodeKey, GroupRequest, RolloutSpec
+from agentrl.rollouts.rollout_spec import EpisodeKey, GroupRequest, RolloutSpec
+from agentrl.rollouts.snapshots import (
+    GroupInFlight,
+    SavedEpisode,
+    SavedGroup,
+    Standing,
+)
 from agentrl.sandbox import PoolCounts, SandboxPool
 from agentrl.tools import TOOL_THREADS
 from agentrl.tools.parsers import parser_for
@@ -77,7 +81,6 @@ class EpisodeRunner:
             parser_for(renderer, spec.parser),
             spec.rubric.build(),
             self._sandboxes,
-            PolicyServer(engine),
         )
         self.deadlines = Deadlines()
         """Of all episodes here."""
@@ -234,8 +237,7 @@ class EpisodeRunner:
         for task in tasks:
             _cancel(task)
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._parts.server is not None:
-            await self._parts.server.close()
+        await self._parts.close()
         if self._on_close is not None:
             await self._on_close()
         if self._sandboxes is not None:

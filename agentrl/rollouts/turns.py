@@ -13,12 +13,12 @@ import numpy.typing as npt
 
 from agentrl.errors import EngineError
 from agentrl.render import Renderer
+from agentrl.render.retokenize import retok_frac, template_frac
 from agentrl.rollouts.builder import Head, TrajectoryBuilder
-from agentrl.rollouts.calls import bounded, renumbered
-from agentrl.rollouts.golden import assert_golden_rule, assert_prefix
-from agentrl.rollouts.parts import EpisodeParts
-from agentrl.rollouts.retokenize import retok_frac, template_frac
-from agentrl.rollouts.saved import SavedEpisode
+from agentrl.rollouts.context import EpisodeParts
+from agentrl.rollouts.snapshots import SavedEpisode
+from agentrl.rollouts.token_consistency import assert_golden_rule, assert_prefix
+from agentrl.rollouts.tool_calls import bounded, renumbered
 from agentrl.tools.parsers import MarkedFormat, opened_thoughts, read_completion
 from agentrl.types import (
     Action,

@@ -13,19 +13,36 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.controller.episode_host import EngineFactory
-from agentrl.controller.evaluation import EvalPlan, EvalSet
-from agentrl.envs import EnvSpec, EpisodeView, RewardFn, Rubric, ToolEnv
+from agentrl.agent_server import ProgramSpec
+from agentrl.config import StageConfig
+from agentrl.controller.cluster.episode_host import EngineFactory
+from agentrl.controller.evaluator import EvalPlan, EvalSet
+from agentrl.engines.torch import TorchEngineSpec
+from agentrl.envs import (
+    EnvSpec,
+    EpisodeView,
+    RewardFn,
+    Rubric,
+    ToolEnv,
+)
 from agentrl.errors import ConfigError, DataError
 from agentrl.render import Renderer, RendererSpec, sees_images
-from agentrl.rollouts import EpisodeLimits, RolloutSpec, RubricFactory, StagePermits
-from agentrl.rollouts.inprocess import TorchEngineSpec
-from agentrl.rollouts.policy_server import ProgramSpec
-from agentrl.run.config import StageConfig
-from agentrl.run.data import load_tasks
+from agentrl.rollouts import (
+    EpisodeLimits,
+    RolloutSpec,
+    RubricFactory,
+    StagePermits,
+)
+from agentrl.run.data.datasets import load_tasks
 from agentrl.run.model_folder import given_model
 from agentrl.run.sglang_engine import sglang_spec
-from agentrl.tools import Tool, ToolFactory, ToolReference, close_tools, resolve_tools
+from agentrl.tools import (
+    Tool,
+    ToolFactory,
+    ToolReference,
+    close_tools,
+    resolve_tools,
+)
 from agentrl.training import OptimSpec, RewardModelSpec
 from agentrl.types import SamplingParams, load_object
 

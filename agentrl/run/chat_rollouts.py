@@ -7,13 +7,13 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from agentrl.controller.fleet import Fleet
+from agentrl.config import StageConfig
+from agentrl.controller.cluster.rollout_pool import Fleet
+from agentrl.engines.openai import OpenAIEngineSpec
 from agentrl.errors import ConfigError
 from agentrl.llm import ChatServerSpec
 from agentrl.rollouts import EpisodeRunner
-from agentrl.rollouts.openai_engine import OpenAIEngineSpec
 from agentrl.run.build import LiveObjects, rollout_spec
-from agentrl.run.config import StageConfig
 
 __all__ = ["ChatRollouts", "chat_engine_spec"]
 

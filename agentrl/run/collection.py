@@ -6,18 +6,25 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from agentrl.controller.fleet import Incident
+from agentrl.config import RunConfig, StageConfig
+from agentrl.config.dump import to_yaml
+from agentrl.controller.cluster.rollout_pool import Incident
 from agentrl.errors import ConfigError, DataError, EngineError
 from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.run.build import LiveObjects
-from agentrl.run.config import RunConfig, StageConfig
-from agentrl.run.config.dump import to_yaml
-from agentrl.run.data import load_tasks, rows_hash
+from agentrl.run.data.datasets import load_tasks, rows_hash
+from agentrl.run.data.prompt_limit import LeftOut, left_out_tasks
+from agentrl.run.lifetime.record import run_record
 from agentrl.run.model_folder import given_model
-from agentrl.run.prompt_limit import LeftOut, left_out_tasks
-from agentrl.run.record import run_record
 from agentrl.run.trainer import Trainer
-from agentrl.store import EventLog, RunDirectory, TrajectoryReader, TrajectorySummary, TrajectoryWriter, write_text
+from agentrl.store import (
+    EventLog,
+    RunDirectory,
+    TrajectoryReader,
+    TrajectorySummary,
+    TrajectoryWriter,
+    write_text,
+)
 from agentrl.types import Task
 
 __all__ = ["collect"]

@@ -20,9 +20,20 @@ from agentrl.envs import EpisodeView, Rubric, stated_answer
 from agentrl.errors import DataError, StoreError
 from agentrl.metrics import correctness
 from agentrl.metrics.evaluation import TaskScores
-from agentrl.store import TokenArrays, decode_trajectory, encode_trajectory, replacing
+from agentrl.store import (
+    TokenArrays,
+    decode_trajectory,
+    encode_trajectory,
+    replacing,
+)
 from agentrl.store.json_text import from_json, to_json
-from agentrl.types import Message, Status, Task, Trajectory, Turn
+from agentrl.types import (
+    Message,
+    Status,
+    Task,
+    Trajectory,
+    Turn,
+)
 
 __all__ = ["EvaluatedTask", "evaluated_tasks", "read_eval_file", "rescored", "task_scores", "write_eval_file"]
 

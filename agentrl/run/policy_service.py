@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from agentrl.agent_server import StandingServer
+from agentrl.config import load_config
+from agentrl.config.dump import to_yaml
 from agentrl.rollouts import EpisodeParts
-from agentrl.rollouts.policy_server import StandingServer
 from agentrl.run.build import LiveObjects, engine_spec, rollout_spec
-from agentrl.run.config import load_config
-from agentrl.run.config.dump import to_yaml
+from agentrl.run.lifetime.record import run_record
 from agentrl.run.model_folder import given_model
-from agentrl.run.played import played_stage, policy_folder, stage_alone
-from agentrl.run.record import run_record
+from agentrl.run.policy_source import played_stage, policy_folder, stage_alone
 from agentrl.store import RunDirectory, TrajectoryWriter, write_text
 from agentrl.tools.parsers import parser_for
 from agentrl.types import Trajectory

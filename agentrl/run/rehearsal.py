@@ -7,12 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from agentrl.config import StageConfig
 from agentrl.envs import EnvSpec
 from agentrl.errors import ConfigError
-from agentrl.rollouts import EpisodeKey, EpisodeParts, PlayerSpec, RolloutSpec, run_episode
-from agentrl.rollouts.policy_server import PolicyServer
+from agentrl.rollouts import (
+    EpisodeKey,
+    EpisodeParts,
+    PlayerSpec,
+    RolloutSpec,
+    run_episode,
+)
 from agentrl.run.build import LiveObjects, env_spec, rollout_spec
-from agentrl.run.config import StageConfig
 from agentrl.tools.parsers import load_parser
 from agentrl.types import (
     Completion,
@@ -110,12 +115,11 @@ def rehearse(stage: StageConfig, sets: Mapping[str, tuple[Task, bool]]) -> Itera
 
 async def _play(spec: RolloutSpec, task: Task, env: EnvSpec | PlayerSpec | None, said: str, where: str) -> Rehearsed:
     engine, rubric = ScriptedPolicy(said, calls=said == _WRONG), spec.rubric.build()
-    server = PolicyServer(engine)
+    parts = EpisodeParts(spec, engine, None, load_parser("none"), rubric)
     try:
-        parts = EpisodeParts(spec, engine, None, load_parser("none"), rubric, server=server)
         trajectory = await run_episode(parts, task, EpisodeKey(0, 0, label="check"), env=env)
     finally:
-        await server.close()
+        await parts.close()
     if not trajectory.status.finished:
         raise ConfigError(
             f"stage {where}: an episode of task {task.id!r} with a scripted policy that says {said!r} failed "

@@ -7,12 +7,12 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from agentrl.controller.weights import BucketSender, FolderSender, GroupSender
+from agentrl.config import StageConfig
+from agentrl.engines.sglang import SGLangEngineSpec, WeightSender
 from agentrl.errors import ConfigError, MachineError
-from agentrl.rollouts.sglang import SGLangEngineSpec, WeightSender
-from agentrl.run.config import StageConfig
-from agentrl.run.sglang_env import default_python
+from agentrl.run.install.sglang_env import default_python
 from agentrl.store import RunDirectory
+from agentrl.weight_sync import BucketSender, FolderSender, GroupSender
 
 __all__ = ["sglang_spec"]
 

@@ -9,29 +9,50 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.algorithms import AlgorithmSpec, LearnsFrom
-from agentrl.controller.actor import ActorHandle, LearnerHandle, RewardLearnerHandle
+from agentrl.config import StageConfig
 from agentrl.controller.admission import Snapshot
 from agentrl.controller.checkpoints import Checkpoints, Manifest
-from agentrl.controller.episode_host import RolloutParts
-from agentrl.controller.evaluation import Evaluator, Examiner
+from agentrl.controller.cluster.episode_host import RolloutParts
+from agentrl.controller.cluster.role_group import WorkerGroup
+from agentrl.controller.cluster.role_handle import ActorHandle, LearnerHandle, RewardLearnerHandle
+from agentrl.controller.cluster.worker import WorkerSpec
+from agentrl.controller.evaluator import Evaluator, Examiner
 from agentrl.controller.failures import FailureBound
-from agentrl.controller.group import WorkerGroup
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.loop import train
-from agentrl.controller.pairs import PairExaminer
+from agentrl.controller.pair_evaluator import PairExaminer
 from agentrl.controller.recorder import Recorder
 from agentrl.controller.schedule import Schedule
 from agentrl.controller.stage import WITHOUT_SIGNAL, StageRun, StageSettings
-from agentrl.controller.stopping import StopRequest
-from agentrl.controller.worker import WorkerSpec
+from agentrl.controller.stop_request import StopRequest
 from agentrl.errors import AgentRLError, ConfigError
-from agentrl.metrics import PAIR_COLUMNS, RL_COLUMNS, SFT_COLUMNS, Column, PhaseTimer, Sink, StepDisplay
-from agentrl.run.build import LiveObjects, engine_spec, eval_plan, optim_spec, renderer_spec, rollout_spec, scorer_spec
-from agentrl.run.config import StageConfig
-from agentrl.run.data import load_tasks
-from agentrl.run.preparation import last_manifest
-from agentrl.run.prompt_limit import fitting_tasks
-from agentrl.run.sources import conversations, held_out_pairs, rollouts, sequence_scores
+from agentrl.metrics import (
+    PAIR_COLUMNS,
+    RL_COLUMNS,
+    SFT_COLUMNS,
+    Column,
+    PhaseTimer,
+    Sink,
+    StepDisplay,
+)
+from agentrl.run.build import (
+    LiveObjects,
+    engine_spec,
+    eval_plan,
+    optim_spec,
+    renderer_spec,
+    rollout_spec,
+    scorer_spec,
+)
+from agentrl.run.data.datasets import load_tasks
+from agentrl.run.data.prompt_limit import fitting_tasks
+from agentrl.run.run_setup import last_manifest
+from agentrl.run.schedule_factory import (
+    conversations,
+    held_out_pairs,
+    rollouts,
+    sequence_scores,
+)
 from agentrl.store import EventLog, RunDirectory, TrajectoryWriter
 from agentrl.tools import parser_for
 from agentrl.training import ActorSpec, ReferenceSpec, RewardLearnerSpec

@@ -12,32 +12,51 @@ from typing import Any
 
 from rich.console import Console
 
-from agentrl.controller.evaluation import EvalResult, Evaluator
-from agentrl.controller.fleet import Fleet, Incident, collect_groups, stream_groups
-from agentrl.controller.group import WorkerGroup
+from agentrl.config import RunConfig, StageConfig
+from agentrl.controller.cluster.role_group import WorkerGroup
+from agentrl.controller.cluster.rollout_pool import (
+    Fleet,
+    Incident,
+    collect_groups,
+    stream_groups,
+)
+from agentrl.controller.evaluator import EvalResult, Evaluator
 from agentrl.controller.ledger import Ledger
-from agentrl.controller.stopping import StopRequest
+from agentrl.controller.stop_request import StopRequest
 from agentrl.envs import EnvSpec, RewardFn, Rubric
 from agentrl.errors import AgentRLError, ConfigError, StoreError
-from agentrl.metrics import JsonlSink, PhaseTimer, Sink, Sinks, StepDisplay, TensorBoardSink, result_rows
+from agentrl.metrics import (
+    JsonlSink,
+    PhaseTimer,
+    Sink,
+    Sinks,
+    StepDisplay,
+    TensorBoardSink,
+    result_rows,
+)
 from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.run.build import LiveObjects, eval_plan, reward_model_folder
 from agentrl.run.chat_rollouts import ChatRollouts
-from agentrl.run.config import RunConfig, StageConfig
-from agentrl.run.interruption import Interruption
+from agentrl.run.lifetime.interruption import Interruption
+from agentrl.run.lifetime.resumption import resume_directory
+from agentrl.run.lifetime.session import Session
+from agentrl.run.lifetime.signals import stopping_signals
 from agentrl.run.model_folder import given_model
-from agentrl.run.preparation import make_directory, roll_back, start_model
-from agentrl.run.resumption import resume_directory
-from agentrl.run.session import Session
-from agentrl.run.signals import stopping_signals
-from agentrl.run.sources import fleet_of, rollout_deadline_s
+from agentrl.run.run_setup import make_directory, roll_back, start_model
+from agentrl.run.schedule_factory import fleet_of, rollout_deadline_s
 from agentrl.run.stages import (
     RunParts,
     finished_stage,
     run_stage,
     worker_spec,
 )
-from agentrl.store import EventLog, JsonlWriter, RunDirectory, TrajectoryWriter, write_json
+from agentrl.store import (
+    EventLog,
+    JsonlWriter,
+    RunDirectory,
+    TrajectoryWriter,
+    write_json,
+)
 from agentrl.tools import Tool, ToolFactory
 from agentrl.types import Task, Trajectory
 

@@ -9,7 +9,7 @@ from .guarantees import GUARANTEES, LEVELS, BackendReport
 from .interface import ExecResult, FileRefusedError, Persist, Sandbox, Status
 from .limits import Limits
 from .pool import PoolCounts, SandboxPool
-from .spec import SandboxSpec, probe_backends
+from .sandbox_spec import SandboxSpec, probe_backends
 
 __all__ = [
     "BACKENDS",

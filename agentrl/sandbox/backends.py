@@ -20,7 +20,7 @@ from .limits import Limits
 from .probe import measure
 
 if TYPE_CHECKING:
-    from .spec import SandboxSpec
+    from .sandbox_spec import SandboxSpec
 
 BackendFactory = Callable[["SandboxSpec"], Sandbox]
 """What a backend is: a function that makes a sandbox of a spec without blocking for long.
@@ -50,10 +50,10 @@ class Backend:
 # cheapest execution first: where two hold the same guarantees, ``auto`` takes the first
 BACKENDS = MappingProxyType(
     {
-        "landlock": Backend("agentrl.sandbox.local:landlock"),
-        "bubblewrap": Backend("agentrl.sandbox.bubblewrap:bubblewrap", network=True),
+        "landlock": Backend("agentrl.sandbox.forkserver.local:landlock"),
+        "bubblewrap": Backend("agentrl.sandbox.forkserver.bubblewrap:bubblewrap", network=True),
         "docker": Backend("agentrl.sandbox.docker.backend:docker", images=True),
-        "unsafe": Backend("agentrl.sandbox.local:unsafe", isolates=False),
+        "unsafe": Backend("agentrl.sandbox.forkserver.local:unsafe", isolates=False),
     }
 )
 

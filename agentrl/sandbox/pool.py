@@ -14,7 +14,7 @@ from agentrl.errors import ConfigError
 from .clocks import standing_still
 from .interface import Sandbox
 from .permits import Permits
-from .spec import SandboxSpec
+from .sandbox_spec import SandboxSpec
 
 _log = logging.getLogger(__name__)
 

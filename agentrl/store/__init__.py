@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from agentrl.store.annotations import Annotation
-from agentrl.store.atomic import replacing, sync_folder, write_bytes, write_json, write_text
-from agentrl.store.codec import decode_trajectory, encode_trajectory
+from agentrl.store.atomic import (
+    replacing,
+    sync_folder,
+    write_bytes,
+    write_json,
+    write_text,
+)
 from agentrl.store.events import EventLevel, EventLog
 from agentrl.store.jsonl import JsonlWriter, keep_lines, read_jsonl
 from agentrl.store.masking import SecretMask, mask_secrets
-from agentrl.store.reader import StoredTrajectory, TrajectoryReader, TrajectorySummary
 from agentrl.store.run_directory import RunDirectory
-from agentrl.store.shard import read_shard, write_shard
 from agentrl.store.space import write_failure
-from agentrl.store.token_arrays import TokenArrays
-from agentrl.store.writer import TrajectoryWriter, WriterCounts
+from agentrl.store.trajectories.annotations import Annotation
+from agentrl.store.trajectories.codec import decode_trajectory, encode_trajectory
+from agentrl.store.trajectories.reader import StoredTrajectory, TrajectoryReader, TrajectorySummary
+from agentrl.store.trajectories.shard import read_shard, write_shard
+from agentrl.store.trajectories.token_arrays import TokenArrays
+from agentrl.store.trajectories.writer import TrajectoryWriter, WriterCounts
 
 __all__ = [
     "Annotation",

@@ -17,7 +17,16 @@ from agentrl.tools.context import ToolContext, ToolOutput
 from agentrl.tools.output import clip_text, valid_text
 from agentrl.tools.threads import DeadlineError
 from agentrl.tools.validate import found_faults, schema_validator
-from agentrl.types import CallProblem, CallRecord, Image, ToolCall, ToolErrorKind, ToolResult, ToolSpec, seed_for
+from agentrl.types import (
+    CallProblem,
+    CallRecord,
+    Image,
+    ToolCall,
+    ToolErrorKind,
+    ToolResult,
+    ToolSpec,
+    seed_for,
+)
 
 __all__ = ["ToolExecutor"]
 

@@ -18,7 +18,12 @@ from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 
 from agentrl.errors import ToolError
-from agentrl.tools.patterns import BoundedValidator, SlowPatternError, check_pattern, pattern_budget
+from agentrl.tools.patterns import (
+    BoundedValidator,
+    SlowPatternError,
+    check_pattern,
+    pattern_budget,
+)
 from agentrl.tools.threads import BoundedThreads, DeadlineError
 
 __all__ = ["argument_faults", "found_faults", "schema_validator"]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from agentrl.training.actor import Actor, ActorSpec, ModelFacts
-from agentrl.training.optimizer import OptimSpec
-from agentrl.training.partition import (
+from agentrl.training.data.partition import (
     Layout,
     Plan,
     ShardPlan,
@@ -16,9 +14,16 @@ from agentrl.training.partition import (
     shards,
     union,
 )
-from agentrl.training.process_group import DistSpec, join, leave
-from agentrl.training.reference import Reference, ReferenceSpec
-from agentrl.training.reward_model import RewardLearner, RewardLearnerSpec, RewardModel, RewardModelSpec
+from agentrl.training.fsdp.process_group import DistSpec, join, leave
+from agentrl.training.optim.optimizer import OptimSpec
+from agentrl.training.roles.actor import Actor, ActorSpec, ModelFacts
+from agentrl.training.roles.reference import Reference, ReferenceSpec
+from agentrl.training.roles.reward_model import (
+    RewardLearner,
+    RewardLearnerSpec,
+    RewardModel,
+    RewardModelSpec,
+)
 
 __all__ = [
     "Actor",

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from agentrl.types.arrays import BoolArray, FloatArray, IntArray, frozen_floats, frozen_ints
+from agentrl.types.arrays import (
+    BoolArray,
+    FloatArray,
+    IntArray,
+    frozen_floats,
+    frozen_ints,
+)
 from agentrl.types.batch import Batch, BatchShard
 from agentrl.types.completion import (
     Completion,
@@ -14,10 +20,20 @@ from agentrl.types.completion import (
     StaleKV,
 )
 from agentrl.types.content import content_text, images_in, with_images
-from agentrl.types.dispatch import Collect, Dispatch, Registration, register, registration
-from agentrl.types.env import Action, Observation, StepResult, Task
+from agentrl.types.dispatch import (
+    Collect,
+    Dispatch,
+    Registration,
+    register,
+    registration,
+)
+from agentrl.types.env import (
+    Action,
+    Observation,
+    StepResult,
+    Task,
+)
 from agentrl.types.image import Image
-from agentrl.types.load import file_modules, load_object
 from agentrl.types.messages import (
     CallProblem,
     CallRecord,
@@ -29,12 +45,27 @@ from agentrl.types.messages import (
     ToolResult,
     ToolSpec,
 )
-from agentrl.types.place import place_of_object
-from agentrl.types.raised import raised_at, users_traceback
 from agentrl.types.seeds import seed_for
-from agentrl.types.segment import MediaSpan, Segment, SegmentKind, concat_ids, concat_media
+from agentrl.types.segment import (
+    MediaSpan,
+    Segment,
+    SegmentKind,
+    concat_ids,
+    concat_media,
+)
 from agentrl.types.stats import Stat, Stats
-from agentrl.types.trajectory import Purpose, Sample, Status, StatusKind, Trajectory, TrajectoryGroup, Turn
+from agentrl.types.trajectory import (
+    Purpose,
+    Sample,
+    Status,
+    StatusKind,
+    Trajectory,
+    TrajectoryGroup,
+    Turn,
+)
+from agentrl.types.user_code.load import file_modules, load_object
+from agentrl.types.user_code.place import place_of_object
+from agentrl.types.user_code.raised import raised_at, users_traceback
 
 __all__ = [
     "Action",

@@ -9,7 +9,13 @@ from typing import Any
 
 from agentrl.envs import ToolEnv
 from agentrl.tools import tool
-from agentrl.types import Action, Message, Observation, StepResult, load_object
+from agentrl.types import (
+    Action,
+    Message,
+    Observation,
+    StepResult,
+    load_object,
+)
 
 __all__ = ["Calculator", "build_model", "calc", "correct", "demonstrations", "tasks"]
 
@@ -59,6 +65,6 @@ def demonstrations(seed: int, noise: float = 0.6) -> Iterator[dict[str, Any]]:
 
 def build_model(folder: str, seed: int = 0) -> None:
     """``model.build``: the code example's tiny Qwen3, with a tokenizer of these demonstrations."""
-    from agentrl.training.tiny import build_tiny_model
+    from agentrl.training.models.tiny import build_tiny_model
 
     build_tiny_model(folder, demonstrations(seed), seed=seed, vocab_size=480)

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import TypeAlias
 
+from agentrl.config.load import load_config
 from agentrl.metrics import correctness
-from agentrl.run import load_config
 from agentrl.run.trainer import Trainer
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"

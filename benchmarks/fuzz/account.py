@@ -8,9 +8,17 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from agentrl.engines.scripted import ScriptedEngine
 from agentrl.rollouts import make_batch
-from agentrl.rollouts.scripted import ScriptedEngine
-from agentrl.types import Completion, EngineInfo, GenerateRequest, SegmentKind, Trajectory, TrajectoryGroup, concat_ids
+from agentrl.types import (
+    Completion,
+    EngineInfo,
+    GenerateRequest,
+    SegmentKind,
+    Trajectory,
+    TrajectoryGroup,
+    concat_ids,
+)
 
 __all__ = ["Bookkeeper", "golden_violations", "mask_errors"]
 

@@ -8,10 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agentrl.engines.scripted import ScriptedEngine
 from agentrl.envs import EnvSpec, EpisodeView, Rubric
 from agentrl.render import Renderer
-from agentrl.rollouts import EpisodeKey, EpisodeLimits, EpisodeParts, RolloutSpec, run_episode
-from agentrl.rollouts.scripted import ScriptedEngine
+from agentrl.rollouts import (
+    EpisodeKey,
+    EpisodeLimits,
+    EpisodeParts,
+    RolloutSpec,
+    run_episode,
+)
 from agentrl.tools import parser_for
 from agentrl.types import SamplingParams, Task
 from benchmarks.fuzz.account import Bookkeeper, golden_violations, mask_errors

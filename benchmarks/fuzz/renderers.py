@@ -11,7 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.render import Renderer, RendererSpec
-from agentrl.types import Message, Segment, SegmentKind, ToolSpec, concat_ids
+from agentrl.types import (
+    Message,
+    Segment,
+    SegmentKind,
+    ToolSpec,
+    concat_ids,
+)
 from tests.render.family_kind import TEMPLATES, family_tokenizer, saved_any
 from tests.render.qwen_kind import ORDINARY, real_template, trained_tokenizer
 

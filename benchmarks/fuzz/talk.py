@@ -10,7 +10,16 @@ import numpy as np
 
 from agentrl.envs import Env
 from agentrl.render import Renderer
-from agentrl.types import Action, GenerateRequest, Message, Observation, StepResult, Task, ToolCall, ToolSpec
+from agentrl.types import (
+    Action,
+    GenerateRequest,
+    Message,
+    Observation,
+    StepResult,
+    Task,
+    ToolCall,
+    ToolSpec,
+)
 
 __all__ = ["STOP", "FuzzedEnv", "FuzzedModel"]
 

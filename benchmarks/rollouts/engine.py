@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from agentrl.rollouts.inprocess import TorchEngine, TorchEngineSpec
+from agentrl.engines.torch import TorchEngine, TorchEngineSpec
 from benchmarks.figures import Figures
 from benchmarks.rollouts.engine_episodes import (
     CONTEXT,

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from agentrl.rollouts import RolloutEngine
+from agentrl.engines import RolloutEngine
 from agentrl.types import GenerateRequest, SamplingParams
 
 __all__ = ["SHAPES", "Episodes", "Timed", "build_module", "by_engine", "by_generate", "num_parameters"]

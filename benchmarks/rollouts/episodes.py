@@ -11,10 +11,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agentrl.engines import RolloutEngine
 from agentrl.envs import Env, EpisodeView, Rubric
-from agentrl.rollouts import GroupOutcome, RolloutEngine
-from agentrl.training.tiny import build_tiny_model
-from agentrl.types import Action, Completion, EngineInfo, GenerateRequest, Message, Observation, StepResult, Task
+from agentrl.rollouts import GroupOutcome
+from agentrl.training.models.tiny import build_tiny_model
+from agentrl.types import (
+    Action,
+    Completion,
+    EngineInfo,
+    GenerateRequest,
+    Message,
+    Observation,
+    StepResult,
+    Task,
+)
 
 __all__ = ["Beginnings", "Counted", "TimedEnv", "always_one", "failures", "tasks", "tiny_model"]
 

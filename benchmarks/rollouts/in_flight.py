@@ -11,6 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from agentrl.engines.scripted import ScriptedEngine
 from agentrl.envs import EnvSpec, ToolEnv
 from agentrl.render import RendererSpec
 from agentrl.rollouts import (
@@ -22,7 +23,6 @@ from agentrl.rollouts import (
     StagePermits,
     paced_collector,
 )
-from agentrl.rollouts.scripted import ScriptedEngine
 from agentrl.tools import tool
 from agentrl.types import GenerateRequest, SamplingParams
 from benchmarks.figures import Figures

@@ -9,10 +9,17 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentrl.engines.torch import TorchEngineSpec
 from agentrl.envs import EnvSpec
 from agentrl.render import RendererSpec
-from agentrl.rollouts import EpisodeLimits, EpisodeRunner, GroupOutcome, GroupRequest, RolloutSpec, StagePermits
-from agentrl.rollouts.inprocess import TorchEngineSpec
+from agentrl.rollouts import (
+    EpisodeLimits,
+    EpisodeRunner,
+    GroupOutcome,
+    GroupRequest,
+    RolloutSpec,
+    StagePermits,
+)
 from agentrl.types import SamplingParams
 from benchmarks.figures import Figures
 from benchmarks.rollouts.episodes import Beginnings, Counted, TimedEnv, always_one, failures, tasks, tiny_model

@@ -11,8 +11,8 @@ import time
 from dataclasses import dataclass, field
 
 from agentrl.sandbox import SandboxPool, SandboxSpec
-from agentrl.sandbox.forkserver import HostSettings
-from agentrl.sandbox.hosts import close_servers
+from agentrl.sandbox.forkserver.hosts import close_servers
+from agentrl.sandbox.forkserver.server import HostSettings
 from benchmarks.figures import ROOT, Figures
 from benchmarks.sandboxes.machine import spec_of, usable_backends
 

@@ -13,10 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentrl.errors import AgentRLError
-from agentrl.sandbox import DockerSettings, ExecResult, Limits, SandboxPool
-from agentrl.sandbox.hosts import close_servers
-from agentrl.sandbox.launcher import FOLDER_PREFIX
-from agentrl.sandbox.owner import Owner
+from agentrl.sandbox import (
+    DockerSettings,
+    ExecResult,
+    Limits,
+    SandboxPool,
+)
+from agentrl.sandbox.forkserver.hosts import close_servers
+from agentrl.sandbox.forkserver.launcher import FOLDER_PREFIX
+from agentrl.sandbox.owner_id import Owner
 from benchmarks.figures import Figures
 from benchmarks.sandboxes.machine import descendants, resident_bytes, spec_of
 

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from agentrl.sandbox.launcher import FOLDER_PREFIX
+from agentrl.sandbox.forkserver.launcher import FOLDER_PREFIX
 from benchmarks.figures import Figures
 from benchmarks.sandboxes.machine import living, usable_backends
 

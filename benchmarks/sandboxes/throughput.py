@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl.sandbox import Sandbox
-from agentrl.sandbox.forkserver import HostSettings
+from agentrl.sandbox.forkserver.server import HostSettings
 from benchmarks.figures import Figures
 from benchmarks.sandboxes.machine import connected, descendants, processor_s, spec_of, usable_backends
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agentrl.training.tiny import build_tiny_model
+from agentrl.training.models.tiny import build_tiny_model
 from agentrl.types import load_object
 from benchmarks.figures import ROOT
 

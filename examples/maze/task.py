@@ -7,7 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from agentrl.envs import Env
-from agentrl.types import Action, Message, Observation, StepResult, Task
+from agentrl.types import (
+    Action,
+    Message,
+    Observation,
+    StepResult,
+    Task,
+)
 
 SIZE = 4
 MOVES = {"north": (0, -1), "east": (1, 0), "south": (0, 1), "west": (-1, 0)}
@@ -94,7 +100,7 @@ def demonstrations(seed: int, noise: float = 0.5) -> Iterator[dict[str, Any]]:
 
 def build_model(folder: str, seed: int = 0) -> None:
     """``model.build``: a tiny Qwen3 whose tokenizer knows the maze's words."""
-    from agentrl.training.tiny import build_tiny_model  # loads torch, which the tasks do without
+    from agentrl.training.models.tiny import build_tiny_model  # loads torch, which the tasks do without
 
     build_tiny_model(folder, demonstrations(seed), seed=seed, num_demonstrations=300, vocab_size=320, hidden=64, ff=192)
 

@@ -64,8 +64,8 @@ def demonstrations(seed: int, noise: float = 0.6) -> Iterator[dict[str, Any]]:
 
 def build_model(folder: str, seed: int = 0) -> None:
     """``model.build``: a tiny Qwen3 whose tokenizer knows the words of the demonstrations and of the tool."""
-    from agentrl.render.chatml import TOOLS_HEAD, TOOLS_TAIL  # what the template says around it
-    from agentrl.training.tiny import build_tiny_model  # loads torch, which the tasks do without
+    from agentrl.render.families.chatml import TOOLS_HEAD, TOOLS_TAIL  # what the template says around it
+    from agentrl.training.models.tiny import build_tiny_model  # loads torch, which the tasks do without
 
     def read() -> Iterator[dict[str, Any]]:
         told = {"role": "system", "content": f"{SYSTEM}\n\n{TOOLS_HEAD}\n{json.dumps(TOOL.openai())}{TOOLS_TAIL}"}

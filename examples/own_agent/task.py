@@ -45,6 +45,6 @@ def demonstrations(seed: int, noise: float = 0.6) -> Iterator[dict[str, Any]]:
 
 def build_model(folder: str, seed: int = 0) -> None:
     """``model.build``: a tiny Qwen3 whose tokenizer knows the demonstrations' words."""
-    from agentrl.training.tiny import build_tiny_model  # loads torch, which the tasks do without
+    from agentrl.training.models.tiny import build_tiny_model  # loads torch, which the tasks do without
 
     build_tiny_model(folder, demonstrations(seed), seed=seed, vocab_size=420)

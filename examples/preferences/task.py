@@ -62,6 +62,6 @@ def correct(episode: EpisodeView) -> float:
 
 def build_model(folder: str, seed: int = 0) -> None:
     """``model.build``: a tiny Qwen3 whose tokenizer knows the demonstrations' words."""
-    from agentrl.training.tiny import build_tiny_model
+    from agentrl.training.models.tiny import build_tiny_model
 
     build_tiny_model(folder, demonstrations(seed), seed=seed, num_demonstrations=200, vocab_size=300, hidden=64, ff=128)

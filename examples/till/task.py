@@ -65,7 +65,7 @@ def correct(episode: EpisodeView) -> float:
 
 def build_model(folder: str, seed: int = 0) -> None:
     """``model.build``: a tiny Qwen3 whose tokenizer knows the demonstrations' words."""
-    from agentrl.training.tiny import build_tiny_model  # loads torch, which the tasks do without
+    from agentrl.training.models.tiny import build_tiny_model  # loads torch, which the tasks do without
 
     build_tiny_model(folder, demonstrations(seed), seed=seed, num_demonstrations=500, vocab_size=330, hidden=96, ff=256)
 

@@ -11,8 +11,18 @@ import pytest
 import torch
 from torch import Tensor, tensor
 
-from agentrl.algorithms import PolicyInputs, TokenCredit, TokenLoss, make_algorithm
-from agentrl.algorithms.losses import capped_k3, k3, spread_credit, truncated_importance
+from agentrl.algorithms import (
+    PolicyInputs,
+    TokenCredit,
+    TokenLoss,
+    make_algorithm,
+)
+from agentrl.algorithms.losses import (
+    capped_k3,
+    k3,
+    spread_credit,
+    truncated_importance,
+)
 from agentrl.algorithms.settings import GRPOSettings
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl.rollouts.inprocess import TorchEngine, TorchEngineSpec
+from agentrl.engines.torch import TorchEngine, TorchEngineSpec
 from benchmarks import gpu_rollout
 from benchmarks.figures import NOT_HERE
 from benchmarks.rollouts.engine_episodes import CONTEXT, SHAPES, TURNS, Episodes, build_module, by_engine, by_generate

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.run.config import load_config
+from agentrl.config import load_config
 from agentrl.types import load_object
 from benchmarks.calculator.arithmetic import evaluate
 from benchmarks.figures import Figures

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.config.load import load_config
 from agentrl.errors import RewardError
-from agentrl.run import load_config
 from agentrl.run.build import LiveObjects, rubric_spec
 from agentrl.types import Status, Task
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from agentrl.cli.main import run
-from agentrl.rollouts.sglang.process import FOLDER_PREFIX as SERVER_PREFIX
-from agentrl.run.sglang_env import CPU, SGLANG_VERSION, default_folder
+from agentrl.engines.sglang.process import FOLDER_PREFIX as SERVER_PREFIX
+from agentrl.run.install.sglang_env import CPU, SGLANG_VERSION, default_folder
 from agentrl.sandbox import BACKENDS, GUARANTEES, SandboxSpec
-from agentrl.sandbox.launcher import FOLDER_PREFIX
-from agentrl.sandbox.owner import Owner
+from agentrl.sandbox.forkserver.launcher import FOLDER_PREFIX
+from agentrl.sandbox.owner_id import Owner
 
 
 @pytest.fixture

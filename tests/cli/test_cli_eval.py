@@ -10,7 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from agentrl.run.eval_file import EvaluatedTask, evaluated_tasks, read_eval_file, task_scores, write_eval_file
+from agentrl.run.eval_file import (
+    EvaluatedTask,
+    evaluated_tasks,
+    read_eval_file,
+    task_scores,
+    write_eval_file,
+)
 from agentrl.store import RunDirectory, TrajectoryReader
 from agentrl.types import Trajectory
 

@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from agentrl.cli.main import app, run
-from agentrl.errors import AgentRLError, ConfigError, DataError, MachineError, StoreError
+from agentrl.errors import (
+    AgentRLError,
+    ConfigError,
+    DataError,
+    MachineError,
+    StoreError,
+)
 
 Agentrl = Callable[..., tuple[int, str, str]]
 

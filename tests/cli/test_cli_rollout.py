@@ -14,8 +14,13 @@ import pyarrow.dataset
 import pytest
 
 from agentrl.run.collection import collect
-from agentrl.run.played import named_policy
-from agentrl.store import RunDirectory, TrajectoryReader, TrajectorySummary, TrajectoryWriter
+from agentrl.run.policy_source import named_policy
+from agentrl.store import (
+    RunDirectory,
+    TrajectoryReader,
+    TrajectorySummary,
+    TrajectoryWriter,
+)
 from agentrl.types import concat_ids, load_object
 
 TASK = Path(__file__).resolve().parents[1] / "run" / "tiny_task.py"

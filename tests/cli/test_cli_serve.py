@@ -18,9 +18,9 @@ import openai
 import pytest
 
 from agentrl.cli.main import run as run_command_line
+from agentrl.engines.openai import OpenAIEngineSpec
 from agentrl.llm import ChatServerSpec
 from agentrl.rollouts import EpisodeParts, run_episode
-from agentrl.rollouts.openai_engine import OpenAIEngineSpec
 from agentrl.store import RunDirectory, TrajectoryReader
 from agentrl.tools.parsers import load_parser
 from tests.rollouts.bytewise import KEY, TASK, rollout_spec

@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from agentrl.store import RunDirectory, TrajectoryWriter
-from agentrl.types import Message, Status, Task, Trajectory, Turn
+from agentrl.types import (
+    Message,
+    Status,
+    Task,
+    Trajectory,
+    Turn,
+)
 
 
 @pytest.mark.usefixtures("tokenizer")

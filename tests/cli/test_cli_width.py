@@ -17,7 +17,15 @@ from rich.text import Text
 
 from agentrl.cli.terminal import fitted
 from agentrl.store import RunDirectory, TrajectoryWriter
-from agentrl.types import Message, Segment, SegmentKind, Status, Task, Trajectory, Turn
+from agentrl.types import (
+    Message,
+    Segment,
+    SegmentKind,
+    Status,
+    Task,
+    Trajectory,
+    Turn,
+)
 
 from .conftest import failed, ids, policy
 

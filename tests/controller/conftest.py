@@ -22,7 +22,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ray_started() -> Iterator[None]:
     import ray
 
-    from agentrl.controller.ray_group import start_ray
+    from agentrl.controller.cluster.ray_role_group import start_ray
 
     started = start_ray(4)
     yield

@@ -11,11 +11,16 @@ from typing import Any
 
 from agentrl.algorithms import Keep
 from agentrl.controller.admission import Admission, Snapshot
-from agentrl.controller.draws import DrawOrder
 from agentrl.controller.ledger import Ledger
-from agentrl.controller.service import RolloutService
+from agentrl.controller.prompt_sampler import DrawOrder
+from agentrl.controller.rollout_service import RolloutService
 from agentrl.rollouts import GroupOutcome, GroupRequest, SavedGroup
-from agentrl.types import Status, Task, Trajectory, TrajectoryGroup
+from agentrl.types import (
+    Status,
+    Task,
+    Trajectory,
+    TrajectoryGroup,
+)
 
 TASKS = [Task(str(n)) for n in range(100)]
 DEADLINE_S = 60.0

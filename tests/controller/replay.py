@@ -8,21 +8,26 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.algorithms import make_algorithm
-from agentrl.controller.actor import ActorHandle, RewardLearnerHandle
 from agentrl.controller.admission import Snapshot
 from agentrl.controller.checkpoints import Checkpoints
+from agentrl.controller.cluster.role_group import WorkerGroup
+from agentrl.controller.cluster.role_handle import ActorHandle, RewardLearnerHandle
+from agentrl.controller.cluster.rollout_pool import Incident
+from agentrl.controller.cluster.worker import WorkerSpec
 from agentrl.controller.failures import FailureBound
-from agentrl.controller.fleet import Incident
-from agentrl.controller.group import WorkerGroup
 from agentrl.controller.loop import train
 from agentrl.controller.recorder import Recorder
 from agentrl.controller.schedule import Overlap
 from agentrl.controller.stage import StageRun, StageSettings
 from agentrl.controller.state import TrainState
-from agentrl.controller.worker import WorkerSpec
 from agentrl.metrics import JsonlSink, PhaseTimer
 from agentrl.rollouts import GroupOutcome, GroupRequest
-from agentrl.store import EventLog, JsonlWriter, RunDirectory, TrajectoryWriter
+from agentrl.store import (
+    EventLog,
+    JsonlWriter,
+    RunDirectory,
+    TrajectoryWriter,
+)
 from agentrl.training import ActorSpec, OptimSpec, RewardLearnerSpec
 from agentrl.types import TrajectoryGroup
 from tests.controller.tiny import made_groups

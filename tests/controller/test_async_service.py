@@ -9,7 +9,13 @@ import pytest
 
 from agentrl.controller.admission import Snapshot
 from agentrl.rollouts import GroupRequest
-from agentrl.types import Segment, SegmentKind, Trajectory, TrajectoryGroup, Turn
+from agentrl.types import (
+    Segment,
+    SegmentKind,
+    Trajectory,
+    TrajectoryGroup,
+    Turn,
+)
 from tests.controller.hand_fleet import TASKS, MakeWorld, World, bounds, outcome, settled, until
 
 

@@ -14,13 +14,24 @@ from typing import Any
 
 import pytest
 
-from agentrl.controller.actor import ActorHandle, invoke
-from agentrl.controller.fleet import collect_groups
-from agentrl.controller.group import LocalGroup, WorkerGroup
-from agentrl.controller.worker import WorkerSpec
-from agentrl.errors import ConfigError, DataError, EngineError, TrainingError
+from agentrl.controller.cluster.role_group import LocalGroup, WorkerGroup
+from agentrl.controller.cluster.role_handle import ActorHandle, invoke
+from agentrl.controller.cluster.rollout_pool import collect_groups
+from agentrl.controller.cluster.worker import WorkerSpec
+from agentrl.errors import (
+    ConfigError,
+    DataError,
+    EngineError,
+    TrainingError,
+)
 from agentrl.rollouts import GroupRequest
-from agentrl.types import Collect, Dispatch, Stat, Stats, register
+from agentrl.types import (
+    Collect,
+    Dispatch,
+    Stat,
+    Stats,
+    register,
+)
 from tests.controller.tiny import TASKS, actor_spec, worker_spec
 
 
@@ -142,7 +153,7 @@ def test_a_publish_that_fails_poisons_too(local: LocalGroup, monkeypatch: pytest
     def torn(*_: object) -> None:
         raise EngineError("torn", retryable=False)
 
-    monkeypatch.setattr("agentrl.controller.worker.publish_in_process", torn)
+    monkeypatch.setattr("agentrl.controller.cluster.worker.publish_in_process", torn)
     with pytest.raises(EngineError, match="torn"):
         local.publish(1)
     with pytest.raises(TrainingError, match="poisoned by an earlier error: torn"):
@@ -175,7 +186,7 @@ def test_an_error_survives_the_way_between_processes() -> None:
 
 @pytest.fixture
 def pair(ray_started: None, model: Path) -> Iterator[Any]:
-    from agentrl.controller.ray_group import RayGroup
+    from agentrl.controller.cluster.ray_role_group import RayGroup
 
     group = RayGroup(2, threads=1)
     group.setup(worker_spec(model))

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from agentrl.controller.fleet import HostLoss, Incident
+from agentrl.controller.cluster.rollout_pool import HostLoss, Incident
 from agentrl.controller.recorder import Recorder
 from agentrl.controller.state import TrainState
+from agentrl.engines import EngineNotice
 from agentrl.metrics import PhaseTimer
-from agentrl.rollouts import EngineNotice
-from agentrl.store import EventLog, RunDirectory, TrajectoryWriter, read_jsonl
+from agentrl.store import (
+    EventLog,
+    RunDirectory,
+    TrajectoryWriter,
+    read_jsonl,
+)
 from agentrl.types import Stats
 from tests.controller.hand_fleet import MakeWorld, bounds, until
 

@@ -10,11 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agentrl.controller.episode_host import RolloutParts
-from agentrl.controller.group import LocalGroup
-from agentrl.controller.worker import WorkerSpec
-from agentrl.rollouts import GroupOutcome, GroupRequest, PauseMode, make_batch
-from agentrl.types import SamplingParams, Trajectory, TrajectoryGroup, concat_ids
+from agentrl.controller.cluster.episode_host import RolloutParts
+from agentrl.controller.cluster.role_group import LocalGroup
+from agentrl.controller.cluster.worker import WorkerSpec
+from agentrl.engines import PauseMode
+from agentrl.rollouts import GroupOutcome, GroupRequest, make_batch
+from agentrl.types import (
+    SamplingParams,
+    Trajectory,
+    TrajectoryGroup,
+    concat_ids,
+)
 from tests.controller.tiny import TASKS, actor_spec, engine_spec, episodes
 from tests.rollouts.bytewise import END
 

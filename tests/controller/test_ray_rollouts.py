@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.controller.fleet import collect_groups
+from agentrl.controller.cluster.rollout_pool import collect_groups
 from agentrl.errors import AgentRLError, EngineError
 from agentrl.rollouts import GroupOutcome, GroupRequest
 from tests.controller.tiny import TASKS, worker_spec
@@ -23,8 +23,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 @pytest.fixture
 def group(ray_started: None, model: Path) -> Iterator[Any]:
-    from agentrl.controller.ray_group import RayGroup
-    from agentrl.controller.ray_rollouts import RayRolloutGroup
+    from agentrl.controller.cluster.ray_role_group import RayGroup
+    from agentrl.controller.cluster.ray_rollout_pool import RayRolloutGroup
 
     group = RayRolloutGroup(RayGroup(1, threads=1), 2, threads=1)
     group.setup(worker_spec(model))
@@ -61,8 +61,8 @@ def test_groups_of_a_worker_that_is_killed_are_played_elsewhere_and_it_is_replac
 
 
 def test_a_worker_that_hangs_is_ended_and_replaced(ray_started: None, model: Path) -> None:
-    from agentrl.controller.ray_group import RayGroup
-    from agentrl.controller.ray_rollouts import RayRolloutGroup
+    from agentrl.controller.cluster.ray_role_group import RayGroup
+    from agentrl.controller.cluster.ray_rollout_pool import RayRolloutGroup
 
     group = RayRolloutGroup(RayGroup(1, threads=1), 2, threads=1, answer_s=10.0)
     try:
@@ -110,8 +110,8 @@ def test_a_group_that_was_cancelled_is_not_played_again(group: Any) -> None:
 
 
 def test_workers_that_keep_dying_end_the_run_by_name(ray_started: None, model: Path) -> None:
-    from agentrl.controller.ray_group import RayGroup
-    from agentrl.controller.ray_rollouts import RayRolloutGroup
+    from agentrl.controller.cluster.ray_role_group import RayGroup
+    from agentrl.controller.cluster.ray_rollout_pool import RayRolloutGroup
 
     group = RayRolloutGroup(RayGroup(1, threads=1), 1, threads=1, max_restarts=1)
     try:
@@ -180,8 +180,8 @@ def _over_two_nodes(model: Path, found: Any) -> None:
     import ray
     from ray.cluster_utils import Cluster
 
-    from agentrl.controller.ray_group import RayGroup, start_ray
-    from agentrl.controller.ray_rollouts import RayRolloutGroup
+    from agentrl.controller.cluster.ray_role_group import RayGroup, start_ray
+    from agentrl.controller.cluster.ray_rollout_pool import RayRolloutGroup
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
     cluster.add_node(num_cpus=2, resources={"rollout": 2})

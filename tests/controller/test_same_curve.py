@@ -9,8 +9,13 @@ from typing import Any
 
 import pytest
 
-from agentrl.controller.group import LocalGroup, WorkerGroup
-from agentrl.types import Segment, SegmentKind, Trajectory, TrajectoryGroup
+from agentrl.controller.cluster.role_group import LocalGroup, WorkerGroup
+from agentrl.types import (
+    Segment,
+    SegmentKind,
+    Trajectory,
+    TrajectoryGroup,
+)
 from tests.controller.replay import learn
 from tests.controller.tiny import made_groups
 
@@ -75,7 +80,7 @@ def test_micro_batches_change_nothing(
 def test_the_world_size_changes_nothing(
     inline: list[list[float]], kind: str, model: Path, tmp_path: Path, ray_started: None, world_size: int
 ) -> None:
-    from agentrl.controller.ray_group import RayGroup
+    from agentrl.controller.cluster.ray_role_group import RayGroup
 
     found = curve(RayGroup(world_size, threads=1), kind, model, tmp_path / "run")
     for row, expected in zip(found, inline, strict=True):

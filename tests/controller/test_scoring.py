@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from agentrl.controller.group import LocalGroup
+from agentrl.controller.cluster.role_group import LocalGroup
+from agentrl.controller.cluster.worker import WorkerSpec
 from agentrl.controller.scoring import RewardScorer, ScoringFleet, SequenceScores
-from agentrl.controller.worker import WorkerSpec
 from agentrl.errors import RewardError
 from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.training import RewardModelSpec

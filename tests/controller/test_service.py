@@ -10,10 +10,15 @@ import pytest
 
 from agentrl.algorithms import Keep
 from agentrl.controller.admission import Snapshot
-from agentrl.controller.fleet import collect_groups
-from agentrl.controller.stopping import StopRequest
+from agentrl.controller.cluster.rollout_pool import collect_groups
+from agentrl.controller.stop_request import StopRequest
 from agentrl.errors import EngineError, RunInterruptedError, StoreError
-from agentrl.rollouts import GroupOutcome, GroupRequest, SavedGroup, Unsaved
+from agentrl.rollouts import (
+    GroupOutcome,
+    GroupRequest,
+    SavedGroup,
+    Unsaved,
+)
 from agentrl.types import TrajectoryGroup
 from tests.controller.hand_fleet import DEADLINE_S, TASKS, Future, HandFleet, MakeWorld, bounds, settled, until
 

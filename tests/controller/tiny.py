@@ -8,12 +8,21 @@ from typing import Any
 import numpy as np
 
 from agentrl.algorithms import make_algorithm
-from agentrl.controller.episode_host import RolloutParts
-from agentrl.controller.worker import WorkerSpec
+from agentrl.controller.cluster.episode_host import RolloutParts
+from agentrl.controller.cluster.worker import WorkerSpec
+from agentrl.engines.torch import TorchEngineSpec
 from agentrl.rollouts import RolloutSpec
-from agentrl.rollouts.inprocess import TorchEngineSpec
 from agentrl.training import ActorSpec, OptimSpec
-from agentrl.types import SamplingParams, Segment, SegmentKind, Status, Task, Trajectory, TrajectoryGroup, Turn
+from agentrl.types import (
+    SamplingParams,
+    Segment,
+    SegmentKind,
+    Status,
+    Task,
+    Trajectory,
+    TrajectoryGroup,
+    Turn,
+)
 from tests.rollouts.bytewise import MODEL_VOCAB, rollout_spec
 from tests.tiny_models import write_qwen3
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.rollouts.inprocess import TorchEngine, TorchEngineSpec
+from agentrl.engines.torch import TorchEngine, TorchEngineSpec
 from tests.engines.tiny import TinyModel, make_model
 
 

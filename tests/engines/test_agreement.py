@@ -8,10 +8,10 @@ import json
 import numpy as np
 import pytest
 
+from agentrl.engines.torch import TorchEngineSpec
+from agentrl.engines.torch.model.config import DecoderConfig
+from agentrl.engines.torch.model.rope import Rope
 from agentrl.errors import EngineError
-from agentrl.rollouts.inprocess import TorchEngineSpec
-from agentrl.rollouts.inprocess.config import DecoderConfig
-from agentrl.rollouts.inprocess.rope import Rope
 from tests.engines.tiny import ROUNDING, make_model, random_ids, request, sampled
 
 MODELS = {

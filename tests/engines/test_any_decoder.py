@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from agentrl.engines.torch import TorchEngine, TorchEngineSpec
 from agentrl.errors import ConfigError, EngineError
-from agentrl.rollouts.inprocess import TorchEngine, TorchEngineSpec
 from agentrl.types.checksum import tensor_checksum
 from tests.engines.tiny import ROUNDING, TinyModel, make_model, publish, random_ids, request, sampled
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+from agentrl.engines import EngineControl, RolloutEngine
+from agentrl.engines.scripted import ScriptedEngine
+from agentrl.engines.torch import TorchEngine, TorchEngineSpec
 from agentrl.errors import EngineError
-from agentrl.rollouts import EngineControl, RolloutEngine
-from agentrl.rollouts.inprocess import TorchEngine, TorchEngineSpec
-from agentrl.rollouts.scripted import ScriptedEngine
 from agentrl.types import SegmentKind
 from tests.engines.tiny import VOCAB, make_model, random_ids, request, sampled
 

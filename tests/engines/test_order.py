@@ -7,8 +7,8 @@ import asyncio
 import numpy as np
 import pytest
 
-from agentrl.rollouts.inprocess.decoder import Decoder
-from agentrl.rollouts.inprocess.order import attention_blocks, exchanges
+from agentrl.engines.torch.model.decoder import Decoder
+from agentrl.engines.torch.row_layout import attention_blocks, exchanges
 from tests.engines.tiny import random_ids, request
 
 

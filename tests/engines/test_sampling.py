@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl.rollouts.inprocess.sampling import SamplingRows, sample, uniforms
+from agentrl.engines.torch.sampling import SamplingRows, sample, uniforms
 
 PROBS = [0.5, 0.25, 0.15, 0.1]
 

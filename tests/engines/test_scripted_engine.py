@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from agentrl.engines.scripted import ScriptedEngine
 from agentrl.errors import EngineError
-from agentrl.rollouts.scripted import ScriptedEngine
 from tests.engines.tiny import request, sampled
 
 

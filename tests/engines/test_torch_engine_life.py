@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
+from agentrl.engines.torch import TorchEngineSpec
 from agentrl.errors import ConfigError, EngineError
-from agentrl.rollouts.inprocess import TorchEngineSpec
 from agentrl.types import MediaSpan
 from tests.engines.tiny import random_ids, request, sampled
 
@@ -23,7 +23,7 @@ def test_the_specification_is_picklable_and_frozen() -> None:
 
 
 def test_the_specification_imports_no_torch() -> None:
-    code = "import sys; from agentrl.rollouts.inprocess import TorchEngineSpec; assert 'torch' not in sys.modules"
+    code = "import sys; from agentrl.engines.torch import TorchEngineSpec; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentrl.rollouts.engine import PauseMode
-from agentrl.rollouts.inprocess import TorchEngine
-from agentrl.rollouts.inprocess.sampling import uniforms
+from agentrl.engines.base import PauseMode
+from agentrl.engines.torch import TorchEngine
+from agentrl.engines.torch.sampling import uniforms
 from agentrl.types import GenerateRequest, SamplingParams
 
 VOCAB = 61

@@ -8,9 +8,24 @@ from typing import Any
 
 import pytest
 
-from agentrl.envs import AsyncEnv, Env, EnvSpec, check_env, env_findings
+from agentrl.envs import (
+    AsyncEnv,
+    Env,
+    EnvSpec,
+    check_env,
+    env_findings,
+)
 from agentrl.errors import EnvError, SandboxError
-from agentrl.types import Action, CallRecord, Message, Observation, StepResult, Task, ToolResult, ToolSpec
+from agentrl.types import (
+    Action,
+    CallRecord,
+    Message,
+    Observation,
+    StepResult,
+    Task,
+    ToolResult,
+    ToolSpec,
+)
 
 TASK = Task("t-1", ({"role": "user", "content": "Guess."},), answer=3)
 SPOKEN = Action("3", {"role": "assistant", "content": "3"})

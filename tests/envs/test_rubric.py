@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
-from agentrl.envs import EpisodeView, Rubric, exact_answer, stated_answer
+from agentrl.envs import (
+    EpisodeView,
+    Rubric,
+    exact_answer,
+    stated_answer,
+)
 from agentrl.errors import ConfigError, RewardError
 from agentrl.types import Message, Status, Task
 

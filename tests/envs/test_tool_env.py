@@ -8,11 +8,26 @@ from typing import Any
 
 import pytest
 
-from agentrl.envs import AsyncEnv, EnvSpec, ToolEnv, check_env
+from agentrl.envs import (
+    AsyncEnv,
+    EnvSpec,
+    ToolEnv,
+    check_env,
+)
 from agentrl.errors import EnvError, SandboxError
 from agentrl.sandbox import SandboxPool, SandboxSpec
-from agentrl.tools import HermesParser, PythonTool, ToolContext, tool
-from agentrl.types import Action, FinishReason, StepResult, Task
+from agentrl.tools import (
+    HermesParser,
+    PythonTool,
+    ToolContext,
+    tool,
+)
+from agentrl.types import (
+    Action,
+    FinishReason,
+    StepResult,
+    Task,
+)
 
 TASK = Task("t-1", ({"role": "user", "content": "What is 1 + 2?"},), answer=3)
 UNSAFE = SandboxSpec(backend="unsafe")

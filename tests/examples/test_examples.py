@@ -11,8 +11,13 @@ from typing import Any
 
 import pytest
 
-from agentrl.run import load_config
-from agentrl.tools import HermesParser, SearchTool, ToolContext, ToolExecutor
+from agentrl.config.load import load_config
+from agentrl.tools import (
+    HermesParser,
+    SearchTool,
+    ToolContext,
+    ToolExecutor,
+)
 from agentrl.types import load_object
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -9,11 +9,16 @@ from typing import Any
 
 import pytest
 
+from agentrl.config.load import load_config
 from agentrl.envs import EnvSpec, check_env
-from agentrl.run import load_config
 from agentrl.run.build import LiveObjects, env_spec
 from agentrl.run.trainer import Trainer
-from agentrl.types import Action, Task, ToolCall, load_object
+from agentrl.types import (
+    Action,
+    Task,
+    ToolCall,
+    load_object,
+)
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from agentrl.run import load_config
+from agentrl.config.load import load_config
 from agentrl.types import load_object
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "openai_agents"

@@ -12,7 +12,7 @@ import pytest
 from transformers import AutoModelForSequenceClassification
 
 from agentrl.cli.main import run as run_command_line
-from agentrl.run import load_config
+from agentrl.config.load import load_config
 from agentrl.run.trainer import Trainer
 from agentrl.store import RunDirectory, TrajectoryReader, read_jsonl
 from agentrl.types import load_object
@@ -90,7 +90,7 @@ def test_the_reward_model_is_an_ordinary_folder_and_its_scores_are_stored(run: P
 @pytest.mark.timeout(300)
 def test_a_stored_runs_episodes_are_pairs(run: Path) -> None:
     from agentrl.errors import ConfigError, DataError
-    from agentrl.run.stored_pairs import pairs_of_run
+    from agentrl.run.data.stored_pairs import pairs_of_run
 
     made = list(pairs_of_run(str(run), margin=True))
     assert made

@@ -13,7 +13,7 @@ import pytest
 
 from agentrl.errors import DataError
 from agentrl.render import ChatMLRenderer, ChatMLStyle, RendererSpec
-from agentrl.training.tiny import MARKERS, SPECIAL, build_tiny_model
+from agentrl.training.models.tiny import MARKERS, SPECIAL, build_tiny_model
 from agentrl.types import SegmentKind, concat_ids, load_object
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

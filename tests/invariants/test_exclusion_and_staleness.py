@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agentrl.algorithms import GroupSummary, make_algorithm
-from agentrl.controller.group import LocalGroup
+from agentrl.controller.cluster.role_group import LocalGroup
 from agentrl.controller.schedule import Overlap
 from agentrl.errors import TrainingError
 from agentrl.metrics import rollout_metrics

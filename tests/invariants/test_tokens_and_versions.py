@@ -13,9 +13,9 @@ import pytest
 import torch
 from transformers import Qwen3ForCausalLM
 
+from agentrl.engines.torch import TorchEngine
 from agentrl.envs import Env, EnvSpec
 from agentrl.rollouts import EpisodeKey, run_episode
-from agentrl.rollouts.inprocess import TorchEngine
 from agentrl.types import (
     Action,
     Completion,

@@ -9,7 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.rollouts import make_batch
-from agentrl.types import SamplingParams, Segment, SegmentKind, Status, Task, Trajectory, TrajectoryGroup, Turn
+from agentrl.types import (
+    SamplingParams,
+    Segment,
+    SegmentKind,
+    Status,
+    Task,
+    Trajectory,
+    TrajectoryGroup,
+    Turn,
+)
 
 TASK = Task("t")
 

@@ -9,7 +9,15 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from agentrl.metrics import PAIR_COLUMNS, RL_COLUMNS, SFT_COLUMNS, ResultRow, StepDisplay, format_duration, result_rows
+from agentrl.metrics import (
+    PAIR_COLUMNS,
+    RL_COLUMNS,
+    SFT_COLUMNS,
+    ResultRow,
+    StepDisplay,
+    format_duration,
+    result_rows,
+)
 
 VALUES = {
     "reward/mean": 0.3125,

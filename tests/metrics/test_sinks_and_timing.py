@@ -11,7 +11,13 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import MachineError
-from agentrl.metrics import JsonlSink, PhaseTimer, Sinks, TensorBoardSink, tokens_per_s
+from agentrl.metrics import (
+    JsonlSink,
+    PhaseTimer,
+    Sinks,
+    TensorBoardSink,
+    tokens_per_s,
+)
 from agentrl.store import JsonlWriter
 
 

@@ -63,7 +63,7 @@ def test_new_pins_install_again(installed: Path) -> None:
     os.utime(installed / ".installed", (0, 0))
 
     commands = make("-n", "demo", f"VENV={installed}").stdout
-    assert "agentrl/run/pip_install.py -c constraints-cpu.txt  -e ." in commands
+    assert "agentrl/run/install/pip_install.py -c constraints-cpu.txt  -e ." in commands
 
 
 def test_torch_index_is_added_to_the_usual_one(installed: Path) -> None:
@@ -94,7 +94,7 @@ def test_every_target_is_in_the_help() -> None:
 
 def test_the_agents_environment_is_made_once_for_its_pins(installed: Path, tmp_path: Path) -> None:
     first = make("-n", "agents", f"VENV={installed}", f"AGENTS_VENV={tmp_path / 'agents'}").stdout
-    assert "-r tests/rollouts/agents/requirements.txt" in first
+    assert "-r tests/agent_server/agents/requirements.txt" in first
     (tmp_path / "agents").mkdir()
     (tmp_path / "agents" / ".installed").touch()
     assert "pip" not in make("-n", "agents", f"VENV={installed}", f"AGENTS_VENV={tmp_path / 'agents'}").stdout

@@ -9,7 +9,12 @@ import pytest
 
 from agentrl.errors import ConfigError, DataError
 from agentrl.render import Renderer, RendererSpec
-from agentrl.types import Message, ToolCall, ToolSpec, concat_ids
+from agentrl.types import (
+    Message,
+    ToolCall,
+    ToolSpec,
+    concat_ids,
+)
 from tests.render.family_kind import saved_any
 from tests.render.qwen_kind import chat_templates
 

@@ -11,7 +11,13 @@ import pytest
 
 from agentrl.errors import DataError
 from agentrl.render import ChatMLRenderer, ChatMLStyle
-from agentrl.types import Message, SegmentKind, ToolCall, ToolSpec, concat_ids
+from agentrl.types import (
+    Message,
+    SegmentKind,
+    ToolCall,
+    ToolSpec,
+    concat_ids,
+)
 
 Built = Callable[..., tuple[ChatMLRenderer, Any]]
 NAMES = ("qwen2_5", "qwen3", "qwen3_instruct")

@@ -13,7 +13,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
 from agentrl.errors import DataError
-from agentrl.render import ChatMLRenderer, Piece, PieceEncoder, Source
+from agentrl.render import (
+    ChatMLRenderer,
+    Piece,
+    PieceEncoder,
+    Source,
+)
 from agentrl.types import SegmentKind, concat_ids
 
 MARKERS = (

@@ -11,7 +11,13 @@ import pytest
 
 from agentrl.errors import DataError
 from agentrl.render import Renderer, RendererSpec, TemplateRenderer
-from agentrl.types import Message, SegmentKind, ToolCall, ToolSpec, concat_ids
+from agentrl.types import (
+    Message,
+    SegmentKind,
+    ToolCall,
+    ToolSpec,
+    concat_ids,
+)
 from tests.render.family_kind import ADDED, TEMPLATES, as_the_template_wants, saved_family
 
 PYTHON = ToolSpec(

@@ -10,7 +10,12 @@ import pytest
 
 from agentrl.render import Renderer
 from agentrl.tools import ToolCallParser, parser_for
-from agentrl.types import Message, ToolCall, ToolSpec, concat_ids
+from agentrl.types import (
+    Message,
+    ToolCall,
+    ToolSpec,
+    concat_ids,
+)
 from benchmarks.fuzz import VARIANTS, Variant
 from benchmarks.fuzz.renderers import built_variant
 from benchmarks.fuzz.talk import PLAIN, hostile

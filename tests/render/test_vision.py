@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 
 from agentrl.errors import DataError
 from agentrl.render import Renderer, RendererSpec
-from agentrl.types import Image, Message, Segment, SegmentKind, ToolSpec, concat_ids, concat_media, with_images
+from agentrl.types import (
+    Image,
+    Message,
+    Segment,
+    SegmentKind,
+    ToolSpec,
+    concat_ids,
+    concat_media,
+    with_images,
+)
 from tests.render.qwen_kind import template_text
 from tests.tiny_vision import MARKERS, picture, write_vision_tokenizer
 

@@ -13,12 +13,33 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.envs import EnvSpec, EpisodeView, RewardFn, Rubric, ToolEnv
-from agentrl.rollouts import EpisodeKey, EpisodeLimits, EpisodeParts, RolloutSpec, StagePermits, run_episode
-from agentrl.rollouts.scripted import ScriptedEngine
+from agentrl.engines.scripted import ScriptedEngine
+from agentrl.envs import (
+    EnvSpec,
+    EpisodeView,
+    RewardFn,
+    Rubric,
+    ToolEnv,
+)
+from agentrl.rollouts import (
+    EpisodeKey,
+    EpisodeLimits,
+    EpisodeParts,
+    RolloutSpec,
+    StagePermits,
+    run_episode,
+)
 from agentrl.tools import tool
 from agentrl.tools.parsers import load_parser
-from agentrl.types import Message, SamplingParams, Segment, SegmentKind, Task, ToolSpec, Trajectory
+from agentrl.types import (
+    Message,
+    SamplingParams,
+    Segment,
+    SegmentKind,
+    Task,
+    ToolSpec,
+    Trajectory,
+)
 
 END, SYSTEM, USER, ASSISTANT, TOOL = range(256, 261)
 VOCAB = 261

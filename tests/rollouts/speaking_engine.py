@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from agentrl.rollouts.scripted import ScriptedEngine
+from agentrl.engines.scripted import ScriptedEngine
 from agentrl.types import Completion, GenerateRequest, concat_ids
 from tests.rollouts.bytewise import MODEL_VOCAB
 

@@ -7,11 +7,18 @@ from typing import Any
 import pytest
 
 from agentrl.envs import Env, EnvSpec
-from agentrl.rollouts.calls import bounded, num_bad_turns
+from agentrl.rollouts.tool_calls import bounded, num_bad_turns
 from agentrl.tools import HermesParser, tool
-from agentrl.types import Action, Message, Observation, SamplingParams, StepResult, Task
+from agentrl.types import (
+    Action,
+    Message,
+    Observation,
+    SamplingParams,
+    StepResult,
+    Task,
+)
+from tests.agent_server.served_policy import HI, serving
 from tests.rollouts.bytewise import add, call, play, say
-from tests.rollouts.served_policy import HI, serving
 
 ROOM: dict[str, Any] = {
     **{"max_turn_tokens": 10**6, "max_response_tokens": 10**6, "context_tokens": 10**6, "max_turns": 20},

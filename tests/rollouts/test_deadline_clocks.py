@@ -8,8 +8,13 @@ import threading
 
 import pytest
 
-from agentrl.rollouts.deadline import Deadlines, LimitSpentError, within
-from agentrl.sandbox import SandboxPool, SandboxSpec, counted_by, standing_still
+from agentrl.rollouts.deadlines import Deadlines, LimitSpentError, within
+from agentrl.sandbox import (
+    SandboxPool,
+    SandboxSpec,
+    counted_by,
+    standing_still,
+)
 from agentrl.sandbox.permits import Permits
 
 SHORT_S, LONG_S = 1.0, 2.5  # the wait is far longer than the deadline

@@ -12,7 +12,13 @@ from agentrl.envs import Env, EnvSpec, EpisodeView
 from agentrl.errors import EngineError, RewardError
 from agentrl.rollouts import EpisodeKey, Permits, run_episode
 from agentrl.tools import tool
-from agentrl.types import Action, Message, Observation, StepResult, Task
+from agentrl.types import (
+    Action,
+    Message,
+    Observation,
+    StepResult,
+    Task,
+)
 from tests.rollouts.bytewise import KEY, TASK, call, length_reward, parts_of, play, rollout_spec, say, scripted
 
 NEXT: Message = {"role": "user", "content": "go on"}

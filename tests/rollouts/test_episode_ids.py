@@ -10,7 +10,13 @@ from agentrl.envs import AsyncEnv, Env, EnvSpec
 from agentrl.errors import SandboxError
 from agentrl.rollouts import EpisodeRunner, GroupRequest
 from agentrl.tools import ToolContext, tool
-from agentrl.types import Action, Message, Observation, StepResult, Task
+from agentrl.types import (
+    Action,
+    Message,
+    Observation,
+    StepResult,
+    Task,
+)
 from tests.rollouts.bytewise import TASK, call, rollout_spec, say, scripted
 
 SEEN: list[str] = []

@@ -13,10 +13,22 @@ import pytest
 
 from agentrl.envs import Env, EnvSpec, ToolEnv
 from agentrl.errors import EngineError
-from agentrl.rollouts import EpisodeRunner, GroupOutcome, GroupRequest, StagePermits
+from agentrl.rollouts import (
+    EpisodeRunner,
+    GroupOutcome,
+    GroupRequest,
+    StagePermits,
+)
 from agentrl.sandbox import SandboxSpec
 from agentrl.tools import PythonTool
-from agentrl.types import Action, Message, Observation, SamplingParams, StepResult, Task
+from agentrl.types import (
+    Action,
+    Message,
+    Observation,
+    SamplingParams,
+    StepResult,
+    Task,
+)
 from tests.rollouts.bytewise import TASK, call, rollout_spec, say, scripted
 
 NEXT: Message = {"role": "user", "content": "go on"}

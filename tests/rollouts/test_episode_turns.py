@@ -13,7 +13,14 @@ from agentrl.envs import Env, EnvSpec
 from agentrl.errors import SandboxError
 from agentrl.rollouts import EpisodeKey
 from agentrl.tools import ToolOutput, tool
-from agentrl.types import Action, Observation, SamplingParams, StepResult, Task, seed_for
+from agentrl.types import (
+    Action,
+    Observation,
+    SamplingParams,
+    StepResult,
+    Task,
+    seed_for,
+)
 from tests.rollouts.bytewise import (
     ASSISTANT,
     END,

@@ -14,13 +14,30 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agentrl.engines.scripted import ScriptedEngine
 from agentrl.envs import EnvSpec, Rubric
-from agentrl.render import Piece, PieceEncoder, Renderer, Source
-from agentrl.render.provenance import Provenance
-from agentrl.rollouts import EpisodeKey, EpisodeLimits, EpisodeParts, RolloutSpec, run_episode
-from agentrl.rollouts.scripted import ScriptedEngine
+from agentrl.render import (
+    Piece,
+    PieceEncoder,
+    Renderer,
+    Source,
+)
+from agentrl.render.char_provenance import Provenance
+from agentrl.rollouts import (
+    EpisodeKey,
+    EpisodeLimits,
+    EpisodeParts,
+    RolloutSpec,
+    run_episode,
+)
 from agentrl.tools import parser_for
-from agentrl.types import SamplingParams, Segment, SegmentKind, Task, Trajectory
+from agentrl.types import (
+    SamplingParams,
+    Segment,
+    SegmentKind,
+    Task,
+    Trajectory,
+)
 from benchmarks.fuzz import VARIANTS, Bookkeeper, FuzzedEnv, FuzzedModel, fuzz, golden_violations, mask_errors
 from benchmarks.fuzz.renderers import built_variant
 from tests.rollouts.bytewise import Built, length_reward

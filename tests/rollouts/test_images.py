@@ -11,12 +11,24 @@ import numpy as np
 import pytest
 from PIL import Image as Pictures
 
-from agentrl.envs import Env, EnvSpec, Rubric, ToolEnv
+from agentrl.engines.openai import OpenAIEngineSpec
+from agentrl.engines.scripted import ScriptedEngine
+from agentrl.envs import (
+    Env,
+    EnvSpec,
+    Rubric,
+    ToolEnv,
+)
 from agentrl.llm import ChatServerSpec
 from agentrl.render import Renderer, RendererSpec
-from agentrl.rollouts import EpisodeKey, EpisodeLimits, EpisodeParts, RolloutSpec, make_batch, run_episode
-from agentrl.rollouts.openai_engine import OpenAIEngineSpec
-from agentrl.rollouts.scripted import ScriptedEngine
+from agentrl.rollouts import (
+    EpisodeKey,
+    EpisodeLimits,
+    EpisodeParts,
+    RolloutSpec,
+    make_batch,
+    run_episode,
+)
 from agentrl.tools import ToolOutput, parser_for, tool
 from agentrl.tools.parsers import load_parser
 from agentrl.types import (
@@ -31,10 +43,10 @@ from agentrl.types import (
     Trajectory,
     TrajectoryGroup,
 )
+from tests.agent_server.served_policy import serving
 from tests.llm.odd_server import odd_server, said
 from tests.render.qwen_kind import template_text
 from tests.rollouts.bytewise import Built, call, length_reward, rollout_spec
-from tests.rollouts.served_policy import serving
 from tests.tiny_vision import MARKERS, picture, write_vision_tokenizer
 
 FIRST, SECOND = picture(84, 56), picture(28, 28, seed=1)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from agentrl.envs import EpisodeView
 from agentrl.llm import ChatClient, ChatServerSpec
+from tests.agent_server.served_policy import serving
 from tests.llm.odd_server import Reply, failed, odd_server, said
 from tests.rollouts.bytewise import play, say
-from tests.rollouts.served_policy import serving
 
 
 class Judge:

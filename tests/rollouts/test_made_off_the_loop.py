@@ -8,10 +8,21 @@ from typing import Any
 
 import pytest
 
-from agentrl.envs import ENV_THREADS, Env, EnvSpec, ToolEnv, build_env
+from agentrl.envs import (
+    ENV_THREADS,
+    Env,
+    EnvSpec,
+    ToolEnv,
+    build_env,
+)
 from agentrl.rollouts import EpisodeRunner, StagePermits
 from agentrl.tools import TOOL_THREADS, ToolFactory, tool
-from agentrl.types import Action, Observation, StepResult, Task
+from agentrl.types import (
+    Action,
+    Observation,
+    StepResult,
+    Task,
+)
 from tests.rollouts.bytewise import play, rollout_spec, say, scripted
 
 

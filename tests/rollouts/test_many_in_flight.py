@@ -14,7 +14,12 @@ import pytest
 from agentrl.algorithms.credit import group_advantages
 from agentrl.envs import EnvSpec, EpisodeView, ToolEnv
 from agentrl.errors import EngineError
-from agentrl.rollouts import EpisodeRunner, GroupOutcome, GroupRequest, StagePermits
+from agentrl.rollouts import (
+    EpisodeRunner,
+    GroupOutcome,
+    GroupRequest,
+    StagePermits,
+)
 from agentrl.tools import tool
 from agentrl.types import Observation, Task
 from tests.rollouts.bytewise import TASK, call, rollout_spec, say, scripted

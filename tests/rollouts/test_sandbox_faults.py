@@ -17,9 +17,14 @@ from agentrl.algorithms.credit import group_advantages
 from agentrl.envs import EnvSpec, ToolEnv
 from agentrl.errors import MachineError
 from agentrl.metrics import rollout_metrics
-from agentrl.rollouts import EpisodeRunner, GroupOutcome, GroupRequest, make_batch
+from agentrl.rollouts import (
+    EpisodeRunner,
+    GroupOutcome,
+    GroupRequest,
+    make_batch,
+)
 from agentrl.sandbox import Limits, SandboxSpec
-from agentrl.sandbox.hosts import _servers
+from agentrl.sandbox.forkserver.hosts import _servers
 from agentrl.tools import PythonTool
 from tests.rollouts.bytewise import TASK, call, rollout_spec, say, scripted
 

@@ -13,7 +13,14 @@ from agentrl.algorithms.credit import group_advantages
 from agentrl.envs import Env, EnvSpec
 from agentrl.metrics import rollout_metrics
 from agentrl.rollouts import EpisodeRunner, GroupOutcome, GroupRequest
-from agentrl.types import Action, GenerateRequest, Message, Observation, StepResult, Task
+from agentrl.types import (
+    Action,
+    GenerateRequest,
+    Message,
+    Observation,
+    StepResult,
+    Task,
+)
 from tests.rollouts.bytewise import TASK, rollout_spec, say, scripted
 
 NEXT: Message = {"role": "user", "content": "go on"}

@@ -8,7 +8,13 @@ import pytest
 from agentrl.envs import Env, EnvSpec
 from agentrl.rollouts import make_batch
 from agentrl.tools import tool
-from agentrl.types import Action, Observation, StepResult, Task, TrajectoryGroup
+from agentrl.types import (
+    Action,
+    Observation,
+    StepResult,
+    Task,
+    TrajectoryGroup,
+)
 from tests.rollouts.bytewise import TASK, BytewiseRenderer, call, ids, laid_out, play, say, scripted
 
 

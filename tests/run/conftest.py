@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.config.load import load_config
 from agentrl.errors import ConfigError
-from agentrl.run import load_config
 
 MINIMAL = """\
 model: {path: some/model}

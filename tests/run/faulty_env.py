@@ -6,7 +6,12 @@ import os
 from pathlib import Path
 
 from agentrl.envs import Env
-from agentrl.types import Action, Observation, StepResult, Task
+from agentrl.types import (
+    Action,
+    Observation,
+    StepResult,
+    Task,
+)
 
 
 class Faulty(Env):

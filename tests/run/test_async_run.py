@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.run import load_config
+from agentrl.config.load import load_config
 from agentrl.run.trainer import Trainer
 from agentrl.store import read_jsonl
 from tests.run.tiny_run import CONFIG, states

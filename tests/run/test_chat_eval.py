@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from agentrl.cli.main import run as run_command_line
+from agentrl.config.load import load_config
 from agentrl.errors import ConfigError
-from agentrl.run import load_config
 from agentrl.run.trainer import Trainer
 from tests.run.tiny_run import CONFIG
 

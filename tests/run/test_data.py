@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentrl.errors import ConfigError, DataError
-from agentrl.run.data import endless_rows, load_tasks, rows_hash
+from agentrl.run.data.datasets import endless_rows, load_tasks, rows_hash
 from agentrl.types import Task
 
 ROWS = [

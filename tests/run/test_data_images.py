@@ -10,8 +10,13 @@ import pytest
 from PIL import Image as Pictures
 
 from agentrl.errors import DataError
-from agentrl.run.data import load_tasks, rows_hash
-from agentrl.types import Image, Task, images_in, with_images
+from agentrl.run.data.datasets import load_tasks, rows_hash
+from agentrl.types import (
+    Image,
+    Task,
+    images_in,
+    with_images,
+)
 from tests.tiny_vision import picture
 
 HERE: dict[str, Any] = {"type": "image"}

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.config.load import load_config
 from agentrl.envs import EnvSpec
 from agentrl.errors import ConfigError
-from agentrl.run import load_config
 from agentrl.run.build import LiveObjects, env_spec
 from agentrl.types import Task
 

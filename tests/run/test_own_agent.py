@@ -10,13 +10,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agentrl.config.load import load_config
 from agentrl.controller import stage as controller_stage
+from agentrl.engines.torch.engine import TorchEngine
 from agentrl.errors import ConfigError
-from agentrl.rollouts.inprocess.engine import TorchEngine
-from agentrl.run import load_config
 from agentrl.run.trainer import Trainer
 from agentrl.store import RunDirectory, TrajectoryReader
-from agentrl.types import Batch, Completion, GenerateRequest, Trajectory, TrajectoryGroup, concat_ids
+from agentrl.types import (
+    Batch,
+    Completion,
+    GenerateRequest,
+    Trajectory,
+    TrajectoryGroup,
+    concat_ids,
+)
 from tests.run.tiny_run import metrics
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_agent"

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.run import pip_install as module
-from agentrl.run.pip_install import Progress, pip_install
+from agentrl.run.install import pip_install as module
+from agentrl.run.install.pip_install import Progress, pip_install
 
 SCRIPT = Path(module.__file__)
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from agentrl.config.load import load_config
 from agentrl.errors import DataError
-from agentrl.run import load_config
 from agentrl.run.build import LiveObjects
-from agentrl.run.prompt_limit import LeftOut, left_out_tasks
+from agentrl.run.data.prompt_limit import LeftOut, left_out_tasks
 from agentrl.run.trainer import Trainer
 from agentrl.store import RunDirectory, TrajectoryReader, read_jsonl
 from agentrl.types import Task

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from agentrl.config.load import load_config
 from agentrl.errors import ConfigError
-from agentrl.run import load_config
 from agentrl.run.trainer import Trainer
 from tests.run.tiny_run import CONFIG, start
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import MachineError
-from agentrl.run.sglang_env import Recipe, build_environment
-from agentrl.run.sglang_env.place import interpreter
+from agentrl.run.install.sglang_env import Recipe, build_environment
+from agentrl.run.install.sglang_env.place import interpreter
 
 pytestmark = pytest.mark.slow
 

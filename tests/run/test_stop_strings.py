@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from agentrl.run import load_config
+from agentrl.config.load import load_config
 from agentrl.run.build import engine_spec, renderer_spec
 from agentrl.types import GenerateRequest, SamplingParams, concat_ids
 from tests.run.tiny_run import CONFIG

@@ -10,14 +10,30 @@ from typing import Any
 
 import pytest
 
-from agentrl.controller.ray_rollouts import _RolloutWorker
+from agentrl.config.load import load_config
+from agentrl.controller.cluster.ray_rollout_pool import _RolloutWorker
 from agentrl.envs import Env, ToolEnv
-from agentrl.errors import AgentRLError, ConfigError, DataError, ToolError
-from agentrl.run import load_config
+from agentrl.errors import (
+    AgentRLError,
+    ConfigError,
+    DataError,
+    ToolError,
+)
 from agentrl.run.build import LiveObjects, env_spec
 from agentrl.run.trainer import Trainer
-from agentrl.tools import Tool, ToolContext, ToolFactory, close_shared_tools, share
-from agentrl.types import Action, Task, ToolCall, ToolSpec
+from agentrl.tools import (
+    Tool,
+    ToolContext,
+    ToolFactory,
+    close_shared_tools,
+    share,
+)
+from agentrl.types import (
+    Action,
+    Task,
+    ToolCall,
+    ToolSpec,
+)
 from tests.run.tiny_run import CONFIG
 
 Write = Callable[..., Path]

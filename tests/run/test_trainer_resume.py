@@ -51,7 +51,7 @@ def finish(driver: BaseProcess, status: int = 0) -> None:
         driver.kill()
 
 
-SERVICE = "agentrl.controller.service:RolloutService"
+SERVICE = "agentrl.controller.rollout_service:RolloutService"
 STAGE = "agentrl.controller.stage:StageRun"
 CHECKPOINTS = "agentrl.controller.checkpoints:Checkpoints"
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from agentrl.config.load import load_config
 from agentrl.errors import ConfigError
-from agentrl.run import load_config
 from agentrl.run.build import engine_spec
-from agentrl.training.policy_model import load_policy
+from agentrl.training.models.policy_model import load_policy
 from tests.tiny_vision import write_qwen_vl
 
 

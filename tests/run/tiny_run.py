@@ -44,7 +44,7 @@ stages:
 _DRIVERS = multiprocessing.get_context("forkserver")
 # drivers are forked from a process that has imported what takes long, and has started nothing
 _DRIVERS.set_forkserver_preload(
-    ["agentrl.run.trainer", "agentrl.rollouts.inprocess.engine", "transformers.models.qwen3.modeling_qwen3", __name__]
+    ["agentrl.run.trainer", "agentrl.engines.torch.engine", "transformers.models.qwen3.modeling_qwen3", __name__]
 )
 
 
@@ -58,7 +58,7 @@ def start(
 
 
 def _drive(config: Path, run_dir: Path, resume: bool, die_at: str, call: int, overrides: tuple[str, ...]) -> None:
-    from agentrl.run import load_config
+    from agentrl.config.load import load_config
     from agentrl.run.trainer import Trainer
 
     if die_at:

@@ -47,7 +47,7 @@ def demonstrations(seed: int) -> Iterator[dict[str, Any]]:
 
 
 def build_model(folder: Path, seed: int) -> None:
-    from agentrl.training.tiny import build_tiny_model
+    from agentrl.training.models.tiny import build_tiny_model
 
     sizes = {"hidden": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "ff": 48}
     build_tiny_model(folder, demonstrations(seed), seed=seed, num_demonstrations=40, vocab_size=300, **sizes)

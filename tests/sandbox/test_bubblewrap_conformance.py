@@ -10,12 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.sandbox import GUARANTEES, BackendReport, Limits, SandboxSpec
-from agentrl.sandbox.bubblewrap import BubblewrapLauncher
+from agentrl.sandbox import (
+    GUARANTEES,
+    BackendReport,
+    Limits,
+    SandboxSpec,
+)
 from agentrl.sandbox.conformance import CHECKS, Check, check_sandbox
-from agentrl.sandbox.forked import ForkedSandbox
-from agentrl.sandbox.forkserver import HostSettings
-from agentrl.sandbox.hosts import shared_server
+from agentrl.sandbox.forkserver.bubblewrap import BubblewrapLauncher
+from agentrl.sandbox.forkserver.hosts import shared_server
+from agentrl.sandbox.forkserver.server import HostSettings
+from agentrl.sandbox.forkserver.slot_sandbox import ForkedSandbox
 
 SUITE = """
 import asyncio, json, os, sys

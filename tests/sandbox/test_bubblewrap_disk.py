@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.sandbox import BackendReport, FileRefusedError, Limits, SandboxSpec
+from agentrl.sandbox import (
+    BackendReport,
+    FileRefusedError,
+    Limits,
+    SandboxSpec,
+)
 
 MIB = 2**20
 SMALL = Limits(disk_bytes=4 * MIB, file_bytes=4 * MIB, max_files=64)

@@ -15,15 +15,15 @@ import pytest
 
 from agentrl.errors import SandboxError
 from agentrl.sandbox import BackendReport, Limits
-from agentrl.sandbox.bubblewrap import BubblewrapHost, BubblewrapLauncher
-from agentrl.sandbox.forked import ForkedSandbox
-from agentrl.sandbox.forkserver import ForkServer, HostSettings
+from agentrl.sandbox.forkserver.bubblewrap import BubblewrapHost, BubblewrapLauncher
+from agentrl.sandbox.forkserver.server import ForkServer, HostSettings
+from agentrl.sandbox.forkserver.slot_sandbox import ForkedSandbox
 from benchmarks.sandboxes.machine import descendants, living
 
 OWNER = """
 import asyncio, os, sys, time
 from agentrl.sandbox import SandboxSpec
-from agentrl.sandbox.hosts import _servers
+from agentrl.sandbox.forkserver.hosts import _servers
 
 async def main(marker, way):
     sandbox = SandboxSpec("bubblewrap").build()

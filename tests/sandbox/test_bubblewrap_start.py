@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import MachineError, SandboxError
-from agentrl.sandbox import BackendReport, SandboxSpec, backends, hosts
-from agentrl.sandbox import bubblewrap as bubblewrap_module
-from agentrl.sandbox import spec as spec_module
-from agentrl.sandbox.bubblewrap import BubblewrapHost, BubblewrapLauncher
-from agentrl.sandbox.forkserver import ForkServer, HostSettings
+from agentrl.sandbox import BackendReport, SandboxSpec, backends
+from agentrl.sandbox import sandbox_spec as spec_module
+from agentrl.sandbox.forkserver import bubblewrap as bubblewrap_module
+from agentrl.sandbox.forkserver import hosts
+from agentrl.sandbox.forkserver.bubblewrap import BubblewrapHost, BubblewrapLauncher
+from agentrl.sandbox.forkserver.server import ForkServer, HostSettings
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def test_a_bubblewrap_that_never_answers_ends_with_its_host(
     stand_in: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bubblewrap_module, "_INFO_S", 0.2)
-    monkeypatch.setattr("agentrl.sandbox.forkserver._START_S", 1.0)
+    monkeypatch.setattr("agentrl.sandbox.forkserver.server._START_S", 1.0)
     stand_in("exec /bin/sleep 600")
     with pytest.raises(SandboxError, match="did not start within"):
         ForkServer(HostSettings(confine=True, launcher=BubblewrapLauncher()))

@@ -8,8 +8,8 @@ import os
 import pytest
 
 from agentrl.sandbox import BackendReport, Limits
-from agentrl.sandbox.forked import ForkedSandbox
-from agentrl.sandbox.forkserver import ForkServer, HostSettings
+from agentrl.sandbox.forkserver.server import ForkServer, HostSettings
+from agentrl.sandbox.forkserver.slot_sandbox import ForkedSandbox
 from agentrl.sandbox.host import uids
 
 WHO = "import os\nprint(os.getuid(), os.getgid(), os.getgroups())"

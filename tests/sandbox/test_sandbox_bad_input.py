@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 
 from agentrl.errors import ConfigError, MachineError
-from agentrl.sandbox import DockerSettings, FileRefusedError, Limits, SandboxSpec
+from agentrl.sandbox import (
+    DockerSettings,
+    FileRefusedError,
+    Limits,
+    SandboxSpec,
+)
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.sandbox import GUARANTEES, BackendReport, Limits, SandboxSpec
+from agentrl.sandbox import (
+    GUARANTEES,
+    BackendReport,
+    Limits,
+    SandboxSpec,
+)
 from agentrl.sandbox.conformance import CHECKS, Check, check_sandbox
-from agentrl.sandbox.forked import ForkedSandbox
-from agentrl.sandbox.forkserver import HostSettings
-from agentrl.sandbox.hosts import shared_server
+from agentrl.sandbox.forkserver.hosts import shared_server
+from agentrl.sandbox.forkserver.server import HostSettings
+from agentrl.sandbox.forkserver.slot_sandbox import ForkedSandbox
 
 SEMANTICS = [check for check in CHECKS if check.guarantee is None]
 

@@ -16,14 +16,14 @@ import pytest
 
 from agentrl.errors import SandboxError
 from agentrl.sandbox import BackendReport, Limits, SandboxSpec
-from agentrl.sandbox.forked import ForkedSandbox
-from agentrl.sandbox.forkserver import ForkServer, HostSettings
+from agentrl.sandbox.forkserver.server import ForkServer, HostSettings
+from agentrl.sandbox.forkserver.slot_sandbox import ForkedSandbox
 from benchmarks.sandboxes.machine import living
 
 OWNER = """
 import asyncio, os, sys, time
 from agentrl.sandbox import SandboxSpec
-from agentrl.sandbox.hosts import _servers
+from agentrl.sandbox.forkserver.hosts import _servers
 
 async def main(backend, way, marker):
     sandbox = SandboxSpec(backend).build()

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from agentrl.sandbox import BackendReport, Limits, SandboxSpec, cgroups
-from agentrl.sandbox.bubblewrap import BubblewrapLauncher
+from agentrl.sandbox import BackendReport, Limits, SandboxSpec
 from agentrl.sandbox.conformance.bombs import BUFFERS_OF_MANY
-from agentrl.sandbox.forked import ForkedSandbox
-from agentrl.sandbox.forkserver import ForkServer, HostSettings
-from agentrl.sandbox.launcher import LocalLauncher
-from agentrl.sandbox.reaping import reap_orphans
+from agentrl.sandbox.forkserver import cgroups
+from agentrl.sandbox.forkserver.bubblewrap import BubblewrapLauncher
+from agentrl.sandbox.forkserver.launcher import LocalLauncher
+from agentrl.sandbox.forkserver.server import ForkServer, HostSettings
+from agentrl.sandbox.forkserver.slot_sandbox import ForkedSandbox
+from agentrl.sandbox.orphan_cleanup import reap_orphans
 
 BACKENDS = ("landlock", "bubblewrap")
 LIMITS = Limits(wall_s=30, memory_bytes=96 * 2**20, processes=16)
@@ -172,7 +173,7 @@ def test_version_1_takes_its_own_also_where_a_part_of_the_hierarchy_is_mounted(t
 
 
 def test_the_cgroup_of_a_dead_owner_is_removed(node: cgroups.Node) -> None:
-    make = "import os\nfrom agentrl.sandbox.cgroups import *\nCgroup.make(find_node())\nprint(os.getpid())"
+    make = "import os\nfrom agentrl.sandbox.forkserver.cgroups import *\nCgroup.make(find_node())\nprint(os.getpid())"
     done = subprocess.run([sys.executable, "-c", make], capture_output=True, text=True, check=True)
     left = f"agentrl-sandbox-{done.stdout.strip()}-"
     assert [name for name in os.listdir(node.path) if name.startswith(left)]
@@ -193,10 +194,10 @@ async def test_sandboxes_die_before_the_process_that_owns_them(backend: str, lan
 
 
 def scores_below(pid: int) -> list[int]:
-    from agentrl.sandbox.host import tree
+    from agentrl.sandbox.host import process_tree
 
     found = []
-    for below in tree.descendants(pid):
+    for below in process_tree.descendants(pid):
         try:
             with open(f"/proc/{below}/oom_score_adj") as file:
                 found.append(int(file.read()))

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from agentrl.config.task_sections import SandboxConfig
 from agentrl.errors import ConfigError, MachineError
-from agentrl.run.config.task import SandboxConfig
 from agentrl.sandbox import GUARANTEES, SandboxSpec
 from agentrl.sandbox.conformance import CHECKS, check_sandbox
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from agentrl.sandbox.owner import Owner
+from agentrl.sandbox.owner_id import Owner
 
 needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
@@ -27,7 +27,7 @@ def test_this_process_lives() -> None:
 
 @needs_proc
 def test_a_process_that_ended_is_dead_and_one_that_got_its_pid_later_is_another() -> None:
-    code = "from agentrl.sandbox.owner import Owner; print(Owner.current())"
+    code = "from agentrl.sandbox.owner_id import Owner; print(Owner.current())"
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     ended = Owner.parse(said)
     assert ended is not None

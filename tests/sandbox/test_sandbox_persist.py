@@ -9,7 +9,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.sandbox import BackendReport, Limits, Sandbox, SandboxSpec
+from agentrl.sandbox import (
+    BackendReport,
+    Limits,
+    Sandbox,
+    SandboxSpec,
+)
 from agentrl.sandbox.backends import report_on
 
 LOST = "the interpreter ended, and its variables with it"

@@ -11,7 +11,12 @@ from typing import Any
 
 import pytest
 
-from agentrl.sandbox import BackendReport, ExecResult, Limits, SandboxSpec
+from agentrl.sandbox import (
+    BackendReport,
+    ExecResult,
+    Limits,
+    SandboxSpec,
+)
 
 ROOMY = Limits(wall_s=60, memory_bytes=2**30)
 BACKENDS = ("landlock", "bubblewrap")
@@ -145,10 +150,10 @@ async def test_a_program_with_a_c_library_of_its_own_runs(
 async def test_numpy_multiplies_with_the_threads_of_its_blas(backend: str, landlock: BackendReport) -> None:
     import numpy
 
-    from agentrl.sandbox.bubblewrap import BubblewrapLauncher
-    from agentrl.sandbox.forked import ForkedSandbox
-    from agentrl.sandbox.forkserver import ForkServer, HostSettings
-    from agentrl.sandbox.launcher import LocalLauncher
+    from agentrl.sandbox.forkserver.bubblewrap import BubblewrapLauncher
+    from agentrl.sandbox.forkserver.launcher import LocalLauncher
+    from agentrl.sandbox.forkserver.server import ForkServer, HostSettings
+    from agentrl.sandbox.forkserver.slot_sandbox import ForkedSandbox
 
     folders = (str(Path(numpy.__file__).parents[1]),)
     launcher = BubblewrapLauncher(folders) if backend == "bubblewrap" else LocalLauncher()
@@ -165,8 +170,8 @@ async def test_numpy_multiplies_with_the_threads_of_its_blas(backend: str, landl
 AS_NOBODY = """
 import asyncio, os, sys
 from agentrl.sandbox import Limits
-from agentrl.sandbox.forked import ForkedSandbox
-from agentrl.sandbox.forkserver import ForkServer, HostSettings
+from agentrl.sandbox.forkserver.slot_sandbox import ForkedSandbox
+from agentrl.sandbox.forkserver.server import ForkServer, HostSettings
 
 ATTACK = '''
 import ctypes, fcntl, os

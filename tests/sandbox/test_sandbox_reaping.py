@@ -17,17 +17,17 @@ import pytest
 
 from agentrl.errors import SandboxError
 from agentrl.sandbox import BackendReport, Limits, SandboxSpec
-from agentrl.sandbox.forked import ForkedSandbox
-from agentrl.sandbox.forkserver import ForkServer, HostSettings
-from agentrl.sandbox.launcher import FOLDER_PREFIX
-from agentrl.sandbox.owner import Owner
-from agentrl.sandbox.reaping import reap_orphans
+from agentrl.sandbox.forkserver.launcher import FOLDER_PREFIX
+from agentrl.sandbox.forkserver.server import ForkServer, HostSettings
+from agentrl.sandbox.forkserver.slot_sandbox import ForkedSandbox
+from agentrl.sandbox.orphan_cleanup import reap_orphans
+from agentrl.sandbox.owner_id import Owner
 from benchmarks.sandboxes.machine import living
 
 OWNER = """
 import asyncio, sys
 from agentrl.sandbox import SandboxSpec
-from agentrl.sandbox.hosts import _servers
+from agentrl.sandbox.forkserver.hosts import _servers
 
 async def main():
     async with SandboxSpec("landlock").build() as sandbox:

@@ -9,8 +9,13 @@ from typing import Any
 import pytest
 
 from agentrl.errors import ConfigError, MachineError
-from agentrl.sandbox import BackendReport, Limits, SandboxSpec, backends
-from agentrl.sandbox import spec as spec_module
+from agentrl.sandbox import (
+    BackendReport,
+    Limits,
+    SandboxSpec,
+    backends,
+)
+from agentrl.sandbox import sandbox_spec as spec_module
 from agentrl.sandbox.guarantees import LEVELS, parse_require
 
 
@@ -41,7 +46,7 @@ def test_requirements_add_up() -> None:
 
 
 OWN_BACKEND = """
-from agentrl.sandbox.local import unsafe
+from agentrl.sandbox.forkserver.local import unsafe
 
 def boxes(spec):
     return unsafe(spec)
@@ -72,7 +77,10 @@ def test_a_backend_of_ones_own_must_be_a_function(tmp_path: Path) -> None:
 
 
 def test_auto_takes_the_backend_that_holds_most(monkeypatch: pytest.MonkeyPatch, landlock: BackendReport) -> None:
-    weaker_first = {"weak": backends.Backend("agentrl.sandbox.local:unsafe"), "landlock": backends.BACKENDS["landlock"]}
+    weaker_first = {
+        "weak": backends.Backend("agentrl.sandbox.forkserver.local:unsafe"),
+        "landlock": backends.BACKENDS["landlock"],
+    }
     monkeypatch.setattr(backends, "BACKENDS", weaker_first)
     monkeypatch.setattr(spec_module, "BACKENDS", weaker_first)
     monkeypatch.setattr(spec_module, "_chosen", {})

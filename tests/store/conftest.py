@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 
 from agentrl.store import RunDirectory
-from agentrl.types import Segment, SegmentKind, Status, Task, Trajectory, Turn
+from agentrl.types import (
+    Segment,
+    SegmentKind,
+    Status,
+    Task,
+    Trajectory,
+    Turn,
+)
 
 Make = Callable[..., Trajectory]
 

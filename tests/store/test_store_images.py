@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 
 from agentrl.errors import StoreError
-from agentrl.store import RunDirectory, TrajectoryReader, TrajectoryWriter, encode_trajectory
+from agentrl.store import (
+    RunDirectory,
+    TrajectoryReader,
+    TrajectoryWriter,
+    encode_trajectory,
+)
 from agentrl.types import (
     CallRecord,
     Image,

@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 
 from agentrl.errors import StoreError
-from agentrl.store import Annotation, RunDirectory, TrajectoryReader, TrajectoryWriter
+from agentrl.store import (
+    Annotation,
+    RunDirectory,
+    TrajectoryReader,
+    TrajectoryWriter,
+)
 from agentrl.types import Status, Trajectory
 
 Make = Callable[..., Trajectory]

@@ -23,7 +23,7 @@ from agentrl.store import (
     TrajectoryReader,
     TrajectoryWriter,
 )
-from agentrl.store.live import FramedRecord, FramedWriter
+from agentrl.store.trajectories.live import FramedRecord, FramedWriter
 from agentrl.types import Trajectory
 
 Make = Callable[..., Trajectory]

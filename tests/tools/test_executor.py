@@ -11,8 +11,20 @@ from typing import Any
 import pytest
 
 from agentrl.errors import SandboxError, ToolError
-from agentrl.tools import TOOL_THREADS, Tool, ToolContext, ToolExecutor, ToolOutput, tool
-from agentrl.types import CallProblem, ToolCall, ToolResult, ToolSpec
+from agentrl.tools import (
+    TOOL_THREADS,
+    Tool,
+    ToolContext,
+    ToolExecutor,
+    ToolOutput,
+    tool,
+)
+from agentrl.types import (
+    CallProblem,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+)
 
 
 def calls(*wanted: tuple[str, Mapping[str, Any]]) -> list[ToolCall]:

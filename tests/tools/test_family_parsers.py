@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.tools.parsers import DeepSeekParser, GLMParser, HarmonyParser, HermesParser, LlamaParser, ToolCallParser
+from agentrl.tools.parsers import (
+    DeepSeekParser,
+    GLMParser,
+    HarmonyParser,
+    HermesParser,
+    LlamaParser,
+    ToolCallParser,
+)
 from agentrl.types import ParsedMessage, ToolCall, ToolSpec
 
 ADD = {"a": 1, "b": "é"}

@@ -8,7 +8,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from agentrl.tools.parsers import READ_AT_ONCE, GLMParser, HermesParser, LlamaParser, ToolCallParser, read_completion
+from agentrl.tools.parsers import (
+    READ_AT_ONCE,
+    GLMParser,
+    HermesParser,
+    LlamaParser,
+    ToolCallParser,
+    read_completion,
+)
 from agentrl.types import ParsedMessage, ToolSpec
 
 TOOL = ToolSpec("f", "Does it.", {"type": "object", "properties": {"a": {"type": "string"}}})

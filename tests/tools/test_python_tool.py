@@ -7,7 +7,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from agentrl.errors import ToolError
-from agentrl.sandbox import Limits, Persist, Sandbox, SandboxSpec
+from agentrl.sandbox import (
+    Limits,
+    Persist,
+    Sandbox,
+    SandboxSpec,
+)
 from agentrl.tools import PythonTool, ToolContext, ToolExecutor
 from agentrl.types import ToolCall, ToolResult
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.tools.parsers import DeepSeekParser, GLMParser, HarmonyParser, HermesParser, LlamaParser, ToolCallParser
+from agentrl.tools.parsers import (
+    DeepSeekParser,
+    GLMParser,
+    HarmonyParser,
+    HermesParser,
+    LlamaParser,
+    ToolCallParser,
+)
 from agentrl.types import CallProblem
 
 NEXT = "<tool_call>g\n<arg_key>b</arg_key>\n<arg_value>2</arg_value>\n</tool_call>"

@@ -13,7 +13,15 @@ import pytest
 from typing_extensions import TypedDict  # pydantic asks for it before Python 3.12
 
 from agentrl.errors import ConfigError, ToolError
-from agentrl.tools import FunctionTool, Tool, ToolContext, ToolFactory, ToolOutput, resolve_tools, tool
+from agentrl.tools import (
+    FunctionTool,
+    Tool,
+    ToolContext,
+    ToolFactory,
+    ToolOutput,
+    resolve_tools,
+    tool,
+)
 
 
 class Color(Enum):

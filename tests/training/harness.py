@@ -18,11 +18,11 @@ from agentrl.training import (
     OptimSpec,
     join,
     merge_columns,
-    partition,
     sample_weights,
     shards,
     union,
 )
+from agentrl.training.data.partition import partition
 from agentrl.types import Batch, SegmentKind, Stats
 from tests.tiny_models import write_qwen3
 

@@ -13,8 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from agentrl.training import DistSpec, OptimSpec, leave, partition, shards, union
-from agentrl.training.weights import tensor_checksum
+from agentrl.training import (
+    DistSpec,
+    OptimSpec,
+    leave,
+    shards,
+    union,
+)
+from agentrl.training.data.partition import partition
+from agentrl.training.fsdp.weights import tensor_checksum
 from agentrl.types import Batch, SegmentKind
 from tests.training.harness import PLAIN, gradients, layout, make_actor, make_batch, update
 

@@ -9,11 +9,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from agentrl.training import partition, shards
-from agentrl.training.attention import attention_arguments
-from agentrl.training.last_rows import spare_last_rows
-from agentrl.training.packing import Packed, micro_batches
-from agentrl.training.policy_model import PolicyModel, load_policy
+from agentrl.training import shards
+from agentrl.training.data.attention import attention_arguments
+from agentrl.training.data.packing import Packed, micro_batches
+from agentrl.training.data.partition import partition
+from agentrl.training.models.mlp_row_skip import spare_last_rows
+from agentrl.training.models.policy_model import PolicyModel, load_policy
 from tests.training.harness import layout, make_batch, write_model
 
 ROWS = torch.tensor([3, 40, 40, 17, 3])

@@ -11,8 +11,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from agentrl.errors import ConfigError, DataError
-from agentrl.training import partition, policy_model, shards
-from agentrl.training.policy_model import load_policy
+from agentrl.training import shards
+from agentrl.training.data.partition import partition
+from agentrl.training.models import policy_model
+from agentrl.training.models.policy_model import load_policy
 from agentrl.types import Batch
 from tests.tiny_models import SLIDING
 from tests.training.harness import VOCAB, layout, make_actor, make_batch, write_model

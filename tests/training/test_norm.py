@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from agentrl.training.norm import RMSNorm, use_lean_norms
-from agentrl.training.policy_model import load_policy
+from agentrl.training.models.patch_rmsnorm import RMSNorm, use_lean_norms
+from agentrl.training.models.policy_model import load_policy
 from tests.training.harness import write_model
 
 

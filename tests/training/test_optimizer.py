@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from agentrl.errors import ConfigError
-from agentrl.training.gradients import clip_gradients
-from agentrl.training.muon import Muon, orthogonalize
-from agentrl.training.optimizer import OptimSpec, build_optimizers, learning_rate_factor
+from agentrl.training.fsdp.gradients import clip_gradients
+from agentrl.training.optim.muon import Muon, orthogonalize
+from agentrl.training.optim.optimizer import OptimSpec, build_optimizers, learning_rate_factor
 
 
 def factors(spec: OptimSpec, steps: int) -> list[float]:

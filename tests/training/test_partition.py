@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError
-from agentrl.training import Layout, Plan, merge_columns, partition, repack, sample_weights, shards, union
+from agentrl.training import (
+    Layout,
+    Plan,
+    merge_columns,
+    repack,
+    sample_weights,
+    shards,
+    union,
+)
+from agentrl.training.data.partition import partition
 from tests.training.harness import make_batch
 
 

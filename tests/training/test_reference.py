@@ -7,7 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from agentrl.training import DistSpec, Reference, ReferenceSpec, partition, shards, union
+from agentrl.training import (
+    DistSpec,
+    Reference,
+    ReferenceSpec,
+    shards,
+    union,
+)
+from agentrl.training.data.partition import partition
 from agentrl.types import Batch
 from tests.training.harness import layout, make_actor, make_batch, prepared, update
 

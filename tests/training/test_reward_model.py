@@ -30,9 +30,9 @@ from agentrl.training import (
     sample_weights,
     shards,
 )
-from agentrl.training.packed_model import DType
-from agentrl.training.policy_model import load_policy
-from agentrl.training.score_model import load_score_model
+from agentrl.training.models.packed_model import DType
+from agentrl.training.models.policy_model import load_policy
+from agentrl.training.models.score_model import load_score_model
 from agentrl.types import Batch, BatchShard, Stats
 from tests.training.harness import PLAIN, layout, make_batch, write_model
 

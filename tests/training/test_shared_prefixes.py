@@ -10,10 +10,12 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from agentrl.training import partition, policy_model, shards
-from agentrl.training.packing import Packed, micro_batches
-from agentrl.training.policy_model import load_policy
-from agentrl.training.prefixes import ROOT, Span, shared_spans
+from agentrl.training import shards
+from agentrl.training.data.packing import Packed, micro_batches
+from agentrl.training.data.partition import partition
+from agentrl.training.data.prefix_tree import ROOT, Span, shared_spans
+from agentrl.training.models import policy_model
+from agentrl.training.models.policy_model import load_policy
 from agentrl.types import Batch, BatchShard, SegmentKind
 from tests.tiny_models import SLIDING
 from tests.training.harness import layout, make_batch, write_model

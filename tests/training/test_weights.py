@@ -11,7 +11,7 @@ from torch import tensor
 
 from agentrl.errors import TrainingError
 from agentrl.training import Actor
-from agentrl.training.weights import tensor_checksum
+from agentrl.training.fsdp.weights import tensor_checksum
 from agentrl.types import SegmentKind
 from tests.training.harness import make_actor, make_batch, prepared, update
 

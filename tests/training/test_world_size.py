@@ -14,7 +14,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from agentrl.training import DistSpec, OptimSpec, partition
+from agentrl.training import DistSpec, OptimSpec
+from agentrl.training.data.partition import partition
 from agentrl.types import SegmentKind, Stats
 from tests.training.harness import layout, make_actor, make_batch, update
 from tests.training.rank import MUON, run

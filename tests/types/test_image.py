@@ -15,7 +15,12 @@ import pytest
 from PIL import Image as Pictures
 
 from agentrl.errors import DataError
-from agentrl.types import Image, content_text, images_in, with_images
+from agentrl.types import (
+    Image,
+    content_text,
+    images_in,
+    with_images,
+)
 from tests.tiny_vision import picture
 
 

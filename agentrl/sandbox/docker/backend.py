@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agentrl.errors import ConfigError
-from agentrl.sandbox.forked import ForkedSandbox
-from agentrl.sandbox.forkserver import HostSettings
-from agentrl.sandbox.hosts import shared_server
+from agentrl.sandbox.forkserver.hosts import shared_server
+from agentrl.sandbox.forkserver.server import HostSettings
+from agentrl.sandbox.forkserver.slot_sandbox import ForkedSandbox
 
 from .launcher import DockerLauncher
 from .settings import DEFAULT_IMAGE, HOST_BYTES
 
 if TYPE_CHECKING:
-    from agentrl.sandbox.spec import SandboxSpec
+    from agentrl.sandbox.sandbox_spec import SandboxSpec
 
 _OWN_PROCESSES = 2  # of a sandbox beside what its code may have: the slot, and an interpreter that rests
 

@@ -8,12 +8,12 @@ from typing import Any
 import docker
 
 from agentrl.errors import MachineError, SandboxError
-from agentrl.sandbox.owner import Owner
+from agentrl.sandbox.owner_id import Owner
 
 from .engine import Client, asked, connect
 from .settings import DockerSettings
 
-_OWNER, _MACHINE = "agentrl.sandbox.owner", "agentrl.sandbox.machine"
+_OWNER, _MACHINE = "agentrl.sandbox.owner_id", "agentrl.sandbox.machine"
 ROOTS_FOLDER = "/sandbox"
 _CAPABILITIES = (
     "SETUID",  # a uid for each sandbox

@@ -10,9 +10,9 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
 
 from agentrl.errors import SandboxError
-from agentrl.sandbox.channel import IOThread, Stream
-from agentrl.sandbox.host import chunks, frames
-from agentrl.sandbox.launcher import OnEnd, OnFrame
+from agentrl.sandbox.forkserver.channel import IOThread, Stream
+from agentrl.sandbox.forkserver.launcher import OnEnd, OnFrame
+from agentrl.sandbox.host import frames, mux
 
 from .containers import remove
 from .engine import Client, asked
@@ -35,7 +35,7 @@ class ContainerLink:
         self._decoder = frames.Decoder()
 
     def send(self, header: frames.Header, blobs: Sequence[bytes] = ()) -> None:
-        self._host.tell(chunks.encode(chunks.DATA, self._number, frames.encode(header, blobs)))
+        self._host.tell(mux.encode(mux.DATA, self._number, frames.encode(header, blobs)))
 
     def close(self) -> None:
         self._host.hang_up(self._number)
@@ -83,10 +83,10 @@ class ContainerHost:
         self._io = io
         self._stderr = bytearray()
         self._buffer = bytearray()
-        self._decoder = chunks.Decoder()
+        self._decoder = mux.Decoder()
         self._lock = threading.Lock()
-        self._links = {chunks.CONTROL: ContainerLink(self, chunks.CONTROL, on_frame, on_end)}
-        self._control = self._links[chunks.CONTROL]
+        self._links = {mux.CONTROL: ContainerLink(self, mux.CONTROL, on_frame, on_end)}
+        self._control = self._links[mux.CONTROL]
         self.stream = Stream(io, getattr(attached, "_sock", attached), self._on_data, self._on_stream_end)
         self.stream.write(bootstrap)
 
@@ -98,7 +98,7 @@ class ContainerHost:
         link = ContainerLink(self, number + 1, on_frame, on_end)
         with self._lock:
             self._links[number + 1] = link
-        self.tell(chunks.encode(chunks.OPEN, number + 1))
+        self.tell(mux.encode(mux.OPEN, number + 1))
         return link
 
     def tell(self, data: bytes) -> None:
@@ -107,10 +107,10 @@ class ContainerHost:
 
     def hang_up(self, number: int) -> None:
         """Close a link; the supervisor's ends everything."""
-        if number == chunks.CONTROL:
+        if number == mux.CONTROL:
             self.stream.close()
             return
-        self.tell(chunks.encode(chunks.END, number))
+        self.tell(mux.encode(mux.END, number))
         self._io.call(lambda: self._end_link(number))
 
     def said(self) -> str:
@@ -147,7 +147,7 @@ class ContainerHost:
                 self._stderr = (self._stderr + part)[-_KEPT_STDERR_BYTES:]
                 continue
             for kind, number, body in self._decoder.feed(part):
-                if kind == chunks.END:
+                if kind == mux.END:
                     self._end_link(number)
                     continue
                 with self._lock:

@@ -16,9 +16,9 @@ import docker
 import requests
 
 from agentrl.errors import SandboxError
-from agentrl.sandbox.channel import IOThread
-from agentrl.sandbox.host import chunks, frames
-from agentrl.sandbox.launcher import HOST_FOLDER, OnEnd, OnFrame
+from agentrl.sandbox.forkserver.channel import IOThread
+from agentrl.sandbox.forkserver.launcher import HOST_FOLDER, OnEnd, OnFrame
+from agentrl.sandbox.host import frames, mux
 
 from . import containers, images
 from .engine import Client, asked, connect
@@ -98,7 +98,7 @@ class DockerLauncher:
     def _start(
         self, client: Client, image: images.Image, io: IOThread, on_frame: OnFrame, on_end: OnEnd
     ) -> ContainerHost:
-        boot = _BOOT.format(oldest=images.OLDEST_PYTHON, data=chunks.DATA, control=chunks.CONTROL)
+        boot = _BOOT.format(oldest=images.OLDEST_PYTHON, data=mux.DATA, control=mux.CONTROL)
         container = containers.create(
             client,
             self.settings,

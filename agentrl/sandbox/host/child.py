@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
-from . import enclosure, landlock, marks, memory, namespaces, seccomp, session
+from . import landlock, marks, memory, namespaced_slot, namespaces, seccomp, session
 
 CODE_NAME = "main.py"
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
@@ -112,7 +112,7 @@ def _prepare(job: Job, stdio: tuple[int, int, int], status: int) -> None:
     keep |= {job.control.fileno()} if job.control else set()
     _close_all_but(keep)
     if job.confinement is not None and job.confinement.enclosed:
-        enclosure.enter_run()
+        namespaced_slot.enter_run()
     elif sys.platform == "linux":
         _belong_to(job)
     os.chdir(job.cwd)

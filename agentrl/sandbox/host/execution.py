@@ -10,7 +10,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from . import child, folder, frames, tree
+from . import child, frames, process_tree, safe_fs
 from .job import job_of
 from .output import CHUNK, Output
 from .session import Session, SessionBroken
@@ -83,7 +83,7 @@ class _Execution:
             except SessionBroken:  # what earlier runs did to it costs their variables, and not this run
                 slot.kill_all()
                 slot.end_session()
-                tree.reap_all()
+                process_tree.reap_all()
                 slot.lost_unsaid = True
         self.starts_afresh, slot.lost_unsaid = slot.lost_unsaid, False
         if slot.session is None:
@@ -231,7 +231,7 @@ class _Execution:
             if self.session is not None and self.status is None:
                 self.end("killed", "its processes went on beside the interpreter")
         slot.kill_all()
-        if not slot.scoped and not tree.kill_below((), self._group, self.reap, _REAP_S):
+        if not slot.scoped and not process_tree.kill_below((), self._group, self.reap, _REAP_S):
             return False
         return self.await_end()
 
@@ -251,7 +251,7 @@ class _Execution:
             session.freeze()
             frozen = session.is_frozen()  # before the look below: what is awake may fork after it
             left_s = end - time.monotonic()
-            if not tree.kill_below(keep, group, self.reap, left_s, bare=keep) or left_s < 0:
+            if not process_tree.kill_below(keep, group, self.reap, left_s, bare=keep) or left_s < 0:
                 return False
             self.reap()
             if self.slot.session is None or (own and self.status is not None):
@@ -338,7 +338,7 @@ def execute(slot: Slot, header: frames.Header, blobs: list[bytes]) -> tuple[dict
     if slot.enclosure is not None:
         slot.enclosure.bound(header["limits"])
     for path, data in zip(header["files"], uploads, strict=True):
-        folder.write_file(slot.work, path, data)
+        safe_fs.write_file(slot.work, path, data)
     execution = _Execution(slot, header, stdin)
     if slot.pressure is not None:
         slot.pressure.begin()
@@ -353,10 +353,10 @@ def execute(slot: Slot, header: frames.Header, blobs: list[bytes]) -> tuple[dict
     room = _MAX_FETCHED_BYTES
     for path in header["fetch"]:
         try:
-            contents.append(folder.read_file(slot.work, path, min(room, header["limits"]["file_bytes"])))
+            contents.append(safe_fs.read_file(slot.work, path, min(room, header["limits"]["file_bytes"])))
             room -= len(contents[-1])
             fetched.append(path)
-        except folder.PathRefused as error:
+        except safe_fs.PathRefused as error:
             refused[path] = str(error)
     fields |= {"fetched": fetched, "refused_files": refused}
     return fields, [bytes(execution.out.kept), bytes(execution.err.kept), *contents]

@@ -19,7 +19,7 @@ import socket
 from collections import deque
 from typing import NoReturn
 
-from . import chunks, frames, supervisor
+from . import frames, mux, supervisor
 
 _READ_BYTES = 1 << 18
 _MAX_WAITING_BYTES = 64 * 2**20  # for slots that do not read; the owner waits beyond that
@@ -50,8 +50,8 @@ class Relay:
         self.control = control
         self.waiting_bytes = 0
         self.listening = False
-        self.decoder = chunks.Decoder()
-        self.add(control, chunks.CONTROL)
+        self.decoder = mux.Decoder()
+        self.add(control, mux.CONTROL)
         self.listen()
 
     def serve(self) -> None:
@@ -83,10 +83,10 @@ class Relay:
         """One read from the owner; False at its end."""
         data = os.read(_STDIN, _READ_BYTES)
         for kind, number, part in self.decoder.feed(data):
-            if kind == chunks.OPEN:
+            if kind == mux.OPEN:
                 self.open(number)
             elif (link := self.links.get(number)) is not None:
-                if kind == chunks.END:
+                if kind == mux.END:
                     link.ending = True
                 else:
                     link.waiting.append(memoryview(part))
@@ -101,7 +101,7 @@ class Relay:
             asked = frames.encode({"op": "open", "slot": number - 1})
             self.control.setblocking(True)
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the next read sees its end
-                self.write_out(self.links[chunks.CONTROL])
+                self.write_out(self.links[mux.CONTROL])
                 socket.send_fds(self.control, [asked], [theirs.fileno()])
             self.control.setblocking(False)
         self.add(ours, number)
@@ -119,10 +119,10 @@ class Relay:
         except ConnectionResetError:
             data = b""
         if data:
-            self.tell(chunks.encode(chunks.DATA, link.number, data))
+            self.tell(mux.encode(mux.DATA, link.number, data))
             return True
         self.drop(link)
-        return link.number != chunks.CONTROL
+        return link.number != mux.CONTROL
 
     def flush(self, link: _Link) -> None:
         """Write what the link takes now; the rest when it is ready."""
@@ -154,7 +154,7 @@ class Relay:
         del self.links[link.number]
         self.selector.unregister(link.sock)
         link.sock.close()
-        self.tell(chunks.encode(chunks.END, link.number))
+        self.tell(mux.encode(mux.END, link.number))
 
     def tell(self, data: bytes) -> None:
         """Write to the owner, who reads all the time; where it is gone, the next read sees so."""

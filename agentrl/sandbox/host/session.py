@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import IO, NoReturn
 
-from . import frames, tree
+from . import frames, process_tree
 
 _TOKEN_BYTES = 8
 _EXIT = struct.Struct(f"!{_TOKEN_BYTES}si")
@@ -178,7 +178,7 @@ def serve(control: socket.socket, run: RunCode) -> NoReturn:
             os.close(fd)
         with open(fds[3], "rb") as job:
             ((header, (token, code)),) = frames.Decoder().feed(job.read())
-        tree.reap_all()  # children of earlier runs, which the slot has ended
+        process_tree.reap_all()  # children of earlier runs, which the slot has ended
         exit_code = run(code, header["env"])
         if os.getpid() != own:
             os._exit(exit_code)  # a fork that the code let run on to its end

@@ -17,10 +17,10 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from . import folder, frames, landlock, memory, removal, tree
+from . import frames, landlock, memory, process_tree, removal, safe_fs
 from .child import Confinement
-from .enclosure import TEMP, WORK, Enclosure
 from .execution import HostFailure, execute
+from .namespaced_slot import TEMP, WORK, Enclosure
 from .pressure import Claims, Pressure
 from .session import Session
 
@@ -94,7 +94,7 @@ class Slot:
         os.set_blocking(wake_write, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        tree.become_subreaper()
+        process_tree.become_subreaper()
 
     def enter(self) -> None:
         """Give up the owner's rights; everything after this runs with the slot's."""
@@ -176,14 +176,14 @@ class Slot:
                 case "write":
                     if self.enclosure is not None:
                         self.enclosure.bound(header["limits"])
-                    folder.write_file(self.work, header["path"], blobs[0])
+                    safe_fs.write_file(self.work, header["path"], blobs[0])
                 case "read":
-                    out = [folder.read_file(self.work, header["path"], header["limit"])]
+                    out = [safe_fs.read_file(self.work, header["path"], header["limit"])]
                 case "list":
-                    reply["listed"] = folder.list_files(self.work, _MAX_LISTED)
+                    reply["listed"] = safe_fs.list_files(self.work, _MAX_LISTED)
                 case unknown:
                     reply["failed"] = f"the slot knows no request {unknown!r}"
-        except folder.PathRefused as error:
+        except safe_fs.PathRefused as error:
             reply["refused"] = str(error)
         except HostFailure as error:
             reply["failed"] = str(error)
@@ -232,7 +232,7 @@ class Slot:
                 pid = self.session.pid
                 pids = [pid, *(self.with_first(pid) - {pid})]  # a first process ends when the others have been reaped
                 for pid in pids:
-                    tree.kill(pid)
+                    process_tree.kill(pid)
                 for pid in pids:
                     with contextlib.suppress(ChildProcessError):
                         os.waitpid(pid, 0)
@@ -297,4 +297,4 @@ def _serve(slot: Slot) -> bool:
         else:
             slot.receive()
     slot.kill_all()
-    return tree.kill_below((), None, tree.reap_all, _END_S)
+    return process_tree.kill_below((), None, process_tree.reap_all, _END_S)

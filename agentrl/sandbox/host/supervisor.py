@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from . import child, enclosure, frames, landlock, memory, removal, seccomp, tree, uids
+from . import child, frames, landlock, memory, namespaced_slot, process_tree, removal, seccomp, uids
 from .interpreter import Interpreter, preload
 from .pressure import Claims
 from .slot import SlotConfig, slot_main
@@ -106,7 +106,7 @@ class Supervisor:
             os.set_blocking(fd, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        tree.become_subreaper()
+        process_tree.become_subreaper()
         child.warm_up()
         if self.abi is not None:
             own_uid = self.first_uid is not None
@@ -179,7 +179,7 @@ class Supervisor:
                     socket.send_fds(way, [b"."], [self.listener.fileno()])
             elif header["op"] == "kill" and (entry := self.find(header["slot"])):
                 entry.killed_at = time.monotonic()
-                tree.kill(entry.pid)
+                process_tree.kill(entry.pid)
         return bool(data)
 
     def reply(self, header: frames.Header) -> None:
@@ -203,8 +203,8 @@ class Supervisor:
                 index = next(i % num_slots for i in range(number, number + num_slots) if i % num_slots not in used)
                 uid = None if self.first_uid is None else self.first_uid + index
                 root = self._make_root(number, index, uid)
-                config = self.slot_config(root or enclosure.STORE, index, uid, cgroup)
-                pid = enclosure.fork_enclosed(uid) if self.enclosed else os.fork()
+                config = self.slot_config(root or namespaced_slot.STORE, index, uid, cgroup)
+                pid = namespaced_slot.fork_enclosed(uid) if self.enclosed else os.fork()
             except OSError as error:
                 self.reply({"op": "open_failed", "slot": number, "error": str(error)})
                 return
@@ -274,13 +274,15 @@ class Supervisor:
 
         A folder is removed once nothing can meddle with it; until then the next round goes on.
         """
-        if self.unswept and tree.kill_below({*self.slots, *self.cleaners}, None, self._collect_strays, _SLOT_END_S):
+        if self.unswept and process_tree.kill_below(
+            {*self.slots, *self.cleaners}, None, self._collect_strays, _SLOT_END_S
+        ):
             ended, self.unswept = self.unswept, []
             for entry in ended:
                 self.remove(entry)
 
     def _collect_strays(self) -> None:
-        for pid in tree.children(os.getpid()):
+        for pid in process_tree.children(os.getpid()):
             if pid not in self.slots and pid not in self.cleaners:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
@@ -305,7 +307,7 @@ class Supervisor:
         now = time.monotonic()
         for entry in self.slots.values():
             if entry.killed_at is not None and now - entry.killed_at > _SLOT_END_S:
-                tree.kill(entry.pid)
+                process_tree.kill(entry.pid)
 
     def close(self) -> None:
         """End every slot and remove every folder."""
@@ -315,12 +317,12 @@ class Supervisor:
         while self._collect_all() and time.monotonic() < end:
             time.sleep(0.005)  # a slot sees the same end of file and ends its own tree in one step
         for pid, entry in self.slots.items():
-            tree.kill(pid)
+            process_tree.kill(pid)
             if entry.uid is not None and not self.enclosed:
                 uids.end_all(entry.uid)
         self.slots.clear()
         self.cleaners.clear()
-        tree.kill_below((), None, self._collect_strays, _SLOT_END_S)
+        process_tree.kill_below((), None, self._collect_strays, _SLOT_END_S)
         if self.base is not None:
             removal.remove(self.base)
 

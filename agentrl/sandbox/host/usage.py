@@ -9,7 +9,7 @@ import stat
 from collections.abc import Collection, Iterable, Iterator
 
 from . import removal
-from .folder import MAX_DEPTH
+from .safe_fs import MAX_DEPTH
 
 _READABLE = 0o500
 _SOCKET_BYTES, _PIPE_BYTES = 2**18, 2**16  # that wait to be read at most, the kernel's own bookkeeping included

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from . import tree, usage
+from . import process_tree, usage
 
 if TYPE_CHECKING:
     from .session import Session
@@ -54,7 +54,7 @@ class Watch:
         self._looks += 1
         resting = slot.session if self._session is None else None
         own = slot.idle_pids | ({resting.pid} if resting is not None else set())
-        pids = [pid for pid in tree.descendants(os.getpid()) if pid not in own]
+        pids = [pid for pid in process_tree.descendants(os.getpid()) if pid not in own]
         if len(pids) > limits["processes"]:
             return "killed", f"more than {limits['processes']} processes"
         if slot.memory_is_spent or (len(pids) > 1 and self._passes_memory(pids)):
@@ -67,7 +67,7 @@ class Watch:
 
     def _passes_memory(self, pids: list[int]) -> bool:
         """Whether what the processes made, and what their sockets and pipes may hold, is more than the limit."""
-        left = self._limits["memory_bytes"] - tree.memory_beyond_own(pids)
+        left = self._limits["memory_bytes"] - process_tree.memory_beyond_own(pids)
         return left < 0 or (self._slot.bound is None and usage.of_buffers(pids, left) > left)
 
     def _look_at_files(self, pids: list[int]) -> Verdict | None:

@@ -12,7 +12,7 @@ from agentrl.tools.parsers.hermes import HermesParser
 from agentrl.tools.parsers.llama import LlamaParser
 from agentrl.tools.parsers.plain import PlainParser
 from agentrl.tools.parsers.reasoning import opened_thoughts
-from agentrl.tools.parsers.settled import MarkedFormat, Marks, settled
+from agentrl.tools.parsers.stable_prefix import MarkedFormat, Marks, settled
 
 __all__ = [
     "READ_AT_ONCE",

@@ -13,7 +13,7 @@ from typing import Any
 
 from agentrl.tools.parsers.reading import Reading, whole_json
 from agentrl.tools.parsers.reasoning import split_reasoning
-from agentrl.tools.parsers.settled import Marks
+from agentrl.tools.parsers.stable_prefix import Marks
 from agentrl.tools.parsers.strict_json import JSONFault
 from agentrl.types import ParsedMessage, ToolSpec
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from agentrl.tools.parsers.reading import Reading, whole_json
-from agentrl.tools.parsers.settled import Marks
+from agentrl.tools.parsers.stable_prefix import Marks
 from agentrl.tools.parsers.strict_json import JSONFault
 from agentrl.types import ParsedMessage, ToolSpec
 

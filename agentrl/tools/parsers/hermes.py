@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from agentrl.tools.parsers.reading import Reading
 from agentrl.tools.parsers.reasoning import split_reasoning
-from agentrl.tools.parsers.settled import Marks
+from agentrl.tools.parsers.stable_prefix import Marks
 from agentrl.tools.parsers.strict_json import JSONFault, read_json
 from agentrl.types import ParsedMessage, ToolSpec
 

@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl.tools.parsers.strict_json import JSONFault, read_json
-from agentrl.types import CallProblem, Message, ParsedMessage, ProblemKind, ToolCall
+from agentrl.types import (
+    CallProblem,
+    Message,
+    ParsedMessage,
+    ProblemKind,
+    ToolCall,
+)
 
 __all__ = ["Reading", "kind_of", "whole_json"]
 

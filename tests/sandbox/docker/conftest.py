@@ -18,7 +18,7 @@ from agentrl.sandbox import SandboxSpec
 from agentrl.sandbox.docker import DockerSettings
 from agentrl.sandbox.docker.images import prepare
 from agentrl.sandbox.docker.settings import LOCAL_PYTHON
-from agentrl.sandbox.hosts import close_servers
+from agentrl.sandbox.forkserver.hosts import close_servers
 
 _START_S, _END_S = 60.0, 60.0
 

@@ -18,7 +18,7 @@ from agentrl.sandbox.conformance import CHECKS, check_sandbox
 from agentrl.sandbox.docker import DockerSettings, bundle
 from agentrl.sandbox.docker.images import Prepared, prepare
 from agentrl.sandbox.docker.settings import LOCAL_PYTHON
-from agentrl.sandbox.hosts import close_servers
+from agentrl.sandbox.forkserver.hosts import close_servers
 
 pytestmark = pytest.mark.docker
 

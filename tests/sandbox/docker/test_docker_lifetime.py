@@ -21,14 +21,14 @@ from agentrl.sandbox.docker import DockerSettings
 from agentrl.sandbox.docker.containers import reap_orphans
 from agentrl.sandbox.docker.images import prepare
 from agentrl.sandbox.docker.settings import LOCAL_PYTHON
-from agentrl.sandbox.hosts import close_servers
-from agentrl.sandbox.owner import Owner
+from agentrl.sandbox.forkserver.hosts import close_servers
+from agentrl.sandbox.owner_id import Owner
 
 from .conftest import Engine
 
 pytestmark = pytest.mark.docker
 
-OWNER, MACHINE = "agentrl.sandbox.owner", "agentrl.sandbox.machine"
+OWNER, MACHINE = "agentrl.sandbox.owner_id", "agentrl.sandbox.machine"
 _LINGER_S = 5.0
 _PROGRAM = """
 import asyncio, sys

@@ -23,7 +23,7 @@ from agentrl.sandbox.docker import DockerSettings
 from agentrl.sandbox.docker.engine import connect
 from agentrl.sandbox.docker.images import prepare
 from agentrl.sandbox.docker.settings import LOCAL_PYTHON
-from agentrl.sandbox.hosts import close_servers
+from agentrl.sandbox.forkserver.hosts import close_servers
 
 from .conftest import Engine
 

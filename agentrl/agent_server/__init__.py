@@ -1,0 +1,11 @@
+"""The policy behind an OpenAI-compatible endpoint, for agents that bring their own loop."""
+
+from __future__ import annotations
+
+from agentrl.agent_server.agent_program import ProgramSpec
+from agentrl.agent_server.driver import ServedPlayer
+from agentrl.agent_server.episode import ServedEpisode
+from agentrl.agent_server.server import PolicyServer
+from agentrl.agent_server.standalone import StandingServer
+
+__all__ = ["PolicyServer", "ProgramSpec", "ServedEpisode", "ServedPlayer", "StandingServer"]

@@ -1,0 +1,1 @@
+"""The shapes of OpenAI's two APIs: requests read, answers written."""

@@ -1,0 +1,155 @@
+"""The keys of a request that both of OpenAI's APIs have: which are served, noted, or refused, and how they are read.
+
+A key that would change which tokens are sampled, or of which the client would find nothing in the answer, is refused by
+name. One that changes neither is noted in the turn (``Turn.info["ignored"]``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from agentrl.agent_server.api.answer_schema import schema_text
+from agentrl.agent_server.api.demands import Demands
+from agentrl.agent_server.api.refusal import bad_request
+from agentrl.types import ToolSpec
+
+__all__ = ["SAMPLING", "check_keys", "demands_of", "flag", "listed", "number", "whole_number"]
+
+SAMPLING = frozenset({"temperature", "top_p", "seed"})
+_OF_NO_EFFECT = frozenset(
+    {"user", "metadata", "store", "service_tier", "safety_identifier"}
+    | {"prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"}
+)
+_NOTED = frozenset({"reasoning_effort", "verbosity", "prediction", "reasoning", "truncation", "max_tool_calls"})
+_ONLY: Mapping[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "top_logprobs": (0,),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+    "modalities": (["text"],),
+    "background": (False,),
+}
+
+
+def check_keys(given: Mapping[str, Any], taken: frozenset[str]) -> dict[str, Any]:
+    """Refuses keys that nothing here can honour.
+
+    Args:
+        given: the request without its nulls.
+        taken: the keys that the caller reads.
+
+    Returns:
+        Those that are ignored and worth a note.
+
+    Raises:
+        Refusal: 400, with the key, the rule and the value found.
+    """
+    for name, value in given.items():
+        if name in _ONLY:
+            if value not in _ONLY[name]:
+                raise bad_request(f"{name} must be {_ONLY[name][0]!r} here or be left out, got {value!r}")
+        elif name not in taken | SAMPLING | _OF_NO_EFFECT | _NOTED:
+            raise bad_request(f"{name} is not supported here, got {value!r}; leave it out")
+    return {name: value for name, value in given.items() if name in _NOTED}
+
+
+def demands_of(choice: Any, parallel: Any, text: Any, tools: Sequence[ToolSpec]) -> Demands:
+    """What a client demands of the answer.
+
+    Args:
+        choice: ``tool_choice``, in either API's form.
+        parallel: ``parallel_tool_calls``.
+        text: ``response_format``, or the ``format`` of Responses' ``text``.
+        tools: on offer.
+
+    Raises:
+        Refusal: a form that OpenAI has not, or one that no function tool can honour.
+    """
+    calls, allowed = _choice(choice)
+    names = [tool.name for tool in tools]
+    if unknown := [name for name in allowed if name not in names]:
+        raise bad_request(f"tool_choice names {unknown[0]!r}, and tools has {', '.join(names) or 'none'}; offer it")
+    if calls == "required" and not tools:
+        raise bad_request(f"tool_choice={choice!r} needs tools, got none; offer some or leave it out")
+    schema, meant = _format(text)
+    if not tools:
+        return Demands(schema=schema, meant=meant)
+    one_call = not flag("parallel_tool_calls", True if parallel is None else parallel)
+    return Demands(calls, allowed, one_call, schema, meant)
+
+
+def _choice(value: Any) -> tuple[Literal["auto", "none", "required"], tuple[str, ...]]:
+    """``calls`` and ``allowed`` of ``Demands``."""
+    for word in ("auto", "none", "required"):
+        if value == word:
+            return word, ()
+    if value is None:
+        return "auto", ()
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    if kind == "function":
+        return "required", (_name(value),)
+    if kind == "allowed_tools":
+        inner = value.get("allowed_tools", value)
+        tools = inner.get("tools") if isinstance(inner, Mapping) else None
+        if isinstance(tools, list) and tools and inner.get("mode") in ("auto", "required"):
+            return "auto" if inner["mode"] == "auto" else "required", tuple(_name(tool) for tool in tools)
+    raise bad_request(
+        "tool_choice must be 'auto', 'none', 'required', a function by name, or allowed_tools with a mode and their "
+        f"names, got {value!r}"
+    )
+
+
+def _name(value: Any) -> str:
+    """The name of a function, in either API's form."""
+    named = value.get("function", value) if isinstance(value, Mapping) and value.get("type") == "function" else None
+    name = named.get("name") if isinstance(named, Mapping) else None
+    if not isinstance(name, str):
+        raise bad_request(f"tool_choice must name a tool of type function, got {value!r}")
+    return name
+
+
+def _format(value: Any) -> tuple[str, str]:
+    """The schema of the answer's text, and what is said of it."""
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    if value is None or kind == "text":
+        return "", ""
+    if kind == "json_object":
+        return '{"type": "object"}', ""
+    if isinstance(value, Mapping) and kind == "json_schema":
+        inner = value.get("json_schema", value)
+        if isinstance(inner, Mapping) and isinstance(inner.get("schema"), Mapping):
+            return schema_text(inner["schema"]), str(inner.get("description") or "")
+    raise bad_request(
+        f"the format of the answer must be text, json_object, or json_schema with a schema, got {value!r}"
+    )
+
+
+def listed(given: Mapping[str, Any], name: str) -> list[Any]:
+    """A list, empty where there is none."""
+    value = given.get(name, [])
+    if not isinstance(value, list):
+        raise bad_request(f"{name} must be a list, got {type(value).__name__}")
+    return value
+
+
+def whole_number(name: str, value: Any) -> int | None:
+    """One of at least 1, or None."""
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise bad_request(f"{name} must be a whole number of at least 1, got {value!r}")
+    return value
+
+
+def number(name: str, value: Any) -> float:
+    """A number."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise bad_request(f"{name} must be a number, got {value!r}")
+    return value
+
+
+def flag(name: str, value: Any) -> bool:
+    """True or false."""
+    if not isinstance(value, bool):
+        raise bad_request(f"{name} must be true or false, got {value!r}")
+    return value

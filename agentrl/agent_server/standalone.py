@@ -1,0 +1,165 @@
+"""The endpoint on its own, for agents that live elsewhere: whoever reaches it may open episodes, and each is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.agent_server.api.chat_request import ChatRequest, Refusal
+from agentrl.agent_server.driver import ServedPlayer
+from agentrl.agent_server.episode import ServedEpisode
+from agentrl.agent_server.server import PolicyServer
+from agentrl.agent_server.stream_writer import Telling
+from agentrl.llm import WireFault, from_wire
+from agentrl.rollouts.builder import TrajectoryBuilder
+from agentrl.rollouts.context import EpisodeParts, Permits
+from agentrl.rollouts.episode import run_episode
+from agentrl.rollouts.rollout_spec import EpisodeKey
+from agentrl.rollouts.turns import MadeTurn, TurnMaker
+from agentrl.types import Task, Trajectory
+
+__all__ = ["StandingServer"]
+
+_LABEL = "served"
+
+
+@dataclass(frozen=True, slots=True)
+class _Attended:
+    """``PlayerSpec`` that says when its episode is open."""
+
+    server: PolicyServer
+    idle_timeout_s: float
+    opened: asyncio.Future[ServedPlayer]
+
+    def player(self, turns: TurnMaker) -> _AttendedPlayer:
+        return _AttendedPlayer(turns, self)
+
+
+class _AttendedPlayer(ServedPlayer):
+    def __init__(self, turns: TurnMaker, spec: _Attended) -> None:
+        super().__init__(turns, spec.server, idle_timeout_s=spec.idle_timeout_s)
+        self._opened = spec.opened
+
+    async def prepare(self) -> None:
+        await super().prepare()
+        self._opened.set_result(self)
+
+
+class StandingServer(PolicyServer):
+    """Serves the policy until it is closed; made in the event loop that serves.
+
+    Args:
+        parts: engine, renderer, parser, rubric and limits.
+        keep: gets each episode's trajectory when it is scored; what it raises ends ``until_failure``.
+        host, port: the address; port 0 takes a free one.
+        idle_timeout_s: seconds without a request after which an episode ends.
+    """
+
+    def __init__(
+        self,
+        parts: EpisodeParts,
+        keep: Callable[[Trajectory], None],
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        idle_timeout_s: float = 300.0,
+    ) -> None:
+        super().__init__(parts.engine, host=host, port=port)
+        self._parts = parts
+        self._keep = keep
+        self._idle_timeout_s = idle_timeout_s
+        self._numbers = itertools.count()
+        running = parts.spec.permits.running
+        self._permits = Permits(*(asyncio.Semaphore(running) for _ in range(3)))
+        self._playing: dict[str, asyncio.Task[Trajectory]] = {}
+        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def close(self) -> None:
+        """Cancels the episodes that are open, then ends the endpoint."""
+        playing = list(self._playing.values())
+        for task in playing:
+            task.cancel()
+        await asyncio.gather(*playing, return_exceptions=True)
+        await super().close()
+
+    async def open(self, body: Any, root: str) -> dict[str, Any]:
+        """See ``Desk.open``: the body may hold a ``task``."""
+        number = next(self._numbers)
+        task = _task(body.get("task", {}), f"served-{number}")
+        opened: asyncio.Future[ServedPlayer] = asyncio.get_running_loop().create_future()
+        playing = asyncio.create_task(self._play(task, number, opened))
+        either: list[asyncio.Future[Any]] = [opened, playing]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not opened.done():
+            raise Refusal(503, "not_opened", f"the episode could not be opened: {playing.result().status.detail}")
+        player = opened.result()
+        self._playing[player.episode_id] = playing
+        playing.add_done_callback(lambda _: self._left(player.episode_id))
+        url = f"{root}/episodes/{player.episode_id}"
+        return {"id": player.episode_id, "url": url, "base_url": f"{url}/v1", "task": task.id}
+
+    async def outcome(self, episode_id: str) -> dict[str, Any]:
+        """See ``Desk.outcome``."""
+        trajectory = await asyncio.shield(self._playing[episode_id])
+        return {
+            "id": episode_id,
+            "trajectory": trajectory.id,
+            "status": str(trajectory.status),
+            "detail": trajectory.status.detail,
+            "reward": trajectory.reward,
+            "rewards": dict(trajectory.rewards),
+            "turns": len(trajectory.turns),
+            "policy_tokens": trajectory.num_policy_tokens,
+        }
+
+    async def complete_alone(
+        self, request: ChatRequest, gone: Callable[[], Awaitable[object]], telling: Telling
+    ) -> MadeTurn:
+        """See ``Desk.complete_alone``: drawn as the request asks, and kept nowhere."""
+        number = next(self._numbers)
+        builder = TrajectoryBuilder(EpisodeKey(number, 0, 0, "eval", "alone"), Task(f"alone-{number}"))
+        turns = TurnMaker(self._parts, builder, self._parts.spec.sampling)
+        try:
+            return await ServedEpisode(turns, obey_sampling=True).complete(request, gone, telling)
+        finally:
+            await turns.release()
+
+    async def until_failure(self) -> None:
+        """Waits until an episode cannot be kept.
+
+        Raises:
+            AgentRLError: what ``keep`` raised.
+        """
+        await asyncio.shield(self._failure)
+
+    def _left(self, episode_id: str) -> None:
+        playing = self._playing.pop(episode_id)
+        error = None if playing.cancelled() else playing.exception()
+        if error is not None and not self._failure.done():
+            self._failure.set_exception(error)
+
+    async def _play(self, task: Task, number: int, opened: asyncio.Future[ServedPlayer]) -> Trajectory:
+        attended = _Attended(self, self._idle_timeout_s, opened)
+        key = EpisodeKey(number, 0, 0, "eval", _LABEL)
+        trajectory = await run_episode(self._parts, task, key, env=attended, permits=self._permits)
+        self._keep(trajectory)
+        return trajectory
+
+
+def _task(given: Any, default_id: str) -> Task:
+    if not isinstance(given, Mapping):
+        raise Refusal(400, "invalid_request", f"task must be an object, got {type(given).__name__}")
+    if unknown := sorted(given.keys() - {"id", "messages", "answer", "data_source", "info"}):
+        raise Refusal(400, "invalid_request", f"task has no {unknown[0]!r}; it has id, messages, answer, info")
+    try:
+        messages = tuple(from_wire(m, f"task.messages[{n}]") for n, m in enumerate(given.get("messages", ())))
+    except WireFault as fault:
+        raise Refusal(400, "invalid_request", str(fault)) from None
+    info = given.get("info", {})
+    if not isinstance(info, Mapping):
+        raise Refusal(400, "invalid_request", f"task.info must be an object, got {type(info).__name__}")
+    source = str(given.get("data_source", "default"))
+    return Task(str(given.get("id", default_id)), messages, given.get("answer"), source, dict(info))

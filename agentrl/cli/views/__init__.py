@@ -1,0 +1,1 @@
+"""What the commands print of a run and of a trajectory."""

@@ -1,0 +1,66 @@
+"""Token ids as text, by the tokenizer that a run keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agentrl.store import RunDirectory, SecretMask
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+__all__ = ["TokenText", "token_text_of"]
+
+TokenText = Callable[["npt.NDArray[np.int32]"], str]
+
+
+def token_text_of(run: RunDirectory) -> TokenText | None:
+    """What decodes a run's ids, markers shown; None where no model folder of the run is on this machine."""
+    path = next((path for path in _candidates(run) if path.is_file()), None)
+    if path is None:
+        return None
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(path))
+    size = tokenizer.get_vocab_size()
+    mask = SecretMask()
+
+    def decode(token_ids: npt.NDArray[np.int32]) -> str:
+        text: list[str] = []
+        known: list[int] = []
+        for token in token_ids.tolist():
+            if token < size:
+                known.append(token)
+            else:  # the model's padded vocabulary
+                text += [_decode(tokenizer.decode, known), "\N{REPLACEMENT CHARACTER}"]
+                known = []
+        return mask("".join([*text, _decode(tokenizer.decode, known)]))
+
+    return decode
+
+
+def _decode(decode: Callable[..., str], ids: Sequence[int]) -> str:
+    return decode(ids, skip_special_tokens=False) if ids else ""
+
+
+def _candidates(run: RunDirectory) -> list[Path]:
+    """``tokenizer.json`` of the models that the run made, the newest first, then of the one that it was given."""
+    made = sorted(run.models_folder.glob("*/tokenizer.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    return [*made, *_given(run)]
+
+
+def _given(run: RunDirectory) -> list[Path]:
+    from agentrl.config import load_config
+    from agentrl.run.model_folder import cached_model, pinned
+
+    if not run.config_path.is_file():
+        return []
+    config = load_config(run.config_path, trains=False)
+    if config.model.path is None:
+        return []
+    setting = pinned(config.model.path, run.read_record().get("parent"))
+    folder = cached_model(setting, Path(config.run.base_dir or "."))
+    return [] if folder is None else [folder / "tokenizer.json"]

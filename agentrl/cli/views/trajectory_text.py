@@ -1,0 +1,181 @@
+"""A trajectory for people: every token by its origin, calls with latency and errors, rewards, status.
+
+Each run of tokens of one origin starts on a line of its own with the origin's name in the margin, so that origins are
+told apart without colour too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from rich.cells import chop_cells
+from rich.console import Console
+from rich.text import Text
+
+from agentrl.cli.terminal import console, fitted, shown
+from agentrl.cli.views.token_text import TokenText
+from agentrl.store import StoredTrajectory
+from agentrl.types import (
+    CallRecord,
+    Image,
+    Segment,
+    SegmentKind,
+    Trajectory,
+    Turn,
+    content_text,
+)
+
+__all__ = ["print_trajectory"]
+
+_ORIGINS: Mapping[SegmentKind, tuple[str, str, str]] = {
+    SegmentKind.PROMPT: ("prompt", "cyan", "the opening context"),
+    SegmentKind.POLICY: ("policy", "bold green", "sampled by the policy: trained"),
+    SegmentKind.OBSERVATION: ("tool", "yellow", "a tool's or environment's words"),
+    SegmentKind.SCAFFOLD: ("template", "bright_black", "the chat template's own tokens"),
+    SegmentKind.TARGET: ("target", "magenta", "a demonstration to imitate"),
+}
+_MARGIN = 11  # columns of a line's name
+_ROLES = {"assistant": SegmentKind.POLICY, "tool": SegmentKind.OBSERVATION}
+
+
+def print_trajectory(stored: StoredTrajectory, token_text: TokenText | None) -> None:
+    """Prints ``stored``.
+
+    Args:
+        stored: what to show.
+        token_text: decodes ids; without it messages are shown instead of tokens, and template tokens are counted.
+    """
+    out, trajectory = console(), stored.trajectory
+    _print_head(out, stored)
+    _print_legend(out, trajectory)
+    if token_text is None:
+        _print(out, "no tokenizer of this run is here: messages are shown, template tokens only counted")
+    for turn in trajectory.turns:
+        out.print()
+        _print_turn(out, turn, token_text)
+    if stored.annotation.values:
+        out.print()
+        _print(out, f"learned later: {', '.join(_pairs(stored.annotation.values))}")
+
+
+def _print_head(out: Console, stored: StoredTrajectory) -> None:
+    trajectory, summary = stored.trajectory, stored.summary
+    detail = f": {trajectory.status.detail}" if trajectory.status.detail else ""
+    reward = "none" if trajectory.reward is None else f"{trajectory.reward:g}"
+    parts = f" = {', '.join(_pairs(trajectory.rewards))}" if trajectory.rewards else ""
+    _print(out, f"trajectory {trajectory.id}   step {summary.step}   {trajectory.purpose}", "bold")
+    _print(out, f"task       {trajectory.task.id} ({trajectory.task.data_source})")
+    if trajectory.task.answer is not None:
+        _print(out, f"answer     {trajectory.task.answer}")
+    _print(out, f"status     {trajectory.status}{detail}", _status_style(trajectory))
+    _print(out, f"reward     {reward}{parts}")
+    _print(
+        out, f"tokens     {summary.num_tokens}, {summary.num_policy_tokens} of them sampled, {summary.num_turns} turns"
+    )
+    if trajectory.timings:
+        _print(out, f"seconds    {', '.join(_pairs(trajectory.timings))}")
+
+
+def _print(out: Console, text: str, style: str = "") -> None:
+    """A line, which goes on right of its name where it is longer than the terminal is wide."""
+    fitting = fitted(shown(text), out.width, hang=_MARGIN) if out.is_terminal else shown(text)
+    out.print(Text(fitting, style=style), soft_wrap=True)
+
+
+def _status_style(trajectory: Trajectory) -> str:
+    return {"terminated": "green", "truncated": "yellow"}.get(trajectory.status.kind, "red")
+
+
+def _print_legend(out: Console, trajectory: Trajectory) -> None:
+    used = {segment.kind for turn in trajectory.turns for segment in turn.segments}
+    legend = Text("origins".ljust(_MARGIN))
+    between = "\n" + " " * _MARGIN if out.is_terminal else "   "
+    found = [(name, style, words) for kind, (name, style, words) in _ORIGINS.items() if kind in used]
+    for number, (name, style, words) in enumerate(found):
+        legend.append(between if number else "").append(name, style=style).append(f" {words}")
+    out.print(legend, soft_wrap=True)
+
+
+def _print_turn(out: Console, turn: Turn, token_text: TokenText | None) -> None:
+    sampled = sum(len(segment) for segment in turn.completion)
+    versions = sorted({s.policy_version for s in turn.completion if s.policy_version is not None})
+    facts = [f"turn {turn.index}", f"{sampled} tokens", turn.finish_reason]
+    facts += [f"version {'-'.join(map(str, versions))}"] if versions else []
+    facts += [f"agent {turn.agent}"] if turn.agent != "main" else []
+    facts += ["new sequence"] if turn.parent is None and turn.index else []
+    facts += [f"cached {turn.cached_tokens}"] if turn.cached_tokens else []
+    facts += [f"reward {', '.join(_pairs(turn.rewards))}"] if turn.rewards else []
+    facts += _pairs(turn.timings)
+    _print(out, "   ".join(facts), "bold")
+    # a turn of an engine without ids has messages alone
+    for kind, text in _by_tokens(turn, token_text) if token_text and turn.segments else _by_messages(turn):
+        _print_origin(out, kind, text)
+    for call in turn.calls:
+        _print_call(out, call)
+    for note in _request_notes(turn.info):
+        _print(out, note, "yellow")
+
+
+def _request_notes(info: Mapping[str, object]) -> Iterator[str]:
+    """What became of an agent's request (docs/policy-server.md); an environment may keep anything under these names."""
+    breaches, ignored = info.get("breaches"), info.get("ignored")
+    if isinstance(breaches, list):
+        yield from (f"{'breach':>9} > {breach}" for breach in breaches)
+    if isinstance(ignored, dict):
+        yield f"{'ignored':>9} > {', '.join(_pairs(ignored))}"
+
+
+def _by_tokens(turn: Turn, token_text: TokenText) -> Iterator[tuple[SegmentKind, str]]:
+    images = {image.sha256: image for image in turn.images}
+    for segment in turn.segments:
+        yield segment.kind, _with_images_named(segment, images, token_text)
+
+
+def _with_images_named(segment: Segment, images: Mapping[str, Image], token_text: TokenText) -> str:
+    """The text of a segment, with what is known of an image instead of its placeholders."""
+    parts, done = [], 0
+    for span in segment.media:
+        image = images.get(span.sha256, f"image, sha256 {span.sha256}")
+        parts += [token_text(segment.token_ids[done : span.start]), f"[{image}, {span.num_tokens} tokens]"]
+        done = span.start + span.num_tokens
+    return "".join([*parts, token_text(segment.token_ids[done:])])
+
+
+def _by_messages(turn: Turn) -> Iterator[tuple[SegmentKind, str]]:
+    opening = turn.parent is None
+    for message in turn.observed:
+        kind = SegmentKind.PROMPT if opening else _ROLES.get(message["role"], SegmentKind.OBSERVATION)
+        yield kind, f"{message['role']}: {content_text(message['content'])}"
+    template = sum(len(segment) for segment in turn.segments if segment.kind is SegmentKind.SCAFFOLD)
+    if template:
+        yield SegmentKind.SCAFFOLD, f"({template} tokens)"
+    yield _completion_kind(turn.completion), turn.text
+
+
+def _completion_kind(completion: tuple[Segment, ...]) -> SegmentKind:
+    return completion[0].kind if completion else SegmentKind.POLICY
+
+
+def _print_origin(out: Console, kind: SegmentKind, text: str) -> None:
+    name, style, _ = _ORIGINS[kind]
+    for number, line in enumerate(shown(text).split("\n")):
+        pieces = chop_cells(line, out.width - _MARGIN - 1) if out.is_terminal and line else [line]
+        for piece, words in enumerate(pieces):  # a colon in the margin goes on with the line above
+            margin = f"{name if number == piece == 0 else '':>9} {':' if piece else '|'}"
+            out.print(Text(f"{margin} {words}", style=style), soft_wrap=True)
+
+
+def _print_call(out: Console, call: CallRecord) -> None:
+    name = call.call.name if call.call else "(unreadable call)"
+    problem, result = call.problem, call.result
+    outcome, style = "no result", "red"
+    if result is not None:
+        outcome = f"{'error ' + result.error if result.error else 'ok'} in {result.latency_s:.3f} s"
+        outcome += ", output cut" if result.truncated else ""
+        style = "red" if result.error else "green"
+    text = f"{'call':>9} > {name}: {outcome}" + (f" ({problem.kind}: {problem.detail})" if problem else "")
+    _print(out, text.replace("\n", " "), style)
+
+
+def _pairs(values: Mapping[str, object]) -> list[str]:
+    return [f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in values.items()]

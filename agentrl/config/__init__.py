@@ -1,0 +1,61 @@
+"""The configuration of a run: its schema, and how a file with overrides becomes it."""
+
+from __future__ import annotations
+
+from agentrl.config.dump import to_yaml
+from agentrl.config.load import LoadedConfig, load_config, load_with_origins
+from agentrl.config.run_sections import (
+    CheckpointConfig,
+    ControllerConfig,
+    EvalConfig,
+    EvalSetConfig,
+    MetricsConfig,
+    RunSection,
+)
+from agentrl.config.schema import RunConfig, StageConfig, StageEntry
+from agentrl.config.task_sections import (
+    DataConfig,
+    EnvConfig,
+    ModelConfig,
+    RewardConfig,
+    RewardFunctionConfig,
+    RewardModelConfig,
+    SandboxConfig,
+    SandboxLimitsConfig,
+    ToolConfig,
+)
+from agentrl.config.train_sections import (
+    AlgorithmConfig,
+    OptimConfig,
+    RolloutConfig,
+    TrainConfig,
+)
+
+__all__ = [
+    "AlgorithmConfig",
+    "CheckpointConfig",
+    "ControllerConfig",
+    "DataConfig",
+    "EnvConfig",
+    "EvalConfig",
+    "EvalSetConfig",
+    "LoadedConfig",
+    "MetricsConfig",
+    "ModelConfig",
+    "OptimConfig",
+    "RewardConfig",
+    "RewardFunctionConfig",
+    "RewardModelConfig",
+    "RolloutConfig",
+    "RunConfig",
+    "RunSection",
+    "SandboxConfig",
+    "SandboxLimitsConfig",
+    "StageConfig",
+    "StageEntry",
+    "ToolConfig",
+    "TrainConfig",
+    "load_config",
+    "load_with_origins",
+    "to_yaml",
+]

@@ -1,0 +1,93 @@
+"""A configuration as YAML: every value written out, and on request where each one came from."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap, CommentedSeq
+from ruamel.yaml.nodes import ScalarNode
+from ruamel.yaml.representer import RoundTripRepresenter
+
+from agentrl.config.document import Key
+from agentrl.config.schema import RunConfig, StageConfig
+
+__all__ = ["SHARED_SECTIONS", "to_yaml"]
+
+SHARED_SECTIONS = ("run", "controller", "model", "metrics")
+"""What belongs to the run and not to a stage."""
+
+
+def to_yaml(
+    config: RunConfig,
+    origin: Callable[[Key, int | None], str] | None = None,
+    *,
+    stages: Sequence[StageConfig] | None = None,
+) -> str:
+    """The whole configuration, defaults and merged stages written out.
+
+    Args:
+        config: as loaded.
+        origin: where the value of a key (of a stage) was written; shown behind each value.
+        stages: its stages as they run, skipped ones included; by default as written.
+
+    Returns:
+        YAML 1.2 that ``load_config`` reads as a configuration with equal ``resolved_stages()``.
+    """
+    shared = config.model_dump(include=set(SHARED_SECTIONS))
+    stages = stages or config.resolved_stages(include_skipped=True)
+    tree = _commented({name: shared[name] for name in SHARED_SECTIONS}, (), None, origin)
+    if config.stages:
+        tree["stages"] = [_stage_tree(stage, index, origin) for index, stage in enumerate(stages)]
+    else:
+        tree.update(_commented(_own_sections(stages[0]), (), None, origin))
+    yaml = YAML(pure=True)
+    yaml.width = 1_000_000  # a wrapped value would be cut by the note behind it
+    yaml.representer.add_representer(type(None), _represent_null)
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    stream = io.StringIO()
+    yaml.dump(tree, stream)
+    return stream.getvalue()
+
+
+def _own_sections(stage: StageConfig) -> dict[str, Any]:
+    return stage.model_dump(exclude={*SHARED_SECTIONS, "name", "when", "starts_from"})
+
+
+def _stage_tree(stage: StageConfig, index: int, origin: Callable[[Key, int | None], str] | None) -> CommentedMap:
+    head = {"name": stage.name, "when": stage.when, "from": stage.starts_from}
+    return _commented({**head, **_own_sections(stage)}, (), index, origin)
+
+
+def _commented(
+    tree: dict[str, Any], key: Key, stage: int | None, origin: Callable[[Key, int | None], str] | None
+) -> CommentedMap:
+    commented = CommentedMap()
+    for name, value in tree.items():
+        inner = (*key, name)
+        if isinstance(value, dict) and value:
+            commented[name] = _commented(value, inner, stage, origin)
+            continue
+        if isinstance(value, list | tuple) and any(isinstance(entry, dict) for entry in value):
+            entries = enumerate(value)
+            commented[name] = [_commented(entry, (*inner, i), stage, origin) for i, entry in entries]
+            continue
+        commented[name] = _flow(value)
+        if origin is not None:
+            commented.yaml_add_eol_comment(origin(inner, stage), name, column=48)
+    return commented
+
+
+def _represent_null(representer: RoundTripRepresenter, _: None) -> ScalarNode:
+    return representer.represent_scalar("tag:yaml.org,2002:null", "null")
+
+
+def _flow(value: Any) -> Any:
+    """Lists and empty mappings on one line."""
+    if isinstance(value, list | tuple):
+        sequence = CommentedSeq(_flow(entry) for entry in value)
+        sequence.fa.set_flow_style()
+        return sequence
+    return value

@@ -1,0 +1,216 @@
+"""A configuration from a file and overrides, with every fault at once."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from agentrl.config.algorithm_section import algorithm_faults
+from agentrl.config.document import (
+    Document,
+    Key,
+    Origin,
+    dotted,
+    parse_document,
+)
+from agentrl.config.overrides import apply_overrides, expand_short_forms
+from agentrl.config.problems import Problem, raise_problems
+from agentrl.config.rules import run_faults, stage_faults
+from agentrl.config.schema import RunConfig, StageConfig
+from agentrl.config.stage_merge import stage_trees
+from agentrl.config.stage_rules import lineage_faults
+from agentrl.config.verdicts import Fault, validation_faults
+from agentrl.errors import ConfigError
+from agentrl.types.section import Section
+
+__all__ = ["LoadedConfig", "load_config", "load_with_origins"]
+
+
+class LoadedConfig:
+    """A checked configuration, and where each of its values was written."""
+
+    def __init__(self, config: RunConfig, document: Document) -> None:
+        self.config = config
+        self._document = document
+        self._stages = stage_trees(document.tree)
+
+    def origin(self, key: Key, stage: int | None = None) -> str:
+        """Where the value at ``key`` (of one stage) comes from: a place, ``command line: ...`` or ``default``."""
+        tree = self._document.tree if stage is None else self._stages[stage]
+        for written in _written_as(key, stage) if _holds(tree, key) else ():
+            if written in self._document.origins:
+                return self._document.origins[written].text
+        return "default"
+
+
+def load_config(
+    source: str | Path | Mapping[str, Any],
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    *,
+    trains: bool = True,
+) -> RunConfig:
+    """Reads and checks a configuration.
+
+    Args:
+        source: a YAML 1.2 file, or the same as a mapping (whose references start from the working directory).
+        overrides: ``key=value`` texts as on the command line, or a mapping of dotted keys to values.
+        trains: hold it to the rules of training too; not so where a policy is only played.
+
+    Returns:
+        The configuration, with ``run.dir`` and ``run.base_dir`` filled in.
+
+    Raises:
+        ConfigError: all that is wrong, each with its place, key, rule, value and, where there is one, a likely mend.
+    """
+    return load_with_origins(source, overrides, trains=trains).config
+
+
+def load_with_origins(
+    source: str | Path | Mapping[str, Any],
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    *,
+    trains: bool = True,
+) -> LoadedConfig:
+    """As ``load_config``, keeping where every value came from."""
+    problems: list[Problem] = []
+    if isinstance(source, Mapping):
+        name, folder = "run", Path.cwd()
+        document = _document_of(source)
+    else:
+        path = Path(source)
+        document, problems = parse_document(_read(path), str(source))
+        folder = path.resolve().parent
+        name = folder.name if path.stem == "config" else path.stem
+    raise_problems(problems)
+    expand_short_forms(document)
+    problems += apply_overrides(document, overrides)
+    problems += _problems(document, folder, trains)
+    raise_problems(problems)
+    config = RunConfig.model_validate(document.tree)
+    base_dir = str((folder / (config.run.base_dir or ".")).resolve())
+    places = {"dir": config.run.dir or str(Path("runs", name)), "base_dir": base_dir}
+    return LoadedConfig(config.model_copy(update={"run": config.run.model_copy(update=places)}), document)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"there is no configuration file {path}") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path} is a folder; name the configuration file in it") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read as a configuration: {error}") from None
+
+
+def _document_of(source: Mapping[str, Any]) -> Document:
+    document = Document(copy.deepcopy(dict(source)))
+    document.place((), document.tree, Origin("the mapping given"))
+    return document
+
+
+def _problems(document: Document, folder: Path, trains: bool) -> list[Problem]:
+    """All problems of a document whose overrides are applied."""
+    problems = []
+    top, top_faults = _validate(RunConfig, document.tree)
+    problems += [_located(document, fault) for fault in top_faults]
+    if top is not None:
+        problems += [_located(document, fault) for fault in run_faults(top, trains=trains)]
+    if not _stages_are_readable(document.tree):
+        return problems
+    base_dir, sound = folder / (top.run.base_dir or ".") if top is not None else folder, []
+    for index, tree in enumerate(stage_trees(document.tree)):
+        stage, faults = _validate(StageConfig, tree)
+        number = index if document.tree.get("stages") else None
+        if stage is not None:
+            broken = [key for fault in faults for key in fault.keys]
+            crossing = [*stage_faults(stage, trains=trains), *algorithm_faults(stage, base_dir)]
+            faults += [fault for fault in crossing if not _touches(fault, broken)]
+        problems += [_located(document, fault, number) for fault in faults]
+        sound += [] if faults else [stage]
+    if not problems:
+        numbered = lineage_faults(sound, base_dir)
+        problems += [
+            _located(document, fault, index if document.tree.get("stages") else None) for index, fault in numbered
+        ]
+    return problems
+
+
+def _validate(model: type[Section], tree: dict[str, Any]) -> tuple[Any, list[Fault]]:
+    """The model, made without the faulty values where possible so that other rules can be checked, and the faults."""
+    try:
+        return model.model_validate(tree), []
+    except ValidationError as error:
+        faults = list(validation_faults(error, model))
+    repaired = copy.deepcopy(tree)
+    for fault in faults:
+        for key in fault.keys:
+            _remove(repaired, key)
+    try:
+        return model.model_validate(repaired), faults
+    except ValidationError:
+        return None, faults
+
+
+def _remove(tree: Any, key: Key) -> None:
+    *outer, last = key
+    for part in outer:
+        try:
+            tree = tree[part]
+        except (KeyError, IndexError, TypeError):
+            return
+    if isinstance(tree, dict):
+        tree.pop(last, None)
+
+
+def _holds(tree: Any, key: Key) -> bool:
+    for part in key:
+        try:
+            tree = tree[part]
+        except (KeyError, IndexError, TypeError):
+            return False
+    return True
+
+
+def _touches(fault: Fault, broken: list[Key]) -> bool:
+    """Whether a rule reads a value that is faulty itself: what it says would only confuse."""
+    return any(key[: len(bad)] == bad or bad[: len(key)] == key for key in fault.keys for bad in broken)
+
+
+def _stages_are_readable(tree: dict[str, Any]) -> bool:
+    stages = tree.get("stages")
+    return stages is None or (isinstance(stages, list) and all(isinstance(stage, dict) for stage in stages))
+
+
+def _located(document: Document, fault: Fault, stage: int | None = None) -> Problem:
+    """The fault at the place of the innermost written key that it is about."""
+    key = fault.keys[0]
+    for length in range(len(key), -1, -1):
+        for written in _written_as(key[:length], stage):
+            if written in document.origins:
+                shown = dotted(_with_stage_name(document, (*written, *key[length:])))
+                return document.origins[written].problem(fault.message.replace("{key}", shown, 1))
+    raise LookupError(f"no origin for {key}")
+
+
+def _written_as(key: Key, stage: int | None) -> Iterator[Key]:
+    """The keys under which a value of a stage may have been written: in the stage, then at the top."""
+    if stage is not None:
+        if key == ("train", "steps"):
+            yield ("stages", stage, "steps")
+        if key == ("starts_from",):
+            yield ("stages", stage, "from")
+        yield ("stages", stage, *key)
+    yield key
+
+
+def _with_stage_name(document: Document, key: Key) -> Key:
+    if len(key) > 2 and key[0] == "stages" and isinstance(key[1], int):
+        name = document.tree["stages"][key[1]].get("name")
+        if isinstance(name, str) and key[2] != "name":
+            return (key[0], name, *key[2:])
+    return key

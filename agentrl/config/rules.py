@@ -1,0 +1,288 @@
+"""Rules between settings, which no single field can know."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from agentrl.config.schema import RunConfig, StageConfig
+from agentrl.config.task_sections import SandboxConfig, SandboxLimitsConfig
+from agentrl.config.verdicts import Fault
+from agentrl.errors import ConfigError
+from agentrl.metrics import REWARD_MODEL_PART
+
+__all__ = ["run_faults", "stage_faults"]
+
+
+def run_faults(config: RunConfig, *, trains: bool = True) -> Iterator[Fault]:
+    """Rules about the run as a whole, and those that only matter where something is trained."""
+    if trains and config.model.path is None and config.model.build is None:
+        yield Fault(
+            (("model", "path"),),
+            "model.path or model.build is required: name a folder in Hugging Face's layout, or a function that "
+            "writes one; got neither",
+        )
+    if config.run.deterministic and config.model.dtype != "float32":
+        yield Fault(
+            (("model", "dtype"), ("run", "deterministic")),
+            f"run.deterministic needs model.dtype='float32', got {config.model.dtype!r}; "
+            "set it, or run.deterministic=false",
+        )
+    yield from _stage_name_faults(config)
+
+
+def _stage_name_faults(config: RunConfig) -> Iterator[Fault]:
+    earlier: list[str] = ["model"]
+    for index, entry in enumerate(config.stages):
+        if entry.name in earlier:
+            yield Fault(
+                (("stages", index, "name"),),
+                f"stages need different names, and 'model' is taken, got {entry.name!r} again; rename this one",
+            )
+        if entry.from_ is not None and entry.from_ not in earlier:
+            yield Fault(
+                (("stages", index, "from"),),
+                f"{{key}} must be one of {', '.join(earlier)} (the stages before it), got {entry.from_!r}",
+            )
+        if entry.steps is not None and "steps" in entry.train:
+            yield Fault(
+                (("stages", index, "steps"),),
+                f"{{key}} is short for train.steps, got both ({entry.steps} and {entry.train['steps']}); keep one",
+            )
+        earlier.append(entry.name)
+
+
+def stage_faults(stage: StageConfig, *, trains: bool = True) -> Iterator[Fault]:
+    """Rules within one stage, and those that only matter where it is trained."""
+    if trains:
+        yield from _data_faults(stage)
+        yield from _sampling_faults(stage)
+    yield from _program_faults(stage)
+    yield from _reward_faults(stage)
+    yield from _eval_faults(stage)
+    yield from _size_faults(stage)
+    yield from _rollout_faults(stage)
+    yield from _sandbox_faults(stage)
+
+
+def _data_faults(stage: StageConfig) -> Iterator[Fault]:
+    if stage.data.train is None:
+        yield Fault(
+            (("data", "train"),),
+            "data.train is required: a function as file.py:name, a .jsonl or .parquet file, or a folder; got none",
+        )
+
+
+def _reward_faults(stage: StageConfig) -> Iterator[Fault]:
+    own = stage.reward.model
+    if own.stage is not None and own.path is not None:
+        yield Fault(
+            (("reward", "model", "path"), ("reward", "model", "stage")),
+            f"reward.model.stage and reward.model.path exclude each other, got {own.stage!r} and {own.path!r}; "
+            "keep one",
+        )
+    for index, function in enumerate(stage.reward.functions):
+        if own.given and (function.name or function.function.rpartition(":")[2]) == REWARD_MODEL_PART:
+            yield Fault(
+                (("reward", "functions", index),),
+                f"reward.functions needs another name than {REWARD_MODEL_PART!r} for {function.function!r}, since that "
+                "part is the reward model's score; give it a `name`",
+            )
+
+
+def _eval_faults(stage: StageConfig) -> Iterator[Fault]:
+    for name, item in stage.eval.sets.items():
+        if not item.tools and stage.env.entry is not None and not stage.env.tools:
+            yield Fault(
+                (("eval", "sets", name, "tools"), ("env", "entry")),
+                f"{{key}}=false takes env.tools away, and env.entry={stage.env.entry!r} has its own, so it "
+                "would change nothing; leave it out",
+            )
+
+
+def _size_faults(stage: StageConfig) -> Iterator[Fault]:
+    train = stage.train
+    if train.steps is not None and train.epochs is not None:
+        yield Fault(
+            (("train", "epochs"), ("train", "steps")),
+            f"train.steps and train.epochs exclude each other, got {train.steps} and {train.epochs}; keep one",
+        )
+    if train.batch_prompts % train.mini_batch_prompts:
+        yield Fault(
+            (("train", "mini_batch_prompts"), ("train", "batch_prompts")),
+            f"train.mini_batch_prompts must divide train.batch_prompts={train.batch_prompts}, "
+            f"got {train.mini_batch_prompts}; the divisors are {_divisors(train.batch_prompts)}",
+        )
+    episodes = train.mini_batch_prompts * stage.rollout.group_size
+    if train.world_size > episodes:
+        yield Fault(
+            (("train", "world_size"), ("train", "mini_batch_prompts"), ("rollout", "group_size")),
+            f"train.world_size must be at most the episodes of a mini-batch, train.mini_batch_prompts * "
+            f"rollout.group_size = {episodes} (a rank without one would only wait), got {train.world_size}; "
+            "lower it, or raise the mini-batch",
+        )
+
+
+def _rollout_faults(stage: StageConfig) -> Iterator[Fault]:
+    rollout = stage.rollout
+    if rollout.min_siblings > rollout.group_size:
+        yield Fault(
+            (("rollout", "min_siblings"), ("rollout", "group_size")),
+            f"rollout.min_siblings must be at most rollout.group_size={rollout.group_size}, got {rollout.min_siblings}",
+        )
+    if rollout.engine == "sglang" and rollout.engine_args:
+        yield Fault(
+            (("rollout", "engine_args"),),
+            f"rollout.engine_args has nothing for rollout.engine='sglang', got {sorted(rollout.engine_args)}; "
+            "its settings are those of rollout.sglang, and rollout.sglang.server_args for the server's own",
+        )
+    if rollout.engine == "sglang" and rollout.sglang.urls and stage.train.world_size > 1 and not rollout.num_workers:
+        yield Fault(
+            (("rollout", "sglang", "urls"), ("train", "world_size")),
+            f"rollout.sglang.urls needs train.world_size=1 (a server has one owner, and each rank plays episodes), "
+            f"got {stage.train.world_size}; let the ranks start servers of their own, or train with one rank",
+        )
+    if rollout.engine == "sglang" and rollout.sglang.urls and rollout.num_workers > 1:
+        yield Fault(
+            (("rollout", "sglang", "urls"), ("rollout", "num_workers")),
+            f"rollout.sglang.urls needs rollout.num_workers of at most 1 (a server has one owner), got "
+            f"{rollout.num_workers}; let the workers start servers of their own, or set rollout.num_workers=1",
+        )
+    for name, value in rollout.worker_resources.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            yield Fault(
+                (("rollout", "worker_resources"),),
+                f"rollout.worker_resources must give each Ray resource a number above 0, got {name}: {value!r}",
+            )
+    if stage.run.deterministic and rollout.num_workers:
+        yield Fault(
+            (("rollout", "num_workers"), ("run", "deterministic")),
+            f"run.deterministic needs rollout.num_workers=0 (groups of several workers come in any order), got "
+            f"{rollout.num_workers}; set it, or run.deterministic=false",
+        )
+    if stage.run.deterministic and rollout.engine not in ("torch", "scripted"):
+        yield Fault(
+            (("rollout", "engine"), ("run", "deterministic")),
+            f"run.deterministic needs rollout.engine='torch' (other engines batch by arrival), "
+            f"got {rollout.engine!r}; set it, or run.deterministic=false",
+        )
+    yield from _schedule_faults(stage)
+    if rollout.context_tokens is not None and rollout.context_tokens <= stage.data.max_prompt_tokens:
+        yield Fault(
+            (("rollout", "context_tokens"), ("data", "max_prompt_tokens")),
+            f"rollout.context_tokens must be more than data.max_prompt_tokens={stage.data.max_prompt_tokens} "
+            f"(nothing could be sampled after the longest prompt), got {rollout.context_tokens}",
+        )
+
+
+def _schedule_faults(stage: StageConfig) -> Iterator[Fault]:
+    rollout = stage.rollout
+    allowed = {"sync": rollout.max_staleness == 0, "one_step_off": rollout.max_staleness == 1}
+    if not allowed.get(rollout.schedule, rollout.max_staleness >= 1):
+        wanted = {"sync": "0", "one_step_off": "1"}.get(rollout.schedule, "at least 1")
+        yield Fault(
+            (("rollout", "max_staleness"), ("rollout", "schedule")),
+            f"rollout.max_staleness must be {wanted} with rollout.schedule={rollout.schedule!r}, "
+            f"got {rollout.max_staleness}; leave it out, or choose another schedule",
+        )
+    if rollout.schedule == "one_step_off" and rollout.on_publish != "drain":
+        yield Fault(
+            (("rollout", "on_publish"), ("rollout", "schedule")),
+            f"rollout.schedule='one_step_off' lets model calls end before a publish, rollout.on_publish='drain', "
+            f"got {rollout.on_publish!r}; leave it out, or set rollout.schedule=async",
+        )
+    ahead = {
+        "schedule": rollout.schedule != "sync",
+        "oversample": rollout.oversample > 0,
+        "extra_siblings": rollout.extra_siblings > 0,
+    }
+    for name in (name for name, given in ahead.items() if given and stage.run.deterministic):
+        yield Fault(
+            (("rollout", name), ("run", "deterministic")),
+            f"run.deterministic closes batches in the order of their draws, whatever finishes first, so that rollout."
+            f"{name} must be left out, got {getattr(rollout, name)!r}; leave it out, or set run.deterministic=false",
+        )
+
+
+def _sampling_faults(stage: StageConfig) -> Iterator[Fault]:
+    """What is sampled must be what can be trained."""
+    rollout = stage.rollout
+    if (rollout.top_p < 1 or rollout.top_k > 0) and not rollout.allow_truncated_sampling:
+        off = "rollout.top_p" if rollout.top_p < 1 else "rollout.top_k"
+        yield Fault(
+            (("rollout", off.removeprefix("rollout.")), ("rollout", "allow_truncated_sampling")),
+            f"rollout.top_p=1 and rollout.top_k=0 are needed for training (anything else samples from another "
+            f"distribution than the one whose logprobs are trained), got top_p={rollout.top_p}, "
+            f"top_k={rollout.top_k}; set rollout.allow_truncated_sampling=true to train all the same",
+        )
+    if rollout.temperature == 0 and rollout.group_size > 1:
+        yield Fault(
+            (("rollout", "temperature"), ("rollout", "group_size")),
+            "rollout.temperature must be more than 0 for training (greedy siblings are all alike), got 0; "
+            "eval.greedy examines the greedy policy",
+        )
+    if rollout.engine == "openai":
+        yield Fault(
+            (("rollout", "engine"),),
+            "rollout.engine='openai' cannot train (such a server returns neither token ids nor logprobs); "
+            "use 'torch' or 'sglang' here",
+        )
+
+
+def _program_faults(stage: StageConfig) -> Iterator[Fault]:
+    env = stage.env
+    if not env.program:
+        return
+    others = {"entry": env.entry, "args": env.args, "tools": env.tools, "system_prompt": env.system_prompt}
+    for name, value in others.items():
+        if value:
+            yield Fault(
+                (("env", name), ("env", "program")),
+                f"env.program={list(env.program)} is the agent itself, so env.{name} would do nothing, got {value!r}; "
+                "give it to the program, or leave env.program out",
+            )
+    for name, item in stage.eval.sets.items():
+        if not item.tools:
+            yield Fault(
+                (("eval", "sets", name, "tools"), ("env", "program")),
+                "{key}=false takes env.tools away, and the agent of env.program brings its own; leave it out",
+            )
+
+
+def _sandbox_faults(stage: StageConfig) -> Iterator[Fault]:
+    sound = True
+    limits_alone = SandboxConfig(limits=stage.sandbox.limits)
+    all_else = stage.sandbox.model_copy(update={"limits": SandboxLimitsConfig()})
+    for sandbox in (limits_alone, all_else):
+        try:
+            sandbox.spec()
+        except ConfigError as error:
+            named = re.search(r"sandbox\.(\w+)(?:\.(\w+))?", str(error))
+            key = tuple(part for part in named.groups() if part) if named else ()
+            yield Fault((("sandbox", *key),), str(error))
+            sound = False
+    if sound:
+        try:
+            stage.sandbox.spec().check_room(stage.sandboxes_a_host)
+        except ConfigError as error:
+            owner = "rollout" if stage.sandbox.max_running is None else "sandbox"
+            yield Fault(((owner, "max_running"), ("sandbox", "docker", "max_sandboxes")), str(error))
+    cap = stage.sandbox.max_running
+    if cap is not None and cap < stage.num_hosts:
+        setting = "rollout.num_workers" if stage.rollout.num_workers else "train.world_size"
+        yield Fault(
+            (("sandbox", "max_running"), tuple(setting.split("."))),
+            f"sandbox.max_running must be at least {setting}={stage.num_hosts}, since each of them hosts "
+            f"episodes, got {cap}; raise it",
+        )
+    lifetime_s, episode_s = stage.sandbox.max_lifetime_s, stage.rollout.episode_timeout_s
+    if lifetime_s is not None and lifetime_s <= episode_s:
+        yield Fault(
+            (("sandbox", "max_lifetime_s"), ("rollout", "episode_timeout_s")),
+            f"sandbox.max_lifetime_s must be more than rollout.episode_timeout_s={episode_s:g} (else a slow policy's "
+            f"episodes would fail instead of being truncated and trained), got {lifetime_s:g}; raise it",
+        )
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(divisor) for divisor in range(1, number + 1) if number % divisor == 0)

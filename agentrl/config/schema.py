@@ -1,0 +1,164 @@
+"""The whole configuration of a run, and one stage of it made whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from agentrl.algorithms import AlgorithmSpec, make_algorithm
+from agentrl.config.run_sections import (
+    CheckpointConfig,
+    ControllerConfig,
+    EvalConfig,
+    MetricsConfig,
+    RunSection,
+)
+from agentrl.config.stage_merge import stage_trees
+from agentrl.config.task_sections import (
+    DataConfig,
+    Dtype,
+    EnvConfig,
+    ModelConfig,
+    RewardConfig,
+    SandboxConfig,
+)
+from agentrl.config.train_sections import (
+    AlgorithmConfig,
+    OptimConfig,
+    RolloutConfig,
+    TrainConfig,
+)
+from agentrl.types.section import Count, Listed, Section
+
+__all__ = ["RunConfig", "StageConfig", "StageEntry", "When"]
+
+When = Literal["always", "built"]
+
+
+class _StageSections(Section):
+    """What a stage may have of its own; elsewhere it applies to every stage."""
+
+    data: DataConfig = Field(default_factory=DataConfig)
+    env: EnvConfig = Field(default_factory=EnvConfig)
+    reward: RewardConfig = Field(default_factory=RewardConfig)
+    sandbox: SandboxConfig = Field(default_factory=SandboxConfig)
+    rollout: RolloutConfig = Field(default_factory=RolloutConfig)
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    optim: OptimConfig = Field(default_factory=OptimConfig)
+    algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
+    eval: EvalConfig = Field(default_factory=EvalConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+
+
+class _RunSections(Section):
+    """What all stages of a run share."""
+
+    run: RunSection = Field(default_factory=RunSection)
+    controller: ControllerConfig = Field(default_factory=ControllerConfig)
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    metrics: MetricsConfig = Field(default_factory=MetricsConfig)
+
+
+class StageConfig(_StageSections, _RunSections):
+    """One stage, whole: the run's sections, with the stage's own settings merged over them."""
+
+    name: str
+    """Prefix of the stage's metrics, and folder of its checkpoints."""
+    when: When = "always"
+    """``built``: only where ``model.build`` made the model, such as a warm-up."""
+    starts_from: str = "model"
+    """``model``, or the name of the earlier stage whose last weights it starts from."""
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens of a whole sequence."""
+        return self.rollout.context_tokens or self.data.max_prompt_tokens + self.rollout.max_response_tokens
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens of KV cache that the engine may keep."""
+        return self.rollout.kv_tokens or self.rollout.max_running * self.context_tokens
+
+    @property
+    def num_hosts(self) -> int:
+        """Processes that play episodes: rollout workers, or without any the training processes."""
+        return self.rollout.num_workers or self.train.world_size
+
+    @property
+    def sandboxes_a_host(self) -> int:
+        """Sandboxes at one time in each process that plays episodes; together they keep to ``sandbox.max_running``."""
+        if self.sandbox.max_running is None:
+            return self.rollout.max_running
+        return self.sandbox.max_running // self.num_hosts
+
+    @property
+    def rollout_dtype(self) -> Dtype:
+        """Of the engine's weights."""
+        return self.rollout.dtype or self.model.dtype
+
+    def make_algorithm(self) -> AlgorithmSpec:
+        """The stage's algorithm, which imports torch; ``train.updates_per_batch`` decides its passes over a batch."""
+        base_dir = None if self.run.base_dir is None else Path(self.run.base_dir)
+        spec = make_algorithm(self.algorithm.name, self.algorithm.settings, base_dir=base_dir)
+        return replace(spec, num_epochs=self.train.updates_per_batch)
+
+    @property
+    def updates_are_on_policy(self) -> bool:
+        """Whether each batch gets one single optimizer step, so that the policy trained is the one that sampled."""
+        return self.train.updates_per_batch == 1 and self.train.mini_batch_prompts == self.train.batch_prompts
+
+
+class StageEntry(Section):
+    """A stage as written under ``stages``: its name, and what differs from the sections above."""
+
+    name: str = Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")
+    """Unique among the stages."""
+    when: When = "always"
+    """``built``: skipped where ``model.path`` is given; ``always`` forces it."""
+    from_: str | None = Field(default=None, alias="from")
+    """``model`` or an earlier stage's name; by default the stage before."""
+    steps: Count | None = None
+    """Short for ``train.steps``."""
+    data: dict[str, Any] = Field(default_factory=dict)
+    env: dict[str, Any] = Field(default_factory=dict)
+    reward: dict[str, Any] = Field(default_factory=dict)
+    sandbox: dict[str, Any] = Field(default_factory=dict)
+    rollout: dict[str, Any] = Field(default_factory=dict)
+    train: dict[str, Any] = Field(default_factory=dict)
+    optim: dict[str, Any] = Field(default_factory=dict)
+    algorithm: dict[str, Any] = Field(default_factory=dict)
+    eval: dict[str, Any] = Field(default_factory=dict)
+    checkpoint: dict[str, Any] = Field(default_factory=dict)
+
+
+class RunConfig(_StageSections, _RunSections):
+    """A configuration file. Without ``stages`` it is one stage named ``train``.
+
+    Make one with ``load_config``, which checks all of it; the sections here are those written at the top, and
+    ``resolved_stages`` are what a run follows.
+    """
+
+    stages: Listed[StageEntry] = ()
+    """Trained one after another."""
+
+    def resolved_stages(self, *, include_skipped: bool = False) -> list[StageConfig]:
+        """The stages in order, each whole; those skipped because ``model.path`` is given only on request.
+
+        Where a stage would start from a skipped one, it starts from what that one would have started from.
+        """
+        tree = self.model_dump(by_alias=True, exclude_unset=True)
+        stages = [StageConfig.model_validate(stage) for stage in stage_trees(tree)]
+        if include_skipped or self.model.path is None:
+            return stages
+        origin = {"model": "model"}
+        kept = []
+        for stage in stages:
+            starts_from = origin[stage.starts_from]
+            skipped = stage.when == "built"
+            origin[stage.name] = starts_from if skipped else stage.name
+            if not skipped:
+                kept.append(stage.model_copy(update={"starts_from": starts_from}))
+        return kept

@@ -1,0 +1,92 @@
+"""Stages made whole: a stage's own settings merged over the sections at the top, as plain trees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from agentrl.config.train_sections import AlgorithmConfig, RolloutConfig
+
+__all__ = ["SHORT_FORMS", "Tree", "merge", "owner_of", "stage_trees"]
+
+Tree: TypeAlias = dict[str, Any]
+
+# Where a text may stand for a mapping, and the key that it is short for; * is any entry of a list or mapping.
+SHORT_FORMS: Mapping[tuple[str, ...], str] = {
+    ("data",): "train",
+    ("algorithm",): "name",
+    ("env", "tools", "*"): "function",
+    ("reward", "functions", "*"): "function",
+    ("eval", "sets", "*"): "data",
+}
+
+# A key that says what its neighbours belong to: where a stage changes it, these neighbours do not carry over.
+_OWNED: Mapping[tuple[str, str], tuple[str, ...] | None] = {
+    ("algorithm", "name"): None,  # all of them
+    ("data", "train"): ("args",),
+    ("env", "entry"): ("args",),
+    ("rollout", "engine"): ("engine_args",),
+    ("train", "steps"): ("epochs",),
+    ("train", "epochs"): ("steps",),
+}
+_DEFAULTS: Mapping[tuple[str, str], Any] = {
+    ("algorithm", "name"): AlgorithmConfig.model_fields["name"].default,
+    ("rollout", "engine"): RolloutConfig.model_fields["engine"].default,
+}
+
+
+def merge(base: Any, patch: Any) -> Any:
+    """``patch`` over ``base``: mappings key by key, anything else replaces."""
+    if not isinstance(base, dict) or not isinstance(patch, dict):
+        return patch
+    return {**base, **{key: merge(base[key], value) if key in base else value for key, value in patch.items()}}
+
+
+def stage_trees(tree: Mapping[str, Any]) -> list[Tree]:
+    """The tree of each stage, whole.
+
+    Args:
+        tree: a configuration as plain mappings; a well-formed one, or one whose faults the schema will name.
+
+    Returns:
+        For each entry of ``stages`` the sections at the top with the entry's merged over them, and ``name``,
+        ``when`` and ``starts_from``; for a tree without stages one named ``train``.
+    """
+    top = {key: value for key, value in tree.items() if key != "stages"}
+    entries = tree.get("stages") or ()
+    if not entries:
+        return [{**top, "name": "train"}]
+    trees: list[Tree] = []
+    previous = "model"
+    for entry in entries:
+        sections = {key: value for key, value in entry.items() if key not in ("name", "when", "from", "steps")}
+        if entry.get("steps") is not None:
+            sections["train"] = {**sections.get("train", {}), "steps": entry["steps"]}
+        whole = merge(_without_owned(top, sections), sections)
+        whole["name"] = entry.get("name")
+        whole["when"] = entry.get("when", "always")
+        whole["starts_from"] = entry.get("from") or previous
+        trees.append(whole)
+        previous = entry.get("name")
+    return trees
+
+
+def owner_of(key: tuple[str, ...]) -> tuple[str, str] | None:
+    """The setting that ``key`` belongs to, such as ``algorithm.name`` for all other keys of ``algorithm``."""
+    for (section, owner), owned in _OWNED.items():
+        if section == key[0] and key[1:2] != (owner,) and (owned is None or key[1] in owned):
+            return section, owner
+    return None
+
+
+def _without_owned(top: Tree, patch: Tree) -> Tree:
+    """``top`` without the settings that belong to something that ``patch`` replaces."""
+    kept = dict(top)
+    for (section, key), owned in _OWNED.items():
+        base, own = kept.get(section), patch.get(section)
+        if not isinstance(base, dict) or not isinstance(own, dict) or key not in own:
+            continue
+        if own[key] == base.get(key, _DEFAULTS.get((section, key))):
+            continue
+        kept[section] = {name: value for name, value in base.items() if owned is not None and name not in owned}
+    return kept

@@ -1,0 +1,198 @@
+"""The sections that say how it is learned: rollout, train, optimizer and algorithm."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from agentrl.config.sglang_section import SGLangConfig
+from agentrl.config.task_sections import Dtype
+from agentrl.types.section import (
+    Arguments,
+    Count,
+    Decay,
+    Fraction,
+    Listed,
+    Natural,
+    Positive,
+    Seconds,
+    Section,
+    Weight,
+)
+
+__all__ = ["AlgorithmConfig", "OptimConfig", "RolloutConfig", "TrainConfig"]
+
+
+class RolloutConfig(Section):
+    """How episodes are played."""
+
+    engine: Literal["torch", "sglang", "openai", "scripted"] = "torch"
+    """``torch`` in process, ``sglang`` servers, ``openai``-compatible servers (never trained), or ``scripted``."""
+    engine_args: Arguments = Field(default_factory=dict)
+    """Settings of that engine alone."""
+    schedule: Literal["sync", "one_step_off", "async"] = "sync"
+    """``sync``: every batch is played by the weights that it trains; ``one_step_off``: the next batch is played while
+    one is trained; ``async``: as far ahead as ``max_staleness`` allows, episodes run through a publish."""
+    max_staleness: Natural = Field(default_factory=lambda data: int(data["schedule"] != "sync"))
+    """Published versions that a trained token may lie behind; by default 1, or 0 with ``schedule: sync``."""
+    on_publish: Literal["drain", "retract", "in_place"] = Field(
+        default_factory=lambda data: "drain" if data["schedule"] == "one_step_off" else "retract"
+    )
+    """Model calls in flight when weights are published: ``drain`` lets them end, ``retract`` interrupts them, and they
+    go on with their KV made anew; ``in_place`` keeps the old KV, where the engine can. By default ``retract``, or
+    ``drain`` with ``schedule: one_step_off``."""
+    stale: Literal["drop", "mask_tokens"] = "drop"
+    """Groups with tokens older than ``max_staleness``: drop them, or leave those tokens out of the loss."""
+    oversample: Weight = 0.0
+    """Draws played beyond a batch, as a share of ``train.batch_prompts``: the groups that finish first are trained, and
+    with ``schedule: sync`` the others are cancelled. It favours tasks with short episodes."""
+    group_size: Count = 8
+    """Episodes of each task in a batch."""
+    extra_siblings: Natural = 0
+    """Episodes of each task beyond ``group_size``: once that many have finished, the others are cut off, and count as
+    truncated with the turns that they have."""
+    max_turns: Count = 8
+    """Model calls in an episode."""
+    max_calls_per_turn: Count = 32
+    """Calls of one turn that are run or answered each; those beyond are not run, and one answer counts them."""
+    max_bad_turns: Count = 5
+    """Turns in a row, each with calls of which none can be read, after which an episode is ``truncated(bad_calls)``."""
+    max_turn_tokens: Count = 512
+    """Tokens sampled in one model call."""
+    max_response_tokens: Count = 4096
+    """Tokens of a sequence after its opening prompt, the policy's and the tools' together."""
+    context_tokens: Count | None = None
+    """Tokens of a whole sequence; by default ``data.max_prompt_tokens + rollout.max_response_tokens``."""
+    temperature: Weight = 1.0
+    """Of sampling for training; 0 is greedy."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Nucleus of sampling for training; 1 is off."""
+    top_k: Natural = 0
+    """Only the k likeliest tokens; 0 is off."""
+    allow_truncated_sampling: bool = False
+    """Train although ``top_p`` or ``top_k`` make the sampler another distribution than the policy."""
+    stop: Listed[str] = ()
+    """Texts that end a model call, beside the end-of-turn token."""
+    max_running: Count = 32
+    """Episodes in flight at once."""
+    num_workers: Natural = 0
+    """Processes that play episodes with engines of their own, on any machine of the Ray cluster; 0 plays them in the
+    training processes."""
+    worker_resources: Arguments = Field(default_factory=dict)
+    """Ray resources that each of them asks for beside a CPU, such as ``{rollout: 1}``, to place them."""
+    worker_restarts: Natural = 3
+    """Of them, how many may die and be started again between two publishes of weights (or ever, where nothing is
+    trained); one more ends the run."""
+    worker_timeout_s: Seconds = 120.0
+    """Seconds in which one answers a call that costs it no work. One that does not, since it hangs or its machine is
+    out of reach, is ended and replaced as if it had died."""
+    kv_tokens: Count | None = None
+    """Tokens of KV cache kept for waiting episodes; by default room for all that run."""
+    dtype: Dtype | None = None
+    """Of the engine's weights; by default ``model.dtype``."""
+    num_engines: Count = 1
+    """SGLang servers that each process that plays episodes starts."""
+    tp_size: Count = 1
+    """Tensor-parallel ranks of an SGLang server."""
+    max_running_requests: Count | None = None
+    """Requests that an SGLang server decodes at once; by default SGLang's own choice."""
+    kv_memory_fraction: Fraction | None = None
+    """Share of a device's memory for weights and KV cache of an SGLang server; by default SGLang's own choice."""
+    page_size: Count | None = None
+    """Tokens of a page of an SGLang server's KV cache."""
+    sglang: SGLangConfig = Field(default_factory=SGLangConfig)
+    turn_timeout_s: Seconds = 120.0
+    """Seconds of one turn: generation, tools and environment; waiting for a sandbox that others use does not count."""
+    episode_timeout_s: Seconds = 600.0
+    """Seconds of one episode, counted in the same way."""
+    tool_timeout_s: Seconds = 30.0
+    """Wall-clock seconds of one tool call, where the tool sets no limit of its own."""
+    tool_threads: Count = 32
+    """Calls of synchronous tools that run at once in each process that plays episodes; others wait, which no deadline
+    counts."""
+    env_threads: Count = 32
+    """Threads of each such process in which environments are made, synchronous ones are stepped, and rewards scored."""
+    measure_retokenization: bool = True
+    """Whether each episode says how its token ids differ from those of its text made anew (``mismatch/retok_frac``)."""
+    retries: Natural = 2
+    """Further attempts at an episode that infrastructure failed."""
+    min_siblings: Count = Field(default_factory=lambda data: min(2, data["group_size"]))
+    """A group with fewer finished episodes is dropped; by default 2, or 1 with ``group_size: 1``."""
+    max_failed_frac: Fraction = 0.5
+    """The run stops with a checkpoint where more of a batch's episodes than this share failed at one boundary (``env``
+    counts ``truncated(env_exception)`` too); up to it each step says how many and why."""
+    max_refill: Weight = 1.0
+    """Draws that may replace dropped groups in a step, as a share of ``train.batch_prompts``."""
+
+
+class TrainConfig(Section):
+    """How much is trained, and in which portions. Sizes are global, never per process."""
+
+    steps: Count | None = None
+    """Training steps, one batch each."""
+    epochs: Count | None = None
+    """Passes over the data, instead of ``steps``; 1 where neither is given."""
+    world_size: Count = 1
+    """Training processes (ranks)."""
+    batch_prompts: Count = 16
+    """Tasks in a batch; each is played ``rollout.group_size`` times."""
+    mini_batch_prompts: Count = Field(default_factory=lambda data: data["batch_prompts"])
+    """Tasks of one optimizer step; by default the whole batch."""
+    updates_per_batch: Count = 1
+    """Passes over a batch."""
+    micro_batch_tokens: Count = 8192
+    """Tokens in one forward and backward of a rank; a matter of memory, it changes no number."""
+    logprob_micro_batch_tokens: Count = Field(default_factory=lambda data: data["micro_batch_tokens"])
+    """Tokens in one forward without gradients; by default ``micro_batch_tokens``."""
+    tool_tokens: bool = False
+    """A control: train on tool and template tokens too, as if the policy had sampled them."""
+    gradient_checkpointing: bool = False
+    """Compute activations again in the backward instead of keeping them."""
+    threads_per_rank: Count = 1
+    """CPU threads of a rank; more than one is slower for tiny models."""
+
+
+class OptimConfig(Section):
+    """The optimizer and its learning-rate schedule."""
+
+    name: Literal["adamw", "muon"] = "adamw"
+    """``muon`` takes the hidden matrices and leaves the rest to AdamW."""
+    lr: Weight = 1e-6
+    """Peak learning rate (of AdamW's parameters)."""
+    betas: Listed[Decay] = Field(default=(0.9, 0.95), min_length=2, max_length=2)
+    """Decay of AdamW's two moments."""
+    eps: Positive = 1e-8
+    """Added to AdamW's denominator."""
+    weight_decay: Weight = 0.0
+    """Decoupled weight decay."""
+    clip_grad_norm: Positive | None = 1.0
+    """Largest norm of the whole gradient; null clips nothing."""
+    muon_lr: Weight = 0.02
+    """Peak learning rate of Muon's matrices."""
+    muon_momentum: Decay = 0.95
+    """Muon's momentum."""
+    muon_weight_decay: Weight = 0.01
+    """Decoupled weight decay of Muon's matrices."""
+    warmup_steps: Natural = 0
+    """Optimizer steps of linear rise from 0."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """What follows the rise and the flat part, down to ``final_fraction``."""
+    flat_fraction: Fraction = 0.0
+    """Share of the stage's optimizer steps before the descent begins, the rise included."""
+    final_fraction: Fraction = 0.0
+    """Learning rate at the end, as a share of the peak."""
+
+
+class AlgorithmConfig(Section):
+    """The algorithm by name, and its own settings beside it (see ``docs/configuration.md``)."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = "grpo"
+    """Name of an algorithm of agentrl."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The algorithm's own settings, as given."""
+        return dict(self.__pydantic_extra__ or {})

@@ -1,0 +1,1 @@
+"""The processes of a run: role groups, rollout pools and their supervision."""

@@ -1,0 +1,379 @@
+"""Draws go out, outcomes come in, what may be trained waits: the one thread beside the loop (docs/controller.md)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from agentrl.algorithms import Keep
+from agentrl.controller.admission import Admission, Snapshot
+from agentrl.controller.cluster.rollout_pool import Fleet
+from agentrl.controller.ledger import Ledger, LedgerState
+from agentrl.controller.prompt_sampler import DrawOrder
+from agentrl.controller.stop_request import StopRequest
+from agentrl.errors import AgentRLError, EngineError
+from agentrl.rollouts import GroupOutcome, GroupRequest, SavedGroup
+from agentrl.types import TrajectoryGroup
+
+__all__ = ["Intake", "KeepGroup", "RolloutService"]
+
+_POLL_S = 0.2
+_CLOSE_S = 30.0
+_SNAPSHOT_S = 600.0
+
+
+KeepGroup = Callable[[TrajectoryGroup], Keep]
+Intake = Callable[[GroupOutcome], None]
+
+
+class RolloutService:
+    """Keeps the fleet busy within the admission's bounds, and buffers what may be trained.
+
+    Args:
+        fleet: where episodes run.
+        order: which task a draw is.
+        ledger: where every trajectory is.
+        admission: bounds.
+        keep_group: whether a finished group may be trained on.
+        intake: called with every outcome as it comes in (store, metrics), evaluation's included.
+        start: the draws to go on from, and groups that wait already.
+        step: steps done before.
+        version: policy version that is served.
+        stop: ends the waits for a batch and for an evaluation.
+        look: called by the thread after each look for outcomes.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        order: DrawOrder,
+        ledger: Ledger,
+        admission: Admission,
+        keep_group: KeepGroup,
+        intake: Intake,
+        start: Snapshot,
+        step: int = 0,
+        version: int = 0,
+        stop: StopRequest | None = None,
+        look: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._stop, self._look = stop or StopRequest(), look
+        self._fleet, self._order, self._ledger, self._admission = fleet, order, ledger, admission
+        self._keep_group, self._intake = keep_group, intake
+        self._next_draw, self._again = start.next_draw, list(start.outstanding)
+        self._saved = {group.draw: group for group in start.running}
+        self._issued = start.spent
+        self._running: dict[int, int] = {}  # the version served when a draw was issued: none of its tokens is older
+        self._cut: dict[int, str] = {}  # of those that run: what is being cancelled, and why
+        self._buffer: list[TrajectoryGroup] = []
+        self._in_training, self._step, self._version = 0, step, version
+        self._counts: Counter[str] = Counter()
+        self._waiting = False
+        self._held = 0
+        self._evaluating: dict[str, tuple[int, list[GroupOutcome]]] = {}
+        self._error: BaseException | None = None
+        self._closing = False
+        self._asked_for_snapshot = False
+        self._snapshot: Snapshot | None = None
+        self._changed = threading.Condition()
+        self._take_over(start.groups)
+        self._thread = threading.Thread(target=self._serve, name="rollout-service", daemon=True)
+        self._thread.start()
+
+    def next_groups(self, step: int, deadline_s: float) -> list[TrajectoryGroup]:
+        """Blocks until the batch of ``step`` may be trained.
+
+        Returns:
+            B groups, or fewer (even none) where the draws of this batch are spent.
+
+        Raises:
+            EngineError: nothing came within ``deadline_s``, or the service broke.
+            RunInterruptedError: the run was asked to end; nothing was taken.
+        """
+        with self._changed:
+            self._waiting = True
+            try:
+                self._wait(self._ready, deadline_s, "finished groups")
+            finally:
+                self._waiting = False
+            size = self._admission.batch_groups
+            if self._admission.in_draw_order:
+                self._buffer.sort(key=lambda group: group.draw)
+            taken, self._buffer = self._buffer[:size], self._buffer[size:]
+            self._in_training, self._step = size, step  # a short batch makes no room before it is published
+            if self._admission.runs_for_nothing(step):
+                self._cancel(self._running, "surplus")
+            self._issued = len(self._buffer) + len(self._running.keys() - self._cut.keys())
+            for group in taken:
+                self._ledger.move(group.draw, _finished(group), "taken", step=step)
+            return taken
+
+    def mark_trained(self, groups: Sequence[TrajectoryGroup], step: int) -> None:
+        """The given groups were trained in ``step``; durable when this returns."""
+        self._ledger.trained({group.draw: _finished(group) for group in groups}, step)
+
+    def before_publish(self, version: int) -> None:
+        """``version`` is served next: what runs and could not be trained by it any more is cancelled."""
+        with self._changed:
+            if self._admission.stale == "drop":
+                oldest = version - self._admission.max_staleness
+                self._cancel([draw for draw, issued in self._running.items() if issued < oldest], "stale")
+
+    def make_room(self, version: int) -> None:
+        """The batch in training is published, and ``version`` is served: its place is free."""
+        with self._changed:
+            self._in_training, self._version = 0, version
+            waiting, self._buffer = self._buffer, []
+            for group in waiting:
+                self._buffer_or_drop(group)
+            self._changed.notify_all()
+
+    def take_counts(self) -> Mapping[str, int]:
+        """What happened since the last call, by the metric's name."""
+        with self._changed:
+            counts, self._counts = self._counts, Counter()
+            return counts
+
+    def evaluate(self, requests: Sequence[GroupRequest], deadline_s: float) -> list[GroupOutcome]:
+        """Rolls out groups that are not trained; no new training episodes are issued meanwhile."""
+        label = requests[0].label
+        with self._changed:
+            self._evaluating[label] = (len(requests), [])
+            self._held += 1
+            self._fleet.submit(requests)
+            try:
+                self._wait(lambda: self._arrived(label) == len(requests), deadline_s, f"evaluation {label}")
+            finally:
+                self._held -= 1
+                _, outcomes = self._evaluating.pop(label)
+                self._changed.notify_all()
+        return sorted(outcomes, key=lambda outcome: outcome.request.draw)
+
+    def snapshot(self, again: Collection[int] = ()) -> Snapshot:
+        """What a checkpoint must know, at one moment; the ledger's rows up to there are durable.
+
+        Args:
+            again: draws that came to their end and are to be played again all the same, unless they wait to be trained.
+        """
+        with self._changed:
+            self._asked_for_snapshot, self._snapshot = True, None
+            what = "the state of the groups that run"
+            self._wait(lambda: self._snapshot is not None, _SNAPSHOT_S, what, stoppable=False)
+            snapshot, self._snapshot = self._snapshot, None
+            assert snapshot is not None
+        waiting = {group.draw for group in snapshot.groups}
+        return replace(snapshot, outstanding=tuple(sorted({*snapshot.outstanding, *again} - waiting)))
+
+    def close(self) -> None:
+        """Ends admission and the thread; what runs is cancelled and recorded as such. A second call does nothing."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(_CLOSE_S)
+        if self._thread.is_alive():
+            raise EngineError(f"the rollout service did not end within {_CLOSE_S:.0f} s", retryable=False)
+        if self._error is None:
+            self._cancel_running()
+        for group in self._buffer:
+            self._ledger.move(group.draw, _finished(group), "dropped", reason="closed")
+        self._buffer.clear()
+
+    def _cancel_running(self) -> None:
+        """Ends what runs and waits until it came back, so that nothing of it meets whoever uses the fleet next."""
+        self._fleet.cancel(sorted(self._running.keys() - self._cut.keys()))
+        end = time.monotonic() + _CLOSE_S
+        while self._running:
+            for outcome in self._fleet.collect(_POLL_S):
+                self._come_in(outcome)
+            if time.monotonic() > end:
+                raise EngineError(f"cancelled groups did not end within {_CLOSE_S:.0f} s", retryable=False)
+
+    def _arrived(self, label: str) -> int:
+        return len(self._evaluating[label][1])
+
+    def _wait(self, ready: Callable[[], bool], deadline_s: float, what: str, *, stoppable: bool = True) -> None:
+        """Waits under the condition; a broken service raises at once, and so does a run that is asked to end."""
+        end = time.monotonic() + deadline_s
+        self._changed.notify_all()
+        while True:
+            if self._error is not None:
+                if isinstance(self._error, AgentRLError):
+                    raise self._error
+                raise EngineError(f"the rollout service broke: {self._error!r}", retryable=False) from self._error
+            if ready():
+                return
+            if stoppable:
+                self._stop.check()
+            if not self._changed.wait(min(_POLL_S, max(0.0, end - time.monotonic()))) and time.monotonic() >= end:
+                raise EngineError(
+                    f"waited {deadline_s:.0f} s for {what}: {len(self._running)} groups are running, "
+                    f"{len(self._buffer)} are buffered; look for a tool that hangs, or raise rollout.episode_timeout_s",
+                    retryable=False,
+                )
+
+    def _ready(self) -> bool:
+        size, finished = self._admission.batch_groups, len(self._buffer)
+        if finished < size:
+            return not self._running and not self._may_issue()
+        if not self._admission.in_draw_order or not self._running:
+            return True
+        return sorted(group.draw for group in self._buffer)[size - 1] < min(self._running)
+
+    def _may_issue(self) -> bool:
+        return self._admission.has_room(
+            step=self._step,
+            in_training=self._in_training,
+            to_come=len(self._buffer) + len(self._running),
+            issued=self._issued,
+        )
+
+    def _serve(self) -> None:
+        try:
+            while True:
+                if self._asked_for_snapshot:
+                    self._take_snapshot()
+                with self._changed:
+                    if self._closing:
+                        return
+                    requests = self._admit()
+                    idle = not self._running and not self._evaluating
+                    if requests:
+                        self._fleet.submit(requests)
+                    elif idle:
+                        if not self._asked_for_snapshot:
+                            self._changed.wait(_POLL_S)
+                        continue
+                for outcome in self._fleet.collect(_POLL_S):
+                    self._come_in(outcome)
+                self._look()
+        except BaseException as error:  # noqa: BLE001 - boundary: handed to the loop, which raises it
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+
+    def _take_snapshot(self) -> None:
+        """Taken by the thread that collects, so that a group is either in flight or in the buffer."""
+        saved = self._fleet.in_flight()
+        for outcome in self._fleet.collect(0.0):
+            self._come_in(outcome)
+        with self._changed:
+            self._ledger.sync()
+            going_on = self._running.keys() - self._cut.keys()
+            waiting = [self._saved[draw] for draw in self._again if draw in self._saved]
+            running = [group.at_version(self._running[group.draw]) for group in saved if group.draw in going_on]
+            self._snapshot = Snapshot(
+                next_draw=self._next_draw,
+                outstanding=tuple(sorted({*going_on, *self._again})),
+                spent=max(0, self._issued - len(going_on) - len(self._buffer)),
+                ledger_offset=self._ledger.offset,
+                groups=tuple(self._buffer),
+                running=tuple(sorted([*waiting, *running], key=lambda group: group.draw)),
+            )
+            self._asked_for_snapshot = False
+            self._changed.notify_all()
+
+    def _admit(self) -> list[GroupRequest]:
+        requests = []
+        while not self._held and (self._waiting or not self._admission.in_draw_order) and self._may_issue():
+            again = bool(self._again)
+            draw = self._again.pop(0) if again else self._next_draw
+            self._next_draw = max(self._next_draw, draw + 1)
+            bounds, saved = self._admission, self._saved.pop(draw, None)
+            request = GroupRequest(
+                draw, self._order.task(draw), bounds.group_size, extra_siblings=bounds.extra_siblings
+            )
+            if saved is not None and len(saved.siblings) != request.num_siblings:
+                saved = None  # a resumed run may have other numbers of siblings
+            if again:
+                self._counts += _resumed(saved, request.num_siblings)
+            detail = {} if saved is None else {"resumed": True}
+            self._ledger.issue(draw, request.num_siblings, **detail)
+            self._running[draw] = self._version if saved is None else saved.version
+            request = replace(request, saved=saved)
+            self._issued += 1
+            requests.append(request)
+        return requests
+
+    def _come_in(self, outcome: GroupOutcome) -> None:
+        reason = "" if outcome.request.label else self._cut.get(outcome.request.draw, "")
+        if reason:
+            outcome = replace(outcome, group=_with_reason(outcome.group, reason))
+        self._intake(outcome)
+        with self._changed:
+            self._take_in(outcome)
+            self._changed.notify_all()
+
+    def _take_in(self, outcome: GroupOutcome) -> None:
+        request, group = outcome.request, outcome.group
+        if request.label:
+            if request.label in self._evaluating:  # else its evaluation was given up
+                self._evaluating[request.label][1].append(outcome)
+            return
+        self._running.pop(request.draw, None)
+        self._cut.pop(request.draw, None)
+        finished = _finished(group)
+        self._enter_ends(group)
+        if not finished:
+            return
+        decision = self._keep_group(group)
+        if decision.keep:
+            self._ledger.move(group.draw, finished, "buffered")
+            self._buffer_or_drop(group)
+        else:
+            self._ledger.move(group.draw, finished, "dropped", reason=decision.reason)
+
+    def _buffer_or_drop(self, group: TrajectoryGroup) -> None:
+        """Keeps a group for a batch, unless it is too old for any that is still to come."""
+        versions = [version for trajectory in group.finished for version in trajectory.policy_versions]
+        if self._admission.too_old(versions, self._version):
+            self._ledger.move(group.draw, _finished(group), "dropped", reason="stale")
+            self._counts["async/dropped"] += 1
+        else:
+            self._buffer.append(group)
+
+    def _cancel(self, draws: Iterable[int], reason: str) -> None:
+        new = sorted(draw for draw in draws if draw not in self._cut)
+        if new:
+            self._cut |= dict.fromkeys(new, reason)
+            self._fleet.cancel(new)
+
+    def _take_over(self, groups: Sequence[TrajectoryGroup]) -> None:
+        """Groups of a checkpoint that wait to be trained come into this attempt's ledger."""
+        for group in groups:
+            self._ledger.issue(group.draw, len(group.trajectories), resumed=True)
+            self._enter_ends(group)
+            self._ledger.move(group.draw, _finished(group), "buffered")
+            self._buffer_or_drop(group)
+            self._issued += 1
+
+    def _enter_ends(self, group: TrajectoryGroup) -> None:
+        finished = _finished(group)
+        for trajectory in group.trajectories:
+            if trajectory.sibling not in finished:
+                ended: LedgerState = "cancelled" if trajectory.status.kind == "cancelled" else "failed"
+                self._ledger.move(group.draw, [trajectory.sibling], ended, reason=trajectory.status.reason)
+        self._ledger.move(group.draw, finished, "finished")
+
+
+def _resumed(saved: SavedGroup | None, num_siblings: int) -> Counter[str]:
+    """What becomes of the episodes of a draw that ran when a checkpoint was made."""
+    going_on, anew = (0, num_siblings) if saved is None else (len(saved.resumable), len(saved.lost))
+    return Counter({"count/resumed_episodes": going_on, "count/restarted_episodes": anew})
+
+
+def _with_reason(group: TrajectoryGroup, reason: str) -> TrajectoryGroup:
+    """A group that was cancelled here, with the reason; what came to its end all the same stays as it is."""
+    return replace(
+        group,
+        trajectories=tuple(
+            replace(t, status=replace(t.status, reason=reason)) if str(t.status) == "cancelled(cancelled)" else t
+            for t in group.trajectories
+        ),
+    )
+
+
+def _finished(group: TrajectoryGroup) -> list[int]:
+    return [trajectory.sibling for trajectory in group.finished]

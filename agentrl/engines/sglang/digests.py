@@ -1,0 +1,124 @@
+"""What a server's own digest of each of its tensors must be, given the weights that it was sent.
+
+SGLang (0.5.23, on a CPU) answers ``/weights_checker`` with the first 64 bits of the SHA-256 of each parameter's bytes,
+under its own names, for each tensor-parallel rank. Its parameters are Hugging Face's, some of them fused and each
+rank's cut out of the whole; the digests are therefore known here without asking for a single weight.
+
+On a CPU every size that is cut is first made up with zeros to what the ranks can share: the vocabulary to a multiple of
+64, the MLP's width to 32 a rank, attention to whole KV heads a rank (``configs/update_config.py`` of SGLang).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from agentrl.engines.sglang.weights import WeightArray
+
+__all__ = ["differing", "unknown_names"]
+
+_FUSED: Mapping[str, tuple[str, ...]] = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+_VOCABULARY = ("embed_tokens", "lm_head")
+_HEADS = ("q_proj", "k_proj", "v_proj", "o_proj")
+_MLP = ("gate_proj", "up_proj", "down_proj")
+_COLUMNS_CUT = ("o_proj", "down_proj")
+"""Cut along the second axis, and their biases not at all; everything else along the first, biases as well."""
+_VOCAB_PADDING = 64
+_MLP_PADDING = 32
+
+
+def differing(
+    weights: Mapping[str, WeightArray], ranks: Sequence[Mapping[str, str]], num_kv_heads: int
+) -> tuple[list[str], int]:
+    """Compares a server's digests with the weights that it should hold.
+
+    Args:
+        weights: by Hugging Face name.
+        ranks: the server's digests by its own names, for each tensor-parallel rank.
+        num_kv_heads: of the model.
+
+    Returns:
+        The server's names whose digest is another, or which are not made of ``weights`` alone; and how many were
+        compared.
+    """
+    wrong, compared = [], 0
+    for rank, digests in enumerate(ranks):
+        for served, digest in digests.items():
+            parts = _parts(served, weights)
+            if parts is None and _is_no_weight(served):
+                continue
+            compared += 1
+            if parts is None or _digest(parts, rank, len(ranks), num_kv_heads) != digest:
+                wrong.append(served)
+    return wrong, compared
+
+
+def unknown_names(own: Collection[str], ranks: Sequence[Mapping[str, str]]) -> list[str]:
+    """A server's names that are not made of the tensors named ``own``."""
+    return [
+        served
+        for digests in ranks
+        for served in digests
+        if not _is_no_weight(served) and not all(name in own for name in _part_names(served))
+    ]
+
+
+def _is_no_weight(served: str) -> bool:
+    """Whether it is the embedding under a second name, where they are tied, or a table of positions."""
+    return served.startswith("lm_head.") or ".rotary_emb." in served
+
+
+def _part_names(served: str) -> list[str]:
+    """The Hugging Face tensors that one of the server's is made of, in order."""
+    if served.startswith("visual."):  # Qwen's vision tower has queries, keys and values in one tensor of its own
+        served = served.replace(".attn.qkv_proj.", ".attn.qkv.")
+    for fused, names in _FUSED.items():
+        if f".{fused}." in served:
+            return [served.replace(f".{fused}.", f".{name}.") for name in names]
+    return [served]
+
+
+def _parts(served: str, weights: Mapping[str, WeightArray]) -> list[WeightArray] | None:
+    names = _part_names(served)
+    return [weights[name] for name in names] if all(name in weights for name in names) else None
+
+
+def _digest(parts: Sequence[WeightArray], rank: int, num_ranks: int, num_kv_heads: int) -> str:
+    sha = hashlib.sha256()
+    for part in parts:
+        sha.update(np.ascontiguousarray(_shard(part, rank, num_ranks, num_kv_heads)).data)
+    return sha.digest()[:8].hex()
+
+
+def _shard(array: WeightArray, rank: int, num_ranks: int, num_kv_heads: int) -> npt.NDArray[Any]:
+    """What one rank holds."""
+    kind = array.name.rpartition(".")[0].rpartition(".")[2]
+    axis = int(kind in _COLUMNS_CUT)
+    if kind not in _VOCABULARY + _HEADS + _MLP or axis >= len(array.shape):
+        return array.bits
+    whole = np.moveaxis(array.bits.reshape(array.shape), axis, 0)
+    each = _rank_size(kind, array.shape[axis], num_ranks, num_kv_heads)
+    own = whole[rank * each : (rank + 1) * each]
+    if short := each - own.shape[0]:
+        own = np.concatenate([own, np.zeros((short, *own.shape[1:]), dtype=own.dtype)])
+    return np.moveaxis(own, 0, axis)
+
+
+def _rank_size(kind: str, size: int, num_ranks: int, num_kv_heads: int) -> int:
+    """How much of the cut axis each rank holds, what it is made up with included."""
+    if kind in _HEADS:
+        return size // num_kv_heads * -(-num_kv_heads // num_ranks)
+    if kind in _MLP:
+        return _MLP_PADDING * -(-size // (_MLP_PADDING * num_ranks))
+    padded = _VOCAB_PADDING * -(-size // _VOCAB_PADDING)
+    if padded % num_ranks:
+        multiple = _VOCAB_PADDING * num_ranks
+        padded = multiple * -(-size // multiple)
+    return padded // num_ranks

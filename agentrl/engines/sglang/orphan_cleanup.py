@@ -1,0 +1,74 @@
+"""Reaping: ends servers whose owner is dead, and removes their temporary folders.
+
+Needed only where owner and lifeline were killed together, or a lifeline was stopped. A server is known by the marker
+that its processes inherit, and by their sessions; what belongs to a process that lives, or of which nothing can be
+known, is left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from agentrl.engines.sglang import supervise
+from agentrl.engines.sglang.process import FOLDER_PREFIX
+from agentrl.sandbox.owner_id import Owner
+
+__all__ = ["reap_servers"]
+
+_GRACE_S = 6.0
+"""For lifelines that are ending their server."""
+
+
+def reap_servers() -> list[str]:
+    """Ends servers of dead owners; what was removed, one line each."""
+    if sys.platform != "linux":
+        return []
+    end = time.monotonic() + _GRACE_S
+    while (markers := _orphans()) or _folders():
+        if time.monotonic() > end:
+            break
+        time.sleep(0.1)
+    removed = []
+    for marker in sorted(markers):
+        number = len(supervise.server_processes(marker))
+        supervise.end_server(marker)
+        removed.append(f"server of owner {marker.partition('/')[0]}, {number} processes")
+    for folder in _folders():  # of those that left no process
+        supervise.remove_leftovers(str(folder))
+        removed.append(f"folder {folder} of owner {_owner_of(folder)}")
+    return removed
+
+
+def _orphans() -> set[str]:
+    """Markers of servers whose owner is dead and of which a process lives."""
+    prefix = f"{supervise.MARKER}=".encode()
+    found: set[str] = set()
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{name}/environ").read_bytes().split(b"\0")
+            found |= {word.removeprefix(prefix).decode(errors="replace") for word in words if word.startswith(prefix)}
+    owners = {marker: Owner.parse(marker.partition("/")[0]) for marker in found}
+    return {marker for marker, owner in owners.items() if owner is not None and owner.is_dead}
+
+
+def _folders() -> list[Path]:
+    """Temporary folders of servers whose owner is dead, and that this user may remove."""
+    found = []
+    for path in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
+        owner = _owner_of(path)
+        with contextlib.suppress(OSError):
+            ours = os.geteuid() in (0, path.lstat().st_uid) and not path.is_symlink()
+            if ours and owner is not None and owner.is_dead:
+                found.append(path)
+    return found
+
+
+def _owner_of(folder: Path) -> Owner | None:
+    return Owner.parse(folder.name.removeprefix(FOLDER_PREFIX).rpartition("-")[0])

@@ -1,0 +1,171 @@
+"""``POST /generate``: a request as SGLang wants it, and its answer as a Completion."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from agentrl.engines.sglang.errors import RefusedError, ServerLostError
+from agentrl.errors import GoldenRuleError
+from agentrl.types import (
+    Completion,
+    EngineAccount,
+    FinishReason,
+    GenerateRequest,
+    SamplingParams,
+    Segment,
+    SegmentKind,
+    StaleKV,
+)
+
+__all__ = ["generate_body", "read_answer", "sampling_body"]
+
+_NAN_MARK = "NaN happened"
+"""SGLang ends a request with this stop string where it sampled an id that its vocabulary does not have."""
+
+_FINISH: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
+
+
+def sampling_body(sampling: SamplingParams) -> dict[str, Any]:
+    """``sampling_params`` of SGLang 0.5; what is switched off is left out."""
+    body: dict[str, Any] = {"max_new_tokens": sampling.max_new_tokens, "temperature": sampling.temperature}
+    optional: tuple[tuple[str, Any, Any], ...] = (
+        ("top_p", sampling.top_p, 1.0),
+        ("top_k", sampling.top_k, 0),
+        ("min_p", sampling.min_p, 0.0),
+        ("stop_token_ids", list(sampling.stop_token_ids), []),
+        ("stop", list(sampling.stop), []),
+        ("json_schema", sampling.json_schema, ""),
+    )
+    return body | {name: value for name, value, off in optional if value != off}
+
+
+def generate_body(request: GenerateRequest, rid: str) -> dict[str, Any]:
+    """The whole body: ids in, ids and the logprobs of what is sampled out.
+
+    The server makes an image's placeholders itself, of one that stands for them all.
+    """
+    body = {
+        "rid": rid,
+        "input_ids": _with_single_placeholders(request),
+        "sampling_params": sampling_body(request.sampling),
+        "return_logprob": True,
+    }
+    return body | ({"image_data": [image.data_uri() for image in request.images]} if request.images else {})
+
+
+def _with_single_placeholders(request: GenerateRequest) -> list[int]:
+    kept = np.ones(request.token_ids.size, dtype=np.bool_)
+    for span in request.media:
+        kept[span.start + 1 : span.start + span.num_tokens] = False
+    ids: list[int] = request.token_ids[kept].tolist()
+    return ids
+
+
+def read_answer(
+    request: GenerateRequest,
+    answer: Mapping[str, Any],
+    *,
+    server: str,
+    vocab_size: int,
+    version_of: Callable[[str], int],
+    stale_kv: StaleKV = "never",
+) -> Completion:
+    """The completion that an answer holds.
+
+    Args:
+        request: what was asked.
+        answer: the parsed JSON object.
+        server: its name, for errors.
+        vocab_size: ids that the model has.
+        version_of: policy version of a server's weight label; raises where the label is not this engine's.
+        stale_kv: the rule in force while the request ran.
+
+    Raises:
+        ServerLostError: a part is missing or has another shape; or the server itself failed the request.
+        RefusedError: it sampled outside the vocabulary, or a logprob is not a finite number.
+        GoldenRuleError: its parts contradict each other.
+    """
+    who = f"{server}, request {request.request_id!r}"
+    try:
+        meta, finish = answer["meta_info"], answer["meta_info"]["finish_reason"]
+        reason, matched = _FINISH[finish["type"]], finish.get("matched")
+        status = finish.get("status_code")
+        if reason == "abort" and status is not None and int(status) >= 400:
+            raise ServerLostError(f"{who}: the server gave it up with status {status}: {finish.get('message')}")
+        ids = np.asarray(answer["output_ids"], dtype=np.int32)
+        triples = meta.get("output_token_logprobs") or []
+        logprobs = np.asarray([_number(triple[0], who) for triple in triples], dtype=np.float32)
+        named = np.asarray([triple[1] for triple in triples], dtype=np.int32)
+        spans = _spans(meta, ids.size)
+        account = EngineAccount(int(meta["prompt_tokens"]), int(meta["completion_tokens"]))
+        cached = int(meta.get("cached_tokens") or 0)
+        timings = {"server_s": float(meta["e2e_latency"])} if "e2e_latency" in meta else {}
+    except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
+        raise ServerLostError(
+            f"{who}: the answer is not one of SGLang's ({type(error).__name__}: {error}); is this its /generate?"
+        ) from error
+    if matched == _NAN_MARK:
+        raise RefusedError(f"{who}: the server sampled from logits that are not numbers; look at the weights")
+    _check(ids, logprobs, named, spans, account, vocab_size, who)
+    segments = tuple(
+        Segment(SegmentKind.POLICY, ids[start:end], logprobs[start:end], version_of(label))
+        for label, start, end in spans
+        if end > start
+    )
+    return Completion(
+        request_id=request.request_id,
+        segments=segments,
+        finish_reason=reason,
+        stop_string=matched if reason == "stop" and isinstance(matched, str) else None,
+        account=account,
+        cached_tokens=cached,
+        stale_kv=stale_kv,
+        timings=timings,
+    )
+
+
+def _number(value: object, who: str) -> float:
+    number = float("nan") if value is None else float(str(value))
+    if not math.isfinite(number):
+        raise RefusedError(
+            f"{who}: a logprob is {value!r}, which is not a finite number; the server's weights or arithmetic are "
+            "broken (a dtype that overflows?), and nothing can be trained on it"
+        )
+    return number
+
+
+def _spans(meta: Mapping[str, Any], size: int) -> list[tuple[str, int, int]]:
+    """``(label, start, end)``; a server without spans makes each answer with one version."""
+    spans = meta.get("weight_versions")
+    if spans is None:
+        return [(str(meta["weight_version"]), 0, size)]
+    return [(str(span["version"]), int(span["start"]), min(int(span["end"]), size)) for span in spans]
+
+
+def _check(
+    ids: npt.NDArray[np.int32],
+    logprobs: npt.NDArray[np.float32],
+    named: npt.NDArray[np.int32],
+    spans: Sequence[tuple[str, int, int]],
+    account: EngineAccount,
+    vocab_size: int,
+    who: str,
+) -> None:
+    problem = ""
+    if logprobs.size != ids.size or not np.array_equal(named, ids):
+        problem = f"{ids.size} ids came back and {logprobs.size} logprobs, which are not of the same tokens"
+    elif account.completion_tokens != ids.size:
+        problem = f"{ids.size} ids came back, the server counted {account.completion_tokens}"
+    elif ids.size and (int(ids.min()) < 0 or int(ids.max()) >= vocab_size):
+        problem = f"an id is outside the vocabulary of {vocab_size}; the server has another model"
+    elif [start for _, start, _ in spans] != [0, *(end for _, _, end in spans)][: len(spans)] or (
+        ids.size and (not spans or spans[-1][2] != ids.size)
+    ):
+        problem = f"the spans of weight versions {list(spans)} do not cover its {ids.size} ids"
+    if problem:
+        raise GoldenRuleError(f"{who}: {problem}")

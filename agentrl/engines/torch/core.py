@@ -1,0 +1,399 @@
+"""The scheduler: a queue, rows that decode together, and what happens to a request between them.
+
+Everything here runs on the engine's own thread, so nothing is locked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from agentrl.engines.torch.job import Job
+from agentrl.engines.torch.kv_state import Lanes
+from agentrl.engines.torch.model.interface import ServedModel
+from agentrl.engines.torch.prefill import DETERMINISTIC_CHUNK, Pending
+from agentrl.engines.torch.row_layout import Blocks, attention_blocks, exchanges
+from agentrl.engines.torch.sampling import SamplingRows, sample, uniforms
+from agentrl.engines.torch.sessions import Session, common_prefix
+from agentrl.engines.torch.stops import StopStrings
+from agentrl.engines.torch.torch_spec import TorchEngineSpec
+from agentrl.errors import EngineError
+from agentrl.types import Completion, FinishReason
+
+__all__ = ["EngineCore"]
+
+_BATCH_SHARE = 4
+_HOLD_BACK_STEPS = 8
+
+
+class EngineCore:
+    """Continuous batching over ``spec.num_rows`` rows.
+
+    A request waits in the queue, is prefilled in a row, decodes there one token a step with all others, and leaves;
+    its session stays in the row for the next turn. Rows 0..span-1 decode, idle ones among them as padding, and
+    running rows are moved together once a tenth of the span is idle (``order.py``).
+    """
+
+    def __init__(self, spec: TorchEngineSpec, weights: ServedModel) -> None:
+        self.policy_version = 0
+        self.admitting = True
+        self.refusal: str | None = None
+        self.outbox: list[tuple[Job, Completion | EngineError]] = []
+        self._spec = spec
+        self._weights = weights
+        self._stops = StopStrings(spec.decode)
+        self._lanes: Lanes | None = Lanes.build(spec, weights)
+        self._returning: deque[Job] = deque()  # of sessions with KV here: they go first, so that it is not evicted
+        self._arriving: deque[Job] = deque()
+        self._held_back = 0
+        self._jobs: dict[str, Job] = {}
+        self._row_jobs: list[Job | None] = [None] * spec.num_rows
+        self.num_running = 0
+        self._next_expiry = float("inf")
+        self._watched = False  # whether any request wants more after a token than that it is kept
+        self._live: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+        self._span = 0
+        self._sampling = SamplingRows()
+        self._changed = False
+        self._stopped_at: float | None = None
+        self._stood_still = 0.0
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._returning) + len(self._arriving)
+
+    @property
+    def kv_tokens(self) -> int:
+        return 0 if self._lanes is None else self._lanes.cache.kv_tokens
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.num_running or (self.num_waiting and self.admitting))
+
+    def now(self) -> float:
+        """Seconds of engine time, which stands still between ``stop_clock`` and ``start_clock``."""
+        return (time.monotonic() if self._stopped_at is None else self._stopped_at) - self._stood_still
+
+    def stop_clock(self) -> None:
+        if self._stopped_at is None:
+            self._stopped_at = time.monotonic()
+
+    def start_clock(self) -> None:
+        if self._stopped_at is not None:
+            self._stood_still += time.monotonic() - self._stopped_at
+            self._stopped_at = None
+
+    def submit(self, job: Job) -> None:
+        """Queues a validated request."""
+        request_id = job.request.request_id
+        if self.refusal is not None:
+            self.outbox.append((job, EngineError(self.refusal)))
+        elif request_id in self._jobs:
+            message = f"request_id {request_id!r} is already in flight; ids must be unique"
+            self.outbox.append((job, EngineError(message, retryable=False)))
+        else:
+            self._jobs[request_id] = job
+            known = self._lanes is not None and self._lanes.cache.holds(job.request.session_id)
+            (self._returning if known else self._arriving).append(job)
+            self._next_expiry = min(self._next_expiry, job.deadline)
+            self._watched |= bool(job.request.sampling.stop) or job.request.on_tokens is not None
+
+    def abort(self, request_ids: Sequence[str]) -> None:
+        """Ends requests with what they have; unknown ids are ignored."""
+        for job in [self._jobs[request_id] for request_id in request_ids if request_id in self._jobs]:
+            self.abort_job(job)
+
+    def abort_job(self, job: Job) -> None:
+        """Ends this very request, where it is still in flight."""
+        if self._jobs.get(job.request.request_id) is job:
+            self._withdraw(job)
+            self._answer(job, job.completion("abort", self.now()))
+
+    def release(self, session_id: str) -> None:
+        """Frees a session's KV, at once or when its request has ended."""
+        if self._lanes is not None:
+            self._lanes.cache.release(session_id)
+
+    def step(self) -> None:
+        """Admits what fits, then samples one token for every running request."""
+        self._expire()
+        if self.num_waiting and self.admitting and self._worth_prefilling():
+            self._admit()
+        if self._changed:
+            self._arrange()
+        if self._live.size:
+            self._decode()
+
+    def retract(self) -> None:
+        """Sends running requests back to the head of the queue with what they sampled; all KV is dropped."""
+        running = [job for job in self._row_jobs if job is not None]
+        for job in sorted(running, key=lambda job: job.submitted, reverse=True):
+            self._leave(job)
+            self._returning.appendleft(job)
+        if self._lanes is not None:
+            self._lanes.cache.forget_all()
+        self._arrange()
+
+    def free_kv(self) -> None:
+        """Drops KV memory; nothing may run."""
+        self.retract()
+        self._lanes = None
+
+    def allocate_kv(self) -> None:
+        """Takes KV memory again."""
+        if self._lanes is None:
+            self._lanes = Lanes.build(self._spec, self._weights)
+
+    def tear(self, message: str) -> None:
+        """The weights are no longer those of one version: nothing is answered any more."""
+        self.refusal = message
+        for job in list(self._jobs.values()):
+            self._withdraw(job)
+            self._answer(job, EngineError(message))
+
+    def bury(self, message: str) -> None:
+        """Fails every request after a crash, without relying on anything that the crash may have left half done."""
+        self.outbox += [(job, EngineError(message)) for job in self._jobs.values()]
+        self._jobs.clear()
+
+    @property
+    def _rows(self) -> Lanes:
+        if self._lanes is None:
+            raise EngineError("the engine's KV memory is asleep; call wake(['kv_cache']) first", retryable=True)
+        return self._lanes
+
+    def _withdraw(self, job: Job) -> None:
+        if job.row is None:
+            (self._returning if job in self._returning else self._arriving).remove(job)
+        else:
+            self._leave(job)
+
+    def _expire(self) -> None:
+        now = self.now()
+        if now < self._next_expiry:
+            return
+        for job in [job for job in self._jobs.values() if job.deadline <= now]:
+            self._withdraw(job)
+            message = (
+                f"request {job.request.request_id!r} spent its deadline_s={job.request.deadline_s} of engine time "
+                f"after {job.logprobs.size} tokens; raise it, or lower max_new_tokens or rollout.max_running"
+            )
+            self._answer(job, EngineError(message))
+        self._next_expiry = min((job.deadline for job in self._jobs.values()), default=float("inf"))
+
+    def _worth_prefilling(self) -> bool:
+        """Whether to prefill now, or to let the running rows go on until more has come to be prefilled together.
+
+        A prefill of few tokens costs nearly as much as one of many, and while it runs nothing is decoded.
+        """
+        ready = min(self.num_waiting, self._spec.num_rows - self.num_running)
+        if not ready:
+            return False
+        self._held_back += 1
+        if ready * _BATCH_SHARE < self.num_running and self._held_back <= _HOLD_BACK_STEPS:
+            return False
+        self._held_back = 0
+        return True
+
+    def _admit(self) -> None:
+        lanes, skipped = self._rows, []
+        pending: list[Pending] = []
+        whole: dict[bytes, Pending] = {}  # those of them that prefill a whole prompt, by its ids
+        free = self._spec.num_rows - self.num_running
+        while self.num_waiting and free:
+            job = (self._returning or self._arriving).popleft()
+            if job.request.min_version > self.policy_version:
+                message = (
+                    f"request {job.request.request_id!r} needs min_version={job.request.min_version}, the engine "
+                    f"serves policy_version={self.policy_version}; send it to an engine that was updated"
+                )
+                self._answer(job, EngineError(message))
+                continue
+            session = lanes.cache.open(job.request.session_id)
+            if session.busy:  # a session's requests run one after the other
+                skipped.append(job)
+                continue
+            free -= 1
+            self._enter(job, session, pending, whole)
+        self._returning.extendleft(reversed(skipped))
+        if pending:
+            self._prefill(pending)
+
+    def _enter(self, job: Job, session: Session, pending: list[Pending], whole: dict[bytes, Pending]) -> None:
+        """Gives the job a row and what KV there is, and notes what is left to prefill."""
+        lanes, ids = self._rows, job.ids
+        row = lanes.cache.place(session)
+        table = lanes.table
+        # the last id must be fed again for its logits, so at most n-1 positions are taken from the cache
+        reused = common_prefix(ids[:-1], table.ids[row, : table.kv_len[row]])
+        if self._spec.deterministic:
+            reused = self._whole_chunks(min(reused, session.pure))
+        sibling = None if reused else whole.get(ids.tobytes())
+        if sibling is not None:
+            sibling.copies.append(row)
+            reused = ids.size
+        else:
+            if reused == 0 and (found := lanes.cache.find_prompt(ids)) is not None:
+                source, pure = found
+                reused = self._whole_chunks(min(pure, ids.size - 1)) if self._spec.deterministic else ids.size - 1
+                lanes.kv.copy(source, row, reused)
+            pending.append(Pending(row, ids, reused))
+            if reused == 0:
+                whole[ids.tobytes()] = pending[-1]
+        job.cached_tokens = reused if job.cached_tokens is None else job.cached_tokens
+        session.pure = ids.size
+        table.kv_len[row] = 0
+        table.ids[row, : ids.size] = ids
+        sampled = job.logprobs.size
+        table.logprobs[row, ids.size - sampled : ids.size] = job.logprobs
+        table.begin(row, job.request.seed, job.request.sampling)
+        table.count[row] = sampled
+        job.row, self._row_jobs[row] = row, job
+        self.num_running += 1
+        job.mark(self.policy_version)
+        job.started = self.now() if job.started is None else job.started
+        self._changed = True
+
+    @staticmethod
+    def _whole_chunks(tokens: int) -> int:
+        return tokens // DETERMINISTIC_CHUNK * DETERMINISTIC_CHUNK
+
+    def _prefill(self, pending: Sequence[Pending]) -> None:
+        lanes, table, began = self._rows, self._rows.table, self.now()
+        for items, logits in lanes.prefiller.run(pending):
+            rows, sources = [], []
+            for index, item in enumerate(items):
+                if item.fresh:
+                    lanes.cache.remember_prompt(item.row, item.ids)
+                for row in (item.row, *item.copies):
+                    table.kv_len[row] = item.first
+                    table.start[row] = item.first - table.count[row]
+                    table.inputs[1, row] = item.first - 1
+                    lanes.kv.set_visible(row, item.first)
+                    rows.append(row)
+                    sources.append(index)
+                    job = self._row_jobs[row]
+                    assert job is not None
+                    job.prefill_s += self.now() - began
+            chosen = np.array(rows, dtype=np.int64)
+            spread = logits if len(rows) == len(items) else logits[sources]
+            self._sample(spread, chosen, table.sampling(chosen, chosen, self._weights.device), chosen)
+
+    def _decode(self) -> None:
+        """One token for every running row, in one forward over the span."""
+        lanes, table, live = self._rows, self._rows.table, self._live
+        kv = lanes.kv
+        inputs = torch.from_numpy(table.inputs[:, : self._span]).to(self._weights.device)
+        if self._spec.deterministic:
+            blocks: Blocks = ((self._span, kv.max_keys),)
+        else:
+            blocks = attention_blocks(table.keys(self._span), kv.max_keys)
+        logits = lanes.decoder.decode(inputs[0], inputs[1], blocks)
+        table.kv_len[live] += 1
+        self._sample(logits, np.arange(self._span), self._sampling, live)
+
+    def _sample(
+        self, logits: Tensor, rows: npt.NDArray[np.int64], params: SamplingRows, live: npt.NDArray[np.int64]
+    ) -> None:
+        """Draws for ``rows`` (one a row of logits) and lets the ``live`` ones among them go on or end."""
+        table, device = self._rows.table, self._weights.device
+        draws = torch.from_numpy(uniforms(table.seeds[rows], table.inputs[1, rows] + 1)).to(device)
+        ids_tensor, logprobs_tensor = sample(logits, draws, params)
+        both = torch.stack((ids_tensor.to(torch.int32), logprobs_tensor.view(torch.int32))).cpu().numpy()
+        ids, logprobs = both[0].astype(np.int64), both[1].view(np.float32)
+        if live is not rows and live.size < rows.size:
+            ids, logprobs = ids[live], logprobs[live]
+        if not bool(np.isfinite(logprobs).all()):
+            live, ids, logprobs = self._reject(live, ids, logprobs)
+        stopped = table.accept(live, ids, logprobs)
+        full = table.count[live] >= table.limit[live]
+        for index in np.flatnonzero(stopped | full):
+            self._finish(int(live[index]), "stop" if stopped[index] else "length")
+        if self._watched:
+            self._watch(live)
+
+    def _reject(
+        self, live: npt.NDArray[np.int64], ids: npt.NDArray[np.int64], logprobs: npt.NDArray[np.float32]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        """Fails the requests whose logits are not finite; the cache is cleared of what they wrote."""
+        finite = np.isfinite(logprobs)
+        for row in live[~finite]:
+            job = self._row_jobs[row]
+            assert job is not None
+            position = int(self._rows.table.inputs[1, row]) + 1
+            self._leave(job)
+            self._rows.kv.clear_row(int(row))
+            self._rows.cache.release(job.request.session_id)
+            self._answer(
+                job,
+                EngineError(
+                    f"request {job.request.request_id!r}: the logits at position {position} are NaN or infinite under "
+                    f"policy_version={self.policy_version}; the weights or the sequence make the model overflow: "
+                    "look at the gradient norm of the last update, or use model.dtype=float32",
+                    retryable=False,
+                ),
+            )
+        return live[finite], ids[finite], logprobs[finite]
+
+    def _watch(self, live: npt.NDArray[np.int64]) -> None:
+        """Looks for stop strings, and tells who listens of the token that was sampled last, where more will come."""
+        for row in live.tolist():
+            job = self._row_jobs[row]
+            if job is None:
+                continue
+            listener, stop = job.request.on_tokens, job.request.sampling.stop
+            ids, logprobs = self._rows.table.sampled(row)
+            if stop and (found := self._stops.match(ids, stop)) is not None:
+                self._finish(row, "stop", found)
+            elif listener is not None:
+                listener(ids[-1:].copy(), logprobs[-1:].copy())
+
+    def _finish(self, row: int, reason: FinishReason, stop_string: str | None = None) -> None:
+        job = self._row_jobs[row]
+        assert job is not None
+        self._leave(job)
+        self._answer(job, job.completion(reason, self.now(), stop_string))
+
+    def _leave(self, job: Job) -> None:
+        """Takes a running job out of its row; the row keeps its KV for the session's next turn."""
+        table, row = self._rows.table, job.row
+        assert row is not None
+        job.logprobs = table.sampled(row)[1].copy()
+        job.ids = table.ids[row, : int(table.start[row]) + job.logprobs.size].copy()
+        job.kv_tokens = int(table.kv_len[row])
+        job.row, self._row_jobs[row] = None, None
+        self.num_running -= 1
+        table.end(row)
+        self._rows.cache.rest(job.request.session_id)
+        self._changed = True
+
+    def _answer(self, job: Job, answer: Completion | EngineError) -> None:
+        del self._jobs[job.request.request_id]
+        self.outbox.append((job, answer))
+
+    def _arrange(self) -> None:
+        """After a change: which rows run, how far the span reaches, and their sampling parameters."""
+        self._changed = False
+        if self.num_running and not self._spec.deterministic:
+            for one, other in exchanges(self._rows.table.keys(self._spec.num_rows)):
+                self._exchange(one, other)
+        running = [row for row, job in enumerate(self._row_jobs) if job is not None]
+        self._live = np.array(running, dtype=np.int64)
+        self._span = self._spec.num_rows if self._spec.deterministic else (running[-1] + 1 if running else 0)
+        if running:
+            self._sampling = self._rows.table.sampling(slice(0, self._span), self._live, self._weights.device)
+
+    def _exchange(self, one: int, other: int) -> None:
+        self._rows.cache.swap(one, other)
+        jobs = self._row_jobs
+        jobs[one], jobs[other] = jobs[other], jobs[one]
+        for index in (one, other):
+            job = jobs[index]
+            if job is not None:
+                job.row = index

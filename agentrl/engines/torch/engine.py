@@ -1,0 +1,138 @@
+"""TorchEngine: a rollout engine in this process, on a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agentrl.engines.base import (
+    EngineHealth,
+    EngineLayout,
+    EngineNotice,
+    PauseMode,
+    Tag,
+)
+from agentrl.engines.checks import check_request
+from agentrl.engines.torch.control import Control, TorchUpdateSession
+from agentrl.engines.torch.core import EngineCore
+from agentrl.engines.torch.job import Job
+from agentrl.engines.torch.model.loading import load_model
+from agentrl.engines.torch.thread import EngineThread
+from agentrl.engines.torch.torch_spec import TorchEngineSpec
+from agentrl.errors import ConfigError
+from agentrl.types import Completion, EngineInfo, GenerateRequest
+
+__all__ = ["TorchEngine"]
+
+
+class TorchEngine:
+    """``RolloutEngine`` and ``EngineControl`` over a decoder in this process (docs/engines.md).
+
+    Args:
+        spec: how; ``spec.model_path`` names the folder that is read.
+        config: a Hugging Face configuration as a mapping, instead of the folder's.
+        state_dict: weights under Hugging Face names, instead of the folder's.
+
+    Raises:
+        ConfigError: ``context_tokens`` above what the model was made for.
+        EngineError: a model that this engine does not compute, a folder that cannot be read, or incomplete weights.
+    """
+
+    def __init__(
+        self,
+        spec: TorchEngineSpec,
+        *,
+        config: Mapping[str, Any] | None = None,
+        state_dict: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        self._spec = spec
+        with torch.inference_mode():
+            model = load_model(spec, config, state_dict)
+            if spec.context_tokens > model.max_positions:
+                raise ConfigError(
+                    f"rollout.context_tokens must be at most the model's max_position_embeddings="
+                    f"{model.max_positions}, got {spec.context_tokens}; lower it"
+                )
+            self._core = EngineCore(spec, model)
+        self._vocab_size = model.vocab_size
+        self._thread = EngineThread(self._core, spec.num_threads)
+        self._control = Control(self._core, model, self._thread)
+        self._thread.start()
+
+    async def generate(self, request: GenerateRequest) -> Completion:
+        """See ``RolloutEngine.generate``. A session's requests run one after the other."""
+        check_request(request, self.info(), stop_strings=self._spec.decode is not None)
+        future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
+        job = Job(request, future, self._core.now(), np.array(request.token_ids, dtype=np.int32))
+        self._thread.submit(job)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._thread.post(lambda: self._core.abort_job(job))
+            raise
+
+    async def abort(self, request_ids: Sequence[str]) -> None:
+        """See ``RolloutEngine.abort``."""
+        chosen = tuple(request_ids)
+        self._thread.post(lambda: self._core.abort(chosen))
+
+    async def release(self, session_id: str) -> None:
+        """See ``RolloutEngine.release``; a session whose request runs is freed when that ends."""
+        self._thread.post(lambda: self._core.release(session_id))
+
+    def info(self) -> EngineInfo:
+        """See ``RolloutEngine.info``. ``vocab_size`` is the model's, padding included: no id is masked, because the
+        recorded logprobs are those of the whole softmax."""
+        return EngineInfo(
+            name="torch",
+            model=self._spec.model_path,
+            vocab_size=self._vocab_size,
+            context_tokens=self._spec.context_tokens,
+            policy_version=self._core.policy_version,
+        )
+
+    def pause(self, mode: PauseMode) -> None:
+        """See ``EngineControl.pause``. ``in_place`` keeps KV across the pause; an update drops it all the same
+        (``stale_kv: never``), and interrupted requests are re-prefilled."""
+        self._control.pause(mode)
+
+    def resume(self) -> None:
+        """Goes on; see ``EngineControl.resume``."""
+        self._control.resume()
+
+    def sleep(self, tags: Sequence[Tag]) -> None:
+        """Frees KV memory for ``kv_cache``; weights stay, because an update writes into them."""
+        self._control.sleep(tags)
+
+    def wake(self, tags: Sequence[Tag]) -> None:
+        """Takes back what ``sleep`` freed."""
+        self._control.wake(tags)
+
+    def layout(self) -> EngineLayout:
+        """Whole tensors under Hugging Face names; the engine fuses them."""
+        return EngineLayout(kind="whole", dtype=self._spec.dtype)
+
+    def begin_update(self, version: int) -> TorchUpdateSession:
+        """See ``EngineControl.begin_update``."""
+        return self._control.begin_update(version)
+
+    def checksum(self) -> Mapping[str, int]:
+        """See ``EngineControl.checksum``."""
+        return self._control.checksum()
+
+    def take_notices(self) -> list[EngineNotice]:
+        """Nothing: it either works or fails."""
+        return []
+
+    def health(self) -> EngineHealth:
+        """See ``EngineControl.health``; answers at once, even while a step runs."""
+        return self._control.health()
+
+    def close(self) -> None:
+        """Ends the thread; requests in flight fail."""
+        self._thread.close()

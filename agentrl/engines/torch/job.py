@@ -1,0 +1,86 @@
+"""One request in the engine, from its submission to its completion."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from agentrl.types import (
+    Completion,
+    EngineAccount,
+    FinishReason,
+    GenerateRequest,
+    Segment,
+    SegmentKind,
+)
+
+__all__ = ["Job"]
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request and what became of it so far. While it runs, its ids live in its row; otherwise here.
+
+    Args:
+        future: of the event loop that awaits the answer.
+        submitted: the engine's clock when it came in.
+        ids: ``[n]`` prompt and sampled tokens.
+        logprobs: ``[n]`` of the sampled tokens so far.
+        marks: (policy version, index of its first sampled token), in order.
+        row: the decode row while it runs.
+    """
+
+    request: GenerateRequest
+    future: asyncio.Future[Completion]
+    submitted: float
+    ids: npt.NDArray[np.int32]
+    logprobs: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
+    marks: list[tuple[int, int]] = field(default_factory=list)
+    row: int | None = None
+    cached_tokens: int | None = None
+    kv_tokens: int | None = None
+    started: float | None = None
+    prefill_s: float = 0.0
+
+    @property
+    def num_prompt(self) -> int:
+        """Ids that were given."""
+        return int(self.ids.size - self.logprobs.size)
+
+    @property
+    def deadline(self) -> float:
+        """On the engine's clock, which stands still while the engine is paused."""
+        allowed = self.request.deadline_s
+        return float("inf") if allowed is None else self.submitted + allowed
+
+    def mark(self, version: int) -> None:
+        """Notes that tokens sampled from now on are of ``version``."""
+        if not self.marks or self.marks[-1][0] != version:
+            self.marks.append((version, int(self.logprobs.size)))
+
+    def completion(self, finish_reason: FinishReason, now: float, stop_string: str | None = None) -> Completion:
+        """The answer: one POLICY segment a version that made at least one token."""
+        ids, count = self.ids[self.num_prompt :], int(self.logprobs.size)
+        ends = [first for _, first in self.marks[1:]] + [count]
+        segments = tuple(
+            Segment(SegmentKind.POLICY, ids[first:end], self.logprobs[first:end], version)
+            for (version, first), end in zip(self.marks, ends, strict=False)  # no mark: it never ran
+            if end > first
+        )
+        started = now if self.started is None else self.started
+        return Completion(
+            request_id=self.request.request_id,
+            segments=segments,
+            finish_reason=finish_reason,
+            account=EngineAccount(self.num_prompt, count, self.kv_tokens),
+            stop_string=stop_string,
+            cached_tokens=self.cached_tokens or 0,
+            timings={
+                "queue_s": started - self.submitted,
+                "prefill_s": self.prefill_s,
+                "decode_s": max(now - started - self.prefill_s, 0.0),
+            },
+        )

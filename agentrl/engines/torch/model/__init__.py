@@ -1,0 +1,1 @@
+"""The model behind TorchEngine: configuration, weights and forward passes."""

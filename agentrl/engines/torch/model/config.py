@@ -1,0 +1,106 @@
+"""What the engine's own decoder must know of a model, read from a Hugging Face ``config.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.engines.torch.model.rope import ROPE_TYPES, Rope
+from agentrl.errors import EngineError
+
+__all__ = ["DecoderConfig", "not_computed"]
+
+SUPPORTED = ("llama", "qwen2", "qwen3")
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """A decoder of the Llama family: RMSNorm, rotary embedding, grouped-query attention, SwiGLU.
+
+    Args:
+        vocab_size: rows of the embedding, padding included.
+        qkv_bias, output_bias, mlp_bias: which projections have a bias.
+        qk_norm: RMSNorm over each head of queries and keys before the rotary embedding (Qwen3).
+        tied: the head is the embedding.
+        max_positions: positions that the model was made for.
+    """
+
+    architecture: str
+    vocab_size: int
+    width: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ffn_width: int
+    norm_eps: float
+    rope: Rope
+    tied: bool
+    qkv_bias: bool
+    output_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    max_positions: int
+
+    @classmethod
+    def from_hugging_face(cls, config: Mapping[str, Any]) -> DecoderConfig:
+        """Reads a configuration as ``PretrainedConfig.to_dict()`` or ``config.json`` has it.
+
+        Raises:
+            EngineError: an architecture, activation, attention or rotary scaling that this decoder does not
+                compute, or a missing key; never a silent approximation.
+        """
+        problem = not_computed(config)
+        if problem is not None:
+            raise EngineError(f"the engine's own decoder {problem}; choose such a model", retryable=False)
+        model_type = str(config["model_type"])
+        try:
+            heads, width = int(config["num_attention_heads"]), int(config["hidden_size"])
+            attention_bias = bool(config.get("attention_bias", False))
+            return cls(
+                architecture=model_type,
+                vocab_size=int(config["vocab_size"]),
+                width=width,
+                num_layers=int(config["num_hidden_layers"]),
+                num_heads=heads,
+                num_kv_heads=int(config.get("num_key_value_heads") or heads),
+                head_dim=int(config.get("head_dim") or width // heads),
+                ffn_width=int(config["intermediate_size"]),
+                norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+                rope=Rope.from_hugging_face(config),
+                tied=bool(config.get("tie_word_embeddings", False)),
+                qkv_bias=attention_bias or model_type == "qwen2",
+                output_bias=attention_bias and model_type != "qwen2",
+                mlp_bias=bool(config.get("mlp_bias", False)),
+                qk_norm=model_type == "qwen3",
+                max_positions=int(config.get("max_position_embeddings", 2048)),
+            )
+        except KeyError as error:
+            raise EngineError(
+                f"config.json of a {model_type} model needs {error.args[0]!r}, which is missing; "
+                "save the model again with save_pretrained",
+                retryable=False,
+            ) from error
+
+
+def not_computed(config: Mapping[str, Any]) -> str | None:
+    """What of a model the engine's own decoder does not compute: the key, what it must be and what it is; or None."""
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    layers = set(config.get("layer_types") or ())
+    rules: tuple[tuple[str, object, bool, str], ...] = (
+        ("model_type", config.get("model_type"), config.get("model_type") in SUPPORTED, f"one of {SUPPORTED}"),
+        ("hidden_act", config.get("hidden_act", "silu"), config.get("hidden_act", "silu") == "silu", "silu"),
+        ("use_sliding_window", config.get("use_sliding_window"), not config.get("use_sliding_window"), "false"),
+        ("layer_types", sorted(layers), layers <= {"full_attention"}, "full attention in every layer"),
+        (
+            "rope_parameters.rope_type",
+            kind := scaling.get("rope_type", scaling.get("type", "default")),
+            kind in ROPE_TYPES,
+            f"one of {ROPE_TYPES}",
+        ),
+    )
+    for key, value, holds, rule in rules:
+        if not holds:
+            return f"computes models with {key} {rule}, config.json says {value!r}"
+    return None

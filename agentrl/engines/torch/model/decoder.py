@@ -1,0 +1,136 @@
+"""The engine's own forward pass: one token a row (``decode``), or a chunk of tokens a row (``prefill``).
+
+Legend: N decode rows, M rows being prefilled, T tokens of a chunk, L keys attended to, D width, H heads,
+K key-value heads, G = H/K queries a key-value head, E head_dim, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from agentrl.engines.torch.kv_cache import KVCache
+
+if TYPE_CHECKING:
+    from agentrl.engines.torch.model.weights import DecoderWeights, LayerWeights
+    from agentrl.engines.torch.row_layout import Blocks
+
+__all__ = ["Decoder"]
+
+
+class Decoder:
+    """A Llama-family decoder over a static KV cache.
+
+    Attention is two batched matrix products, not ``scaled_dot_product_attention``: with one query a row they are
+    faster on a CPU, and they do not slow down under ``torch.set_float32_matmul_precision("medium")``.
+    """
+
+    def __init__(self, weights: DecoderWeights, kv: KVCache) -> None:
+        config = weights.config
+        self._weights = weights
+        self._kv = kv
+        self._H, self._K, self._E = config.num_heads, config.num_kv_heads, config.head_dim
+        self._qk_width = (self._H + self._K) * self._E
+        self._scale = self._E**-0.5
+        self._eps = config.norm_eps
+        self._fp32 = weights.dtype == torch.float32
+        device = weights.device
+        # oneDNN's bf16 product of keys that lie apart takes three times as long as copying them together first
+        self._dense_keys = not self._fp32 and device.type == "cpu"
+        angles = torch.outer(torch.arange(kv.capacity).float(), config.rope.frequencies(self._E))
+        self._rope = torch.polar(torch.ones_like(angles), angles).to(device)  # [capacity, E/2]
+        self._key_positions = torch.arange(kv.capacity, device=device)
+
+    def decode(self, tokens_N: Tensor, positions_N: Tensor, blocks: Blocks) -> Tensor:
+        """See ``Forward.decode``."""
+        kv, K, E = self._kv, self._K, self._E
+        N = tokens_N.shape[0]
+        index = kv.show(positions_N)
+        hidden = self._weights.embedding.index_select(0, tokens_N)
+        rope = self._rope.index_select(0, positions_N).unsqueeze(1)
+        bias = kv.bias[:N].view(N * K, 1, kv.capacity)
+        for number, layer in enumerate(self._weights.layers):
+            queries, keys, values = self._project(hidden, layer, rope)
+            kv.write(number, index, keys.view(N * K, E), values.reshape(N * K, E))
+            queries = queries.view(N * K, -1, E)
+            keys, values = (kind[number, :N].view(N * K, kv.capacity, E) for kind in (kv.keys, kv.values))
+            parts, first = [], 0
+            for end, num_keys in blocks:
+                rows = slice(first * K, end * K)
+                scores = self._scores(queries[rows], keys[rows, :num_keys], bias[rows, :, :num_keys])
+                parts.append(torch.bmm(self._softmax(scores), values[rows, :num_keys]))
+                first = end
+            attended = parts[0] if len(parts) == 1 else torch.cat(parts)
+            hidden = self._finish_layer(hidden, attended.view(N, -1), layer)
+        return self._logits(hidden)
+
+    def prefill(self, tokens_MT: Tensor, positions_MT: Tensor, rows_M: Tensor, last_M: Tensor, num_keys: int) -> Tensor:
+        """See ``Forward.prefill``; ``num_keys`` is L. In the last layer all tokens but each row's last give keys and
+        values alone."""
+        kv, K, E = self._kv, self._K, self._E
+        M, T = tokens_MT.shape
+        hidden = self._weights.embedding.index_select(0, tokens_MT.view(-1))
+        rope = self._rope.index_select(0, positions_MT.view(-1)).unsqueeze(1)
+        index = kv.flat_index(rows_M, positions_MT)
+        hidden_keys = self._key_positions[:num_keys] > positions_MT[:, :, None]  # [M, T, L]
+        mask = torch.zeros(hidden_keys.shape, device=hidden.device, dtype=hidden.dtype)
+        mask.masked_fill_(hidden_keys, float("-inf"))
+        for number, layer in enumerate(self._weights.layers):
+            queries, keys, values = self._project(hidden, layer, rope)
+            kv.write(number, index, keys.view(M * T * K, E), values.reshape(M * T * K, E))
+            if number == len(self._weights.layers) - 1:
+                each = torch.arange(M, device=hidden.device)
+                ends = each * T + last_M
+                hidden, queries = hidden.index_select(0, ends), queries.index_select(0, ends)
+                mask, T = mask[each, last_M], 1
+            keys, values = (states.flatten(0, 1) for states in kv.read(number, rows_M, num_keys))  # [M·K, L, E]
+            grouped = queries.view(M, T, K, -1, E).permute(0, 2, 3, 1, 4).reshape(M * K, -1, E)  # [M·K, G·T, E]
+            scores = torch.bmm(grouped, keys.transpose(1, 2)).mul_(self._scale)
+            scores.view(M, K, -1, T, num_keys).add_(mask.view(M, 1, 1, T, num_keys))
+            attended = torch.bmm(self._softmax(scores), values).view(M, K, -1, T, E)
+            attended = attended.permute(0, 3, 1, 2, 4).reshape(M * T, -1)
+            hidden = self._finish_layer(hidden, attended, layer)
+        return self._logits(hidden)
+
+    def _project(self, hidden: Tensor, layer: LayerWeights, rope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated queries ``[n, H, E]`` and keys ``[n, K, E]``, contiguous, and values ``[n, K·E]``, a view."""
+        normed = functional.rms_norm(hidden, (hidden.shape[-1],), layer.attention_norm, self._eps)
+        qkv = functional.linear(normed, layer.qkv, layer.qkv_bias)
+        heads = qkv[:, : self._qk_width].view(-1, self._H + self._K, self._E)  # HF's order of heads, halves interleaved
+        if layer.qk_norm is not None:
+            heads = functional.rms_norm(heads, (self._E,), None, self._eps) * layer.qk_norm
+        pairs = torch.view_as_complex(
+            (heads if self._fp32 else heads.float()).view(-1, self._H + self._K, self._E // 2, 2)
+        )
+        queries = torch.view_as_real(pairs[:, : self._H] * rope).flatten(-2)
+        keys = torch.view_as_real(pairs[:, self._H :] * rope).flatten(-2)
+        if not self._fp32:
+            queries, keys = queries.to(hidden.dtype), keys.to(hidden.dtype)
+        return queries, keys, qkv[:, self._qk_width :]
+
+    def _scores(self, queries: Tensor, keys: Tensor, bias: Tensor) -> Tensor:
+        """Scaled and masked scores of one query a row."""
+        if self._dense_keys:
+            return torch.bmm(queries, keys.contiguous().transpose(1, 2)).mul_(self._scale).add_(bias)
+        return torch.baddbmm(bias, queries, keys.transpose(1, 2), alpha=self._scale)
+
+    def _softmax(self, scores: Tensor) -> Tensor:
+        return scores.softmax(-1) if self._fp32 else scores.softmax(-1, dtype=torch.float32).to(scores.dtype)
+
+    def _finish_layer(self, hidden: Tensor, attended: Tensor, layer: LayerWeights) -> Tensor:
+        hidden = _residual(hidden, attended, layer.output, layer.output_bias)
+        normed = functional.rms_norm(hidden, (hidden.shape[-1],), layer.ffn_norm, self._eps)
+        gate, up = functional.linear(normed, layer.gate_up, layer.gate_up_bias).chunk(2, dim=-1)
+        return _residual(hidden, functional.silu(gate).mul_(up), layer.down, layer.down_bias)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        normed = functional.rms_norm(hidden, (hidden.shape[-1],), self._weights.norm, self._eps)
+        return functional.linear(normed.float(), self._weights.head_fp32)
+
+
+def _residual(hidden: Tensor, update: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    total = torch.addmm(hidden, update, weight.t())
+    return total if bias is None else total.add_(bias)

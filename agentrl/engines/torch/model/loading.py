@@ -1,0 +1,58 @@
+"""From a folder, or a configuration and tensors, to a model that the engine serves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from agentrl.engines.torch.model.config import DecoderConfig, not_computed
+from agentrl.engines.torch.model.interface import ServedModel
+from agentrl.engines.torch.model.weights import DecoderWeights, folder_tensors
+from agentrl.engines.torch.torch_spec import TorchEngineSpec
+from agentrl.errors import EngineError
+
+__all__ = ["load_model"]
+
+
+def load_model(
+    spec: TorchEngineSpec, config: Mapping[str, Any] | None, state_dict: Mapping[str, Tensor] | None
+) -> ServedModel:
+    """The engine's own decoder where it computes the model, else transformers' forward, which is slower.
+
+    Args:
+        spec: names the folder, dtype and device.
+        config: instead of the folder's.
+        state_dict: instead of the folder's weights.
+
+    Raises:
+        EngineError: neither can serve it, the folder cannot be read, or weights are missing.
+    """
+    folder = Path(spec.model_path)
+    values = _read_config(folder) if config is None else config
+    dtype, device = getattr(torch, spec.dtype), torch.device(spec.device)
+    if not_computed(values) is None:
+        weights = DecoderWeights(DecoderConfig.from_hugging_face(values), dtype, device)
+        for name, tensor in folder_tensors(folder) if state_dict is None else state_dict.items():
+            weights.put(name, tensor)
+        weights.finish()
+        return weights
+    from agentrl.engines.torch.model.transformers_model import TransformersModel
+
+    if state_dict is None:
+        return TransformersModel.from_folder(folder, dtype, device, deterministic=spec.deterministic)
+    return TransformersModel.from_tensors(values, state_dict, dtype, device, deterministic=spec.deterministic)
+
+
+def _read_config(folder: Path) -> Mapping[str, Any]:
+    try:
+        config: Mapping[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EngineError(
+            f"model.path must be a Hugging Face folder with a config.json, {folder} is not: {error}", retryable=False
+        ) from error
+    return config

@@ -1,0 +1,144 @@
+"""Whether the engine's rows can serve a transformers model: tried out with the model itself, once, when it is loaded.
+
+A family may want its masks in another form, count positions by itself, or keep a state that is no keys and values.
+So a short sequence is computed whole and without a cache, then in pieces over rows, and both must give the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache
+
+from agentrl.engines.torch.kv_cache import KVCache, KVShape
+from agentrl.engines.torch.model.transformers_decoder import MaskKind, Masks, TransformersDecoder
+from agentrl.errors import EngineError
+
+__all__ = ["prove", "unserved"]
+
+_LENGTH = 20
+_WINDOW = 6
+_FIRST, _SECOND = 7, 12
+_TOLERANCE = {
+    torch.float32: 1e-3,
+    torch.bfloat16: 0.15,
+}  # of the logits' standard deviation; a wrong mask gives about 1
+
+
+def unserved(model_type: str, cause: str) -> EngineError:
+    """The refusal of a model, with what it lacks."""
+    return EngineError(
+        f"TorchEngine cannot serve model_type={model_type!r}: {cause}; choose another model, or rollout.engine=sglang",
+        retryable=False,
+    )
+
+
+def prove(module: Any, kinds: tuple[MaskKind, ...]) -> tuple[KVShape, Masks]:
+    """Finds the shape of a model's KV and the form of its masks.
+
+    Args:
+        module: a causal language model with its weights.
+        kinds: forms of its masks, tried in this order.
+
+    Raises:
+        EngineError: none of them gives what the model computes alone, or it keeps no keys and values.
+    """
+    config = module.config.get_text_config(decoder=True)
+    shape = _kv_shape(module, config.model_type)
+    whole_window = getattr(config, "sliding_window", None) or 0
+    causes = []
+    with _short_window(config) as window:
+        for kind in kinds:
+            cause = _disagreement(module, shape, Masks(kind, window))
+            if cause is None:
+                return shape, Masks(kind, whole_window)
+            causes.append(f"with masks {kind!r} {cause}")
+    raise unserved(config.model_type, "its forward over rows of a cache is not its forward alone: " + "; ".join(causes))
+
+
+class _Recorder(Cache):  # type: ignore[misc]  # transformers' classes are untyped here
+    """Notes what each layer stores."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self.layers_seen: dict[int, tuple[int, int]] = {}
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        self.layers_seen[layer_idx] = key_states.shape[1], max(key_states.shape[3], value_states.shape[3])
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return query_length, 0
+
+
+def _kv_shape(module: Any, model_type: str) -> KVShape:
+    recorder = _Recorder()
+    ids = torch.zeros((1, 1), dtype=torch.int64, device=module.device)
+    try:
+        module(input_ids=ids, position_ids=ids, past_key_values=recorder, use_cache=True)
+    except Exception as error:  # whatever a family's own code does with a cache that it does not know
+        raise unserved(model_type, f"it keeps more than keys and values ({type(error).__name__}: {error})") from error
+    seen = recorder.layers_seen
+    if not seen:
+        raise unserved(model_type, "it stores no keys and values in transformers' cache")
+    heads, widths = zip(*seen.values(), strict=True)
+    return KVShape(max(seen) + 1, max(heads), max(widths))
+
+
+def _disagreement(module: Any, shape: KVShape, masks: Masks) -> str | None:
+    """How the two ways differ, or None where they agree."""
+    config = module.config.get_text_config(decoder=True)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(int(config.vocab_size), (_LENGTH,), generator=generator).to(module.device)
+    try:
+        alone = module(input_ids=ids[None], use_cache=False).logits[0].float()
+        over_rows = _over_rows(module, shape, masks, ids)
+    except Exception as error:  # noqa: BLE001  (a family's own code, given masks that it may not know: refused by name)
+        return f"it raises {type(error).__name__}: {error}"
+    expected = alone[[_FIRST - 1, *range(_SECOND - 1, _LENGTH)]]
+    difference, spread = float((over_rows - expected).abs().max()), float(expected.std())
+    allowed = _TOLERANCE[module.dtype] * spread
+    return None if difference <= allowed else f"logits differ by {difference:.3g} where {spread:.3g} is their spread"
+
+
+def _over_rows(module: Any, shape: KVShape, masks: Masks, ids: Tensor) -> Tensor:
+    """Logits after two padded chunks in the second of two rows, then token by token beside an idle row."""
+    kv = KVCache(shape, 2, _LENGTH, module.dtype, module.device)
+    decoder = TransformersDecoder(module, kv, masks)
+    row = torch.tensor([1], device=ids.device)
+    logits = []
+    for first, end in ((0, _FIRST), (_FIRST, _SECOND)):
+        tokens = torch.zeros((1, _FIRST + 1), dtype=torch.int64, device=ids.device)
+        positions = torch.full_like(tokens, kv.trash)
+        tokens[0, : end - first] = ids[first:end]
+        positions[0, : end - first] = torch.arange(first, end, device=ids.device)
+        last = torch.tensor([end - first - 1], device=ids.device)
+        logits.append(decoder.prefill(tokens, positions, row, last, kv.max_keys)[0])
+    for position in range(_SECOND, _LENGTH):
+        tokens = torch.stack((torch.zeros_like(ids[position]), ids[position]))
+        positions = torch.tensor([kv.trash, position], device=ids.device)
+        logits.append(decoder.decode(tokens, positions, ((2, kv.max_keys),))[1])
+    return torch.stack(logits)
+
+
+@contextmanager
+def _short_window(config: Any) -> Iterator[int]:
+    """A sliding window that the short sequence outgrows, for as long as it is tried out; 0 where there is none."""
+    window = getattr(config, "sliding_window", None)
+    if not window:
+        yield 0
+        return
+    config.sliding_window = min(window, _WINDOW)
+    try:
+        yield config.sliding_window
+    finally:
+        config.sliding_window = window

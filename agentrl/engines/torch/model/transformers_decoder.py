@@ -1,0 +1,127 @@
+"""Transformers' own forward over the engine's rows: slower than ``decoder.py``, for any decoder with keys and values.
+
+Legend: N decode rows, M rows being prefilled, T tokens of a chunk, L keys attended to, K key-value heads, E head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import Cache
+
+from agentrl.engines.torch.kv_cache import KVCache
+from agentrl.engines.torch.row_layout import Blocks
+
+__all__ = ["MaskKind", "Masks", "TransformersDecoder"]
+
+MaskKind = Literal["full", "sliding", "by_layer"]
+
+
+class RowCache(Cache):  # type: ignore[misc]  # transformers' classes are untyped here
+    """A transformers cache that writes into chosen rows of a ``KVCache`` and reads them back.
+
+    Positions and masks are always given to the model, so it is never asked how long it is. Layers may differ in
+    heads and head size, and keys from values: all lie in the front part of the widest.
+    """
+
+    def __init__(self, kv: KVCache) -> None:
+        super().__init__(layers=[])
+        self._kv = kv
+        self._rows: Tensor | int = 0
+        self._index = torch.zeros(0, dtype=torch.int64)
+        self._num_keys = 0
+
+    def bind(self, rows: Tensor | int, index: Tensor, num_keys: int) -> None:
+        """What the next forward writes and reads.
+
+        Args:
+            rows: int64 rows ``[n]``, or a number n for the first n, which are then read without a copy.
+            index: ``[n, T, K]`` int64 flat index of what is written.
+            num_keys: L.
+        """
+        self._rows, self._index, self._num_keys = rows, index, num_keys
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Stores ``[n, K, T, E]`` of a layer; all keys and values ``[n, K, L, E]`` of the rows."""
+        heads, key_width, value_width = key_states.shape[1], key_states.shape[3], value_states.shape[3]
+        index = self._index[:, :, :heads].reshape(-1)
+        keys, values = (states.transpose(1, 2).flatten(0, 2) for states in (key_states, value_states))
+        self._kv.write_front(layer_idx, index, keys, values)
+        keys, values = self._kv.read(layer_idx, self._rows, self._num_keys)
+        return keys[:, :heads, :, :key_width], values[:, :heads, :, :value_width]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """Which keys a query sees: ``kind`` as the model's family wants it, ``window`` keys in a sliding layer."""
+
+    kind: MaskKind
+    window: int
+
+    def build(self, positions_nT: Tensor, num_keys: int, dtype: torch.dtype) -> Tensor | Mapping[str, Tensor]:
+        """Additive masks ``[n, 1, T, L]`` in the form that the model's forward takes."""
+        keys = torch.arange(num_keys, device=positions_nT.device)
+        queries = positions_nT[:, None, :, None]
+        full = _additive(keys > queries, dtype)
+        if self.kind == "full":
+            return full
+        # padding stands at the trash, behind all keys: key 0 stays visible, for a softmax over none would be NaN
+        gone = (keys <= queries - self.window) & ((queries < num_keys) | (keys > 0))
+        sliding = _additive((keys > queries) | gone, dtype)
+        return sliding if self.kind == "sliding" else {"full_attention": full, "sliding_attention": sliding}
+
+
+class TransformersDecoder:
+    """``Forward`` by a transformers model.
+
+    Args:
+        module: takes ``position_ids``, masks of four dimensions, a ``Cache`` and ``logits_to_keep``.
+        masks: the form of its masks.
+    """
+
+    def __init__(self, module: torch.nn.Module, kv: KVCache, masks: Masks) -> None:
+        self._module = module
+        self._kv = kv
+        self._masks = masks
+        self._cache = RowCache(kv)
+
+    def decode(self, tokens_N: Tensor, positions_N: Tensor, blocks: Blocks) -> Tensor:
+        """See ``Forward.decode``; all rows attend to as many keys as the longest."""
+        N, num_keys = tokens_N.shape[0], max(keys for _, keys in blocks)
+        index = self._kv.flat_index(torch.arange(N, device=tokens_N.device), positions_N[:, None])
+        self._cache.bind(N, index.view(N, 1, -1), num_keys)
+        return self._logits(tokens_N[:, None], positions_N[:, None], num_keys, 1)[:, 0]
+
+    def prefill(self, tokens_MT: Tensor, positions_MT: Tensor, rows_M: Tensor, last_M: Tensor, num_keys: int) -> Tensor:
+        """See ``Forward.prefill``."""
+        M, T = tokens_MT.shape
+        self._cache.bind(rows_M, self._kv.flat_index(rows_M, positions_MT).view(M, T, -1), num_keys)
+        kept, place_M = torch.unique(last_M, return_inverse=True)
+        logits = self._logits(tokens_MT, positions_MT, num_keys, kept)
+        return logits[torch.arange(M, device=logits.device), place_M]
+
+    def _logits(self, tokens: Tensor, positions: Tensor, num_keys: int, kept: Tensor | int) -> Tensor:
+        answer = self._module(
+            input_ids=tokens,
+            # padding's own place may be behind the last position of a learned embedding
+            position_ids=positions.masked_fill(positions == self._kv.trash, 0),
+            attention_mask=self._masks.build(positions, num_keys, self._kv.keys.dtype),
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=kept,
+        )
+        logits: Tensor = answer.logits
+        return logits.float()
+
+
+def _additive(hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))

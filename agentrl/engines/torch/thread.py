@@ -1,0 +1,169 @@
+"""The engine's thread: an inbox of calls, the step loop, and delivery to any number of event loops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+import torch
+
+from agentrl.engines.torch.core import EngineCore
+from agentrl.engines.torch.job import Job
+from agentrl.errors import EngineError
+from agentrl.types import Completion
+
+__all__ = ["EngineThread"]
+
+T = TypeVar("T")
+
+
+class EngineThread:
+    """Runs a core on one daemon thread; whatever touches the core is posted here and runs between two steps.
+
+    An exception in a step kills the engine: every request and call in flight fails, and so does every later one.
+    """
+
+    def __init__(self, core: EngineCore, num_threads: int | None) -> None:
+        self.paused = False
+        self.death: str | None = None
+        self._core = core
+        self._num_threads = num_threads
+        self._inbox: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self._closing = False
+        self._ending = threading.Lock()  # between the last post and the end of the thread
+        self._calls: set[Future[Any]] = set()
+        self._drained: Future[None] | None = None
+        self._thread = threading.Thread(target=self._main, name="agentrl-torch-engine", daemon=True)
+
+    def start(self) -> None:
+        """Starts the step loop."""
+        self._thread.start()
+
+    def post(self, function: Callable[[], object]) -> bool:
+        """Runs ``function`` on the thread, soon; False where the thread has ended and it never will."""
+        with self._ending:
+            if self.death is None:
+                self._inbox.put(function)
+        return self.death is None
+
+    def submit(self, job: Job) -> None:
+        """Queues a request.
+
+        Raises:
+            EngineError: the engine is dead.
+        """
+        if not self.post(lambda: self._core.submit(job)):
+            raise self._dead()
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Runs ``function`` on the thread and waits for what it returns or raises."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(function())
+            except Exception as error:  # noqa: BLE001  (handed to the caller, who raises it)
+                future.set_exception(error)
+
+        return self._wait(future, run)
+
+    def drain(self) -> None:
+        """Admits nothing more, waits until nothing runs, and pauses."""
+        future: Future[None] = Future()
+
+        def run() -> None:
+            self._core.admitting = False
+            self._drained = future
+
+        self._wait(future, run)
+
+    def close(self) -> None:
+        """Ends the thread; what is in flight fails."""
+
+        def run() -> None:
+            self._closing = True
+
+        self.post(run)
+        self._thread.join()
+
+    def _wait(self, future: Future[T], run: Callable[[], None]) -> T:
+        self._calls.add(future)
+        try:
+            if not self.post(run):
+                raise self._dead()
+            return future.result()
+        finally:
+            self._calls.discard(future)
+
+    def _dead(self) -> EngineError:
+        return EngineError(f"the engine is dead ({self.death}); build it again, or use another", retryable=True)
+
+    def _main(self) -> None:
+        if self._num_threads is not None:
+            torch.set_num_threads(self._num_threads)
+        reason = "it was closed"
+        try:
+            with torch.inference_mode():
+                self._loop()
+        except Exception as error:  # noqa: BLE001  (the engine's boundary: a crash becomes the state "dead")
+            reason = f"its thread failed: {type(error).__name__}: {error}"
+        self._end(reason)
+
+    def _loop(self) -> None:
+        core = self._core
+        while not self._closing:
+            self._run_inbox(wait=not self._ready())
+            if self._ready():
+                core.step()
+            if self._drained is not None and not core.num_running:
+                self.paused, core.admitting = True, True
+                core.stop_clock()
+                self._drained.set_result(None)
+                self._drained = None
+            if core.outbox:
+                self._deliver()
+
+    def _ready(self) -> bool:
+        return not self.paused and not self._closing and self._core.has_work
+
+    def _run_inbox(self, *, wait: bool) -> None:
+        if wait:
+            self._inbox.get()()
+        while not self._inbox.empty():
+            self._inbox.get()()
+
+    def _deliver(self) -> None:
+        """Resolves the futures of answered requests, with one wake-up for each event loop."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Job, Completion | EngineError]]] = {}
+        for job, answer in self._core.outbox:
+            by_loop.setdefault(job.future.get_loop(), []).append((job, answer))
+        self._core.outbox.clear()
+        for loop, answers in by_loop.items():
+            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody awaits these any more
+                loop.call_soon_threadsafe(_resolve, answers)
+
+    def _end(self, reason: str) -> None:
+        with self._ending:
+            self.death = reason
+        while not self._inbox.empty():  # what was posted before: submissions fail below, calls too
+            self._inbox.get()()
+        self._core.bury(str(self._dead()))
+        self._deliver()
+        for call in list(self._calls):
+            if not call.done():
+                call.set_exception(self._dead())
+
+
+def _resolve(answers: list[tuple[Job, Completion | EngineError]]) -> None:
+    for job, answer in answers:
+        if job.future.done():
+            continue
+        if isinstance(answer, EngineError):
+            job.future.set_exception(answer)
+        else:
+            job.future.set_result(answer)

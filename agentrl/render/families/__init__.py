@@ -1,0 +1,1 @@
+"""Chat-template families: one renderer a family, and the detection of a family."""

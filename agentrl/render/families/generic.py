@@ -1,0 +1,9 @@
+"""Any template that ends an assistant's turn with an added token: nothing is known of it, all is found by rendering."""
+
+from __future__ import annotations
+
+from agentrl.render.families.family import Family
+
+__all__ = ["GENERIC"]
+
+GENERIC = Family(name="generic")

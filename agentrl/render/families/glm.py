@@ -1,0 +1,23 @@
+"""GLM-4.5 and later: calls as ``<arg_key>`` and ``<arg_value>`` pairs; a turn ends where the next role begins."""
+
+from __future__ import annotations
+
+from agentrl.render.families.family import Family
+from agentrl.types import Message
+
+__all__ = ["GLM"]
+
+_USER, _OBSERVATION = "<|user|>", "<|observation|>"
+
+
+def _turn_end(message: Message) -> str:
+    """The role that speaks next: the model writes its marker itself."""
+    return _OBSERVATION if message.get("tool_calls") else _USER
+
+
+GLM = Family(
+    name="glm",
+    signs=("<|assistant|>", _USER, _OBSERVATION),
+    stops=(_USER, _OBSERVATION, "<|endoftext|>"),
+    turn_end=_turn_end,
+)

@@ -1,0 +1,16 @@
+"""Llama 3.1 and 3.2: headed turns, calls as JSON with ``parameters``, answers in ``ipython`` turns.
+
+Their templates write one call a turn, and leave out what is said beside it.
+"""
+
+from __future__ import annotations
+
+from agentrl.render.families.family import Family
+
+__all__ = ["LLAMA"]
+
+LLAMA = Family(
+    name="llama",
+    signs=("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+    stops=("<|eom_id|>", "<|end_of_text|>"),
+)

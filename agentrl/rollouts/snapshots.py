@@ -1,0 +1,119 @@
+"""What a checkpoint keeps of groups in flight: where each episode stood after a turn, and how it goes on from there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from agentrl.rollouts.builder import Head
+from agentrl.rollouts.rollout_spec import GroupRequest
+from agentrl.types import (
+    StepResult,
+    ToolSpec,
+    Trajectory,
+    Turn,
+)
+
+__all__ = ["GroupInFlight", "SavedEpisode", "SavedGroup", "Standing", "Unsaved"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SavedEpisode:
+    """Where an episode stood between two turns.
+
+    Args:
+        turns: that were made.
+        head: where the next one goes on from.
+        tools: on offer in the last one.
+        result: what the last one caused; where that ended the episode, only its score is missing.
+        env: the environment's state, pickled.
+        num_calls: model calls made, of which the next one's seed is derived.
+        restarts: sequences begun after the first one.
+        timings: seconds by stage.
+    """
+
+    turns: tuple[Turn, ...]
+    head: Head
+    tools: tuple[ToolSpec, ...]
+    result: StepResult
+    env: bytes
+    num_calls: int
+    restarts: int
+    timings: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Unsaved:
+    """An episode that is begun anew.
+
+    Args:
+        why: what it had cannot be kept; empty where it had not finished a turn yet.
+    """
+
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SavedGroup:
+    """A draw in flight.
+
+    Args:
+        draw: which.
+        siblings: what each came to, or where it stood.
+        retried: earlier attempts that infrastructure failed.
+        version: served when the draw was issued.
+    """
+
+    draw: int
+    siblings: tuple[Trajectory | SavedEpisode | Unsaved, ...]
+    retried: tuple[Trajectory, ...] = ()
+    version: int = 0
+
+    @property
+    def resumable(self) -> tuple[SavedEpisode, ...]:
+        """Siblings that go on from where they stood."""
+        return tuple(sibling for sibling in self.siblings if isinstance(sibling, SavedEpisode))
+
+    @property
+    def lost(self) -> tuple[Unsaved, ...]:
+        """Siblings that had finished turns and are begun anew."""
+        return tuple(sibling for sibling in self.siblings if isinstance(sibling, Unsaved) and sibling.why)
+
+    def at_version(self, version: int) -> SavedGroup:
+        """The same, issued while ``version`` was served."""
+        return replace(self, version=version)
+
+
+@dataclass(slots=True, eq=False)
+class Standing:
+    """Where an episode stands while it is played; its player writes it after each turn."""
+
+    now: SavedEpisode | Unsaved = Unsaved()
+
+
+@dataclass(slots=True, eq=False)
+class GroupInFlight:
+    """A group while it is played.
+
+    Attributes:
+        siblings: what each came to, or where it stands.
+        retried: attempts that infrastructure failed and that are made again.
+    """
+
+    request: GroupRequest
+    siblings: list[Trajectory | Standing] = field(init=False)
+    retried: list[Trajectory] = field(init=False)
+
+    def __post_init__(self) -> None:
+        saved = self.request.saved
+        kept = (Unsaved(),) * self.request.num_siblings if saved is None else saved.siblings
+        self.siblings = [one if isinstance(one, Trajectory) else Standing(one) for one in kept]
+        self.retried = [] if saved is None else list(saved.retried)
+
+    def save(self) -> SavedGroup:
+        """The group as it stands now."""
+        return SavedGroup(
+            self.request.draw,
+            tuple(one if isinstance(one, Trajectory) else one.now for one in self.siblings),
+            tuple(self.retried),
+        )

@@ -1,0 +1,72 @@
+"""The calls of a turn as an episode takes them: bounded in number, and numbered over the whole episode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from agentrl.types import (
+    CallProblem,
+    ParsedMessage,
+    ToolCall,
+    Turn,
+)
+
+__all__ = ["bounded", "num_bad_turns", "renumbered"]
+
+
+def bounded(parsed: ParsedMessage, most: int) -> ParsedMessage:
+    """The first ``most`` calls and problems of a message, in the order written; one problem counts the others, so that
+    a turn is never answered more than ``most + 1`` times."""
+    written = _numbered(parsed.tool_calls, parsed.problems)
+    if len(written) <= most:
+        return parsed
+    left_out = sum(getattr(entry, "count", 1) for entry in written[most:])
+    kept = {entry.id for entry in written[:most]}
+    calls = tuple(call for call in parsed.tool_calls if call.id in kept)
+    problems = [problem for problem in parsed.problems if problem.id in kept]
+    detail = (
+        f"{left_out} more calls of this turn were not run: a turn may make {most} (rollout.max_calls_per_turn); "
+        "make those that are still needed in the next turn"
+    )
+    problems.append(CallProblem(written[most].id, "too_many", detail, "", left_out))
+    return _with_calls(parsed, calls, tuple(problems))
+
+
+def renumbered(parsed: ParsedMessage, number: int) -> ParsedMessage:
+    """The message with the number of its model call in front of its calls' own (``call_0`` becomes ``call_7_0``)."""
+
+    def renamed(call_id: str) -> str:
+        return f"call_{number}_{call_id.rpartition('_')[2]}"
+
+    calls = tuple(replace(call, id=renamed(call.id)) for call in parsed.tool_calls)
+    problems = tuple(replace(problem, id=renamed(problem.id)) for problem in parsed.problems)
+    return _with_calls(parsed, calls, problems)
+
+
+def num_bad_turns(turns: Sequence[Turn]) -> int:
+    """How many of the last turns, one after another, tried to call and made no call that could be read."""
+    number = 0
+    for turn in reversed(turns):
+        if not turn.calls or any(record.call is not None for record in turn.calls):
+            break
+        number += 1
+    return number
+
+
+def _numbered(calls: Sequence[ToolCall], problems: Sequence[CallProblem]) -> list[ToolCall | CallProblem]:
+    """Calls and problems by the number in their ids, which is the order written; other ids stay behind those."""
+
+    def number(entry: ToolCall | CallProblem) -> float:
+        digits = entry.id.rpartition("_")[2]
+        return int(digits) if digits.isdecimal() else float("inf")
+
+    return sorted([*calls, *problems], key=number)
+
+
+def _with_calls(parsed: ParsedMessage, calls: tuple[ToolCall, ...], problems: tuple[CallProblem, ...]) -> ParsedMessage:
+    message = parsed.message.copy()
+    message.pop("tool_calls", None)
+    if calls:
+        message["tool_calls"] = [call.openai() for call in calls]
+    return ParsedMessage(message, calls, problems)

@@ -1,0 +1,1 @@
+"""Data sets of a run: references in the configuration become tasks."""

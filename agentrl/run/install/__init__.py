@@ -1,0 +1,1 @@
+"""Installation: pip with progress, and the environment of SGLang servers."""

@@ -1,0 +1,92 @@
+"""A policy that is played and not trained: which weights a run or folder names, and a configuration of them alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agentrl.config import RunConfig, StageConfig, load_config
+from agentrl.errors import ConfigError, DataError
+from agentrl.run.model_folder import given_model
+from agentrl.store import RunDirectory
+
+__all__ = ["named_policy", "played_stage", "policy_folder", "stage_alone"]
+
+
+def named_policy(named: Path, config: str | None, overrides: Sequence[str], *, command: str) -> RunConfig:
+    """A configuration of the policy alone that a command line names.
+
+    Args:
+        named: a run directory, a model folder, or a configuration that says which model.
+        config: a configuration file; a run has its own.
+        overrides: settings that go before the file's.
+        command: how an error names the command, such as ``agentrl eval``.
+
+    Raises:
+        ConfigError: there is no configuration, or none that says which model.
+        DataError: the run has finished no stage.
+    """
+    if config is not None and "=" in config and not Path(config).is_file():  # an override, and no configuration
+        overrides, config = [config, *overrides], None
+    if named.is_file() and config is None:  # a configuration alone
+        stage = played_stage(load_config(named, overrides, trains=False))
+        if stage.rollout.engine == "openai":
+            return stage_alone(stage, None)
+        if stage.model.path is None:
+            raise ConfigError(
+                f"name the policy: {command} RUN|MODEL {named}; or set model.path, or set rollout.engine=openai"
+            )
+        return stage_alone(stage, given_model(stage.model.path, Path(stage.run.base_dir or ".")))
+    is_run = (named / "run.json").is_file()
+    if config is None and not is_run:
+        raise ConfigError(f"{named} is no run directory, so name a configuration: {command} {named} CONFIG")
+    stage = played_stage(load_config(config or named / "config.resolved.yaml", overrides, trains=False))
+    if is_run:
+        return stage_alone(stage, policy_folder(named), run=named)
+    return stage_alone(stage, given_model(str(named), Path(), key="MODEL"))
+
+
+def played_stage(config: RunConfig) -> StageConfig:
+    """The last stage that trains a policy on its episodes, or the last of all where none does."""
+    stages = config.resolved_stages()
+    return next((s for s in reversed(stages) if s.make_algorithm().learns_from == "rollouts"), stages[-1])
+
+
+def policy_folder(named: Path) -> Path:
+    """The model folder that ``named`` is, or that of the last policy's stage that the run in it finished.
+
+    Raises:
+        DataError: the run has finished no stage.
+    """
+    if not (named / "run.json").is_file():
+        return named
+    directory = RunDirectory(named)
+    stages = load_config(directory.config_path, trains=False).resolved_stages()
+    policies = [stage for stage in reversed(stages) if stage.make_algorithm().learns_from != "preferences"]
+    folders = [directory.models_folder / stage.name for stage in policies]
+    finished = next((folder for folder in folders if folder.is_dir()), None)
+    if finished is None:
+        raise DataError(
+            f"{named} has finished no stage, so it has no policy yet; go on with it "
+            "by `agentrl train CONFIG --resume`, or name a model's folder"
+        )
+    return finished
+
+
+def stage_alone(stage: StageConfig, model: Path | None, *, run: Path | None = None) -> RunConfig:
+    """A configuration of ``stage`` alone, with the weights in ``model``, or with those of a server.
+
+    Args:
+        stage: whole.
+        model: the policy's folder; None where a server has it.
+        run: the run whose earlier stage trained the reward model of ``stage``, if any.
+    """
+    sections: dict[str, Any] = {name: getattr(stage, name) for name in RunConfig.model_fields if name != "stages"}
+    if model is not None:
+        sections["model"] = stage.model.model_copy(update={"path": str(model.resolve()), "build": None})
+    scorer = stage.reward.model
+    if run is not None and scorer.stage is not None:
+        given = {"stage": None, "path": str((RunDirectory(run).models_folder / scorer.stage).resolve())}
+        sections["reward"] = stage.reward.model_copy(update={"model": scorer.model_copy(update=given)})
+    return RunConfig(**sections)

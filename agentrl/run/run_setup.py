@@ -1,0 +1,141 @@
+"""What happens before the first step: the machine is probed, the run directory made, the model built."""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentrl.agent_server import ProgramSpec
+from agentrl.config import RunConfig, StageConfig
+from agentrl.config.dump import to_yaml
+from agentrl.controller.checkpoints import Checkpoints, Manifest
+from agentrl.controller.ledger import Ledger
+from agentrl.errors import AgentRLError, DataError
+from agentrl.run.build import LiveObjects, engine_spec, player_spec
+from agentrl.run.data.datasets import load_tasks, rows_hash
+from agentrl.run.lifetime.record import run_record
+from agentrl.run.model_folder import given_model, pinned, with_commit
+from agentrl.store import RunDirectory, keep_lines, write_text
+from agentrl.types import load_object
+
+__all__ = ["data_hashes", "last_manifest", "make_directory", "roll_back", "start_model", "whole_stages"]
+
+
+def make_directory(
+    config: RunConfig,
+    stages: Sequence[StageConfig],
+    rollouts: Sequence[StageConfig],
+    live: LiveObjects,
+    base_dir: Path,
+) -> RunDirectory:
+    """Probes what the rollouts need, then makes the run directory with its record.
+
+    Args:
+        config: the whole configuration.
+        stages: those that run, with the steps asked for.
+        rollouts: those of them that play episodes.
+        live: what was given from Python.
+        base_dir: where references start.
+
+    Raises:
+        MachineError: the sandbox that is required is not to be had here.
+        ConfigError: ``run.dir`` holds a run or other files, or the sandbox's host holds fewer than may run at one time.
+        DataError: a data set cannot be used, or the model's folder does not exist.
+    """
+    assert config.run.dir is not None, "load_config fills it in"
+    RunDirectory.check_new(config.run.dir)
+    parent = config.model.path
+    if parent is not None:
+        parent = with_commit(parent, given_model(parent, base_dir))
+    sandbox: Mapping[str, Any] = {}
+    for stage in rollouts:
+        engine_spec(stage, Path(config.run.dir))  # an engine that is not to be had is refused before anything is made
+        player = player_spec(stage, live, base_dir)
+        if isinstance(player, ProgramSpec):
+            player.check()
+        elif player.sandbox is not None:
+            report = player.sandbox.check()
+            player.sandbox.settled().check_room(stage.sandboxes_a_host)
+            sandbox = {"backend": report.backend, "guarantees": dict(report.guarantees), "notes": report.notes}
+    record = run_record(seed=config.run.seed, data=data_hashes(rollouts, base_dir), parent=parent, sandbox=sandbox)
+    directory = RunDirectory.create(config.run.dir, record)
+    write_text(directory.config_path, to_yaml(config, stages=whole_stages(config, stages)))
+    return directory
+
+
+def whole_stages(config: RunConfig, stages: Sequence[StageConfig]) -> list[StageConfig]:
+    """Every stage of ``config``, also those skipped, with the steps that ``stages`` have."""
+    train = {stage.name: stage.train for stage in stages}
+    whole = config.resolved_stages(include_skipped=True)
+    return [s.model_copy(update={"train": train[s.name]}) if s.name in train else s for s in whole]
+
+
+def start_model(config: RunConfig, directory: RunDirectory, base_dir: Path) -> Path:
+    """The folder of the model that the run starts from; one that ``model.build`` makes is made once.
+
+    Raises:
+        DataError: the function raised, or made no model; the model named does not exist.
+    """
+    if config.model.path is not None:
+        return given_model(pinned(config.model.path, directory.read_record().get("parent")), base_dir)
+    folder = directory.models_folder / "start"
+    if folder.is_dir():
+        return folder
+    reference = config.model.build
+    assert reference is not None, "the configuration's rules ask for model.path or model.build"
+    function = load_object(reference, base_dir)
+    keywords = dict(config.model.build_args)
+    part = folder.with_name(".start.part")
+    if part.exists():
+        shutil.rmtree(part)
+    part.mkdir(parents=True)
+    try:
+        if "seed" in inspect.signature(function).parameters:
+            keywords.setdefault("seed", config.run.seed)
+        function(part, **keywords)
+    except AgentRLError:
+        raise
+    except Exception as error:  # boundary: the user's own code
+        raise DataError(f"model.build='{reference}' raised {type(error).__name__}: {error}") from error
+    if not (part / "config.json").is_file():
+        raise DataError(f"model.build='{reference}' wrote no config.json into the folder that it was given")
+    part.rename(folder)
+    return folder
+
+
+def last_manifest(directory: RunDirectory, stage: StageConfig) -> Manifest | None:
+    """The newest checkpoint's manifest of a stage."""
+    found = Checkpoints(directory.checkpoints_folder / stage.name, keep_last=0).latest()
+    return found[1] if found else None
+
+
+def roll_back(directory: RunDirectory, stages: Sequence[StageConfig], ledger: Ledger) -> None:
+    """Takes a run back to its newest checkpoint: later ledger rows are rolled back, later metrics taken out."""
+    offset, steps = 0, {stage.name: -1 for stage in stages}
+    for stage in stages:
+        manifest = last_manifest(directory, stage)
+        if manifest is not None:
+            offset, steps[stage.name] = manifest.rollouts.ledger_offset, manifest.step
+    ledger.restore(offset)
+    if directory.metrics_path.exists():
+        keep_lines(directory.metrics_path, lambda row: int(row["step"]) <= steps.get(str(row["stage"]), -1))
+
+
+def data_hashes(rollouts: Sequence[StageConfig], base_dir: Path) -> dict[str, str]:
+    """SHA-256 of each stage's tasks and of each held-out set."""
+    hashes = {}
+    for stage in rollouts:
+        seed = stage.run.seed
+        if stage.data.train is not None:
+            tasks = load_tasks(stage.data.train, stage.data.args, base_dir=base_dir, seed=seed, setting="data.train")
+            hashes[f"{stage.name}/train"] = rows_hash(tasks)
+        for name, item in stage.eval.sets.items():
+            setting = f"eval.sets.{name}.data"
+            tasks = load_tasks(
+                item.data, item.args, base_dir=base_dir, seed=seed, setting=setting, limit=item.num_tasks
+            )
+            hashes[f"{stage.name}/eval/{name}"] = rows_hash(tasks)
+    return hashes

@@ -1,0 +1,182 @@
+"""Where the groups of a stage come from: episodes of its policy, conversations to imitate, or pairs to compare."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agentrl.algorithms import AlgorithmSpec, GroupSummary, Keep
+from agentrl.config import StageConfig
+from agentrl.controller.admission import Admission, Snapshot
+from agentrl.controller.cluster.role_group import WorkerGroup
+from agentrl.controller.cluster.rollout_pool import Fleet
+from agentrl.controller.ledger import Ledger
+from agentrl.controller.pair_evaluator import PairSet
+from agentrl.controller.prompt_sampler import DrawOrder
+from agentrl.controller.recorder import Recorder
+from agentrl.controller.rollout_service import RolloutService
+from agentrl.controller.schedule import CapacitySchedule, DemonstrationSchedule, Overlap
+from agentrl.controller.scoring import RewardScorer, ScoringFleet, SequenceScores
+from agentrl.controller.state import TrainState
+from agentrl.controller.stop_request import StopRequest
+from agentrl.errors import DataError
+from agentrl.render import Renderer
+from agentrl.run.build import renderer_spec
+from agentrl.run.data.datasets import endless_rows, finite_rows
+from agentrl.training.data.demonstrations import demonstration_group
+from agentrl.training.data.preferences import preference_group
+from agentrl.types import Task, TrajectoryGroup
+
+__all__ = ["conversations", "fleet_of", "held_out_pairs", "rollout_deadline_s", "rollouts", "sequence_scores"]
+
+
+def conversations(
+    stage: StageConfig, algorithm: AlgorithmSpec, *, base_dir: Path, model: Path, ledger: Ledger, start: int
+) -> DemonstrationSchedule:
+    """Batches of given tokens from row ``start`` on: demonstrations, or preference pairs.
+
+    Args:
+        stage: whole.
+        algorithm: of the stage.
+        base_dir: where references start.
+        model: the folder whose tokenizer renders them.
+        ledger: the run's.
+        start: rows used before.
+    """
+    assert stage.data.train is not None, "the configuration's rules ask for data.train"
+    rows = endless_rows(
+        stage.data.train, stage.data.args, base_dir=base_dir, seed=stage.run.seed, setting="data.train", skip=start
+    )
+    to_group = _to_group(stage, algorithm, renderer_spec(stage, base_dir, model).build())
+    return DemonstrationSchedule(rows, to_group, batch_groups=stage.train.batch_prompts, ledger=ledger, start=start)
+
+
+def _to_group(
+    stage: StageConfig, algorithm: AlgorithmSpec, renderer: Renderer
+) -> Callable[[Any, int], TrajectoryGroup]:
+    make = preference_group if algorithm.learns_from == "preferences" else demonstration_group
+    return lambda row, draw: make(row, draw, renderer, max_tokens=stage.context_tokens)
+
+
+def held_out_pairs(stage: StageConfig, *, base_dir: Path, model: Path) -> list[PairSet]:
+    """The sets of ``eval.sets`` as preference pairs.
+
+    Raises:
+        DataError: a set cannot be read, is empty, or a row is no pair; the set is named.
+    """
+    renderer = renderer_spec(stage, base_dir, model).build()
+    sets = []
+    for name, item in stage.eval.sets.items():
+        setting = f"eval.sets.{name}.data"
+        rows = finite_rows(
+            item.data, item.args, base_dir=base_dir, seed=stage.run.seed, setting=setting, limit=item.num_tasks
+        )
+        try:
+            pairs = [preference_group(row, n, renderer, max_tokens=stage.context_tokens) for n, row in enumerate(rows)]
+        except DataError as error:
+            raise DataError(
+                f"{setting}='{item.data}' of stage {stage.name!r}, which trains a reward model, must hold preference "
+                f"pairs: {error}"
+            ) from error
+        sets.append(PairSet(name, tuple(pairs)))
+    return sets
+
+
+def rollouts(
+    stage: StageConfig,
+    algorithm: AlgorithmSpec,
+    tasks: list[Task],
+    *,
+    group: WorkerGroup,
+    ledger: Ledger,
+    recorder: Recorder,
+    first_draw: int,
+    snapshot: Snapshot,
+    num_steps: int,
+    stop: StopRequest,
+) -> CapacitySchedule:
+    """Batches of episodes that the stage's policy plays.
+
+    Args:
+        stage: whole.
+        algorithm: of the stage.
+        tasks: the data set.
+        group: whose engines play.
+        ledger: the run's.
+        recorder: of the stage.
+        first_draw: the stage's first draw.
+        snapshot: the draws to go on from.
+        num_steps: batches to train.
+        stop: ends the waits for episodes.
+    """
+    rollout = stage.rollout
+    order = DrawOrder(tasks, seed=stage.run.seed, shuffle=stage.data.shuffle, first_draw=first_draw)
+    admission = Admission(
+        batch_groups=stage.train.batch_prompts,
+        group_size=rollout.group_size,
+        last_step=num_steps,
+        extra_siblings=rollout.extra_siblings,
+        max_staleness=rollout.max_staleness,
+        stale=rollout.stale,
+        max_refill=rollout.max_refill,
+        oversample=int(rollout.oversample * stage.train.batch_prompts),
+        in_draw_order=stage.run.deterministic,
+    )
+    fleet = fleet_of(group, stage)
+
+    def keep_group(played: TrajectoryGroup) -> Keep:
+        rewards = np.asarray([trajectory.reward for trajectory in played.finished], dtype=np.float64)
+        if rewards.size < rollout.min_siblings:
+            return Keep(False, "min_siblings")
+        return algorithm.keep_group(GroupSummary(played.draw, rewards))
+
+    def open_service(state: TrainState) -> RolloutService:
+        return RolloutService(
+            fleet,
+            order,
+            ledger,
+            admission,
+            keep_group,
+            recorder.outcome,
+            snapshot,
+            step=state.step,
+            version=state.policy_version,
+            stop=stop,
+            look=lambda: recorder.overcome(group.take_incidents()),
+        )
+
+    examined = max((item.num_tasks or 1000 for item in stage.eval.sets.values()), default=0) * stage.eval.samples
+    wait_s = rollout_deadline_s(
+        stage, max(admission.draws_per_batch * (rollout.group_size + rollout.extra_siblings), examined)
+    )
+    overlap = Overlap(rollout.max_staleness, rollout.on_publish, rollout.stale)
+    return CapacitySchedule(group, open_service, overlap=overlap, wait_s=wait_s)
+
+
+def fleet_of(group: WorkerGroup, stage: StageConfig) -> Fleet:
+    """Where the stage's episodes are played and, with a reward model, scored."""
+    own = stage.reward.model
+    if not own.given:
+        return group
+    return ScoringFleet(
+        group, RewardScorer(sequence_scores(group, stage), weight=own.weight, one_by_one=stage.run.deterministic)
+    )
+
+
+def sequence_scores(group: WorkerGroup, stage: StageConfig) -> SequenceScores:
+    """Scores by the reward model that the stage hosts."""
+    return SequenceScores(group, stage.train.logprob_micro_batch_tokens)
+
+
+def rollout_deadline_s(stage: StageConfig, num_episodes: int) -> float:
+    """How long a wait for groups may take: every episode's own deadline, wave after wave, with its retries.
+
+    A wave is what runs at one time; episodes that wait for a sandbox do not spend their own deadline meanwhile.
+    """
+    rollout = stage.rollout
+    waves = math.ceil(num_episodes / min(rollout.max_running, stage.sandbox.max_running or rollout.max_running))
+    return waves * (rollout.retries + 1) * rollout.episode_timeout_s + 60.0

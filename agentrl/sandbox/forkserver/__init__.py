@@ -1,0 +1,1 @@
+"""The fork server: sandbox hosts as their owner starts, reaches and ends them."""

@@ -1,0 +1,205 @@
+"""Memory cgroups for sandboxes, where this process may make them: one a sandbox, in which its runs are.
+
+The kernel then bounds everything that a run makes, also what shows in no process: what it has in pipes and sockets,
+and the files of a disk in memory. Version 1 lets any cgroup that can be written to have children with a limit.
+Version 2 wants a node whose children have the memory controller: a delegated one above this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from agentrl.sandbox.owner_id import Owner
+
+_PREFIX = "agentrl-sandbox-"  # of a cgroup's name, before its owner
+_LIMIT = {1: "memory.limit_in_bytes", 2: "memory.max"}
+_KILLS = {1: "memory.oom_control", 2: "memory.events"}
+_NO_SWAP = {1: "memory.swappiness", 2: "memory.swap.max"}
+_EMPTY_S = 2.0  # in which the processes of a sandbox that has ended leave its cgroup
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A cgroup that may have children with a memory limit.
+
+    Attributes:
+        path: its folder.
+        version: of cgroups, 1 or 2.
+    """
+
+    path: str
+    version: int
+
+
+@functools.cache
+def find_node() -> Node | None:
+    """Where this process can make memory cgroups; None where it cannot. Found by trying."""
+    try:
+        candidates = list(candidate_nodes())
+    except OSError:  # no /proc
+        return None
+    return next(filter(_is_usable, candidates), None)
+
+
+def _is_usable(node: Node) -> bool:
+    try:
+        _reap(node)
+        cgroup = Cgroup.make(node)
+    except OSError:
+        return False
+    try:
+        cgroup.try_out()
+    except OSError:
+        return False
+    finally:
+        cgroup.remove()
+    return True
+
+
+def candidate_nodes(proc: str = "/proc/self") -> Iterator[Node]:
+    """Where memory cgroups could be made by what ``proc`` says, the best first.
+
+    Raises:
+        OSError: it says nothing.
+    """
+    with open(f"{proc}/cgroup") as file:
+        own = [line.rstrip("\n").split(":", 2) for line in file]
+    for kind, root, place, options in _mounts(proc):
+        if kind == "cgroup" and "memory" in options:
+            paths = (path for _, controllers, path in own if "memory" in controllers.split(","))
+            yield from (Node(_seen(path, root, place), 1) for path in paths)
+        elif kind == "cgroup2":
+            node = _seen(next((path for number, _, path in own if number == "0"), root), root, place)
+            while node.startswith(place):  # the nearest whose children are bounded
+                with contextlib.suppress(OSError), open(f"{node}/cgroup.subtree_control") as file:
+                    if "memory" in file.read().split():
+                        yield Node(node, 2)
+                node = os.path.dirname(node)
+
+
+def _mounts(proc: str) -> Iterator[tuple[str, str, str, list[str]]]:
+    """Kind, root, place and options of each mounted file system."""
+    with open(f"{proc}/mountinfo") as file:
+        for line in file:
+            here, _, there = line.partition(" - ")
+            fields, (kind, _, options) = here.split(), there.split(maxsplit=2)
+            yield kind, fields[3], fields[4], options.strip().split(",")
+
+
+def _seen(path: str, root: str, place: str) -> str:
+    """Where a cgroup is found below its mount, which may show a part of the hierarchy only."""
+    return os.path.normpath(f"{place}/{os.path.relpath(path, root)}")
+
+
+class Cgroup:
+    """One memory cgroup, made here.
+
+    Attributes:
+        files: descriptors of what its sandbox writes to and reads: the processes in it, its limit, its count of kills.
+    """
+
+    def __init__(self, node: Node, path: str) -> None:
+        self._path = path
+        self.files: tuple[int, ...] = ()
+        try:
+            for name, flags in (("cgroup.procs", os.O_WRONLY), (_LIMIT[node.version], os.O_WRONLY)):
+                self.files += (os.open(f"{path}/{name}", flags | os.O_CLOEXEC),)
+            self.files += (os.open(f"{path}/{_KILLS[node.version]}", os.O_RDONLY | os.O_CLOEXEC),)
+            with contextlib.suppress(FileNotFoundError), open(f"{path}/{_NO_SWAP[node.version]}", "w") as file:
+                file.write("0")  # version 2 names it where there is swap
+        except OSError:
+            self.remove()
+            raise
+
+    @classmethod
+    def make(cls, node: Node) -> Cgroup:
+        """A new one below ``node``.
+
+        Raises:
+            OSError: the kernel refused.
+        """
+        path = f"{node.path}/{_PREFIX}{Owner.current()}-{os.urandom(4).hex()}"
+        os.mkdir(path)
+        return cls(node, path)
+
+    def try_out(self) -> None:
+        """Move a process into it.
+
+        Raises:
+            OSError: the kernel refused.
+        """
+        with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+            os.write(self.files[0], str(process.pid).encode())
+
+    def remove(self) -> None:
+        """Take it away; its last processes may be leaving meanwhile. What stays is removed by a later owner."""
+        for fd in self.files:
+            os.close(fd)
+        self.files = ()
+        end = time.monotonic() + _EMPTY_S
+        while True:
+            try:
+                os.rmdir(self._path)
+            except FileNotFoundError:
+                return
+            except OSError:
+                if time.monotonic() > end:
+                    return
+                time.sleep(0.01)
+            else:
+                return
+
+
+class CgroupPool:
+    """The cgroups of one host's sandboxes: those that ended leave theirs to the next."""
+
+    def __init__(self) -> None:
+        self._node = find_node()
+        self._idle: list[Cgroup] = []
+        self._lent: dict[int, Cgroup] = {}
+
+    def lend(self, number: int) -> tuple[int, ...]:
+        """The descriptors of a cgroup for sandbox ``number``; none where none can be made."""
+        if self._node is None:
+            return ()
+        try:
+            cgroup = self._idle.pop() if self._idle else Cgroup.make(self._node)
+        except OSError:  # the machine's number of cgroups is bounded too; the rlimits and the watch remain
+            return ()
+        self._lent[number] = cgroup
+        return cgroup.files
+
+    def take_back(self, number: int) -> None:
+        """Sandbox ``number`` has ended."""
+        if (cgroup := self._lent.pop(number, None)) is not None:
+            self._idle.append(cgroup)
+
+    def close(self) -> None:
+        """Remove all of them: the host has ended."""
+        for cgroup in (*self._idle, *self._lent.values()):
+            cgroup.remove()
+        self._idle, self._lent = [], {}
+
+
+def reap_cgroups() -> list[str]:
+    """Remove what dead owners left; one line each."""
+    node = find_node()
+    return [] if node is None else _reap(node)
+
+
+def _reap(node: Node) -> list[str]:
+    removed = []
+    with os.scandir(node.path) as entries:
+        for entry in entries:
+            owner = Owner.parse(entry.name.removeprefix(_PREFIX).rpartition("-")[0])
+            if entry.name.startswith(_PREFIX) and owner is not None and owner.is_dead:
+                with contextlib.suppress(OSError):  # another removes it too, or its processes are on their way out
+                    os.rmdir(entry.path)
+                    removed.append(f"cgroup {entry.path} of owner {owner}")
+    return removed

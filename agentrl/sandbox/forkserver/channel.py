@@ -1,0 +1,250 @@
+"""Sockets to the sandbox host, served by one thread: requests go out, replies resolve futures."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import ssl
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from agentrl.sandbox.host import frames
+
+Reply = tuple[frames.Header, list[bytes]]
+_READ_BYTES = 1 << 20
+_WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
+
+
+class IOThread:
+    """A daemon thread with a selector; everything that it does is a callable on that thread.
+
+    It lives as long as the server that it spawned, since a death signal of the kernel's follows the
+    spawning thread, not the process.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._calls: deque[Callable[[], None]] = deque()
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_write, False)
+        os.set_blocking(self._wake_read, False)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, self._run_calls)
+        self._stopping = False
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Run ``function`` on the thread, soon."""
+        self._calls.append(function)
+        try:
+            os.write(self._wake_write, b"!")
+        except BlockingIOError:
+            return  # the pipe is full of wake-ups already
+
+    def watch(self, sock: socket.socket, events: int, function: Callable[[int], None]) -> None:
+        """Call ``function(events)`` whenever the socket is ready; on the thread only."""
+        if sock in self._selector.get_map():
+            self._selector.modify(sock, events, function)
+        else:
+            self._selector.register(sock, events, function)
+
+    def forget(self, sock: socket.socket) -> None:
+        """Stop watching; on the thread only."""
+        if sock.fileno() >= 0 and sock in self._selector.get_map():
+            self._selector.unregister(sock)
+
+    def stop(self) -> None:
+        """End the thread; waits for it unless called on it. A second call does nothing."""
+        if not self._thread.is_alive():
+            return
+
+        def end() -> None:
+            self._stopping = True
+
+        self.call(end)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run_calls(self, _: int) -> None:
+        os.read(self._wake_read, 4096)
+        while self._calls:
+            self._calls.popleft()()
+
+    def _serve(self) -> None:
+        while not self._stopping:
+            for key, events in self._selector.select():
+                key.data(events)
+        self._selector.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+
+class Stream:
+    """One socket: bytes out from any thread, bytes in on the I/O thread.
+
+    Args:
+        io: the thread that serves it.
+        sock: a connected stream socket; owned from here on. One with TLS may be given as well.
+        on_data: called on the I/O thread with what came, empty at the end; its ``FrameError`` ends the stream.
+        on_end: called once on the I/O thread when the peer is gone or :meth:`close` was called.
+    """
+
+    def __init__(
+        self, io: IOThread, sock: socket.socket, on_data: Callable[[bytes], None], on_end: Callable[[], None]
+    ) -> None:
+        self._io = io
+        self._sock = sock
+        self._on_data = on_data
+        self._on_end = on_end
+        self._lock = threading.Lock()
+        self._out: deque[tuple[memoryview, list[int]]] = deque()
+        self._ended = False
+        sock.setblocking(False)
+        io.call(self._start)
+
+    def write(self, data: bytes, *, fds: Sequence[int] = ()) -> None:
+        """Send without blocking; what the socket does not take now follows from the I/O thread.
+
+        Args:
+            data: not empty.
+            fds: descriptors to pass along; the caller may close its own at once.
+        """
+        with self._lock:
+            if self._ended:
+                return  # whoever waits for the reply hears it from on_end
+            self._out.append((memoryview(data), [os.dup(fd) for fd in fds]))
+            if len(self._out) == 1:
+                self._send_waiting()
+            if self._out:
+                self._io.call(self._start)
+
+    def close(self) -> None:
+        """Close the socket, which ends the peer; from any thread."""
+        with self._lock:
+            if not self._ended:
+                try:
+                    self._sock.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    return  # the peer was faster; the I/O thread sees it
+
+    def abandon(self) -> None:
+        """Close this process's copy only: what a forked child does."""
+        self._sock.close()
+
+    def _start(self) -> None:
+        if not self._ended:
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._out else 0)
+            self._io.watch(self._sock, events, self._ready)
+
+    def _ready(self, events: int) -> None:
+        if events & selectors.EVENT_WRITE:
+            self._flush()
+        if not events & selectors.EVENT_READ:
+            return
+        more = True
+        while more and not self._ended:
+            try:
+                with self._lock:  # one TLS connection may not be read and written at once
+                    data = self._sock.recv(_READ_BYTES)
+            except _WOULD_BLOCK:
+                return
+            except OSError:
+                data = b""
+            try:
+                self._on_data(data)
+            except frames.FrameError:
+                data = b""
+            if not data:
+                self._end()
+                return
+            more = isinstance(self._sock, ssl.SSLSocket)  # TLS holds back what the selector does not see
+
+    def _flush(self) -> None:
+        with self._lock:
+            self._send_waiting()
+        self._start()
+
+    def _send_waiting(self) -> None:
+        """Send what the socket takes now; with the lock held."""
+        while self._out:
+            data, fds = self._out[0]
+            try:
+                sent = socket.send_fds(self._sock, [data], fds) if fds else self._sock.send(data)
+            except _WOULD_BLOCK:
+                return
+            except OSError:
+                self._drop_waiting()  # the I/O thread sees the same end
+                return
+            self._out.popleft()
+            for fd in fds:
+                os.close(fd)
+            if sent < len(data):
+                self._out.appendleft((data[sent:], []))
+
+    def _drop_waiting(self) -> None:
+        for _, fds in self._out:
+            for fd in fds:
+                os.close(fd)
+        self._out.clear()
+
+    def _end(self) -> None:
+        self._io.forget(self._sock)
+        with self._lock:
+            self._ended = True
+            self._drop_waiting()
+            self._sock.close()
+        self._on_end()
+
+
+class Channel:
+    """A socket that carries frames.
+
+    Args:
+        io: the thread that serves it.
+        sock: a connected stream socket; owned from here on.
+        on_frame: called on the I/O thread with every frame.
+        on_end: called once on the I/O thread when the peer is gone or :meth:`close` was called.
+    """
+
+    def __init__(
+        self,
+        io: IOThread,
+        sock: socket.socket,
+        on_frame: Callable[[frames.Header, list[bytes]], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        self._on_frame = on_frame
+        self._decoder = frames.Decoder()
+        self._stream = Stream(io, sock, self._on_data, on_end)
+
+    def send(self, header: frames.Header, blobs: Sequence[bytes] = (), *, fds: Sequence[int] = ()) -> None:
+        """Send a frame without blocking, and with it the descriptors ``fds``; dropped once the stream has ended."""
+        self._stream.write(frames.encode(header, blobs), fds=fds)
+
+    def close(self) -> None:
+        """Close the socket, which ends the peer; from any thread."""
+        self._stream.close()
+
+    def abandon(self) -> None:
+        """Close this process's copy only: what a forked child does."""
+        self._stream.abandon()
+
+    def _on_data(self, data: bytes) -> None:
+        for header, blobs in self._decoder.feed(data):
+            self._on_frame(header, blobs)
+
+
+def resolve(future: Future[Any], value: Any) -> None:
+    """Give a future its value unless its waiter has gone."""
+    if future.set_running_or_notify_cancel():
+        future.set_result(value)
+
+
+def fail(future: Future[Any], error: Exception) -> None:
+    """Give a future its error unless its waiter has gone."""
+    if future.set_running_or_notify_cancel():
+        future.set_exception(error)

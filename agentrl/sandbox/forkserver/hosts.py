@@ -1,0 +1,87 @@
+"""The hosts of this process: shared by sandboxes with equal settings, replaced when they are worn, ended at exit."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import os
+import threading
+import time
+
+from agentrl.sandbox.orphan_cleanup import reap_orphans
+from agentrl.sandbox.permits import Permits
+
+from .server import ForkServer, HostSettings
+
+_log = logging.getLogger(__name__)
+_GRACE_S = 60.0  # after which nobody who was given a host has yet to open a sandbox in it
+
+_servers: dict[HostSettings, ForkServer] = {}
+_executing: dict[HostSettings, Permits] = {}
+_retired: list[tuple[float, ForkServer]] = []
+_lock = threading.Lock()
+
+
+def shared_server(settings: HostSettings) -> ForkServer:
+    """This process's host for these settings, started if need be; blocks meanwhile.
+
+    A host that has done ``settings.recycle_after`` runs is replaced; its sandboxes live on in it, and it
+    ends after the last of them. What bounds the runs at one time holds over all of them.
+
+    Raises:
+        MachineError, ConfigError, SandboxError: as :class:`ForkServer` does.
+    """
+    with _lock:
+        _end_retired()
+        server = _servers.get(settings)
+        if server is not None and server.ended:
+            server.close()
+            del _servers[settings]
+        elif server is not None and settings.recycle_after and server.num_runs >= settings.recycle_after:
+            _retired.append((time.monotonic(), _servers.pop(settings)))
+        if settings not in _servers:
+            _reap_once()
+            permits = _executing.setdefault(settings, Permits(settings.permits))
+            _servers[settings] = ForkServer(settings, executing=permits)
+        return _servers[settings]
+
+
+def close_servers() -> None:
+    """End every host of this process; called at its exit."""
+    with _lock:
+        servers = [*_servers.values(), *(server for _, server in _retired)]
+        _servers.clear()
+        _retired.clear()
+    for server in servers:
+        server.close()
+
+
+@functools.cache
+def _reap_once() -> None:
+    for removed in reap_orphans():
+        _log.warning("removed what a dead process left: %s", removed)
+
+
+def _end_retired() -> None:
+    now = time.monotonic()
+    for entry in list(_retired):
+        since, server = entry
+        if server.ended or (not server.slots and now - since > _GRACE_S):
+            _retired.remove(entry)
+            server.close()
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.Lock()
+    for server in (*_servers.values(), *(server for _, server in _retired)):
+        server.abandon()
+    _servers.clear()
+    _executing.clear()
+    _retired.clear()
+
+
+atexit.register(close_servers)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,222 @@
+"""Where a sandbox host runs: what the owner asks of any place, and the host beside it as a plain process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from agentrl.errors import SandboxError
+from agentrl.sandbox.host import frames, marks, removal
+from agentrl.sandbox.owner_id import Owner
+
+from .cgroups import CgroupPool
+from .channel import Channel, IOThread
+
+OnFrame = Callable[[frames.Header, list[bytes]], None]
+OnEnd = Callable[[], None]
+
+_REMOVE_S = 5.0
+_LISTENER_S = 10.0
+_BOOT = (
+    "import sys; sys.path.insert(0, {folder!r}); from host.{module} import main; sys.path.remove({folder!r}); main()"
+)
+FOLDER_PREFIX = "agentrl-sandbox-"  # of a host's folder, before its owner
+HOST_FOLDER = Path(__file__).parents[1] / "host"
+
+
+class Link(Protocol):
+    """Frames to and from one process of the host: the supervisor, or a slot."""
+
+    def send(self, header: frames.Header, blobs: Sequence[bytes] = ()) -> None:
+        """Send a frame without blocking; from any thread. Dropped once the link has ended."""
+
+    def close(self) -> None:
+        """Hang up, which ends the process behind it; from any thread."""
+
+    def abandon(self) -> None:
+        """Drop this process's copy and leave the peer alone: what a forked child does."""
+
+
+class Host(Protocol):
+    """A supervisor that was started."""
+
+    @property
+    def control(self) -> Link:
+        """The link to the supervisor."""
+
+    def open_slot(self, number: int, on_frame: OnFrame, on_end: OnEnd) -> Link:
+        """Ask the supervisor for a slot; the link to it. The callbacks are called on the I/O thread, the last once."""
+
+    def said(self) -> str:
+        """What the host wrote to its standard error; for the message about its end."""
+
+    def end(self, patience_s: float) -> None:
+        """Wait for the end of a host whose control link was closed; force it after ``patience_s`` seconds."""
+
+    def clear(self, facts: Mapping[str, Any]) -> None:
+        """Remove what an ended host left; ``facts`` is what it said when it was ready, empty if it never was.
+
+        Raises:
+            SandboxError: something could not be removed.
+        """
+
+
+class Launcher(Protocol):
+    """Starts a host somewhere. Hashable: sandboxes with equal launchers and settings share a host."""
+
+    @property
+    def host_settings(self) -> Mapping[str, Any]:
+        """What the supervisor's first frame says beyond the owner's settings."""
+
+    def start(self, io: IOThread, on_frame: OnFrame, on_end: OnEnd) -> Host:
+        """Start the supervisor; called on the I/O thread, which lives as long as the host.
+
+        Args:
+            io: serves the links.
+            on_frame: called on the I/O thread with each frame of the supervisor's.
+            on_end: called once on the I/O thread when the supervisor is gone or the control link was closed.
+
+        Raises:
+            SandboxError: it could not be started.
+            MachineError: this machine cannot start it; with the mend.
+        """
+
+
+class ProcessHost:
+    """A supervisor in a process of this machine, behind a unix socket that also carries descriptors.
+
+    Args:
+        argv: the program to start; the supervisor finds the socket as its standard input.
+        io, on_frame, on_end: as in :meth:`Launcher.start`.
+        pass_fds: descriptors that the program inherits.
+
+    Raises:
+        SandboxError: the program could not be started.
+    """
+
+    def __init__(
+        self, argv: Sequence[str], io: IOThread, on_frame: OnFrame, on_end: OnEnd, *, pass_fds: Sequence[int] = ()
+    ) -> None:
+        self._io = io
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed in clear()
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    argv,
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    stderr=self._log,
+                    env={},
+                    cwd="/",
+                    pass_fds=pass_fds,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            ours.close()
+            self._log.close()
+            raise SandboxError(f"the sandbox host could not be started: {error}") from error
+        self._cgroups = CgroupPool()
+        self._control = Channel(io, ours, self._noting_ends(on_frame), on_end)
+
+    @property
+    def pid(self) -> int:
+        """Of the program that was started."""
+        return self._process.pid
+
+    @property
+    def control(self) -> Channel:
+        return self._control
+
+    def open_slot(self, number: int, on_frame: OnFrame, on_end: OnEnd) -> Channel:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            channel = Channel(self._io, ours, on_frame, on_end)
+            cgroup = self._cgroups.lend(number)
+            self._control.send({"op": "open", "slot": number, "cgroup": bool(cgroup)}, fds=(theirs.fileno(), *cgroup))
+        return channel
+
+    def _noting_ends(self, on_frame: OnFrame) -> OnFrame:
+        """Frames as they are heard; the cgroup of a slot that has ended is free for another."""
+
+        def hear(header: frames.Header, blobs: list[bytes]) -> None:
+            if header["op"] in ("closed", "open_failed"):
+                self._cgroups.take_back(header["slot"])
+            on_frame(header, blobs)
+
+        return hear
+
+    def listener(self) -> socket.socket:
+        """The socket at which the sandboxes ask for the network; the host listens, and its owner serves it.
+
+        Raises:
+            SandboxError: the host did not give it.
+        """
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                self._control.send({"op": "listener"}, fds=(theirs.fileno(),))
+            ours.settimeout(_LISTENER_S)
+            try:
+                _, fds, _, _ = socket.recv_fds(ours, 1, 1)
+            except OSError as error:
+                raise SandboxError(f"the sandbox host gave no socket for the proxy: {error}") from error
+        return socket.socket(fileno=fds[0])
+
+    def said(self) -> str:
+        self._log.seek(0)
+        return self._log.read()[-2000:].decode(errors="replace").strip()
+
+    def end(self, patience_s: float) -> None:
+        try:
+            self._process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def clear(self, facts: Mapping[str, Any]) -> None:
+        """A host that was killed leaves its folder, and processes of its sandboxes; slots may be ending meanwhile."""
+        self._log.close()
+        self._cgroups.close()
+        base, deadline = facts.get("base"), time.monotonic() + _REMOVE_S
+        if base is not None and os.path.exists(base) and sys.platform == "linux":
+            marks.end_orphans(_REMOVE_S)
+        while base is not None and os.path.exists(base):
+            try:
+                removal.remove(base)
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise SandboxError(f"the folder {base} of a sandbox host that died could not be removed") from None
+                time.sleep(0.01)
+
+
+@dataclass(frozen=True)
+class LocalLauncher:
+    """The host is a child process beside its owner, with an empty environment."""
+
+    @property
+    def host_settings(self) -> Mapping[str, Any]:
+        return MappingProxyType({})
+
+    def start(self, io: IOThread, on_frame: OnFrame, on_end: OnEnd) -> ProcessHost:
+        return ProcessHost(host_argv(), io, on_frame, on_end)
+
+
+def host_argv(module: str = "supervisor", *, folder: str = str(HOST_FOLDER.parent)) -> list[str]:
+    """The command line of a program of the host's, in the interpreter that runs this; it names its owner, this process.
+
+    Args:
+        module: has the ``main`` to call.
+        folder: where the package ``host`` is found.
+    """
+    boot = _BOOT.format(folder=folder, module=module)
+    return [sys.executable, "-I", "-S", "-c", boot, marks.HOST_TITLE, str(Owner.current())]

@@ -1,0 +1,272 @@
+"""The owner's side of the sandbox host: start it, open slots in it, end it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from agentrl.errors import (
+    AgentRLError,
+    ConfigError,
+    MachineError,
+    SandboxError,
+)
+from agentrl.sandbox.host import frames
+from agentrl.sandbox.owner_id import Owner
+from agentrl.sandbox.permits import Permits
+from agentrl.sandbox.proxy import AllowList, ProxyServer
+
+from .channel import IOThread, Reply, fail, resolve
+from .launcher import FOLDER_PREFIX, Host, Launcher, Link, LocalLauncher, ProcessHost
+
+_START_S = 60.0
+_END_S = 5.0
+
+
+@dataclass(frozen=True)
+class HostSettings:
+    """What makes two sandboxes share one host.
+
+    Attributes:
+        confine: Landlock, seccomp and a uid of their own; False runs the code with the owner's rights.
+        preload: modules that every run finds imported.
+        folders: folders of modules beyond the standard library that the code may read and import.
+        abi_cap: use no newer Landlock ABI than this, 0 none at all, to see how an older kernel does.
+        max_executing: runs at one time; None gives two to each core that this process may use.
+        recycle_after: runs after which a new host takes its place; None keeps it.
+        network: hosts that the code may reach through a proxy in this process (:class:`AllowList`).
+        launcher: where the host runs.
+    """
+
+    confine: bool
+    preload: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
+    abi_cap: int | None = None
+    max_executing: int | None = None
+    recycle_after: int | None = None
+    network: tuple[str, ...] = ()
+    launcher: Launcher = field(default_factory=LocalLauncher)
+
+    @property
+    def permits(self) -> int:
+        """Runs at one time."""
+        return self.max_executing or 2 * _usable_cores()
+
+    def first_frame(self) -> dict[str, Any]:
+        """What the supervisor is told at its start."""
+        return {
+            "confine": self.confine,
+            "preload": self.preload,
+            "folders": self.folders,
+            "abi_cap": self.abi_cap,
+            "proxied": bool(self.network),
+            "folder_prefix": f"{FOLDER_PREFIX}{Owner.current()}-",
+            **self.launcher.host_settings,
+        }
+
+
+class Slot:
+    """A slot process of the host, as its owner sees it: requests in, futures out."""
+
+    link: Link  # set by whoever opens it
+
+    def __init__(self, server: ForkServer, number: int) -> None:
+        self.number = number
+        self.closed: Future[None] = Future()
+        self.server = server
+        self.opened: Future[Reply] = Future()  # resolves when the slot is ready
+        self._pending: dict[int, Future[Reply]] = {0: self.opened}
+        self._ids = itertools.count(1)
+        self._lock = threading.Lock()
+        self._ended = False
+
+    @property
+    def has_cgroup(self) -> bool:
+        """Whether a memory cgroup bounds its runs; False until it is open."""
+        opened = self.opened
+        return opened.done() and opened.exception() is None and bool(opened.result()[0].get("cgroup"))
+
+    def request(self, header: dict[str, Any], blobs: Sequence[bytes] = ()) -> tuple[int, Future[Reply]]:
+        """Send a request; its number and the future of its reply."""
+        number, future = next(self._ids), Future[Reply]()
+        with self._lock:
+            ended = self._ended
+            if not ended:
+                self._pending[number] = future
+        if ended:
+            future.set_exception(SandboxError("the sandbox has ended; reset() it or open another"))
+        else:
+            self.server.num_runs += header["op"] == "run"
+            self.link.send({**header, "id": number}, blobs)
+        return number, future
+
+    def cancel(self, number: int) -> None:
+        """End the run with this number; its reply is dropped."""
+        self.link.send({"op": "cancel", "target": number})
+
+    def close(self) -> None:
+        """Hang up: the slot ends its processes, the supervisor removes its folder."""
+        self.link.close()
+
+    def kill(self) -> None:
+        """End the slot by force, also where it does not listen."""
+        self.server.kill_slot(self.number)
+        self.link.close()
+
+    def fail_open(self, why: str) -> None:
+        """The supervisor could not fork this slot."""
+        with self._lock:
+            opened = self._pending.pop(0, None)
+        if opened is not None:
+            fail(opened, SandboxError(f"a sandbox could not be opened: {why}"))
+        self.close()
+        resolve(self.closed, None)
+
+    def on_frame(self, header: frames.Header, blobs: list[bytes]) -> None:
+        """A reply came."""
+        with self._lock:
+            future = self._pending.pop(header["id"], None)
+        if future is not None:
+            resolve(future, (header, blobs))
+
+    def on_end(self) -> None:
+        """The slot is gone; whoever waits for a reply hears so."""
+        with self._lock:
+            self._ended = True
+            pending, self._pending = self._pending, {}
+        for future in pending.values():
+            fail(future, SandboxError("the sandbox's process ended before it answered; another sandbox may do"))
+
+
+class ForkServer:
+    """One host process; started on the first use and shared by every sandbox with the same settings.
+
+    Args:
+        settings: what the host is told at its start.
+        executing: a permit for each run at one time, where it is shared with the host before this one.
+
+    Attributes:
+        executing: a permit for each run at one time, over all sandboxes of the host.
+        num_runs: runs that its sandboxes were asked for.
+
+    Raises:
+        MachineError: this machine cannot host such sandboxes.
+        ConfigError: a module to preload cannot be imported.
+        SandboxError: the host did not start.
+    """
+
+    def __init__(self, settings: HostSettings, *, executing: Permits | None = None) -> None:
+        self.settings = settings
+        self.facts: dict[str, Any] = {}
+        self.slots: dict[int, Slot] = {}
+        self.ended = False
+        self.executing = executing or Permits(settings.permits)
+        self.num_runs = 0
+        self._numbers = itertools.count()
+        self._ready: Future[dict[str, Any]] = Future()
+        self._lock = threading.Lock()
+        self._host: Host
+        self.io = IOThread("agentrl-sandbox-io")
+        self.io.call(self._spawn)
+        self.proxy: ProxyServer | None = None
+        try:
+            self.facts = self._ready.result(_START_S)
+            if settings.network:
+                self.proxy = self._open_proxy()
+        except TimeoutError:
+            self.close()
+            raise SandboxError(f"the sandbox host did not start within {_START_S:g} s") from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _spawn(self) -> None:
+        try:
+            self._host = self.settings.launcher.start(self.io, self._on_frame, self._on_end)
+        except AgentRLError as error:
+            fail(self._ready, error)
+            return
+        except OSError as error:
+            fail(self._ready, SandboxError(f"the sandbox host could not be started: {error}"))
+            return
+        self._host.control.send(self.settings.first_frame())
+
+    def _open_proxy(self) -> ProxyServer:
+        if not isinstance(self._host, ProcessHost):
+            raise MachineError("sandbox.network.allow needs a host on this machine; use sandbox.backend=bubblewrap")
+        return ProxyServer(self._host.listener(), AllowList(self.settings.network))
+
+    def open_slot(self) -> Slot:
+        """Fork a slot; its :attr:`Slot.opened` says when it is ready.
+
+        Raises:
+            SandboxError: the host has ended.
+        """
+        slot = Slot(self, next(self._numbers))
+        with self._lock:  # what the supervisor says of the slot is heard when the slot is known
+            if self.ended:
+                raise SandboxError("the sandbox host ended before it gave a sandbox; another may do")
+            slot.link = self._host.open_slot(slot.number, slot.on_frame, slot.on_end)
+            self.slots[slot.number] = slot
+        return slot
+
+    def kill_slot(self, number: int) -> None:
+        """SIGKILL a slot; the supervisor then sweeps what it ran."""
+        self._host.control.send({"op": "kill", "slot": number})
+
+    def close(self) -> None:
+        """End the host with everything in it."""
+        if not hasattr(self, "_host"):
+            self.io.stop()  # waits for a start that is under way
+        if hasattr(self, "_host"):
+            self._host.control.close()
+            self._host.end(_END_S)
+            if self.proxy is not None:
+                self.proxy.close()
+            self.io.stop()
+            self._host.clear(self.facts)
+
+    def abandon(self) -> None:
+        """In a forked child: drop the copies of the owner's sockets, so that the owner's end is seen."""
+        for slot in self.slots.values():
+            slot.link.abandon()
+        self._host.control.abandon()
+
+    def _on_frame(self, header: frames.Header, _: list[bytes]) -> None:
+        match header["op"]:
+            case "ready":
+                resolve(self._ready, header)
+            case "refused":
+                fail(self._ready, (ConfigError if header["setting"] else MachineError)(header["why"]))
+            case "closed":
+                with self._lock:
+                    slot = self.slots.pop(header["slot"])
+                slot.close()
+                resolve(slot.closed, None)
+            case "open_failed":
+                with self._lock:
+                    slot = self.slots.pop(header["slot"])
+                slot.fail_open(header["error"])
+
+    def _on_end(self) -> None:
+        with self._lock:
+            self.ended = True
+            slots, self.slots = self.slots, {}
+        said = self._host.said()
+        error = SandboxError(f"the sandbox host ended{': ' + said if said else ''}")
+        if not self._ready.done():
+            fail(self._ready, error)
+        for slot in slots.values():
+            slot.close()
+            fail(slot.closed, error)
+
+
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,270 @@
+"""The sandbox that lives in a slot of the fork server; ``landlock`` and ``unsafe`` differ in what the slot enters."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from agentrl.errors import ConfigError, SandboxError
+from agentrl.sandbox.interface import ExecResult, FileRefusedError, Persist, Sandbox
+from agentrl.sandbox.limits import Limits
+from agentrl.sandbox.permits import Permits
+
+from .channel import Reply
+from .server import ForkServer, Slot
+
+_STALL_S = 60.0  # how long a slot may be silent beyond the deadlines of what it was asked
+_CLOSE_S = 20.0
+_SET_AT_START = ("memory_bytes", "processes", "file_bytes", "open_files")
+
+
+class ForkedSandbox(Sandbox):
+    """A session in a slot, opened on the first use.
+
+    Args:
+        server: gives the fork server, starting it if need be.
+        limits: for every run that brings none of its own.
+        persist: what lasts over runs that do not say so themselves.
+        start_timeout_s: seconds in which the slot must be open, and before it the host where it is the first.
+    """
+
+    def __init__(
+        self,
+        server: Callable[[], ForkServer],
+        limits: Limits,
+        *,
+        persist: Persist = "files",
+        start_timeout_s: float = 60.0,
+    ) -> None:
+        self.limits = limits
+        self._persist = persist
+        self._start_timeout_s = start_timeout_s
+        self._server = server
+        self._slot: Slot | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+        self._turn = Permits(1)
+        self._allowed_s = 0.0  # the deadlines of everything asked and not yet answered
+
+    @property
+    def notes(self) -> str:
+        with self._lock:
+            slot = self._slot
+        facts = {} if slot is None else slot.server.facts
+        found = ["namespaces of its own for each run"] if facts.get("enclosed") else []
+        if slot is not None and (facts.get("enclosed") or facts.get("abi")):
+            found += ["a memory cgroup" if slot.has_cgroup else "memory watched"]
+        found += ["files counted while a run goes on"] if facts.get("abi") and not facts.get("bounded") else []
+        found += [f"Landlock ABI {facts['abi']}"] if facts.get("abi") else []
+        found += ["its own uid" if facts.get("own_uid") else "the owner's uid"] if found else []
+        return ", ".join(found)
+
+    async def start(self) -> None:
+        await self._open()
+
+    async def run(
+        self,
+        code: str | bytes | None = None,
+        *,
+        argv: Sequence[str] | None = None,
+        stdin: bytes = b"",
+        timeout_s: float | None = None,
+        files: Mapping[str, bytes] | None = None,
+        fetch: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        limits: Limits | None = None,
+        persist: Persist | None = None,
+    ) -> ExecResult:
+        limits = limits or self.limits
+        if timeout_s is not None:
+            limits = replace(limits, wall_s=timeout_s)
+        _check_program(code, argv, env or {})
+        persist = "files" if argv is not None else persist or self._persist
+        if persist == "interpreter":
+            _check_lasting(limits, self.limits)
+        source = code.encode(errors="surrogatepass") if isinstance(code, str) else code or b""
+        uploads = dict(files or {})
+        for path, data in uploads.items():
+            _check_size(path, data, limits)
+        header = {
+            "op": "run",
+            "argv": None if argv is None else list(argv),
+            "files": list(uploads),
+            "fetch": list(fetch),
+            "env": dict(env or {}),
+            "limits": limits.as_dict(),
+            "persist": persist,
+        }
+        server = (await self._open()).server
+        asked = time.monotonic()
+        async with self._turn, server.executing:  # its own turn first, so that no permit lies idle behind its other run
+            queued_s = time.monotonic() - asked
+            reply, blobs = await self._ask(header, [stdin, source, *uploads.values()], limits.wall_s)
+        stdout, stderr, *contents = blobs
+        return ExecResult(
+            status=reply["status"],
+            exit_code=reply["exit_code"],
+            signal=reply["signal"],
+            stdout=stdout,
+            stderr=stderr,
+            stdout_truncated=reply["stdout_truncated"],
+            stderr_truncated=reply["stderr_truncated"],
+            wall_s=reply["wall_s"],
+            cpu_s=reply["cpu_s"],
+            queued_s=queued_s,
+            files=MappingProxyType(dict(zip(reply["fetched"], contents, strict=True))),
+            refused_files=MappingProxyType(reply["refused_files"]),
+            interpreter_ended=reply["interpreter_ended"],
+            detail=reply["detail"],
+        )
+
+    async def write_file(self, path: str, data: bytes) -> None:
+        _check_size(path, data, self.limits)
+        await self._ask({"op": "write", "path": path, "limits": self.limits.as_dict()}, [data])
+
+    async def read_file(self, path: str) -> bytes:
+        _, blobs = await self._ask({"op": "read", "path": path, "limit": self.limits.file_bytes})
+        return blobs[0]
+
+    async def list_files(self) -> Mapping[str, int]:
+        reply, _ = await self._ask({"op": "list"})
+        return MappingProxyType(dict(reply["listed"]))
+
+    async def reset(self) -> None:
+        await self._end_slot()
+        with self._lock:
+            self._closed = False
+
+    async def close(self) -> None:
+        with self._lock:
+            self._closed = True
+        await self._end_slot()
+
+    def kill_now(self) -> None:
+        with self._lock:
+            slot = self._slot
+        if slot is not None:
+            slot.kill()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SandboxError("the sandbox is closed; reset() it or open another", retryable=False)
+
+    async def _own_server(self) -> ForkServer:
+        with self._lock:
+            self._check_open()
+            if self._slot is not None:
+                return self._slot.server
+        # starting the host takes a moment, on the first use in a process; never on the event loop
+        return await asyncio.to_thread(self._server)
+
+    async def _open(self) -> Slot:
+        try:
+            async with asyncio.timeout(self._start_timeout_s):
+                return await self._opened()
+        except TimeoutError:
+            self.kill_now()
+            raise SandboxError(
+                f"a sandbox was not ready within sandbox.start_timeout_s={self._start_timeout_s:g}; "
+                "raise it, or start fewer at one time (sandbox.max_starting)"
+            ) from None
+
+    async def _opened(self) -> Slot:
+        server = await self._own_server()
+        with self._lock:
+            self._check_open()
+            if self._slot is None:
+                self._slot = server.open_slot()
+            slot = self._slot
+        if not slot.opened.done() or slot.opened.exception() is not None or "failed" in slot.opened.result()[0]:
+            reply, _ = await asyncio.shield(asyncio.wrap_future(slot.opened))  # others may wait for it too
+            if "failed" in reply:
+                raise SandboxError(reply["failed"])
+        return slot
+
+    async def _ask(self, header: dict[str, Any], blobs: Sequence[bytes] = (), allowed_s: float = 0.0) -> Reply:
+        slot = await self._open()
+        with self._lock:
+            self._allowed_s += allowed_s
+            patience_s = self._allowed_s + _STALL_S
+        number, future = slot.request(header, blobs)
+        try:
+            reply, out = await _wait(future, patience_s, header["op"])
+        except asyncio.CancelledError:
+            slot.cancel(number)
+            raise
+        except SandboxError:
+            slot.kill()
+            raise
+        finally:
+            with self._lock:
+                self._allowed_s -= allowed_s
+        if "refused" in reply:
+            raise FileRefusedError(reply["refused"])
+        if "failed" in reply:
+            slot.kill()
+            raise SandboxError(f"the sandbox failed: {reply['failed']}")
+        return reply, out
+
+    async def _end_slot(self) -> None:
+        with self._lock:
+            slot, self._slot = self._slot, None
+        if slot is None:
+            return
+        slot.close()
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(slot.closed), _CLOSE_S)
+        except TimeoutError:
+            slot.kill()
+            raise SandboxError(f"a sandbox did not end within {_CLOSE_S:g} s") from None
+
+
+async def _wait(future: Future[Reply], timeout_s: float, what: str) -> Reply:
+    try:
+        return await asyncio.wait_for(asyncio.wrap_future(future), timeout_s)
+    except TimeoutError:
+        raise SandboxError(f"the sandbox did not answer {what!r} within {timeout_s:g} s") from None
+
+
+def _check_program(code: str | bytes | None, argv: Sequence[str] | None, env: Mapping[str, str]) -> None:
+    if (code is None) == (argv is None):
+        raise ValueError("give either code or argv, not both and not neither")
+    if argv is not None and (isinstance(argv, str) or not argv or not all(isinstance(arg, str) for arg in argv)):
+        raise ValueError(f"argv must be a non-empty sequence of strings, got {argv!r}")
+    if any("\0" in arg for arg in argv or ()):
+        raise ValueError("argv: an argument cannot hold a NUL character")
+    for name, value in env.items():
+        if not name or "=" in name or "\0" in name + value or not _is_encodable(name + value):
+            raise ValueError(
+                f"env: {name!r}={value!r} cannot be a variable; a name holds no '=', and both are UTF-8 without a NUL"
+            )
+
+
+def _check_lasting(limits: Limits, own: Limits) -> None:
+    for name in _SET_AT_START:
+        if getattr(limits, name) != getattr(own, name):
+            raise ConfigError(
+                f"{name}={getattr(limits, name)} cannot be set for one run of an interpreter that keeps its variables "
+                f"(it was started with {getattr(own, name)}); set sandbox.limits.{name}, or run with persist='files'"
+            )
+
+
+def _is_encodable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _check_size(path: str, data: bytes, limits: Limits) -> None:
+    if len(data) > limits.file_bytes:
+        raise FileRefusedError(
+            f"{path!r}: {len(data)} bytes exceed the limit of {limits.file_bytes}; raise sandbox.limits.file_bytes"
+        )

@@ -1,0 +1,96 @@
+"""Removes what dead owners left on this machine: hosts that did not see their end, what these ran, their folders.
+
+All of it happens only where owner and host were killed together, or a host was stopped. What belongs to a
+process that lives, or of which nothing can be known, is left alone (:mod:`agentrl.sandbox.owner_id`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+
+from .forkserver.cgroups import reap_cgroups
+from .forkserver.launcher import FOLDER_PREFIX
+from .host import marks, process_tree, removal
+from .owner_id import Owner
+
+_GRACE_S = 2.0  # for hosts that are ending by themselves
+
+
+def reap_orphans() -> list[str]:
+    """Remove hosts and folders of dead owners, and processes of dead hosts; what was removed, one line each.
+
+    Containers are the docker backend's: ``agentrl.sandbox.docker.containers.reap_orphans``.
+    """
+    if sys.platform != "linux":
+        return []
+    hosts, folders, strays = dict(_orphaned_hosts()), dict(_orphaned_folders()), marks.orphans()
+    end = time.monotonic() + _GRACE_S
+    while (hosts or folders) and time.monotonic() < end:
+        time.sleep(0.05)
+        hosts, folders = dict(_orphaned_hosts()), dict(_orphaned_folders())
+    removed = [f"{_ended(pid)} of owner {owner}" for pid, owner in hosts.items()]
+    if hosts or folders or strays:  # before the folders: nothing that runs is to meddle with their removal
+        ended, left = marks.end_orphans(_GRACE_S)
+        removed += [f"process {pid} of a sandbox whose host is dead" for pid in sorted(ended - left)]
+        removed += [f"nothing of process {pid} of a sandbox whose host is dead: it goes on" for pid in sorted(left)]
+    removed += [f"{_removed(path)} of owner {owner}" for path, owner in folders.items()]
+    return removed + reap_cgroups()
+
+
+def _orphaned_hosts() -> Iterator[tuple[int, Owner]]:
+    """Pids of supervisors and slots whose owner is dead, as far as this user may end them."""
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (owner := _owner_of_host(name)) is not None and owner.is_dead:
+            yield int(name), owner
+
+
+def _owner_of_host(pid: str) -> Owner | None:
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read().decode(errors="replace").split("\0")
+    except OSError:
+        return None
+    if marks.HOST_TITLE not in words or not _is_ours(f"/proc/{pid}"):
+        return None
+    return Owner.parse("".join(words[words.index(marks.HOST_TITLE) + 1 :][:1]))
+
+
+def _orphaned_folders() -> Iterator[tuple[str, Owner]]:
+    for base in dict.fromkeys(("/tmp", tempfile.gettempdir())):  # the first is a host's, which has no TMPDIR
+        with contextlib.suppress(OSError), os.scandir(base) as entries:
+            for entry in entries:
+                owner = Owner.parse(entry.name.removeprefix(FOLDER_PREFIX).rpartition("-")[0])
+                if owner is not None and owner.is_dead and entry.is_dir(follow_symlinks=False) and _is_ours(entry.path):
+                    yield entry.path, owner
+
+
+def _is_ours(path: str) -> bool:
+    try:
+        return os.geteuid() in (0, os.stat(path, follow_symlinks=False).st_uid)
+    except OSError:
+        return False
+
+
+def _ended(pid: int) -> str:
+    below = process_tree.descendants(pid)
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for one in (pid, *below):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(one, number)
+    return f"process {pid}" + (f" and {len(below)} below it" if below else "")
+
+
+def _removed(path: str) -> str:
+    try:
+        removal.remove(path)
+    except FileNotFoundError:
+        return f"folder {path} (gone meanwhile)"
+    except OSError as error:
+        return f"folder {path} (not removed: {error.strerror})"
+    return f"folder {path}"

@@ -1,0 +1,1 @@
+"""Trajectories on disk: rows, live files, sealed shards, their writer and their reader."""

@@ -1,0 +1,103 @@
+"""What is learned of a trajectory after it was stored: append-only records that name it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import zstandard
+
+from agentrl.errors import StoreError
+from agentrl.store.jsonl import parse_line
+from agentrl.store.trajectories.live import FramedRecord, read_frame
+
+__all__ = ["Annotation", "AnnotationIndex", "encode_annotation"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Annotation:
+    """What one step learned of one trajectory.
+
+    Args:
+        trajectory_id: which.
+        values: JSON by name, such as ``trained_step``, ``advantage``, ``clip_frac``.
+        arrays: by name, such as ``old_logprobs`` (nats) and ``advantages``: ``[num_policy_tokens]``, an entry for each
+            POLICY token in turn order.
+    """
+
+    trajectory_id: str
+    values: Mapping[str, Any] = field(default_factory=dict)
+    arrays: Mapping[str, npt.NDArray[np.generic]] = field(default_factory=dict)
+
+
+def encode_annotation(
+    annotation: Annotation, *, recorded_at: float, compressor: zstandard.ZstdCompressor
+) -> FramedRecord:
+    """The record of an annotation.
+
+    Raises:
+        StoreError: an array is not one-dimensional, or holds no numbers.
+    """
+    for name, array in annotation.arrays.items():
+        if array.ndim != 1 or array.dtype.kind not in "biuf":
+            raise StoreError(
+                f"annotation {name!r} of trajectory {annotation.trajectory_id!r} must be a one-dimensional array of "
+                f"numbers, got dtype {array.dtype} and shape {array.shape}"
+            )
+    record = {
+        "id": annotation.trajectory_id,
+        "recorded_at": recorded_at,
+        "values": annotation.values,
+        "arrays": [[name, array.dtype.str, array.size] for name, array in annotation.arrays.items()],
+    }
+    return FramedRecord.of(record, b"".join(array.tobytes() for array in annotation.arrays.values()), compressor)
+
+
+class AnnotationIndex:
+    """The annotations of a run, by trajectory; reads what was appended since the last look.
+
+    Args:
+        folder: ``RunDirectory.annotations_folder``.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._records: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
+        self._seen: dict[Path, int] = {}
+
+    def get(self, trajectory_id: str, *, since: float = 0.0) -> Annotation:
+        """All that is known of a trajectory, as one annotation; of two values of a name the newest counts.
+
+        Args:
+            trajectory_id: which.
+            since: seconds since the epoch; what was recorded earlier is about an older record of the same id, which
+                a rolled-back attempt left.
+
+        Raises:
+            StoreError: a record cannot be read.
+        """
+        self._refresh()
+        found = [pair for pair in self._records.get(trajectory_id, ()) if pair[1]["recorded_at"] >= since]
+        values: dict[str, Any] = {}
+        arrays: dict[str, npt.NDArray[np.generic]] = {}
+        for path, record in sorted(found, key=lambda pair: float(pair[1]["recorded_at"])):
+            values.update(record["values"])
+            data, offset = read_frame(path, record["frame"]), 0
+            for name, dtype, size in record["arrays"]:
+                arrays[name] = np.frombuffer(data, dtype, size, offset)
+                offset += arrays[name].nbytes
+        return Annotation(trajectory_id, values, arrays)
+
+    def _refresh(self) -> None:
+        for path in sorted(self._folder.glob("*.jsonl")):
+            with path.open("rb") as file:
+                file.seek(self._seen.get(path, 0))
+                *lines, torn = file.read().split(b"\n")
+                for line in lines:
+                    record = parse_line(f"a line of {path}", line)
+                    self._records.setdefault(record["id"], []).append((path, record))
+                self._seen[path] = file.tell() - len(torn)

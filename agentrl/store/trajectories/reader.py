@@ -1,0 +1,159 @@
+"""The trajectories of a run, sealed and live, also while it is being written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from agentrl.errors import StoreError
+from agentrl.store.json_text import from_json
+from agentrl.store.run_directory import RunDirectory
+from agentrl.store.trajectories.annotations import Annotation, AnnotationIndex
+from agentrl.store.trajectories.codec import Row, decode_trajectory
+from agentrl.store.trajectories.live import read_frame, read_framed
+from agentrl.store.trajectories.shard import SUMMARY_COLUMNS, read_shard_row, read_summaries
+from agentrl.store.trajectories.token_arrays import TokenArrays
+from agentrl.types import Purpose, StatusKind, Trajectory
+
+__all__ = ["StoredTrajectory", "TrajectoryReader", "TrajectorySummary"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectorySummary:
+    """What a list shows of a trajectory; the fields are ``shard.SUMMARY_COLUMNS``."""
+
+    id: str
+    draw: int
+    sibling: int
+    attempt: int
+    label: str
+    purpose: Purpose
+    step: int
+    task_id: str
+    data_source: str
+    status: StatusKind
+    status_reason: str
+    reward: float | None
+    rewards: Mapping[str, float]
+    num_turns: int
+    num_policy_tokens: int
+    num_tokens: int
+    policy_version_min: int | None
+    policy_version_max: int | None
+    recorded_at: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredTrajectory:
+    """A trajectory, its summary, and what was learned of it later."""
+
+    summary: TrajectorySummary
+    trajectory: Trajectory
+    annotation: Annotation
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    path: Path
+    index: int
+    summary: TrajectorySummary
+
+
+class TrajectoryReader:
+    """Reads a run's trajectories. Of several records of one id the newest counts.
+
+    Each call looks at the files anew; a sealed shard is listed once, since it never changes. Used by one thread.
+
+    Args:
+        run: the run.
+    """
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+        self._shards: dict[Path, list[_Place]] = {}
+        self._annotations = AnnotationIndex(run.annotations_folder)
+
+    def summaries(
+        self,
+        *,
+        step: int | None = None,
+        label: str | None = None,
+        status: StatusKind | None = None,
+        task_id: str | None = None,
+        purpose: Purpose | None = None,
+    ) -> list[TrajectorySummary]:
+        """The trajectories that fit every filter given, by step, label, draw, sibling and attempt.
+
+        Raises:
+            StoreError: a file of the run is damaged.
+        """
+        wanted = {"step": step, "label": label, "status": status, "task_id": task_id, "purpose": purpose}
+        filters = [(name, value) for name, value in wanted.items() if value is not None]
+        found = [place.summary for place in self._newest().values()]
+        fitting = [entry for entry in found if all(getattr(entry, name) == value for name, value in filters)]
+        return sorted(fitting, key=lambda entry: (entry.step, entry.label, entry.draw, entry.sibling, entry.attempt))
+
+    def get(self, trajectory_id: str) -> StoredTrajectory:
+        """One trajectory whole, with its annotations.
+
+        Raises:
+            StoreError: the run has none of this id, or its file is damaged.
+        """
+        return next(self.get_many([trajectory_id]))
+
+    def get_many(self, trajectory_ids: Iterable[str]) -> Iterator[StoredTrajectory]:
+        """Trajectories whole, with their annotations, in the order asked for; the files are listed once.
+
+        Raises:
+            StoreError: the run has none of an id, or its file is damaged.
+        """
+        places = self._newest()
+        for trajectory_id in trajectory_ids:
+            place = self._place(places, trajectory_id)
+            try:
+                row, arrays = _read(place)
+            except StoreError:
+                if place.path.exists():
+                    raise
+                places = self._newest()  # it was live, and has been sealed since
+                place = self._place(places, trajectory_id)
+                row, arrays = _read(place)
+            annotation = self._annotations.get(trajectory_id, since=place.summary.recorded_at)
+            yield StoredTrajectory(place.summary, decode_trajectory(row, arrays), annotation)
+
+    def _place(self, places: Mapping[str, _Place], trajectory_id: str) -> _Place:
+        if trajectory_id not in places:
+            raise StoreError(f"{self._run.root} has no trajectory {trajectory_id!r}; `agentrl ls` lists its own")
+        return places[trajectory_id]
+
+    def _newest(self) -> dict[str, _Place]:
+        # live before sealed: what is sealed meanwhile is then seen twice, never missed
+        places = [place for path in self._run.live_folder.glob("step=*/*.jsonl") for place in _live_places(path)]
+        for path in self._run.sealed_folder.glob("step=*/*.parquet"):
+            if path not in self._shards:
+                rows = read_summaries(path)
+                self._shards[path] = [_Place(path, index, _summary(row)) for index, row in enumerate(rows)]
+            places += self._shards[path]
+        places.sort(key=lambda place: (place.summary.recorded_at, place.path.suffix == ".parquet"))
+        return {place.summary.id: place for place in places}
+
+
+def _live_places(path: Path) -> Iterator[_Place]:
+    for index, row in enumerate(read_framed(path)):
+        yield _Place(path, index, _summary(row))
+
+
+def _summary(row: Row) -> TrajectorySummary:
+    fields = {name: row[name] for name in SUMMARY_COLUMNS}
+    return TrajectorySummary(**{**fields, "rewards": from_json(fields["rewards"])})
+
+
+def _read(place: _Place) -> tuple[Row, TokenArrays]:
+    if place.path.suffix == ".parquet":
+        return read_shard_row(place.path, place.index)
+    row = next(islice(read_framed(place.path), place.index, None), None)
+    if row is None:
+        raise StoreError(f"{place.path} has no line {place.index + 1}")
+    return row, TokenArrays.unpack(read_frame(place.path, row["frame"]), row["num_tokens"])

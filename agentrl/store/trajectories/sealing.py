@@ -1,0 +1,142 @@
+"""The live files of each step of one writer, and their turning into sealed shards.
+
+A live file bears the number of the shard it becomes: a live file beside a shard of its name was sealed just before a
+death, and is only to be removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+
+from agentrl.errors import StoreError
+from agentrl.store.run_directory import RunDirectory
+from agentrl.store.trajectories.codec import Row
+from agentrl.store.trajectories.live import (
+    FramedRecord,
+    FramedWriter,
+    read_with_arrays,
+    remove_framed,
+)
+from agentrl.store.trajectories.shard import write_shard
+from agentrl.store.trajectories.token_arrays import TokenArrays
+
+__all__ = ["StepFiles", "read_live_rows"]
+
+
+class StepFiles:
+    """One writer's trajectories by the step in which they finished. Used by one thread.
+
+    Args:
+        run: whose trajectories.
+        writer: the name of the files.
+    """
+
+    def __init__(self, run: RunDirectory, writer: str) -> None:
+        self._run = run
+        self._writer = writer
+        self._open: dict[int, tuple[FramedWriter, int]] = {}
+
+    def recover(self) -> int:
+        """Seal what an earlier writer of this name left; the number of its trajectories.
+
+        Raises:
+            StoreError: a file cannot be read or written.
+        """
+        recovered = 0
+        for path in sorted(self._run.live_folder.glob(f"step=*/{self._writer}-*.jsonl")):
+            step = int(path.parent.name.removeprefix("step="))
+            writer, _, number = path.stem.rpartition("-")
+            if writer != self._writer:
+                continue
+            if not self._run.shard_path(step, writer, int(number)).exists():
+                recovered += self._seal(path, self._run.shard_path(step, writer, int(number)))
+            self._remove(path)
+        return recovered
+
+    def append(self, step: int, record: FramedRecord) -> None:
+        """Add a trajectory to a step's live files.
+
+        Raises:
+            OSError: it cannot be written.
+            StoreError: the files cannot be opened.
+        """
+        if step not in self._open:
+            number = self._next_number(step)
+            self._open[step] = FramedWriter(self._run.live_path(step, self._writer, number)), number
+        self._open[step][0].append(record)
+
+    def seal(self, step: int) -> None:
+        """Turn a step's live files into a shard; nothing where it has none. Later ones of the step make another.
+
+        Raises:
+            OSError, StoreError: a file cannot be read or written; the live files stay.
+        """
+        if step not in self._open:
+            return
+        files, number = self._open.pop(step)
+        files.close()
+        self._seal(files.path, self._run.shard_path(step, self._writer, number))
+        self._remove(files.path)
+
+    def seal_all(self) -> None:
+        """Seal every step that has live files.
+
+        Raises:
+            OSError, StoreError: as ``seal``.
+        """
+        for step in sorted(self._open):
+            self.seal(step)
+
+    def sync(self) -> None:
+        """Make every live file durable.
+
+        Raises:
+            OSError: the disk refuses.
+        """
+        for files, _ in self._open.values():
+            files.sync()
+
+    def close(self) -> None:
+        """Close the live files as they are; a second call does nothing."""
+        while self._open:
+            self._open.popitem()[1][0].close()
+
+    def _next_number(self, step: int) -> int:
+        folder = self._run.shard_path(step, self._writer, 1).parent
+        names = (path.stem.rpartition("-") for path in folder.glob(f"{self._writer}-*.parquet"))
+        return 1 + max((int(number) for writer, _, number in names if writer == self._writer), default=0)
+
+    def _seal(self, live: Path, shard: Path) -> int:
+        count = 0
+
+        def rows() -> Iterator[tuple[Row, TokenArrays]]:
+            nonlocal count
+            for pair in read_live_rows(live):
+                count += 1
+                yield pair
+
+        first = next(pairs := rows(), None)
+        if first is not None:
+            write_shard(shard, chain([first], pairs))
+        return count
+
+    def _remove(self, live: Path) -> None:
+        remove_framed(live)
+        try:
+            live.parent.rmdir()
+        except OSError as error:
+            if not any(live.parent.iterdir()):
+                raise StoreError(f"{live.parent} cannot be removed: {error}") from error
+
+
+def read_live_rows(path: Path) -> Iterator[tuple[Row, TokenArrays]]:
+    """The rows of a live file with their arrays, in order.
+
+    Raises:
+        StoreError: a whole line is no trajectory, or its frame is not there or is damaged.
+    """
+    for row, data in read_with_arrays(path):
+        row.pop("frame")
+        yield row, TokenArrays.unpack(data, row["num_tokens"])

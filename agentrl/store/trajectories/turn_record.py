@@ -1,0 +1,147 @@
+"""A turn as JSON, its segments described by their lengths; their tokens lie in ``TokenArrays``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from agentrl.errors import StoreError
+from agentrl.store.trajectories.token_arrays import TokenArrays
+from agentrl.types import (
+    CallProblem,
+    CallRecord,
+    MediaSpan,
+    SamplingParams,
+    Segment,
+    SegmentKind,
+    Task,
+    ToolCall,
+    ToolResult,
+    Turn,
+)
+
+__all__ = ["SegmentReader", "decode_turn", "encode_turn", "fields_of"]
+
+_Flat: TypeAlias = Task | SamplingParams | CallRecord | ToolCall | CallProblem | ToolResult | MediaSpan
+
+
+def fields_of(
+    value: Task | SamplingParams | CallRecord | ToolCall | CallProblem | ToolResult | MediaSpan,
+) -> dict[str, Any]:
+    """The fields of a flat dataclass, not copied."""
+    return {name: getattr(value, name) for name in value.__slots__}
+
+
+def encode_turn(turn: Turn) -> dict[str, Any]:
+    return {
+        "index": turn.index,
+        "parent": turn.parent,
+        "agent": turn.agent,
+        "observed": turn.observed,
+        "text": turn.text,
+        "message": turn.message,
+        "images": turn.images,
+        "calls": [
+            {name: None if part is None else fields_of(part) for name, part in fields_of(call).items()}
+            for call in turn.calls
+        ],
+        "finish_reason": turn.finish_reason,
+        "rewards": turn.rewards,
+        "sampling": None if turn.sampling is None else fields_of(turn.sampling),
+        "state_key": turn.state_key,
+        "stale_kv": turn.stale_kv,
+        "cached_tokens": turn.cached_tokens,
+        "timings": turn.timings,
+        "info": turn.info,
+        "context": [_encode_segment(segment) for segment in turn.context],
+        "completion": [_encode_segment(segment) for segment in turn.completion],
+    }
+
+
+def _encode_segment(segment: Segment) -> dict[str, Any]:
+    layout: dict[str, Any] = {"kind": int(segment.kind), "num_tokens": len(segment)}
+    if segment.policy_version is not None:
+        layout["policy_version"] = segment.policy_version
+    if segment.media:
+        layout["media"] = [fields_of(span) for span in segment.media]
+    if segment.side:
+        layout["side"] = {name: _array_layout(name, array) for name, array in segment.side.items()}
+    return layout
+
+
+def _array_layout(name: str, array: npt.NDArray[np.generic]) -> dict[str, Any]:
+    if array.dtype.kind not in "biufcSU":
+        raise StoreError(f"side array {name!r} must hold numbers or fixed strings, got dtype {array.dtype}")
+    return {"dtype": array.dtype.str, "shape": array.shape}
+
+
+class SegmentReader:
+    """Hands out the arrays' next tokens, segment by segment."""
+
+    def __init__(self, arrays: TokenArrays) -> None:
+        self._arrays = arrays
+        self._token = 0
+        self._side = 0
+
+    def segment(self, layout: Mapping[str, Any]) -> Segment:
+        start, end = self._token, self._token + layout["num_tokens"]
+        kind = SegmentKind(layout["kind"])
+        if end > self._arrays.token_ids.size:
+            raise ValueError(f"its segments have more than its {self._arrays.token_ids.size} tokens")
+        self._token = end
+        # slices are copied, so that a segment does not keep a whole shard alive
+        return Segment(
+            kind=kind,
+            token_ids=self._arrays.token_ids[start:end].copy(),
+            logprobs=self._arrays.logprobs[start:end].copy() if kind is SegmentKind.POLICY else None,
+            policy_version=layout.get("policy_version"),
+            media=tuple(MediaSpan(**span) for span in layout.get("media", ())),
+            side={name: self._side_array(array) for name, array in layout.get("side", {}).items()},
+        )
+
+    def _side_array(self, layout: Mapping[str, Any]) -> npt.NDArray[np.generic]:
+        dtype, shape = np.dtype(layout["dtype"]), tuple(layout["shape"])
+        count = int(np.prod(shape, dtype=np.int64))
+        array = np.frombuffer(self._arrays.side, dtype, count, self._side) if count else np.zeros(0, dtype)
+        self._side += count * dtype.itemsize
+        return cast("npt.NDArray[np.generic]", array.reshape(shape).copy())
+
+    def assert_used(self) -> None:
+        used, given = (self._token, self._side), (self._arrays.token_ids.size, len(self._arrays.side))
+        if used != given:
+            raise ValueError(f"its segments use {used} tokens and side bytes of {given}")
+
+
+def decode_turn(record: dict[str, Any], cursor: SegmentReader) -> Turn:
+    context = tuple(cursor.segment(layout) for layout in record["context"])
+    completion = tuple(cursor.segment(layout) for layout in record["completion"])
+    sampling = record["sampling"]
+    return Turn(
+        **{
+            **record,
+            "context": context,
+            "completion": completion,
+            "observed": tuple(record["observed"]),
+            "images": tuple(record.get("images", ())),
+            "calls": tuple(_decode_call(call) for call in record["calls"]),
+            "sampling": None if sampling is None else _decode_sampling(sampling),
+        }
+    )
+
+
+def _decode_call(record: dict[str, Any]) -> CallRecord:
+    call, problem, result = record["call"], record["problem"], record["result"]
+    return CallRecord(
+        call=None if call is None else ToolCall(**call),
+        problem=None if problem is None else CallProblem(**problem),
+        result=None if result is None else ToolResult(**{**result, "images": tuple(result.get("images", ()))}),
+    )
+
+
+def _decode_sampling(record: dict[str, Any]) -> SamplingParams:
+    return SamplingParams(
+        **{**record, "stop_token_ids": tuple(record["stop_token_ids"]), "stop": tuple(record["stop"])}
+    )

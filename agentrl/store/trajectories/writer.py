@@ -1,0 +1,364 @@
+"""The writer of trajectories: a thread of its own, so that the store costs the loop a queue's append."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import TypeAlias
+
+import zstandard
+
+from agentrl.errors import StoreError
+from agentrl.store.lock import hold_name
+from agentrl.store.masking import SecretMask
+from agentrl.store.run_directory import RunDirectory
+from agentrl.store.space import write_failure
+from agentrl.store.trajectories.annotations import Annotation, encode_annotation
+from agentrl.store.trajectories.codec import encode_trajectory
+from agentrl.store.trajectories.live import FramedRecord, FramedWriter
+from agentrl.store.trajectories.sealing import StepFiles
+from agentrl.store.trajectories.spill import Spilled, SpillFile
+from agentrl.types import Trajectory
+
+__all__ = ["TrajectoryWriter", "WriterCounts"]
+
+_MASKED_COLUMNS = ("status_detail", "prompt", "final_text", "turns", "task", "info")
+
+
+@dataclass(frozen=True, slots=True)
+class WriterCounts:
+    """What a writer did so far.
+
+    Args:
+        written: trajectories that are in a live file or a shard.
+        spilled: trajectories that went by way of the local disk, because the queue was full.
+        recovered: trajectories that an earlier writer of this name left unsealed, and this one sealed.
+        annotations: annotations written.
+        dropped_annotations: annotations lost because the queue was full.
+        wait_s: seconds that ``write`` waited for room (``time/wait_store_s``).
+    """
+
+    written: int = 0
+    spilled: int = 0
+    recovered: int = 0
+    annotations: int = 0
+    dropped_annotations: int = 0
+    wait_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Write:
+    trajectory: Trajectory
+    step: int
+    recorded_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class _WriteSpilled:
+    place: Spilled
+    step: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Annotate:
+    annotation: Annotation
+    recorded_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Seal:
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Sync:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Close:
+    pass
+
+
+_Entry: TypeAlias = _Write | _WriteSpilled | _Annotate | _Seal | _Sync | _Close
+
+
+class TrajectoryWriter:
+    """Stores trajectories while the run goes on.
+
+    ``write`` and ``seal`` only queue. A full queue spills to local disk; a full spill makes ``write`` wait. What fails
+    behind the queue is raised by the next call, and every later one. A trajectory is never dropped; an annotation is,
+    and counted, when the queue is full. Survives the death of the process: all that was sealed, and all that reached
+    the live files, which ``flush`` waits for and the next writer of the same name seals.
+
+    Args:
+        run: where.
+        writer: names this writer's files; one process at a time may use a name.
+        queue_size: trajectories held in memory.
+        max_spill_bytes: what may lie on local disk.
+        spill_folder: a local folder; the system's temporary one where None.
+        timeout_s: how long a call waits without any progress of the store.
+        mask: hides secrets in all text; made from this process's environment where None.
+
+    Raises:
+        StoreError: another process writes under this name, or what an earlier one left cannot be sealed.
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        writer: str = "driver",
+        *,
+        queue_size: int = 4096,
+        max_spill_bytes: int = 4 << 30,
+        spill_folder: Path | None = None,
+        timeout_s: float = 600.0,
+        mask: SecretMask | None = None,
+    ) -> None:
+        self._run = run
+        self._writer = writer
+        self._queue_size = queue_size
+        self._timeout_s = timeout_s
+        self._mask = mask or SecretMask()
+        self._lock_file = hold_name(run.live_folder / f"{writer}.lock")
+        self._files = StepFiles(run, writer)
+        self._annotations: FramedWriter | None = None
+        self._compressor = zstandard.ZstdCompressor()
+        self._spill_compressor = zstandard.ZstdCompressor()
+        self._spill = SpillFile(spill_folder, max_spill_bytes)
+        self._queue: deque[_Entry] = deque()
+        self._in_memory = 0
+        self._issued = 0
+        self._handled = 0
+        self._error: StoreError | None = None
+        self._closed = False
+        self._changed = threading.Condition()
+        try:
+            self._counts = WriterCounts(recovered=self._files.recover())
+        except BaseException:
+            os.close(self._lock_file)
+            raise
+        self._thread = threading.Thread(target=self._work, name=f"store-{writer}", daemon=True)
+        self._thread.start()
+
+    @property
+    def counts(self) -> WriterCounts:
+        """What was done so far."""
+        with self._changed:
+            return self._counts
+
+    def write(self, trajectory: Trajectory, step: int) -> None:
+        """Queue a trajectory that finished in ``step``.
+
+        Raises:
+            StoreError: the writer is closed or failed, or the store takes nothing for ``timeout_s``.
+        """
+        recorded_at = time.time()
+        with self._changed:
+            self._wait_for_room()
+            if self._in_memory < self._queue_size:
+                self._in_memory += 1
+                self._put(_Write(trajectory, step, recorded_at))
+                return
+            record = self._encode(trajectory, step, recorded_at, self._spill_compressor)
+            try:
+                place = self._spill.put(record)
+            except OSError as error:
+                raise self._fail(error, "the spill file on local disk cannot be written") from error
+            self._count(spilled=1)
+            self._put(_WriteSpilled(place, step))
+
+    def annotate(self, annotation: Annotation) -> bool:
+        """Queue what was learned of a trajectory; False, and counted, where the queue is full.
+
+        Raises:
+            StoreError: the writer is closed or failed.
+        """
+        with self._changed:
+            self._assert_usable()
+            if self._in_memory >= self._queue_size:
+                self._count(dropped_annotations=1)
+                return False
+            self._in_memory += 1
+            self._put(_Annotate(annotation, time.time()))
+            return True
+
+    def seal(self, step: int) -> None:
+        """Queue the sealing of what was written for ``step`` so far.
+
+        Raises:
+            StoreError: the writer is closed or failed.
+        """
+        with self._changed:
+            self._assert_usable()
+            self._put(_Seal(step))
+
+    def flush(self) -> None:
+        """Wait until all that was queued is done, and durable.
+
+        Raises:
+            StoreError: the writer is closed or failed, or the store takes nothing for ``timeout_s``.
+        """
+        with self._changed:
+            self._assert_usable()
+            self._put(_Sync())
+            self._wait_until_handled(self._issued)
+
+    def close(self) -> None:
+        """Seal what is left, then end the thread; a second call does nothing.
+
+        Raises:
+            StoreError: the writer failed, or the store takes nothing for ``timeout_s``; the live files stay.
+        """
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._put(_Close())
+        try:
+            with self._changed:
+                self._wait_until_handled(self._issued)
+        finally:
+            self._thread.join(self._timeout_s)
+            self._spill.close()
+            os.close(self._lock_file)
+
+    def __enter__(self) -> TrajectoryWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except StoreError as failure:
+            if error is None:
+                raise
+            error.add_note(f"and the store failed: {failure}")
+
+    # what callers do under the lock
+
+    def _put(self, entry: _Entry) -> None:
+        self._queue.append(entry)
+        self._issued += 1
+        self._changed.notify_all()
+
+    def _assert_usable(self) -> None:
+        if self._closed:
+            raise StoreError(f"the trajectory writer {self._writer!r} is closed")
+        self._assert_sound()
+
+    def _assert_sound(self) -> None:
+        if self._error is not None:
+            raise StoreError(str(self._error)) from self._error
+
+    def _wait_for_room(self) -> None:
+        self._assert_usable()
+        started = time.monotonic()
+        while self._in_memory >= self._queue_size and not self._spill.has_room():
+            self._wait_for_progress()
+            self._assert_usable()
+        if (waited := time.monotonic() - started) > 1e-3:
+            self._count(wait_s=waited)
+
+    def _wait_until_handled(self, ticket: int) -> None:
+        while self._handled < ticket:
+            self._assert_sound()
+            self._wait_for_progress()
+        self._assert_sound()
+
+    def _wait_for_progress(self) -> None:
+        handled = self._handled
+        moved = self._changed.wait_for(lambda: self._handled > handled or self._error is not None, self._timeout_s)
+        if not moved:
+            raise StoreError(
+                f"the store has taken nothing for {self._timeout_s:g} s ({self._issued - handled} entries wait); is "
+                f"the disk of {self._run.root} there?"
+            )
+
+    def _count(self, *, wait_s: float = 0.0, **more: int) -> None:
+        counts = self._counts
+        grown = {name: getattr(counts, name) + number for name, number in more.items()}
+        self._counts = replace(counts, wait_s=counts.wait_s + wait_s, **grown)
+
+    def _fail(self, error: Exception, what: str) -> StoreError:
+        waiting = self._issued - self._handled
+        failure = write_failure(what, self._run.root, error)
+        self._error = type(failure)(
+            f"{failure}; {waiting} entries for {self._run.root} were not stored: mend that, then --resume"
+        )
+        self._error.__cause__ = error
+        self._changed.notify_all()
+        return self._error
+
+    # what the thread does
+
+    def _work(self) -> None:
+        try:
+            while True:
+                entry = self._next()
+                self._handle(entry)
+                self._done(entry)
+                if isinstance(entry, _Close):
+                    return
+        except Exception as error:  # noqa: BLE001  whatever ended the thread is raised by the next call
+            with self._changed:
+                self._fail(error, f"the trajectory writer {self._writer!r} failed")
+        finally:
+            self._files.close()
+            if self._annotations is not None:
+                self._annotations.close()
+
+    def _next(self) -> _Entry:
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue)
+            return self._queue.popleft()
+
+    def _handle(self, entry: _Entry) -> None:
+        match entry:
+            case _Write(trajectory, step, recorded_at):
+                self._files.append(step, self._encode(trajectory, step, recorded_at, self._compressor))
+            case _WriteSpilled(place, step):
+                with self._changed:
+                    record = self._spill.take(place)
+                self._files.append(step, record)
+            case _Annotate(annotation, recorded_at):
+                if self._annotations is None:
+                    self._annotations = FramedWriter(self._run.annotations_path(self._writer))
+                self._annotations.append(
+                    encode_annotation(annotation, recorded_at=recorded_at, compressor=self._compressor)
+                )
+            case _Seal(step):
+                self._files.seal(step)
+            case _Sync():
+                self._files.sync()
+                if self._annotations is not None:
+                    self._annotations.sync()
+            case _Close():
+                self._files.seal_all()
+
+    def _done(self, entry: _Entry) -> None:
+        with self._changed:
+            self._handled += 1
+            self._in_memory -= isinstance(entry, _Write | _Annotate)
+            if isinstance(entry, _Write | _WriteSpilled):
+                self._count(written=1)
+            elif isinstance(entry, _Annotate):
+                self._count(annotations=1)
+            self._changed.notify_all()
+
+    def _encode(
+        self, trajectory: Trajectory, step: int, recorded_at: float, compressor: zstandard.ZstdCompressor
+    ) -> FramedRecord:
+        for image in trajectory.images().values():
+            if image.data is not None:  # else it was read from a store
+                self._run.write_blob(image.data)
+        row, arrays = encode_trajectory(trajectory, step=step, recorded_at=recorded_at)
+        for column in _MASKED_COLUMNS:
+            row[column] = self._mask(row[column])
+        return FramedRecord.of(row, arrays.pack(), compressor)

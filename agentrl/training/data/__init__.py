@@ -1,0 +1,1 @@
+"""What a role trains on: partition, packing, prefix tree, attention; demonstrations and preference pairs."""

@@ -1,0 +1,141 @@
+"""Attention over a packed row: each sample attends to itself alone, some of which it may share with others.
+
+Registered with transformers as ``segments``, so that any model with the attention interface can use it. On a CPU one
+call a sample is as fast as padding sorted samples; on a GPU ``flash_attention_2`` does a row in which nothing
+is shared in one kernel.
+
+Shapes: H query heads, K key heads, T packed tokens, D head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+
+from agentrl.errors import ConfigError
+from agentrl.training.data.prefix_tree import ROOT, Span
+
+__all__ = ["SEGMENTS", "Masks", "attention_arguments", "segment_attention"]
+
+SEGMENTS = "segments"
+
+
+class Masks:
+    """The masks of a row's spans, all of them corners of one that is made once for all layers.
+
+    Args:
+        spans: of the row.
+    """
+
+    def __init__(self, spans: Sequence[Span]) -> None:
+        self._spans = spans
+        self._deepest = max(span.first for span in spans)
+        self._made: dict[int | None, Tensor] = {}
+
+    def get(self, like: Tensor, span: Span, window: int | None) -> Tensor | None:
+        """``[size, first + size]``, 0 where a query sees a key and -inf elsewhere; None for a plain causal one.
+
+        Args:
+            like: what has the dtype and device.
+            span: whose tokens ask.
+            window: keys that a query sees, itself among them; None is all up to itself.
+        """
+        if window is not None and window >= span.first + span.size:
+            window = None
+        if not span.first and window is None:
+            return None
+        mask = self._made.get(window)
+        if mask is None:
+            longest = max(other.size for other in self._spans if other.first or window is not None)
+            query = torch.arange(longest, device=like.device)[:, None] + self._deepest
+            distance = query - torch.arange(self._deepest + longest, device=like.device)
+            hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
+            mask = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(hidden, -torch.inf)
+            self._made[window] = mask
+        # the mask depends on distances alone, so that of a span nearer to the beginning lies further right
+        return mask[: span.size, self._deepest - span.first : self._deepest + span.size]
+
+
+def segment_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    spans: Sequence[Span],
+    masks: Masks,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **extras: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention within each sample.
+
+    Args:
+        module: the attention layer; unused, part of transformers' interface.
+        query: ``[1, H, T, D]``.
+        key, value: ``[1, K, T, D]``; each key head serves H / K query heads.
+        attention_mask: None, always: transformers makes no mask for an implementation that it doesn't know.
+        spans: of the row, in its order; their sizes add up to T.
+        masks: those that the row's layers have made so far.
+        scaling: of the scores; None is D to the power -1/2.
+        sliding_window: each token sees itself and this many less one before it.
+        extras: what else a model family passes; a value that changes the result is refused.
+
+    Returns:
+        ``[1, T, H, D]`` and None, as the interface asks.
+
+    Raises:
+        ConfigError: the family caps its scores or has attention sinks, which this function doesn't do.
+    """
+    for name in ("softcap", "s_aux"):
+        if extras.get(name) is not None:
+            raise ConfigError(
+                f"model.path: this family's attention uses {name!r}, which attention='segments' lacks; train it on a "
+                "GPU with attention='flash_attention_2'"
+            )
+    outputs: list[Tensor] = []
+    seen: list[tuple[Tensor, Tensor]] = []  # keys and values of each span's path
+    parts = zip(*(torch.split(tensor, [span.size for span in spans], 2) for tensor in (query, key, value)), strict=True)
+    for span, (q, k, v) in zip(spans, parts, strict=True):
+        if span.parent != ROOT:
+            earlier_k, earlier_v = seen[span.parent]
+            k, v = torch.cat([earlier_k, k], dim=2), torch.cat([earlier_v, v], dim=2)
+        seen.append((k, v))
+        outputs.append(_attend(q, k, v, masks.get(query, span, sliding_window), scaling))
+    return torch.cat(outputs, dim=2).transpose(1, 2), None
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
+    """Attention under ``mask``; causal without one."""
+    return scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scaling,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+
+
+def attention_arguments(attention: str, spans: Sequence[Span], device: torch.device) -> dict[str, Any]:
+    """What a packed forward passes down to the attention function named ``attention``."""
+    if attention == SEGMENTS:
+        return {"spans": tuple(spans), "masks": Masks(spans)}
+    lengths = [span.size for span in spans]
+    ends = torch.tensor([0, *lengths], device=device).cumsum(0, dtype=torch.int32)
+    return {
+        "cu_seq_lens_q": ends,
+        "cu_seq_lens_k": ends,
+        "max_length_q": max(lengths),
+        "max_length_k": max(lengths),
+    }
+
+
+AttentionInterface.register(SEGMENTS, segment_attention)

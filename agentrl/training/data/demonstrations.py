@@ -1,0 +1,154 @@
+"""Conversations to imitate, as trajectories whose completions are TARGET segments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agentrl.errors import DataError
+from agentrl.llm.wire import stored_message
+from agentrl.render import Renderer
+from agentrl.types import (
+    Message,
+    Status,
+    Task,
+    ToolSpec,
+    Trajectory,
+    TrajectoryGroup,
+    Turn,
+)
+
+__all__ = ["assistant_turns", "demonstration_group", "read_demonstration", "tool_specs"]
+
+
+def demonstration_group(row: Any, draw: int, renderer: Renderer, *, max_tokens: int) -> TrajectoryGroup:
+    """One conversation as a group of one finished trajectory.
+
+    The prompt and everything that the environment said go through the same ``prompt`` and ``extend`` as a
+    rollout's, so a model is warmed up on exactly the tokens that it will meet.
+
+    Args:
+        row: ``{"messages": [...], "tools": [...]?}`` or a bare list of messages (OpenAI chat shape; the arguments of
+            calls may be mappings or JSON text).
+        draw: position in the data order.
+        renderer: messages to tokens.
+        max_tokens: longest sequence; what is longer is cut after the last assistant's turn that fits.
+
+    Raises:
+        DataError: the row has another shape, no assistant's message, or none that fits.
+    """
+    messages, tools = read_demonstration(row, draw)
+    turns = _within(assistant_turns(messages, tools, renderer), max_tokens)
+    if not turns:
+        raise DataError(
+            f"demonstration {draw} has no assistant's message within {max_tokens} tokens "
+            f"(data.max_prompt_tokens + rollout.max_response_tokens); raise them or leave the row out"
+        )
+    task = Task(id=f"demonstration-{draw}", messages=messages[:1], data_source="demonstrations")
+    trajectory = Trajectory(
+        task=task,
+        draw=draw,
+        sibling=0,
+        attempt=0,
+        purpose="train",
+        turns=tuple(turns),
+        status=Status("terminated"),
+        reward=0.0,
+    )
+    return TrajectoryGroup(draw, task, (trajectory,))
+
+
+def assistant_turns(
+    messages: Sequence[Message], tools: Sequence[ToolSpec], renderer: Renderer, *, start: int = 0
+) -> list[Turn]:
+    """Every assistant's message of a conversation from position ``start`` on, as a turn whose completion is a TARGET.
+
+    What comes before goes through the same ``prompt`` and ``extend`` as a rollout's, so that a model meets the tokens
+    of its own episodes. Where the renderer can't extend what went before, a new sequence starts.
+    """
+    turns: list[Turn] = []
+    observed: list[Message] = list(messages[:start])
+    for position, message in enumerate(messages[start:], start):
+        if message["role"] != "assistant":
+            observed.append(message)
+            continue
+        context = None
+        if turns:
+            before = messages[: position - len(observed)]
+            context = renderer.extend(turns[-1].completion[0].token_ids, observed, before, tools)
+        content = message.get("content")
+        turns.append(
+            Turn(
+                index=len(turns),
+                parent=None if context is None else len(turns) - 1,
+                context=renderer.prompt(messages[:position], tools) if context is None else context,
+                completion=(renderer.target(message),),
+                text=content if isinstance(content, str) else "",
+                message=message,
+                observed=tuple(observed),
+            )
+        )
+        observed = []
+    return turns
+
+
+def tool_specs(tools: Any, where: str) -> tuple[ToolSpec, ...]:
+    """Tools as a row of data has them: in OpenAI's shape, also as JSON text.
+
+    Args:
+        tools: as the row has them.
+        where: the row, for the error.
+
+    Raises:
+        DataError: something is no tool.
+    """
+    try:
+        given = json.loads(tools) if isinstance(tools, str) else tools
+        return tuple(_spec(tool) for tool in given)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f'{where}: \'tools\' must be a list of {{"name", "description", "parameters"}}, also as '
+            f'{{"type": "function", "function": ...}}, got {tools!r:.200} ({type(error).__name__}: {error})'
+        ) from None
+
+
+def _within(turns: Sequence[Turn], max_tokens: int) -> list[Turn]:
+    """The turns before the first that would make its sequence longer than ``max_tokens``."""
+    kept: list[Turn] = []
+    length = 0
+    for turn in turns:
+        length = (0 if turn.parent is None else length) + sum(len(segment) for segment in turn.segments)
+        if length > max_tokens:
+            break
+        kept.append(turn)
+    return kept
+
+
+def read_demonstration(row: Any, draw: int) -> tuple[tuple[Message, ...], tuple[ToolSpec, ...]]:
+    """The messages and tools of a row.
+
+    Raises:
+        DataError: the row has another shape, or no assistant's message.
+    """
+    messages: Any = row.get("messages") if isinstance(row, Mapping) else row
+    if (
+        not isinstance(messages, Sequence)
+        or not messages
+        or not all(isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in messages)
+    ):
+        raise DataError(
+            f"demonstration {draw} must be a list of chat messages or a mapping with 'messages', got {row!r:.200}"
+        )
+    where = f"demonstration {draw}"
+    read = tuple(stored_message(message, f"{where}: messages[{n}]") for n, message in enumerate(messages))
+    if not any(message["role"] == "assistant" for message in read):
+        raise DataError(f"{where} has no assistant's message to imitate; leave the row out")
+    return read, tool_specs(row.get("tools") or () if isinstance(row, Mapping) else (), where)
+
+
+def _spec(tool: Any) -> ToolSpec:
+    if isinstance(tool, ToolSpec):
+        return tool
+    function = tool.get("function", tool)
+    return ToolSpec(function["name"], function.get("description", ""), function.get("parameters", {}))

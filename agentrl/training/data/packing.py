@@ -1,0 +1,188 @@
+"""A micro-batch as tensors: one packed row, and which of its tokens are trained.
+
+Where the attention allows, a row holds what samples of a group begin with alike once, trained tokens among it, and each
+sample's own tokens behind it: the same logprobs and gradients for less work.
+
+Axes: T packed tokens, R positions whose logits are asked for, N trained tokens, M samples. The logits that foretell a
+token come from the one before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from agentrl.errors import DataError
+from agentrl.training.data.prefix_tree import ROOT, Span, shared_spans
+from agentrl.types import Batch, BatchShard, SegmentKind
+
+__all__ = ["Packed", "micro_batches"]
+
+I64 = npt.NDArray[np.int64]
+
+_NOTHING: I64 = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packed:
+    """A packed row.
+
+    Args:
+        token_ids: ``[T]`` int64.
+        positions: ``[T]`` int64, from 0 in each sample.
+        spans: what attends to what, in the order of the row.
+        logit_rows: ``[R]`` int64, increasing: the positions whose logits are asked for; one at several temperatures
+            is there several times.
+        temperature: ``[R]`` float32, the sampler's.
+        logit_of: ``[N]`` int64, increasing: the entry of ``logit_rows`` that foretells the trained token.
+        targets: ``[N]`` int64, the trained tokens.
+        weight: ``[N]`` float32, the token's weight within its sample.
+        sample: ``[N]`` int64, row of the token's sample in the shard.
+        sampled: ``[N]`` bool, whether the policy sampled the token.
+        source: ``[N]`` int64, position of the token in the shard's columns.
+        rows: ``[M]`` int64, the row's samples by their place in the shard, in the order of the row.
+        ends: ``[M]`` int64, the position of each sample's last token.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    spans: tuple[Span, ...]
+    logit_rows: Tensor
+    temperature: Tensor
+    logit_of: Tensor
+    targets: Tensor
+    weight: Tensor
+    sample: Tensor
+    sampled: Tensor
+    source: I64
+    rows: I64
+    ends: Tensor
+
+    def column(self, values: npt.NDArray[np.float32] | None) -> Tensor | None:
+        """``[N]`` trained entries of a ``[T_local]`` column of the shard, on the row's device."""
+        return None if values is None else torch.from_numpy(values[self.source]).to(self.targets.device)
+
+
+def micro_batches(shard: BatchShard, device: torch.device, *, share_prefixes: bool) -> Iterator[Packed]:
+    """The micro-batches of ``shard``, in order; a filler is one token of which nothing is trained.
+
+    Args:
+        shard: this rank's samples.
+        device: of the tensors.
+        share_prefixes: whether the attention knows spans with parents.
+
+    Raises:
+        DataError: a sample's first token is marked as trained, or a temperature is not above 0.
+    """
+    _check(shard.batch)
+    for rows in shard.micro_batches:
+        yield _pack(shard.batch, np.asarray(rows, dtype=np.int64), device, share_prefixes)
+
+
+class _Row:
+    """A row that grows by groups of samples.
+
+    Attributes:
+        spans: so far.
+        sources: for each of them, the columns' entries that its tokens are copied from.
+        samples: the row's samples, in its order.
+        places: for each of them, the position in the row of each of its tokens.
+    """
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self._length = 0
+        self.spans: list[Span] = []
+        self.sources: list[I64] = []
+        self.samples: list[int] = []
+        self.places: list[I64] = []
+
+    def add(self, members: I64) -> None:
+        """Appends samples, with what they begin with alike once."""
+        batch, already = self._batch, len(self.spans)
+        starts = batch.cu_seqlens.astype(np.int64)
+        spans, paths = shared_spans([batch.token_ids[starts[row] : starts[row + 1]] for row in members])
+        places: list[I64] = []
+        for span in spans:
+            parent = ROOT if span.parent == ROOT else span.parent + already
+            self.spans.append(span._replace(parent=parent))
+            places.append(np.arange(self._length, self._length + span.size, dtype=np.int64))
+            self._length += span.size
+        sources: list[I64] = [_NOTHING] * len(spans)
+        for row, path in zip(members, paths, strict=True):
+            for index in path:
+                sources[index] = np.arange(spans[index].size, dtype=np.int64) + starts[row] + spans[index].first
+            self.samples.append(int(row))
+            self.places.append(np.concatenate([places[index] for index in path]))
+        self.sources += sources
+
+
+def _pack(batch: Batch, rows: I64, device: torch.device, share_prefixes: bool) -> Packed:
+    def on_device(array: npt.NDArray[np.generic]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+    row = _Row(batch)
+    groups = batch.group[batch.trajectory[rows]] if share_prefixes else np.arange(rows.size)
+    for group in dict.fromkeys(groups.tolist()):
+        row.add(rows[groups == group])
+    if row.samples:
+        token_ids = batch.token_ids[np.concatenate(row.sources)].astype(np.int64)
+        positions = np.concatenate([np.arange(span.first, span.first + span.size) for span in row.spans])
+        spans = tuple(row.spans)
+    else:  # a filler; the shard itself may be empty
+        token_ids, positions, spans = np.zeros(1, np.int64), np.zeros(1, np.int64), (Span(ROOT, 0, 1),)
+    source, sample, before = _trained(batch, row)
+    temperature = batch.temperature[sample]
+    # a row of logits serves every token that it foretells at one temperature
+    asked = (before << 32) | temperature.astype(np.float32).view(np.uint32).astype(np.int64)
+    _, first, logit_of = np.unique(asked, return_index=True, return_inverse=True)
+    order = np.argsort(logit_of, kind="stable")
+    source, sample = source[order], sample[order]
+    return Packed(
+        token_ids=on_device(token_ids),
+        positions=on_device(positions),
+        spans=spans,
+        logit_rows=on_device(before[first]),
+        temperature=on_device(temperature[first]),
+        logit_of=on_device(logit_of[order]),
+        targets=on_device(batch.token_ids[source].astype(np.int64)),
+        weight=on_device(batch.loss_mask[source]),
+        sample=on_device(sample),
+        sampled=on_device(batch.kind[source] == SegmentKind.POLICY),
+        source=source,
+        rows=np.asarray(row.samples, dtype=np.int64),
+        ends=on_device(np.asarray([places[-1] for places in row.places], dtype=np.int64)),
+    )
+
+
+def _trained(batch: Batch, row: _Row) -> tuple[I64, I64, I64]:
+    """Of each trained token of each sample: its entry in the columns, its sample, and the row's position before it."""
+    sources, samples, before = [_NOTHING], [_NOTHING], [_NOTHING]
+    for sample, places in zip(row.samples, row.places, strict=True):
+        start = int(batch.cu_seqlens[sample])
+        trained = np.flatnonzero(batch.loss_mask[start : start + places.size])
+        sources.append(start + trained)
+        samples.append(np.full_like(trained, sample))
+        before.append(places[trained - 1])
+    return np.concatenate(sources), np.concatenate(samples), np.concatenate(before)
+
+
+def _check(batch: Batch) -> None:
+    firsts = batch.cu_seqlens[:-1]
+    if firsts.size and bool(batch.loss_mask[firsts].any()):
+        row = int(np.flatnonzero(batch.loss_mask[firsts])[0])
+        raise DataError(
+            f"a sample's first token has nothing before it and can't be trained, but loss_mask marks that of sample "
+            f"{row} of its shard; a sample starts with its PROMPT"
+        )
+    if not bool((batch.temperature > 0).all()) or not bool(np.isfinite(batch.temperature).all()):
+        bad = batch.temperature[~((batch.temperature > 0) & np.isfinite(batch.temperature))][0]
+        raise DataError(
+            f"batch.temperature must be above 0 and finite (logprobs are those of logits / temperature), got {bad}; "
+            "a greedy sample is recorded at temperature 1"
+        )

@@ -1,0 +1,1 @@
+"""FSDP2: sharding, gradients, checkpoints, weights and export of a role's model."""

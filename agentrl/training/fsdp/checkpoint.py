@@ -1,0 +1,165 @@
+"""Weights, optimizer state and step of a role on disk: sharded, exact to the last bit, and never half there unnoticed.
+
+``torch.distributed.checkpoint`` writes the shards; ``files.json`` is written last, by rename, with the size and hash
+of each file, so that a torn checkpoint is refused by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from agentrl.errors import StoreError
+from agentrl.store import write_failure
+from agentrl.training.fsdp.sharding import sharded_parameters
+
+__all__ = ["load_checkpoint", "save_checkpoint"]
+
+_LISTING = "files.json"
+
+
+def save_checkpoint(
+    folder: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], *, step: int, purpose: str
+) -> None:
+    """Write a checkpoint; every rank calls it with the same folder, which all of them can write.
+
+    Args:
+        folder: made if missing; it may not hold a checkpoint yet.
+        model, optimizers: what to write; optimizer state that doesn't exist yet is left out.
+        step: optimizer steps taken.
+        purpose: whose weights these are, for messages.
+
+    Raises:
+        StoreError: the folder holds a checkpoint already, or can't be written.
+        TrainingError: weights are gathered.
+    """
+    if (folder / _LISTING).exists():
+        raise StoreError(f"{folder} holds a checkpoint already; save into a new folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        save(_state(model, optimizers) | {"step": torch.tensor(step)}, checkpoint_id=folder)
+        own = _hashes(folder, f"__{dist.get_rank()}_*")
+        if dist.get_rank() == 0:
+            own |= _hashes(folder, ".metadata")
+        listed: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(listed, own)
+        if dist.get_rank() == 0:
+            _write_listing(folder, {name: entry for part in listed for name, entry in part.items()}, purpose)
+        dist.barrier()
+    except (
+        OSError,
+        RuntimeError,
+        CheckpointException,
+    ) as error:  # torch has RuntimeErrors of its own here
+        raise write_failure(f"the {purpose}'s checkpoint could not be written to {folder}", folder, error) from error
+
+
+def load_checkpoint(folder: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> int:
+    """Read a checkpoint into ``model`` and ``optimizers``; every rank calls it. Another world size is fine.
+
+    Returns:
+        The optimizer steps taken.
+
+    Raises:
+        StoreError: the checkpoint is torn (the message names the file), or belongs to another model or optimizer.
+        TrainingError: weights are gathered.
+    """
+    _check_whole(folder)
+    reader = FileSystemReader(folder)
+    stored = reader.read_metadata().state_dict_metadata
+    state: dict[str, Any] = {"step": torch.tensor(0)} | {
+        f"model.{name}": parameter.detach() for name, parameter in sharded_parameters(model).items()
+    }
+    for owner, optimizer in enumerate(optimizers):
+        for name, parameter in _owned(model, optimizer):
+            for key in stored:
+                prefix = f"optimizer.{owner}.{name}/"
+                if key.startswith(prefix):
+                    value = _template(stored[key], parameter)
+                    state[key] = optimizer.state[parameter][key.removeprefix(prefix)] = value
+    if set(state) != set(stored):
+        odd = sorted(set(state) ^ set(stored))[0]
+        raise StoreError(
+            f"{folder} belongs to another model or optimizer: {odd!r} is {'missing' if odd in state else 'too much'} "
+            "there; resume with the configuration that wrote it"
+        )
+    try:
+        load(state, checkpoint_id=folder)
+    except (ValueError, RuntimeError, CheckpointException) as error:
+        raise StoreError(f"{folder} could not be loaded; was it written for another model? {error}") from error
+    return int(state["step"])
+
+
+def _owned(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, nn.Parameter]]:
+    """The optimizer's parameters by their names in the model."""
+    mine = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    return [(name, parameter) for name, parameter in sharded_parameters(model).items() if id(parameter) in mine]
+
+
+def _state(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
+    state: dict[str, Tensor] = {
+        f"model.{name}": parameter.detach() for name, parameter in sharded_parameters(model).items()
+    }
+    for owner, optimizer in enumerate(optimizers):
+        for name, parameter in _owned(model, optimizer):
+            for key, value in optimizer.state.get(parameter, {}).items():
+                state[f"optimizer.{owner}.{name}/{key}"] = value
+    return state
+
+
+def _template(stored: Any, parameter: nn.Parameter) -> Tensor:
+    if not isinstance(stored, TensorStorageMetadata):
+        raise StoreError(f"the checkpoint holds a {type(stored).__name__} where optimizer state should be")
+    if stored.size == parameter.shape:
+        return torch.zeros_like(parameter.detach(), dtype=stored.properties.dtype)
+    return torch.zeros(stored.size, dtype=stored.properties.dtype, device=parameter.device)
+
+
+def _hashes(folder: Path, pattern: str) -> dict[str, dict[str, Any]]:
+    found = {}
+    for path in sorted(folder.glob(pattern)):
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        found[path.name] = {"bytes": path.stat().st_size, "sha256": digest}
+    return found
+
+
+def _write_listing(folder: Path, files: dict[str, dict[str, Any]], purpose: str) -> None:
+    draft = folder / f"{_LISTING}.tmp"
+    with draft.open("w") as file:
+        json.dump({"purpose": purpose, "files": files}, file, indent=1, sort_keys=True)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.rename(folder / _LISTING)
+
+
+def _check_whole(folder: Path) -> None:
+    listing = folder / _LISTING
+    mend = "it is torn; resume from an older checkpoint"
+    try:
+        files = json.loads(listing.read_text())["files"]
+    except FileNotFoundError:
+        raise StoreError(f"{folder} is no whole checkpoint: {_LISTING} is missing; {mend}") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"{listing} can't be read ({error}); {mend}") from error
+    for name, entry in files.items():
+        path = folder / name
+        if not path.is_file():
+            raise StoreError(f"{path} is missing; {mend}")
+        if path.stat().st_size != entry["bytes"]:
+            raise StoreError(f"{path} has {path.stat().st_size} bytes instead of {entry['bytes']}; {mend}")
+        if _hashes(folder, name)[name]["sha256"] != entry["sha256"]:
+            raise StoreError(f"{path} holds other bytes than were written; {mend}")

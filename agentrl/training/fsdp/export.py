@@ -1,0 +1,63 @@
+"""A role's weights as an ordinary Hugging Face folder."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+
+from agentrl.errors import StoreError
+from agentrl.store import write_failure
+from agentrl.training.fsdp.weights import full_weights
+from agentrl.training.models.packed_model import PackedModel, no_progress_bars
+
+__all__ = ["export_model"]
+
+_BESIDE_THE_WEIGHTS = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+    "chat_template*",
+    "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+)
+
+
+def export_model(model: PackedModel, source: Path, folder: Path, dtype: torch.dtype) -> None:
+    """Write weights, configuration and what ``source`` holds of a tokenizer; every rank calls it, rank 0 writes.
+
+    Args:
+        model: sharded.
+        source: the folder that the model was built from.
+        folder: made if missing; files of an earlier export are replaced.
+        dtype: of the weights.
+
+    Raises:
+        StoreError: the folder can't be written, or is the source itself.
+        TrainingError: weights are gathered.
+    """
+    if folder.resolve() == source.resolve():
+        raise StoreError(f"{folder} is the folder that the model was loaded from; export into another")
+    first = dist.get_rank() == 0
+    state = {}
+    for name, tensor in full_weights(model, dtype):
+        if first:
+            state[name] = tensor.cpu()
+    if first:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with no_progress_bars():
+                model.hf.save_pretrained(folder, state_dict=state)  # type: ignore[operator]
+            for pattern in _BESIDE_THE_WEIGHTS:
+                for path in source.glob(pattern):
+                    shutil.copy2(path, folder / path.name)
+        except (OSError, SafetensorError) as error:
+            raise write_failure(f"the model could not be exported to {folder}", folder, error) from error
+    dist.barrier()

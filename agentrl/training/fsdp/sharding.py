@@ -1,0 +1,78 @@
+"""FSDP2 over a role's model: how it is sharded, gathered for forwards without gradients, and read as shards.
+
+While a module is gathered, its ``named_parameters`` are whole copies in the forward's dtype, not the weights that the
+optimizer moves. A backward shards every module again. A forward without gradients has none, and leaves the root as it
+was gathered: such forwards run under ``without_gradients``, and who reads weights asks ``sharded_parameters``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from agentrl.errors import TrainingError
+from agentrl.training.models.packed_model import PREFIX, PackedModel
+
+__all__ = ["shard_over", "sharded_parameters", "without_gradients"]
+
+
+def shard_over(model: PackedModel, mesh: DeviceMesh, *, dtype: torch.dtype) -> None:
+    """FSDP2 on every layer and on the root; gradients are SUMMED over ranks, never averaged.
+
+    The divide factor has to be set on every FSDP module: on the root alone, layers still average.
+
+    Args:
+        model: as loaded, alike on every rank.
+        mesh: one-dimensional.
+        dtype: of the forward; parameters, gradients and the optimizer stay in float32.
+    """
+    policy = MixedPrecisionPolicy(param_dtype=None if dtype is torch.float32 else dtype, reduce_dtype=torch.float32)
+    for block in model.blocks():
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+
+
+@contextmanager
+def without_gradients(model: nn.Module) -> Iterator[None]:
+    """For forwards without a backward: no gradients, and every module is sharded again at the end.
+
+    The root stays gathered from one forward to the next meanwhile. A forward that raises leaves it so, and the role
+    can then be neither kept nor published.
+    """
+    with torch.no_grad():
+        yield
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def sharded_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters by name, as the optimizer moves them: what may be kept, published or compared.
+
+    Args:
+        model: sharded, and not gathered.
+
+    Raises:
+        TrainingError: a module is gathered.
+    """
+    named = dict(model.named_parameters())
+    gathered = [name for name, parameter in named.items() if not isinstance(parameter, DTensor)]
+    if gathered:
+        raise TrainingError(
+            f"{gathered[0].removeprefix(PREFIX)} is gathered, so it is a copy in the forward's dtype and not the "
+            "weight itself; run forwards that no backward follows under training.sharding.without_gradients, and build "
+            "the role again from its checkpoint where a forward or backward has failed",
+            rank=dist.get_rank(),
+        )
+    return named

@@ -1,0 +1,75 @@
+"""Weights on their way out: whole tensors under their Hugging Face names, and checksums of shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from agentrl.training.fsdp.sharding import sharded_parameters
+from agentrl.training.models.packed_model import PREFIX, PackedModel
+
+__all__ = ["checksums", "full_weights", "tensor_checksum"]
+
+
+@torch.no_grad()
+def full_weights(model: PackedModel, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
+    """``(name, whole tensor)`` one at a time; a tied weight comes once, under its first name.
+
+    Cast first, then gathered: half the bytes on the wire and the least memory. Every rank must
+    run the iteration to its end, for each tensor is a collective. A tensor may share memory with the parameter: copy
+    what must outlive the next optimizer step.
+
+    Args:
+        model: sharded.
+        dtype: as served.
+
+    Raises:
+        TrainingError: weights are gathered.
+    """
+    for name, parameter in sharded_parameters(model).items():
+        tensor = parameter.detach().to(dtype)
+        assert isinstance(tensor, DTensor)
+        yield name.removeprefix(PREFIX), tensor.full_tensor()
+
+
+@torch.no_grad()
+def checksums(model: PackedModel, dtype: torch.dtype) -> dict[str, int]:
+    """A checksum of each weight in ``dtype``, by name, equal on every rank; shards are summed, nothing is gathered.
+
+    Raises:
+        TrainingError: weights are gathered already.
+    """
+    sums = {}
+    for name, parameter in sharded_parameters(model).items():
+        tensor = parameter.detach().to(dtype)
+        assert isinstance(tensor, DTensor)
+        _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+        row = tensor[0].numel() if tensor.ndim else 1
+        own = tensor_checksum(tensor.to_local(), start=offset[0] * row if offset else 0)
+        sums[name.removeprefix(PREFIX)] = own
+    total = torch.stack([*sums.values()])
+    dist.all_reduce(total)
+    return {name: value % 2**64 for name, value in zip(sums, total.tolist(), strict=True)}
+
+
+def tensor_checksum(tensor: Tensor, *, start: int = 0) -> Tensor:
+    """Σ bits_i · (2i + 1) modulo 2⁶⁴ over flat indices i, as an int64 scalar tensor.
+
+    Additive over shards that begin at their own index (docs/controller.md), so trainer and engine compare weights
+    without gathering them.
+
+    Args:
+        tensor: floating point, any shape.
+        start: flat index of its first element in the whole tensor.
+    """
+    bits = tensor.contiguous().view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize])
+    flat = bits.reshape(-1).to(torch.int64)
+    if tensor.itemsize < 8:
+        flat = flat & (2 ** (8 * tensor.itemsize) - 1)  # the bits, not a signed number
+    index = torch.arange(start, start + flat.numel(), device=flat.device)
+    return (flat * (2 * index + 1)).sum()

@@ -1,0 +1,1 @@
+"""Roles on one rank: actor, reference and reward model."""

@@ -1,0 +1,129 @@
+"""Text becomes an object in one place: ``package.module:name`` or ``path/to/file.py:name``."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import os
+import sys
+import threading
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from agentrl.errors import AgentRLError, ConfigError
+from agentrl.types.user_code.raised import raised_at
+
+__all__ = ["file_modules", "load_object"]
+
+_FILE_PREFIX = "agentrl_file_"
+_file_lock = threading.RLock()
+_modules_of_files: dict[tuple[str, str, str], str] = {}  # names of modules, by what named their files
+
+
+def load_object(text: str, base_dir: str | Path | None = None) -> Any:
+    """The object that ``text`` names.
+
+    A file is loaded once in a process, under a module name made of its resolved path, and stays in ``sys.modules``:
+    loading it twice gives the same classes, and pickles of them open wherever the same file was loaded.
+
+    Args:
+        text: ``package.module:name`` or ``path/to/file.py:name``; ``name`` may be dotted.
+        base_dir: the folder that a relative path starts from; the working directory where None.
+
+    Returns:
+        The object, unchecked: the caller knows what it needs.
+
+    Raises:
+        ConfigError: the text has another form, the module or file does not exist, it raised when imported, or it
+            has no such name.
+    """
+    source, colon, name = text.rpartition(":")
+    if not colon or not source or not name:
+        raise ConfigError(f"{text!r} names no object: write package.module:name or path/to/file.py:name")
+    module = _module_of_file(source, base_dir) if source.endswith(".py") else _module_of_name(source)
+    found: Any = module
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            owner = source if found is module else f"{source}:{getattr(found, '__qualname__', found)}"
+            raise ConfigError(f"{owner} has no {part!r}{_suggestion(part, dir(found))}") from None
+    return found
+
+
+def _module_of_name(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise _import_failure(name, error) from error
+        raise ConfigError(_missing_module(name, error.name)) from None
+    except Exception as error:
+        raise _import_failure(name, error) from error
+
+
+def file_modules() -> list[ModuleType]:
+    """The modules of files that ``load_object`` loaded here; no other process can import them by name."""
+    return [module for name, module in sys.modules.items() if name.startswith(_FILE_PREFIX)]
+
+
+def _module_of_file(source: str, base_dir: str | Path | None) -> ModuleType:
+    start = "" if base_dir is None else str(base_dir)
+    named = (source, start, "" if os.path.isabs(start) or os.path.isabs(source) else os.getcwd())
+    if (loaded := sys.modules.get(_modules_of_files.get(named, ""))) is not None:  # every episode asks for its tools
+        return loaded
+    module = _load_file(source, base_dir)
+    _modules_of_files[named] = module.__name__
+    return module
+
+
+def _load_file(source: str, base_dir: str | Path | None) -> ModuleType:
+    path = Path(base_dir or ".", Path(source).expanduser()).resolve()
+    if not path.is_file():
+        neighbours = [entry.name for entry in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        raise ConfigError(f"there is no file {path}{_suggestion(path.name, neighbours)}")
+    digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
+    name = f"{_FILE_PREFIX}{path.stem}_{digest}"
+    with _file_lock:
+        if name in sys.modules:
+            return sys.modules[name]
+        spec = importlib.util.spec_from_file_location(name, path)
+        if spec is None or spec.loader is None:
+            raise ConfigError(f"{path} cannot be imported as Python")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module  # before it runs: dataclasses and pickle look their own module up
+        try:
+            spec.loader.exec_module(module)
+        except BaseException as error:
+            del sys.modules[name]
+            if not isinstance(error, Exception):
+                raise
+            raise _import_failure(str(path), error) from error
+        return module
+
+
+def _missing_module(name: str, missing: str) -> str:
+    parent, _, leaf = missing.rpartition(".")
+    known: list[str] = []
+    if parent and (package := sys.modules.get(parent)) is not None:
+        known = [entry.stem for folder in getattr(package, "__path__", ()) for entry in Path(folder).glob("[!_]*")]
+    return (
+        f"there is no module {missing!r} (needed for {name!r}){_suggestion(leaf, known)}; "
+        "install it, or name a file as path/to/file.py:name"
+    )
+
+
+def _import_failure(what: str, error: Exception) -> ConfigError:
+    place = raised_at(error)
+    if isinstance(error, AgentRLError):  # it says what to mend
+        return ConfigError(f"{place or what}: {error}")
+    where = f" ({place})" if place else ""
+    return ConfigError(f"{what} raised when imported: {type(error).__name__}: {error}{where}")
+
+
+def _suggestion(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,178 @@
+"""Weights by broadcast: a process group of the trainer (rank 0) and every rank of every server."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.distributed_c10d import (
+    Backend,
+    GroupName,
+    PrefixStore,
+    ProcessGroup,
+    _new_process_group_helper,
+    _world,
+)
+
+from agentrl.engines import UpdateSession
+from agentrl.engines.sglang import ServerUpdate, WeightArray
+from agentrl.errors import EngineError
+from agentrl.weight_sync.plan import BatchSession
+
+__all__ = ["GroupSender"]
+
+_POLL_S = 0.002
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A process group, and the servers in it."""
+
+    name: str
+    members: tuple[str, ...]
+    process_group: ProcessGroup
+
+
+class GroupSender:
+    """``WeightSender`` over gloo (CPU) or NCCL (GPU).
+
+    The group is kept between updates, and made anew where the servers that take part are others than before.
+
+    Args:
+        backend: ``nccl`` where trainer and servers have GPUs.
+        address: of this machine, as the servers reach it.
+    """
+
+    def __init__(self, backend: Literal["gloo", "nccl"] = "gloo", address: str = "127.0.0.1") -> None:
+        self._backend, self._address = backend, address
+        self._group: _Group | None = None
+
+    def begin(self, update: ServerUpdate) -> UpdateSession:
+        """A session that broadcasts.
+
+        Raises:
+            EngineError: a server did not join; the update is given up.
+        """
+        if self._group is None or self._group.members != update.member_ids:
+            stale, self._group = self._group, None
+            try:
+                if stale is not None:
+                    update.on_all(lambda client, _: client.leave_group(stale.name))
+                    dist.destroy_process_group(stale.process_group)
+                self._group = self._open(update)
+            except BaseException:
+                update.give_up()
+                raise
+        return _GroupSession(
+            update, self._group, device="cuda" if self._backend == "nccl" else "cpu", broken=self._drop
+        )
+
+    def close(self) -> None:
+        """Leaves the group."""
+        group, self._group = self._group, None
+        if group is not None and group.process_group in _world.pg_map:  # leaving the default group ends all others
+            dist.destroy_process_group(group.process_group)
+
+    def _drop(self) -> None:
+        """A broken group is never used again, nor waited for."""
+        self._group = None
+
+    def _open(self, update: ServerUpdate) -> _Group:
+        """Joins with all servers at once; a server that refuses ends the wait for the others."""
+        name = f"agentrl-{next(_numbers)}-{update.label}"
+        timeout = timedelta(seconds=update.timeout_s)
+        store = TCPStore(self._address, 0, is_master=True, timeout=timeout, wait_for_workers=False)
+        ranks = list(itertools.accumulate(update.num_ranks, initial=1))
+        joining = update.start(
+            lambda client, place: client.join_group(
+                name,
+                host=self._address,
+                port=store.port,
+                rank=ranks[place],
+                world_size=ranks[-1],
+                backend=self._backend,
+            )
+        )
+        with_us = ThreadPoolExecutor(1, thread_name_prefix="agentrl-join-group")
+        try:
+            own = with_us.submit(_join, name, store, ranks[-1], self._backend, timeout)
+            while not (own.done() and joining.done()):
+                if joining.done() and (joining.exception() is not None or update.lost_any):
+                    update.wait(joining)
+                    raise EngineError(f"a server was lost while it joined the group {name!r}; publish again")
+                time.sleep(_POLL_S)
+            update.wait(joining)
+            return _Group(name, update.member_ids, own.result())
+        finally:
+            with_us.shutdown(wait=False)
+
+
+def _join(
+    name: str, store: TCPStore, world_size: int, backend: Literal["gloo", "nccl"], timeout: timedelta
+) -> ProcessGroup:
+    """This side of a group beside the default one. SGLang makes its side by the same function of torch's, which has no
+    public name; the keys under which the ranks find each other are its own."""
+    group, _ = _new_process_group_helper(
+        world_size,
+        0,
+        [],
+        Backend(backend),
+        PrefixStore(name, store),
+        group_name=GroupName(name),
+        timeout=timeout,
+    )
+    assert isinstance(group, ProcessGroup)
+    _world.pg_group_ranks[group] = {rank: rank for rank in range(world_size)}  # destroy_process_group() asks for it
+    return group
+
+
+class _GroupSession(BatchSession):
+    """Announces tensors, then broadcasts them one by one. A group that lost a rank is broken for all of its ranks."""
+
+    def __init__(self, update: ServerUpdate, group: _Group, *, device: str, broken: Callable[[], None]) -> None:
+        super().__init__(update)
+        self._group, self._device, self._broken = group, device, broken
+
+    def send(self, batch: Sequence[WeightArray], *, label: str | None, flush: bool) -> None:
+        update = self.update
+        if update.lost_all:
+            return
+        update.open_brackets()
+        announced = [(array.name, array.dtype, array.shape) for array in batch]
+        receiving = update.start(
+            lambda client, _: client.receive(self._group.name, announced, label=label, flush=flush)
+        )
+        if self._broadcast(batch, receiving):
+            update.wait(receiving)
+            return
+        self._broken()
+        if receiving.done():
+            update.wait(receiving)  # a server that refused says why
+        update.lose_all("the broadcast of the weights broke off")
+
+    def _broadcast(self, batch: Sequence[WeightArray], receiving: Future[None]) -> bool:
+        """Whether all tensors went out; a server that refused or died would leave this side waiting for ever. One that
+        has all of them may say so before this side knows that the last is out."""
+        options = dist.BroadcastOptions()
+        options.rootRank = 0
+        for array in batch:
+            tensor = torch.from_numpy(array.data).view(getattr(torch, array.dtype)).reshape(array.shape)
+            try:
+                work = self._group.process_group.broadcast([tensor.to(self._device)], options)
+                while not work.is_completed():
+                    if self.update.lost_any or (receiving.done() and receiving.exception() is not None):
+                        return False
+                    time.sleep(_POLL_S)
+                work.wait()
+            except RuntimeError:  # how gloo and NCCL say that a rank is gone
+                return False
+        return True

@@ -1,0 +1,30 @@
+"""A tensor's bytes, as servers and checksums want them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from agentrl.engines.sglang import ServedDtype, WeightArray
+
+__all__ = ["to_array", "to_tensor"]
+
+
+@torch.no_grad()
+def to_array(name: str, tensor: Tensor, dtype: ServedDtype) -> WeightArray:
+    """A copy of a whole tensor in the servers' dtype.
+
+    Args:
+        name: its Hugging Face name.
+        tensor: in any dtype, on any device; it may share memory with a parameter that the next step changes.
+        dtype: as served.
+    """
+    own = torch.empty(tensor.shape, dtype=getattr(torch, dtype), device="cpu")
+    own.copy_(tensor.detach())
+    return WeightArray(name, dtype, tuple(tensor.shape), own.reshape(-1).view(torch.uint8).numpy())
+
+
+def to_tensor(array: WeightArray) -> Tensor:
+    """The tensor that ``to_array`` was given, in the served dtype; a copy, since what came by Ray cannot be written."""
+    data = torch.from_numpy(array.data.copy())
+    return data.view(getattr(torch, array.dtype)).reshape(array.shape)

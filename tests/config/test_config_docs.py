@@ -1,0 +1,72 @@
+"""The pages about settings agree with the schema."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from agentrl.config.load import load_config
+from agentrl.config.reference import settings_reference
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def mapped(page: str) -> Iterator[tuple[str, str]]:
+    """The rows of a page's table whose second column is a setting of ours: theirs, ours."""
+    for line in (DOCS / page).read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 3 and (ours := re.fullmatch(r"`(\S+?=.+)`", cells[1])):
+            yield cells[0].strip("`"), ours[1]
+
+
+MAPPED = [(page, *row) for page in ("coming-from-verl.md", "coming-from-trl.md") for row in mapped(page)]
+
+
+@pytest.mark.parametrize("page", ["coming-from-verl.md", "coming-from-trl.md"])
+def test_all_settings_of_a_page_load_together(page: str) -> None:
+    (stage,) = load_config({}, [ours for _, ours in mapped(page)]).resolved_stages()
+    assert stage.eval.sets
+
+
+@pytest.mark.parametrize(("page", "theirs", "ours"), [pytest.param(*row, id=f"{row[0]}:{row[1]}") for row in MAPPED])
+def test_every_mapped_setting_arrives_where_the_page_says(page: str, theirs: str, ours: str) -> None:
+    key, _, value = ours.partition("=")
+    others = [row[2] for row in MAPPED if row[0] == page and row[2].partition("=")[0] != key]
+    (stage,) = load_config({}, [*others, ours]).resolved_stages()
+    found = stage.model_dump()
+    for part in key.split("."):
+        found = found[int(part)] if part.isdecimal() else found[part]
+    wanted = YAML(typ="safe", pure=True).load(value)
+    assert _shortened(found) == wanted
+
+
+def _shortened(found: object) -> object:
+    """What a short form was long for."""
+    if isinstance(found, dict) and ("data" in found or "function" in found):
+        return found.get("data", found.get("function"))
+    return [_shortened(entry) for entry in found] if isinstance(found, tuple) else found
+
+
+@pytest.mark.parametrize("page", ["coming-from-verl.md", "coming-from-trl.md"])
+def test_a_page_maps_the_quick_start(page: str) -> None:
+    assert len(list(mapped(page))) > 35
+
+
+def test_the_reference_is_that_of_the_schema() -> None:
+    page = (DOCS / "configuration.md").read_text(encoding="utf-8")
+    _, _, written = page.partition("says how to renew it -->\n\n")
+    # to renew: replace what follows the comment by print(agentrl.config.reference.settings_reference())
+    assert written == settings_reference()
+
+
+def test_the_smallest_file_of_the_page_loads(tmp_path: Path) -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", (DOCS / "configuration.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert len(blocks) == 2
+    for block in blocks:
+        path = tmp_path / "config.yaml"
+        path.write_text(block)
+        assert load_config(path).resolved_stages()

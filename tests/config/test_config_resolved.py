@@ -1,0 +1,87 @@
+"""What is written to config.resolved.yaml loads again, and every value knows where it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agentrl.config import load_with_origins, to_yaml
+from agentrl.config.load import load_config
+
+Write = Callable[..., Path]
+
+ONE = """\
+run: {notes: "two lines\\n# not a comment: no"}
+rollout: {stop: ["012", "no", "1e-6"]}
+env: {tools: [t.py:f, {function: t.py:g, args: {limit: 1e-6, name: "on"}}], system_prompt: "a: b # c"}
+"""
+STAGES = """\
+algorithm: {clip_low: 0.1}
+train: {batch_prompts: 16}
+stages:
+  - {name: warmup, when: built, algorithm: sft, data: demos.py:rows, steps: 5, train: {batch_prompts: 8}}
+  - {name: rl, steps: 7, from: model}
+"""
+
+
+@pytest.mark.parametrize("text", [ONE, STAGES])
+def test_the_resolved_file_loads_to_the_same_stages(write: Write, tmp_path: Path, text: str) -> None:
+    config = load_config(write(text), ["model.path=null", "model.build=m.py:build"])
+    resolved = tmp_path / "elsewhere" / "config.resolved.yaml"
+    resolved.parent.mkdir()
+    resolved.write_text(to_yaml(config))
+    again = load_config(resolved)
+    assert again.resolved_stages() == config.resolved_stages()
+    assert to_yaml(again) == to_yaml(config)
+
+
+def test_the_resolved_file_with_origins_loads_to_the_same_too(write: Write, tmp_path: Path) -> None:
+    loaded = load_with_origins(write(ONE))
+    resolved = tmp_path / "resolved.yaml"
+    resolved.write_text(to_yaml(loaded.config, loaded.origin))
+    assert load_config(resolved).resolved_stages() == loaded.config.resolved_stages()
+
+
+def test_origins_are_file_command_line_and_default(write: Write) -> None:
+    path = write("optim:\n  lr: 0.5\n")
+    loaded = load_with_origins(path, ["run.seed=3"])
+    assert loaded.origin(("optim", "lr")) == f"{path}:4:3"
+    assert loaded.origin(("run", "seed")) == "command line: run.seed=3"
+    assert loaded.origin(("optim", "eps")) == "default"
+
+
+def test_origins_of_a_stage_are_its_own_or_the_tops(write: Write) -> None:
+    path = write(STAGES)
+    loaded = load_with_origins(path, ["stages.rl.optim.lr=0.5"])
+    assert loaded.origin(("train", "batch_prompts"), 0) == f"{path}:6:88"
+    assert loaded.origin(("train", "batch_prompts"), 1) == f"{path}:4:9"
+    assert loaded.origin(("train", "steps"), 1) == f"{path}:7:16"
+    assert loaded.origin(("optim", "lr"), 1) == "command line: stages.rl.optim.lr=0.5"
+
+
+def test_what_does_not_carry_over_into_a_stage_is_its_default(write: Write) -> None:
+    loaded = load_with_origins(write(STAGES))
+    assert loaded.origin(("algorithm", "clip_low"), 0) == "default"
+
+
+def test_the_run_directory_is_named_for_the_folder_of_the_file(write: Write, tmp_path: Path) -> None:
+    assert load_config(write()).run.dir == f"runs/{tmp_path.name}"
+
+
+def test_references_start_at_the_folder_of_the_file(write: Write, tmp_path: Path) -> None:
+    assert load_config(write()).run.base_dir == str(tmp_path)
+    assert load_config(write("run: {base_dir: sub}\n")).run.base_dir == str(tmp_path / "sub")
+
+
+def test_a_mapping_is_a_configuration_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = load_config({"model": {"path": "m"}, "data": "t.py:f", "optim": {"lr": 1}})
+    assert (config.data.train, config.optim.lr, config.run.base_dir) == ("t.py:f", 1.0, str(tmp_path))
+
+
+def test_loading_leaves_the_given_mapping_alone() -> None:
+    given = {"model": {"path": "m"}, "data": "t.py:f"}
+    load_config(given, ["run.seed=1"])
+    assert given == {"model": {"path": "m"}, "data": "t.py:f"}

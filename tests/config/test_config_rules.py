@@ -1,0 +1,149 @@
+"""Rules between settings: what is broken, why, the value found, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from agentrl.config import OptimConfig, SandboxLimitsConfig
+from agentrl.config.load import load_config
+from agentrl.sandbox import Limits
+
+Problems = Callable[..., list[str]]
+Write = Callable[..., Path]
+
+
+def test_grpo_refuses_a_group_of_one(problems: Problems) -> None:
+    assert problems("rollout: {group_size: 1}\n") == [
+        "config.yaml:3:11: algorithm.name='grpo' needs rollout.group_size >= 2 (a trajectory is compared with its "
+        "siblings), got 1; raise it, or choose another algorithm"
+    ]
+
+
+def test_imitation_needs_no_siblings(write: Write) -> None:
+    assert load_config(write("algorithm: sft\nrollout: {group_size: 1}\n")).rollout.min_siblings == 1
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("train: {batch_prompts: 6, mini_batch_prompts: 4}",
+         "train.mini_batch_prompts must divide train.batch_prompts=6, got 4; the divisors are 1, 2, 3, 6"),
+        ("train: {steps: 1, epochs: 2}", "train.steps and train.epochs exclude each other, got 1 and 2"),
+        ("train: {world_size: 300}", "train.world_size must be at most the episodes of a mini-batch"),
+        ("rollout: {min_siblings: 9}", "rollout.min_siblings must be at most rollout.group_size=8, got 9"),
+        ("rollout: {top_p: 0.9}", "set rollout.allow_truncated_sampling=true to train all the same"),
+        ("rollout: {top_k: 5}", "got top_p=1.0, top_k=5"),
+        ("rollout: {temperature: 0}", "rollout.temperature must be more than 0 for training"),
+        ("rollout: {engine: openai}", "rollout.engine='openai' cannot train"),
+        ("rollout: {max_staleness: 1}", "rollout.max_staleness must be 0 with rollout.schedule='sync', got 1"),
+        ("algorithm: {correction: token}\nrollout: {schedule: async, max_staleness: 0}",
+         "rollout.max_staleness must be at least 1 with rollout.schedule='async'"),
+        ("algorithm: {correction: token}\nrollout: {schedule: one_step_off, on_publish: retract}",
+         "rollout.schedule='one_step_off' lets model calls end before a publish"),
+        ("rollout: {schedule: async}", "which needs algorithm.correction='token'"),
+        ("algorithm: {old_logprobs: rollout}\nrollout: {schedule: async}",
+         "which needs algorithm.old_logprobs='recompute', got 'rollout'"),
+        ("run: {deterministic: true}\nrollout: {oversample: 0.5}", "rollout.oversample must be left out, got 0.5"),
+        ("rollout: {context_tokens: 1024}", "must be more than data.max_prompt_tokens=1024"),
+        ("run: {deterministic: true}\nrollout: {engine: sglang}", "run.deterministic needs rollout.engine='torch'"),
+        ("sandbox: {backend: dokcer}", "sandbox.backend='dokcer' does not exist"),
+        ("sandbox: {require: [file]}", "did you mean 'files'?"),
+        ("sandbox: {backend: unsafe, require: isolated}", "contradicts sandbox.backend='unsafe'"),
+        ("sandbox: {limits: {open_files: 3}}", "sandbox.limits.open_files=3 is below the 16"),
+        ("sandbox: {backend: landlock, image: debian}", "sandbox.image='debian' needs a backend with images"),
+        ("sandbox: {docker: {host: ssh://there}}", "sandbox.docker.host must begin with unix://"),
+        ("sandbox: {persist: all}", "sandbox.persist must be 'files' or 'interpreter', got 'all'"),
+        ("sandbox: {backend: docker, max_running: 129}", "more than sandbox.docker.max_sandboxes=128; lower it"),
+        ("sandbox: {backend: docker}\nrollout: {max_running: 129}", "more than sandbox.docker.max_sandboxes=128"),
+        ("sandbox: {max_lifetime_s: 600}", "must be more than rollout.episode_timeout_s=600"),
+        ("sandbox: {max_running: 1}\ntrain: {world_size: 2}", "must be at least train.world_size=2"),
+        ("algorithm: gppo", "algorithm.name='gppo' is unknown; did you mean 'grpo'?"),
+        ("algorithm: {clip_lo: 0.1}", "unknown key algorithm.clip_lo; did you mean algorithm.clip_low?"),
+        ("algorithm: {clip_low: yes}", "algorithm.clip_low must be a number, got 'yes'"),
+        ("algorithm: {clip_low: 1.5}", "algorithm.clip_low must be in [0, 1), got 1.5"),
+        ("algorithm: {drop_zero_spread: no}", "algorithm.drop_zero_spread must be true or false, got 'no'"),
+        ("algorithm: {num_epochs: 2}", "algorithm.num_epochs is not set here; set train.updates_per_batch, got 2"),
+        ("algorithm: {old_logprobs: rollout}\ntrain: {updates_per_batch: 2}",
+         "algorithm.old_logprobs='rollout' allows one update a batch"),
+        ("algorithm: {old_logprobs: rollout}\ntrain: {tool_tokens: true}", "needs train.tool_tokens=false"),
+        ("algorithm: {old_logprobs: rollout}\ntrain: {mini_batch_prompts: 8}", "in mini-batches of 8"),
+    ],
+)  # fmt: skip
+def test_a_broken_rule_is_told_whole(problems: Problems, setting: str, words: str) -> None:
+    (line,) = problems(setting + "\n")
+    assert line.startswith("config.yaml:")
+    assert words in line
+
+
+def test_deterministic_runs_compute_in_float32(problems: Problems) -> None:
+    head = "model: {path: m, dtype: bfloat16}\ndata: {train: t.py:f}\nrun: {deterministic: true}\n"
+    (line,) = problems("", head=head)
+    assert line.startswith("config.yaml:1:18: run.deterministic needs model.dtype='float32', got 'bfloat16'")
+
+
+def test_truncated_sampling_can_be_allowed(write: Write) -> None:
+    config = load_config(write("rollout: {top_p: 0.9, allow_truncated_sampling: true}\n"))
+    assert config.rollout.top_p == 0.9
+
+
+def test_an_algorithm_of_ones_own_is_made_and_asked(problems: Problems, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from dataclasses import replace\nfrom agentrl.algorithms import make_algorithm\n"
+        "def trio(clip=0.2):\n    return replace(make_algorithm('grpo', {'clip_low': clip}), group_size_min=3)\n"
+    )
+    (line,) = problems("algorithm: mine.py:trio\nrollout: {group_size: 2}\n")
+    assert "algorithm.name='mine.py:trio' needs rollout.group_size >= 3" in line
+    (line,) = problems("algorithm: {name: 'mine.py:trio', clop: 1}\n")
+    assert "algorithm.clop" in line
+    assert "did you mean 'clip'?" in line
+
+
+OWN_OFF_POLICY = """
+from dataclasses import replace
+from agentrl.algorithms import make_algorithm
+
+def without():
+    return make_algorithm("grpo")
+
+def corrected():
+    return make_algorithm("grpo", {"correction": "token"})
+"""
+
+
+@pytest.mark.parametrize("schedule", ["one_step_off", "async"])
+def test_an_algorithm_of_ones_own_without_a_correction_is_refused_on_older_weights_tokens(
+    problems: Problems, write: Write, tmp_path: Path, schedule: str
+) -> None:
+    (tmp_path / "own.py").write_text(OWN_OFF_POLICY)
+    (line,) = problems(f"algorithm: own.py:without\nrollout: {{schedule: {schedule}}}\n")
+    assert "rollout.max_staleness=1 trains tokens that older weights sampled" in line
+    assert "algorithm.name='own.py:without' returns an AlgorithmSpec without `correction`" in line
+    load_config(write("algorithm: own.py:without\nrollout: {schedule: sync}\n"))
+    load_config(write(f"algorithm: own.py:corrected\nrollout: {{schedule: {schedule}}}\n"))
+
+
+def test_defaults_that_follow_other_settings(write: Write) -> None:
+    (stage,) = load_config(write("train: {batch_prompts: 6, micro_batch_tokens: 99}\n")).resolved_stages()
+    assert (stage.train.mini_batch_prompts, stage.train.logprob_micro_batch_tokens) == (6, 99)
+    assert stage.context_tokens == 1024 + 4096
+    assert stage.kv_tokens == 32 * stage.context_tokens
+
+
+def test_passes_over_a_batch_are_the_algorithms_epochs(write: Write) -> None:
+    (stage,) = load_config(write("train: {updates_per_batch: 3}\n")).resolved_stages()
+    assert stage.make_algorithm().num_epochs == 3
+
+
+def test_limits_of_a_sandbox_are_those_of_the_sandbox() -> None:
+    assert SandboxLimitsConfig().model_dump() == Limits().as_dict()
+
+
+def test_the_optimizer_has_every_setting_of_its_record() -> None:
+    from agentrl.training.optim.optimizer import OptimSpec
+
+    told = {field.name: field.default for field in fields(OptimSpec) if field.name != "total_steps"}
+    assert OptimConfig().model_dump() == told

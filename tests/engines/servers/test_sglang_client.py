@@ -1,0 +1,150 @@
+"""What a broken server does has a name, and what would break a sound one is not sent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from agentrl.engines.sglang.client import ServerClient
+from agentrl.engines.sglang.errors import RefusedError, ServerLostError
+from agentrl.engines.sglang.launch import free_port, server_url
+from agentrl.errors import EngineError, MachineError
+from tests.engines.servers.broken_server import Behaviour, BrokenServer, breaks_off, broken_server, keeps_silent, says
+
+SUCCESS = says(b'{"success": true, "message": "done"}')
+INFO = says(b'{"version": "0.5.23", "tp_size": 2}')
+
+
+@asynccontextmanager
+async def client_of(**routes: Behaviour) -> AsyncIterator[tuple[ServerClient, BrokenServer]]:
+    with broken_server({f"/{route}": behaviour for route, behaviour in routes.items()}) as server:
+        client = ServerClient("server 0", server.url, call_timeout_s=0.5, update_timeout_s=0.5)
+        try:
+            yield client, server
+        finally:
+            await client.close()
+
+
+async def test_an_error_of_the_server_is_named() -> None:
+    async with client_of(generate=says(b'{"error": {"message": "boom"}}', 500)) as (client, _):
+        with pytest.raises(ServerLostError, match="server 0 answered /generate with HTTP 500: boom"):
+            await client.generate({})
+
+
+async def test_a_refusal_is_named_and_not_tried_again() -> None:
+    async with client_of(generate=says(b'{"error": {"message": "too long"}}', 400)) as (client, _):
+        with pytest.raises(RefusedError, match="refused /generate with HTTP 400: too long") as caught:
+            await client.generate({})
+    assert not caught.value.retryable
+
+
+async def test_half_an_answer_is_named() -> None:
+    async with client_of(generate=breaks_off) as (client, _):
+        with pytest.raises(ServerLostError, match="broke off in its answer to /generate"):
+            await client.generate({})
+
+
+async def test_an_answer_that_is_no_json_is_named() -> None:
+    async with client_of(generate=says(b"<html>")) as (client, _):
+        with pytest.raises(ServerLostError, match="6 bytes that are no JSON"):
+            await client.generate({})
+
+
+async def test_an_answer_that_is_no_object_is_named() -> None:
+    async with client_of(generate=says(b"[1]")) as (client, _):
+        with pytest.raises(ServerLostError, match="with a list, not an object"):
+            await client.generate({})
+
+
+async def test_no_answer_is_named_by_its_deadline() -> None:
+    async with client_of(server_info=keeps_silent) as (client, _):
+        with pytest.raises(ServerLostError, match=r"did not answer /server_info within 0\.5 s"):
+            await client.probe()
+
+
+async def test_a_server_that_is_not_there_is_named_with_its_address() -> None:
+    url = server_url(free_port())
+    client = ServerClient("server 0", url, call_timeout_s=0.5, update_timeout_s=0.5)
+    with pytest.raises(ServerLostError, match=f"server 0 at {url} cannot be reached for /generate"):
+        await client.generate({})
+    await client.close()
+
+
+async def test_a_server_that_is_not_there_is_not_healthy() -> None:
+    client = ServerClient("server 0", server_url(free_port()), call_timeout_s=0.5, update_timeout_s=0.5)
+    assert not await client.healthy(0.5)
+    await client.close()
+
+
+async def test_a_version_that_is_not_known_is_refused_by_name() -> None:
+    async with client_of(server_info=says(b'{"version": "0.4.0"}')) as (client, _):
+        with pytest.raises(MachineError, match=r"is SGLang 0\.4\.0; agentrl speaks with 0\.5\.18, 0\.5\.23"):
+            await client.probe()
+
+
+async def test_an_older_version_gets_no_brackets() -> None:
+    async with client_of(server_info=says(b'{"version": "0.5.18"}')) as (client, server):
+        await client.probe()
+        await client.begin_update()
+        await client.end_update()
+    assert server.calls == ["/server_info"]
+
+
+async def test_each_tensor_parallel_rank_gets_a_bucket() -> None:
+    sent: list[bytes] = []
+
+    def keep(handler: object) -> None:
+        sent.append(handler.body)  # type: ignore[attr-defined]
+        SUCCESS(handler)  # type: ignore[arg-type]
+
+    async with client_of(server_info=INFO, update_weights_from_tensor=keep) as (client, _):
+        await client.probe()
+        await client.load_bucket("AAAA", label="own.1", flush=True)
+    body = json.loads(sent[0])
+    assert (body["serialized_named_tensors"], body["weight_version"]) == (["AAAA", "AAAA"], "own.1")
+
+
+async def test_an_update_that_did_not_succeed_says_why() -> None:
+    async with client_of(update_weights_from_disk=says(b'{"success": false, "message": "no such file"}')) as (
+        client,
+        _,
+    ):
+        with pytest.raises(RefusedError, match="did not do /update_weights_from_disk: no such file"):
+            await client.load_folder("nowhere", label="own.1", flush=True)
+
+
+async def test_memory_is_not_released_while_requests_run() -> None:
+    async with client_of(release_memory_occupation=SUCCESS) as (client, server):
+        with pytest.raises(EngineError, match="3 requests do; call pause"):
+            await client.release(["kv_cache"], running=3)
+    assert server.calls == []
+
+
+async def test_memory_that_was_not_released_is_not_resumed() -> None:
+    async with client_of(resume_memory_occupation=SUCCESS) as (client, server):
+        await client.regain(["kv_cache", "weights"])
+    assert server.calls == []
+
+
+async def test_what_was_released_is_resumed_once() -> None:
+    async with client_of(release_memory_occupation=SUCCESS, resume_memory_occupation=SUCCESS) as (client, server):
+        await client.release(["kv_cache"], running=0)
+        await client.regain(["kv_cache", "weights"])
+        await client.regain(["kv_cache"])
+    assert server.calls == ["/release_memory_occupation", "/resume_memory_occupation"]
+
+
+async def test_nothing_is_received_in_a_group_that_was_not_joined() -> None:
+    async with client_of(update_weights_from_distributed=SUCCESS) as (client, server):
+        with pytest.raises(EngineError, match="did not join the group 'g'"):
+            await client.receive("g", [("w", "float32", (2,))], label=None, flush=False)
+    assert server.calls == []
+
+
+async def test_a_checker_that_makes_no_checksums_is_named() -> None:
+    async with client_of(weights_checker=says(b'{"success": true, "message": "hm"}')) as (client, _):
+        with pytest.raises(ServerLostError, match="made no checksums: hm"):
+            await client.digests()

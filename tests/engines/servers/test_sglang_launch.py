@@ -1,0 +1,154 @@
+"""The command line and environment of a server, and the guard that ends it with its owner."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agentrl.engines.sglang import SGLangEngineSpec
+from agentrl.engines.sglang.launch import prepared, server_command, server_environment
+from agentrl.engines.sglang.process import ServerProcess
+from agentrl.errors import ConfigError, MachineError
+
+
+@pytest.fixture(autouse=True)
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder ``model`` that says what the model is."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text('{"vocab_size": 9, "num_attention_heads": 4}')
+    monkeypatch.chdir(tmp_path)
+
+
+def spec(**settings: Any) -> SGLangEngineSpec:
+    return SGLangEngineSpec(**{"model_path": "model", "folder": "run", "python": "python", "device": "cpu"} | settings)
+
+
+def words(**settings: Any) -> list[str]:
+    return server_command(spec(**settings), model=Path("model"), port=4, label="own.0")
+
+
+def value(command: list[str], name: str) -> str:
+    return command[command.index(name) + 1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "given"),
+    [
+        ({"tp_size": 2}, "--tp-size", "2"),
+        ({"max_running_requests": 7}, "--max-running-requests", "7"),
+        ({"kv_memory_fraction": 0.5}, "--mem-fraction-static", "0.5"),
+        ({"page_size": 16}, "--page-size", "16"),
+        ({"kv_tokens": 1000}, "--max-total-tokens", "1008"),
+        ({"context_tokens": 100}, "--context-length", "108"),
+        ({"dtype": "bfloat16"}, "--dtype", "bfloat16"),
+        ({"server_args": {"schedule_policy": "lpm"}}, "--schedule-policy", "lpm"),
+        ({"server_args": {"attention-backend": "triton"}}, "--attention-backend", "triton"),
+        ({}, "--weight-version", "own.0"),
+    ],
+)
+def test_a_setting_becomes_an_argument(settings: dict[str, Any], name: str, given: str) -> None:
+    assert value(words(**settings), name) == given
+
+
+def test_true_is_a_flag_and_false_is_left_out() -> None:
+    command = words(server_args={"enable-memory-saver": True, "disable-cuda-graph": False})
+    assert "--enable-memory-saver" in command
+    assert "--disable-cuda-graph" not in command
+
+
+def test_an_idle_server_takes_no_core_unless_it_is_told_to() -> None:
+    assert "--sleep-on-idle" in words()
+    assert "--sleep-on-idle" not in words(server_args={"sleep-on-idle": False})
+
+
+def test_the_tokenizer_is_loaded_for_stop_strings_alone() -> None:
+    assert "--skip-tokenizer-init" in words()
+    assert "--skip-tokenizer-init" not in words(stop_strings=True)
+
+
+def test_a_gpu_server_sizes_its_own_cache() -> None:
+    command = words(device="cuda")
+    assert not {"--max-total-tokens", "--mem-fraction-static", "--device"} & set(command)
+
+
+def test_a_command_of_ones_own_gets_the_same_arguments() -> None:
+    own = words(command=("srun", "launch"))
+    assert own[:2] == ["srun", "launch"]
+    assert own[2:] == words()[3:]
+
+
+def test_a_command_of_ones_own_needs_a_device() -> None:
+    with pytest.raises(ConfigError, match=r"rollout\.sglang\.command=\['launch'\] needs rollout\.sglang\.device"):
+        spec(command=("launch",), device=None)
+
+
+def test_an_argument_that_agentrl_sets_itself_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"server_args must not have 'model_path'"):
+        spec(server_args={"model_path": "other"})
+
+
+def test_a_server_does_not_see_the_packages_of_its_starter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    assert "PYTHONPATH" not in server_environment(spec())
+
+
+def test_settings_of_the_environment_go_before_all() -> None:
+    assert server_environment(spec(env={"HF_HUB_OFFLINE": "0"}))["HF_HUB_OFFLINE"] == "0"
+
+
+def test_each_rank_on_a_cpu_has_a_core_of_those_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5})
+    assert server_environment(spec(tp_size=3))["SGLANG_CPU_OMP_THREADS_BIND"] == "3|5|3"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"tp_size": 3}, r"rollout\.tp_size must divide the model's num_attention_heads=4 .*, got 3"),
+        ({"context_tokens": 600}, r"rollout\.context_tokens must be at most .*max_position_embeddings=512, got 600"),
+    ],
+)
+def test_what_the_model_does_not_allow_is_refused_before_a_server_is_started(
+    tmp_path: Path, settings: dict[str, Any], said: str
+) -> None:
+    config = {"vocab_size": 9, "num_attention_heads": 4, "max_position_embeddings": 512}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=said):
+        spec(model_path=str(tmp_path), **{"context_tokens": 100, **settings}).build()
+
+
+def test_an_interpreter_that_is_not_there_is_named_with_the_mend() -> None:
+    with pytest.raises(MachineError, match="'nowhere' is no interpreter; run `agentrl install sglang`"):
+        prepared(spec(python="nowhere"))
+
+
+def test_an_interpreter_without_sglang_is_named_with_the_mend() -> None:
+    with pytest.raises(MachineError, match=r"cannot run SGLang: .*run `agentrl install sglang`"):
+        prepared(spec(python=sys.executable, device=None))
+
+
+def test_a_process_that_ends_has_its_last_words_in_the_log(tmp_path: Path) -> None:
+    process = ServerProcess([sys.executable, "-c", "print('last words'); exit(3)"], os.environ, tmp_path / "log")
+    wait_for(lambda: process.exit_code is not None)
+    assert (process.exit_code, process.log_tail()) == (3, "last words")
+    process.end()
+
+
+def wait_for(condition: Any) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "it did not happen within a minute"
+        time.sleep(0.02)
+
+
+def test_a_model_that_sees_is_served_with_its_tokenizer_and_pixels_of_pil(tmp_path: Path) -> None:
+    assert "--skip-tokenizer-init" in words()
+    (tmp_path / "model" / "config.json").write_text('{"vision_config": {}}')
+    assert "--skip-tokenizer-init" not in words()
+    assert "--disable-fast-image-processor" in words()

@@ -1,0 +1,94 @@
+"""The truth that servers are compared with, and requests to them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from agentrl.engines import EngineControl
+from agentrl.engines.sglang import SGLangEngine
+from agentrl.types import (
+    Completion,
+    GenerateRequest,
+    SamplingParams,
+    concat_ids,
+    frozen_ints,
+)
+
+CONTEXT = 512
+
+
+class HuggingFace:
+    """A model in transformers, fp32."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoModelForCausalLM
+
+        self.module: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+    def scale(self, factor: float) -> None:
+        """Other weights, each of them."""
+        with torch.no_grad():
+            for parameter in self.module.parameters():
+                parameter.mul_(factor)
+
+    def logits(self, ids: Sequence[int]) -> torch.Tensor:
+        with torch.no_grad():
+            logits: torch.Tensor = self.module(torch.tensor([list(ids)])).logits[0]
+        return logits
+
+    def logprobs(self, prompt: Sequence[int], made: Sequence[int], temperature: float = 1.0) -> np.ndarray:
+        """log p of each token of ``made``."""
+        ids = [*prompt, *made]
+        table = (self.logits(ids) / temperature).log_softmax(-1)
+        return np.array([float(table[at - 1, ids[at]]) for at in range(len(prompt), len(ids))])
+
+    def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
+        ids = list(prompt)
+        for _ in range(count):
+            ids.append(int(self.logits(ids)[-1].argmax()))
+        return ids[len(prompt) :]
+
+
+def request(name: str, prompt: Sequence[int], *, session: str = "", **settings: Any) -> GenerateRequest:
+    """``deadline_s`` and ``min_version`` are the request's, everything else is sampling."""
+    own = {key: settings.pop(key) for key in ("deadline_s", "min_version") if key in settings}
+    sampling = SamplingParams(**{"max_new_tokens": 24} | settings)
+    return GenerateRequest(name, session or name, frozen_ints(prompt), sampling, seed=0, **own)
+
+
+def made(completion: Completion) -> list[int]:
+    return [int(token) for token in concat_ids(completion.segments)]
+
+
+def logprobs(completion: Completion) -> np.ndarray:
+    return np.concatenate([s.logprobs for s in completion.segments if s.logprobs is not None])
+
+
+def versions(completion: Completion) -> list[int | None]:
+    return [segment.policy_version for segment in completion.segments]
+
+
+def publish(engine: EngineControl, reference: HuggingFace, version: int) -> None:
+    """Every weight of the reference, as version."""
+    engine.pause("retract")
+    session = engine.begin_update(version)
+    for name, parameter in reference.module.named_parameters():
+        session.put(name, parameter)
+    session.commit()
+    engine.checksum()
+    engine.resume()
+
+
+async def in_flight(engine: SGLangEngine, *requests: GenerateRequest) -> list[asyncio.Task[Completion]]:
+    """Requests that the servers have begun."""
+    tasks = [asyncio.create_task(engine.generate(one)) for one in requests]
+    async with asyncio.timeout(60):
+        while engine.health().running < len(requests):
+            await asyncio.sleep(0.01)
+    return tasks

@@ -1,0 +1,89 @@
+"""Servers of our own that are killed: requests go on, and a server comes back with the current weights."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agentrl.engines.sglang import SGLangEngine
+from agentrl.weight_sync import BucketSender
+from tests.engines.sglang.models import HuggingFace, in_flight, logprobs, made, publish, request, versions
+from tests.engines.sglang.runs import assert_each_was_trained_once, train
+from tests.run.tiny_run import metrics
+from tests.run.tiny_task import graded
+
+pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
+
+RESTART_S = 400
+
+
+def servers_of(folder: Path) -> list[int]:
+    """Processes of SGLang servers that were started with a model below ``folder``, the launching one of each."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (process / "cmdline").read_bytes().decode().split("\0")
+        except OSError:
+            continue
+        if "sglang.launch_server" in words and "lifeline" not in " ".join(words) and str(folder) in " ".join(words):
+            found.append(int(process.name))
+    return sorted(found)
+
+
+async def test_of_two_servers_one_is_killed_and_comes_back_with_the_current_weights(
+    build: Callable[..., SGLangEngine], python: str, model: Path, reference: HuggingFace, tmp_path: Path
+) -> None:
+    own = shutil.copytree(model, tmp_path / "model")
+    engine = await asyncio.to_thread(
+        lambda: build(
+            command=(python, "-m", "sglang.launch_server"),
+            device="cpu",
+            model_path=str(own),
+            num_engines=2,
+            sender=BucketSender,
+            startup_timeout_s=RESTART_S,
+        )
+    )
+    reference.scale(1.03)
+    await asyncio.to_thread(publish, engine, reference, 1)
+    prompts = [[5, 17, n] for n in range(16)]
+    running = await in_flight(engine, *(request(f"r{n}", p, max_new_tokens=400) for n, p in enumerate(prompts)))
+    os.kill(servers_of(tmp_path)[0], signal.SIGKILL)
+    answers = await asyncio.gather(*running)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert versions(answer) == [1]
+        np.testing.assert_allclose(logprobs(answer), reference.logprobs(prompt, made(answer)), atol=1e-4)
+    async with asyncio.timeout(RESTART_S):
+        while sorted(engine.server_states().values()) != ["serving", "serving"]:
+            await asyncio.sleep(0.2)
+    await asyncio.to_thread(engine.checksum)
+    again = await asyncio.gather(*(engine.generate(request(f"again{n}", p)) for n, p in enumerate(prompts)))
+    for prompt, answer in zip(prompts, again, strict=True):
+        np.testing.assert_allclose(logprobs(answer), reference.logprobs(prompt, made(answer)), atol=1e-4)
+
+
+def test_a_run_goes_on_when_its_server_is_killed_in_the_middle_of_a_step(
+    tmp_path: Path, model: Path, python: str
+) -> None:
+    scored: list[int] = []
+
+    def kill_once(episode: object) -> float:
+        scored.append(1)
+        if len(scored) == 16:  # the fourth episode of the second step
+            [server] = servers_of(tmp_path)
+            os.kill(server, signal.SIGKILL)
+        return graded(episode)  # type: ignore[arg-type]
+
+    run_dir = train(tmp_path, model, f"rollout.sglang.python={python}", reward=kill_once)
+    assert len(scored) > 16
+    rows = metrics(run_dir)
+    assert [row["policy_version"] for row in rows] == [1, 2, 3]
+    assert max(row["mismatch/logp_abs/max"] for row in rows) < 1e-4
+    assert_each_was_trained_once(run_dir)

@@ -1,0 +1,138 @@
+"""When publish returns, the engine serves the trainer's very weights; a torn engine answers nothing (invariant 9)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentrl.engines.torch import TorchEngine
+from agentrl.errors import EngineError
+from agentrl.training import (
+    Actor,
+    DistSpec,
+    join,
+    leave,
+)
+from agentrl.types import (
+    GenerateRequest,
+    SamplingParams,
+    concat_ids,
+    frozen_ints,
+)
+from agentrl.weight_sync import publish_in_process
+from tests.controller.tiny import actor_spec, engine_spec
+
+
+@pytest.fixture
+def actor(model: Path) -> Iterator[Actor]:
+    join(DistSpec())
+    yield Actor(actor_spec(model), DistSpec())
+    leave()
+
+
+@pytest.fixture
+def engine(model: Path) -> Iterator[TorchEngine]:
+    engine = engine_spec(model).build()
+    yield engine
+    engine.close()
+
+
+def request() -> GenerateRequest:
+    return GenerateRequest("r", "s", frozen_ints([1, 2, 3]), SamplingParams(6, temperature=0.0), seed=0)
+
+
+def change(actor: Actor) -> None:
+    with torch.no_grad():
+        for parameter in actor.model.parameters():
+            parameter.mul_(1.5)
+
+
+async def test_the_engine_serves_what_the_trainer_has(actor: Actor, engine: TorchEngine) -> None:
+    before = await engine.generate(request())
+    change(actor)
+    report = publish_in_process(actor, engine, 4)
+    assert report is not None
+    assert engine.checksum() == actor.checksum()
+    assert report.tensors == len(actor.checksum())
+    after = await engine.generate(request())
+    assert [segment.policy_version for segment in (*before.segments, *after.segments)] == [0, 4]
+    assert concat_ids(before.segments).tolist() != concat_ids(after.segments).tolist()
+
+
+async def test_publishing_unchanged_weights_changes_nothing_but_the_version(actor: Actor, engine: TorchEngine) -> None:
+    before = await engine.generate(request())
+    publish_in_process(actor, engine, 1)
+    after = await engine.generate(request())
+    assert concat_ids(before.segments).tolist() == concat_ids(after.segments).tolist()
+
+
+async def refuses(engine: TorchEngine) -> None:
+    with pytest.raises(EngineError):
+        await engine.generate(request())
+
+
+class Through:
+    """An engine whose update passes through ``alter``, as a faulty transport would."""
+
+    def __init__(self, engine: TorchEngine, alter: Any) -> None:
+        self._engine, self._alter = engine, alter
+        self._session: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def begin_update(self, version: int) -> Any:
+        session = self._engine.begin_update(version)
+        put = session.put
+        session.put = lambda name, tensor: self._alter(put, name, tensor)
+        return session
+
+
+def flip_one_bit(put: Any, name: str, tensor: torch.Tensor) -> None:
+    tensor = tensor.clone()
+    if name == "model.norm.weight":
+        tensor.view(torch.int32)[5] ^= 1
+    put(name, tensor)
+
+
+async def test_one_wrong_bit_is_seen_and_the_engine_answers_nothing(actor: Actor, engine: TorchEngine) -> None:
+    change(actor)
+    with pytest.raises(
+        EngineError,
+        match=r"after publish\(4\) the engine's weights differ from the trainer's in 1 of \d+ tensors, "
+        r"first 'model\.norm\.weight'",
+    ):
+        publish_in_process(actor, Through(engine, flip_one_bit), 4)  # type: ignore[arg-type]
+    assert engine.health().state == "dead"
+    await refuses(engine)
+
+
+async def test_a_tensor_that_is_lost_tears_the_engine(actor: Actor, engine: TorchEngine) -> None:
+    def lose(put: Any, name: str, tensor: torch.Tensor) -> None:
+        if name != "model.norm.weight":
+            put(name, tensor)
+
+    with pytest.raises(EngineError, match=r"model\.norm\.weight"):
+        publish_in_process(actor, Through(engine, lose), 4)  # type: ignore[arg-type]
+    assert engine.health().state == "torn"
+    await refuses(engine)
+
+
+async def test_a_transport_that_breaks_halfway_tears_the_engine(actor: Actor, engine: TorchEngine) -> None:
+    def break_off(put: Any, name: str, tensor: torch.Tensor) -> None:
+        if name == "model.norm.weight":
+            raise OSError("connection reset")
+        put(name, tensor)
+
+    with pytest.raises(OSError, match="connection reset"):
+        publish_in_process(actor, Through(engine, break_off), 4)  # type: ignore[arg-type]
+    assert engine.health().state == "torn"
+    await refuses(engine)
+
+
+def test_a_rank_without_an_engine_helps_to_gather(actor: Actor) -> None:
+    assert publish_in_process(actor, None, 1) is None

@@ -15,13 +15,13 @@ __all__ = [
     "EngineError",
     "EnvError",
     "EpisodesFailedError",
-    "GoldenRuleError",
     "MachineError",
     "RewardError",
     "RunInterruptedError",
     "SandboxError",
     "ServerError",
     "StoreError",
+    "TokenMismatchError",
     "ToolError",
     "TrainingError",
 ]
@@ -125,7 +125,7 @@ class ServerError(EngineError):
         return _rebuild_server, (str(self), self.retryable, self.status, self.code)
 
 
-class GoldenRuleError(EngineError):
+class TokenMismatchError(EngineError):
     """The recorded tokens differ from what the engine was given or made: never retried, never trained."""
 
     def __init__(self, message: str, *, retryable: bool = False) -> None:

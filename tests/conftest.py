@@ -48,7 +48,7 @@ class SkipGate:
             self.skips.append(f"{nodeid}: {reason}")
 
     @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+    def pytest_sessionfinish(self, session: pytest.RunProcesses) -> None:
         if self.skips:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

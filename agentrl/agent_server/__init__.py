@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from agentrl.agent_server.agent_program import ProgramSpec
-from agentrl.agent_server.driver import ServedPlayer
+from agentrl.agent_server.agent_program import AgentProgramSpec
+from agentrl.agent_server.driver import ServedDriver
 from agentrl.agent_server.episode import ServedEpisode
 from agentrl.agent_server.server import PolicyServer
-from agentrl.agent_server.standalone import StandingServer
+from agentrl.agent_server.standalone import StandaloneServer
 
-__all__ = ["PolicyServer", "ProgramSpec", "ServedEpisode", "ServedPlayer", "StandingServer"]
+__all__ = ["AgentProgramSpec", "PolicyServer", "ServedDriver", "ServedEpisode", "StandaloneServer"]

@@ -12,14 +12,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agentrl.agent_server.driver import ServedPlayer
+from agentrl.agent_server.driver import ServedDriver
 from agentrl.agent_server.episode import ServedEpisode
 from agentrl.agent_server.server import PolicyServer
 from agentrl.errors import ConfigError, EnvError
-from agentrl.rollouts.turns import TurnMaker
+from agentrl.rollouts.turns import TurnGenerator
 from agentrl.types import Status, Turn
 
-__all__ = ["ProgramPlayer", "ProgramSpec"]
+__all__ = ["AgentProgramSpec", "ProgramPlayer"]
 
 _TAIL_BYTES = 4096
 _LEAVE_S = 2.0
@@ -28,7 +28,7 @@ _NOT_OURS = ("OPENAI_ORG_ID", "OPENAI_PROJECT_ID", "OPENAI_ORGANIZATION")
 
 
 @dataclass(frozen=True, slots=True)
-class ProgramSpec:
+class AgentProgramSpec:
     """An agent program, started once an episode.
 
     It reads the task from standard input as one JSON object (``id``, ``messages``, ``data_source``, ``info``; never the
@@ -51,8 +51,8 @@ class ProgramSpec:
         if not self.command:
             raise ConfigError("env.program must name a program and its arguments, got an empty list")
 
-    def player(self, turns: TurnMaker) -> ProgramPlayer:
-        """See ``PlayerSpec.player``."""
+    def driver(self, turns: TurnGenerator) -> ProgramPlayer:
+        """See ``DriverSpec.player``."""
         return ProgramPlayer(turns, self)
 
     def check(self) -> str:
@@ -91,7 +91,7 @@ class ProgramSpec:
         }
 
 
-class ProgramPlayer(ServedPlayer):
+class ProgramPlayer(ServedDriver):
     """Starts the program and waits until it has exited or the episode is over.
 
     Args:
@@ -99,7 +99,7 @@ class ProgramPlayer(ServedPlayer):
         spec: the program.
     """
 
-    def __init__(self, turns: TurnMaker, spec: ProgramSpec) -> None:
+    def __init__(self, turns: TurnGenerator, spec: AgentProgramSpec) -> None:
         super().__init__(turns, turns.parts.service(PolicyServer))
         self._spec = spec
         self._process: asyncio.subprocess.Process | None = None

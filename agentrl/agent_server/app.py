@@ -19,18 +19,18 @@ from agentrl.agent_server.api.response_answer import ResponseAnswer
 from agentrl.agent_server.api.response_request import parse_response_request
 from agentrl.agent_server.conversations import Threads
 from agentrl.agent_server.episode import ServedEpisode
-from agentrl.agent_server.stream_writer import Telling
-from agentrl.rollouts.turns import MadeTurn
+from agentrl.agent_server.stream_writer import StreamWriter
+from agentrl.rollouts.turns import TurnResult
 from agentrl.types import EngineInfo
 
-__all__ = ["Desk", "make_app"]
+__all__ = ["EpisodeRegistry", "make_app"]
 
 
 _NO_EPISODE = ("none", "empty")
 """API keys of a request that belongs to no episode, since OpenAI's clients must have one."""
 
 
-class Desk(Protocol):
+class EpisodeRegistry(Protocol):
     """What the routes ask of whoever keeps the episodes."""
 
     def info(self) -> EngineInfo:
@@ -51,8 +51,8 @@ class Desk(Protocol):
         ...
 
     async def complete_alone(
-        self, request: ChatRequest, gone: Callable[[], Awaitable[object]], telling: Telling
-    ) -> MadeTurn:
+        self, request: ChatRequest, gone: Callable[[], Awaitable[object]], telling: StreamWriter
+    ) -> TurnResult:
         """A turn for a request that belongs to no episode.
 
         Raises:
@@ -73,7 +73,7 @@ class Desk(Protocol):
         ...
 
 
-def make_app(desk: Desk) -> FastAPI:
+def make_app(desk: EpisodeRegistry) -> FastAPI:
     """The application (docs/policy-server.md lists its routes)."""
     app = FastAPI(title="agentrl policy", openapi_url=None)
 
@@ -140,7 +140,7 @@ def make_app(desk: Desk) -> FastAPI:
     return app
 
 
-def _found(desk: Desk, episode_id: str, status: int = 404) -> ServedEpisode:
+def _found(desk: EpisodeRegistry, episode_id: str, status: int = 404) -> ServedEpisode:
     episode = desk.find(episode_id)
     if episode is not None:
         return episode
@@ -155,25 +155,25 @@ def _found(desk: Desk, episode_id: str, status: int = 404) -> ServedEpisode:
     )
 
 
-def _by_key(desk: Desk, request: Request) -> ServedEpisode | None:
+def _by_key(desk: EpisodeRegistry, request: Request) -> ServedEpisode | None:
     """The episode that a request's API key names; None for one of no episode."""
     key = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
     return None if key.lower() in ("", *_NO_EPISODE) else _found(desk, key, 401)
 
 
-async def _chat(desk: Desk, episode: ServedEpisode | None, request: Request) -> Response:
+async def _chat(desk: EpisodeRegistry, episode: ServedEpisode | None, request: Request) -> Response:
     asked = parse_request(await _json(request))
-    telling = Telling(asked)
+    telling = StreamWriter(asked)
     making = (desk.complete_alone if episode is None else episode.complete)(asked, _gone(request), telling)
     return await _tell(Answer(asked, f"chatcmpl-{uuid.uuid4().hex}", int(time.time())), making, telling)
 
 
-async def _respond(desk: Desk, episode: ServedEpisode | None, request: Request) -> Response:
+async def _respond(desk: EpisodeRegistry, episode: ServedEpisode | None, request: Request) -> Response:
     threads = Threads() if episode is None else episode.threads
     asked = parse_response_request(await _json(request), threads.find)
-    answer, telling = ResponseAnswer(asked, uuid.uuid4().hex, int(time.time())), Telling(asked.chat)
+    answer, telling = ResponseAnswer(asked, uuid.uuid4().hex, int(time.time())), StreamWriter(asked.chat)
 
-    async def make() -> MadeTurn:
+    async def make() -> TurnResult:
         complete = desk.complete_alone if episode is None else episode.complete
         made = await complete(asked.chat, _gone(request), telling)
         threads.add(answer.response_id, (*asked.thread, made.action.message))
@@ -183,7 +183,7 @@ async def _respond(desk: Desk, episode: ServedEpisode | None, request: Request) 
 
 
 async def _tell(
-    answer: Answer | ResponseAnswer, making_it: Coroutine[Any, Any, MadeTurn], telling: Telling
+    answer: Answer | ResponseAnswer, making_it: Coroutine[Any, Any, TurnResult], telling: StreamWriter
 ) -> Response:
     making = asyncio.create_task(making_it)
     making.add_done_callback(_looked_at)
@@ -203,7 +203,7 @@ def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "agentrl"}
 
 
-def _looked_at(making: asyncio.Task[MadeTurn]) -> None:
+def _looked_at(making: asyncio.Task[TurnResult]) -> None:
     """A client that leaves between two events asks no more how its turn ended."""
     if not making.cancelled():
         making.exception()

@@ -8,19 +8,19 @@ from agentrl.agent_server.episode import ServedEpisode
 from agentrl.agent_server.server import PolicyServer
 from agentrl.envs import Env
 from agentrl.errors import EnvError
-from agentrl.rollouts.turns import TurnMaker
+from agentrl.rollouts.turns import TurnGenerator
 from agentrl.types import Status
 
-__all__ = ["ServedPlayer", "new_episode_id"]
+__all__ = ["ServedDriver", "new_episode_id"]
 
 
-def new_episode_id(turns: TurnMaker) -> str:
+def new_episode_id(turns: TurnGenerator) -> str:
     """A name that nobody can guess, since whoever knows it may speak for the episode."""
     key = turns.builder.key
     return f"{key.draw}-{key.sibling}-{key.attempt}-{secrets.token_urlsafe(12)}"
 
 
-class ServedPlayer:
+class ServedDriver:
     """Opens an episode on its host's endpoint and waits for its end.
 
     Args:
@@ -29,7 +29,7 @@ class ServedPlayer:
         idle_timeout_s: seconds without a request after which the episode ends.
     """
 
-    def __init__(self, turns: TurnMaker, server: PolicyServer, *, idle_timeout_s: float | None = None) -> None:
+    def __init__(self, turns: TurnGenerator, server: PolicyServer, *, idle_timeout_s: float | None = None) -> None:
         self.turns = turns
         self.episode_id = new_episode_id(turns)
         self.url = ""
@@ -48,7 +48,7 @@ class ServedPlayer:
         self.url = await self._server.hold(self.episode_id, self.episode)
 
     async def play(self) -> Status:
-        """Waits for the end, after which no turn is made; see ``Player.play``.
+        """Waits for the end, after which no turn is made; see ``EpisodeDriver.play``.
 
         Raises:
             EnvError: the agent ended the episode without asking for a turn.

@@ -14,7 +14,7 @@ from agentrl.agent_server.api.chat_request import ChatRequest, Refusal
 from agentrl.agent_server.api.demands import Demands, with_words
 from agentrl.agent_server.conversations import Threads
 from agentrl.agent_server.history import Histories, Place
-from agentrl.agent_server.stream_writer import Telling
+from agentrl.agent_server.stream_writer import StreamWriter
 from agentrl.agent_server.turn_notes import note_answers, note_turn
 from agentrl.errors import (
     AgentRLError,
@@ -24,7 +24,7 @@ from agentrl.errors import (
 )
 from agentrl.llm import CONTEXT_EXCEEDED
 from agentrl.rollouts.deadlines import LimitSpentError, within
-from agentrl.rollouts.turns import MadeTurn, ReadyTurn, TurnMaker
+from agentrl.rollouts.turns import TurnGenerator, TurnRequest, TurnResult
 from agentrl.tools.parsers import PlainParser
 from agentrl.types import (
     Message,
@@ -49,13 +49,15 @@ class ServedEpisode:
             asks, since tokens of several distributions cannot be trained together.
     """
 
-    def __init__(self, turns: TurnMaker, *, idle_timeout_s: float | None = None, obey_sampling: bool = False) -> None:
+    def __init__(
+        self, turns: TurnGenerator, *, idle_timeout_s: float | None = None, obey_sampling: bool = False
+    ) -> None:
         self._turns = turns
         self._idle_timeout_s = idle_timeout_s
         self._obey_sampling = obey_sampling
         self._histories = Histories()
         self._rewards: dict[str, float] = {}
-        self._making: set[asyncio.Task[MadeTurn]] = set()
+        self._making: set[asyncio.Task[TurnResult]] = set()
         self._begun = False
         self._last_active = time.monotonic()
         self._end: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
@@ -71,8 +73,8 @@ class ServedEpisode:
         self,
         request: ChatRequest,
         gone: Callable[[], Awaitable[object]] | None = None,
-        telling: Telling | None = None,
-    ) -> MadeTurn:
+        telling: StreamWriter | None = None,
+    ) -> TurnResult:
         """The policy's turn.
 
         Args:
@@ -203,7 +205,7 @@ class ServedEpisode:
             self._end.exception()  # whoever plays the episode may have gone already
         return Refusal(503, error.boundary, f"the policy cannot answer: {error}")
 
-    def _ready(self, place: Place | None, observed: tuple[Message, ...], request: ChatRequest) -> ReadyTurn:
+    def _ready(self, place: Place | None, observed: tuple[Message, ...], request: ChatRequest) -> TurnRequest:
         turns = self._turns
         head = turns.head() if place is None else place.head
         if place.taken if place is not None else self._begun:
@@ -212,7 +214,7 @@ class ServedEpisode:
             ready = turns.ready(head, observed, request.tools)
         except DataError as error:
             raise Refusal(400, "invalid_request", str(error)) from error
-        if isinstance(ready, ReadyTurn):
+        if isinstance(ready, TurnRequest):
             return ready
         if ready.kind == "failed":
             self._settle(ready)
@@ -226,11 +228,11 @@ class ServedEpisode:
 
     async def _make(
         self,
-        ready: ReadyTurn,
+        ready: TurnRequest,
         request: ChatRequest,
         gone: Callable[[], Awaitable[object]] | None,
-        telling: Telling | None,
-    ) -> MadeTurn:
+        telling: StreamWriter | None,
+    ) -> TurnResult:
         """Generates until the turn is made, the episode ends, or nobody waits any more."""
         making = asyncio.create_task(self._generate(ready, request, telling))
         self._making.add(making)
@@ -252,7 +254,7 @@ class ServedEpisode:
                 await asyncio.wait([making])
             self._making.discard(making)
 
-    async def _generate(self, ready: ReadyTurn, request: ChatRequest, telling: Telling | None) -> MadeTurn:
+    async def _generate(self, ready: TurnRequest, request: ChatRequest, telling: StreamWriter | None) -> TurnResult:
         turns, timeout_s = self._turns, self._turns.parts.spec.limits.turn_timeout_s
         sampling = self._sampling(request, ready)
         try:
@@ -278,7 +280,7 @@ class ServedEpisode:
             raise Refusal(503, "aborted", "the request was aborted by the engine's owner")
         return made
 
-    def _as_text(self, made: MadeTurn, ready: ReadyTurn) -> Message:
+    def _as_text(self, made: TurnResult, ready: TurnRequest) -> Message:
         """The turn as a message whose calls are text."""
         return PlainParser().parse(self._turns.thoughts_opened(ready) + made.action.text).message
 
@@ -291,7 +293,7 @@ class ServedEpisode:
             **{name: value for name, value in asked.items() if value != getattr(own, name, None)},
         }
 
-    def _grammar(self, request: ChatRequest, ready: ReadyTurn) -> str:
+    def _grammar(self, request: ChatRequest, ready: TurnRequest) -> str:
         """The schema that a grammar is to force: of no turn that is trained, may call, or begins within thoughts."""
         turns, demands = self._turns, request.demands
         free = request.tools and demands.calls != "none"
@@ -299,7 +301,7 @@ class ServedEpisode:
             return ""
         return demands.schema if turns.parts.engine.info().grammars else ""
 
-    def _sampling(self, request: ChatRequest, ready: ReadyTurn) -> SamplingParams:
+    def _sampling(self, request: ChatRequest, ready: TurnRequest) -> SamplingParams:
         own = self._turns.sampling
         asked = request.sampling if self._obey_sampling else {}
         try:

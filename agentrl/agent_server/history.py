@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agentrl.agent_server.api.demands import Demands
-from agentrl.rollouts.builder import Head
+from agentrl.rollouts.builder import SequenceState
 from agentrl.types import Message, ToolCall, ToolSpec
 
 __all__ = ["Histories", "Place"]
@@ -32,7 +32,7 @@ class Place:
         answered_at: when the turn was answered, on the monotonic clock.
     """
 
-    head: Head
+    head: SequenceState
     told: tuple[Message, ...]
     tools: tuple[ToolSpec, ...]
     demands: Demands = field(default_factory=Demands)

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from agentrl.agent_server.api.chat_request import ChatRequest, Refusal
 from agentrl.agent_server.episode import ServedEpisode
-from agentrl.agent_server.stream_writer import Telling
+from agentrl.agent_server.stream_writer import StreamWriter
 from agentrl.engines.base import RolloutEngine
 from agentrl.errors import MachineError
-from agentrl.rollouts.turns import MadeTurn
+from agentrl.rollouts.turns import TurnResult
 from agentrl.types import EngineInfo
 
 if TYPE_CHECKING:
     import uvicorn
 
-    from agentrl.agent_server.app import Desk
+    from agentrl.agent_server.app import EpisodeRegistry
 
 __all__ = ["HttpHost", "PolicyServer"]
 
@@ -37,7 +37,7 @@ class HttpHost:
         port: 0 takes a free one.
     """
 
-    def __init__(self, desk: Desk, *, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, desk: EpisodeRegistry, *, host: str = "127.0.0.1", port: int = 0) -> None:
         self._desk = desk
         self._address = (host, port)
         self._server: uvicorn.Server | None = None
@@ -92,7 +92,7 @@ class HttpHost:
         return listening
 
 
-def _quiet_server(desk: Desk) -> uvicorn.Server:
+def _quiet_server(desk: EpisodeRegistry) -> uvicorn.Server:
     """A server that leaves signals to whoever owns the process."""
     import uvicorn
 
@@ -110,7 +110,7 @@ def _quiet_server(desk: Desk) -> uvicorn.Server:
 
 
 class PolicyServer:
-    """The endpoint of a host whose episodes are played by agent programs: ``Desk`` of the episodes that they hold.
+    """The endpoint of a host whose episodes are played by agent programs: an ``EpisodeRegistry``.
 
     Args:
         engine: behind the endpoint.
@@ -150,32 +150,32 @@ class PolicyServer:
         await self._http.close()
 
     def info(self) -> EngineInfo:
-        """See ``Desk.info``."""
+        """See ``EpisodeRegistry.info``."""
         return self._engine.info()
 
     @property
     def num_episodes(self) -> int:
-        """See ``Desk.num_episodes``."""
+        """See ``EpisodeRegistry.num_episodes``."""
         return len(self._episodes)
 
     def find(self, episode_id: str) -> ServedEpisode | None:
-        """See ``Desk.find``."""
+        """See ``EpisodeRegistry.find``."""
         return self._episodes.get(episode_id)
 
     def how_ended(self, episode_id: str) -> str | None:
-        """See ``Desk.how_ended``."""
+        """See ``EpisodeRegistry.how_ended``."""
         return self._ended.get(episode_id)
 
     async def complete_alone(
-        self, request: ChatRequest, gone: Callable[[], Awaitable[object]], telling: Telling
-    ) -> MadeTurn:
-        """See ``Desk.complete_alone``: a program has an episode."""
+        self, request: ChatRequest, gone: Callable[[], Awaitable[object]], telling: StreamWriter
+    ) -> TurnResult:
+        """See ``EpisodeRegistry.complete_alone``: a program has an episode."""
         raise Refusal(401, "no_such_episode", "this endpoint serves episodes; use OPENAI_BASE_URL and OPENAI_API_KEY")
 
     async def open(self, body: Any, root: str) -> dict[str, Any]:
-        """See ``Desk.open``: a program is given its episode."""
+        """See ``EpisodeRegistry.open``: a program is given its episode."""
         raise Refusal(403, "not_here", "episodes are opened by the training run here, one for each program")
 
     async def outcome(self, episode_id: str) -> dict[str, Any]:
-        """See ``Desk.outcome``: it is scored after the program has ended."""
+        """See ``EpisodeRegistry.outcome``: it is scored after the program has ended."""
         return {"id": episode_id, "status": "ending"}

@@ -9,37 +9,37 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.agent_server.api.chat_request import ChatRequest, Refusal
-from agentrl.agent_server.driver import ServedPlayer
+from agentrl.agent_server.driver import ServedDriver
 from agentrl.agent_server.episode import ServedEpisode
 from agentrl.agent_server.server import PolicyServer
-from agentrl.agent_server.stream_writer import Telling
+from agentrl.agent_server.stream_writer import StreamWriter
 from agentrl.llm import WireFault, from_wire
 from agentrl.rollouts.builder import TrajectoryBuilder
-from agentrl.rollouts.context import EpisodeParts, Permits
+from agentrl.rollouts.context import EpisodeContext, PhaseSemaphores
 from agentrl.rollouts.episode import run_episode
 from agentrl.rollouts.rollout_spec import EpisodeKey
-from agentrl.rollouts.turns import MadeTurn, TurnMaker
+from agentrl.rollouts.turns import TurnGenerator, TurnResult
 from agentrl.types import Task, Trajectory
 
-__all__ = ["StandingServer"]
+__all__ = ["StandaloneServer"]
 
 _LABEL = "served"
 
 
 @dataclass(frozen=True, slots=True)
 class _Attended:
-    """``PlayerSpec`` that says when its episode is open."""
+    """``DriverSpec`` that says when its episode is open."""
 
     server: PolicyServer
     idle_timeout_s: float
-    opened: asyncio.Future[ServedPlayer]
+    opened: asyncio.Future[ServedDriver]
 
-    def player(self, turns: TurnMaker) -> _AttendedPlayer:
+    def driver(self, turns: TurnGenerator) -> _AttendedPlayer:
         return _AttendedPlayer(turns, self)
 
 
-class _AttendedPlayer(ServedPlayer):
-    def __init__(self, turns: TurnMaker, spec: _Attended) -> None:
+class _AttendedPlayer(ServedDriver):
+    def __init__(self, turns: TurnGenerator, spec: _Attended) -> None:
         super().__init__(turns, spec.server, idle_timeout_s=spec.idle_timeout_s)
         self._opened = spec.opened
 
@@ -48,7 +48,7 @@ class _AttendedPlayer(ServedPlayer):
         self._opened.set_result(self)
 
 
-class StandingServer(PolicyServer):
+class StandaloneServer(PolicyServer):
     """Serves the policy until it is closed; made in the event loop that serves.
 
     Args:
@@ -60,7 +60,7 @@ class StandingServer(PolicyServer):
 
     def __init__(
         self,
-        parts: EpisodeParts,
+        parts: EpisodeContext,
         keep: Callable[[Trajectory], None],
         *,
         host: str = "127.0.0.1",
@@ -73,7 +73,7 @@ class StandingServer(PolicyServer):
         self._idle_timeout_s = idle_timeout_s
         self._numbers = itertools.count()
         running = parts.spec.permits.running
-        self._permits = Permits(*(asyncio.Semaphore(running) for _ in range(3)))
+        self._permits = PhaseSemaphores(*(asyncio.Semaphore(running) for _ in range(3)))
         self._playing: dict[str, asyncio.Task[Trajectory]] = {}
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -86,23 +86,23 @@ class StandingServer(PolicyServer):
         await super().close()
 
     async def open(self, body: Any, root: str) -> dict[str, Any]:
-        """See ``Desk.open``: the body may hold a ``task``."""
+        """See ``EpisodeRegistry.open``: the body may hold a ``task``."""
         number = next(self._numbers)
         task = _task(body.get("task", {}), f"served-{number}")
-        opened: asyncio.Future[ServedPlayer] = asyncio.get_running_loop().create_future()
+        opened: asyncio.Future[ServedDriver] = asyncio.get_running_loop().create_future()
         playing = asyncio.create_task(self._play(task, number, opened))
         either: list[asyncio.Future[Any]] = [opened, playing]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not opened.done():
             raise Refusal(503, "not_opened", f"the episode could not be opened: {playing.result().status.detail}")
-        player = opened.result()
-        self._playing[player.episode_id] = playing
-        playing.add_done_callback(lambda _: self._left(player.episode_id))
-        url = f"{root}/episodes/{player.episode_id}"
-        return {"id": player.episode_id, "url": url, "base_url": f"{url}/v1", "task": task.id}
+        driver = opened.result()
+        self._playing[driver.episode_id] = playing
+        playing.add_done_callback(lambda _: self._left(driver.episode_id))
+        url = f"{root}/episodes/{driver.episode_id}"
+        return {"id": driver.episode_id, "url": url, "base_url": f"{url}/v1", "task": task.id}
 
     async def outcome(self, episode_id: str) -> dict[str, Any]:
-        """See ``Desk.outcome``."""
+        """See ``EpisodeRegistry.outcome``."""
         trajectory = await asyncio.shield(self._playing[episode_id])
         return {
             "id": episode_id,
@@ -116,12 +116,12 @@ class StandingServer(PolicyServer):
         }
 
     async def complete_alone(
-        self, request: ChatRequest, gone: Callable[[], Awaitable[object]], telling: Telling
-    ) -> MadeTurn:
-        """See ``Desk.complete_alone``: drawn as the request asks, and kept nowhere."""
+        self, request: ChatRequest, gone: Callable[[], Awaitable[object]], telling: StreamWriter
+    ) -> TurnResult:
+        """See ``EpisodeRegistry.complete_alone``: drawn as the request asks, and kept nowhere."""
         number = next(self._numbers)
         builder = TrajectoryBuilder(EpisodeKey(number, 0, 0, "eval", "alone"), Task(f"alone-{number}"))
-        turns = TurnMaker(self._parts, builder, self._parts.spec.sampling)
+        turns = TurnGenerator(self._parts, builder, self._parts.spec.sampling)
         try:
             return await ServedEpisode(turns, obey_sampling=True).complete(request, gone, telling)
         finally:
@@ -141,7 +141,7 @@ class StandingServer(PolicyServer):
         if error is not None and not self._failure.done():
             self._failure.set_exception(error)
 
-    async def _play(self, task: Task, number: int, opened: asyncio.Future[ServedPlayer]) -> Trajectory:
+    async def _play(self, task: Task, number: int, opened: asyncio.Future[ServedDriver]) -> Trajectory:
         attended = _Attended(self, self._idle_timeout_s, opened)
         key = EpisodeKey(number, 0, 0, "eval", _LABEL)
         trajectory = await run_episode(self._parts, task, key, env=attended, permits=self._permits)

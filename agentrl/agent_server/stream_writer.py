@@ -12,17 +12,17 @@ import numpy.typing as npt
 
 from agentrl.agent_server.api.chat_request import ChatRequest
 from agentrl.agent_server.api.partial import PartialMessage, PartialText
-from agentrl.errors import GoldenRuleError
+from agentrl.errors import TokenMismatchError
 from agentrl.llm import to_wire
 from agentrl.render import Renderer
 from agentrl.rollouts.tool_calls import renumbered
-from agentrl.rollouts.turns import MadeTurn, ReadyTurn, TurnMaker
+from agentrl.rollouts.turns import TurnGenerator, TurnRequest, TurnResult
 from agentrl.types import Completion, Message, concat_ids
 
-__all__ = ["Telling"]
+__all__ = ["StreamWriter"]
 
 
-class Telling:
+class StreamWriter:
     """One turn as it is told; made in the event loop that answers.
 
     What was told cannot be taken back. Where the end of a completion makes its beginning read otherwise, the client
@@ -47,7 +47,7 @@ class Telling:
         self._reasoning = self._content = ""
         self._calls = 0
 
-    def begin(self, turns: TurnMaker, ready: ReadyTurn, stop: Sequence[str]) -> None:
+    def begin(self, turns: TurnGenerator, ready: TurnRequest, stop: Sequence[str]) -> None:
         """The turn is the next that will be made.
 
         Args:
@@ -67,7 +67,7 @@ class Telling:
         with contextlib.suppress(RuntimeError):  # the loop was closed: nobody is told any more
             self._loop.call_soon_threadsafe(self._take, ids, logprobs)
 
-    async def wait(self, made: asyncio.Future[MadeTurn]) -> None:
+    async def wait(self, made: asyncio.Future[TurnResult]) -> None:
         """Until more can be told, or the turn is made or given up."""
         news = asyncio.ensure_future(self._news.wait())
         either: list[asyncio.Future[Any]] = [news, made]
@@ -85,11 +85,11 @@ class Telling:
             if parsed is not None:
                 yield from self._new(renumbered(parsed, self._number).message)
 
-    def rest(self, made: MadeTurn) -> Iterator[dict[str, Any]]:
+    def rest(self, made: TurnResult) -> Iterator[dict[str, Any]]:
         """What it has not been told of the whole turn."""
         yield from self._new(made.action.message, whole=True)
 
-    def logprobs(self, made: MadeTurn | None = None) -> list[dict[str, Any]]:
+    def logprobs(self, made: TurnResult | None = None) -> list[dict[str, Any]]:
         """Those of the tokens since the last call, in OpenAI's shape; with the turn, those of all its tokens left;
         none where the request asks for none."""
         if made is not None:
@@ -103,11 +103,11 @@ class Telling:
         """What was heard is the beginning of what was made.
 
         Raises:
-            GoldenRuleError: the engine told other tokens.
+            TokenMismatchError: the engine told other tokens.
         """
         heard, whole = np.concatenate([np.zeros(0, np.int32), *self._heard]), concat_ids(completion.segments)
         if heard.size > whole.size or not np.array_equal(heard, whole[: heard.size]):
-            raise GoldenRuleError(
+            raise TokenMismatchError(
                 f"golden rule broken by request {completion.request_id!r}: the {heard.size} ids that the engine told "
                 f"while it went on are not the first of the {whole.size} that it made"
             )

@@ -9,13 +9,13 @@ from typing import Any
 
 from agentrl.agent_server.history import Place
 from agentrl.rollouts.builder import TrajectoryBuilder
-from agentrl.rollouts.turns import MadeTurn
+from agentrl.rollouts.turns import TurnResult
 from agentrl.types import CallRecord, Message, ToolResult
 
 __all__ = ["note_answers", "note_turn"]
 
 
-def note_turn(builder: TrajectoryBuilder, made: MadeTurn, notes: Mapping[str, Any]) -> None:
+def note_turn(builder: TrajectoryBuilder, made: TurnResult, notes: Mapping[str, Any]) -> None:
     """The turn's calls, whose results come with the request that brings them, and what is to be known of it."""
     records = [CallRecord(call, None, None) for call in made.action.tool_calls]
     records += [CallRecord(None, problem, None) for problem in made.action.problems]

@@ -29,8 +29,8 @@ __all__ = [
     "AlgorithmState",
     "Counts",
     "Credit",
+    "FilterResult",
     "GroupSummary",
-    "Keep",
     "Needs",
     "PairInputs",
     "PairLoss",
@@ -62,7 +62,7 @@ class GroupSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class Keep:
+class FilterResult:
     """Whether a group is trained; ``reason`` names why not, as counted in metrics and ledger."""
 
     keep: bool
@@ -246,7 +246,7 @@ class AlgorithmSpec:
     """
 
     name: str
-    keep_group: Callable[[GroupSummary], Keep]
+    keep_group: Callable[[GroupSummary], FilterResult]
     credit: Callable[[Rewards, AlgorithmState], Credit]
     reduction: Callable[[Counts], F64]
     policy_loss: Callable[[PolicyInputs], TokenLoss] | None

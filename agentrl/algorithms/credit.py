@@ -7,10 +7,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.algorithms.algorithm_spec import GroupSummary, Keep
+from agentrl.algorithms.algorithm_spec import FilterResult, GroupSummary
 from agentrl.errors import RewardError
 
-__all__ = ["finite_rewards", "group_advantages", "keep_with_spread"]
+__all__ = ["finite_rewards", "group_advantages", "keep_informative_group"]
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
@@ -69,7 +69,7 @@ def group_advantages(rewards_J: F64, group_J: I64, *, scale: Literal["none", "st
     return advantages_J
 
 
-def keep_with_spread(group: GroupSummary, *, drop_zero_spread: bool = True) -> Keep:
+def keep_informative_group(group: GroupSummary, *, drop_zero_spread: bool = True) -> FilterResult:
     """Keep a group that has something to compare.
 
     Raises:
@@ -77,7 +77,7 @@ def keep_with_spread(group: GroupSummary, *, drop_zero_spread: bool = True) -> K
     """
     finite_rewards(group.rewards, f"rewards of draw {group.draw}")
     if group.rewards.size < 2:
-        return Keep(False, "too_few_finished")
+        return FilterResult(False, "too_few_finished")
     if drop_zero_spread and float(group.rewards.max()) == float(group.rewards.min()):
-        return Keep(False, "no_spread")
-    return Keep(True)
+        return FilterResult(False, "no_spread")
+    return FilterResult(True)

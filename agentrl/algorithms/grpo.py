@@ -14,8 +14,8 @@ from agentrl.algorithms.algorithm_spec import (
     Needs,
     Rewards,
 )
-from agentrl.algorithms.credit import group_advantages, keep_with_spread
-from agentrl.algorithms.losses import clipped_policy_loss, spread_credit, truncated_importance
+from agentrl.algorithms.credit import group_advantages, keep_informative_group
+from agentrl.algorithms.losses import broadcast_to_tokens, clipped_policy_loss, truncated_importance
 from agentrl.algorithms.reductions import reduction_of
 from agentrl.algorithms.settings import GRPOSettings
 from agentrl.types import SegmentKind
@@ -28,8 +28,8 @@ def make_grpo(settings: GRPOSettings) -> AlgorithmSpec:
     use_rollout = settings.on_policy_only
     return AlgorithmSpec(
         name="grpo",
-        keep_group=partial(keep_with_spread, drop_zero_spread=settings.drop_zero_spread),
-        credit=partial(sibling_credit, scale=settings.scale, eps=settings.std_eps),
+        keep_group=partial(keep_informative_group, drop_zero_spread=settings.drop_zero_spread),
+        credit=partial(group_relative_credit, scale=settings.scale, eps=settings.std_eps),
         reduction=reduction_of(settings.reduction, settings.constant_tokens),
         policy_loss=partial(
             clipped_policy_loss,
@@ -40,7 +40,7 @@ def make_grpo(settings: GRPOSettings) -> AlgorithmSpec:
             kl_cap=settings.kl_cap,
             use_rollout_logprobs=use_rollout,
         ),
-        advantages=spread_credit,
+        advantages=broadcast_to_tokens,
         trains=frozenset({SegmentKind.POLICY}),
         correction=partial(truncated_importance, cap=settings.correction_cap)
         if settings.correction == "token"
@@ -51,7 +51,9 @@ def make_grpo(settings: GRPOSettings) -> AlgorithmSpec:
     )
 
 
-def sibling_credit(rewards: Rewards, state: AlgorithmState, *, scale: Literal["none", "std"], eps: float) -> Credit:
+def group_relative_credit(
+    rewards: Rewards, state: AlgorithmState, *, scale: Literal["none", "std"], eps: float
+) -> Credit:
     """A trajectory's credit is its advantage over its siblings; turns get nothing of their own."""
     return Credit(
         trajectory=group_advantages(rewards.reward, rewards.group, scale=scale, eps=eps),

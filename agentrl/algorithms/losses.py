@@ -18,13 +18,13 @@ from agentrl.algorithms.algorithm_spec import (
     TokenStat,
 )
 
-__all__ = ["capped_k3", "clipped_policy_loss", "imitation_loss", "k3", "spread_credit", "truncated_importance"]
+__all__ = ["broadcast_to_tokens", "capped_k3", "clipped_policy_loss", "imitation_loss", "k3", "truncated_importance"]
 
 _K1_LIMIT = 20.0
 """Nats of one token beyond which a mean would tell of that token alone."""
 
 
-def spread_credit(credit: TokenCredit) -> Advantages:
+def broadcast_to_tokens(credit: TokenCredit) -> Advantages:
     """Every trained token gets the credit of its trajectory and its turn; others get exact zeros."""
     total = credit.trajectory + credit.turn
     return Advantages(torch.where(credit.mask != 0, total, torch.zeros_like(total)))

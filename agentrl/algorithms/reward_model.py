@@ -13,7 +13,7 @@ from agentrl.algorithms.algorithm_spec import (
     Needs,
     Rewards,
 )
-from agentrl.algorithms.losses import spread_credit
+from agentrl.algorithms.losses import broadcast_to_tokens
 from agentrl.algorithms.pair_losses import bradley_terry_loss
 from agentrl.algorithms.reductions import pair_mean
 from agentrl.algorithms.settings import RewardModelSettings
@@ -32,7 +32,7 @@ def make_reward_model(settings: RewardModelSettings) -> AlgorithmSpec:
         reduction=pair_mean,
         policy_loss=None,
         pair_loss=partial(bradley_terry_loss, centring=settings.centring),
-        advantages=spread_credit,
+        advantages=broadcast_to_tokens,
         trains=frozenset({SegmentKind.TARGET}),
         needs=Needs(advantages=False),
         group_size_min=settings.group_size_min,

@@ -8,12 +8,12 @@ from agentrl.algorithms.algorithm_spec import (
     AlgorithmSpec,
     AlgorithmState,
     Credit,
+    FilterResult,
     GroupSummary,
-    Keep,
     Needs,
     Rewards,
 )
-from agentrl.algorithms.losses import imitation_loss, spread_credit
+from agentrl.algorithms.losses import broadcast_to_tokens, imitation_loss
 from agentrl.algorithms.reductions import reduction_of
 from agentrl.algorithms.settings import SFTSettings
 from agentrl.types import SegmentKind
@@ -29,16 +29,16 @@ def make_sft(settings: SFTSettings) -> AlgorithmSpec:
         credit=no_credit,
         reduction=reduction_of(settings.reduction, settings.constant_tokens),
         policy_loss=imitation_loss,
-        advantages=spread_credit,
+        advantages=broadcast_to_tokens,
         trains=frozenset({SegmentKind.TARGET}),
         needs=Needs(advantages=False),
         group_size_min=settings.group_size_min,
     )
 
 
-def keep_all(group: GroupSummary) -> Keep:
+def keep_all(group: GroupSummary) -> FilterResult:
     """Demonstrations need no comparison."""
-    return Keep(True)
+    return FilterResult(True)
 
 
 def no_credit(rewards: Rewards, state: AlgorithmState) -> Credit:

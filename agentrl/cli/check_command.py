@@ -63,7 +63,7 @@ def _check_demonstrations(stage: StageConfig) -> None:
 
 
 def _check_rollouts(stage: StageConfig) -> None:
-    from agentrl.agent_server import ProgramSpec
+    from agentrl.agent_server import AgentProgramSpec
     from agentrl.cli.terminal import say
     from agentrl.envs import check_env
     from agentrl.errors import ConfigError, EnvError
@@ -78,7 +78,7 @@ def _check_rollouts(stage: StageConfig) -> None:
     weights = rubric_spec(stage, LiveObjects(), base_dir).build().weights
     say(f"  reward: {', '.join(f'{weight:g} x {name}' for name, weight in weights.items()) or 'step rewards alone'}")
     env = player_spec(stage, LiveObjects(), base_dir)
-    if isinstance(env, ProgramSpec):
+    if isinstance(env, AgentProgramSpec):
         say(f"  program: {env.check()}, started once an episode")
     else:
         if env.sandbox is not None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from agentrl.rollouts import SavedGroup
+from agentrl.rollouts import GroupState
 from agentrl.types import TrajectoryGroup
 
-__all__ = ["Admission", "Snapshot", "StaleRule"]
+__all__ = ["Admission", "RolloutState", "StaleRule"]
 
 StaleRule = Literal["drop", "mask_tokens"]
 """What becomes of a group with tokens that are too old: it is dropped, or those of its tokens are not trained."""
@@ -72,7 +72,7 @@ class Admission:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class RolloutState:
     """What a checkpoint must know.
 
     Args:
@@ -89,4 +89,4 @@ class Snapshot:
     spent: int
     ledger_offset: int
     groups: tuple[TrajectoryGroup, ...] = ()
-    running: tuple[SavedGroup, ...] = ()
+    running: tuple[GroupState, ...] = ()

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from agentrl.controller.admission import Snapshot
+from agentrl.controller.admission import RolloutState
 from agentrl.controller.running_groups import read_running, write_running
 from agentrl.controller.waiting_groups import read_groups, write_groups
 from agentrl.errors import DataError, StoreError
@@ -41,7 +41,7 @@ class Manifest:
     stage: str
     step: int
     policy_version: int
-    rollouts: Snapshot
+    rollouts: RolloutState
     algorithm: Mapping[str, Any] = field(default_factory=dict)
     progress: Mapping[str, Any] = field(default_factory=dict)
     results: Mapping[str, Any] = field(default_factory=dict)
@@ -115,7 +115,7 @@ class Checkpoints:
             rollouts = raw.pop("rollouts")
             rollouts["outstanding"] = tuple(rollouts["outstanding"])
             raw["uncounted"] = tuple(raw.get("uncounted", ()))
-            manifest = Manifest(**raw, rollouts=Snapshot(**rollouts))
+            manifest = Manifest(**raw, rollouts=RolloutState(**rollouts))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DataError(self._torn(folder, f"manifest.json cannot be read ({error})")) from error
         for name, size in manifest.files.items():

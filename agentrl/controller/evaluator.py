@@ -11,7 +11,7 @@ from agentrl.metrics import correctness
 from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.types import SamplingParams, Task, Trajectory
 
-__all__ = ["EvalPlan", "EvalResult", "EvalSet", "Evaluator", "Examination", "Examiner"]
+__all__ = ["EvalPlan", "EvalResult", "EvalSet", "Evaluation", "Evaluator", "RolloutEvaluator"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class EvalResult:
         return {**record, "excluded": self.excluded} if self.excluded else record
 
 
-class Examination(Protocol):
+class Evaluation(Protocol):
     """What came of one set: numbers by name, in the order in which they are told."""
 
     @property
@@ -96,7 +96,7 @@ class Examination(Protocol):
     def record(self) -> dict[str, float | int | None]: ...
 
 
-class Examiner(Protocol):
+class Evaluator(Protocol):
     """Examines the model of a stage on what was held out of training."""
 
     @property
@@ -109,7 +109,7 @@ class Examiner(Protocol):
         """Steps between examinations; None for the ends only."""
         ...
 
-    def examine(self, when: str, *, done: Collection[str] = ()) -> Iterator[Examination]:
+    def examine(self, when: str, *, done: Collection[str] = ()) -> Iterator[Evaluation]:
         """Examines one set after another with the weights as they are, but for those that are ``done``."""
         ...
 
@@ -117,7 +117,7 @@ class Examiner(Protocol):
 RollOut = Callable[[Sequence[GroupRequest]], list[GroupOutcome]]
 
 
-class Evaluator:
+class RolloutEvaluator:
     """Examines every set of a plan.
 
     Args:

@@ -10,7 +10,7 @@ import numpy as np
 from agentrl.controller.scoring import SequenceScores
 from agentrl.types import TrajectoryGroup
 
-__all__ = ["PairExaminer", "PairResult", "PairSet"]
+__all__ = ["PairEvaluator", "PairResult", "PairSet"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class PairResult:
         return {"accuracy": self.accuracy, "margin": self.margin}
 
 
-class PairExaminer:
+class PairEvaluator:
     """Examines the reward model of a group on every set.
 
     Args:

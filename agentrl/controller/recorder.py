@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from agentrl.controller.cluster.rollout_pool import Incident
-from agentrl.controller.evaluator import Examination
+from agentrl.controller.evaluator import Evaluation
 from agentrl.controller.failures import failure_causes
 from agentrl.controller.state import TrainState
 from agentrl.metrics import (
@@ -22,7 +22,7 @@ from agentrl.metrics import (
     rollout_metrics,
     tokens_per_s,
 )
-from agentrl.rollouts import GroupOutcome, GroupRequest, SavedGroup
+from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState
 from agentrl.store import Annotation, EventLog, TrajectoryWriter
 from agentrl.types import (
     Batch,
@@ -174,7 +174,7 @@ class Recorder:
         """An examination begins; until a step ends, the display says so."""
         self._view.status(f"evaluating ({when})")
 
-    def evaluated(self, result: Examination, state: TrainState) -> None:
+    def evaluated(self, result: Evaluation, state: TrainState) -> None:
         """An examination's numbers, for the summary and the step's row of metrics."""
         record = result.record()
         own = self._results.setdefault(result.name, {})
@@ -201,7 +201,7 @@ class Recorder:
             with self._lock:
                 self._overcome.update(incident.counts)
 
-    def kept(self, groups: Sequence[SavedGroup]) -> None:
+    def kept(self, groups: Sequence[GroupState]) -> None:
         """A checkpoint is made: which of the episodes in flight would be begun anew after it, and why."""
         reasons = Counter(one.why for group in groups for one in group.lost)
         told = "; ".join(f"{number} × {why}" for why, number in reasons.most_common(3))

@@ -8,25 +8,25 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from agentrl.algorithms import Keep
-from agentrl.controller.admission import Admission, Snapshot
+from agentrl.algorithms import FilterResult
+from agentrl.controller.admission import Admission, RolloutState
 from agentrl.controller.cluster.rollout_pool import Fleet
 from agentrl.controller.ledger import Ledger, LedgerState
 from agentrl.controller.prompt_sampler import DrawOrder
 from agentrl.controller.stop_request import StopRequest
 from agentrl.errors import AgentRLError, EngineError
-from agentrl.rollouts import GroupOutcome, GroupRequest, SavedGroup
+from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState
 from agentrl.types import TrajectoryGroup
 
-__all__ = ["Intake", "KeepGroup", "RolloutService"]
+__all__ = ["KeepGroup", "OnOutcome", "RolloutService"]
 
 _POLL_S = 0.2
 _CLOSE_S = 30.0
 _SNAPSHOT_S = 600.0
 
 
-KeepGroup = Callable[[TrajectoryGroup], Keep]
-Intake = Callable[[GroupOutcome], None]
+KeepGroup = Callable[[TrajectoryGroup], FilterResult]
+OnOutcome = Callable[[GroupOutcome], None]
 
 
 class RolloutService:
@@ -53,8 +53,8 @@ class RolloutService:
         ledger: Ledger,
         admission: Admission,
         keep_group: KeepGroup,
-        intake: Intake,
-        start: Snapshot,
+        intake: OnOutcome,
+        start: RolloutState,
         step: int = 0,
         version: int = 0,
         stop: StopRequest | None = None,
@@ -77,7 +77,7 @@ class RolloutService:
         self._error: BaseException | None = None
         self._closing = False
         self._asked_for_snapshot = False
-        self._snapshot: Snapshot | None = None
+        self._snapshot: RolloutState | None = None
         self._changed = threading.Condition()
         self._take_over(start.groups)
         self._thread = threading.Thread(target=self._serve, name="rollout-service", daemon=True)
@@ -152,7 +152,7 @@ class RolloutService:
                 self._changed.notify_all()
         return sorted(outcomes, key=lambda outcome: outcome.request.draw)
 
-    def snapshot(self, again: Collection[int] = ()) -> Snapshot:
+    def snapshot(self, again: Collection[int] = ()) -> RolloutState:
         """What a checkpoint must know, at one moment; the ledger's rows up to there are durable.
 
         Args:
@@ -264,7 +264,7 @@ class RolloutService:
             going_on = self._running.keys() - self._cut.keys()
             waiting = [self._saved[draw] for draw in self._again if draw in self._saved]
             running = [group.at_version(self._running[group.draw]) for group in saved if group.draw in going_on]
-            self._snapshot = Snapshot(
+            self._snapshot = RolloutState(
                 next_draw=self._next_draw,
                 outstanding=tuple(sorted({*going_on, *self._again})),
                 spent=max(0, self._issued - len(going_on) - len(self._buffer)),
@@ -285,12 +285,12 @@ class RolloutService:
             request = GroupRequest(
                 draw, self._order.task(draw), bounds.group_size, extra_siblings=bounds.extra_siblings
             )
-            if saved is not None and len(saved.siblings) != request.num_siblings:
+            if saved is not None and len(saved.siblings) != request.num_rollouts:
                 saved = None  # a resumed run may have other numbers of siblings
             if again:
-                self._counts += _resumed(saved, request.num_siblings)
+                self._counts += _resumed(saved, request.num_rollouts)
             detail = {} if saved is None else {"resumed": True}
-            self._ledger.issue(draw, request.num_siblings, **detail)
+            self._ledger.issue(draw, request.num_rollouts, **detail)
             self._running[draw] = self._version if saved is None else saved.version
             request = replace(request, saved=saved)
             self._issued += 1
@@ -358,9 +358,9 @@ class RolloutService:
         self._ledger.move(group.draw, finished, "finished")
 
 
-def _resumed(saved: SavedGroup | None, num_siblings: int) -> Counter[str]:
+def _resumed(saved: GroupState | None, num_rollouts: int) -> Counter[str]:
     """What becomes of the episodes of a draw that ran when a checkpoint was made."""
-    going_on, anew = (0, num_siblings) if saved is None else (len(saved.resumable), len(saved.lost))
+    going_on, anew = (0, num_rollouts) if saved is None else (len(saved.resumable), len(saved.lost))
     return Counter({"count/resumed_episodes": going_on, "count/restarted_episodes": anew})
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from agentrl.controller.admission import Snapshot, StaleRule
+from agentrl.controller.admission import RolloutState, StaleRule
 from agentrl.controller.cluster.role_group import WorkerGroup
 from agentrl.controller.cluster.rollout_pool import Incident
 from agentrl.controller.ledger import Ledger
@@ -16,11 +16,11 @@ from agentrl.engines import PauseMode
 from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.types import TrajectoryGroup
 
-__all__ = ["CapacitySchedule", "DemonstrationSchedule", "Overlap", "Schedule"]
+__all__ = ["CapacitySchedule", "DemonstrationSchedule", "OffPolicyConfig", "Schedule"]
 
 
 @dataclass(frozen=True, slots=True)
-class Overlap:
+class OffPolicyConfig:
     """How far rollouts may run ahead of training (docs/controller.md, Schedule).
 
     Args:
@@ -38,7 +38,7 @@ class Overlap:
 class Schedule(Protocol):
     """``next_groups`` blocks until a batch may be trained, ``publish`` until the engines serve the new weights."""
 
-    overlap: Overlap
+    overlap: OffPolicyConfig
 
     def start(self, state: TrainState) -> None:
         """Engines serve these weights; admission opens."""
@@ -60,7 +60,7 @@ class Schedule(Protocol):
         """Rolls out groups that are not trained, with the weights served now."""
         ...
 
-    def snapshot(self, again: Collection[int] = ()) -> Snapshot:
+    def snapshot(self, again: Collection[int] = ()) -> RolloutState:
         """What a checkpoint must know of the rollouts; ``again`` are draws to be played once more."""
         ...
 
@@ -90,7 +90,7 @@ class CapacitySchedule:
         group: WorkerGroup,
         open_service: Callable[[TrainState], RolloutService],
         *,
-        overlap: Overlap = Overlap(),
+        overlap: OffPolicyConfig = OffPolicyConfig(),
         wait_s: float,
     ) -> None:
         self.overlap = overlap
@@ -118,7 +118,7 @@ class CapacitySchedule:
     def evaluate(self, requests: Sequence[GroupRequest]) -> list[GroupOutcome]:
         return self._running.evaluate(requests, self._wait_s)
 
-    def snapshot(self, again: Collection[int] = ()) -> Snapshot:
+    def snapshot(self, again: Collection[int] = ()) -> RolloutState:
         return self._running.snapshot(again)
 
     def take_counts(self) -> Mapping[str, int]:
@@ -149,7 +149,7 @@ class DemonstrationSchedule:
         start: draw that the rows begin at.
     """
 
-    overlap = Overlap()
+    overlap = OffPolicyConfig()
 
     def __init__(
         self,
@@ -183,10 +183,10 @@ class DemonstrationSchedule:
     def evaluate(self, requests: Sequence[GroupRequest]) -> list[GroupOutcome]:
         raise RuntimeError("a stage without an engine has nothing to evaluate with")
 
-    def snapshot(self, again: Collection[int] = ()) -> Snapshot:
+    def snapshot(self, again: Collection[int] = ()) -> RolloutState:
         assert not again, "demonstrations are taken in their order, and trained"
         self._ledger.sync()
-        return Snapshot(next_draw=self._draw, outstanding=(), spent=0, ledger_offset=self._ledger.offset)
+        return RolloutState(next_draw=self._draw, outstanding=(), spent=0, ledger_offset=self._ledger.offset)
 
     def take_counts(self) -> Mapping[str, int]:
         return {}

@@ -16,12 +16,12 @@ from agentrl.metrics import REWARD_MODEL_PART
 from agentrl.rollouts import (
     GroupOutcome,
     GroupRequest,
-    SavedGroup,
+    GroupState,
     make_batch,
 )
 from agentrl.training import (
     Layout,
-    ModelFacts,
+    ModelInfo,
     RewardModel,
     shards,
 )
@@ -46,7 +46,7 @@ class SequenceScores:
 
     def __init__(self, group: WorkerGroup, micro_batch_tokens: int) -> None:
         self._group, self._micro_batch_tokens = group, micro_batch_tokens
-        self._facts: ModelFacts | None = None
+        self._facts: ModelInfo | None = None
 
     @property
     def max_tokens(self) -> int:
@@ -62,9 +62,9 @@ class SequenceScores:
         return sample_scores(self._group, shards(batch, plan), batch.num_samples)
 
     @property
-    def _model_facts(self) -> ModelFacts:
+    def _model_facts(self) -> ModelInfo:
         if self._facts is None:
-            found: ModelFacts = invoke(self._group, "reward_model", RewardModel.facts)
+            found: ModelInfo = invoke(self._group, "reward_model", RewardModel.facts)
             self._facts = found
         return self._facts
 
@@ -180,5 +180,5 @@ class ScoringFleet:
     def cancel(self, draws: Sequence[int], *, label: str = "") -> None:
         self._fleet.cancel(draws, label=label)
 
-    def in_flight(self) -> list[SavedGroup]:
+    def in_flight(self) -> list[GroupState]:
         return self._fleet.in_flight()

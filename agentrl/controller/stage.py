@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from agentrl.algorithms import AlgorithmSpec, Rewards
-from agentrl.controller.admission import Snapshot
+from agentrl.controller.admission import RolloutState
 from agentrl.controller.batch_plan import PlannedBatch
 from agentrl.controller.checkpoints import Checkpoints, Manifest
 from agentrl.controller.cluster.role_handle import ActorHandle, LearnerHandle
-from agentrl.controller.evaluator import Examiner
+from agentrl.controller.evaluator import Evaluator
 from agentrl.controller.failures import FailureBound
 from agentrl.controller.recorder import Recorder
 from agentrl.controller.schedule import Schedule
@@ -90,7 +90,7 @@ class StageRun:
         schedule: Schedule,
         learner: LearnerHandle,
         checkpoints: Checkpoints,
-        examiner: Examiner | None,
+        examiner: Evaluator | None,
         recorder: Recorder,
         model_folder: Path,
         restored: tuple[Path, Manifest] | None = None,
@@ -157,7 +157,7 @@ class StageRun:
         credit = self.algorithm.credit(rewards, state.algorithm)
         trained = self.algorithm.trains
         if self.settings.tool_tokens:
-            trained = trained | {SegmentKind.OBSERVATION, SegmentKind.SCAFFOLD}
+            trained = trained | {SegmentKind.OBSERVATION, SegmentKind.TEMPLATE}
         batch = make_batch(
             groups,
             credit=credit.trajectory.astype(np.float32),
@@ -262,7 +262,7 @@ class StageRun:
                 self._checkpoints.abandon(folder)
                 raise
 
-    def _manifest(self, state: TrainState, snapshot: Snapshot) -> Manifest:
+    def _manifest(self, state: TrainState, snapshot: RolloutState) -> Manifest:
         return Manifest(
             stage=self.settings.name,
             step=state.step,

@@ -13,13 +13,13 @@ from agentrl.llm import ChatAnswer, ChatClient, ChatServerSpec
 from agentrl.tools.parsers.reading import Reading, kind_of
 from agentrl.types import (
     Completion,
-    EngineAccount,
     EngineInfo,
     FinishReason,
     GenerateRequest,
     Message,
     ParsedMessage,
     SamplingParams,
+    TokenUsage,
 )
 
 __all__ = ["OpenAIEngine", "OpenAIEngineSpec"]
@@ -151,7 +151,7 @@ def _completion(request: GenerateRequest, answer: ChatAnswer) -> Completion:
         request_id=request.request_id,
         segments=(),
         finish_reason=reason,
-        account=EngineAccount(answer.usage.prompt_tokens, answer.usage.completion_tokens),
+        account=TokenUsage(answer.usage.prompt_tokens, answer.usage.completion_tokens),
         text=str(parsed.message["content"]),
         parsed=parsed,
         cached_tokens=answer.usage.cached_tokens,
@@ -160,7 +160,7 @@ def _completion(request: GenerateRequest, answer: ChatAnswer) -> Completion:
 
 
 def _aborted(request: GenerateRequest) -> Completion:
-    return Completion(request.request_id, (), "abort", EngineAccount(0, 0), text="")
+    return Completion(request.request_id, (), "abort", TokenUsage(0, 0), text="")
 
 
 def _parsed(wire: Mapping[str, Any]) -> ParsedMessage:

@@ -21,12 +21,12 @@ from agentrl.engines.checks import check_request
 from agentrl.errors import EngineError
 from agentrl.types import (
     Completion,
-    EngineAccount,
     EngineInfo,
     FinishReason,
     GenerateRequest,
     Segment,
     SegmentKind,
+    TokenUsage,
 )
 from agentrl.types.checksum import tensor_checksum
 
@@ -313,7 +313,7 @@ class ScriptedEngine:
             segments=(segment,) if ids else (),
             finish_reason=reason,
             stop_string=stop_string,
-            account=EngineAccount(int(request.token_ids.size), len(ids), int(sequence.size) - 1),
+            account=TokenUsage(int(request.token_ids.size), len(ids), int(sequence.size) - 1),
             cached_tokens=first if size and differ[first] else size,
         )
 

@@ -61,7 +61,7 @@ class Renderer(Protocol):
             tools: what the sequence's prompt told of tools.
 
         Returns:
-            SCAFFOLD and OBSERVATION segments, to be appended to the sequence; None where the template rewrites
+            TEMPLATE and OBSERVATION segments, to be appended to the sequence; None where the template rewrites
             history, or cannot be shown to keep it, so that a new sequence must start.
         """
         ...

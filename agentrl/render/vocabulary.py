@@ -69,7 +69,7 @@ class Vocabulary:
 def context_segments(
     ids: npt.NDArray[np.int32], content: npt.NDArray[np.bool_], media: Sequence[MediaSpan] = ()
 ) -> tuple[Segment, ...]:
-    """Consecutive tokens of one kind: OBSERVATION where they cover content, else SCAFFOLD.
+    """Consecutive tokens of one kind: OBSERVATION where they cover content, else TEMPLATE.
 
     Args:
         ids: ``[n]``.
@@ -82,7 +82,7 @@ def context_segments(
     bounds = [0, *(np.flatnonzero(content[1:] != content[:-1]) + 1).tolist(), ids.size]
     return tuple(
         Segment(
-            SegmentKind.OBSERVATION if content[start] else SegmentKind.SCAFFOLD,
+            SegmentKind.OBSERVATION if content[start] else SegmentKind.TEMPLATE,
             ids[start:end],
             media=tuple(replace(span, start=span.start - start) for span in media if start <= span.start < end),
         )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from agentrl.rollouts.batching import POLICY_ONLY, make_batch, turns_of
-from agentrl.rollouts.context import EpisodeParts, Permits
-from agentrl.rollouts.driver import Player, PlayerSpec
+from agentrl.rollouts.context import EpisodeContext, PhaseSemaphores
+from agentrl.rollouts.driver import DriverSpec, EpisodeDriver
 from agentrl.rollouts.episode import run_episode
 from agentrl.rollouts.gc_pacing import paced_collector
 from agentrl.rollouts.rollout_spec import (
@@ -17,29 +17,29 @@ from agentrl.rollouts.rollout_spec import (
     StagePermits,
 )
 from agentrl.rollouts.runner import EpisodeRunner, GroupOutcome, cancelled_outcome
-from agentrl.rollouts.snapshots import SavedEpisode, SavedGroup, Unsaved
-from agentrl.rollouts.token_consistency import assert_golden_rule, assert_prefix
+from agentrl.rollouts.snapshots import EpisodeState, GroupState, NotResumable
+from agentrl.rollouts.token_consistency import assert_extends_context, assert_token_consistency
 
 __all__ = [
     "POLICY_ONLY",
+    "DriverSpec",
+    "EpisodeContext",
+    "EpisodeDriver",
     "EpisodeKey",
     "EpisodeLimits",
-    "EpisodeParts",
     "EpisodeRunner",
+    "EpisodeState",
     "GroupOutcome",
     "GroupRequest",
-    "Permits",
-    "Player",
-    "PlayerSpec",
+    "GroupState",
+    "NotResumable",
+    "PhaseSemaphores",
     "RendererFactory",
     "RolloutSpec",
     "RubricFactory",
-    "SavedEpisode",
-    "SavedGroup",
     "StagePermits",
-    "Unsaved",
-    "assert_golden_rule",
-    "assert_prefix",
+    "assert_extends_context",
+    "assert_token_consistency",
     "cancelled_outcome",
     "make_batch",
     "paced_collector",

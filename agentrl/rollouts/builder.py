@@ -29,13 +29,13 @@ from agentrl.types import (
     images_in,
 )
 
-__all__ = ["Head", "TrajectoryBuilder"]
+__all__ = ["SequenceState", "TrajectoryBuilder"]
 
 _as_json = json.JSONEncoder(sort_keys=True, default=str).encode
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Head:
+class SequenceState:
     """Where a sequence can be gone on from: after a turn, or at its very beginning.
 
     Args:
@@ -60,13 +60,13 @@ class Head:
     media: tuple[MediaSpan, ...] = ()
     policy_version: int = 0
 
-    def beginning(self, messages: tuple[Message, ...]) -> Head:
+    def beginning(self, messages: tuple[Message, ...]) -> SequenceState:
         """The same session at the beginning of another sequence, whose conversation is ``messages``."""
-        return Head(self.session_id, messages, _digest(b"", messages))
+        return SequenceState(self.session_id, messages, _digest(b"", messages))
 
-    def after(self, observed: tuple[Message, ...]) -> Head:
+    def after(self, observed: tuple[Message, ...]) -> SequenceState:
         """The same sequence once more has been said."""
-        return Head(
+        return SequenceState(
             session_id=self.session_id,
             messages=(*self.messages, *observed),
             digest=_digest(self.digest, observed),
@@ -101,7 +101,7 @@ class TrajectoryBuilder:
 
     def add_turn(
         self,
-        head: Head,
+        head: SequenceState,
         *,
         observed: tuple[Message, ...],
         context: tuple[Segment, ...],
@@ -112,7 +112,7 @@ class TrajectoryBuilder:
         text: str,
         agent: str,
         sampling: SamplingParams,
-    ) -> Head:
+    ) -> SequenceState:
         """Records what the model was given and what it made; what came of it is added by ``add_step``.
 
         Args:
@@ -152,7 +152,7 @@ class TrajectoryBuilder:
         self.turns.append(turn)
         self.messages = (*head.messages, parsed.message)
         versions = [segment.policy_version for segment in completion.segments if segment.policy_version is not None]
-        return Head(
+        return SequenceState(
             session_id=head.session_id,
             messages=self.messages,
             digest=_digest(head.digest, (parsed.message,)),

@@ -14,7 +14,7 @@ from agentrl.rollouts.rollout_spec import RolloutSpec
 from agentrl.sandbox import SandboxPool
 from agentrl.tools.parsers import ToolCallParser
 
-__all__ = ["EpisodeParts", "HostService", "Permits"]
+__all__ = ["EpisodeContext", "HostService", "PhaseSemaphores"]
 
 
 class HostService(Protocol):
@@ -29,7 +29,7 @@ Service = TypeVar("Service", bound=HostService)
 
 
 @dataclass(slots=True)
-class Permits:
+class PhaseSemaphores:
     """How many episodes may be in each stage of one event loop at once."""
 
     preparing: asyncio.Semaphore
@@ -38,7 +38,7 @@ class Permits:
 
 
 @dataclass(frozen=True, slots=True)
-class EpisodeParts:
+class EpisodeContext:
     """A ``RolloutSpec`` with its parts built, shared by the episodes of one host.
 
     Args:

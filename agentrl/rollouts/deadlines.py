@@ -11,7 +11,7 @@ from types import TracebackType
 
 from agentrl.sandbox import counted_by
 
-__all__ = ["Cut", "Deadlines", "LimitSpentError", "within"]
+__all__ = ["Deadlines", "LimitSpentError", "StragglerCancel", "within"]
 
 
 class LimitSpentError(Exception):
@@ -36,7 +36,7 @@ class Deadlines:
             _DEADLINES.reset(token)
 
     @contextmanager
-    def standing_still(self) -> Iterator[None]:
+    def clock_paused(self) -> Iterator[None]:
         """None of them counts meanwhile; for one caller at a time, from any thread."""
         self._turn(stopped=True)
         try:
@@ -69,7 +69,7 @@ class Deadlines:
 _DEADLINES: ContextVar[Deadlines | None] = ContextVar("agentrl_deadlines", default=None)
 
 
-class Cut:
+class StragglerCancel:
     """Ends an episode from outside, whose siblings have finished; used in the episode's own loop."""
 
     reason = "straggler"
@@ -91,7 +91,7 @@ class Cut:
             clock.spend()
 
 
-def within(seconds: float, reason: str, cut: Cut | None = None) -> AbstractAsyncContextManager[None]:
+def within(seconds: float, reason: str, cut: StragglerCancel | None = None) -> AbstractAsyncContextManager[None]:
     """Ends what it holds after ``seconds``, in which waits for a sandbox that others use do not count, nor the time in
     which the host's engine is paused.
 
@@ -111,7 +111,7 @@ class _Within:
 
     __slots__ = ("_clock", "_counted", "_cut", "_host", "_reason", "_scope")
 
-    def __init__(self, seconds: float, reason: str, cut: Cut | None) -> None:
+    def __init__(self, seconds: float, reason: str, cut: StragglerCancel | None) -> None:
         self._scope = asyncio.timeout(seconds)
         self._reason, self._cut = reason, cut
         self._host = _DEADLINES.get()

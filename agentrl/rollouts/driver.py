@@ -15,11 +15,11 @@ from agentrl.envs import (
     build_env,
 )
 from agentrl.errors import EnvError
-from agentrl.rollouts.builder import Head
+from agentrl.rollouts.builder import SequenceState
 from agentrl.rollouts.deadlines import within
-from agentrl.rollouts.snapshots import SavedEpisode, Standing, Unsaved
+from agentrl.rollouts.snapshots import EpisodeState, NotResumable, StateSlot
 from agentrl.rollouts.tool_calls import num_bad_turns
-from agentrl.rollouts.turns import MadeTurn, TurnMaker
+from agentrl.rollouts.turns import TurnGenerator, TurnResult
 from agentrl.types import (
     Message,
     Observation,
@@ -30,11 +30,11 @@ from agentrl.types import (
     with_images,
 )
 
-__all__ = ["EnvPlayer", "Player", "PlayerSpec"]
+__all__ = ["DriverSpec", "EnvDriver", "EpisodeDriver"]
 
 
-class Player(Protocol):
-    """Plays one episode with the turns of one ``TurnMaker``; ``prepare``, ``play`` and ``close`` come once each."""
+class EpisodeDriver(Protocol):
+    """Plays one episode with the turns of one ``TurnGenerator``; ``prepare``, ``play`` and ``close`` come once each."""
 
     @property
     def env(self) -> Env | None:
@@ -58,13 +58,13 @@ class Player(Protocol):
         ...
 
 
-class PlayerSpec(Protocol):
+class DriverSpec(Protocol):
     """Makes the player of an episode; picklable, so that whoever hosts the episode makes it."""
 
-    def player(self, turns: TurnMaker) -> Player: ...
+    def driver(self, turns: TurnGenerator) -> EpisodeDriver: ...
 
 
-class EnvPlayer:
+class EnvDriver:
     """Steps an environment: observation, turn, action, until it ends the episode or there is no room for a turn.
 
     Args:
@@ -75,7 +75,12 @@ class EnvPlayer:
     """
 
     def __init__(
-        self, turns: TurnMaker, spec: EnvSpec, *, saved: SavedEpisode | None = None, standing: Standing | None = None
+        self,
+        turns: TurnGenerator,
+        spec: EnvSpec,
+        *,
+        saved: EpisodeState | None = None,
+        standing: StateSlot | None = None,
     ) -> None:
         self._turns = turns
         self._spec = spec
@@ -111,7 +116,7 @@ class EnvPlayer:
         builder.count("prepare_s", time.monotonic() - start)
 
     async def play(self) -> Status:
-        """See ``Player.play``."""
+        """See ``EpisodeDriver.play``."""
         assert self._env is not None, "prepare comes first"
         env, turns, limits = self._env, self._turns, self._turns.parts.spec.limits
         result, head, tools = self._result, self._head, self._tools
@@ -149,7 +154,7 @@ class EnvPlayer:
             return Status("truncated", "bad_calls")
         return Status("truncated", "max_turns") if len(turns) >= limits.max_turns else None
 
-    async def _step(self, env: AsyncEnv, made: MadeTurn) -> StepResult:
+    async def _step(self, env: AsyncEnv, made: TurnResult) -> StepResult:
         start, builder, action = time.monotonic(), self._turns.builder, made.action
         self._bad_turns = self._bad_turns + 1 if action.problems and not action.tool_calls else 0
         try:
@@ -162,7 +167,7 @@ class EnvPlayer:
         builder.add_step(result, seconds)
         return result
 
-    async def _keep(self, env: AsyncEnv, head: Head, tools: tuple[ToolSpec, ...], result: StepResult) -> None:
+    async def _keep(self, env: AsyncEnv, head: SequenceState, tools: tuple[ToolSpec, ...], result: StepResult) -> None:
         """Says where the episode stands. Once its state cannot be kept, it stands where it could be last."""
         standing, builder = self._standing, self._turns.builder
         if standing is None:
@@ -172,12 +177,12 @@ class EnvPlayer:
             state = await env.save()
         except EnvError as error:
             self._standing = None
-            if isinstance(standing.now, Unsaved):
-                standing.now = Unsaved(str(error))
+            if isinstance(standing.now, NotResumable):
+                standing.now = NotResumable(str(error))
             return
         finally:
             builder.count("save_s", time.monotonic() - start)
-        standing.now = SavedEpisode(
+        standing.now = EpisodeState(
             turns=tuple(builder.turns),
             head=head,
             tools=tools,

@@ -16,12 +16,12 @@ from agentrl.errors import (
 )
 from agentrl.llm import CONTEXT_EXCEEDED
 from agentrl.rollouts.builder import TrajectoryBuilder
-from agentrl.rollouts.context import EpisodeParts, Permits
-from agentrl.rollouts.deadlines import Cut, LimitSpentError, within
-from agentrl.rollouts.driver import EnvPlayer, Player, PlayerSpec
+from agentrl.rollouts.context import EpisodeContext, PhaseSemaphores
+from agentrl.rollouts.deadlines import LimitSpentError, StragglerCancel, within
+from agentrl.rollouts.driver import DriverSpec, EnvDriver, EpisodeDriver
 from agentrl.rollouts.rollout_spec import EpisodeKey
-from agentrl.rollouts.snapshots import SavedEpisode, Standing, Unsaved
-from agentrl.rollouts.turns import TurnMaker
+from agentrl.rollouts.snapshots import EpisodeState, NotResumable, StateSlot
+from agentrl.rollouts.turns import TurnGenerator
 from agentrl.types import (
     SamplingParams,
     Status,
@@ -37,17 +37,17 @@ _DEADLINES = frozenset({"episode_timeout", "turn_timeout"})
 
 
 async def run_episode(
-    parts: EpisodeParts,
+    parts: EpisodeContext,
     task: Task,
     key: EpisodeKey,
     *,
     sampling: SamplingParams | None = None,
-    env: EnvSpec | PlayerSpec | None = None,
-    permits: Permits | None = None,
+    env: EnvSpec | DriverSpec | None = None,
+    permits: PhaseSemaphores | None = None,
     previous: Trajectory | None = None,
-    cut: Cut | None = None,
-    saved: SavedEpisode | None = None,
-    standing: Standing | None = None,
+    cut: StragglerCancel | None = None,
+    saved: EpisodeState | None = None,
+    standing: StateSlot | None = None,
 ) -> Trajectory:
     """Plays one episode and scores it; a failure is a trajectory with status ``failed``, never an exception.
 
@@ -68,29 +68,33 @@ async def run_episode(
         The trajectory: terminated or truncated ones have a reward; ``failed(boundary)`` ones have none.
     """
     builder = TrajectoryBuilder(key, task)
-    turns = TurnMaker(parts, builder, sampling or parts.spec.sampling)
+    turns = TurnGenerator(parts, builder, sampling or parts.spec.sampling)
     chosen = env or parts.spec.env
-    player: Player
+    driver: EpisodeDriver
     if isinstance(chosen, EnvSpec):
-        player = EnvPlayer(turns, chosen, saved=saved, standing=standing)
+        driver = EnvDriver(turns, chosen, saved=saved, standing=standing)
     else:
-        player = chosen.player(turns)
+        driver = chosen.driver(turns)
         if standing is not None:
-            standing.now = Unsaved("what plays it is no environment, and cannot be saved")
-    permits = permits or Permits(asyncio.Semaphore(1), asyncio.Semaphore(1), asyncio.Semaphore(1))
+            standing.now = NotResumable("what plays it is no environment, and cannot be saved")
+    permits = permits or PhaseSemaphores(asyncio.Semaphore(1), asyncio.Semaphore(1), asyncio.Semaphore(1))
     try:
-        trajectory = await _play_and_score(turns, player, permits, previous, cut)
+        trajectory = await _play_and_score(turns, driver, permits, previous, cut)
     except AgentRLError as error:
         retryable = bool(getattr(error, "retryable", isinstance(error, EnvError | RewardError)))
         status = Status("failed", error.boundary, str(error))
         trajectory = _failed(builder, status, retryable=retryable, error=error)
     finally:
-        problem = await _clean_up(turns, player)
+        problem = await _clean_up(turns, driver)
     return replace(trajectory, info={**trajectory.info, "cleanup_error": problem}) if problem else trajectory
 
 
 async def _play_and_score(
-    turns: TurnMaker, player: Player, permits: Permits, previous: Trajectory | None, cut: Cut | None
+    turns: TurnGenerator,
+    driver: EpisodeDriver,
+    permits: PhaseSemaphores,
+    previous: Trajectory | None,
+    cut: StragglerCancel | None,
 ) -> Trajectory:
     builder, limits = turns.builder, turns.parts.spec.limits
     raised: dict[str, str] = {}
@@ -98,9 +102,9 @@ async def _play_and_score(
         async with permits.running, AsyncExitStack() as preparing:
             await preparing.enter_async_context(permits.preparing)  # the wait for others who prepare is not its own
             async with within(limits.episode_timeout_s, "episode_timeout", cut):
-                await player.prepare()
+                await driver.prepare()
                 await preparing.aclose()
-                status = await player.play()
+                status = await driver.play()
     except LimitSpentError as spent:
         status = Status("truncated", str(spent))
     except ServerError as error:
@@ -113,13 +117,13 @@ async def _play_and_score(
         status = Status("truncated", "env_exception", str(error))
         raised = _raised(error)
     if status.kind == "truncated" and not builder.turns:
-        if status.reason == Cut.reason:
-            return builder.finish(Status("cancelled", Cut.reason))
+        if status.reason == StragglerCancel.reason:
+            return builder.finish(Status("cancelled", StragglerCancel.reason))
         return _failed(builder, _spent_on_nothing(status.reason, turns), retryable=status.reason in _DEADLINES)
     if not status.finished:
         return builder.finish(status)
     async with permits.scoring:
-        trajectory = await _score(turns, player, status)
+        trajectory = await _score(turns, driver, status)
     return replace(trajectory, info={**trajectory.info, **raised}) if raised else trajectory
 
 
@@ -136,7 +140,7 @@ def _raised(error: BaseException) -> dict[str, str]:
     return {"raised_at": place, "traceback": users_traceback(error)} if place else {}
 
 
-def _spent_on_nothing(reason: str, turns: TurnMaker) -> Status:
+def _spent_on_nothing(reason: str, turns: TurnGenerator) -> Status:
     """What was cut before a turn was finished is named for what was waited for: it is no doing of the policy."""
     if turns.num_calls:
         return Status("failed", "engine", f"{reason} while waiting for the engine's first completion")
@@ -153,7 +157,7 @@ def _repeats(builder: TrajectoryBuilder, previous: Trajectory) -> bool:
     )
 
 
-async def _score(turns: TurnMaker, player: Player, status: Status) -> Trajectory:
+async def _score(turns: TurnGenerator, driver: EpisodeDriver, status: Status) -> Trajectory:
     """The rubric runs before ``close``, while the sandbox lives."""
     spec, rubric, builder = turns.parts.spec, turns.parts.rubric, turns.builder
     start = time.monotonic()
@@ -162,7 +166,7 @@ async def _score(turns: TurnMaker, player: Player, status: Status) -> Trajectory
         messages=builder.messages,
         turns=tuple(builder.turns),
         status=status,
-        env=player.env,
+        env=driver.env,
     )
     parts = dict(await rubric.score(view))
     total = rubric.total(parts, step_reward=builder.step_reward, step_weight=spec.step_reward_weight)
@@ -172,7 +176,7 @@ async def _score(turns: TurnMaker, player: Player, status: Status) -> Trajectory
     return builder.finish(status, rewards=parts, reward=total, info=turns.retokenized())
 
 
-async def _clean_up(turns: TurnMaker, player: Player) -> str:
+async def _clean_up(turns: TurnGenerator, driver: EpisodeDriver) -> str:
     """Outermost first: the engine's sessions, then the player, which ends its tools, sandbox or program.
 
     Returns what went wrong, which is kept with the trajectory; what was learned of the episode stands.
@@ -180,7 +184,7 @@ async def _clean_up(turns: TurnMaker, player: Player) -> str:
     problems = [await turns.release()]
     try:
         async with asyncio.timeout(turns.parts.spec.limits.cleanup_s):
-            await player.close()
+            await driver.close()
     except (AgentRLError, TimeoutError) as error:
         problems.append(f"env.close: {str(error) or 'not done within cleanup_s'}")
     return "; ".join(problem for problem in problems if problem)

@@ -10,8 +10,8 @@ from agentrl.render import Renderer
 from agentrl.types import Purpose, SamplingParams, Task
 
 if TYPE_CHECKING:
-    from agentrl.rollouts.driver import PlayerSpec
-    from agentrl.rollouts.snapshots import SavedGroup
+    from agentrl.rollouts.driver import DriverSpec
+    from agentrl.rollouts.snapshots import GroupState
 
 __all__ = [
     "EpisodeKey",
@@ -95,11 +95,11 @@ class RolloutSpec:
         max_retries: attempts after the first one that infrastructure failed.
         permits: episodes in each stage.
         measure_retokenization: whether each finished episode says how its ids differ from those of its text.
-        keep_standing: whether each episode in training keeps its environment's state after every turn, so that a
+        save_episode_state: whether each episode in training keeps its environment's state after every turn, so that a
             checkpoint can hold it.
     """
 
-    env: EnvSpec | PlayerSpec
+    env: EnvSpec | DriverSpec
     renderer: RendererFactory | None
     parser: str
     rubric: RubricFactory
@@ -110,7 +110,7 @@ class RolloutSpec:
     max_retries: int = 2
     permits: StagePermits = field(default_factory=StagePermits)
     measure_retokenization: bool = True
-    keep_standing: bool = False
+    save_episode_state: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +160,12 @@ class GroupRequest:
     label: str = ""
     sampling: SamplingParams | None = None
     min_version: int = 0
-    env: EnvSpec | PlayerSpec | None = None
+    env: EnvSpec | DriverSpec | None = None
     extra_siblings: int = 0
     first_attempt: int = 0
-    saved: SavedGroup | None = None
+    saved: GroupState | None = None
 
     @property
-    def num_siblings(self) -> int:
+    def num_rollouts(self) -> int:
         """All that are played."""
         return self.group_size + self.extra_siblings

@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 from agentrl.engines.base import RolloutEngine
 from agentrl.envs import ENV_THREADS, EnvSpec
 from agentrl.errors import EngineError
-from agentrl.rollouts.context import EpisodeParts, Permits
-from agentrl.rollouts.deadlines import Cut, Deadlines
+from agentrl.rollouts.context import EpisodeContext, PhaseSemaphores
+from agentrl.rollouts.deadlines import Deadlines, StragglerCancel
 from agentrl.rollouts.episode import run_episode
 from agentrl.rollouts.rollout_spec import EpisodeKey, GroupRequest, RolloutSpec
 from agentrl.rollouts.snapshots import (
+    EpisodeState,
     GroupInFlight,
-    SavedEpisode,
-    SavedGroup,
-    Standing,
+    GroupState,
+    StateSlot,
 )
 from agentrl.sandbox import PoolCounts, SandboxPool
 from agentrl.tools import TOOL_THREADS
@@ -74,7 +74,7 @@ class EpisodeRunner:
         sandbox = spec.env.sandbox if isinstance(spec.env, EnvSpec) else None
         self._sandboxes = None if sandbox is None else SandboxPool(sandbox, max_running=spec.permits.sandboxes)
         renderer = None if spec.renderer is None else spec.renderer.build()
-        self._parts = EpisodeParts(
+        self._parts = EpisodeContext(
             spec,
             engine,
             renderer,
@@ -91,7 +91,9 @@ class EpisodeRunner:
         permits = spec.permits
         TOOL_THREADS.resize(permits.tool_threads)
         ENV_THREADS.resize(permits.env_threads)
-        self._permits = Permits(*(asyncio.Semaphore(n) for n in (permits.preparing, permits.running, permits.scoring)))
+        self._permits = PhaseSemaphores(
+            *(asyncio.Semaphore(n) for n in (permits.preparing, permits.running, permits.scoring))
+        )
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -128,11 +130,11 @@ class EpisodeRunner:
 
         self._loop.call_soon_threadsafe(end)
 
-    def in_flight(self) -> list[SavedGroup]:
+    def in_flight(self) -> list[GroupState]:
         """The groups in training that were submitted and not collected, as they stand now; with
-        ``RolloutSpec.keep_standing`` they go on from there by ``GroupRequest.saved``."""
+        ``RolloutSpec.save_episode_state`` they go on from there by ``GroupRequest.saved``."""
 
-        async def save() -> list[SavedGroup]:
+        async def save() -> list[GroupState]:
             return [group.save() for group in self._in_flight.values() if group.request.purpose == "train"]
 
         return asyncio.run_coroutine_threadsafe(save(), self._loop).result(_SAVE_DEADLINE_S)
@@ -143,7 +145,7 @@ class EpisodeRunner:
 
     async def _play(self, group: GroupInFlight) -> GroupOutcome:
         request = group.request
-        cuts = [Cut() for _ in range(request.num_siblings)]
+        cuts = [StragglerCancel() for _ in range(request.num_rollouts)]
         num_finished = 0
 
         async def play(sibling: int) -> Trajectory:
@@ -158,7 +160,7 @@ class EpisodeRunner:
 
         with self.deadlines.of_this_task():
             async with asyncio.TaskGroup() as siblings:  # a cancelled group has ended when its last one is cleaned up
-                tasks = [siblings.create_task(play(n)) for n in range(request.num_siblings)]
+                tasks = [siblings.create_task(play(n)) for n in range(request.num_rollouts)]
         trajectories = tuple(task.result() for task in tasks)
         played = TrajectoryGroup(request.draw, request.task, trajectories)
         counts = None if self._sandboxes is None else self._sandboxes.counts()
@@ -202,12 +204,12 @@ class EpisodeRunner:
         finally:
             self._running.pop((request.label, request.draw), None)
 
-    async def _sibling(self, group: GroupInFlight, sibling: int, cut: Cut) -> Trajectory:
+    async def _sibling(self, group: GroupInFlight, sibling: int, cut: StragglerCancel) -> Trajectory:
         """Plays an episode from where it stands, and again where infrastructure failed it."""
         request, spec, standing = group.request, self._parts.spec, group.siblings[sibling]
         if isinstance(standing, Trajectory):
             return standing
-        saved = standing.now if isinstance(standing.now, SavedEpisode) else None
+        saved = standing.now if isinstance(standing.now, EpisodeState) else None
         failed = [trajectory for trajectory in group.retried if trajectory.sibling == sibling]
         previous = failed[-1] if failed else None
         for attempt in range(min(len(failed), spec.max_retries), spec.max_retries + 1):
@@ -222,13 +224,13 @@ class EpisodeRunner:
                 previous=previous,
                 cut=cut,
                 saved=saved,
-                standing=standing if spec.keep_standing and request.purpose == "train" else None,
+                standing=standing if spec.save_episode_state and request.purpose == "train" else None,
             )
             if trajectory.status.kind != "failed" or not trajectory.info.get("retryable"):
                 return trajectory
             if attempt < spec.max_retries:
                 group.retried.append(trajectory)
-                standing = group.siblings[sibling] = Standing()
+                standing = group.siblings[sibling] = StateSlot()
             previous, saved = trajectory, None
         return trajectory
 
@@ -264,6 +266,6 @@ def cancelled_outcome(request: GroupRequest) -> GroupOutcome:
             label=request.label,
             info={"cancelled_at": time.time()},
         )
-        for sibling in range(request.num_siblings)
+        for sibling in range(request.num_rollouts)
     )
     return GroupOutcome(replace(request, saved=None), TrajectoryGroup(request.draw, request.task, siblings))

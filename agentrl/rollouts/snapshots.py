@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from agentrl.rollouts.builder import Head
+from agentrl.rollouts.builder import SequenceState
 from agentrl.rollouts.rollout_spec import GroupRequest
 from agentrl.types import (
     StepResult,
@@ -14,11 +14,11 @@ from agentrl.types import (
     Turn,
 )
 
-__all__ = ["GroupInFlight", "SavedEpisode", "SavedGroup", "Standing", "Unsaved"]
+__all__ = ["EpisodeState", "GroupInFlight", "GroupState", "NotResumable", "StateSlot"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SavedEpisode:
+class EpisodeState:
     """Where an episode stood between two turns.
 
     Args:
@@ -33,7 +33,7 @@ class SavedEpisode:
     """
 
     turns: tuple[Turn, ...]
-    head: Head
+    head: SequenceState
     tools: tuple[ToolSpec, ...]
     result: StepResult
     env: bytes
@@ -43,7 +43,7 @@ class SavedEpisode:
 
 
 @dataclass(frozen=True, slots=True)
-class Unsaved:
+class NotResumable:
     """An episode that is begun anew.
 
     Args:
@@ -54,7 +54,7 @@ class Unsaved:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class SavedGroup:
+class GroupState:
     """A draw in flight.
 
     Args:
@@ -65,30 +65,30 @@ class SavedGroup:
     """
 
     draw: int
-    siblings: tuple[Trajectory | SavedEpisode | Unsaved, ...]
+    siblings: tuple[Trajectory | EpisodeState | NotResumable, ...]
     retried: tuple[Trajectory, ...] = ()
     version: int = 0
 
     @property
-    def resumable(self) -> tuple[SavedEpisode, ...]:
+    def resumable(self) -> tuple[EpisodeState, ...]:
         """Siblings that go on from where they stood."""
-        return tuple(sibling for sibling in self.siblings if isinstance(sibling, SavedEpisode))
+        return tuple(sibling for sibling in self.siblings if isinstance(sibling, EpisodeState))
 
     @property
-    def lost(self) -> tuple[Unsaved, ...]:
+    def lost(self) -> tuple[NotResumable, ...]:
         """Siblings that had finished turns and are begun anew."""
-        return tuple(sibling for sibling in self.siblings if isinstance(sibling, Unsaved) and sibling.why)
+        return tuple(sibling for sibling in self.siblings if isinstance(sibling, NotResumable) and sibling.why)
 
-    def at_version(self, version: int) -> SavedGroup:
+    def at_version(self, version: int) -> GroupState:
         """The same, issued while ``version`` was served."""
         return replace(self, version=version)
 
 
 @dataclass(slots=True, eq=False)
-class Standing:
+class StateSlot:
     """Where an episode stands while it is played; its player writes it after each turn."""
 
-    now: SavedEpisode | Unsaved = Unsaved()
+    now: EpisodeState | NotResumable = NotResumable()
 
 
 @dataclass(slots=True, eq=False)
@@ -101,18 +101,18 @@ class GroupInFlight:
     """
 
     request: GroupRequest
-    siblings: list[Trajectory | Standing] = field(init=False)
+    siblings: list[Trajectory | StateSlot] = field(init=False)
     retried: list[Trajectory] = field(init=False)
 
     def __post_init__(self) -> None:
         saved = self.request.saved
-        kept = (Unsaved(),) * self.request.num_siblings if saved is None else saved.siblings
-        self.siblings = [one if isinstance(one, Trajectory) else Standing(one) for one in kept]
+        kept = (NotResumable(),) * self.request.num_rollouts if saved is None else saved.siblings
+        self.siblings = [one if isinstance(one, Trajectory) else StateSlot(one) for one in kept]
         self.retried = [] if saved is None else list(saved.retried)
 
-    def save(self) -> SavedGroup:
+    def save(self) -> GroupState:
         """The group as it stands now."""
-        return SavedGroup(
+        return GroupState(
             self.request.draw,
             tuple(one if isinstance(one, Trajectory) else one.now for one in self.siblings),
             tuple(self.retried),

@@ -8,13 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.engines.checks import first_outside
-from agentrl.errors import GoldenRuleError
+from agentrl.errors import TokenMismatchError
 from agentrl.types import Completion, GenerateRequest, SegmentKind
 
-__all__ = ["assert_golden_rule", "assert_prefix"]
+__all__ = ["assert_extends_context", "assert_token_consistency"]
 
 
-def assert_golden_rule(request: GenerateRequest, completion: Completion, vocab_size: int) -> None:
+def assert_token_consistency(request: GenerateRequest, completion: Completion, vocab_size: int) -> None:
     """Holds a completion against the engine's own account (docs/tokens.md).
 
     Args:
@@ -23,7 +23,7 @@ def assert_golden_rule(request: GenerateRequest, completion: Completion, vocab_s
         vocab_size: ids that the engine's model has.
 
     Raises:
-        GoldenRuleError: naming the statement that does not hold, with both values.
+        TokenMismatchError: naming the statement that does not hold, with both values.
     """
     account = completion.account
     sampled = sum(map(len, completion.segments))
@@ -50,11 +50,11 @@ def assert_golden_rule(request: GenerateRequest, completion: Completion, vocab_s
             _broken(request, f"id {outside} is outside the model's vocabulary of {vocab_size}")
 
 
-def assert_prefix(request: GenerateRequest, previous: npt.NDArray[np.int32]) -> None:
+def assert_extends_context(request: GenerateRequest, previous: npt.NDArray[np.int32]) -> None:
     """Holds that a request extends the sequence that the engine made before.
 
     Raises:
-        GoldenRuleError: the first position that differs.
+        TokenMismatchError: the first position that differs.
     """
     n = previous.size
     if request.token_ids.size <= n:
@@ -66,4 +66,4 @@ def assert_prefix(request: GenerateRequest, previous: npt.NDArray[np.int32]) -> 
 
 
 def _broken(request: GenerateRequest, what: str) -> NoReturn:
-    raise GoldenRuleError(f"golden rule broken by request {request.request_id!r}: {what}")
+    raise TokenMismatchError(f"golden rule broken by request {request.request_id!r}: {what}")

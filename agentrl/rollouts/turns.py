@@ -14,10 +14,10 @@ import numpy.typing as npt
 from agentrl.errors import EngineError
 from agentrl.render import Renderer
 from agentrl.render.retokenize import retok_frac, template_frac
-from agentrl.rollouts.builder import Head, TrajectoryBuilder
-from agentrl.rollouts.context import EpisodeParts
-from agentrl.rollouts.snapshots import SavedEpisode
-from agentrl.rollouts.token_consistency import assert_golden_rule, assert_prefix
+from agentrl.rollouts.builder import SequenceState, TrajectoryBuilder
+from agentrl.rollouts.context import EpisodeContext
+from agentrl.rollouts.snapshots import EpisodeState
+from agentrl.rollouts.token_consistency import assert_extends_context, assert_token_consistency
 from agentrl.rollouts.tool_calls import bounded, renumbered
 from agentrl.tools.parsers import MarkedFormat, opened_thoughts, read_completion
 from agentrl.types import (
@@ -36,7 +36,7 @@ from agentrl.types import (
     seed_for,
 )
 
-__all__ = ["MadeTurn", "ReadyTurn", "TurnMaker"]
+__all__ = ["TurnGenerator", "TurnRequest", "TurnResult"]
 
 OnTokens: TypeAlias = Callable[[npt.NDArray[np.int32], npt.NDArray[np.float32]], None]
 
@@ -45,7 +45,7 @@ _PROMPT_END = 16
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ReadyTurn:
+class TurnRequest:
     """A turn for which there is room.
 
     Args:
@@ -56,7 +56,7 @@ class ReadyTurn:
         max_new_tokens: what the limits leave to the completion.
     """
 
-    head: Head
+    head: SequenceState
     observed: tuple[Message, ...]
     context: tuple[Segment, ...]
     tools: tuple[ToolSpec, ...]
@@ -64,15 +64,15 @@ class ReadyTurn:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class MadeTurn:
+class TurnResult:
     """A turn that was made and recorded: what the policy does, and where its sequence stands."""
 
     action: Action
     completion: Completion
-    head: Head
+    head: SequenceState
 
 
-class TurnMaker:
+class TurnGenerator:
     """Makes the turns of one episode, on any of its sequences, one after another or at once.
 
     Args:
@@ -84,19 +84,19 @@ class TurnMaker:
         num_calls: of the engine so far, which is the next one's number.
     """
 
-    def __init__(self, parts: EpisodeParts, builder: TrajectoryBuilder, sampling: SamplingParams) -> None:
+    def __init__(self, parts: EpisodeContext, builder: TrajectoryBuilder, sampling: SamplingParams) -> None:
         self.parts = parts
         self.builder = builder
         self.sampling = sampling
         self._sessions = {builder.key.session_id}
         self.num_calls = 0
-        self._last_ready: ReadyTurn | None = None
+        self._last_ready: TurnRequest | None = None
 
-    def head(self) -> Head:
+    def head(self) -> SequenceState:
         """The beginning of the episode, in the session of its name."""
-        return Head(self.builder.key.session_id)
+        return SequenceState(self.builder.key.session_id)
 
-    def resume(self, saved: SavedEpisode) -> Head:
+    def resume(self, saved: EpisodeState) -> SequenceState:
         """The episode's turns are those of a checkpoint; where the next one goes on from, in this episode's session."""
         builder = self.builder
         builder.turns, builder.messages = list(saved.turns), saved.head.messages
@@ -105,13 +105,15 @@ class TurnMaker:
         self.num_calls = saved.num_calls
         return replace(saved.head, session_id=builder.key.session_id)
 
-    def in_new_session(self, head: Head) -> Head:
+    def in_new_session(self, head: SequenceState) -> SequenceState:
         """``head`` with a KV session of its own, so that it may go on beside what its own session is used for."""
         session_id = f"{self.builder.key.session_id}+{len(self._sessions)}"
         self._sessions.add(session_id)
         return replace(head, session_id=session_id)
 
-    def ready(self, head: Head, observed: tuple[Message, ...], tools: tuple[ToolSpec, ...]) -> ReadyTurn | Status:
+    def ready(
+        self, head: SequenceState, observed: tuple[Message, ...], tools: tuple[ToolSpec, ...]
+    ) -> TurnRequest | Status:
         """The next turn after ``observed``, or how the episode ends because there is no room for one.
 
         A sequence that cannot be extended, because its template rewrites history or its ids are not known, is gone on
@@ -123,7 +125,7 @@ class TurnMaker:
         """
         limits, renderer = self.parts.spec.limits, self.parts.renderer
         if renderer is None:
-            return ReadyTurn(head.after(observed), observed, (), tools, limits.max_turn_tokens)
+            return TurnRequest(head.after(observed), observed, (), tools, limits.max_turn_tokens)
         if renderer.image_token_ids and np.isin(head.completion, list(renderer.image_token_ids)).any():
             return Status("truncated", "image_token")
         context = renderer.extend(head.completion, observed, head.messages, tools) if head.ids.size else None
@@ -141,17 +143,17 @@ class TurnMaker:
         budget = min(limits.max_response_tokens - (length - prompt_tokens), limits.context_tokens - length)
         if budget < 1:
             return Status("truncated", "max_response_tokens")
-        return ReadyTurn(head, observed, context, tools, min(limits.max_turn_tokens, budget))
+        return TurnRequest(head, observed, context, tools, min(limits.max_turn_tokens, budget))
 
     async def make(
         self,
-        ready: ReadyTurn,
+        ready: TurnRequest,
         *,
         agent: str = "main",
         sampling: SamplingParams | None = None,
         for_client: bool = False,
         on_tokens: OnTokens | None = None,
-    ) -> MadeTurn | None:
+    ) -> TurnResult | None:
         """Generates and records a turn; None where its request was aborted.
 
         Args:
@@ -169,13 +171,13 @@ class TurnMaker:
         chosen = sampling or self.sampling
         request = self._request(ready, agent, chosen, number, on_tokens)
         if ready.head.parent is not None and self.parts.renderer is not None:
-            assert_prefix(request, ready.head.ids)
+            assert_extends_context(request, ready.head.ids)
         start = time.monotonic()
         completion = await self.parts.engine.generate(request)
         self.builder.count("generate_s", time.monotonic() - start)
         info = self.parts.engine.info()
         if info.returns_ids:
-            assert_golden_rule(request, completion, info.vocab_size)
+            assert_token_consistency(request, completion, info.vocab_size)
         if completion.finish_reason == "abort":
             return None
         sampled = concat_ids(completion.segments)
@@ -197,7 +199,7 @@ class TurnMaker:
             sampling=chosen,
         )
         action = Action(text, parsed.message, parsed.tool_calls, parsed.problems, completion.finish_reason)
-        return MadeTurn(action, completion, head)
+        return TurnResult(action, completion, head)
 
     def retokenized(self) -> dict[str, float]:
         """How the ids of the episode so far differ from those of its text; empty where that is not measured."""
@@ -226,7 +228,7 @@ class TurnMaker:
         return "; ".join(problems)
 
     def _request(
-        self, ready: ReadyTurn, agent: str, sampling: SamplingParams, number: int, on_tokens: OnTokens | None
+        self, ready: TurnRequest, agent: str, sampling: SamplingParams, number: int, on_tokens: OnTokens | None
     ) -> GenerateRequest:
         spec, key, renderer = self.parts.spec, self.builder.key, self.parts.renderer
         media = (*ready.head.media, *concat_media(ready.context, int(ready.head.ids.size)))
@@ -246,7 +248,7 @@ class TurnMaker:
             on_tokens=on_tokens,
         )
 
-    def thoughts_opened(self, ready: ReadyTurn) -> str:
+    def thoughts_opened(self, ready: TurnRequest) -> str:
         """``<think>`` where the template wrote it at the end of the turn's prompt, for a parser that reads it."""
         if self.parts.renderer is None or not ready.context:
             return ""
@@ -254,7 +256,7 @@ class TurnMaker:
         return opened if opened and isinstance(self.parts.parser, MarkedFormat) else ""
 
     async def _read(
-        self, completion: Completion, sampled: npt.NDArray[np.int32], ready: ReadyTurn, stop: tuple[str, ...]
+        self, completion: Completion, sampled: npt.NDArray[np.int32], ready: TurnRequest, stop: tuple[str, ...]
     ) -> tuple[str, ParsedMessage]:
         """The completion as text, cut at the first stop string in it where one ended it, and as a message."""
         text = completion.text

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.agent_server import ProgramSpec
+from agentrl.agent_server import AgentProgramSpec
 from agentrl.config import StageConfig
 from agentrl.controller.cluster.episode_host import EngineFactory
 from agentrl.controller.evaluator import EvalPlan, EvalSet
@@ -174,10 +174,10 @@ def env_spec(stage: StageConfig, live: LiveObjects, base_dir: Path, *, with_tool
     )
 
 
-def player_spec(stage: StageConfig, live: LiveObjects, base_dir: Path) -> EnvSpec | ProgramSpec:
+def player_spec(stage: StageConfig, live: LiveObjects, base_dir: Path) -> EnvSpec | AgentProgramSpec:
     """Who plays the stage's episodes: its environment, or an agent's own program."""
     if stage.env.program and live.env is None:
-        return ProgramSpec(stage.env.program, cwd=str(base_dir))
+        return AgentProgramSpec(stage.env.program, cwd=str(base_dir))
     return env_spec(stage, live, base_dir)
 
 
@@ -224,7 +224,7 @@ def rollout_spec(stage: StageConfig, live: LiveObjects, *, base_dir: Path, model
         step_reward_weight=stage.reward.step_weight,
         max_retries=rollout.retries,
         measure_retokenization=rollout.measure_retokenization,
-        keep_standing=stage.checkpoint.every is not None and not stage.run.deterministic,
+        save_episode_state=stage.checkpoint.every is not None and not stage.run.deterministic,
         permits=StagePermits(
             running=episodes,
             sandboxes=stage.sandboxes_a_host,
@@ -234,11 +234,11 @@ def rollout_spec(stage: StageConfig, live: LiveObjects, *, base_dir: Path, model
     )
 
 
-def _settled(player: EnvSpec | ProgramSpec) -> EnvSpec | ProgramSpec:
+def _settled(driver: EnvSpec | AgentProgramSpec) -> EnvSpec | AgentProgramSpec:
     """With the backend that was chosen here: whoever hosts the episodes takes that one or refuses."""
-    if isinstance(player, ProgramSpec) or player.sandbox is None or player.sandbox.backend != "auto":
-        return player
-    return replace(player, sandbox=player.sandbox.settled())
+    if isinstance(driver, AgentProgramSpec) or driver.sandbox is None or driver.sandbox.backend != "auto":
+        return driver
+    return replace(driver, sandbox=driver.sandbox.settled())
 
 
 def renderer_spec(stage: StageConfig, base_dir: Path, model: Path) -> RendererSpec:

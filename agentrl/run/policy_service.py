@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from agentrl.agent_server import StandingServer
+from agentrl.agent_server import StandaloneServer
 from agentrl.config import load_config
 from agentrl.config.dump import to_yaml
-from agentrl.rollouts import EpisodeParts
+from agentrl.rollouts import EpisodeContext
 from agentrl.run.build import LiveObjects, engine_spec, rollout_spec
 from agentrl.run.lifetime.record import run_record
 from agentrl.run.model_folder import given_model
@@ -72,12 +72,12 @@ def serve_policy(
 
         engine = engine_spec(stage, folder).build()
         stack.callback(engine.close)
-        parts = EpisodeParts(spec, engine, renderer, parser_for(renderer, spec.parser), rubric)
-        server = functools.partial(StandingServer, parts, keep, host=host, port=port, idle_timeout_s=idle_timeout_s)
+        parts = EpisodeContext(spec, engine, renderer, parser_for(renderer, spec.parser), rubric)
+        server = functools.partial(StandaloneServer, parts, keep, host=host, port=port, idle_timeout_s=idle_timeout_s)
         asyncio.run(_serve(server, announce))
 
 
-async def _serve(make: Callable[[], StandingServer], announce: Callable[[str], None]) -> None:
+async def _serve(make: Callable[[], StandaloneServer], announce: Callable[[str], None]) -> None:
     server = make()
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()

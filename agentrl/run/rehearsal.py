@@ -11,9 +11,9 @@ from agentrl.config import StageConfig
 from agentrl.envs import EnvSpec
 from agentrl.errors import ConfigError
 from agentrl.rollouts import (
+    DriverSpec,
+    EpisodeContext,
     EpisodeKey,
-    EpisodeParts,
-    PlayerSpec,
     RolloutSpec,
     run_episode,
 )
@@ -21,12 +21,12 @@ from agentrl.run.build import LiveObjects, env_spec, rollout_spec
 from agentrl.tools.parsers import load_parser
 from agentrl.types import (
     Completion,
-    EngineAccount,
     EngineInfo,
     GenerateRequest,
     Message,
     ParsedMessage,
     Task,
+    TokenUsage,
     ToolCall,
     Trajectory,
 )
@@ -75,7 +75,7 @@ class ScriptedPolicy:
             request_id=request.request_id,
             segments=(),
             finish_reason="stop",
-            account=EngineAccount(0, 0),
+            account=TokenUsage(0, 0),
             text=str(message["content"]),
             parsed=ParsedMessage(message, calls, ()),
         )
@@ -113,9 +113,9 @@ def rehearse(stage: StageConfig, sets: Mapping[str, tuple[Task, bool]]) -> Itera
             yield setting, asyncio.run(_play(replace(spec, limits=limits), task, env, said, f"{stage.name}: {setting}"))
 
 
-async def _play(spec: RolloutSpec, task: Task, env: EnvSpec | PlayerSpec | None, said: str, where: str) -> Rehearsed:
+async def _play(spec: RolloutSpec, task: Task, env: EnvSpec | DriverSpec | None, said: str, where: str) -> Rehearsed:
     engine, rubric = ScriptedPolicy(said, calls=said == _WRONG), spec.rubric.build()
-    parts = EpisodeParts(spec, engine, None, load_parser("none"), rubric)
+    parts = EpisodeContext(spec, engine, None, load_parser("none"), rubric)
     try:
         trajectory = await run_episode(parts, task, EpisodeKey(0, 0, label="check"), env=env)
     finally:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl.agent_server import ProgramSpec
+from agentrl.agent_server import AgentProgramSpec
 from agentrl.config import RunConfig, StageConfig
 from agentrl.config.dump import to_yaml
 from agentrl.controller.checkpoints import Checkpoints, Manifest
@@ -53,12 +53,12 @@ def make_directory(
     sandbox: Mapping[str, Any] = {}
     for stage in rollouts:
         engine_spec(stage, Path(config.run.dir))  # an engine that is not to be had is refused before anything is made
-        player = player_spec(stage, live, base_dir)
-        if isinstance(player, ProgramSpec):
-            player.check()
-        elif player.sandbox is not None:
-            report = player.sandbox.check()
-            player.sandbox.settled().check_room(stage.sandboxes_a_host)
+        driver = player_spec(stage, live, base_dir)
+        if isinstance(driver, AgentProgramSpec):
+            driver.check()
+        elif driver.sandbox is not None:
+            report = driver.sandbox.check()
+            driver.sandbox.settled().check_room(stage.sandboxes_a_host)
             sandbox = {"backend": report.backend, "guarantees": dict(report.guarantees), "notes": report.notes}
     record = run_record(seed=config.run.seed, data=data_hashes(rollouts, base_dir), parent=parent, sandbox=sandbox)
     directory = RunDirectory.create(config.run.dir, record)

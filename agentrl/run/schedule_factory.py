@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from agentrl.algorithms import AlgorithmSpec, GroupSummary, Keep
+from agentrl.algorithms import AlgorithmSpec, FilterResult, GroupSummary
 from agentrl.config import StageConfig
-from agentrl.controller.admission import Admission, Snapshot
+from agentrl.controller.admission import Admission, RolloutState
 from agentrl.controller.cluster.role_group import WorkerGroup
 from agentrl.controller.cluster.rollout_pool import Fleet
 from agentrl.controller.ledger import Ledger
@@ -19,7 +19,7 @@ from agentrl.controller.pair_evaluator import PairSet
 from agentrl.controller.prompt_sampler import DrawOrder
 from agentrl.controller.recorder import Recorder
 from agentrl.controller.rollout_service import RolloutService
-from agentrl.controller.schedule import CapacitySchedule, DemonstrationSchedule, Overlap
+from agentrl.controller.schedule import CapacitySchedule, DemonstrationSchedule, OffPolicyConfig
 from agentrl.controller.scoring import RewardScorer, ScoringFleet, SequenceScores
 from agentrl.controller.state import TrainState
 from agentrl.controller.stop_request import StopRequest
@@ -95,7 +95,7 @@ def rollouts(
     ledger: Ledger,
     recorder: Recorder,
     first_draw: int,
-    snapshot: Snapshot,
+    snapshot: RolloutState,
     num_steps: int,
     stop: StopRequest,
 ) -> CapacitySchedule:
@@ -128,10 +128,10 @@ def rollouts(
     )
     fleet = fleet_of(group, stage)
 
-    def keep_group(played: TrajectoryGroup) -> Keep:
+    def keep_group(played: TrajectoryGroup) -> FilterResult:
         rewards = np.asarray([trajectory.reward for trajectory in played.finished], dtype=np.float64)
         if rewards.size < rollout.min_siblings:
-            return Keep(False, "min_siblings")
+            return FilterResult(False, "min_siblings")
         return algorithm.keep_group(GroupSummary(played.draw, rewards))
 
     def open_service(state: TrainState) -> RolloutService:
@@ -153,7 +153,7 @@ def rollouts(
     wait_s = rollout_deadline_s(
         stage, max(admission.draws_per_batch * (rollout.group_size + rollout.extra_siblings), examined)
     )
-    overlap = Overlap(rollout.max_staleness, rollout.on_publish, rollout.stale)
+    overlap = OffPolicyConfig(rollout.max_staleness, rollout.on_publish, rollout.stale)
     return CapacitySchedule(group, open_service, overlap=overlap, wait_s=wait_s)
 
 

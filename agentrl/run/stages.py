@@ -10,17 +10,17 @@ from typing import Any
 
 from agentrl.algorithms import AlgorithmSpec, LearnsFrom
 from agentrl.config import StageConfig
-from agentrl.controller.admission import Snapshot
+from agentrl.controller.admission import RolloutState
 from agentrl.controller.checkpoints import Checkpoints, Manifest
-from agentrl.controller.cluster.episode_host import RolloutParts
+from agentrl.controller.cluster.episode_host import RolloutWorkerSpec
 from agentrl.controller.cluster.role_group import WorkerGroup
 from agentrl.controller.cluster.role_handle import ActorHandle, LearnerHandle, RewardLearnerHandle
 from agentrl.controller.cluster.worker import WorkerSpec
-from agentrl.controller.evaluator import Evaluator, Examiner
+from agentrl.controller.evaluator import Evaluator, RolloutEvaluator
 from agentrl.controller.failures import FailureBound
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.loop import train
-from agentrl.controller.pair_evaluator import PairExaminer
+from agentrl.controller.pair_evaluator import PairEvaluator
 from agentrl.controller.recorder import Recorder
 from agentrl.controller.schedule import Schedule
 from agentrl.controller.stage import WITHOUT_SIGNAL, StageRun, StageSettings
@@ -59,7 +59,7 @@ from agentrl.training import ActorSpec, ReferenceSpec, RewardLearnerSpec
 from agentrl.types import Task, seed_for
 
 __all__ = [
-    "RunParts",
+    "RunContext",
     "StageOutcome",
     "finished_stage",
     "run_stage",
@@ -79,7 +79,7 @@ _HANDLES: Mapping[LearnsFrom, type[LearnerHandle]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class RunParts:
+class RunContext:
     """What all stages of a run share."""
 
     directory: RunDirectory
@@ -158,12 +158,14 @@ def worker_spec(
         actor,
         reference=ReferenceSpec(str(model), stage.model.dtype) if algorithm.needs.reference else None,
         reward_model=None if reward_model is None else scorer_spec(stage, policy=model, reward_model=reward_model),
-        episodes=RolloutParts(engine_spec(stage, model), rollout_spec(stage, live, base_dir=base_dir, model=model)),
+        episodes=RolloutWorkerSpec(
+            engine_spec(stage, model), rollout_spec(stage, live, base_dir=base_dir, model=model)
+        ),
     )
 
 
 def run_stage(
-    parts: RunParts, stage: StageConfig, *, model: Path, reward_model: Path | None, first_draw: int, resume: bool
+    parts: RunContext, stage: StageConfig, *, model: Path, reward_model: Path | None, first_draw: int, resume: bool
 ) -> StageOutcome:
     """Trains one stage to its end, from its newest checkpoint where there is one to resume.
 
@@ -194,7 +196,7 @@ def run_stage(
     with parts.timer.phase("setup"):
         parts.group.setup(spec)
     recorder = _recorder(parts, stage, manifest)
-    snapshot = manifest.rollouts if manifest else Snapshot(first_draw, (), 0, parts.ledger.offset)
+    snapshot = manifest.rollouts if manifest else RolloutState(first_draw, (), 0, parts.ledger.offset)
     schedule: Schedule
     if plays:
         schedule = rollouts(
@@ -235,7 +237,7 @@ def run_stage(
     return StageOutcome(next_draw, recorder.results(), num_steps, int(state.totals.get(WITHOUT_SIGNAL, 0)))
 
 
-def _recorder(parts: RunParts, stage: StageConfig, manifest: Manifest | None) -> Recorder:
+def _recorder(parts: RunContext, stage: StageConfig, manifest: Manifest | None) -> Recorder:
     """What the stage leaves behind, from where a checkpoint stood."""
     recorder = Recorder(
         stage.name,
@@ -252,7 +254,7 @@ def _recorder(parts: RunParts, stage: StageConfig, manifest: Manifest | None) ->
     return recorder
 
 
-def _tell_renderer(parts: RunParts, stage: StageConfig, model: Path) -> None:
+def _tell_renderer(parts: RunContext, stage: StageConfig, model: Path) -> None:
     """Says which template family was found, and who reads the calls.
 
     Raises:
@@ -271,16 +273,16 @@ def _tell_renderer(parts: RunParts, stage: StageConfig, model: Path) -> None:
 
 
 def _examiner(
-    parts: RunParts, stage: StageConfig, algorithm: AlgorithmSpec, schedule: Schedule, model: Path
-) -> Examiner | None:
+    parts: RunContext, stage: StageConfig, algorithm: AlgorithmSpec, schedule: Schedule, model: Path
+) -> Evaluator | None:
     """What examines the stage's model on what is held out; None for a stage that only imitates."""
     if algorithm.learns_from == "rollouts":
-        return Evaluator(eval_plan(stage, parts.live, parts.base_dir), schedule.evaluate)
+        return RolloutEvaluator(eval_plan(stage, parts.live, parts.base_dir), schedule.evaluate)
     if algorithm.learns_from == "demonstrations":
         return None
     sets = held_out_pairs(stage, base_dir=parts.base_dir, model=model)
     own = stage.eval
-    return PairExaminer(sets, sequence_scores(parts.group, stage), every=own.every, before=own.before)
+    return PairEvaluator(sets, sequence_scores(parts.group, stage), every=own.every, before=own.before)
 
 
 def _close_after(error: BaseException, schedule: Schedule) -> None:
@@ -291,7 +293,7 @@ def _close_after(error: BaseException, schedule: Schedule) -> None:
         error.add_note(f"and closing the stage failed: {second}")
 
 
-def _tasks(parts: RunParts, stage: StageConfig, model: Path) -> list[Task]:
+def _tasks(parts: RunContext, stage: StageConfig, model: Path) -> list[Task]:
     """The tasks to draw; those that are left out for the length of their prompts are told."""
     assert stage.data.train is not None, "the configuration's rules ask for data.train"
     tasks = load_tasks(
@@ -335,7 +337,7 @@ def _settings(stage: StageConfig, num_steps: int) -> StageSettings:
     )
 
 
-def finished_stage(parts: RunParts, stage: StageConfig) -> StageOutcome | None:
+def finished_stage(parts: RunContext, stage: StageConfig) -> StageOutcome | None:
     """What a stage came to that an earlier attempt of the run finished; None where it did not."""
     manifest = last_manifest(parts.directory, stage)
     if manifest is None or not (parts.directory.models_folder / stage.name).is_dir():

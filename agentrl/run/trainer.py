@@ -20,7 +20,7 @@ from agentrl.controller.cluster.rollout_pool import (
     collect_groups,
     stream_groups,
 )
-from agentrl.controller.evaluator import EvalResult, Evaluator
+from agentrl.controller.evaluator import EvalResult, RolloutEvaluator
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.stop_request import StopRequest
 from agentrl.envs import EnvSpec, RewardFn, Rubric
@@ -39,13 +39,13 @@ from agentrl.run.build import LiveObjects, eval_plan, reward_model_folder
 from agentrl.run.chat_rollouts import ChatRollouts
 from agentrl.run.lifetime.interruption import Interruption
 from agentrl.run.lifetime.resumption import resume_directory
-from agentrl.run.lifetime.session import Session
+from agentrl.run.lifetime.session import RunProcesses
 from agentrl.run.lifetime.signals import stopping_signals
 from agentrl.run.model_folder import given_model
 from agentrl.run.run_setup import make_directory, roll_back, start_model
 from agentrl.run.schedule_factory import fleet_of, rollout_deadline_s
 from agentrl.run.stages import (
-    RunParts,
+    RunContext,
     finished_stage,
     run_stage,
     worker_spec,
@@ -118,7 +118,7 @@ class Trainer:
         self._live = LiveObjects(tools, env, reward)
         self._console = console or Console(quiet=True)
         self._base_dir = Path(config.run.base_dir or ".").resolve()
-        self._session: Session | None = None
+        self._session: RunProcesses | None = None
         self._chat: ChatRollouts | None = None
         self._hosting = False
         self._models: Mapping[str, Path] = {}
@@ -191,7 +191,7 @@ class Trainer:
             samples=samples or plan.samples,
             greedy=plan.greedy if greedy is None else greedy,
         )
-        return list(Evaluator(plan, self._roll_out).examine("now"))
+        return list(RolloutEvaluator(plan, self._roll_out).examine("now"))
 
     def rollout(self, tasks: Iterable[Task], *, samples: int = 1) -> list[Trajectory]:
         """Plays tasks with the policy as it is, ``samples`` episodes each; nothing is trained or stored."""
@@ -264,7 +264,7 @@ class Trainer:
             sink = self._sinks(directory)
             stack.callback(sink.close)
             base_dir, live = self._base_dir, self._live
-            parts = RunParts(directory, base_dir, group, live, ledger, writer, events, sink, display, timer, stop)
+            parts = RunContext(directory, base_dir, group, live, ledger, writer, events, sink, display, timer, stop)
             for stage in stages:
                 models[stage.name] = directory.models_folder / stage.name
                 outcome = finished_stage(parts, stage) if resume else None
@@ -317,7 +317,7 @@ class Trainer:
 
     def _workers(self) -> WorkerGroup:
         if self._session is None:
-            self._session = Session(self.config)
+            self._session = RunProcesses(self.config)
         return self._session.group
 
     def _sinks(self, directory: RunDirectory) -> Sinks:

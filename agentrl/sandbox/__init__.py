@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .backends import BACKENDS, Backend, BackendFactory
-from .clocks import Clock, counted_by, standing_still
+from .clocks import Clock, clock_paused, counted_by
 from .docker import DockerSettings
 from .guarantees import GUARANTEES, LEVELS, BackendReport
 from .interface import ExecResult, FileRefusedError, Persist, Sandbox, Status
@@ -29,7 +29,7 @@ __all__ = [
     "SandboxPool",
     "SandboxSpec",
     "Status",
+    "clock_paused",
     "counted_by",
     "probe_backends",
-    "standing_still",
 ]

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Protocol
 
-__all__ = ["Clock", "counted_by", "standing_still"]
+__all__ = ["Clock", "clock_paused", "counted_by"]
 
 
 class Clock(Protocol):
@@ -42,7 +42,7 @@ def counted_by(clock: Clock) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def standing_still() -> Iterator[None]:
+def clock_paused() -> Iterator[None]:
     """No clock of the caller counts what happens within: it waits for its turn at something that others use."""
     clocks = _CLOCKS.get()
     for clock in clocks:

@@ -10,10 +10,10 @@ from types import TracebackType
 
 from agentrl.errors import SandboxError
 
-from .clocks import standing_still
+from .clocks import clock_paused
 
 
-class Permits:
+class FifoSemaphore:
     """At most ``count`` hold a permit; the others wait in order, each on its own event loop.
 
     ``async with permits`` takes one and gives it back whatever happens. A waiter that is cancelled costs none.
@@ -42,7 +42,7 @@ class Permits:
             permit = Future[None]()
             self._waiting.append(permit)
         try:
-            with standing_still():
+            with clock_paused():
                 await asyncio.wrap_future(permit)
         except asyncio.CancelledError:
             with self._lock:  # whoever hands it over does so within the lock: it is either here or not

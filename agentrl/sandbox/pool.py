@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from agentrl.errors import ConfigError
 
-from .clocks import standing_still
+from .clocks import clock_paused
 from .interface import Sandbox
-from .permits import Permits
+from .permits import FifoSemaphore
 from .sandbox_spec import SandboxSpec
 
 _log = logging.getLogger(__name__)
@@ -60,8 +60,8 @@ class SandboxPool:
             raise ConfigError(f"sandbox.max_running must be at least 1, got {max_running}")
         spec.check_room(max_running)
         self.spec = spec
-        self._permits = Permits(max_running)
-        self._starting = Permits(spec.max_starting or max_running)
+        self._permits = FifoSemaphore(max_running)
+        self._starting = FifoSemaphore(spec.max_starting or max_running)
         self._lent: dict[Sandbox, Callable[[], None]] = {}  # and what stops the clock of its lifetime
         self._num_starting = self._num_started = self._num_failed = self._num_overdue = 0
         self._lock = threading.Lock()
@@ -75,7 +75,7 @@ class SandboxPool:
         await self._permits.take()
         try:
             async with self._starting:
-                with standing_still():
+                with clock_paused():
                     sandbox = await self._start()
             try:
                 with self._lock:

@@ -16,7 +16,7 @@ from agentrl.training.data.partition import (
 )
 from agentrl.training.fsdp.process_group import DistSpec, join, leave
 from agentrl.training.optim.optimizer import OptimSpec
-from agentrl.training.roles.actor import Actor, ActorSpec, ModelFacts
+from agentrl.training.roles.actor import Actor, ActorSpec, ModelInfo
 from agentrl.training.roles.reference import Reference, ReferenceSpec
 from agentrl.training.roles.reward_model import (
     RewardLearner,
@@ -30,7 +30,7 @@ __all__ = [
     "ActorSpec",
     "DistSpec",
     "Layout",
-    "ModelFacts",
+    "ModelInfo",
     "OptimSpec",
     "Plan",
     "Reference",

@@ -12,12 +12,12 @@ from agentrl.types.arrays import (
 from agentrl.types.batch import Batch, BatchShard
 from agentrl.types.completion import (
     Completion,
-    EngineAccount,
     EngineInfo,
     FinishReason,
     GenerateRequest,
     SamplingParams,
     StaleKV,
+    TokenUsage,
 )
 from agentrl.types.content import content_text, images_in, with_images
 from agentrl.types.dispatch import (
@@ -77,7 +77,6 @@ __all__ = [
     "Collect",
     "Completion",
     "Dispatch",
-    "EngineAccount",
     "EngineInfo",
     "FinishReason",
     "FloatArray",
@@ -102,6 +101,7 @@ __all__ = [
     "StatusKind",
     "StepResult",
     "Task",
+    "TokenUsage",
     "ToolCall",
     "ToolErrorKind",
     "ToolResult",

@@ -13,7 +13,7 @@ from agentrl.types.image import Image
 from agentrl.types.messages import Message, ParsedMessage, ToolSpec
 from agentrl.types.segment import MediaSpan, Segment
 
-__all__ = ["Completion", "EngineAccount", "EngineInfo", "FinishReason", "GenerateRequest", "SamplingParams", "StaleKV"]
+__all__ = ["Completion", "EngineInfo", "FinishReason", "GenerateRequest", "SamplingParams", "StaleKV", "TokenUsage"]
 
 FinishReason = Literal["stop", "length", "abort"]
 StaleKV = Literal["never", "within_call", "always"]
@@ -101,7 +101,7 @@ class GenerateRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineAccount:
+class TokenUsage:
     """The engine's own count of what it was given and made, against which the golden rule is asserted.
 
     Args:
@@ -135,7 +135,7 @@ class Completion:
     request_id: str
     segments: tuple[Segment, ...]
     finish_reason: FinishReason
-    account: EngineAccount
+    account: TokenUsage
     text: str | None = None
     parsed: ParsedMessage | None = None
     stop_string: str | None = None

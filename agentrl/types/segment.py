@@ -24,7 +24,7 @@ class SegmentKind(IntEnum):
     PROMPT = 0
     POLICY = 1
     OBSERVATION = 2
-    SCAFFOLD = 3
+    TEMPLATE = 3
     TARGET = 4
 
 

@@ -146,7 +146,7 @@ class _GroupSession(BatchSession):
         update = self.update
         if update.lost_all:
             return
-        update.open_brackets()
+        update.pause_servers()
         announced = [(array.name, array.dtype, array.shape) for array in batch]
         receiving = update.start(
             lambda client, _: client.receive(self._group.name, announced, label=label, flush=flush)

@@ -30,7 +30,7 @@ class BucketSender:
 
 class _BucketSession(BatchSession):
     def send(self, batch: Sequence[WeightArray], *, label: str | None, flush: bool) -> None:
-        self.update.open_brackets()
+        self.update.pause_servers()
         payload = base64.b64encode(flattened_bucket(batch)).decode()
         self.update.on_all(lambda client, _: client.load_bucket(payload, label=label, flush=flush))
 

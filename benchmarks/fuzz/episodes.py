@@ -12,9 +12,9 @@ from agentrl.engines.scripted import ScriptedEngine
 from agentrl.envs import EnvSpec, EpisodeView, Rubric
 from agentrl.render import Renderer
 from agentrl.rollouts import (
+    EpisodeContext,
     EpisodeKey,
     EpisodeLimits,
-    EpisodeParts,
     RolloutSpec,
     run_episode,
 )
@@ -97,7 +97,7 @@ def fuzz(variant: Variant, folder: Path, *, episodes: int, seed: int) -> Outcome
             spec = _spec(watched, rng)
             engine = ScriptedEngine(model, vocab_size=inner.vocab_size, decode=inner.decode)
             books = Bookkeeper(engine)
-            parts = EpisodeParts(spec, books, watched, parser, spec.rubric.build())
+            parts = EpisodeContext(spec, books, watched, parser, spec.rubric.build())
             key = EpisodeKey(number, 0)
             info = {"seed": f"{seed}/{number}", "markers": markers, "tools": variant.tools}
             trajectory = await run_episode(parts, Task(f"fuzz-{number}", info=info), key)

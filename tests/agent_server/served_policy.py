@@ -11,10 +11,10 @@ from typing import Any
 import httpx
 from openai import AsyncOpenAI
 
-from agentrl.agent_server import StandingServer
+from agentrl.agent_server import StandaloneServer
 from agentrl.envs import Rubric
 from agentrl.types import Trajectory
-from tests.rollouts.bytewise import length_reward, parts_of, rollout_spec, scripted
+from tests.rollouts.bytewise import context_of, length_reward, rollout_spec, scripted
 
 HI = {"role": "user", "content": "hi"}
 ADD = {
@@ -27,7 +27,7 @@ ADD = {
 class Serving:
     """An endpoint, and the trajectories that it kept."""
 
-    server: StandingServer
+    server: StandaloneServer
     engine: Any
     url: str
     http: httpx.AsyncClient
@@ -68,11 +68,11 @@ async def serving(
     """An endpoint on a free port; ``script`` is a ScriptedEngine or what one is made of."""
     engine = script if hasattr(script, "generate") else scripted(script)
     spec = rollout_spec(**{"reward": length_reward} | settings)
-    parts = parts_of(spec, engine)
+    parts = context_of(spec, engine)
     if rubric is not None:
         parts = type(parts)(spec, engine, parts.renderer, parts.parser, rubric)
     kept: list[Trajectory] = []
-    server = StandingServer(parts, kept.append, idle_timeout_s=idle_timeout_s)
+    server = StandaloneServer(parts, kept.append, idle_timeout_s=idle_timeout_s)
     try:
         url = await server.start()
         async with httpx.AsyncClient(base_url=url, timeout=30.0) as http:

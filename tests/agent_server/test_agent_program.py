@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.agent_server import ProgramSpec
+from agentrl.agent_server import AgentProgramSpec
 from agentrl.engines.openai import OpenAIEngineSpec
 from agentrl.envs import Rubric
 from agentrl.errors import ConfigError, EngineError
@@ -27,7 +27,7 @@ from agentrl.rollouts import (
 )
 from agentrl.types import Task, Trajectory
 from tests.llm.odd_server import failed, odd_server, said
-from tests.rollouts.bytewise import KEY, call, parts_of, rollout_spec, say, scripted
+from tests.rollouts.bytewise import KEY, call, context_of, rollout_spec, say, scripted
 from tests.rollouts.speaking_engine import SpeakingEngine
 
 TASK = Task("t", ({"role": "user", "content": "hi"},), answer="secret", info={"hint": 1})
@@ -53,9 +53,9 @@ task = json.load(sys.stdin)
 
 @pytest.fixture
 def program(tmp_path: Path) -> Any:
-    def make(body: str) -> ProgramSpec:
+    def make(body: str) -> AgentProgramSpec:
         (tmp_path / "agent.py").write_text(PREAMBLE + textwrap.dedent(body))
-        return ProgramSpec(("python", "agent.py"), cwd=str(tmp_path))
+        return AgentProgramSpec(("python", "agent.py"), cwd=str(tmp_path))
 
     return make
 
@@ -63,14 +63,14 @@ def program(tmp_path: Path) -> Any:
 @asynccontextmanager
 async def host(engine: Any, rubric: Rubric | None = None, **settings: Any) -> AsyncIterator[Any]:
     """Parts with an endpoint of their own."""
-    parts = parts_of(rollout_spec(**settings), engine)
+    parts = context_of(rollout_spec(**settings), engine)
     try:
         yield replace(parts, rubric=rubric or parts.rubric)
     finally:
         await parts.close()
 
 
-async def play(spec: ProgramSpec, engine: Any = None, **settings: Any) -> Trajectory:
+async def play(spec: AgentProgramSpec, engine: Any = None, **settings: Any) -> Trajectory:
     own = {name: settings.pop(name) for name in ("previous",) if name in settings}
     async with host(engine or scripted(lambda request: say("ok")), **settings) as parts:
         return await run_episode(parts, TASK, KEY, env=spec, **own)
@@ -158,7 +158,7 @@ async def test_a_program_that_never_asks_fails_however_often(program: Any) -> No
 
 
 async def test_a_program_that_is_not_there_is_a_mistake_of_the_configuration() -> None:
-    trajectory = await play(ProgramSpec(("no-such-agent",)))
+    trajectory = await play(AgentProgramSpec(("no-such-agent",)))
     assert (str(trajectory.status), trajectory.info["retryable"]) == ("failed(config)", False)
     assert "env.program=['no-such-agent']" in trajectory.status.detail
 
@@ -303,7 +303,7 @@ async def test_an_episode_of_a_program_has_a_name_that_nobody_guesses(program: A
 
 
 async def test_a_host_without_an_endpoint_says_so(program: Any) -> None:
-    parts = parts_of(rollout_spec(), scripted([]))
+    parts = context_of(rollout_spec(), scripted([]))
     trajectory = await run_episode(parts, TASK, KEY, env=program("pass"))
     assert str(trajectory.status) == "failed(config)"
     assert "needs an endpoint" in trajectory.status.detail
@@ -311,7 +311,7 @@ async def test_a_host_without_an_endpoint_says_so(program: Any) -> None:
 
 def test_a_program_beside_the_configuration_is_found_by_its_path(tmp_path: Path) -> None:
     (tmp_path / "agent.sh").write_text("#!/bin/sh\n")
-    spec = ProgramSpec(("./agent.sh",), cwd=str(tmp_path))
+    spec = AgentProgramSpec(("./agent.sh",), cwd=str(tmp_path))
     with pytest.raises(ConfigError, match="make it executable"):
         spec.check()
     (tmp_path / "agent.sh").chmod(0o755)

@@ -18,7 +18,7 @@ from agentrl.agent_server.api.chat_request import parse_request
 from agentrl.engines.scripted import ScriptedEngine
 from agentrl.errors import EngineError
 from agentrl.rollouts.builder import TrajectoryBuilder
-from agentrl.rollouts.turns import TurnMaker
+from agentrl.rollouts.turns import TurnGenerator
 from agentrl.types import (
     EngineInfo,
     GenerateRequest,
@@ -34,8 +34,8 @@ from tests.rollouts.bytewise import (
     TOOL,
     USER,
     call,
+    context_of,
     ids,
-    parts_of,
     rollout_spec,
     say,
     scripted,
@@ -268,9 +268,9 @@ async def test_an_engine_that_has_grammars_is_given_the_schema_where_nothing_is_
 
 async def test_a_grammar_is_never_given_to_an_episode_that_is_trained() -> None:
     spec = rollout_spec(**ROOM)
-    parts = parts_of(spec, Grammars([say("{}")], vocab_size=MODEL_VOCAB))
+    parts = context_of(spec, Grammars([say("{}")], vocab_size=MODEL_VOCAB))
     assert KEY.purpose == "train"
-    episode = ServedEpisode(TurnMaker(parts, TrajectoryBuilder(KEY, TASK), spec.sampling))
+    episode = ServedEpisode(TurnGenerator(parts, TrajectoryBuilder(KEY, TASK), spec.sampling))
     await episode.complete(parse_request({"messages": [HI], "response_format": FORMAT}))
     assert parts.engine.requests[0].sampling.json_schema == ""  # type: ignore[attr-defined]
 

@@ -12,17 +12,17 @@ import pytest
 
 from agentrl.agent_server import ServedEpisode
 from agentrl.agent_server.api.chat_request import Refusal, parse_request
-from agentrl.agent_server.stream_writer import Telling
+from agentrl.agent_server.stream_writer import StreamWriter
 from agentrl.envs import EnvSpec, Rubric
 from agentrl.llm import to_wire
 from agentrl.rollouts import (
+    EpisodeContext,
     EpisodeKey,
     EpisodeLimits,
-    EpisodeParts,
     RolloutSpec,
 )
 from agentrl.rollouts.builder import TrajectoryBuilder
-from agentrl.rollouts.turns import MadeTurn, TurnMaker
+from agentrl.rollouts.turns import TurnGenerator, TurnResult
 from agentrl.tools import parser_for
 from agentrl.types import SamplingParams, Task, Trajectory
 from benchmarks.fuzz import STOP, VARIANTS, Bookkeeper, FuzzedEnv, FuzzedModel, Watched, golden_violations, mask_errors
@@ -36,7 +36,7 @@ KEEP_HISTORY = ("qwen2_5", "qwen3_instruct", "llama3_1", "qwen3_vl", "cohere", "
 """Variants whose template writes a history again as it was."""
 
 
-def wrongly_told(pieces: list[dict[str, Any]], made: MadeTurn) -> list[str]:
+def wrongly_told(pieces: list[dict[str, Any]], made: TurnResult) -> list[str]:
     """What the pieces of a stream say otherwise than the message that they are pieces of."""
     message, text = to_wire(made.action.message, reasoning=True), made.action.text
     joined = {name: "".join(piece.get(name, "") for piece in pieces) for name in ("content", "reasoning_content")}
@@ -91,7 +91,7 @@ class Agent:
         said = answered or [{"role": "user", "content": f"Q{self._text()}"}]
         asked = json.loads(json.dumps({"messages": [*self.history, *said], "tools": self.tools, "stream": True}))
         request = parse_request(asked)
-        telling = Telling(request)
+        telling = StreamWriter(request)
         making = asyncio.create_task(self.episode.complete(request, telling=telling))
         pieces: list[dict[str, Any]] = []
         while not making.done():
@@ -152,10 +152,10 @@ class Served:
         books = Bookkeeper(
             SpeakingEngine(self.model, lambda n: asyncio.sleep(0), vocab_size=self.vocab_size, decode=self.decode)
         )
-        parts = EpisodeParts(spec, books, self.renderer, self.parser, spec.rubric.build())
+        parts = EpisodeContext(spec, books, self.renderer, self.parser, spec.rubric.build())
         key = EpisodeKey(number, int(faithful))
         builder = TrajectoryBuilder(key, Task("t"))
-        episode = ServedEpisode(TurnMaker(parts, builder, spec.sampling))
+        episode = ServedEpisode(TurnGenerator(parts, builder, spec.sampling))
         agent = Agent(episode, rng, self.markers, with_tools=self.variant.tools, faithful=faithful)
         await agent.play()
         episode.finish()
@@ -172,8 +172,8 @@ async def test_thoughts_that_the_prompt_opened_are_no_answer_though_they_were_cu
     spec = served.spec(random.Random(0))
     ids = served.renderer.tokenize("The answer may be 42")
     engine = SpeakingEngine([ids.tolist()], lambda n: asyncio.sleep(0), vocab_size=served.vocab_size)
-    parts = EpisodeParts(spec, engine, served.renderer, served.parser, spec.rubric.build())
-    episode = ServedEpisode(TurnMaker(parts, TrajectoryBuilder(EpisodeKey(0, 0), Task("t")), spec.sampling))
+    parts = EpisodeContext(spec, engine, served.renderer, served.parser, spec.rubric.build())
+    episode = ServedEpisode(TurnGenerator(parts, TrajectoryBuilder(EpisodeKey(0, 0), Task("t")), spec.sampling))
     agent = Agent(episode, random.Random(0), ["<think>"], with_tools=False, faithful=True)
     agent.tools = []
     assert await agent._ask()
@@ -186,14 +186,14 @@ async def test_thoughts_that_the_prompt_opened_are_no_answer_though_they_were_cu
 async def test_text_that_is_no_text_is_refused_and_the_episode_goes_on(tmp_path: Path) -> None:
     served = Served("qwen3_instruct", tmp_path)
     spec = served.spec(random.Random(0))
-    parts = EpisodeParts(
+    parts = EpisodeContext(
         spec,
         SpeakingEngine(served.model, vocab_size=served.vocab_size, decode=served.decode),
         served.renderer,
         served.parser,
         spec.rubric.build(),
     )
-    episode = ServedEpisode(TurnMaker(parts, TrajectoryBuilder(EpisodeKey(0, 0), Task("t")), spec.sampling))
+    episode = ServedEpisode(TurnGenerator(parts, TrajectoryBuilder(EpisodeKey(0, 0), Task("t")), spec.sampling))
     with pytest.raises(Refusal, match="half of a surrogate pair") as refused:
         await episode.complete(parse_request(json.loads('{"messages": [{"role": "user", "content": "\\ud800"}]}')))
     assert refused.value.status == 400

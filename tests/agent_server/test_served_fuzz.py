@@ -17,7 +17,7 @@ from agentrl.agent_server.api.response_request import parse_response_request
 from agentrl.llm import to_items, to_wire
 from agentrl.rollouts import EpisodeKey
 from agentrl.rollouts.builder import TrajectoryBuilder
-from agentrl.rollouts.turns import TurnMaker
+from agentrl.rollouts.turns import TurnGenerator
 from agentrl.types import GenerateRequest, Trajectory, concat_ids
 from tests.rollouts.bytewise import (
     END,
@@ -26,8 +26,8 @@ from tests.rollouts.bytewise import (
     TASK,
     BytewiseRenderer,
     call,
+    context_of,
     ids,
-    parts_of,
     rollout_spec,
     scripted,
 )
@@ -57,9 +57,9 @@ async def wander(seed: int, *, rewrites: bool) -> tuple[Trajectory, Any]:
     rng = random.Random(seed)
     engine = scripted(completion)
     limits = {"max_turns": 12, "max_prompt_tokens": 5000, "max_response_tokens": 5000, "context_tokens": 9000}
-    parts = parts_of(rollout_spec(renderer=BytewiseRenderer(rewrites=rewrites), **limits), engine)
+    parts = context_of(rollout_spec(renderer=BytewiseRenderer(rewrites=rewrites), **limits), engine)
     builder = TrajectoryBuilder(KEY, TASK)
-    turns = TurnMaker(parts, builder, parts.spec.sampling)
+    turns = TurnGenerator(parts, builder, parts.spec.sampling)
     episode = ServedEpisode(turns)
     histories: list[list[dict[str, Any]]] = [[]]
 
@@ -107,9 +107,9 @@ async def repeat(seed: int) -> Trajectory:
     """One episode of an agent that sends back what it was told, without thoughts, as JSON carries it."""
     rng = random.Random(seed)
     limits = {"max_turns": 12, "max_prompt_tokens": 5000, "max_response_tokens": 5000, "context_tokens": 9000}
-    parts = parts_of(rollout_spec(**limits), scripted(completion))
+    parts = context_of(rollout_spec(**limits), scripted(completion))
     builder = TrajectoryBuilder(EpisodeKey(seed, 0), TASK)
-    episode = ServedEpisode(TurnMaker(parts, builder, parts.spec.sampling))
+    episode = ServedEpisode(TurnGenerator(parts, builder, parts.spec.sampling))
     history: list[dict[str, Any]] = []
     for _ in range(5):
         history.append({"role": "user", "content": rng.choice(WORDS)})
@@ -133,9 +133,9 @@ async def repeat_items(seed: int) -> Trajectory:
     """One episode of an agent that sends back the items of its responses, or names the last response by its id."""
     rng = random.Random(seed)
     limits = {"max_turns": 12, "max_prompt_tokens": 5000, "max_response_tokens": 5000, "context_tokens": 9000}
-    parts = parts_of(rollout_spec(**limits), scripted(completion))
+    parts = context_of(rollout_spec(**limits), scripted(completion))
     builder = TrajectoryBuilder(EpisodeKey(seed, 0), TASK)
-    episode = ServedEpisode(TurnMaker(parts, builder, parts.spec.sampling))
+    episode = ServedEpisode(TurnGenerator(parts, builder, parts.spec.sampling))
     history: list[dict[str, Any]] = []
     new: list[dict[str, Any]] = []
     before = None

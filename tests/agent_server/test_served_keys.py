@@ -9,11 +9,11 @@ import httpx
 import openai
 import pytest
 
-from agentrl.agent_server import PolicyServer, ServedPlayer
+from agentrl.agent_server import PolicyServer, ServedDriver
 from agentrl.errors import EngineError
 from agentrl.rollouts import run_episode
 from tests.agent_server.served_policy import HI, Serving, ended, serving
-from tests.rollouts.bytewise import KEY, TASK, parts_of, rollout_spec, say, scripted
+from tests.rollouts.bytewise import KEY, TASK, context_of, rollout_spec, say, scripted
 
 
 async def ask_with_key(served: Serving, key: str, *, max_retries: int = 0) -> Any:
@@ -104,19 +104,19 @@ async def test_an_episode_that_never_asked_fails_however_it_is_ended(body: dict[
 
 async def test_the_endpoint_of_a_training_run_tells_an_ended_key_from_an_unknown_one() -> None:
     spec = rollout_spec()
-    parts = parts_of(spec, scripted(lambda request: say("ok")))
+    parts = context_of(spec, scripted(lambda request: say("ok")))
     server = PolicyServer(parts.engine)
-    players: list[ServedPlayer] = []
+    drivers: list[ServedDriver] = []
 
     class Attended:
-        def player(self, turns: Any) -> ServedPlayer:
-            players.append(ServedPlayer(turns, server))
-            return players[0]
+        def driver(self, turns: Any) -> ServedDriver:
+            drivers.append(ServedDriver(turns, server))
+            return drivers[0]
 
     playing = asyncio.create_task(run_episode(parts, TASK, KEY, env=Attended()))
-    while not players or players[0].episode is None or not players[0].url:
+    while not drivers or drivers[0].episode is None or not drivers[0].url:
         await asyncio.sleep(0.01)
-    url, key = players[0].url.partition("/episodes")[0], players[0].episode_id
+    url, key = drivers[0].url.partition("/episodes")[0], drivers[0].episode_id
     statuses = []
     async with httpx.AsyncClient(base_url=url, timeout=30.0) as http:
 
@@ -125,7 +125,7 @@ async def test_the_endpoint_of_a_training_run_tells_an_ended_key_from_an_unknown
             return (await http.post("/v1/chat/completions", json={"messages": [HI]}, headers=headers)).status_code
 
         statuses.append(await status(key))
-        players[0].episode.finish()
+        drivers[0].episode.finish()
         await playing
         statuses += [await status(key), await status("none"), await status(f"{key}x")]
     await server.close()

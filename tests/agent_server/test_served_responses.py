@@ -104,7 +104,7 @@ async def test_a_response_is_gone_on_with_by_its_id() -> None:
         trajectory = await episode.end()
     assert second.previous_response_id == first.id
     assert parents(trajectory) == [None, 0, 1]
-    assert laid_out(trajectory)[1][0] == ("SCAFFOLD", [TOOL])
+    assert laid_out(trajectory)[1][0] == ("TEMPLATE", [TOOL])
     assert_true(trajectory, served.engine)
 
 

@@ -38,9 +38,9 @@ async def test_an_agent_with_tools_leaves_the_tokens_that_an_environment_leaves(
     assert json.loads(first.tool_calls[0].function.arguments) == {"a": 1, "b": 2}
     assert [r.token_ids.tolist() for r in served.engine.requests] == [r.token_ids.tolist() for r in stepped.requests]
     assert laid_out(trajectory)[1] == [
-        ("SCAFFOLD", [TOOL]),
+        ("TEMPLATE", [TOOL]),
         ("OBSERVATION", ids("3")),
-        ("SCAFFOLD", [END, ASSISTANT]),
+        ("TEMPLATE", [END, ASSISTANT]),
         ("POLICY", ids("3", END)),
     ]
     assert [turn.parent for turn in trajectory.turns] == [None, 0]

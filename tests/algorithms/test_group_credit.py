@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import zscore
 
 from agentrl.algorithms import GroupSummary, Rewards, make_algorithm
-from agentrl.algorithms.credit import group_advantages, keep_with_spread
+from agentrl.algorithms.credit import group_advantages, keep_informative_group
 from agentrl.errors import RewardError
 
 
@@ -53,7 +53,7 @@ def test_a_reward_that_is_not_finite_is_refused(bad: float) -> None:
     with pytest.raises(RewardError, match=r"must be finite, got .* at position 1"):
         group_advantages(floats(0, bad), np.zeros(2, int))
     with pytest.raises(RewardError, match="rewards of draw 5"):
-        keep_with_spread(GroupSummary(5, floats(0, bad)))
+        keep_informative_group(GroupSummary(5, floats(0, bad)))
 
 
 def test_a_single_trajectory_has_no_baseline() -> None:

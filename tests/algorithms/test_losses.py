@@ -18,9 +18,9 @@ from agentrl.algorithms import (
     make_algorithm,
 )
 from agentrl.algorithms.losses import (
+    broadcast_to_tokens,
     capped_k3,
     k3,
-    spread_credit,
     truncated_importance,
 )
 from agentrl.algorithms.settings import GRPOSettings
@@ -185,4 +185,4 @@ def test_the_correction_is_capped_detached_and_one_for_tokens_that_nobody_sample
 
 def test_credit_is_spread_over_trained_tokens_alone() -> None:
     credit = TokenCredit(tensor([1.0, 1.0, float("nan")]), tensor([0.5, -0.5, 0.0]), tensor([1.0, 1.0, 0.0]))
-    assert spread_credit(credit).advantages.tolist() == [1.5, 0.5, 0.0]
+    assert broadcast_to_tokens(credit).advantages.tolist() == [1.5, 0.5, 0.0]

@@ -56,7 +56,7 @@ def two_turns() -> Trajectory:
         observed=(asked,),
         calls=(CallRecord(call, None, result),),
     )
-    context = (Segment(SegmentKind.SCAFFOLD, ids("<start>")), Segment(SegmentKind.OBSERVATION, ids("42")))
+    context = (Segment(SegmentKind.TEMPLATE, ids("<start>")), Segment(SegmentKind.OBSERVATION, ids("42")))
     second = Turn(1, 0, context, (policy("answer 42 <end>"),), "answer 42", answer, observed=(result.message(),))
     task = Task("calc-1", (asked,), 42, "code")
     rewards = {"correct": 1.0}

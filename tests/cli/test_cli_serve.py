@@ -20,7 +20,7 @@ import pytest
 from agentrl.cli.main import run as run_command_line
 from agentrl.engines.openai import OpenAIEngineSpec
 from agentrl.llm import ChatServerSpec
-from agentrl.rollouts import EpisodeParts, run_episode
+from agentrl.rollouts import EpisodeContext, run_episode
 from agentrl.store import RunDirectory, TrajectoryReader
 from agentrl.tools.parsers import load_parser
 from tests.rollouts.bytewise import KEY, TASK, rollout_spec
@@ -83,7 +83,7 @@ def test_an_episode_over_http_is_kept_and_shown(served: tuple[str, Path], capsys
 async def test_another_agentrl_plays_on_it(served: tuple[str, Path]) -> None:
     spec = replace(rollout_spec(), renderer=None)
     engine = OpenAIEngineSpec(ChatServerSpec(f"{served[0]}/v1", "policy", timeout_s=60)).build()
-    parts = EpisodeParts(spec, engine, None, load_parser("none"), spec.rubric.build())
+    parts = EpisodeContext(spec, engine, None, load_parser("none"), spec.rubric.build())
     trajectory = await run_episode(parts, TASK, KEY)
     await engine.close()
     assert trajectory.status.finished

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from agentrl.algorithms import Keep
-from agentrl.controller.admission import Admission, Snapshot
+from agentrl.algorithms import FilterResult
+from agentrl.controller.admission import Admission, RolloutState
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.prompt_sampler import DrawOrder
 from agentrl.controller.rollout_service import RolloutService
-from agentrl.rollouts import GroupOutcome, GroupRequest, SavedGroup
+from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState
 from agentrl.types import (
     Status,
     Task,
@@ -56,7 +56,7 @@ class HandFleet:
     def __init__(self) -> None:
         self.open: dict[tuple[str, int], GroupRequest] = {}
         self.cancelled: list[int] = []
-        self.saved: list[SavedGroup] = []
+        self.saved: list[GroupState] = []
         self._done: queue.Queue[GroupOutcome] = queue.Queue()
         self._changed = threading.Condition()
 
@@ -76,7 +76,7 @@ class HandFleet:
         for draw in draws:
             self.finish(draw, ["cancelled"] * self.open[label, draw].group_size, label=label)
 
-    def in_flight(self) -> list[SavedGroup]:
+    def in_flight(self) -> list[GroupState]:
         return self.saved
 
     def draws(self, label: str = "") -> list[int]:
@@ -109,7 +109,7 @@ class World:
         self.fleet = HandFleet()
         self.ledger = Ledger(path)
         self.taken_in: list[GroupOutcome] = []
-        keep: Callable[[TrajectoryGroup], Keep] = settings.get("keep", lambda group: Keep(True))
+        keep: Callable[[TrajectoryGroup], FilterResult] = settings.get("keep", lambda group: FilterResult(True))
         self.service = RolloutService(
             self.fleet,
             DrawOrder(TASKS, seed=0, shuffle=False),
@@ -117,7 +117,7 @@ class World:
             admission,
             keep,
             settings.get("intake", self.taken_in.append),
-            settings.get("start", Snapshot(0, (), 0, 0)),
+            settings.get("start", RolloutState(0, (), 0, 0)),
             **{name: settings[name] for name in ("stop", "look") if name in settings},
         )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.algorithms import make_algorithm
-from agentrl.controller.admission import Snapshot
+from agentrl.controller.admission import RolloutState
 from agentrl.controller.checkpoints import Checkpoints
 from agentrl.controller.cluster.role_group import WorkerGroup
 from agentrl.controller.cluster.role_handle import ActorHandle, RewardLearnerHandle
@@ -17,7 +17,7 @@ from agentrl.controller.cluster.worker import WorkerSpec
 from agentrl.controller.failures import FailureBound
 from agentrl.controller.loop import train
 from agentrl.controller.recorder import Recorder
-from agentrl.controller.schedule import Overlap
+from agentrl.controller.schedule import OffPolicyConfig
 from agentrl.controller.stage import StageRun, StageSettings
 from agentrl.controller.state import TrainState
 from agentrl.metrics import JsonlSink, PhaseTimer
@@ -38,7 +38,7 @@ GROUPS = 6
 class Replay:
     """``Schedule`` of given batches; their tokens were sampled by version 0, so all but the first are stale."""
 
-    overlap = Overlap(max_staleness=99)
+    overlap = OffPolicyConfig(max_staleness=99)
 
     def __init__(self, batches: Sequence[list[TrajectoryGroup]]) -> None:
         self._batches = batches
@@ -58,8 +58,8 @@ class Replay:
     def evaluate(self, requests: Sequence[GroupRequest]) -> list[GroupOutcome]:
         raise NotImplementedError
 
-    def snapshot(self, again: Collection[int] = ()) -> Snapshot:
-        return Snapshot(0, (), 0, 0)
+    def snapshot(self, again: Collection[int] = ()) -> RolloutState:
+        return RolloutState(0, (), 0, 0)
 
     def take_counts(self) -> dict[str, int]:
         return {}

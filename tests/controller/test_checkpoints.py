@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agentrl.controller.admission import Snapshot
+from agentrl.controller.admission import RolloutState
 from agentrl.controller.checkpoints import Checkpoints, Manifest
 from agentrl.errors import DataError
-from agentrl.rollouts import SavedGroup, Unsaved, make_batch
+from agentrl.rollouts import GroupState, NotResumable, make_batch
 from agentrl.types import Trajectory
 from tests.controller.tiny import made_groups
 
@@ -22,7 +22,7 @@ def manifest(step: int) -> Manifest:
         stage="rl",
         step=step,
         policy_version=step,
-        rollouts=Snapshot(next_draw=9, outstanding=(4, 6), spent=1, ledger_offset=33),
+        rollouts=RolloutState(next_draw=9, outstanding=(4, 6), spent=1, ledger_offset=33),
         algorithm={"kl": 0.1},
         progress={"tokens": 12.0},
         results={"code": {"before": {"sampled": 1 / 3}}},
@@ -57,7 +57,7 @@ def test_the_newest_one_comes_back_as_it_was(checkpoints: Checkpoints) -> None:
 
 def test_groups_that_wait_come_back_token_for_token(checkpoints: Checkpoints) -> None:
     groups = tuple(made_groups(3, 2))
-    rollouts = Snapshot(next_draw=9, outstanding=(6,), spent=0, ledger_offset=33, groups=groups)
+    rollouts = RolloutState(next_draw=9, outstanding=(6,), spent=0, ledger_offset=33, groups=groups)
     checkpoints.commit(checkpoints.begin(4), replace(manifest(4), rollouts=rollouts))
     found = checkpoints.latest()
     assert found is not None
@@ -71,8 +71,8 @@ def test_groups_that_wait_come_back_token_for_token(checkpoints: Checkpoints) ->
 
 def test_groups_that_run_come_back_as_they_stood(checkpoints: Checkpoints) -> None:
     (played,) = made_groups(3, 1)
-    running = (SavedGroup(3, (played.trajectories[0], Unsaved("a lock")), version=2),)
-    rollouts = Snapshot(next_draw=9, outstanding=(3,), spent=0, ledger_offset=33, running=running)
+    running = (GroupState(3, (played.trajectories[0], NotResumable("a lock")), version=2),)
+    rollouts = RolloutState(next_draw=9, outstanding=(3,), spent=0, ledger_offset=33, running=running)
     checkpoints.commit(checkpoints.begin(4), replace(manifest(4), rollouts=rollouts))
     found = checkpoints.latest()
     assert found is not None
@@ -80,11 +80,11 @@ def test_groups_that_run_come_back_as_they_stood(checkpoints: Checkpoints) -> No
     finished, unsaved = group.siblings
     assert isinstance(finished, Trajectory)
     assert finished.sequence(0).tolist() == played.trajectories[0].sequence(0).tolist()
-    assert (group.draw, group.version, unsaved) == (3, 2, Unsaved("a lock"))
+    assert (group.draw, group.version, unsaved) == (3, 2, NotResumable("a lock"))
 
 
 def test_running_groups_of_another_version_are_refused_with_what_to_delete(checkpoints: Checkpoints) -> None:
-    rollouts = Snapshot(9, (3,), 0, 33, running=(SavedGroup(3, ()),))
+    rollouts = RolloutState(9, (3,), 0, 33, running=(GroupState(3, ()),))
     folder = checkpoints.begin(4)
     checkpoints.commit(folder, replace(manifest(4), rollouts=rollouts))
     path = folder / "running_groups.pickle"

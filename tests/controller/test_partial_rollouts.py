@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agentrl.controller.cluster.episode_host import RolloutParts
+from agentrl.controller.cluster.episode_host import RolloutWorkerSpec
 from agentrl.controller.cluster.role_group import LocalGroup
 from agentrl.controller.cluster.worker import WorkerSpec
 from agentrl.engines import PauseMode
@@ -37,7 +37,7 @@ def group(model: Path) -> Iterator[LocalGroup]:
     rollout = episodes(max_turn_tokens=TOKENS, max_response_tokens=400, context_tokens=500)
     rollout = replace(rollout, sampling=SamplingParams(max_new_tokens=TOKENS))
     engine = engine_spec(model, context_tokens=500)
-    group.setup(WorkerSpec(actor=actor_spec(model), episodes=RolloutParts(engine, rollout)))
+    group.setup(WorkerSpec(actor=actor_spec(model), episodes=RolloutWorkerSpec(engine, rollout)))
     yield group
     group.close()
 

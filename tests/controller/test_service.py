@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.algorithms import Keep
-from agentrl.controller.admission import Snapshot
+from agentrl.algorithms import FilterResult
+from agentrl.controller.admission import RolloutState
 from agentrl.controller.cluster.rollout_pool import collect_groups
 from agentrl.controller.stop_request import StopRequest
 from agentrl.errors import EngineError, RunInterruptedError, StoreError
 from agentrl.rollouts import (
     GroupOutcome,
     GroupRequest,
-    SavedGroup,
-    Unsaved,
+    GroupState,
+    NotResumable,
 )
 from agentrl.types import TrajectoryGroup
 from tests.controller.hand_fleet import DEADLINE_S, TASKS, Future, HandFleet, MakeWorld, bounds, settled, until
@@ -60,8 +60,8 @@ def test_in_draw_order_any_order_of_finishing_gives_the_same_batches(world: Make
     """Draws whose task is a multiple of 3 are dropped, so refills are part of it."""
     rng = random.Random(seed)
 
-    def keep(group: TrajectoryGroup) -> Keep:
-        return Keep(group.draw % 3 != 0, "third")
+    def keep(group: TrajectoryGroup) -> FilterResult:
+        return FilterResult(group.draw % 3 != 0, "third")
 
     w = world(bounds(3, 1, max_refill=2.0, in_draw_order=True), keep=keep)
     batches = []
@@ -84,8 +84,8 @@ def test_in_draw_order_nothing_is_issued_before_the_loop_waits(world: MakeWorld)
 
 
 def test_a_dropped_group_is_refilled_up_to_its_share(world: MakeWorld) -> None:
-    dropped = Keep(False, "zero_std")
-    w = world(bounds(2, 2, max_refill=0.5), keep=lambda group: dropped if group.draw != 2 else Keep(True))
+    dropped = FilterResult(False, "zero_std")
+    w = world(bounds(2, 2, max_refill=0.5), keep=lambda group: dropped if group.draw != 2 else FilterResult(True))
     batch = w.next_groups()
     w.fleet.wait_for(2)
     w.fleet.finish(0)
@@ -98,7 +98,7 @@ def test_a_dropped_group_is_refilled_up_to_its_share(world: MakeWorld) -> None:
 
 
 def test_a_step_may_go_on_with_nothing(world: MakeWorld) -> None:
-    w = world(bounds(1, 1), keep=lambda group: Keep(False, "zero_std"))
+    w = world(bounds(1, 1), keep=lambda group: FilterResult(False, "zero_std"))
     batch = w.next_groups()
     w.fleet.wait_for(1)
     w.fleet.finish(0)
@@ -106,7 +106,7 @@ def test_a_step_may_go_on_with_nothing(world: MakeWorld) -> None:
 
 
 def test_the_refill_of_a_step_is_its_own(world: MakeWorld) -> None:
-    w = world(bounds(1, 1, max_refill=1.0), keep=lambda group: Keep(group.draw % 2 == 1, "even"))
+    w = world(bounds(1, 1, max_refill=1.0), keep=lambda group: FilterResult(group.draw % 2 == 1, "even"))
     for step in (1, 2, 3):
         batch = w.next_groups(step)
         (first,) = w.fleet.wait_for(1)
@@ -158,7 +158,7 @@ def test_no_draw_is_issued_while_an_evaluation_runs(world: MakeWorld) -> None:
 
 
 def test_every_outcome_passes_the_intake_once(world: MakeWorld) -> None:
-    w = world(bounds(2, 1), keep=lambda group: Keep(group.draw == 1, "even"))
+    w = world(bounds(2, 1), keep=lambda group: FilterResult(group.draw == 1, "even"))
     batch = w.next_groups()
     for draw in w.fleet.wait_for(2):
         w.fleet.finish(draw)
@@ -212,7 +212,7 @@ def test_a_snapshot_holds_what_is_not_trained_yet(world: MakeWorld) -> None:
 
 
 def test_a_restored_service_issues_the_outstanding_draws_first(world: MakeWorld) -> None:
-    w = world(bounds(3, 1), start=Snapshot(9, (4, 6), 0, 0))
+    w = world(bounds(3, 1), start=RolloutState(9, (4, 6), 0, 0))
     assert w.fleet.wait_for(3) == [4, 6, 9]
     assert w.service.snapshot().next_draw == 10
 
@@ -220,7 +220,7 @@ def test_a_restored_service_issues_the_outstanding_draws_first(world: MakeWorld)
 def test_a_snapshot_holds_what_runs_as_it_stands(world: MakeWorld) -> None:
     w = world(bounds(2, 2))
     w.fleet.wait_for(2)
-    w.fleet.saved = [SavedGroup(draw, (Unsaved(), Unsaved())) for draw in (0, 1, 7)]
+    w.fleet.saved = [GroupState(draw, (NotResumable(), NotResumable())) for draw in (0, 1, 7)]
     w.fleet.finish(0)
     until(lambda: w.ledger.counts()["buffered"] == 2)
     snapshot = w.service.snapshot()
@@ -233,7 +233,7 @@ def test_what_came_in_while_the_others_were_saved_is_not_lost(world: MakeWorld) 
     w.fleet.wait_for(1)
     saved = w.fleet.in_flight
 
-    def in_flight() -> list[SavedGroup]:
+    def in_flight() -> list[GroupState]:
         found = saved()
         w.fleet.finish(0)
         return found
@@ -244,8 +244,8 @@ def test_what_came_in_while_the_others_were_saved_is_not_lost(world: MakeWorld) 
 
 
 def test_a_restored_service_hands_out_what_was_saved_with_its_version(world: MakeWorld) -> None:
-    saved = SavedGroup(5, (Unsaved("a lock"), Unsaved()), version=3)
-    w = world(bounds(2, 2), start=Snapshot(9, (2, 5), 0, 0, running=(saved,)))
+    saved = GroupState(5, (NotResumable("a lock"), NotResumable()), version=3)
+    w = world(bounds(2, 2), start=RolloutState(9, (2, 5), 0, 0, running=(saved,)))
     w.fleet.wait_for(2)
     assert {draw: w.fleet.open["", draw].saved for draw in (2, 5)} == {2: None, 5: saved}
     assert w.service.take_counts() == {"count/restarted_episodes": 3}  # both of draw 2, and the one with the lock
@@ -253,22 +253,22 @@ def test_a_restored_service_hands_out_what_was_saved_with_its_version(world: Mak
 
 
 def test_with_another_number_of_siblings_what_was_saved_is_begun_anew(world: MakeWorld) -> None:
-    saved = SavedGroup(5, (Unsaved("a lock"), Unsaved()))
-    w = world(bounds(1, 3), start=Snapshot(9, (5,), 0, 0, running=(saved,)))
+    saved = GroupState(5, (NotResumable("a lock"), NotResumable()))
+    w = world(bounds(1, 3), start=RolloutState(9, (5,), 0, 0, running=(saved,)))
     w.fleet.wait_for(1)
     assert w.fleet.open["", 5].saved is None
     assert w.service.take_counts() == {"count/restarted_episodes": 3}
 
 
 def test_what_was_not_handed_out_again_yet_is_in_the_next_snapshot(world: MakeWorld) -> None:
-    saved = tuple(SavedGroup(draw, (Unsaved(),), version=draw) for draw in (4, 5))
-    w = world(bounds(1, 1), start=Snapshot(9, (4, 5), 0, 0, running=saved))
+    saved = tuple(GroupState(draw, (NotResumable(),), version=draw) for draw in (4, 5))
+    w = world(bounds(1, 1), start=RolloutState(9, (4, 5), 0, 0, running=saved))
     w.fleet.wait_for(1)
     assert [group.draw for group in w.service.snapshot().running] == [5]
 
 
 def test_what_was_spent_of_a_refill_stays_spent(world: MakeWorld) -> None:
-    w = world(bounds(2, 1, max_refill=0.5), start=Snapshot(5, (), 2, 0))
+    w = world(bounds(2, 1, max_refill=0.5), start=RolloutState(5, (), 2, 0))
     assert w.fleet.wait_for(1) == [5]
     assert settled(w.fleet, [5])
 

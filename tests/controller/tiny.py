@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from agentrl.algorithms import make_algorithm
-from agentrl.controller.cluster.episode_host import RolloutParts
+from agentrl.controller.cluster.episode_host import RolloutWorkerSpec
 from agentrl.controller.cluster.worker import WorkerSpec
 from agentrl.engines.torch import TorchEngineSpec
 from agentrl.rollouts import RolloutSpec
@@ -48,7 +48,7 @@ def episodes(**settings: Any) -> RolloutSpec:
 
 def worker_spec(model: Path) -> WorkerSpec:
     """An actor with an engine beside it."""
-    return WorkerSpec(actor=actor_spec(model), episodes=RolloutParts(engine_spec(model), episodes()))
+    return WorkerSpec(actor=actor_spec(model), episodes=RolloutWorkerSpec(engine_spec(model), episodes()))
 
 
 def made_groups(draw: int, number: int, *, siblings: int = 4) -> list[TrajectoryGroup]:

@@ -12,7 +12,7 @@ import pytest
 from agentrl.engines.openai import OpenAIEngineSpec
 from agentrl.errors import EngineError
 from agentrl.llm import ChatServerSpec
-from agentrl.rollouts import EpisodeParts, run_episode
+from agentrl.rollouts import EpisodeContext, run_episode
 from agentrl.store import RunDirectory, TrajectoryReader, TrajectoryWriter
 from agentrl.tools.parsers import load_parser
 from agentrl.types import (
@@ -32,7 +32,7 @@ async def play_at(url: str, *, sampling: SamplingParams | None = None, **setting
     """One episode whose policy is the server's."""
     spec = replace(rollout_spec(tools=[add], env_settings={"announce_tools": True}, **settings), renderer=None)
     engine = OpenAIEngineSpec(ChatServerSpec(url, "m", max_backoff_s=0.01, max_retries=2, timeout_s=20.0)).build()
-    parts = EpisodeParts(spec, engine, None, load_parser("none"), spec.rubric.build())
+    parts = EpisodeContext(spec, engine, None, load_parser("none"), spec.rubric.build())
     try:
         return await run_episode(parts, TASK, KEY, sampling=sampling)
     finally:
@@ -151,7 +151,7 @@ async def test_a_request_can_be_aborted() -> None:
     async with odd_server(Reply(hang=True)) as server:
         engine = OpenAIEngineSpec(ChatServerSpec(server.url, "m")).build()
         spec = replace(rollout_spec(), renderer=None)
-        parts = EpisodeParts(spec, engine, None, load_parser("none"), spec.rubric.build())
+        parts = EpisodeContext(spec, engine, None, load_parser("none"), spec.rubric.build())
         playing = asyncio.create_task(run_episode(parts, TASK, KEY))
         while not server.asked:
             await asyncio.sleep(0.01)

@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from agentrl.engines.torch.model.decoder import Decoder
+from agentrl.engines.torch.model.decoder import NativeDecoder
 from agentrl.engines.torch.row_layout import attention_blocks, exchanges
 from tests.engines.tiny import random_ids, request
 
@@ -75,13 +75,13 @@ def test_every_row_attends_to_all_its_keys(seed) -> None:
 
 
 async def test_the_batch_shrinks_with_the_requests_that_run(tiny, start, monkeypatch) -> None:
-    sizes, decode = [], Decoder.decode
+    sizes, decode = [], NativeDecoder.decode
 
     def watched(self, tokens, positions, blocks):
         sizes.append(tokens.shape[0])
         return decode(self, tokens, positions, blocks)
 
-    monkeypatch.setattr(Decoder, "decode", watched)
+    monkeypatch.setattr(NativeDecoder, "decode", watched)
     engine = start(tiny, max_running=24)
     asked = [request(random_ids(n, 12), name=f"{n}", seed=n, max_new_tokens=6 if n % 8 else 90) for n in range(24)]
     await asyncio.gather(*(engine.generate(one) for one in asked))

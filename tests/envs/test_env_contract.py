@@ -302,11 +302,11 @@ def test_an_env_whose_state_is_not_in_its_attributes_is_named() -> None:
 
 
 def test_an_env_that_says_it_cannot_be_saved_keeps_the_rules() -> None:
-    class Unsaved(Guess):
+    class NotResumable(Guess):
         def state_dict(self) -> None:
             return None
 
         def load_state_dict(self, state: Any) -> None:
             raise AssertionError
 
-    check_env(Unsaved, TASK)
+    check_env(NotResumable, TASK)

@@ -110,7 +110,7 @@ def test_a_demonstration_is_imitated_token_for_token(example: str, renderer: Cha
         assert {segment.kind for segment in segments} <= {
             SegmentKind.PROMPT,
             SegmentKind.TARGET,
-            SegmentKind.SCAFFOLD,
+            SegmentKind.TEMPLATE,
             SegmentKind.OBSERVATION,
         }
 

@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.algorithms import GroupSummary, make_algorithm
 from agentrl.controller.cluster.role_group import LocalGroup
-from agentrl.controller.schedule import Overlap
+from agentrl.controller.schedule import OffPolicyConfig
 from agentrl.errors import TrainingError
 from agentrl.metrics import rollout_metrics
 from agentrl.types import Status, TrajectoryGroup
@@ -58,7 +58,9 @@ def test_a_groups_fate_is_decided_by_those_that_finished() -> None:
 def test_a_batch_staler_than_the_schedule_allows_is_refused(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Replay, "overlap", Overlap())  # version 0's tokens may be trained while it is published, alone
+    monkeypatch.setattr(
+        Replay, "overlap", OffPolicyConfig()
+    )  # version 0's tokens may be trained while it is published, alone
     group = LocalGroup(threads=1)
     try:
         with pytest.raises(TrainingError, match="sampled by policy version 0, the schedule allows 1 at the least"):

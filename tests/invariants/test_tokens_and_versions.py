@@ -29,7 +29,7 @@ from agentrl.types import (
     concat_ids,
 )
 from tests.controller.tiny import TASKS, engine_spec
-from tests.rollouts.bytewise import parts_of, rollout_spec
+from tests.rollouts.bytewise import context_of, rollout_spec
 
 PUBLISHES = 100
 VARIANTS = 5
@@ -104,7 +104,7 @@ async def play_on(recording: Recording, publisher: threading.Thread) -> list[Tra
     spec = rollout_spec(
         env=EnvSpec(Chat), max_turns=6, max_turn_tokens=24, max_response_tokens=130, context_tokens=160, temperature=0.8
     )
-    parts = parts_of(spec, recording)
+    parts = context_of(spec, recording)
     trajectories: list[Trajectory] = []
     publisher.start()
     while publisher.is_alive() or len(trajectories) < 8:

@@ -161,9 +161,9 @@ def test_kinds_after_a_completion_are_scaffold_around_what_the_tool_said(built: 
     assert more is not None
     read = [(segment.kind.name, tokenizer.decode(segment.token_ids)) for segment in more]
     assert read == [
-        ("SCAFFOLD", "\n<|im_start|>user\n<tool_response>\n"),
+        ("TEMPLATE", "\n<|im_start|>user\n<tool_response>\n"),
         ("OBSERVATION", "4 apples"),
-        ("SCAFFOLD", "\n</tool_response><|im_end|>\n<|im_start|>assistant\n"),
+        ("TEMPLATE", "\n</tool_response><|im_end|>\n<|im_start|>assistant\n"),
     ]
 
 
@@ -181,7 +181,7 @@ def test_an_end_of_turn_that_was_not_sampled_is_scaffold(chatml: ChatMLRenderer)
     ended, cut = chatml.extend(whole, (user("?"),)), chatml.extend(whole[:-1], (user("?"),))
     assert ended is not None
     assert cut is not None
-    assert cut[0].kind is SegmentKind.SCAFFOLD
+    assert cut[0].kind is SegmentKind.TEMPLATE
     assert cut[0].token_ids.tolist() == [int(whole[-1]), *ended[0].token_ids.tolist()]
 
 

@@ -71,7 +71,7 @@ def test_the_kinds_of_an_extension_cover_the_content_and_no_template(chatml: Cha
     # a border token may carry the template's newline as well, never a letter of it
     said = chatml.decode(concat_ids(observed))
     assert said.strip("\n") == unicodedata.normalize("NFC", content).strip("\n")
-    around = chatml.decode(concat_ids(s for s in segments if s.kind is SegmentKind.SCAFFOLD))
+    around = chatml.decode(concat_ids(s for s in segments if s.kind is SegmentKind.TEMPLATE))
     assert around.replace("\n", "") == "<|im_start|>user<tool_response></tool_response><|im_end|><|im_start|>assistant"
 
 

@@ -243,7 +243,7 @@ def test_a_turn_that_was_cut_is_closed(built_family: Built, name: str) -> None:
     assert ended is not None
     assert cut is not None
     assert concat_ids(cut).tolist() == [int(whole[-1]), *concat_ids(ended).tolist()]
-    assert cut[0].kind is SegmentKind.SCAFFOLD
+    assert cut[0].kind is SegmentKind.TEMPLATE
 
 
 def test_an_empty_completion_is_closed(built_family: Built) -> None:
@@ -259,7 +259,7 @@ def test_kinds_after_a_completion(built_family: Built, name: str) -> None:
     turn = call("x")
     more = renderer.extend(renderer.target(turn).token_ids, (tool("4 apples"),), (user("?"), turn))
     assert more is not None
-    assert [segment.kind.name for segment in more] == ["SCAFFOLD", "OBSERVATION", "SCAFFOLD"]
+    assert [segment.kind.name for segment in more] == ["TEMPLATE", "OBSERVATION", "TEMPLATE"]
     assert "4 apples" in tokenizer.decode(more[1].token_ids)
 
 

@@ -25,8 +25,8 @@ from tests.rollouts.bytewise import (
     BytewiseRenderer,
     add,
     call,
+    context_of,
     ids,
-    parts_of,
     play,
     rollout_spec,
     say,
@@ -100,7 +100,7 @@ async def test_a_conversation_that_the_template_cannot_write_is_all_changed() ->
 
 async def test_it_can_be_switched_off() -> None:
     spec = replace(rollout_spec(renderer=Merging()), measure_retokenization=False)
-    trajectory = await run_episode(parts_of(spec, scripted([say("is ok")])), TASK, KEY)
+    trajectory = await run_episode(context_of(spec, scripted([say("is ok")])), TASK, KEY)
     assert "retok_frac" not in trajectory.info
     assert "retokenize_s" not in trajectory.timings
 

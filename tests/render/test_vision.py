@@ -169,7 +169,7 @@ def test_fuzzed_parts_never_forge_or_lose_an_image(made: Made, given_parts: list
     placeholder = tokenizer.convert_tokens_to_ids("<|image_pad|>")
     inside = [place for span in spans for place in range(span.start, span.start + span.num_tokens)]
     assert np.flatnonzero(ids == placeholder).tolist() == inside
-    assert all(s.kind in (SegmentKind.OBSERVATION, SegmentKind.SCAFFOLD) for s in segments)
+    assert all(s.kind in (SegmentKind.OBSERVATION, SegmentKind.TEMPLATE) for s in segments)
     # what extends a sequence is what the whole conversation, rendered anew, ends with
     whole = concat_ids(renderer.prompt((*history, *observed)))
     assert whole[-ids.size :].tolist() == ids.tolist()

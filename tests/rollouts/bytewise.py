@@ -22,9 +22,9 @@ from agentrl.envs import (
     ToolEnv,
 )
 from agentrl.rollouts import (
+    EpisodeContext,
     EpisodeKey,
     EpisodeLimits,
-    EpisodeParts,
     RolloutSpec,
     StagePermits,
     run_episode,
@@ -47,7 +47,7 @@ MODEL_VOCAB = 264
 """The model's embedding is padded, as real ones are: it can sample ids that the tokenizer does not have."""
 
 MARKERS = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT, "tool": TOOL}
-PROMPT, POLICY, OBSERVATION, SCAFFOLD, TARGET = SegmentKind
+PROMPT, POLICY, OBSERVATION, TEMPLATE, TARGET = SegmentKind
 
 Part = TypeVar("Part")
 
@@ -106,10 +106,10 @@ class BytewiseRenderer:
         between = [] if completion[-1:].tolist() == [END] else [END]
         segments = []
         for message in messages:
-            segments.append(_segment(SCAFFOLD, [*between, MARKERS[message["role"]]]))
+            segments.append(_segment(TEMPLATE, [*between, MARKERS[message["role"]]]))
             segments.append(_segment(OBSERVATION, ids(self._text(message))))
             between = [END]
-        return (*segments, _segment(SCAFFOLD, [*between, ASSISTANT]))
+        return (*segments, _segment(TEMPLATE, [*between, ASSISTANT]))
 
     def target(self, message: Message) -> Segment:
         return _segment(TARGET, [*ids(self._text(message)), END])
@@ -193,8 +193,8 @@ def scripted(script: Any, **settings: Any) -> ScriptedEngine:
     return ScriptedEngine(script, **{"vocab_size": MODEL_VOCAB} | settings)
 
 
-def parts_of(spec: RolloutSpec, engine: Any) -> EpisodeParts:
-    return EpisodeParts(spec, engine, spec.renderer.build(), load_parser(spec.parser), spec.rubric.build())
+def context_of(spec: RolloutSpec, engine: Any) -> EpisodeContext:
+    return EpisodeContext(spec, engine, spec.renderer.build(), load_parser(spec.parser), spec.rubric.build())
 
 
 TASK = Task("t", ({"role": "user", "content": "hi"},))
@@ -205,7 +205,7 @@ async def play(script: Any, *, task: Task = TASK, key: EpisodeKey = KEY, **setti
     """One episode; ``script`` is a ScriptedEngine or what one is made of."""
     own = {name: settings.pop(name) for name in ("previous", "sampling") if name in settings}
     engine = script if hasattr(script, "generate") else scripted(script)
-    return await run_episode(parts_of(rollout_spec(**settings), engine), task, key, **own)
+    return await run_episode(context_of(rollout_spec(**settings), engine), task, key, **own)
 
 
 def laid_out(trajectory: Trajectory) -> list[list[tuple[str, list[int]]]]:

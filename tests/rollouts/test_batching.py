@@ -21,7 +21,7 @@ from agentrl.types import (
     Turn,
 )
 
-PROMPT, POLICY, OBSERVATION, SCAFFOLD, TARGET = SegmentKind
+PROMPT, POLICY, OBSERVATION, TEMPLATE, TARGET = SegmentKind
 TASK = Task("t")
 
 
@@ -60,7 +60,7 @@ def linear(**more: Any) -> Trajectory:
     second = turn(
         1,
         0,
-        [seg(OBSERVATION, [5]), seg(SCAFFOLD, [6])],
+        [seg(OBSERVATION, [5]), seg(TEMPLATE, [6])],
         [seg(POLICY, [7], logprob=-2.0, version=1), seg(POLICY, [8], logprob=-3.0, version=2)],
         state_key="ff",
     )
@@ -135,7 +135,7 @@ def test_what_failed_or_was_cancelled_is_in_no_column(kind: Any) -> None:
 
 
 def test_other_kinds_are_trained_where_an_algorithm_asks_for_them() -> None:
-    batch = make_batch([group(linear())], credit=credit(1.0), trained={POLICY, OBSERVATION, SCAFFOLD})
+    batch = make_batch([group(linear())], credit=credit(1.0), trained={POLICY, OBSERVATION, TEMPLATE})
     assert batch.loss_mask.tolist() == [0, 0, 1, 1, 1, 1, 1, 1]
 
 
@@ -165,8 +165,8 @@ def test_greedy_samples_are_refused() -> None:
 
 
 def test_a_sample_that_starts_with_no_prompt_is_refused() -> None:
-    headless = trajectory([turn(0, None, [seg(SCAFFOLD, [1])], [seg(POLICY, [2])])])
-    with pytest.raises(DataError, match="a sample starts with PROMPT, that of trajectory 0-0-0 with SCAFFOLD"):
+    headless = trajectory([turn(0, None, [seg(TEMPLATE, [1])], [seg(POLICY, [2])])])
+    with pytest.raises(DataError, match="a sample starts with PROMPT, that of trajectory 0-0-0 with TEMPLATE"):
         make_batch([group(headless)], credit=credit(1.0))
 
 

@@ -12,20 +12,20 @@ from agentrl.rollouts.deadlines import Deadlines, LimitSpentError, within
 from agentrl.sandbox import (
     SandboxPool,
     SandboxSpec,
+    clock_paused,
     counted_by,
-    standing_still,
 )
-from agentrl.sandbox.permits import Permits
+from agentrl.sandbox.permits import PhaseSemaphores
 
 SHORT_S, LONG_S = 1.0, 2.5  # the wait is far longer than the deadline
 
 
-async def give_later(permits: Permits) -> None:
+async def give_later(permits: PhaseSemaphores) -> None:
     asyncio.get_running_loop().call_later(LONG_S, permits.give)
 
 
 async def test_a_wait_for_a_permit_is_not_counted() -> None:
-    permits = Permits(1)
+    permits = PhaseSemaphores(1)
     await permits.take()
     async with within(SHORT_S, "turn_timeout"):
         await give_later(permits)
@@ -33,7 +33,7 @@ async def test_a_wait_for_a_permit_is_not_counted() -> None:
 
 
 async def test_what_is_left_counts_on_after_the_wait() -> None:
-    permits = Permits(1)
+    permits = PhaseSemaphores(1)
     await permits.take()
 
     async def wait_then_dawdle() -> None:
@@ -47,7 +47,7 @@ async def test_what_is_left_counts_on_after_the_wait() -> None:
 
 
 async def test_every_deadline_around_the_wait_stands_still() -> None:
-    permits = Permits(1)
+    permits = PhaseSemaphores(1)
     await permits.take()
     async with within(SHORT_S, "episode_timeout"), within(SHORT_S, "turn_timeout"):
         await give_later(permits)
@@ -55,7 +55,7 @@ async def test_every_deadline_around_the_wait_stands_still() -> None:
 
 
 async def test_a_call_that_waits_in_a_task_of_the_turn_stops_its_clock() -> None:
-    permits = Permits(1)
+    permits = PhaseSemaphores(1)
     await permits.take()
     async with within(SHORT_S, "turn_timeout"), asyncio.TaskGroup() as calls:
         await give_later(permits)
@@ -67,7 +67,7 @@ async def test_a_wait_on_another_thread_stops_the_clock_too() -> None:
     release = threading.Event()
 
     async def waits() -> None:
-        with standing_still():
+        with clock_paused():
             await asyncio.to_thread(release.wait, 60.0)
 
     def on_a_loop_of_its_own() -> None:
@@ -85,7 +85,7 @@ async def test_a_wait_on_another_thread_stops_the_clock_too() -> None:
 
 
 async def test_what_waits_on_after_the_deadlines_end_changes_nothing() -> None:
-    permits = Permits(1)
+    permits = PhaseSemaphores(1)
     await permits.take()
     async with within(SHORT_S, "turn_timeout"):
         left_behind = asyncio.ensure_future(permits.take())
@@ -95,7 +95,7 @@ async def test_what_waits_on_after_the_deadlines_end_changes_nothing() -> None:
 
 
 async def test_a_deadline_counts_its_own_time_without_a_wait() -> None:
-    permits = Permits(1)
+    permits = PhaseSemaphores(1)
     with pytest.raises(LimitSpentError):
         async with within(SHORT_S, "turn_timeout"), permits:  # free: nobody waited
             await asyncio.Event().wait()
@@ -113,9 +113,9 @@ async def test_a_clock_counts_only_within() -> None:
             self.calls.append("go_on")
 
     clock = Counting()
-    with counted_by(clock), standing_still():
+    with counted_by(clock), clock_paused():
         pass
-    with standing_still():
+    with clock_paused():
         pass
     assert clock.calls == ["stop", "go_on"]
 
@@ -142,7 +142,7 @@ async def test_no_deadline_of_a_host_counts_while_its_engine_is_paused() -> None
     deadlines = Deadlines()
     with deadlines.of_this_task():
         async with within(SHORT_S, "episode_timeout"):
-            with deadlines.standing_still():
+            with deadlines.clock_paused():
                 async with within(SHORT_S, "turn_timeout"):  # also one that begins meanwhile
                     await asyncio.sleep(LONG_S)
 
@@ -161,7 +161,7 @@ async def test_deadlines_go_on_after_the_pause() -> None:
 
 
 def pause_for_a_moment(deadlines: Deadlines) -> None:
-    with deadlines.standing_still():
+    with deadlines.clock_paused():
         pass
 
 
@@ -170,5 +170,5 @@ async def test_another_hosts_deadlines_go_on() -> None:
         async with within(0.05, "turn_timeout"):
             await asyncio.Event().wait()
 
-    with Deadlines().standing_still(), pytest.raises(LimitSpentError, match="turn_timeout"):
+    with Deadlines().clock_paused(), pytest.raises(LimitSpentError, match="turn_timeout"):
         await dawdle()

@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.envs import Env, EnvSpec, EpisodeView
 from agentrl.errors import EngineError, RewardError
-from agentrl.rollouts import EpisodeKey, Permits, run_episode
+from agentrl.rollouts import EpisodeKey, PhaseSemaphores, run_episode
 from agentrl.tools import tool
 from agentrl.types import (
     Action,
@@ -19,7 +19,7 @@ from agentrl.types import (
     StepResult,
     Task,
 )
-from tests.rollouts.bytewise import KEY, TASK, call, length_reward, parts_of, play, rollout_spec, say, scripted
+from tests.rollouts.bytewise import KEY, TASK, call, context_of, length_reward, play, rollout_spec, say, scripted
 
 NEXT: Message = {"role": "user", "content": "go on"}
 
@@ -104,9 +104,9 @@ async def test_a_deadline_spent_by_the_environment_before_any_turn_is_named_for_
 
 
 async def test_the_wait_for_others_who_prepare_counts_against_no_deadline() -> None:
-    permits = Permits(asyncio.Semaphore(2), asyncio.Semaphore(1), asyncio.Semaphore(1))
+    permits = PhaseSemaphores(asyncio.Semaphore(2), asyncio.Semaphore(1), asyncio.Semaphore(1))
     spec = rollout_spec(env=EnvSpec(Talk), episode_timeout_s=1.0, max_turns=1)
-    parts = parts_of(spec, scripted([say("end")]))
+    parts = context_of(spec, scripted([say("end")]))
     async with permits.preparing:
         waiting = asyncio.ensure_future(run_episode(parts, TASK, KEY, permits=permits))
         await asyncio.wait([waiting], timeout=1.3)

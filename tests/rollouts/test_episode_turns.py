@@ -45,12 +45,12 @@ async def test_the_segments_of_an_episode_of_three_turns() -> None:
     assert laid_out(trajectory) == [
         [("PROMPT", ids(USER, "hi", END, ASSISTANT)), ("POLICY", ids(first, END))],
         [
-            ("SCAFFOLD", [TOOL]),
+            ("TEMPLATE", [TOOL]),
             ("OBSERVATION", ids("3")),
-            ("SCAFFOLD", [END, ASSISTANT]),
+            ("TEMPLATE", [END, ASSISTANT]),
             ("POLICY", ids(second, END)),
         ],
-        [("SCAFFOLD", [TOOL]), ("OBSERVATION", ids("7")), ("SCAFFOLD", [END, ASSISTANT]), ("POLICY", ids("7", END))],
+        [("TEMPLATE", [TOOL]), ("OBSERVATION", ids("7")), ("TEMPLATE", [END, ASSISTANT]), ("POLICY", ids("7", END))],
     ]
     assert [turn.parent for turn in trajectory.turns] == [None, 0, 1]
     assert (str(trajectory.status), trajectory.reward) == ("terminated", 1.0)
@@ -68,7 +68,7 @@ async def test_an_end_token_that_the_model_did_not_sample_is_scaffold() -> None:
     whole = call("add", a=1, b=2)
     trajectory = await play([ids(whole), say("3")], tools=[add], max_turn_tokens=len(whole))
     assert [turn.finish_reason for turn in trajectory.turns] == ["length", "stop"]
-    assert laid_out(trajectory)[1][0] == ("SCAFFOLD", [END, TOOL])
+    assert laid_out(trajectory)[1][0] == ("TEMPLATE", [END, TOOL])
 
 
 async def test_a_cut_answer_truncates_the_episode_and_is_rewarded() -> None:
@@ -90,11 +90,11 @@ async def test_two_calls_are_answered_in_their_order() -> None:
     both = call("add", a=1, b=1) + call("add", a=2, b=2)
     trajectory = await play([say(both), say("ok")], tools=[add])
     assert laid_out(trajectory)[1][:-1] == [
-        ("SCAFFOLD", [TOOL]),
+        ("TEMPLATE", [TOOL]),
         ("OBSERVATION", ids("2")),
-        ("SCAFFOLD", [END, TOOL]),
+        ("TEMPLATE", [END, TOOL]),
         ("OBSERVATION", ids("4")),
-        ("SCAFFOLD", [END, ASSISTANT]),
+        ("TEMPLATE", [END, ASSISTANT]),
     ]
 
 

@@ -24,9 +24,9 @@ from agentrl.render import (
 )
 from agentrl.render.char_provenance import Provenance
 from agentrl.rollouts import (
+    EpisodeContext,
     EpisodeKey,
     EpisodeLimits,
-    EpisodeParts,
     RolloutSpec,
     run_episode,
 )
@@ -93,7 +93,7 @@ class Played:
         )
         for number in range(50):
             self.books = Bookkeeper(ScriptedEngine(model, vocab_size=renderer.vocab_size))
-            parts = EpisodeParts(spec, self.books, renderer, parser_for(renderer), spec.rubric.build())
+            parts = EpisodeContext(spec, self.books, renderer, parser_for(renderer), spec.rubric.build())
             self.key = EpisodeKey(number, 0)
             task = Task("t", info={"seed": number, "markers": markers, "tools": True})
             self.trajectory = asyncio.run(run_episode(parts, task, self.key))
@@ -160,11 +160,11 @@ def test_a_true_trajectory_has_no_fault(played: Played) -> None:
     ("change", "kind", "golden", "mask"),
     [
         (other_id, SegmentKind.POLICY, "its sequence is not what", "other tokens than the model made"),
-        (other_id, SegmentKind.SCAFFOLD, "its sequence is not what", None),
+        (other_id, SegmentKind.TEMPLATE, "its sequence is not what", None),
         (shorter, SegmentKind.POLICY, "its completion is not what", "are trained"),
         (shorter, SegmentKind.OBSERVATION, "its sequence is not what", "other tokens than the model made"),
         (as_policy, SegmentKind.OBSERVATION, None, "a token that the model did not make is trained"),
-        (as_policy, SegmentKind.SCAFFOLD, None, "a token that the model did not make is trained"),
+        (as_policy, SegmentKind.TEMPLATE, None, "a token that the model did not make is trained"),
         (as_observation, SegmentKind.POLICY, None, "a made token without its kind"),
         (other_logprob, SegmentKind.POLICY, None, "a made token without its kind and logprob"),
     ],

@@ -22,9 +22,9 @@ from agentrl.envs import (
 from agentrl.llm import ChatServerSpec
 from agentrl.render import Renderer, RendererSpec
 from agentrl.rollouts import (
+    EpisodeContext,
     EpisodeKey,
     EpisodeLimits,
-    EpisodeParts,
     RolloutSpec,
     make_batch,
     run_episode,
@@ -112,7 +112,7 @@ async def play(
         root_seed=0,
     )
     engine = ScriptedEngine(Speaks(renderer, *texts), vocab_size=renderer.vocab_size)
-    parts = EpisodeParts(spec, engine, renderer, parser_for(renderer, "hermes"), spec.rubric.build())
+    parts = EpisodeContext(spec, engine, renderer, parser_for(renderer, "hermes"), spec.rubric.build())
     return await run_episode(parts, task, EpisodeKey(0, 0)), engine.requests
 
 
@@ -253,7 +253,7 @@ async def test_an_openai_compatible_server_is_sent_images() -> None:
     async with odd_server(said("A cat.")) as server:
         spec = dataclasses.replace(rollout_spec(), renderer=None)
         made = OpenAIEngineSpec(ChatServerSpec(server.url, "m")).build()
-        parts = EpisodeParts(spec, made, None, load_parser("none"), spec.rubric.build())
+        parts = EpisodeContext(spec, made, None, load_parser("none"), spec.rubric.build())
         try:
             trajectory = await run_episode(parts, asked("What?", FIRST), EpisodeKey(0, 0))
         finally:

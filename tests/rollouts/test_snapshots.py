@@ -18,11 +18,11 @@ from agentrl.envs import Env, EnvSpec, EpisodeView
 from agentrl.errors import EngineError
 from agentrl.rollouts import (
     EpisodeRunner,
+    EpisodeState,
     GroupOutcome,
     GroupRequest,
-    SavedEpisode,
-    SavedGroup,
-    Unsaved,
+    GroupState,
+    NotResumable,
 )
 from agentrl.sandbox import SandboxSpec
 from agentrl.tools import tool
@@ -115,7 +115,7 @@ def opened() -> Iterator[Open]:
     runners: list[EpisodeRunner] = []
 
     def open_runner(engine: ScriptedEngine, **settings: Any) -> EpisodeRunner:
-        spec = replace(rollout_spec(**{"env": EnvSpec(Counts)} | settings), keep_standing=True)
+        spec = replace(rollout_spec(**{"env": EnvSpec(Counts)} | settings), save_episode_state=True)
         runners.append(EpisodeRunner(spec, engine))
         return runners[-1]
 
@@ -131,7 +131,7 @@ def collect(runner: EpisodeRunner) -> GroupOutcome:
     return outcomes[0]
 
 
-def interrupted(opened: Open, *, turn: int = 2, siblings: int = 2, **settings: Any) -> SavedGroup:
+def interrupted(opened: Open, *, turn: int = 2, siblings: int = 2, **settings: Any) -> GroupState:
     """A group as it stood while all its siblings waited for the completion of a turn; it was through a file."""
     gate = Gate(turn)
     runner = opened(scripted(words, latency=gate), **settings)
@@ -140,11 +140,11 @@ def interrupted(opened: Open, *, turn: int = 2, siblings: int = 2, **settings: A
     (saved,) = runner.in_flight()
     runner.cancel([3])
     collect(runner)
-    reread: SavedGroup = pickle.loads(pickle.dumps(saved))
+    reread: GroupState = pickle.loads(pickle.dumps(saved))
     return reread
 
 
-def resumed(opened: Open, saved: SavedGroup, **settings: Any) -> GroupOutcome:
+def resumed(opened: Open, saved: GroupState, **settings: Any) -> GroupOutcome:
     runner = opened(scripted(words), **settings)
     runner.submit([GroupRequest(3, TASK, len(saved.siblings), saved=saved)])
     return collect(runner)
@@ -191,7 +191,7 @@ def test_a_sibling_that_had_finished_is_not_played_again(opened: Open) -> None:
     runner.submit([GroupRequest(3, TASK, 2)])
     gate.wait_for(1)
     end = time.monotonic() + DEADLINE_S
-    while isinstance((saved := runner.in_flight()[0]).siblings[0], SavedEpisode | Unsaved):
+    while isinstance((saved := runner.in_flight()[0]).siblings[0], EpisodeState | NotResumable):
         assert time.monotonic() < end
     again = scripted(words)
     other = opened(again)
@@ -241,7 +241,7 @@ def test_a_state_that_cannot_be_read_back_is_a_failed_attempt_and_then_begun_ane
 
 def test_before_its_first_turn_there_is_nothing_to_keep(opened: Open) -> None:
     saved = interrupted(opened, turn=0)
-    assert (saved.siblings, saved.lost) == ((Unsaved(), Unsaved()), ())
+    assert (saved.siblings, saved.lost) == ((NotResumable(), NotResumable()), ())
 
 
 def test_an_episode_with_tools_goes_on(opened: Open) -> None:
@@ -281,7 +281,7 @@ def test_an_episode_with_a_sandbox_is_begun_anew(opened: Open) -> None:
     runner.submit([GroupRequest(3, TASK, 1)])
     gate.wait_for(1)
     (saved,) = runner.in_flight()
-    assert saved.siblings == (Unsaved("ToolEnv.state_dict gives none here"),)
+    assert saved.siblings == (NotResumable("ToolEnv.state_dict gives none here"),)
 
 
 def test_evaluations_are_not_kept(opened: Open) -> None:
@@ -311,14 +311,14 @@ def test_a_failed_attempt_before_stays_with_the_group(opened: Open) -> None:
 
 
 class Waits:
-    """``PlayerSpec`` and ``Player`` of an agent that never comes to its end."""
+    """``DriverSpec`` and ``EpisodeDriver`` of an agent that never comes to its end."""
 
     env = None
 
     def __init__(self) -> None:
         self.begun = threading.Event()
 
-    def player(self, turns: Any) -> Waits:
+    def driver(self, turns: Any) -> Waits:
         return self
 
     async def prepare(self) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from agentrl.engines.scripted import ScriptedEngine
-from agentrl.errors import GoldenRuleError
-from agentrl.rollouts import assert_golden_rule, assert_prefix
+from agentrl.errors import TokenMismatchError
+from agentrl.rollouts import assert_extends_context, assert_token_consistency
 from agentrl.types import (
     Completion,
     GenerateRequest,
@@ -38,17 +38,17 @@ def policy(ids: list[int], version: int) -> Segment:
 
 
 async def test_a_true_answer_passes() -> None:
-    assert_golden_rule(request(min_version=3), await true_answer(), VOCAB)
+    assert_token_consistency(request(min_version=3), await true_answer(), VOCAB)
 
 
 async def test_an_engine_that_ran_the_last_token_through_passes() -> None:
     answer = await true_answer()
-    assert_golden_rule(request(), replace(answer, account=replace(answer.account, kv_tokens=5)), VOCAB)
+    assert_token_consistency(request(), replace(answer, account=replace(answer.account, kv_tokens=5)), VOCAB)
 
 
 async def test_an_answer_that_crossed_a_weight_update_passes() -> None:
     answer = replace(await true_answer(), segments=(policy([8], 3), policy([9], 4)))
-    assert_golden_rule(request(), answer, VOCAB)
+    assert_token_consistency(request(), answer, VOCAB)
 
 
 Mutation = Callable[[Completion], Completion]
@@ -94,8 +94,8 @@ Mutation = Callable[[Completion], Completion]
             id="version_fell",
         ),
         pytest.param(
-            lambda c: replace(c, segments=(Segment(SegmentKind.SCAFFOLD, np.asarray([8, 9])),)),
-            "a completion holds a segment of kind SCAFFOLD",
+            lambda c: replace(c, segments=(Segment(SegmentKind.TEMPLATE, np.asarray([8, 9])),)),
+            "a completion holds a segment of kind TEMPLATE",
             id="kind",
         ),
         pytest.param(
@@ -108,24 +108,24 @@ Mutation = Callable[[Completion], Completion]
     ],
 )
 async def test_each_broken_statement_is_named(mutate: Mutation, named: str) -> None:
-    with pytest.raises(GoldenRuleError, match="golden rule broken by request 'r'") as caught:
-        assert_golden_rule(request(), mutate(await true_answer()), VOCAB)
+    with pytest.raises(TokenMismatchError, match="golden rule broken by request 'r'") as caught:
+        assert_token_consistency(request(), mutate(await true_answer()), VOCAB)
     assert named in str(caught.value)
 
 
 async def test_a_version_below_what_the_sequence_holds_is_named() -> None:
-    with pytest.raises(GoldenRuleError, match="policy version fell from 4 to 3"):
-        assert_golden_rule(request(min_version=4), await true_answer(), VOCAB)
+    with pytest.raises(TokenMismatchError, match="policy version fell from 4 to 3"):
+        assert_token_consistency(request(min_version=4), await true_answer(), VOCAB)
 
 
 def test_a_request_that_lost_its_prefix_is_named() -> None:
-    with pytest.raises(GoldenRuleError, match="id 6 at 1 where the sequence has 1"):
-        assert_prefix(request(), np.asarray([5, 1], dtype=np.int32))
+    with pytest.raises(TokenMismatchError, match="id 6 at 1 where the sequence has 1"):
+        assert_extends_context(request(), np.asarray([5, 1], dtype=np.int32))
 
 
 def test_a_request_that_adds_nothing_is_named() -> None:
-    with pytest.raises(GoldenRuleError, match="it has 3 ids, the sequence that it extends has 3"):
-        assert_prefix(request(), np.asarray([5, 6, 7], dtype=np.int32))
+    with pytest.raises(TokenMismatchError, match="it has 3 ids, the sequence that it extends has 3"):
+        assert_extends_context(request(), np.asarray([5, 6, 7], dtype=np.int32))
 
 
 class Lying:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentrl.controller.checkpoints import Checkpoints
-from agentrl.rollouts import SavedGroup
+from agentrl.rollouts import GroupState
 from agentrl.store import RunDirectory, TrajectoryReader, read_jsonl
 from agentrl.types import Trajectory
 from tests.run.tiny_run import CONFIG, descendants, name_of, start, states
@@ -54,7 +54,7 @@ def finish(driver: Any, status: int = 0) -> None:
         driver.kill()
 
 
-def newest(run_dir: Path) -> tuple[int, tuple[SavedGroup, ...]]:
+def newest(run_dir: Path) -> tuple[int, tuple[GroupState, ...]]:
     """The step of the newest checkpoint, and what it holds of episodes in flight."""
     found = Checkpoints(run_dir / "checkpoints" / "rl", keep_last=0).latest()
     return (0, ()) if found is None else (found[1].step, found[1].rollouts.running)

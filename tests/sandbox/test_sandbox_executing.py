@@ -11,7 +11,7 @@ import pytest
 
 from agentrl.errors import ConfigError, SandboxError
 from agentrl.sandbox import ExecResult, FileRefusedError, SandboxSpec
-from agentrl.sandbox.permits import Permits
+from agentrl.sandbox.permits import FifoSemaphore
 
 ONE = SandboxSpec("unsafe", max_executing=1)
 
@@ -103,7 +103,7 @@ async def test_the_bound_holds_over_event_loops() -> None:
 
 
 async def test_permits_go_to_those_who_wait_in_their_order() -> None:
-    permits, order = Permits(1), list[int]()
+    permits, order = FifoSemaphore(1), list[int]()
     await permits.take()
 
     async def wait(number: int) -> None:
@@ -119,7 +119,7 @@ async def test_permits_go_to_those_who_wait_in_their_order() -> None:
 
 
 async def test_a_permit_that_comes_while_its_waiter_is_cancelled_goes_on() -> None:
-    permits = Permits(1)
+    permits = FifoSemaphore(1)
     await permits.take()
     waiter = asyncio.create_task(permits.take())
     await asyncio.sleep(0)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from agentrl.training.models.patch_rmsnorm import RMSNorm, use_lean_norms
+from agentrl.training.models.patch_rmsnorm import RMSNorm, patch_rmsnorm
 from agentrl.training.models.policy_model import load_policy
 from tests.training.harness import write_model
 
@@ -62,5 +62,5 @@ def test_a_models_norms_are_replaced_and_its_names_stay(tmp_path: Path) -> None:
 
 def test_a_norm_that_differs_is_kept() -> None:
     model = nn.Sequential(ShiftedNorm(8), Qwen3RMSNorm(8))
-    use_lean_norms(model)
+    patch_rmsnorm(model)
     assert [type(module) for module in model] == [ShiftedNorm, RMSNorm]

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.agent_server.api.chat_request import ChatRequest, Refusal
-from agentrl.agent_server.stream_writer import Telling
+from agentrl.agent_server.stream_writer import StreamWriter
 from agentrl.llm import to_wire
-from agentrl.rollouts.turns import MadeTurn
+from agentrl.rollouts.turns import TurnResult
 
 __all__ = ["Answer"]
 
@@ -30,7 +30,7 @@ class Answer:
     completion_id: str
     created: int
 
-    def body(self, made: MadeTurn, telling: Telling) -> dict[str, Any]:
+    def body(self, made: TurnResult, telling: StreamWriter) -> dict[str, Any]:
         """The ``chat.completion`` object."""
         choice = {
             "index": 0,
@@ -40,7 +40,7 @@ class Answer:
         }
         return {**self._head("chat.completion"), "choices": [choice], "usage": _usage(made)}
 
-    async def events(self, making: asyncio.Future[MadeTurn], telling: Telling) -> AsyncIterator[str]:
+    async def events(self, making: asyncio.Future[TurnResult], telling: StreamWriter) -> AsyncIterator[str]:
         """The ``chat.completion.chunk`` events as there is something to tell, ``[DONE]`` last.
 
         A turn that is given up once it has begun ends with an ``error`` event, without ``[DONE]``.
@@ -82,11 +82,11 @@ def _event(body: dict[str, Any]) -> str:
     return f"data: {json.dumps(body)}\n\n"  # in ASCII: some clients end a line at U+2028
 
 
-def _finish_reason(made: MadeTurn) -> str:
+def _finish_reason(made: TurnResult) -> str:
     return "tool_calls" if made.action.tool_calls else made.action.finish_reason
 
 
-def _usage(made: MadeTurn) -> dict[str, Any]:
+def _usage(made: TurnResult) -> dict[str, Any]:
     account = made.completion.account
     return {
         "prompt_tokens": account.prompt_tokens,

@@ -57,7 +57,7 @@ class PartialMessage:
         parser: of the format; nothing is read of a turn that goes on where it is no ``MarkedFormat``.
         tools: on offer.
         stop: strings that end the turn.
-        opened: ``TurnMaker.thoughts_opened``.
+        opened: ``TurnGenerator.thoughts_opened``.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from typing import Any
 
 from agentrl.agent_server.api.refusal import Refusal
 from agentrl.agent_server.api.response_request import ResponseRequest
-from agentrl.agent_server.stream_writer import Telling
+from agentrl.agent_server.stream_writer import StreamWriter
 from agentrl.llm import (
     call_item,
     message_item,
@@ -19,7 +19,7 @@ from agentrl.llm import (
     text_part,
     to_items,
 )
-from agentrl.rollouts.turns import MadeTurn
+from agentrl.rollouts.turns import TurnResult
 
 __all__ = ["ResponseAnswer"]
 
@@ -43,7 +43,7 @@ class ResponseAnswer:
         """By which a later request goes on from here."""
         return f"resp_{self.name}"
 
-    def body(self, made: MadeTurn, telling: Telling) -> dict[str, Any]:
+    def body(self, made: TurnResult, telling: StreamWriter) -> dict[str, Any]:
         """The ``response`` object."""
         items = to_items(made.action.message, self.name)
         for item in items:
@@ -51,7 +51,7 @@ class ResponseAnswer:
                 item["content"][0]["logprobs"] = telling.logprobs(made)
         return self._whole(made, items)
 
-    async def events(self, making: asyncio.Future[MadeTurn], telling: Telling) -> AsyncIterator[str]:
+    async def events(self, making: asyncio.Future[TurnResult], telling: StreamWriter) -> AsyncIterator[str]:
         """The events of https://platform.openai.com/docs/api-reference/responses-streaming as there is something to
         tell, ``response.completed`` or ``response.incomplete`` last.
 
@@ -88,7 +88,7 @@ class ResponseAnswer:
         whole = self._whole(made, items.done)
         yield event(f"response.{whole['status']}", response=whole)
 
-    def _whole(self, made: MadeTurn, items: list[dict[str, Any]]) -> dict[str, Any]:
+    def _whole(self, made: TurnResult, items: list[dict[str, Any]]) -> dict[str, Any]:
         cut = made.action.finish_reason == "length" and not made.action.tool_calls
         head = self._head("incomplete" if cut else "completed")
         if cut:
@@ -180,7 +180,7 @@ def _begun(item: Mapping[str, Any], **empty: Any) -> dict[str, Any]:
     return {**item, "status": "in_progress", **empty}
 
 
-def _usage(made: MadeTurn) -> dict[str, Any]:
+def _usage(made: TurnResult) -> dict[str, Any]:
     account = made.completion.account
     return {
         "input_tokens": account.prompt_tokens,

@@ -31,7 +31,7 @@ _ORIGINS: Mapping[SegmentKind, tuple[str, str, str]] = {
     SegmentKind.PROMPT: ("prompt", "cyan", "the opening context"),
     SegmentKind.POLICY: ("policy", "bold green", "sampled by the policy: trained"),
     SegmentKind.OBSERVATION: ("tool", "yellow", "a tool's or environment's words"),
-    SegmentKind.SCAFFOLD: ("template", "bright_black", "the chat template's own tokens"),
+    SegmentKind.TEMPLATE: ("template", "bright_black", "the chat template's own tokens"),
     SegmentKind.TARGET: ("target", "magenta", "a demonstration to imitate"),
 }
 _MARGIN = 11  # columns of a line's name
@@ -146,9 +146,9 @@ def _by_messages(turn: Turn) -> Iterator[tuple[SegmentKind, str]]:
     for message in turn.observed:
         kind = SegmentKind.PROMPT if opening else _ROLES.get(message["role"], SegmentKind.OBSERVATION)
         yield kind, f"{message['role']}: {content_text(message['content'])}"
-    template = sum(len(segment) for segment in turn.segments if segment.kind is SegmentKind.SCAFFOLD)
+    template = sum(len(segment) for segment in turn.segments if segment.kind is SegmentKind.TEMPLATE)
     if template:
-        yield SegmentKind.SCAFFOLD, f"({template} tokens)"
+        yield SegmentKind.TEMPLATE, f"({template} tokens)"
     yield _completion_kind(turn.completion), turn.text
 
 

@@ -17,8 +17,8 @@ from agentrl.rollouts import (
     EpisodeRunner,
     GroupOutcome,
     GroupRequest,
+    GroupState,
     RolloutSpec,
-    SavedGroup,
     paced_collector,
 )
 from agentrl.weight_sync import (
@@ -28,7 +28,7 @@ from agentrl.weight_sync import (
     update_engine,
 )
 
-__all__ = ["EngineFactory", "EpisodeHost", "HostedEngine", "RolloutParts"]
+__all__ = ["EngineFactory", "EpisodeHost", "HostedEngine", "RolloutWorkerSpec"]
 
 
 class HostedEngine(RolloutEngine, EngineControl, Protocol):
@@ -42,7 +42,7 @@ class EngineFactory(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutParts:
+class RolloutWorkerSpec:
     """What a host of episodes is made of: picklable.
 
     Args:
@@ -62,7 +62,7 @@ class EpisodeHost:
         name: of the thread.
     """
 
-    def __init__(self, parts: RolloutParts, name: str) -> None:
+    def __init__(self, parts: RolloutWorkerSpec, name: str) -> None:
         with ExitStack() as opened:
             opened.enter_context(paced_collector())
             self.engine = parts.engine.build()
@@ -74,12 +74,12 @@ class EpisodeHost:
     def update(self, weights: TrainerWeights, version: int, mode: PauseMode) -> WeightsReport:
         """Serves weights that came from another process; see ``update_engine``."""
         tensors = ((array.name, to_tensor(array)) for array in weights.arrays)
-        with self.standing_still():
+        with self.clock_paused():
             return update_engine(self.engine, tensors, lambda: weights.checksum, version, mode)
 
-    def standing_still(self) -> AbstractContextManager[None]:
+    def clock_paused(self) -> AbstractContextManager[None]:
         """No deadline of an episode here counts within: its engine is paused for new weights."""
-        return self._runner.deadlines.standing_still()
+        return self._runner.deadlines.clock_paused()
 
     def submit(self, requests: Sequence[GroupRequest]) -> None:
         """Starts groups."""
@@ -97,7 +97,7 @@ class EpisodeHost:
         """Ends groups in flight."""
         self._runner.cancel(draws, label=label)
 
-    def in_flight(self) -> list[SavedGroup]:
+    def in_flight(self) -> list[GroupState]:
         """Groups in training that did not come by ``collect`` yet."""
         return self._runner.in_flight()
 

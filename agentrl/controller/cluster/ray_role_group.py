@@ -22,7 +22,7 @@ from agentrl.controller.cluster.worker import Worker, WorkerSpec
 from agentrl.engines import PauseMode
 from agentrl.engines.sglang.weights import ServedDtype
 from agentrl.errors import TrainingError
-from agentrl.rollouts import GroupOutcome, GroupRequest, SavedGroup
+from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState
 from agentrl.tools import close_shared_tools
 from agentrl.training import DistSpec
 from agentrl.weight_sync import TrainerWeights, WeightsReport
@@ -111,7 +111,7 @@ class _Rank:
         self._hosted.cancel(draws, label)
 
     @ray.method(concurrency_group="episodes")
-    def in_flight(self) -> list[SavedGroup]:
+    def in_flight(self) -> list[GroupState]:
         return self._hosted.in_flight()
 
     def close(self) -> None:
@@ -187,7 +187,7 @@ class RayGroup:
     def cancel(self, draws: Sequence[int], *, label: str = "") -> None:
         self._runners.cancel(draws, label=label)
 
-    def in_flight(self) -> list[SavedGroup]:
+    def in_flight(self) -> list[GroupState]:
         return self._runners.in_flight()
 
     def take_incidents(self) -> list[Incident]:

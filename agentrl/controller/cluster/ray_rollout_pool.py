@@ -10,7 +10,7 @@ from typing import Any
 
 import ray
 
-from agentrl.controller.cluster.episode_host import EpisodeHost, RolloutParts
+from agentrl.controller.cluster.episode_host import EpisodeHost, RolloutWorkerSpec
 from agentrl.controller.cluster.ray_role_group import RayGroup
 from agentrl.controller.cluster.ray_runtime import ActorCalls, Collected, shared
 from agentrl.controller.cluster.rollout_pool import Incident
@@ -19,7 +19,7 @@ from agentrl.controller.cluster.worker import WorkerSpec
 from agentrl.engines import PauseMode
 from agentrl.engines.sglang.weights import ServedDtype
 from agentrl.errors import AgentRLError, ConfigError, EngineError
-from agentrl.rollouts import GroupOutcome, GroupRequest, SavedGroup
+from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState
 from agentrl.tools import close_shared_tools
 from agentrl.weight_sync import TrainerWeights, WeightsReport
 
@@ -33,7 +33,7 @@ class _RolloutWorker:
         self._place = place
         self._host: EpisodeHost | None = None
 
-    def setup(self, parts: RolloutParts | None) -> ServedDtype | None:
+    def setup(self, parts: RolloutWorkerSpec | None) -> ServedDtype | None:
         """Hosts a stage's episodes, or none; the dtype that the engine serves."""
         self._end_stage()
         if parts is None:
@@ -61,7 +61,7 @@ class _RolloutWorker:
         self._hosted.cancel(draws, label)
 
     @ray.method(concurrency_group="episodes")
-    def in_flight(self) -> list[SavedGroup]:
+    def in_flight(self) -> list[GroupState]:
         return self._hosted.in_flight()
 
     def close(self) -> None:
@@ -150,7 +150,7 @@ class RayRolloutGroup:
     def cancel(self, draws: Sequence[int], *, label: str = "") -> None:
         self._fleet.cancel(draws, label=label)
 
-    def in_flight(self) -> list[SavedGroup]:
+    def in_flight(self) -> list[GroupState]:
         return self._fleet.in_flight()
 
     def take_incidents(self) -> list[Incident]:

@@ -12,7 +12,7 @@ from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayT
 
 from agentrl.engines import EngineNotice
 from agentrl.errors import AgentRLError, TrainingError
-from agentrl.rollouts import GroupOutcome, GroupRequest, SavedGroup
+from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState
 from agentrl.types import file_modules
 
 __all__ = ["ActorCalls", "ActorLostError", "Collected", "RayRunners", "shared"]
@@ -153,7 +153,7 @@ class RayRunners:
         for place, actor in enumerate(self._actors):
             self._calls.get(actor.cancel.remote(list(draws), label), "cancelling groups", place)
 
-    def in_flight(self) -> list[SavedGroup]:
+    def in_flight(self) -> list[GroupState]:
         for ref in list(self._polls):  # what is on its way is neither here nor there
             self._arrived += self._fetch(ref)
         refs = [actor.in_flight.remote() for actor in self._actors]

@@ -11,7 +11,7 @@ from agentrl.controller.cluster.rollout_pool import Incident
 from agentrl.controller.cluster.worker import Worker, WorkerSpec
 from agentrl.engines import PauseMode
 from agentrl.errors import TrainingError
-from agentrl.rollouts import GroupOutcome, GroupRequest, SavedGroup
+from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState
 from agentrl.training import DistSpec
 from agentrl.weight_sync import WeightsReport
 
@@ -46,7 +46,7 @@ class WorkerGroup(Protocol):
 
     def cancel(self, draws: Sequence[int], *, label: str = "") -> None: ...
 
-    def in_flight(self) -> list[SavedGroup]: ...
+    def in_flight(self) -> list[GroupState]: ...
 
     def take_incidents(self) -> list[Incident]:
         """Hosts and servers of episodes that died since the last call, and that the group goes on after."""
@@ -99,7 +99,7 @@ class LocalGroup:
     def cancel(self, draws: Sequence[int], *, label: str = "") -> None:
         self._worker.cancel(draws, label)
 
-    def in_flight(self) -> list[SavedGroup]:
+    def in_flight(self) -> list[GroupState]:
         return self._worker.in_flight()
 
     def take_incidents(self) -> list[Incident]:

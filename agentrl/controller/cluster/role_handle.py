@@ -13,7 +13,7 @@ from agentrl.controller.batch_plan import MiniBatch, PlannedBatch
 from agentrl.controller.cluster.role_group import WorkerGroup
 from agentrl.training import (
     Actor,
-    ModelFacts,
+    ModelInfo,
     Reference,
     RewardLearner,
     RewardModel,
@@ -79,9 +79,9 @@ class LearnerHandle:
     def num_ranks(self) -> int:
         return self._group.num_ranks
 
-    def facts(self) -> ModelFacts:
+    def facts(self) -> ModelInfo:
         """Sizes of the model."""
-        found: ModelFacts = invoke(self._group, self.role, self.kind.facts)
+        found: ModelInfo = invoke(self._group, self.role, self.kind.facts)
         return found
 
     def update(self, mini_batch: MiniBatch) -> Stats:

@@ -10,13 +10,13 @@ from typing import ClassVar, Protocol, TypeAlias
 
 from agentrl.engines import EngineNotice
 from agentrl.errors import EngineError
-from agentrl.rollouts import GroupOutcome, GroupRequest, SavedGroup
+from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState
 
-__all__ = ["Fleet", "HostLoss", "Incident", "collect_groups", "stream_groups"]
+__all__ = ["Fleet", "Incident", "WorkerFailure", "collect_groups", "stream_groups"]
 
 
 @dataclass(frozen=True, slots=True)
-class HostLoss:
+class WorkerFailure:
     """A host of episodes that died.
 
     Args:
@@ -37,7 +37,7 @@ class HostLoss:
         return f"{self.why}; its {self.num_groups} groups are played again"
 
 
-Incident: TypeAlias = HostLoss | EngineNotice
+Incident: TypeAlias = WorkerFailure | EngineNotice
 """What the run goes on after, and a person should know: each has ``event``, ``counts`` and a text."""
 
 
@@ -60,7 +60,7 @@ class Fleet(Protocol):
         """Ends groups in flight."""
         ...
 
-    def in_flight(self) -> list[SavedGroup]:
+    def in_flight(self) -> list[GroupState]:
         """The groups in training that did not come by ``collect`` yet, as they stand now.
 
         Called by whoever collects, in the same thread. What it lacks cannot be gone on with.

@@ -13,12 +13,12 @@ from typing import Any
 import ray
 
 from agentrl.controller.cluster.ray_runtime import ActorCalls, ActorLostError, Collected
-from agentrl.controller.cluster.rollout_pool import HostLoss, Incident
+from agentrl.controller.cluster.rollout_pool import Incident, WorkerFailure
 from agentrl.errors import EngineError
 from agentrl.rollouts import (
     GroupOutcome,
     GroupRequest,
-    SavedGroup,
+    GroupState,
     cancelled_outcome,
 )
 
@@ -160,7 +160,7 @@ class WorkerFleet:
                     ref = place.actor.cancel.remote(list(draws), label)
                     self._calls.ask(ref, "cancelling groups", place.number, self._answer_s)
 
-    def in_flight(self) -> list[SavedGroup]:
+    def in_flight(self) -> list[GroupState]:
         with self._lock:
             self._take({place.poll for place in self._places if place.poll is not None})
             saved = [request.saved for request in self._waiting if request.saved is not None]
@@ -269,7 +269,7 @@ class WorkerFleet:
             if place.actor is not actor:  # the other thread noticed it too
                 return
             groups, place.groups = list(place.groups.values()), {}
-            self._incidents.append(HostLoss(str(lost), len(groups)))
+            self._incidents.append(WorkerFailure(str(lost), len(groups)))
             self._num_deaths += 1
             ray.kill(actor)
             if self._num_deaths > self._max_restarts:

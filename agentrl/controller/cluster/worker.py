@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from agentrl.controller.cluster.episode_host import EpisodeHost, RolloutParts
+from agentrl.controller.cluster.episode_host import EpisodeHost, RolloutWorkerSpec
 from agentrl.engines import EngineNotice, PauseMode
 from agentrl.engines.sglang.weights import ServedDtype
 from agentrl.errors import AgentRLError, ConfigError, TrainingError
-from agentrl.rollouts import GroupOutcome, GroupRequest, SavedGroup
+from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState
 from agentrl.training import (
     Actor,
     ActorSpec,
@@ -53,7 +53,7 @@ class WorkerSpec:
     actor: ActorSpec | None
     reference: ReferenceSpec | None = None
     reward_model: RewardModelSpec | RewardLearnerSpec | None = None
-    episodes: RolloutParts | None = None
+    episodes: RolloutWorkerSpec | None = None
 
 
 class Worker:
@@ -117,7 +117,7 @@ class Worker:
         assert isinstance(actor, Actor)
         if self._host is None:
             return publish_in_process(actor, None, version)
-        with self._host.standing_still():
+        with self._host.clock_paused():
             return publish_in_process(actor, self._host.engine, version, mode)
 
     def export_weights(self, dtype: ServedDtype) -> TrainerWeights | None:
@@ -145,7 +145,7 @@ class Worker:
         """Ends groups in flight here."""
         self._hosted.cancel(draws, label)
 
-    def in_flight(self) -> list[SavedGroup]:
+    def in_flight(self) -> list[GroupState]:
         """Groups in training that were not collected here yet."""
         return self._hosted.in_flight()
 

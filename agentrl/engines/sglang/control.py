@@ -20,10 +20,10 @@ from agentrl.engines.sglang.state import EngineState
 from agentrl.engines.sglang.weights import WeightArray, open_weights, write_weights
 from agentrl.errors import EngineError
 
-__all__ = ["EngineCore"]
+__all__ = ["ServerControl"]
 
 
-class EngineCore:
+class ServerControl:
     """Everything of an SGLangEngine but its two faces. Its coroutines run on the engine's loop alone.
 
     Args:
@@ -121,7 +121,7 @@ class EngineCore:
             if isinstance(result, BaseException):
                 raise result
         if not may_lose_all:
-            self.fleet.require_hope()
+            self.fleet.require_any_live()
 
     async def _on_member(
         self, server: Server, call: Callable[[ServerClient, int], Awaitable[None]], place: int
@@ -139,7 +139,7 @@ class EngineCore:
         """
         for server in members:
             self.fleet.lose(server, why)
-        self.fleet.require_hope()
+        self.fleet.require_any_live()
 
     # --- updates --------------------------------------------------------------------------------------------------
 
@@ -154,7 +154,7 @@ class EngineCore:
             )
         await self.fleet.settle()
         await self.fleet.find_returning()
-        self.fleet.require_hope()
+        self.fleet.require_any_live()
         self.state.updating = True
 
     def update_members(self) -> tuple[Server, ...]:

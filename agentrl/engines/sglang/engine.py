@@ -19,7 +19,7 @@ from agentrl.engines.base import (
     Tag,
     UpdateSession,
 )
-from agentrl.engines.sglang.control import EngineCore
+from agentrl.engines.sglang.control import ServerControl
 from agentrl.engines.sglang.launch import prepared
 from agentrl.engines.sglang.sglang_spec import SGLangEngineSpec
 from agentrl.engines.sglang.update import ServerUpdate, WeightSender
@@ -57,7 +57,7 @@ class SGLangEngine:
         own = Path(spec.folder) / f"{socket.gethostname()}-{os.getpid()}"  # several ranks may have one specification
         ready = prepared(replace(spec, folder=str(own)))
         self._loop = asyncio.new_event_loop()
-        self._core = EngineCore(ready, self._loop)
+        self._core = ServerControl(ready, self._loop)
         self._thread = threading.Thread(target=self._run, name="agentrl-sglang-engine", daemon=True)
         self._thread.start()
         self._sender: WeightSender | None = None if spec.sender is None else spec.sender()

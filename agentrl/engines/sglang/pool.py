@@ -135,10 +135,10 @@ class ServerFleet:
             EngineError: none will.
         """
         while not self.serving:
-            self.require_hope()
+            self.require_any_live()
             await asyncio.sleep(_EXIT_POLL_S)
 
-    def require_hope(self) -> None:
+    def require_any_live(self) -> None:
         """Raises an EngineError where no server serves and none will before the next update."""
         if not any(server.state in ("serving", "starting") for server in self.servers):
             gone = all(server.state == "gone" for server in self.servers)

@@ -17,7 +17,7 @@ from agentrl.engines.sglang.stream import Growing
 from agentrl.engines.sglang.versions import KNOWN
 from agentrl.engines.sglang.wire import generate_body, read_answer
 from agentrl.errors import EngineError
-from agentrl.types import Completion, EngineAccount, GenerateRequest
+from agentrl.types import Completion, GenerateRequest, TokenUsage
 
 __all__ = ["Requests"]
 
@@ -94,7 +94,7 @@ class Requests:
         for _ in range(_ATTEMPTS):
             server = await self._server_for(flight, failed)
             if server is None:
-                account = EngineAccount(int(request.token_ids.size), 0)
+                account = TokenUsage(int(request.token_ids.size), 0)
                 return Completion(request.request_id, (), "abort", account)
             flight.server, flight.rid = server, f"{request.request_id}#{self._state.owner}.{next(self._numbers)}"
             try:
@@ -170,7 +170,7 @@ class Requests:
                         )
                     if (server := self._fleet.router.choose(request.session_id, failed)) is not None:
                         return server
-                    self._fleet.require_hope()
+                    self._fleet.require_any_live()
                     since = self._state.clock.now() if since is None else since
                     if self._state.clock.now() - since > self._state.spec.unavailable_s:
                         raise EngineError(

@@ -13,7 +13,7 @@ from agentrl.engines.sglang.weights import ServedDtype, WeightArray
 from agentrl.errors import EngineError
 
 if TYPE_CHECKING:
-    from agentrl.engines.sglang.control import EngineCore
+    from agentrl.engines.sglang.control import ServerControl
 
 __all__ = ["ServerUpdate", "WeightSender"]
 
@@ -44,7 +44,7 @@ class ServerUpdate:
     """
 
     def __init__(
-        self, core: EngineCore, version: int, shapes: Mapping[str, tuple[int, ...]], optional: frozenset[str]
+        self, core: ServerControl, version: int, shapes: Mapping[str, tuple[int, ...]], optional: frozenset[str]
     ) -> None:
         self.version = version
         self.servers = core.update_members()
@@ -135,7 +135,7 @@ class ServerUpdate:
             self.tear(problem)
             raise EngineError(f"weight update {self.version}: {problem}", retryable=False)
 
-    def open_brackets(self) -> None:
+    def pause_servers(self) -> None:
         """Before the first tensor; not for weights from a folder. A second call does nothing."""
         if not self._open:
             self._open = True

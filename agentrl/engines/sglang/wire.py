@@ -10,16 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.engines.sglang.errors import RefusedError, ServerLostError
-from agentrl.errors import GoldenRuleError
+from agentrl.errors import TokenMismatchError
 from agentrl.types import (
     Completion,
-    EngineAccount,
     FinishReason,
     GenerateRequest,
     SamplingParams,
     Segment,
     SegmentKind,
     StaleKV,
+    TokenUsage,
 )
 
 __all__ = ["generate_body", "read_answer", "sampling_body"]
@@ -88,7 +88,7 @@ def read_answer(
     Raises:
         ServerLostError: a part is missing or has another shape; or the server itself failed the request.
         RefusedError: it sampled outside the vocabulary, or a logprob is not a finite number.
-        GoldenRuleError: its parts contradict each other.
+        TokenMismatchError: its parts contradict each other.
     """
     who = f"{server}, request {request.request_id!r}"
     try:
@@ -102,7 +102,7 @@ def read_answer(
         logprobs = np.asarray([_number(triple[0], who) for triple in triples], dtype=np.float32)
         named = np.asarray([triple[1] for triple in triples], dtype=np.int32)
         spans = _spans(meta, ids.size)
-        account = EngineAccount(int(meta["prompt_tokens"]), int(meta["completion_tokens"]))
+        account = TokenUsage(int(meta["prompt_tokens"]), int(meta["completion_tokens"]))
         cached = int(meta.get("cached_tokens") or 0)
         timings = {"server_s": float(meta["e2e_latency"])} if "e2e_latency" in meta else {}
     except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
@@ -152,7 +152,7 @@ def _check(
     logprobs: npt.NDArray[np.float32],
     named: npt.NDArray[np.int32],
     spans: Sequence[tuple[str, int, int]],
-    account: EngineAccount,
+    account: TokenUsage,
     vocab_size: int,
     who: str,
 ) -> None:
@@ -168,4 +168,4 @@ def _check(
     ):
         problem = f"the spans of weight versions {list(spans)} do not cover its {ids.size} ids"
     if problem:
-        raise GoldenRuleError(f"{who}: {problem}")
+        raise TokenMismatchError(f"{who}: {problem}")

@@ -8,7 +8,7 @@ from typing import Literal
 from torch import Tensor
 
 from agentrl.engines.base import EngineHealth, PauseMode, Tag
-from agentrl.engines.torch.core import EngineCore
+from agentrl.engines.torch.core import TorchScheduler
 from agentrl.engines.torch.model.interface import ServedModel
 from agentrl.engines.torch.thread import EngineThread
 from agentrl.errors import EngineError
@@ -21,7 +21,7 @@ State = Literal["serving", "paused", "asleep", "updating", "torn", "dead"]
 class Control:
     """The states of ``EngineHealth`` and the moves between them. Each move runs on the engine's thread."""
 
-    def __init__(self, core: EngineCore, weights: ServedModel, thread: EngineThread) -> None:
+    def __init__(self, core: TorchScheduler, weights: ServedModel, thread: EngineThread) -> None:
         self._core = core
         self._weights = weights
         self._thread = thread

@@ -14,25 +14,25 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from agentrl.engines.torch.job import Job
-from agentrl.engines.torch.kv_state import Lanes
+from agentrl.engines.torch.job import ScheduledRequest
+from agentrl.engines.torch.kv_state import KVState
 from agentrl.engines.torch.model.interface import ServedModel
 from agentrl.engines.torch.prefill import DETERMINISTIC_CHUNK, Pending
 from agentrl.engines.torch.row_layout import Blocks, attention_blocks, exchanges
 from agentrl.engines.torch.sampling import SamplingRows, sample, uniforms
-from agentrl.engines.torch.sessions import Session, common_prefix
+from agentrl.engines.torch.sessions import KVSession, common_prefix
 from agentrl.engines.torch.stops import StopStrings
 from agentrl.engines.torch.torch_spec import TorchEngineSpec
 from agentrl.errors import EngineError
 from agentrl.types import Completion, FinishReason
 
-__all__ = ["EngineCore"]
+__all__ = ["TorchScheduler"]
 
 _BATCH_SHARE = 4
 _HOLD_BACK_STEPS = 8
 
 
-class EngineCore:
+class TorchScheduler:
     """Continuous batching over ``spec.num_rows`` rows.
 
     A request waits in the queue, is prefilled in a row, decodes there one token a step with all others, and leaves;
@@ -44,16 +44,18 @@ class EngineCore:
         self.policy_version = 0
         self.admitting = True
         self.refusal: str | None = None
-        self.outbox: list[tuple[Job, Completion | EngineError]] = []
+        self.outbox: list[tuple[ScheduledRequest, Completion | EngineError]] = []
         self._spec = spec
         self._weights = weights
         self._stops = StopStrings(spec.decode)
-        self._lanes: Lanes | None = Lanes.build(spec, weights)
-        self._returning: deque[Job] = deque()  # of sessions with KV here: they go first, so that it is not evicted
-        self._arriving: deque[Job] = deque()
+        self._lanes: KVState | None = KVState.build(spec, weights)
+        self._returning: deque[ScheduledRequest] = (
+            deque()
+        )  # of sessions with KV here: they go first, so that it is not evicted
+        self._arriving: deque[ScheduledRequest] = deque()
         self._held_back = 0
-        self._jobs: dict[str, Job] = {}
-        self._row_jobs: list[Job | None] = [None] * spec.num_rows
+        self._jobs: dict[str, ScheduledRequest] = {}
+        self._row_jobs: list[ScheduledRequest | None] = [None] * spec.num_rows
         self.num_running = 0
         self._next_expiry = float("inf")
         self._watched = False  # whether any request wants more after a token than that it is kept
@@ -89,7 +91,7 @@ class EngineCore:
             self._stood_still += time.monotonic() - self._stopped_at
             self._stopped_at = None
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: ScheduledRequest) -> None:
         """Queues a validated request."""
         request_id = job.request.request_id
         if self.refusal is not None:
@@ -109,7 +111,7 @@ class EngineCore:
         for job in [self._jobs[request_id] for request_id in request_ids if request_id in self._jobs]:
             self.abort_job(job)
 
-    def abort_job(self, job: Job) -> None:
+    def abort_job(self, job: ScheduledRequest) -> None:
         """Ends this very request, where it is still in flight."""
         if self._jobs.get(job.request.request_id) is job:
             self._withdraw(job)
@@ -148,7 +150,7 @@ class EngineCore:
     def allocate_kv(self) -> None:
         """Takes KV memory again."""
         if self._lanes is None:
-            self._lanes = Lanes.build(self._spec, self._weights)
+            self._lanes = KVState.build(self._spec, self._weights)
 
     def tear(self, message: str) -> None:
         """The weights are no longer those of one version: nothing is answered any more."""
@@ -163,12 +165,12 @@ class EngineCore:
         self._jobs.clear()
 
     @property
-    def _rows(self) -> Lanes:
+    def _rows(self) -> KVState:
         if self._lanes is None:
             raise EngineError("the engine's KV memory is asleep; call wake(['kv_cache']) first", retryable=True)
         return self._lanes
 
-    def _withdraw(self, job: Job) -> None:
+    def _withdraw(self, job: ScheduledRequest) -> None:
         if job.row is None:
             (self._returning if job in self._returning else self._arriving).remove(job)
         else:
@@ -225,7 +227,9 @@ class EngineCore:
         if pending:
             self._prefill(pending)
 
-    def _enter(self, job: Job, session: Session, pending: list[Pending], whole: dict[bytes, Pending]) -> None:
+    def _enter(
+        self, job: ScheduledRequest, session: KVSession, pending: list[Pending], whole: dict[bytes, Pending]
+    ) -> None:
         """Gives the job a row and what KV there is, and notes what is left to prefill."""
         lanes, ids = self._rows, job.ids
         row = lanes.cache.place(session)
@@ -360,7 +364,7 @@ class EngineCore:
         self._leave(job)
         self._answer(job, job.completion(reason, self.now(), stop_string))
 
-    def _leave(self, job: Job) -> None:
+    def _leave(self, job: ScheduledRequest) -> None:
         """Takes a running job out of its row; the row keeps its KV for the session's next turn."""
         table, row = self._rows.table, job.row
         assert row is not None
@@ -373,7 +377,7 @@ class EngineCore:
         self._rows.cache.rest(job.request.session_id)
         self._changed = True
 
-    def _answer(self, job: Job, answer: Completion | EngineError) -> None:
+    def _answer(self, job: ScheduledRequest, answer: Completion | EngineError) -> None:
         del self._jobs[job.request.request_id]
         self.outbox.append((job, answer))
 

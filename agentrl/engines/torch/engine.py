@@ -19,8 +19,8 @@ from agentrl.engines.base import (
 )
 from agentrl.engines.checks import check_request
 from agentrl.engines.torch.control import Control, TorchUpdateSession
-from agentrl.engines.torch.core import EngineCore
-from agentrl.engines.torch.job import Job
+from agentrl.engines.torch.core import TorchScheduler
+from agentrl.engines.torch.job import ScheduledRequest
 from agentrl.engines.torch.model.loading import load_model
 from agentrl.engines.torch.thread import EngineThread
 from agentrl.engines.torch.torch_spec import TorchEngineSpec
@@ -58,7 +58,7 @@ class TorchEngine:
                     f"rollout.context_tokens must be at most the model's max_position_embeddings="
                     f"{model.max_positions}, got {spec.context_tokens}; lower it"
                 )
-            self._core = EngineCore(spec, model)
+            self._core = TorchScheduler(spec, model)
         self._vocab_size = model.vocab_size
         self._thread = EngineThread(self._core, spec.num_threads)
         self._control = Control(self._core, model, self._thread)
@@ -68,7 +68,7 @@ class TorchEngine:
         """See ``RolloutEngine.generate``. A session's requests run one after the other."""
         check_request(request, self.info(), stop_strings=self._spec.decode is not None)
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        job = Job(request, future, self._core.now(), np.array(request.token_ids, dtype=np.int32))
+        job = ScheduledRequest(request, future, self._core.now(), np.array(request.token_ids, dtype=np.int32))
         self._thread.submit(job)
         try:
             return await future

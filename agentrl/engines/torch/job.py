@@ -10,18 +10,18 @@ import numpy.typing as npt
 
 from agentrl.types import (
     Completion,
-    EngineAccount,
     FinishReason,
     GenerateRequest,
     Segment,
     SegmentKind,
+    TokenUsage,
 )
 
-__all__ = ["Job"]
+__all__ = ["ScheduledRequest"]
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class ScheduledRequest:
     """A request and what became of it so far. While it runs, its ids live in its row; otherwise here.
 
     Args:
@@ -75,7 +75,7 @@ class Job:
             request_id=self.request.request_id,
             segments=segments,
             finish_reason=finish_reason,
-            account=EngineAccount(self.num_prompt, count, self.kv_tokens),
+            account=TokenUsage(self.num_prompt, count, self.kv_tokens),
             stop_string=stop_string,
             cached_tokens=self.cached_tokens or 0,
             timings={

@@ -11,11 +11,11 @@ from agentrl.engines.torch.rows import RowTable
 from agentrl.engines.torch.sessions import SessionCache
 from agentrl.engines.torch.torch_spec import TorchEngineSpec
 
-__all__ = ["Lanes"]
+__all__ = ["KVState"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lanes:
+class KVState:
     """The decode rows: their KV, their host arrays, the sessions in them, and the forward passes over them."""
 
     kv: KVCache
@@ -25,7 +25,7 @@ class Lanes:
     prefiller: Prefiller
 
     @classmethod
-    def build(cls, spec: TorchEngineSpec, weights: ServedModel) -> Lanes:
+    def build(cls, spec: TorchEngineSpec, weights: ServedModel) -> KVState:
         """Empty rows."""
         kv, decoder = weights.empty_rows(spec.num_rows, spec.context_tokens)
         table = RowTable(spec.num_rows, kv.capacity, kv.trash)

@@ -12,11 +12,11 @@ from torch import Tensor
 from agentrl.engines.torch.kv_cache import KVCache
 from agentrl.engines.torch.rows import RowTable
 
-__all__ = ["Session", "SessionCache", "common_prefix"]
+__all__ = ["KVSession", "SessionCache", "common_prefix"]
 
 
 @dataclass(slots=True, eq=False)
-class Session:
+class KVSession:
     """One episode's KV.
 
     Args:
@@ -45,10 +45,10 @@ class SessionCache:
         self._kv = kv
         self._budget = parked_tokens
         self._parked_tokens = 0
-        self._sessions: dict[str, Session] = {}
-        self._idle: dict[str, Session] = {}  # with a row, in order of their last use
-        self._parked: dict[str, Session] = {}  # likewise
-        self._rows: list[Session | None] = [None] * len(table.busy)
+        self._sessions: dict[str, KVSession] = {}
+        self._idle: dict[str, KVSession] = {}  # with a row, in order of their last use
+        self._parked: dict[str, KVSession] = {}  # likewise
+        self._rows: list[KVSession | None] = [None] * len(table.busy)
         self._free = list(range(len(table.busy)))  # a heap: low rows first, so that few rows decode
         self._prompt_rows: dict[bytes, int] = {}
         self._row_prompts: dict[int, bytes] = {}
@@ -58,18 +58,18 @@ class SessionCache:
         """Positions held for all sessions."""
         return int(self._table.kv_len.sum()) + self._parked_tokens
 
-    def open(self, session_id: str) -> Session:
+    def open(self, session_id: str) -> KVSession:
         """The session of that id, new where unknown."""
         session = self._sessions.get(session_id)
         if session is None:
-            session = self._sessions[session_id] = Session(session_id)
+            session = self._sessions[session_id] = KVSession(session_id)
         return session
 
     def holds(self, session_id: str) -> bool:
         """Whether the session has KV here."""
         return session_id in self._sessions
 
-    def place(self, session: Session) -> int:
+    def place(self, session: KVSession) -> int:
         """Gives a session a row, with its KV where that is parked. There must be a row that is not running."""
         if session.row is None:
             # it leaves its parking place first: to free a row, the session there may be parked in that very place
@@ -156,7 +156,7 @@ class SessionCache:
             self._park(next(iter(self._idle.values())))
         return heappop(self._free)
 
-    def _park(self, session: Session) -> None:
+    def _park(self, session: KVSession) -> None:
         """Moves an idle session out of its row, or drops it where it is too long to be parked."""
         row = session.row
         assert row is not None
@@ -172,12 +172,12 @@ class SessionCache:
         self._parked_tokens += length
         self._vacate(session)
 
-    def _unpark(self, session: Session) -> None:
+    def _unpark(self, session: KVSession) -> None:
         if self._parked.pop(session.session_id, None) is not None and session.parked_ids is not None:
             self._parked_tokens -= int(session.parked_ids.size)
         session.parked = session.parked_ids = None
 
-    def _vacate(self, session: Session) -> None:
+    def _vacate(self, session: KVSession) -> None:
         self._idle.pop(session.session_id, None)
         if session.row is not None:
             self._table.kv_len[session.row] = 0

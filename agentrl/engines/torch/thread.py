@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import torch
 
-from agentrl.engines.torch.core import EngineCore
-from agentrl.engines.torch.job import Job
+from agentrl.engines.torch.core import TorchScheduler
+from agentrl.engines.torch.job import ScheduledRequest
 from agentrl.errors import EngineError
 from agentrl.types import Completion
 
@@ -28,7 +28,7 @@ class EngineThread:
     An exception in a step kills the engine: every request and call in flight fails, and so does every later one.
     """
 
-    def __init__(self, core: EngineCore, num_threads: int | None) -> None:
+    def __init__(self, core: TorchScheduler, num_threads: int | None) -> None:
         self.paused = False
         self.death: str | None = None
         self._core = core
@@ -51,7 +51,7 @@ class EngineThread:
                 self._inbox.put(function)
         return self.death is None
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: ScheduledRequest) -> None:
         """Queues a request.
 
         Raises:
@@ -139,7 +139,7 @@ class EngineThread:
 
     def _deliver(self) -> None:
         """Resolves the futures of answered requests, with one wake-up for each event loop."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[Job, Completion | EngineError]]] = {}
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[ScheduledRequest, Completion | EngineError]]] = {}
         for job, answer in self._core.outbox:
             by_loop.setdefault(job.future.get_loop(), []).append((job, answer))
         self._core.outbox.clear()
@@ -159,7 +159,7 @@ class EngineThread:
                 call.set_exception(self._dead())
 
 
-def _resolve(answers: list[tuple[Job, Completion | EngineError]]) -> None:
+def _resolve(answers: list[tuple[ScheduledRequest, Completion | EngineError]]) -> None:
     for job, answer in answers:
         if job.future.done():
             continue

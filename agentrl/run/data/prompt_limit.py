@@ -85,15 +85,15 @@ def left_out_tasks(
     stage: StageConfig, live: LiveObjects, tasks: Sequence[Task], *, base_dir: Path, model: Path
 ) -> LeftOut:
     """The tasks whose prompts are too long, as far as they can be told without playing."""
-    player = player_spec(stage, live, base_dir)
+    driver = player_spec(stage, live, base_dir)
     limit = stage.data.max_prompt_tokens
     lengths: Mapping[str, int] = {}
-    if isinstance(player, EnvSpec) and _is_tool_env(player):
-        lengths = asyncio.run(long_prompts(player, tasks, renderer_spec(stage, base_dir, model).build(), limit))
+    if isinstance(driver, EnvSpec) and _is_tool_env(driver):
+        lengths = asyncio.run(long_prompts(driver, tasks, renderer_spec(stage, base_dir, model).build(), limit))
     return LeftOut(tuple(lengths), len(tasks), limit, max(lengths.values(), default=0))
 
 
-async def long_prompts(player: EnvSpec, tasks: Sequence[Task], renderer: Renderer, limit: int) -> dict[str, int]:
+async def long_prompts(driver: EnvSpec, tasks: Sequence[Task], renderer: Renderer, limit: int) -> dict[str, int]:
     """The tokens of each prompt that has more than ``limit``, by the task's id.
 
     A task whose prompt cannot be made or rendered is none of them: its episodes say why.
@@ -103,8 +103,8 @@ async def long_prompts(player: EnvSpec, tasks: Sequence[Task], renderer: Rendere
     for task in tasks:
         try:
             if tools is None:
-                tools = await _tools(player.build(task))
-            messages = ToolEnv.opening(task, player.kwargs.get("system_prompt"))
+                tools = await _tools(driver.build(task))
+            messages = ToolEnv.opening(task, driver.kwargs.get("system_prompt"))
             length = sum(map(len, renderer.prompt(with_images(messages), tools)))
         except (DataError, EnvError):
             continue
@@ -122,10 +122,10 @@ async def _tools(env: Env) -> tuple[ToolSpec, ...]:
         await env.close()
 
 
-def _is_tool_env(player: EnvSpec) -> bool:
+def _is_tool_env(driver: EnvSpec) -> bool:
     """Whether its prompt is that of ``ToolEnv``: the system prompt, then the task's messages."""
-    factory = player.factory
-    made = load_object(factory, player.base_dir) if isinstance(factory, str) else factory
+    factory = driver.factory
+    made = load_object(factory, driver.base_dir) if isinstance(factory, str) else factory
     return (
         isinstance(made, type)
         and issubclass(made, ToolEnv)

@@ -8,10 +8,10 @@ from agentrl.config import RunConfig
 from agentrl.controller.cluster.role_group import LocalGroup, WorkerGroup
 from agentrl.errors import ConfigError
 
-__all__ = ["Session"]
+__all__ = ["RunProcesses"]
 
 
-class Session:
+class RunProcesses:
     """Opens the worker group that a configuration asks for; ends what it started.
 
     Args:
@@ -69,7 +69,7 @@ class Session:
 
                 ray.shutdown()
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> RunProcesses:
         return self
 
     def __exit__(

@@ -32,7 +32,7 @@ class ContainerLink:
         self._number = number
         self._on_frame = on_frame
         self._on_end = on_end
-        self._decoder = frames.Decoder()
+        self._decoder = frames.FrameDecoder()
 
     def send(self, header: frames.Header, blobs: Sequence[bytes] = ()) -> None:
         self._host.tell(mux.encode(mux.DATA, self._number, frames.encode(header, blobs)))
@@ -83,7 +83,7 @@ class ContainerHost:
         self._io = io
         self._stderr = bytearray()
         self._buffer = bytearray()
-        self._decoder = mux.Decoder()
+        self._decoder = mux.FrameDecoder()
         self._lock = threading.Lock()
         self._links = {mux.CONTROL: ContainerLink(self, mux.CONTROL, on_frame, on_end)}
         self._control = self._links[mux.CONTROL]

@@ -218,7 +218,7 @@ class Channel:
         on_end: Callable[[], None],
     ) -> None:
         self._on_frame = on_frame
-        self._decoder = frames.Decoder()
+        self._decoder = frames.FrameDecoder()
         self._stream = Stream(io, sock, self._on_data, on_end)
 
     def send(self, header: frames.Header, blobs: Sequence[bytes] = (), *, fds: Sequence[int] = ()) -> None:

@@ -10,7 +10,7 @@ import threading
 import time
 
 from agentrl.sandbox.orphan_cleanup import reap_orphans
-from agentrl.sandbox.permits import Permits
+from agentrl.sandbox.permits import FifoSemaphore
 
 from .server import ForkServer, HostSettings
 
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 _GRACE_S = 60.0  # after which nobody who was given a host has yet to open a sandbox in it
 
 _servers: dict[HostSettings, ForkServer] = {}
-_executing: dict[HostSettings, Permits] = {}
+_executing: dict[HostSettings, FifoSemaphore] = {}
 _retired: list[tuple[float, ForkServer]] = []
 _lock = threading.Lock()
 
@@ -42,7 +42,7 @@ def shared_server(settings: HostSettings) -> ForkServer:
             _retired.append((time.monotonic(), _servers.pop(settings)))
         if settings not in _servers:
             _reap_once()
-            permits = _executing.setdefault(settings, Permits(settings.permits))
+            permits = _executing.setdefault(settings, FifoSemaphore(settings.permits))
             _servers[settings] = ForkServer(settings, executing=permits)
         return _servers[settings]
 

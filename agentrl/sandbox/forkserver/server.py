@@ -18,7 +18,7 @@ from agentrl.errors import (
 )
 from agentrl.sandbox.host import frames
 from agentrl.sandbox.owner_id import Owner
-from agentrl.sandbox.permits import Permits
+from agentrl.sandbox.permits import FifoSemaphore
 from agentrl.sandbox.proxy import AllowList, ProxyServer
 
 from .channel import IOThread, Reply, fail, resolve
@@ -160,12 +160,12 @@ class ForkServer:
         SandboxError: the host did not start.
     """
 
-    def __init__(self, settings: HostSettings, *, executing: Permits | None = None) -> None:
+    def __init__(self, settings: HostSettings, *, executing: FifoSemaphore | None = None) -> None:
         self.settings = settings
         self.facts: dict[str, Any] = {}
         self.slots: dict[int, Slot] = {}
         self.ended = False
-        self.executing = executing or Permits(settings.permits)
+        self.executing = executing or FifoSemaphore(settings.permits)
         self.num_runs = 0
         self._numbers = itertools.count()
         self._ready: Future[dict[str, Any]] = Future()

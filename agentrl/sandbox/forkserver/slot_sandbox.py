@@ -14,7 +14,7 @@ from typing import Any
 from agentrl.errors import ConfigError, SandboxError
 from agentrl.sandbox.interface import ExecResult, FileRefusedError, Persist, Sandbox
 from agentrl.sandbox.limits import Limits
-from agentrl.sandbox.permits import Permits
+from agentrl.sandbox.permits import FifoSemaphore
 
 from .channel import Reply
 from .server import ForkServer, Slot
@@ -49,7 +49,7 @@ class ForkedSandbox(Sandbox):
         self._slot: Slot | None = None
         self._closed = False
         self._lock = threading.Lock()
-        self._turn = Permits(1)
+        self._turn = FifoSemaphore(1)
         self._allowed_s = 0.0  # the deadlines of everything asked and not yet answered
 
     @property

@@ -50,7 +50,7 @@ class Confinement:
 
 
 @dataclass(frozen=True)
-class Job:
+class RunJob:
     """One run, as the child sees it."""
 
     code: bytes | None
@@ -76,7 +76,7 @@ def warm_up() -> None:
     linecache.clearcache()
 
 
-def run(job: Job, stdio: tuple[int, int, int], status: int) -> NoReturn:
+def run(job: RunJob, stdio: tuple[int, int, int], status: int) -> NoReturn:
     """Never returns. What fails before the code starts is written to ``status``; nothing written means it started."""
     code = 1
     try:
@@ -96,7 +96,7 @@ def run(job: Job, stdio: tuple[int, int, int], status: int) -> NoReturn:
         os._exit(code)
 
 
-def _prepare(job: Job, stdio: tuple[int, int, int], status: int) -> None:
+def _prepare(job: RunJob, stdio: tuple[int, int, int], status: int) -> None:
     os.setsid()
     if job.bound is not None:
         job.bound.enter()
@@ -130,7 +130,7 @@ def _prepare(job: Job, stdio: tuple[int, int, int], status: int) -> None:
         seccomp.install(job.confinement.filter())
 
 
-def _belong_to(job: Job) -> None:
+def _belong_to(job: RunJob) -> None:
     """End with the slot; what this process starts need not, and is known by its mark."""
     if job.confinement is None or job.confinement.ruleset is not None:
         marks.mark_self()
@@ -149,7 +149,7 @@ def _close_all_but(keep: set[int]) -> None:
     os.closerange(start, os.sysconf("SC_OPEN_MAX"))
 
 
-def _set_limits(job: Job) -> None:
+def _set_limits(job: RunJob) -> None:
     limits = job.limits
     wanted: list[tuple[int, int, int]] = [
         (resource.RLIMIT_CORE, 0, 0),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from . import child, frames, process_tree, safe_fs
 from .job import job_of
 from .output import CHUNK, Output
-from .session import Session, SessionBroken
+from .session import InterpreterSession, SessionBroken
 from .watch import SpaceShort, Watch
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class _Execution:
         self.limits = header["limits"]
         self.stdin = memoryview(stdin)
         self.pid = 0
-        self.session: Session | None = None
+        self.session: InterpreterSession | None = None
         self.starts_afresh = False  # though the caller was not told that the session's interpreter had ended
         self.status: int | None = None  # as waitpid tells it
         self.reported: int | None = None  # the exit code of a run whose interpreter lives on
@@ -68,7 +68,7 @@ class _Execution:
                 os.close(fd)
         self.watch = Watch(self.slot, self.limits, self.session)
 
-    def fork(self, code: bytes, stdio: tuple[int, int, int], status_w: int, session: Session | None) -> None:
+    def fork(self, code: bytes, stdio: tuple[int, int, int], status_w: int, session: InterpreterSession | None) -> None:
         job = job_of(self.slot, self.header, code, session)
         self.pid = self.slot.fork()
         if self.pid == 0:
@@ -87,7 +87,7 @@ class _Execution:
                 slot.lost_unsaid = True
         self.starts_afresh, slot.lost_unsaid = slot.lost_unsaid, False
         if slot.session is None:
-            session = Session(slot.config.root)
+            session = InterpreterSession(slot.config.root)
             self.fork(b"", stdio, status_w, session)
             session.forked(self.pid)
             slot.session = session
@@ -240,7 +240,7 @@ class _Execution:
         """What to kill where nothing else holds a run together."""
         return self.pid if self.slot.confinement is None else None
 
-    def settle(self, session: Session) -> bool:
+    def settle(self, session: InterpreterSession) -> bool:
         """End all but the interpreter; whether that was done, and it rests."""
         own = session is self.session
         keep = self.slot.with_first(session.pid)

@@ -25,7 +25,7 @@ def encode(header: Header, blobs: Sequence[bytes] = ()) -> bytes:
     return b"".join((_PREFIX.pack(len(head), body), head, *blobs))
 
 
-class Decoder:
+class FrameDecoder:
     """Cuts a byte stream into frames.
 
     Raises:

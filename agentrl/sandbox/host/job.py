@@ -7,16 +7,16 @@ import sys
 from typing import TYPE_CHECKING
 
 from . import frames, namespaces
-from .child import Job
+from .child import RunJob
 
 if TYPE_CHECKING:
-    from .session import Session
+    from .session import InterpreterSession
     from .slot import Slot
 
 _SHARED_UID_MARGIN = 256  # processes that the user may start meanwhile
 
 
-def job_of(slot: Slot, header: frames.Header, code: bytes, session: Session | None) -> Job:
+def job_of(slot: Slot, header: frames.Header, code: bytes, session: InterpreterSession | None) -> RunJob:
     """What the process of a run is told.
 
     Args:
@@ -44,7 +44,7 @@ def job_of(slot: Slot, header: frames.Header, code: bytes, session: Session | No
         process_limit = config.process_base + limits["processes"] + _SHARED_UID_MARGIN
     else:
         process_limit = None
-    return Job(
+    return RunJob(
         code=code if header["argv"] is None else None,
         argv=tuple(header["argv"] or ()),
         env=env,

@@ -25,7 +25,7 @@ def encode(kind: int, link: int, data: bytes = b"") -> bytes:
     return b"".join(parts)
 
 
-class Decoder:
+class FrameDecoder:
     """Cuts what comes into chunks.
 
     Raises:

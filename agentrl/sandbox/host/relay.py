@@ -50,7 +50,7 @@ class Relay:
         self.control = control
         self.waiting_bytes = 0
         self.listening = False
-        self.decoder = mux.Decoder()
+        self.decoder = mux.FrameDecoder()
         self.add(control, mux.CONTROL)
         self.listen()
 

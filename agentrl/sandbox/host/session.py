@@ -36,7 +36,7 @@ class SessionBroken(Exception):  # noqa: N818  the code's doing, not an error of
     """The interpreter cannot be given another run; it must be ended."""
 
 
-class Session:
+class InterpreterSession:
     """The slot's side.
 
     Args:
@@ -177,7 +177,7 @@ def serve(control: socket.socket, run: RunCode) -> NoReturn:
             os.dup2(fd, target)
             os.close(fd)
         with open(fds[3], "rb") as job:
-            ((header, (token, code)),) = frames.Decoder().feed(job.read())
+            ((header, (token, code)),) = frames.FrameDecoder().feed(job.read())
         process_tree.reap_all()  # children of earlier runs, which the slot has ended
         exit_code = run(code, header["env"])
         if os.getpid() != own:

@@ -22,7 +22,7 @@ from .child import Confinement
 from .execution import HostFailure, execute
 from .namespaced_slot import TEMP, WORK, Enclosure
 from .pressure import Claims, Pressure
-from .session import Session
+from .session import InterpreterSession
 
 _MAX_LISTED = 10_000
 _END_S = 2.0
@@ -83,12 +83,12 @@ class Slot:
         self.pressure = None if config.claims is None else Pressure(config.claims, config.index)
         self.bound: memory.Bound | None = None
         self.scoped = False
-        self.session: Session | None = None
+        self.session: InterpreterSession | None = None
         self.lost_unsaid = False  # whether an interpreter ended and no reply said so
         self.requests: deque[tuple[frames.Header, list[bytes]]] = deque()
         self.cancelled: set[int] = set()
         self.owner_gone = False
-        self._decoder = frames.Decoder()
+        self._decoder = frames.FrameDecoder()
         self.wake, wake_write = os.pipe()
         os.set_blocking(self.wake, False)
         os.set_blocking(wake_write, False)

@@ -73,7 +73,7 @@ class Supervisor:
         self.contained = bool(settings.get("contained"))
         self.claims: Claims | None = None
         self._fds: list[int] = []
-        self._decoder = frames.Decoder()
+        self._decoder = frames.FrameDecoder()
         if settings["confine"]:
             cap = settings["abi_cap"]
             self.abi = min(landlock.abi_version(), sys.maxsize if cap is None else cap)
@@ -368,7 +368,7 @@ def _remove_and_exit(root: str) -> NoReturn:
 
 
 def _first_frame(control: socket.socket) -> frames.Header | None:
-    decoder = frames.Decoder()
+    decoder = frames.FrameDecoder()
     while data := control.recv(1 << 16):
         for header, _ in decoder.feed(data):
             return header

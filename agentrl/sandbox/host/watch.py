@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from . import process_tree, usage
 
 if TYPE_CHECKING:
-    from .session import Session
+    from .session import InterpreterSession
     from .slot import Slot
 
 _FILES_EVERY = 5  # looks
@@ -33,7 +33,7 @@ class Watch:
         session: the interpreter that does the run, where it keeps its variables.
     """
 
-    def __init__(self, slot: Slot, limits: dict[str, Any], session: Session | None) -> None:
+    def __init__(self, slot: Slot, limits: dict[str, Any], session: InterpreterSession | None) -> None:
         self._slot = slot
         self._limits = limits
         self._session = session

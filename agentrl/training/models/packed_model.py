@@ -20,7 +20,7 @@ from agentrl.render import sees_images
 from agentrl.training.data.attention import SEGMENTS, attention_arguments
 from agentrl.training.data.packing import Packed
 from agentrl.training.models.mlp_row_skip import LAST_ROWS, spare_last_rows
-from agentrl.training.models.patch_rmsnorm import use_lean_norms
+from agentrl.training.models.patch_rmsnorm import patch_rmsnorm
 
 __all__ = [
     "PREFIX",
@@ -151,7 +151,7 @@ def load_pretrained(
         # transformers 5.x renamed it on the way to 6
         enable = getattr(hf, "activation_checkpointing_enable", None) or hf.gradient_checkpointing_enable
         enable({"use_reentrant": False})
-    use_lean_norms(hf)
+    patch_rmsnorm(hf)
     hf.train()  # checkpointing is off in eval mode; there is no dropout to switch
     return hf, frozenset(found["missing_keys"])
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-__all__ = ["RMSNorm", "use_lean_norms"]
+__all__ = ["RMSNorm", "patch_rmsnorm"]
 
 
 class RMSNorm(nn.Module):
@@ -61,7 +61,7 @@ class _Normalize(torch.autograd.Function):
 
 
 @torch.no_grad()
-def use_lean_norms(model: nn.Module) -> None:
+def patch_rmsnorm(model: nn.Module) -> None:
     """Put ``RMSNorm`` where a model's own norm gives the same; parameters keep their names.
 
     A norm is known by its ``variance_epsilon`` and tried on random numbers, since families differ in what they add to

@@ -39,7 +39,7 @@ from agentrl.types import (
     register,
 )
 
-__all__ = ["Actor", "ActorSpec", "ModelFacts", "model_facts"]
+__all__ = ["Actor", "ActorSpec", "ModelInfo", "model_facts"]
 
 F32 = npt.NDArray[np.float32]
 
@@ -68,7 +68,7 @@ class ActorSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelFacts:
+class ModelInfo:
     """What the driver must know of a model.
 
     Args:
@@ -114,7 +114,7 @@ class Actor(LearningRole):
         self.learner = Learner(spec.optim, self.model, self.model.head, "actor")
 
     @register(Dispatch.FIRST)
-    def facts(self) -> ModelFacts:
+    def facts(self) -> ModelInfo:
         """Sizes of the model."""
         return self._facts
 
@@ -223,7 +223,7 @@ def policy_inputs(packed: Packed, shard: BatchShard, logprobs: Tensor) -> Policy
     )
 
 
-def model_facts(model: PackedModel) -> ModelFacts:
+def model_facts(model: PackedModel) -> ModelInfo:
     """Sizes of a model that is not sharded yet."""
     config: Any = model.config.get_text_config()
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -231,4 +231,4 @@ def model_facts(model: PackedModel) -> ModelFacts:
     width = config.num_attention_heads * getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
     scale = num_parameters / (config.num_hidden_layers * width)
     longest = getattr(config, "max_position_embeddings", None)
-    return ModelFacts(num_parameters, int(config.vocab_size), float(scale), longest)
+    return ModelInfo(num_parameters, int(config.vocab_size), float(scale), longest)

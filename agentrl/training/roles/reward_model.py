@@ -23,7 +23,7 @@ from agentrl.training.fsdp.sharding import shard_over, without_gradients
 from agentrl.training.models.packed_model import DType, torch_dtype
 from agentrl.training.models.score_model import load_score_model
 from agentrl.training.optim.optimizer import OptimSpec
-from agentrl.training.roles.actor import ModelFacts, model_facts
+from agentrl.training.roles.actor import ModelInfo, model_facts
 from agentrl.training.roles.learner import Learner, LearningRole
 from agentrl.training.roles.update_stats import StatSum
 from agentrl.types import (
@@ -113,7 +113,7 @@ class RewardModel:
         shard_over(self.model, data_mesh(place), dtype=self.dtype)
 
     @register(Dispatch.FIRST)
-    def facts(self) -> ModelFacts:
+    def facts(self) -> ModelInfo:
         """Sizes of the model."""
         return self._facts
 

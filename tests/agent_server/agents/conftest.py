@@ -10,12 +10,12 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from agentrl.agent_server import ProgramSpec
+from agentrl.agent_server import AgentProgramSpec
 from agentrl.envs import Rubric
 from agentrl.rollouts import run_episode
 from agentrl.types import Task, Trajectory
 from tests.agent_server.served_policy import assert_true
-from tests.rollouts.bytewise import KEY, Script, parts_of, rollout_spec, say, scripted
+from tests.rollouts.bytewise import KEY, Script, context_of, rollout_spec, say, scripted
 
 ROOT = Path(__file__).parents[3]
 PROGRAMS = Path(__file__).parent / "programs"
@@ -48,9 +48,9 @@ def play(python: str, tmp_path: Path) -> Play:
         engine = scripted(
             Script([say(turn) for turn in turns]), decode=lambda ids: bytes(i for i in ids.tolist() if i < 256).decode()
         )
-        parts = replace(parts_of(rollout_spec(**room, **settings), engine), rubric=Rubric([]))
+        parts = replace(context_of(rollout_spec(**room, **settings), engine), rubric=Rubric([]))
         name, *arguments = program.split()
-        spec = ProgramSpec(
+        spec = AgentProgramSpec(
             (python, f"{name}.py", *arguments), cwd=str(PROGRAMS), environment={**QUIET, "HOME": str(tmp_path)}
         )
         task = Task("t", ({"role": "user", "content": "How much is a fig?"},), info={"expected": expected})

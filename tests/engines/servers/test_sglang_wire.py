@@ -14,8 +14,8 @@ from agentrl.engines.sglang.errors import (
     refusal,
 )
 from agentrl.engines.sglang.wire import generate_body, read_answer, sampling_body
-from agentrl.errors import EngineError, GoldenRuleError
-from agentrl.rollouts.token_consistency import assert_golden_rule
+from agentrl.errors import EngineError, TokenMismatchError
+from agentrl.rollouts.token_consistency import assert_token_consistency
 from agentrl.types import (
     Completion,
     GenerateRequest,
@@ -81,7 +81,7 @@ def test_a_server_without_spans_makes_one_segment() -> None:
 
 
 def test_the_answer_keeps_the_golden_rule() -> None:
-    assert_golden_rule(request(), read(answer()), VOCAB)
+    assert_token_consistency(request(), read(answer()), VOCAB)
 
 
 def test_cached_tokens_and_the_servers_time_are_kept() -> None:
@@ -147,19 +147,19 @@ def test_half_an_answer_is_named() -> None:
     ],
 )
 def test_an_answer_that_contradicts_itself_breaks_the_golden_rule(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(GoldenRuleError, match=said):
+    with pytest.raises(TokenMismatchError, match=said):
         read(answer(**changes))
 
 
 def test_logprobs_of_other_tokens_break_the_golden_rule() -> None:
     value = answer()
     value["output_ids"][2] = 280
-    with pytest.raises(GoldenRuleError, match="not of the same tokens"):
+    with pytest.raises(TokenMismatchError, match="not of the same tokens"):
         read(value)
 
 
 def test_an_id_outside_the_vocabulary_breaks_the_golden_rule() -> None:
-    with pytest.raises(GoldenRuleError, match="outside the vocabulary of 200"):
+    with pytest.raises(TokenMismatchError, match="outside the vocabulary of 200"):
         read_answer(request(), answer(), server="server 0", vocab_size=200, version_of=version_of)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from agentrl.engines.sglang import SGLangEngine
 from agentrl.errors import EngineError
-from agentrl.rollouts.token_consistency import assert_golden_rule
+from agentrl.rollouts.token_consistency import assert_token_consistency
 from agentrl.weight_sync import BucketSender
 from tests.engines.sglang.models import CONTEXT, HuggingFace, in_flight, logprobs, made, publish, request
 
@@ -46,7 +46,7 @@ async def test_greedy_tokens_are_the_models_own(engine: SGLangEngine, reference:
 
 async def test_the_golden_rule_holds(engine: SGLangEngine) -> None:
     asked = request("golden", PROMPT)
-    assert_golden_rule(asked, await engine.generate(asked), engine.info().vocab_size)
+    assert_token_consistency(asked, await engine.generate(asked), engine.info().vocab_size)
 
 
 async def test_a_sampled_stop_token_is_kept(engine: SGLangEngine, reference: HuggingFace) -> None:

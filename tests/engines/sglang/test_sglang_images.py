@@ -21,13 +21,13 @@ from agentrl.envs import EnvSpec, Rubric, ToolEnv
 from agentrl.errors import EngineError
 from agentrl.render import RendererSpec, load_image_processor
 from agentrl.rollouts import (
+    EpisodeContext,
     EpisodeKey,
     EpisodeLimits,
-    EpisodeParts,
     RolloutSpec,
     run_episode,
 )
-from agentrl.rollouts.token_consistency import assert_golden_rule
+from agentrl.rollouts.token_consistency import assert_token_consistency
 from agentrl.run.collection import collect
 from agentrl.store import RunDirectory
 from agentrl.tools import parser_for
@@ -108,7 +108,7 @@ async def test_logprobs_are_the_models_own(engine: SGLangEngine, reference: Any,
     ]
     answers = await asyncio.gather(*(engine.generate(request) for request in requests))
     for request, answer in zip(requests, answers, strict=True):
-        assert_golden_rule(request, answer, engine.info().vocab_size)
+        assert_token_consistency(request, answer, engine.info().vocab_size)
         np.testing.assert_allclose(logprobs(answer), wanted(reference, folder, request, made(answer)), atol=1e-4)
 
 
@@ -128,7 +128,7 @@ async def test_the_ids_around_an_image_are_not_encoded_anew(engine: SGLangEngine
         images=first.images,
     )
     answer = await engine.generate(request)
-    assert_golden_rule(request, answer, engine.info().vocab_size)
+    assert_token_consistency(request, answer, engine.info().vocab_size)
     np.testing.assert_allclose(logprobs(answer), wanted(reference, folder, request, made(answer)), atol=1e-4)
 
 
@@ -153,7 +153,7 @@ async def test_an_episode_with_images_from_the_task_and_from_a_tool(
         sampling=SamplingParams(12),
         root_seed=0,
     )
-    parts = EpisodeParts(spec, engine, renderer, parser_for(renderer, "hermes"), spec.rubric.build())
+    parts = EpisodeContext(spec, engine, renderer, parser_for(renderer, "hermes"), spec.rubric.build())
     content = [{"type": "text", "text": "Look"}, {"type": "image", "image": picture(84, 56)}]
     task = Task("t", ({"role": "user", "content": content},))
     # a random policy may end an episode early: one in thirteen did

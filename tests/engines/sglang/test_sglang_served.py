@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from openai import AsyncOpenAI
 
-from agentrl.agent_server import StandingServer
+from agentrl.agent_server import StandaloneServer
 from agentrl.engines.sglang import SGLangEngine
 from agentrl.render import RendererSpec
-from agentrl.rollouts import EpisodeParts
+from agentrl.rollouts import EpisodeContext
 from agentrl.tools.parsers import load_parser
 from agentrl.types import SamplingParams, Trajectory, concat_ids
 from agentrl.weight_sync import BucketSender
@@ -43,8 +43,8 @@ async def served(
     """An open episode: its agent's client, and by what it is ended."""
     limits = {"max_turn_tokens": 200, "max_prompt_tokens": 200, "max_response_tokens": 400, "context_tokens": CONTEXT}
     spec = replace(rollout_spec(**limits), sampling=SamplingParams(200, **sampling))
-    parts = EpisodeParts(spec, engine, RendererSpec(str(model)).build(), load_parser("hermes"), spec.rubric.build())
-    server = StandingServer(parts, kept.append)
+    parts = EpisodeContext(spec, engine, RendererSpec(str(model)).build(), load_parser("hermes"), spec.rubric.build())
+    server = StandaloneServer(parts, kept.append)
     url = await server.start()
     try:
         async with httpx.AsyncClient(timeout=60) as http:

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from agentrl.engines.torch.model.weights import DecoderWeights, LayerWeights
     from agentrl.engines.torch.row_layout import Blocks
 
-__all__ = ["Decoder"]
+__all__ = ["NativeDecoder"]
 
 
-class Decoder:
+class NativeDecoder:
     """A Llama-family decoder over a static KV cache.
 
     Attention is two batched matrix products, not ``scaled_dot_product_attention``: with one query a row they are

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from agentrl.engines.torch.kv_cache import KVCache, KVShape
 from agentrl.engines.torch.model.config import DecoderConfig
-from agentrl.engines.torch.model.decoder import Decoder
+from agentrl.engines.torch.model.decoder import NativeDecoder
 from agentrl.engines.torch.model.update_tracker import Written
 from agentrl.errors import EngineError
 from agentrl.types.checksum import tensor_checksum
@@ -107,11 +107,11 @@ class DecoderWeights:
         """See ``ServedModel``."""
         return self.config.num_heads
 
-    def empty_rows(self, rows: int, context_tokens: int) -> tuple[KVCache, Decoder]:
+    def empty_rows(self, rows: int, context_tokens: int) -> tuple[KVCache, NativeDecoder]:
         """See ``ServedModel``."""
         shape = KVShape(self.config.num_layers, self.config.num_kv_heads, self.config.head_dim)
         kv = KVCache(shape, rows, context_tokens, self.dtype, self.device)
-        return kv, Decoder(self, kv)
+        return kv, NativeDecoder(self, kv)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from agentrl.config import RunConfig, load_config
-    from agentrl.envs import (
-        Env,
-        EnvSpec,
-        EpisodeView,
-        Rubric,
-        ToolEnv,
-    )
+    from agentrl.envs import Env, EnvSpec, EpisodeView, Rubric, ToolEnv
     from agentrl.errors import AgentRLError
     from agentrl.run.trainer import Summary, Trainer
     from agentrl.tools import Tool, tool

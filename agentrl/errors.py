@@ -116,7 +116,9 @@ class ServerError(EngineError):
         code: the server's own name for the error, such as ``context_length_exceeded``; empty where it gave none.
     """
 
-    def __init__(self, message: str, *, retryable: bool = True, status: int | None = None, code: str = "") -> None:
+    def __init__(
+        self, message: str, *, retryable: bool = True, status: int | None = None, code: str = ""
+    ) -> None:
         super().__init__(message, retryable=retryable)
         self.status = status
         self.code = code
@@ -183,7 +185,12 @@ class TrainingError(AgentRLError):
     boundary = "training"
 
     def __init__(
-        self, message: str, *, rank: int | None = None, host: str | None = None, traceback_text: str = ""
+        self,
+        message: str,
+        *,
+        rank: int | None = None,
+        host: str | None = None,
+        traceback_text: str = "",
     ) -> None:
         super().__init__(message)
         self.rank = rank
@@ -194,7 +201,9 @@ class TrainingError(AgentRLError):
         return _rebuild_training, (str(self), self.rank, self.host, self.traceback_text)
 
 
-def _rebuild_retryable(cls: type[SandboxError | EngineError], message: str, retryable: bool) -> AgentRLError:
+def _rebuild_retryable(
+    cls: type[SandboxError | EngineError], message: str, retryable: bool
+) -> AgentRLError:
     return cls(message, retryable=retryable)
 
 
@@ -202,5 +211,7 @@ def _rebuild_server(message: str, retryable: bool, status: int | None, code: str
     return ServerError(message, retryable=retryable, status=status, code=code)
 
 
-def _rebuild_training(message: str, rank: int | None, host: str | None, traceback_text: str) -> TrainingError:
+def _rebuild_training(
+    message: str, rank: int | None, host: str | None, traceback_text: str
+) -> TrainingError:
     return TrainingError(message, rank=rank, host=host, traceback_text=traceback_text)

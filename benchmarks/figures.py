@@ -55,7 +55,9 @@ class Figure:
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.value):
-            raise ValueError(f"figure {self.name!r} must be a finite number, got {self.value}; measure it again")
+            raise ValueError(
+                f"figure {self.name!r} must be a finite number, got {self.value}; measure it again"
+            )
 
 
 @dataclass
@@ -93,7 +95,8 @@ class Figures:
             cells.append((row.name, f"{row.value:.4g} {row.unit}".strip(), row.target or "", met))
         widths = [max(len(line[column]) for line in cells) for column in range(4)]
         return "\n".join(
-            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells
+            "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in cells
         )
 
     def finish(self, arguments: argparse.Namespace, *, seeds: Sequence[int]) -> int:
@@ -110,7 +113,11 @@ class Figures:
         if arguments.json is not None:
             self.write_json(arguments.json)
         if arguments.record:
-            self.record(RESULTS / f"{arguments.benchmark}.json", command=own_command(arguments.benchmark), seeds=seeds)
+            self.record(
+                RESULTS / f"{arguments.benchmark}.json",
+                command=own_command(arguments.benchmark),
+                seeds=seeds,
+            )
         return int(any(row.met is False for row in self.rows))
 
     def show(self) -> None:
@@ -143,8 +150,12 @@ def add_arguments(parser: argparse.ArgumentParser, *, benchmark: str) -> None:
         parser: the benchmark's own parser.
         benchmark: the name of its module in this folder, which names its file of results.
     """
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures as a JSON list")
-    parser.add_argument("--record", action="store_true", help=f"write benchmarks/results/{benchmark}.json")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the figures as a JSON list"
+    )
+    parser.add_argument(
+        "--record", action="store_true", help=f"write benchmarks/results/{benchmark}.json"
+    )
     parser.set_defaults(benchmark=benchmark)
 
 
@@ -187,13 +198,21 @@ def commit() -> str:
     """
     head = git("rev-parse", "HEAD")
     changes = git(
-        "status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results", ":!docs/benchmarks.md"
+        "status",
+        "--porcelain",
+        "--untracked-files=no",
+        "--",
+        ".",
+        ":!benchmarks/results",
+        ":!docs/benchmarks.md",
     )
     return f"{head}+changes" if changes else head
 
 
 def git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+    return subprocess.run(
+        ["git", *arguments], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def own_command(benchmark: str) -> str:
@@ -209,5 +228,7 @@ def own_command(benchmark: str) -> str:
             next(arguments, None)
         elif argument != "--record" and not argument.startswith("--json="):
             option, equals, value = argument.rpartition("=")
-            kept.append(f"{option}{equals}{Path(value).name if Path(value).is_absolute() else value}")
+            kept.append(
+                f"{option}{equals}{Path(value).name if Path(value).is_absolute() else value}"
+            )
     return " ".join(["python -m", f"benchmarks.{benchmark}", *kept])

@@ -61,25 +61,45 @@ def play(figures: Figures, *, episodes: int, seed: int, processes: int, prefix: 
     report(figures, outcomes, processes * (time.perf_counter() - start), prefix)
 
 
-def report(figures: Figures, outcomes: dict[str, Outcome], seconds: float, prefix: str = "") -> None:
+def report(
+    figures: Figures, outcomes: dict[str, Outcome], seconds: float, prefix: str = ""
+) -> None:
     """The figures of all variants together, and what each rewrites."""
     whole = list(outcomes.values())
     figures.at_least(f"{prefix}fuzzed trajectories", sum(o.trajectories for o in whole), "", 10_000)
     figures.report(f"{prefix}template variants", len(outcomes), "")
     figures.report(f"{prefix}turns", sum(o.turns for o in whole), "")
     figures.report(f"{prefix}sampled tokens", sum(o.sampled_tokens for o in whole), "tokens")
-    figures.report(f"{prefix}contexts rendered twice and compared", sum(o.contexts for o in whole), "")
-    figures.report(f"{prefix}completions that a stop string ended", sum(o.stop_strings for o in whole), "")
+    figures.report(
+        f"{prefix}contexts rendered twice and compared", sum(o.contexts for o in whole), ""
+    )
+    figures.report(
+        f"{prefix}completions that a stop string ended", sum(o.stop_strings for o in whole), ""
+    )
     figures.report(f"{prefix}calls read", sum(o.calls for o in whole), "")
     figures.at_most(f"{prefix}golden-rule violations", sum(len(o.golden) for o in whole), "", 0)
     figures.at_most(f"{prefix}mask errors", sum(len(o.masks) for o in whole), "", 0)
     figures.at_most(f"{prefix}added tokens forged", sum(len(o.forged) for o in whole), "", 0)
     figures.at_most(f"{prefix}episodes that failed", sum(len(o.failed) for o in whole), "", 0)
     for name, outcome in outcomes.items():
-        figures.report(f"{prefix}{name}: sequences begun anew a turn", outcome.restarts / max(1, outcome.turns), "")
-    figures.report(f"{prefix}retok_frac, mean", statistics.mean(value for o in whole for value in o.retok), "")
-    figures.report(f"{prefix}template_frac, mean", statistics.mean(value for o in whole for value in o.template), "")
-    figures.report(f"{prefix}seconds a trajectory, checks included", seconds / sum(o.trajectories for o in whole), "s")
+        figures.report(
+            f"{prefix}{name}: sequences begun anew a turn",
+            outcome.restarts / max(1, outcome.turns),
+            "",
+        )
+    figures.report(
+        f"{prefix}retok_frac, mean", statistics.mean(value for o in whole for value in o.retok), ""
+    )
+    figures.report(
+        f"{prefix}template_frac, mean",
+        statistics.mean(value for o in whole for value in o.template),
+        "",
+    )
+    figures.report(
+        f"{prefix}seconds a trajectory, checks included",
+        seconds / sum(o.trajectories for o in whole),
+        "s",
+    )
     for outcome in whole:
         for fault in (*outcome.golden, *outcome.masks, *outcome.forged, *outcome.failed)[:3]:
             figures.note(fault)
@@ -88,7 +108,9 @@ def report(figures: Figures, outcomes: dict[str, Outcome], seconds: float, prefi
 
 def main() -> int:
     """All of it, or less."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_arguments(parser, benchmark="fuzz_tokens")
     parser.add_argument("--episodes", type=int, default=EPISODES, help="of each template variant")
     parser.add_argument("--seed", type=int, default=0)

@@ -53,7 +53,9 @@ def copy_bytes_per_s(device: str) -> float:
     return 2 * source.numel() / best
 
 
-def least_seconds(episodes: Episodes, weight_bytes: int, kv_bytes: int, bytes_per_s: float) -> float:
+def least_seconds(
+    episodes: Episodes, weight_bytes: int, kv_bytes: int, bytes_per_s: float
+) -> float:
     """What reading alone takes, whatever the engine.
 
     Args:
@@ -77,7 +79,9 @@ def measure(figures: Figures, number: int, seed: int) -> None:
     shape = SHAPES[MODEL]
     module = build_module(MODEL, torch.bfloat16, DEVICE, seed)
     episodes = Episodes.draw(number, shape["vocab_size"], seed)
-    spec = TorchEngineSpec(MODEL, dtype="bfloat16", device=DEVICE, context_tokens=CONTEXT, max_running=number)
+    spec = TorchEngineSpec(
+        MODEL, dtype="bfloat16", device=DEVICE, context_tokens=CONTEXT, max_running=number
+    )
     engine = TorchEngine(spec, config=module.config.to_dict(), state_dict=module.state_dict())
     try:
         given = by_engine(engine, episodes, time.perf_counter).given
@@ -88,11 +92,17 @@ def measure(figures: Figures, number: int, seed: int) -> None:
             theirs.append(by_generate(module, given, episodes, time.perf_counter))
     finally:
         engine.close()
-    kv_bytes = 2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"] * BYTES
-    floor = least_seconds(episodes, num_parameters(module) * BYTES, kv_bytes, copy_bytes_per_s(DEVICE))
+    kv_bytes = (
+        2 * shape["num_hidden_layers"] * shape["num_key_value_heads"] * shape["head_dim"] * BYTES
+    )
+    floor = least_seconds(
+        episodes, num_parameters(module) * BYTES, kv_bytes, copy_bytes_per_s(DEVICE)
+    )
     own_s, their_s, label = statistics.median(own), statistics.median(theirs), f"{number} episodes"
     figures.report(f"{label}: TorchEngine", episodes.num_tokens / own_s, "tokens/s")
-    figures.report(f"{label}: generate, prefilled anew each turn", episodes.num_tokens / their_s, "tokens/s")
+    figures.report(
+        f"{label}: generate, prefilled anew each turn", episodes.num_tokens / their_s, "tokens/s"
+    )
     figures.report(f"{label}: TorchEngine over generate", their_s / own_s, "x")
     figures.report(f"{label}: memory's floor", episodes.num_tokens / floor, "tokens/s")
     figures.report(f"{label}: share of memory's floor", floor / own_s, "")
@@ -100,12 +110,19 @@ def measure(figures: Figures, number: int, seed: int) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_rollout", description=__doc__)
-    parser.add_argument("--episodes", type=int, action="append", help="at once; may be given several times (64, 256)")
+    parser.add_argument(
+        "--episodes",
+        type=int,
+        action="append",
+        help="at once; may be given several times (64, 256)",
+    )
     parser.add_argument("--seed", type=int, default=0)
     add_arguments(parser, benchmark="gpu_rollout")
     arguments = parser.parse_args(argv)
     if not torch.cuda.is_available():
-        print("benchmarks.gpu_rollout needs a CUDA device and finds none; run it on a machine with a GPU")
+        print(
+            "benchmarks.gpu_rollout needs a CUDA device and finds none; run it on a machine with a GPU"
+        )
         return NOT_HERE
 
     figures = Figures()

@@ -37,7 +37,10 @@ class Run:
 
 
 # The baselines of the code task are needed once; the other runs examine the task itself alone.
-CODE_ALONE = ("stages.rl.eval.sets.code_sharpened.num_tasks=1", "stages.rl.eval.sets.code_without_tool.num_tasks=1")
+CODE_ALONE = (
+    "stages.rl.eval.sets.code_sharpened.num_tasks=1",
+    "stages.rl.eval.sets.code_without_tool.num_tasks=1",
+)
 
 RUNS = (
     Run("code-0", "code", ("run.seed=0",)),
@@ -99,11 +102,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run what is not there yet, then report."""
     parser = argparse.ArgumentParser(description=__doc__)
     add_arguments(parser, benchmark="learning")
-    parser.add_argument("--runs", type=Path, help="folder of the run directories; finished ones are not run again")
+    parser.add_argument(
+        "--runs", type=Path, help="folder of the run directories; finished ones are not run again"
+    )
     parser.add_argument("--only", help="comma-separated names of runs")
     arguments = parser.parse_args(argv)
     folder = arguments.runs or Path(tempfile.mkdtemp(prefix="agentrl-learning-"))
-    chosen = [run for run in RUNS if arguments.only is None or run.name in arguments.only.split(",")]
+    chosen = [
+        run for run in RUNS if arguments.only is None or run.name in arguments.only.split(",")
+    ]
     for run in chosen:
         train(run, folder / run.name)
     figures = Figures()
@@ -120,8 +127,18 @@ def train(run: Run, folder: Path) -> None:
     """Run it, unless it is finished; an interrupted one goes on."""
     if (folder / "summary.json").is_file():
         return
-    command = [sys.executable, "-m", "agentrl", "train", str(EXAMPLES / run.example / "config.yaml")]
-    command += [f"run.dir={folder}", *run.settings, *(["--resume"] if (folder / "run.json").is_file() else [])]
+    command = [
+        sys.executable,
+        "-m",
+        "agentrl",
+        "train",
+        str(EXAMPLES / run.example / "config.yaml"),
+    ]
+    command += [
+        f"run.dir={folder}",
+        *run.settings,
+        *(["--resume"] if (folder / "run.json").is_file() else []),
+    ]
     print(f"--- {run.name}: {' '.join(run.settings)}", flush=True)
     subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
@@ -152,7 +169,9 @@ def report_code(figures: Figures, folder: Path, names: set[str]) -> None:
         figures.at_most(f"{NOISY}, paired p", mcnemar_p_value(old, new), "", 0.01)
     if "code-shuffled" in names:
         before, after = ends(folder / "code-shuffled", "code")
-        figures.at_most("code, rewards shuffled, sampled gain", after["sampled"] - before["sampled"], "", 0.0)
+        figures.at_most(
+            "code, rewards shuffled, sampled gain", after["sampled"] - before["sampled"], "", 0.0
+        )
 
 
 def report_search(figures: Figures, folder: Path, names: set[str]) -> None:
@@ -167,11 +186,15 @@ def report_search(figures: Figures, folder: Path, names: set[str]) -> None:
                 figures.report(f"{told}, sampled after", after["sampled"], "")
             figures.report(f"{told}, greedy after", after["greedy"], "")
     if {"search-0", "search-unmasked"} <= names:
-        masked, unmasked = (ends(folder / name, "search")[1]["sampled"] for name in ("search-0", "search-unmasked"))
+        masked, unmasked = (
+            ends(folder / name, "search")[1]["sampled"] for name in ("search-0", "search-unmasked")
+        )
         figures.at_most("search, tool tokens trained less masked", unmasked - masked, "", 0.0)
     if "search-shuffled" in names:
         before, after = ends(folder / "search-shuffled", "search")
-        figures.at_most("search, rewards shuffled, sampled gain", after["sampled"] - before["sampled"], "", 0.0)
+        figures.at_most(
+            "search, rewards shuffled, sampled gain", after["sampled"] - before["sampled"], "", 0.0
+        )
 
 
 def report_fresh(figures: Figures, folder: Path, names: set[str]) -> None:
@@ -181,7 +204,10 @@ def report_fresh(figures: Figures, folder: Path, names: set[str]) -> None:
             continue
         told, target = f"{FRESH[run.name][0]}, fresh problems", FRESH[run.name][1]
         verdicts = fresh_verdicts(folder / run.name, run.example)
-        means = {when: {kind: sum(found) / len(found) for kind, found in own.items()} for when, own in verdicts.items()}
+        means = {
+            when: {kind: sum(found) / len(found) for kind, found in own.items()}
+            for when, own in verdicts.items()
+        }
         figures.report(f"{told}, number", len(verdicts["after"]["greedy"]), "")
         figures.report(f"{told}, sampled before", means["before"]["sampled"], "")
         if target is None:
@@ -219,7 +245,10 @@ def greedy_verdicts(run: Path, when: str) -> list[bool]:
     """Whether each held-out problem was solved greedily, in their order."""
     reader = TrajectoryReader(RunDirectory.open(run))
     entries = reader.summaries(label=f"code/{when}/greedy")
-    return [correctness(stored.trajectory) > 0.5 for stored in reader.get_many(entry.id for entry in entries)]
+    return [
+        correctness(stored.trajectory) > 0.5
+        for stored in reader.get_many(entry.id for entry in entries)
+    ]
 
 
 if __name__ == "__main__":

@@ -42,16 +42,22 @@ def measure(figures: Figures, characters: int) -> None:
         took = {label: seconds(parser(), text) for label, parser in PARSERS.items()}
         label = max(took, key=lambda one: took[one])
         figures.at_most(f"{name} ({label})", 1000 * took[label], "ms", LIMIT_MS)
-        figures.report(f"{name} ({label}): twice the text", seconds(PARSERS[label](), twice) / took[label], "x")
+        figures.report(
+            f"{name} ({label}): twice the text", seconds(PARSERS[label](), twice) / took[label], "x"
+        )
         slowest = max(slowest, took[label])
-    figures.at_most(f"slowest of {len(TEXTS)} texts by {len(PARSERS)} parsers", 1000 * slowest, "ms", LIMIT_MS)
+    figures.at_most(
+        f"slowest of {len(TEXTS)} texts by {len(PARSERS)} parsers", 1000 * slowest, "ms", LIMIT_MS
+    )
     figures.report("characters of a text", characters, "")
     figures.note(NOTE)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """All of it."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add_arguments(parser, benchmark="parsers")
     parser.add_argument("--characters", type=int, default=CHARACTERS)
     parsed = parser.parse_args(arguments)

@@ -51,7 +51,11 @@ def load(path: Path) -> dict[str, Any]:
 
 def section(name: str, result: Mapping[str, Any]) -> str:
     machine = result["machine"]
-    hardware = [machine["cpu"], f"{machine['cores']} cores", *([machine["gpu"]] if "gpu" in machine else [])]
+    hardware = [
+        machine["cpu"],
+        f"{machine['cores']} cores",
+        *([machine["gpu"]] if "gpu" in machine else []),
+    ]
     versions = ", ".join(f"{package} {version}" for package, version in machine["versions"].items())
     lines = [
         f"## {name}",
@@ -78,7 +82,9 @@ def row(figure: Mapping[str, Any]) -> str:
 
 def benchmarks() -> list[str]:
     """The modules of this folder that measure something."""
-    return sorted(path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in NOT_BENCHMARKS)
+    return sorted(
+        path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in NOT_BENCHMARKS
+    )
 
 
 def run_all() -> list[str]:
@@ -103,7 +109,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     text = page(RESULTS)
     if arguments.check:
         if not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != text:
-            print("docs/benchmarks.md is not what benchmarks/results gives: run python -m benchmarks.report")
+            print(
+                "docs/benchmarks.md is not what benchmarks/results gives: run python -m benchmarks.report"
+            )
             return 1
         return 0
     PAGE.write_text(text, encoding="utf-8")

@@ -26,8 +26,12 @@ PARTS: dict[str, Callable[[Figures, argparse.Namespace], None]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.rollout", description=__doc__)
-    parser.add_argument("--only", choices=PARTS, action="append", help="one part; may be given several times")
-    parser.add_argument("--episodes", type=int, default=2048, help="of a stream with slow or instant tools (2048)")
+    parser.add_argument(
+        "--only", choices=PARTS, action="append", help="one part; may be given several times"
+    )
+    parser.add_argument(
+        "--episodes", type=int, default=2048, help="of a stream with slow or instant tools (2048)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     add_arguments(parser, benchmark="rollout")
     arguments = parser.parse_args(argv)
@@ -40,7 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         figures.show()
         if arguments.record:
             command = f"python -m benchmarks.rollout --only {name}"
-            figures.record(RESULTS / f"rollout_{name}.json", command=command, seeds=[arguments.seed])
+            figures.record(
+                RESULTS / f"rollout_{name}.json", command=command, seeds=[arguments.seed]
+            )
         whole.rows += figures.rows
     if arguments.json is not None:
         whole.write_json(arguments.json)

@@ -26,7 +26,16 @@ from agentrl.store import RunDirectory, TrajectoryReader
 from agentrl.types import load_object
 from benchmarks.figures import ROOT, Figures, add_arguments
 
-__all__ = ["Side", "TRLSide", "checkpoint", "default_cache", "median_of", "sandbox_share", "scratch", "train"]
+__all__ = [
+    "Side",
+    "TRLSide",
+    "checkpoint",
+    "default_cache",
+    "median_of",
+    "sandbox_share",
+    "scratch",
+    "train",
+]
 
 CALCULATOR = ROOT / "benchmarks" / "calculator"
 CODE = ROOT / "examples" / "code"
@@ -75,13 +84,28 @@ def train(config: Path, run_dir: Path, *overrides: str, threads: int = 1) -> lis
     Raises:
         RuntimeError: the command failed; the end of its output is in the message.
     """
-    command = [sys.executable, "-m", "agentrl", "train", str(config), f"run.dir={run_dir}", *overrides]
+    command = [
+        sys.executable,
+        "-m",
+        "agentrl",
+        "train",
+        str(config),
+        f"run.dir={run_dir}",
+        *overrides,
+    ]
     done = subprocess.run(
-        command, env=environment(threads), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        env=environment(threads),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     if done.returncode:
         raise RuntimeError(f"agentrl train ended with {done.returncode}:\n{done.stdout[-2000:]}")
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     return [row for row in rows if row["stage"] == "rl" and "time/step_s" in row]
 
 
@@ -102,10 +126,20 @@ class TRLSide:
         seed: of its data order and sampling.
     """
 
-    def __init__(self, python: Path, model: Path, tasks: Path, out: Path, *, threads: int, seed: int) -> None:
+    def __init__(
+        self, python: Path, model: Path, tasks: Path, out: Path, *, threads: int, seed: int
+    ) -> None:
         out.mkdir(parents=True, exist_ok=True)
         self._log = out / "trl.log"
-        command = [str(python), "-m", "benchmarks.calculator.trl_side", "--model", str(model), "--tasks", str(tasks)]
+        command = [
+            str(python),
+            "-m",
+            "benchmarks.calculator.trl_side",
+            "--model",
+            str(model),
+            "--tasks",
+            str(tasks),
+        ]
         command += ["--out", str(out), "--threads", str(threads), "--seed", str(seed)]
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
@@ -129,7 +163,9 @@ class TRLSide:
         print(num_steps, file=self._process.stdin, flush=True)
         lines = [self._process.stdout.readline() for _ in range(num_steps)]
         if not lines[-1]:
-            raise RuntimeError(f"TRL's side ended:\n{self._log.read_text(encoding='utf-8')[-2000:]}")
+            raise RuntimeError(
+                f"TRL's side ended:\n{self._log.read_text(encoding='utf-8')[-2000:]}"
+            )
         return [json.loads(line) for line in lines]
 
     def close(self) -> None:
@@ -165,14 +201,24 @@ def calculator(figures: Figures, arguments: argparse.Namespace) -> None:
     ours, theirs = Side(), Side()
     with scratch() as folder:
         tasks = write_tasks(folder / "tasks.jsonl", arguments.seed)
-        with TRLSide(python, model, tasks, folder / "trl", threads=threads, seed=arguments.seed) as trl:
+        with TRLSide(
+            python, model, tasks, folder / "trl", threads=threads, seed=arguments.seed
+        ) as trl:
             for block in range(arguments.blocks):
                 if block % 2:
                     theirs.add_block(trl.block(steps))
                 run_dir = folder / f"ours-{block}"
-                overrides = (f"model.path={model}", f"train.steps={steps}", f"run.seed={arguments.seed + block}")
+                overrides = (
+                    f"model.path={model}",
+                    f"train.steps={steps}",
+                    f"run.seed={arguments.seed + block}",
+                )
                 per_rank = f"train.threads_per_rank={threads}"
-                ours.add_block(train(CALCULATOR / "config.yaml", run_dir, *overrides, per_rank, threads=threads))
+                ours.add_block(
+                    train(
+                        CALCULATOR / "config.yaml", run_dir, *overrides, per_rank, threads=threads
+                    )
+                )
                 model = run_dir / "models" / "rl"  # TRL's side goes on with its own policy too
                 if not block % 2:
                     theirs.add_block(trl.block(steps))
@@ -182,14 +228,20 @@ def calculator(figures: Figures, arguments: argparse.Namespace) -> None:
 def compare(figures: Figures, ours: Side, theirs: Side) -> None:
     """The figures of both sides."""
     own_s, their_s = median_of(ours.rows, "time/step_s"), median_of(theirs.rows, "step_s")
-    figures.report("calculator: steps counted on each side", min(len(ours.rows), len(theirs.rows)), "")
+    figures.report(
+        "calculator: steps counted on each side", min(len(ours.rows), len(theirs.rows)), ""
+    )
     figures.report("calculator: step, agentrl", own_s, "s")
     figures.report("calculator: step, TRL GRPOTrainer", their_s, "s")
     figures.at_least("calculator: TRL's step over agentrl's", their_s / own_s, "x", TARGET)
     for phase in ("rollout", "update", "publish"):
-        figures.report(f"calculator: {phase}, agentrl", median_of(ours.rows, f"time/{phase}_s"), "s")
+        figures.report(
+            f"calculator: {phase}, agentrl", median_of(ours.rows, f"time/{phase}_s"), "s"
+        )
     own_tokens = median_of(ours.rows, "count/trained_tokens")
-    their_tokens = statistics.median(128 * float(row["completions/mean_length"]) for row in theirs.rows)
+    their_tokens = statistics.median(
+        128 * float(row["completions/mean_length"]) for row in theirs.rows
+    )
     figures.report("calculator: trained tokens a step, agentrl", own_tokens, "tokens")
     figures.report("calculator: trained tokens a step, TRL", their_tokens, "tokens")
     per_token = (their_s / their_tokens) / (own_s / own_tokens)
@@ -200,7 +252,12 @@ def code(figures: Figures, arguments: argparse.Namespace) -> None:
     """The code example's own settings, by phase."""
     model = checkpoint(arguments.cache, "code", CODE, seed=arguments.seed)
     with scratch() as folder:
-        overrides = (f"model.path={model}", "eval.sets={}", "stages.rl.eval.sets={}", f"run.seed={arguments.seed}")
+        overrides = (
+            f"model.path={model}",
+            "eval.sets={}",
+            "stages.rl.eval.sets={}",
+            f"run.seed={arguments.seed}",
+        )
         steps = f"train.steps={arguments.code_steps + COLD_STEPS}"
         rows = train(CODE / "config.yaml", folder / "run", *overrides, steps)[COLD_STEPS:]
         share = sandbox_share(folder / "run")
@@ -212,7 +269,9 @@ def code(figures: Figures, arguments: argparse.Namespace) -> None:
     figures.report("code: share of episode time in the sandbox", share, "")
 
 
-def checkpoint(cache: Path, name: str, folder: Path, *, seed: int, overrides: Sequence[str] = ()) -> Path:
+def checkpoint(
+    cache: Path, name: str, folder: Path, *, seed: int, overrides: Sequence[str] = ()
+) -> Path:
     """The warm-up's model, made once by the configuration's own ``sft`` stage.
 
     Its name holds what it was made of, so that a change of the task makes it anew.
@@ -256,7 +315,14 @@ def set_up(cache: Path, torch_index: str | None) -> None:
     subprocess.run([sys.executable, "-m", "venv", str(part)], check=True)
     index = ["--extra-index-url", torch_index] if torch_index else []
     pins = ["-c", str(ROOT / "constraints-cpu.txt")]
-    pip = [str(part / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip = [
+        str(part / "bin" / "python"),
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+    ]
     subprocess.run([*pip, *pins, *index, *TRL_PACKAGES], check=True)
 
 
@@ -275,11 +341,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.step", description=__doc__)
     parser.add_argument("--setup", action="store_true", help="make TRL's environment, and end")
     parser.add_argument("--torch-index", metavar="URL", help="one more package index for --setup")
-    parser.add_argument("--cache", type=Path, default=default_cache(), help="environment and warm-up checkpoints")
+    parser.add_argument(
+        "--cache", type=Path, default=default_cache(), help="environment and warm-up checkpoints"
+    )
     parser.add_argument("--only", choices=("calculator", "code"), help="one half alone")
     parser.add_argument("--blocks", type=int, default=5, help="blocks of each side (5)")
     parser.add_argument("--block-steps", type=int, default=5, help="counted steps of a block (5)")
-    parser.add_argument("--code-steps", type=int, default=10, help="counted steps of the code example (10)")
+    parser.add_argument(
+        "--code-steps", type=int, default=10, help="counted steps of the code example (10)"
+    )
     parser.add_argument("--threads", type=int, default=1, help="of both sides (1)")
     parser.add_argument("--seed", type=int, default=0)
     add_arguments(parser, benchmark="step")

@@ -19,7 +19,10 @@ def say(text: str) -> Message:
 def call(name: str, output: str, **arguments: Any) -> list[Message]:
     """A tool call, and the tool's answer to it."""
     made = ToolCall("call_0", name, arguments).openai()
-    return [{"role": "assistant", "content": "", "tool_calls": [made]}, {"role": "tool", "content": output}]
+    return [
+        {"role": "assistant", "content": "", "tool_calls": [made]},
+        {"role": "tool", "content": output},
+    ]
 
 
 def broken_call(name: str, **arguments: Any) -> list[Message]:

@@ -24,7 +24,11 @@ settings.load_profile("agentrl")
 # The only reasons for which CI, which runs on Linux, may skip: the test is about another platform, about a promise
 # that no machine lets the backend make (docs/sandbox.md: `landlock` watches the disk, the kernel does not bound it), or
 # about memory cgroups, which processes in a container may not make.
-ALLOWED_IN_CI = ("needs macOS", "landlock does not claim 'disk'", "no memory cgroup can be made here")
+ALLOWED_IN_CI = (
+    "needs macOS",
+    "landlock does not claim 'disk'",
+    "no memory cgroup can be made here",
+)
 
 
 class SkipGate:
@@ -43,12 +47,14 @@ class SkipGate:
 
     def _note(self, nodeid: str, longrepr: object) -> None:
         # pytest gives a skip as (file, line, "Skipped: reason")
-        reason = str(longrepr[2] if isinstance(longrepr, tuple) else longrepr).removeprefix("Skipped: ")
+        reason = str(longrepr[2] if isinstance(longrepr, tuple) else longrepr).removeprefix(
+            "Skipped: "
+        )
         if not reason.startswith(ALLOWED_IN_CI):
             self.skips.append(f"{nodeid}: {reason}")
 
     @pytest.hookimpl(trylast=True)
-    def pytest_sessionfinish(self, session: pytest.RunProcesses) -> None:
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self.skips:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

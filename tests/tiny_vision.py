@@ -19,12 +19,16 @@ PATCH, MERGE = 14, 2  # SGLang takes patches of another size for images that wer
 MIN_PIXELS, MAX_PIXELS = 28 * 28, 16 * 28 * 28
 
 
-def picture(width: int = 84, height: int = 56, *, seed: int = 0, form: str = "PNG", mode: str = "RGB") -> bytes:
+def picture(
+    width: int = 84, height: int = 56, *, seed: int = 0, form: str = "PNG", mode: str = "RGB"
+) -> bytes:
     """An encoded picture of random pixels."""
     channels = len(Pictures.new(mode, (1, 1)).getbands())
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, channels), dtype=np.uint8)
     encoded = io.BytesIO()
-    Pictures.fromarray(pixels.squeeze(-1) if channels == 1 else pixels, mode=mode).save(encoded, form)
+    Pictures.fromarray(pixels.squeeze(-1) if channels == 1 else pixels, mode=mode).save(
+        encoded, form
+    )
     return encoded.getvalue()
 
 
@@ -55,7 +59,9 @@ def write_vision_tokenizer(folder: Path, template: str | None = None) -> Any:
     return tokenizer
 
 
-def write_qwen_vl(folder: Path, *, seed: int = 5, template: str | None = None, context: int = 512) -> Path:
+def write_qwen_vl(
+    folder: Path, *, seed: int = 5, template: str | None = None, context: int = 512
+) -> Path:
     """The whole model: two layers of width 64 that read and one of width 32 that sees.
 
     Returns:
@@ -76,7 +82,11 @@ def write_qwen_vl(folder: Path, *, seed: int = 5, template: str | None = None, c
             "num_key_value_heads": 2,
             "intermediate_size": 96,
             "max_position_embeddings": context,
-            "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0},
+            "rope_parameters": {
+                "rope_type": "default",
+                "mrope_section": [2, 3, 3],
+                "rope_theta": 10000.0,
+            },
             "tie_word_embeddings": True,
             "bos_token_id": None,
             "eos_token_id": ids["<|im_end|>"],

@@ -49,7 +49,9 @@ class AgentProgramSpec:
 
     def __post_init__(self) -> None:
         if not self.command:
-            raise ConfigError("env.program must name a program and its arguments, got an empty list")
+            raise ConfigError(
+                "env.program must name a program and its arguments, got an empty list"
+            )
 
     def driver(self, turns: TurnGenerator) -> ProgramPlayer:
         """See ``DriverSpec.player``."""
@@ -80,7 +82,9 @@ class AgentProgramSpec:
             "OPENAI_AGENTS_DISABLE_TRACING": "1",  # that SDK sends its traces to OpenAI, with a key which is none there
             **inherited,
             **self.environment,
-            "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)]),
+            "PATH": os.pathsep.join(
+                [os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)]
+            ),
             "OPENAI_BASE_URL": f"{url}/v1",
             "OPENAI_API_BASE": f"{url}/v1",  # LiteLLM's and LangChain's name for it
             "OPENAI_API_KEY": key,
@@ -156,9 +160,18 @@ class ProgramPlayer(ServedDriver):
         self._process = process
         stdin, outputs = process.stdin, (process.stdout, process.stderr)
         assert stdin is not None, "a pipe was asked for"
-        self._said = [asyncio.create_task(_tail(stream)) for stream in outputs if stream is not None]
-        told = {"id": task.id, "messages": task.messages, "data_source": task.data_source, "info": dict(task.info)}
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # a program need not read its task
+        self._said = [
+            asyncio.create_task(_tail(stream)) for stream in outputs if stream is not None
+        ]
+        told = {
+            "id": task.id,
+            "messages": task.messages,
+            "data_source": task.data_source,
+            "info": dict(task.info),
+        }
+        with contextlib.suppress(
+            BrokenPipeError, ConnectionResetError
+        ):  # a program need not read its task
             stdin.write(json.dumps(told).encode())
             await stdin.drain()
             stdin.close()
@@ -174,16 +187,29 @@ class ProgramPlayer(ServedDriver):
         if code != 0 and (why := _by_the_policy(builder.turns)):
             return Status("truncated", why, await self._last_words())
         builder.fault = f"turn {len(builder.turns)}: exit status {code}"
-        how = "ended without asking the policy anything" if code == 0 else f"exited with status {code}"
-        raise EnvError(f"the agent program {self._spec.command[0]!r} {how}; {await self._last_words()}")
+        how = (
+            "ended without asking the policy anything"
+            if code == 0
+            else f"exited with status {code}"
+        )
+        raise EnvError(
+            f"the agent program {self._spec.command[0]!r} {how}; {await self._last_words()}"
+        )
 
     async def _last_words(self) -> str:
         """The end of what it wrote, where it wrote anything."""
         # what the program started may hold its pipes open
         await asyncio.wait(self._said, timeout=_PIPE_LEFT_OPEN_S)
-        texts = [task.result().decode(errors="replace").strip() if task.done() else "" for task in self._said]
+        texts = [
+            task.result().decode(errors="replace").strip() if task.done() else ""
+            for task in self._said
+        ]
         out, err = texts
-        return f"its standard error ends with: {err}" if err else f"its output ends with: {out or '(nothing)'}"
+        return (
+            f"its standard error ends with: {err}"
+            if err
+            else f"its output ends with: {out or '(nothing)'}"
+        )
 
 
 def _by_the_policy(turns: Sequence[Turn]) -> str:

@@ -85,7 +85,11 @@ def make_app(desk: EpisodeRegistry) -> FastAPI:
     @app.get("/health")
     async def health() -> dict[str, Any]:
         info = desk.info()
-        return {"status": "ok", "policy_version": info.policy_version, "episodes": desk.num_episodes}
+        return {
+            "status": "ok",
+            "policy_version": info.policy_version,
+            "episodes": desk.num_episodes,
+        }
 
     @app.get("/v1/models")
     @app.get("/episodes/{episode_id}/v1/models")
@@ -131,7 +135,9 @@ def make_app(desk: EpisodeRegistry) -> FastAPI:
         body = await _json(request)
         episode, reason = _found(desk, episode_id), body.get("truncated", "")
         if not isinstance(reason, str):
-            raise Refusal(400, "invalid_request", f"truncated must be the reason as text, got {reason!r}")
+            raise Refusal(
+                400, "invalid_request", f"truncated must be the reason as text, got {reason!r}"
+            )
         if "reward" in body:
             episode.give_reward(body["reward"])
         episode.finish(reason)
@@ -164,14 +170,23 @@ def _by_key(desk: EpisodeRegistry, request: Request) -> ServedEpisode | None:
 async def _chat(desk: EpisodeRegistry, episode: ServedEpisode | None, request: Request) -> Response:
     asked = parse_request(await _json(request))
     telling = StreamWriter(asked)
-    making = (desk.complete_alone if episode is None else episode.complete)(asked, _gone(request), telling)
-    return await _tell(Answer(asked, f"chatcmpl-{uuid.uuid4().hex}", int(time.time())), making, telling)
+    making = (desk.complete_alone if episode is None else episode.complete)(
+        asked, _gone(request), telling
+    )
+    return await _tell(
+        Answer(asked, f"chatcmpl-{uuid.uuid4().hex}", int(time.time())), making, telling
+    )
 
 
-async def _respond(desk: EpisodeRegistry, episode: ServedEpisode | None, request: Request) -> Response:
+async def _respond(
+    desk: EpisodeRegistry, episode: ServedEpisode | None, request: Request
+) -> Response:
     threads = Threads() if episode is None else episode.threads
     asked = parse_response_request(await _json(request), threads.find)
-    answer, telling = ResponseAnswer(asked, uuid.uuid4().hex, int(time.time())), StreamWriter(asked.chat)
+    answer, telling = (
+        ResponseAnswer(asked, uuid.uuid4().hex, int(time.time())),
+        StreamWriter(asked.chat),
+    )
 
     async def make() -> TurnResult:
         complete = desk.complete_alone if episode is None else episode.complete
@@ -183,7 +198,9 @@ async def _respond(desk: EpisodeRegistry, episode: ServedEpisode | None, request
 
 
 async def _tell(
-    answer: Answer | ResponseAnswer, making_it: Coroutine[Any, Any, TurnResult], telling: StreamWriter
+    answer: Answer | ResponseAnswer,
+    making_it: Coroutine[Any, Any, TurnResult],
+    telling: StreamWriter,
 ) -> Response:
     making = asyncio.create_task(making_it)
     making.add_done_callback(_looked_at)
@@ -226,5 +243,7 @@ async def _json(request: Request) -> Any:
     except (ValueError, RecursionError) as error:
         raise Refusal(400, "invalid_request", f"the body must be JSON ({error})") from None
     if not isinstance(body, dict):
-        raise Refusal(400, "invalid_request", f"the body must be a JSON object, got {type(body).__name__}")
+        raise Refusal(
+            400, "invalid_request", f"the body must be a JSON object, got {type(body).__name__}"
+        )
     return body

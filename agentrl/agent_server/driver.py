@@ -17,7 +17,7 @@ __all__ = ["ServedDriver", "new_episode_id"]
 def new_episode_id(turns: TurnGenerator) -> str:
     """A name that nobody can guess, since whoever knows it may speak for the episode."""
     key = turns.builder.key
-    return f"{key.draw}-{key.sibling}-{key.attempt}-{secrets.token_urlsafe(12)}"
+    return f"{key.group_index}-{key.rollout_index}-{key.attempt}-{secrets.token_urlsafe(12)}"
 
 
 class ServedDriver:
@@ -29,7 +29,9 @@ class ServedDriver:
         idle_timeout_s: seconds without a request after which the episode ends.
     """
 
-    def __init__(self, turns: TurnGenerator, server: PolicyServer, *, idle_timeout_s: float | None = None) -> None:
+    def __init__(
+        self, turns: TurnGenerator, server: PolicyServer, *, idle_timeout_s: float | None = None
+    ) -> None:
         self.turns = turns
         self.episode_id = new_episode_id(turns)
         self.url = ""

@@ -16,22 +16,12 @@ from agentrl.agent_server.conversations import Threads
 from agentrl.agent_server.history import Histories, Place
 from agentrl.agent_server.stream_writer import StreamWriter
 from agentrl.agent_server.turn_notes import note_answers, note_turn
-from agentrl.errors import (
-    AgentRLError,
-    DataError,
-    RewardError,
-    ServerError,
-)
+from agentrl.errors import AgentRLError, DataError, RewardError, ServerError
 from agentrl.llm import CONTEXT_EXCEEDED
 from agentrl.rollouts.deadlines import LimitSpentError, within
 from agentrl.rollouts.turns import TurnGenerator, TurnRequest, TurnResult
 from agentrl.tools.parsers import PlainParser
-from agentrl.types import (
-    Message,
-    SamplingParams,
-    Status,
-    ToolCall,
-)
+from agentrl.types import Message, SamplingParams, Status, ToolCall
 
 __all__ = ["ServedEpisode"]
 
@@ -50,7 +40,11 @@ class ServedEpisode:
     """
 
     def __init__(
-        self, turns: TurnGenerator, *, idle_timeout_s: float | None = None, obey_sampling: bool = False
+        self,
+        turns: TurnGenerator,
+        *,
+        idle_timeout_s: float | None = None,
+        obey_sampling: bool = False,
     ) -> None:
         self._turns = turns
         self._idle_timeout_s = idle_timeout_s
@@ -87,7 +81,9 @@ class ServedEpisode:
         """
         self._check_open()
         if request.logprobs and self._turns.parts.renderer is None:
-            raise Refusal(400, "invalid_request", "logprobs must be false here: the engine gives no token ids")
+            raise Refusal(
+                400, "invalid_request", "logprobs must be false here: the engine gives no token ids"
+            )
         place, new = self._histories.find(request.messages, request.tools)
         new = _all_answered(place, new)
         words = request.demands.words(Demands() if place is None else place.demands)
@@ -107,11 +103,15 @@ class ServedEpisode:
         message, kept = request.demands.told(made.action, self._as_text(made, ready))
         told = (*request.messages, message)
         self._histories.add(Place(made.head, told, request.tools, request.demands, kept))
-        breaches = list(request.demands.breaches(made.action, [tool.name for tool in request.tools]))
+        breaches = list(
+            request.demands.breaches(made.action, [tool.name for tool in request.tools])
+        )
         if request.demands.schema and not made.action.tool_calls:
             fault = await schema_fault(request.demands.schema, str(made.action.message["content"]))
             breaches += [f"response_format: {fault}"] if fault else []
-        note_turn(self._turns.builder, made, {"ignored": self._ignored(request), "breaches": breaches})
+        note_turn(
+            self._turns.builder, made, {"ignored": self._ignored(request), "breaches": breaches}
+        )
         calls = tuple(call for call in made.action.tool_calls if call not in kept)
         return replace(made, action=replace(made.action, message=message, tool_calls=calls))
 
@@ -122,7 +122,11 @@ class ServedEpisode:
             Refusal: the episode has ended, or the value is no finite number.
         """
         self._check_open()
-        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        if (
+            not isinstance(value, int | float)
+            or isinstance(value, bool)
+            or not math.isfinite(value)
+        ):
             raise Refusal(400, "invalid_request", f"reward must be a finite number, got {value!r}")
         self._last_active = time.monotonic()
         self._rewards[name] = float(value)
@@ -162,7 +166,9 @@ class ServedEpisode:
 
     async def close(self) -> None:
         """Takes no more requests, and gives up those in flight: no turn is recorded from here on."""
-        self._settle(Status("cancelled", "closed", "its program exited, a deadline passed, or its run ended"))
+        self._settle(
+            Status("cancelled", "closed", "its program exited, a deadline passed, or its run ended")
+        )
         making = list(self._making)
         for turn in making:
             turn.cancel()
@@ -176,7 +182,11 @@ class ServedEpisode:
             RewardError: the episode terminated without any, and no function of the rubric gives one.
         """
         builder = self._turns.builder
-        if status.kind == "terminated" and not self._rewards and not self._turns.parts.rubric.weights:
+        if (
+            status.kind == "terminated"
+            and not self._rewards
+            and not self._turns.parts.rubric.weights
+        ):
             raise RewardError(
                 f"task {builder.task.id!r}: the episode ended without a reward, and there is none to compute; POST "
                 '{"reward": ...} to its /reward, or set reward.functions'
@@ -205,7 +215,9 @@ class ServedEpisode:
             self._end.exception()  # whoever plays the episode may have gone already
         return Refusal(503, error.boundary, f"the policy cannot answer: {error}")
 
-    def _ready(self, place: Place | None, observed: tuple[Message, ...], request: ChatRequest) -> TurnRequest:
+    def _ready(
+        self, place: Place | None, observed: tuple[Message, ...], request: ChatRequest
+    ) -> TurnRequest:
         turns = self._turns
         head = turns.head() if place is None else place.head
         if place.taken if place is not None else self._begun:
@@ -245,7 +257,9 @@ class ServedEpisode:
             if making.done() and not making.cancelled():
                 return making.result()
             self._check_open()
-            raise Refusal(499, "client_closed_request", "the client went away before its answer was made")
+            raise Refusal(
+                499, "client_closed_request", "the client went away before its answer was made"
+            )
         finally:
             if leaving is not None:
                 leaving.cancel()
@@ -254,7 +268,9 @@ class ServedEpisode:
                 await asyncio.wait([making])
             self._making.discard(making)
 
-    async def _generate(self, ready: TurnRequest, request: ChatRequest, telling: StreamWriter | None) -> TurnResult:
+    async def _generate(
+        self, ready: TurnRequest, request: ChatRequest, telling: StreamWriter | None
+    ) -> TurnResult:
         turns, timeout_s = self._turns, self._turns.parts.spec.limits.turn_timeout_s
         sampling = self._sampling(request, ready)
         try:
@@ -262,12 +278,16 @@ class ServedEpisode:
                 if telling is not None:
                     telling.begin(turns, ready, sampling.stop)
                 listener = telling.hear if telling is not None and request.stream else None
-                made = await turns.make(ready, sampling=sampling, for_client=True, on_tokens=listener)
+                made = await turns.make(
+                    ready, sampling=sampling, for_client=True, on_tokens=listener
+                )
             if made is not None and telling is not None:
                 telling.hold_against(made.completion)
         except LimitSpentError as spent:
             self._settle(Status("truncated", str(spent)))
-            raise Refusal(410, "turn_timeout", f"the turn took longer than {timeout_s:g} s") from None
+            raise Refusal(
+                410, "turn_timeout", f"the turn took longer than {timeout_s:g} s"
+            ) from None
         except ServerError as error:
             if error.code != CONTEXT_EXCEEDED:
                 raise self._fail(error) from error

@@ -45,12 +45,17 @@ class Histories:
     """The places of an episode."""
 
     def __init__(self) -> None:
-        self._places: list[Place] = []  # the longest conversation first, the newest first among equals
+        self._places: list[
+            Place
+        ] = []  # the longest conversation first, the newest first among equals
 
     def add(self, place: Place) -> None:
         """A turn was made."""
         length = len(place.told)
-        before = next((n for n, other in enumerate(self._places) if len(other.told) <= length), len(self._places))
+        before = next(
+            (n for n, other in enumerate(self._places) if len(other.told) <= length),
+            len(self._places),
+        )
         self._places.insert(before, place)
 
     def find(
@@ -64,7 +69,9 @@ class Histories:
                 new
                 and place.tools == tools
                 and not any(message["role"] == "assistant" for message in new)
-                and all(_same(ours, theirs) for ours, theirs in zip(place.told, messages, strict=False))
+                and all(
+                    _same(ours, theirs) for ours, theirs in zip(place.told, messages, strict=False)
+                )
             ):
                 return place, new
         return None, tuple(messages)
@@ -82,4 +89,7 @@ def _same(ours: Message, theirs: Message) -> bool:
 
 
 def _calls(message: Message) -> list[tuple[str, object]]:
-    return [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", [])]
+    return [
+        (call["function"]["name"], call["function"]["arguments"])
+        for call in message.get("tool_calls", [])
+    ]

@@ -58,12 +58,16 @@ class HttpHost:
             if self._serving is None:
                 listening = self._listen()
                 host = self._address[0]
-                self._url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
+                self._url = (
+                    f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
+                )
                 self._server = _quiet_server(self._desk)
                 self._serving = asyncio.create_task(self._server.serve([listening]))
                 while not self._server.started:
                     if self._serving.done():
-                        raise MachineError(f"the policy's endpoint at {self._url} ended before it served anything")
+                        raise MachineError(
+                            f"the policy's endpoint at {self._url} ended before it served anything"
+                        )
                     await asyncio.sleep(0.005)
         return self._url
 
@@ -104,7 +108,11 @@ def _quiet_server(desk: EpisodeRegistry) -> uvicorn.Server:
             yield
 
     config = uvicorn.Config(
-        make_app(desk), log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=2
+        make_app(desk),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=2,
     )
     return Quiet(config)
 
@@ -170,11 +178,17 @@ class PolicyServer:
         self, request: ChatRequest, gone: Callable[[], Awaitable[object]], telling: StreamWriter
     ) -> TurnResult:
         """See ``EpisodeRegistry.complete_alone``: a program has an episode."""
-        raise Refusal(401, "no_such_episode", "this endpoint serves episodes; use OPENAI_BASE_URL and OPENAI_API_KEY")
+        raise Refusal(
+            401,
+            "no_such_episode",
+            "this endpoint serves episodes; use OPENAI_BASE_URL and OPENAI_API_KEY",
+        )
 
     async def open(self, body: Any, root: str) -> dict[str, Any]:
         """See ``EpisodeRegistry.open``: a program is given its episode."""
-        raise Refusal(403, "not_here", "episodes are opened by the training run here, one for each program")
+        raise Refusal(
+            403, "not_here", "episodes are opened by the training run here, one for each program"
+        )
 
     async def outcome(self, episode_id: str) -> dict[str, Any]:
         """See ``EpisodeRegistry.outcome``: it is scored after the program has ended."""

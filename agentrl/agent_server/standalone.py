@@ -94,7 +94,11 @@ class StandaloneServer(PolicyServer):
         either: list[asyncio.Future[Any]] = [opened, playing]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not opened.done():
-            raise Refusal(503, "not_opened", f"the episode could not be opened: {playing.result().status.detail}")
+            raise Refusal(
+                503,
+                "not_opened",
+                f"the episode could not be opened: {playing.result().status.detail}",
+            )
         driver = opened.result()
         self._playing[driver.episode_id] = playing
         playing.add_done_callback(lambda _: self._left(driver.episode_id))
@@ -120,7 +124,9 @@ class StandaloneServer(PolicyServer):
     ) -> TurnResult:
         """See ``EpisodeRegistry.complete_alone``: drawn as the request asks, and kept nowhere."""
         number = next(self._numbers)
-        builder = TrajectoryBuilder(EpisodeKey(number, 0, 0, "eval", "alone"), Task(f"alone-{number}"))
+        builder = TrajectoryBuilder(
+            EpisodeKey(number, 0, 0, "eval", "alone"), Task(f"alone-{number}")
+        )
         turns = TurnGenerator(self._parts, builder, self._parts.spec.sampling)
         try:
             return await ServedEpisode(turns, obey_sampling=True).complete(request, gone, telling)
@@ -141,7 +147,9 @@ class StandaloneServer(PolicyServer):
         if error is not None and not self._failure.done():
             self._failure.set_exception(error)
 
-    async def _play(self, task: Task, number: int, opened: asyncio.Future[ServedDriver]) -> Trajectory:
+    async def _play(
+        self, task: Task, number: int, opened: asyncio.Future[ServedDriver]
+    ) -> Trajectory:
         attended = _Attended(self, self._idle_timeout_s, opened)
         key = EpisodeKey(number, 0, 0, "eval", _LABEL)
         trajectory = await run_episode(self._parts, task, key, env=attended, permits=self._permits)
@@ -153,13 +161,19 @@ def _task(given: Any, default_id: str) -> Task:
     if not isinstance(given, Mapping):
         raise Refusal(400, "invalid_request", f"task must be an object, got {type(given).__name__}")
     if unknown := sorted(given.keys() - {"id", "messages", "answer", "data_source", "info"}):
-        raise Refusal(400, "invalid_request", f"task has no {unknown[0]!r}; it has id, messages, answer, info")
+        raise Refusal(
+            400, "invalid_request", f"task has no {unknown[0]!r}; it has id, messages, answer, info"
+        )
     try:
-        messages = tuple(from_wire(m, f"task.messages[{n}]") for n, m in enumerate(given.get("messages", ())))
+        messages = tuple(
+            from_wire(m, f"task.messages[{n}]") for n, m in enumerate(given.get("messages", ()))
+        )
     except WireFault as fault:
         raise Refusal(400, "invalid_request", str(fault)) from None
     info = given.get("info", {})
     if not isinstance(info, Mapping):
-        raise Refusal(400, "invalid_request", f"task.info must be an object, got {type(info).__name__}")
+        raise Refusal(
+            400, "invalid_request", f"task.info must be an object, got {type(info).__name__}"
+        )
     source = str(given.get("data_source", "default"))
     return Task(str(given.get("id", default_id)), messages, given.get("answer"), source, dict(info))

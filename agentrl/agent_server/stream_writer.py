@@ -59,7 +59,9 @@ class StreamWriter:
         self._renderer = parts.renderer
         if parts.renderer is not None:
             self._text = PartialText(parts.renderer.decode)
-            self._message = PartialMessage(parts.parser, ready.tools, stop, turns.thoughts_opened(ready))
+            self._message = PartialMessage(
+                parts.parser, ready.tools, stop, turns.thoughts_opened(ready)
+            )
 
     def hear(self, ids: npt.NDArray[np.int32], logprobs: npt.NDArray[np.float32]) -> None:
         """``GenerateRequest.on_tokens``, from any thread."""
@@ -95,7 +97,10 @@ class StreamWriter:
         if made is not None:
             segments, noted = made.completion.segments, self._noted
             values = [segment.logprobs for segment in segments if segment.logprobs is not None]
-            self._note(concat_ids(segments)[noted:], np.concatenate([np.zeros(0, np.float32), *values])[noted:])
+            self._note(
+                concat_ids(segments)[noted:],
+                np.concatenate([np.zeros(0, np.float32), *values])[noted:],
+            )
         entries, self._logprobs = self._logprobs, []
         return entries
 
@@ -105,7 +110,10 @@ class StreamWriter:
         Raises:
             TokenMismatchError: the engine told other tokens.
         """
-        heard, whole = np.concatenate([np.zeros(0, np.int32), *self._heard]), concat_ids(completion.segments)
+        heard, whole = (
+            np.concatenate([np.zeros(0, np.int32), *self._heard]),
+            concat_ids(completion.segments),
+        )
         if heard.size > whole.size or not np.array_equal(heard, whole[: heard.size]):
             raise TokenMismatchError(
                 f"golden rule broken by request {completion.request_id!r}: the {heard.size} ids that the engine told "
@@ -124,7 +132,9 @@ class StreamWriter:
         assert self._renderer is not None, "an engine of ids has a renderer"
         for index, logprob in enumerate(logprobs.tolist()):
             if int(ids[index]) not in self._renderer.stop_token_ids:
-                self._logprobs.append(_entry(self._renderer.decode(ids[index : index + 1]), logprob))
+                self._logprobs.append(
+                    _entry(self._renderer.decode(ids[index : index + 1]), logprob)
+                )
 
     def _new(self, message: Message, *, whole: bool = False) -> Iterator[dict[str, Any]]:
         wire = to_wire(message, reasoning=True)
@@ -144,4 +154,9 @@ class StreamWriter:
 def _entry(text: str, logprob: float) -> dict[str, Any]:
     """A token; the bytes of one that is a part of a character are not known."""
     whole = "\N{REPLACEMENT CHARACTER}" not in text
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None, "top_logprobs": []}
+    return {
+        "token": text,
+        "logprob": logprob,
+        "bytes": list(text.encode()) if whole else None,
+        "top_logprobs": [],
+    }

@@ -22,7 +22,9 @@ def note_turn(builder: TrajectoryBuilder, made: TurnResult, notes: Mapping[str, 
     index = _index(made.head.parent)
     turn = builder.turns[index]
     calls = tuple(sorted(records, key=_number))
-    builder.turns[index] = replace(turn, calls=calls, info={**turn.info, **{k: v for k, v in notes.items() if v}})
+    builder.turns[index] = replace(
+        turn, calls=calls, info={**turn.info, **{k: v for k, v in notes.items() if v}}
+    )
 
 
 def note_answers(builder: TrajectoryBuilder, place: Place, observed: Sequence[Message]) -> None:
@@ -31,7 +33,9 @@ def note_answers(builder: TrajectoryBuilder, place: Place, observed: Sequence[Me
     answers = {m["tool_call_id"]: str(m["content"]) for m in observed if m["role"] == "tool"}
     index = _index(place.head.parent)
     turn = builder.turns[index]
-    builder.turns[index] = replace(turn, calls=tuple(_answered(record, answers, seconds) for record in turn.calls))
+    builder.turns[index] = replace(
+        turn, calls=tuple(_answered(record, answers, seconds) for record in turn.calls)
+    )
 
 
 def _answered(record: CallRecord, answers: Mapping[str, str], seconds: float) -> CallRecord:

@@ -57,7 +57,7 @@ class GroupSummary:
         rewards: ``[G]`` float64, of the siblings that finished; failed and cancelled ones are absent.
     """
 
-    draw: int
+    group_index: int
     rewards: F64
 
 
@@ -266,7 +266,9 @@ class AlgorithmSpec:
     def __post_init__(self) -> None:
         if (self.policy_loss is None) == (self.pair_loss is None):
             found = "neither" if self.policy_loss is None else "both"
-            raise ConfigError(f"algorithm {self.name!r} must have policy_loss or pair_loss, got {found}; give one")
+            raise ConfigError(
+                f"algorithm {self.name!r} must have policy_loss or pair_loss, got {found}; give one"
+            )
 
     @property
     def learns_from(self) -> LearnsFrom:

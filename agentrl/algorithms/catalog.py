@@ -68,7 +68,9 @@ def make_algorithm(
         checked = _settings_of(name, given)
         made = load_object(ALGORITHMS[name].make)(checked)
     if not isinstance(made, AlgorithmSpec):
-        raise ConfigError(f"algorithm.name={name!r} must return an AlgorithmSpec, got {type(made).__name__}")
+        raise ConfigError(
+            f"algorithm.name={name!r} must return an AlgorithmSpec, got {type(made).__name__}"
+        )
     return made
 
 
@@ -84,9 +86,15 @@ def _check_keywords(name: str, function: Any, settings: Mapping[str, Any]) -> No
     parameters = inspect.signature(function).parameters.values()
     if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters):
         _check_known(name, settings, [parameter.name for parameter in parameters])
-    missing = [p.name for p in parameters if p.default is p.empty and p.kind in _NAMED and p.name not in settings]
+    missing = [
+        p.name
+        for p in parameters
+        if p.default is p.empty and p.kind in _NAMED and p.name not in settings
+    ]
     if missing:
-        raise ConfigError(f"algorithm.name={name!r} needs algorithm.{missing[0]}, which is not set; set it")
+        raise ConfigError(
+            f"algorithm.name={name!r} needs algorithm.{missing[0]}, which is not set; set it"
+        )
 
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)

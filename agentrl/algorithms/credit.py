@@ -31,7 +31,9 @@ def finite_rewards(rewards: F64, what: str) -> F64:
     return rewards
 
 
-def group_advantages(rewards_J: F64, group_J: I64, *, scale: Literal["none", "std"] = "std", eps: float = 1e-4) -> F64:
+def group_advantages(
+    rewards_J: F64, group_J: I64, *, scale: Literal["none", "std"] = "std", eps: float = 1e-4
+) -> F64:
     """Centre every reward on the mean of its own group.
 
     The mean of the finished siblings is GRPO's baseline (arXiv:2402.03300, sec. 4.1). ``scale="std"`` also divides by
@@ -60,7 +62,9 @@ def group_advantages(rewards_J: F64, group_J: I64, *, scale: Literal["none", "st
     for group in np.unique(group_J):
         rows = np.flatnonzero(group_J == group)
         if rows.size < 2:
-            raise ValueError(f"group {group} has one finished trajectory and no baseline; keep_group drops such groups")
+            raise ValueError(
+                f"group {group} has one finished trajectory and no baseline; keep_group drops such groups"
+            )
         own = rewards_J[rows].astype(np.float64)
         if own.max() == own.min():  # the mean of equal numbers may differ from them by rounding
             continue
@@ -75,7 +79,7 @@ def keep_informative_group(group: GroupSummary, *, drop_zero_spread: bool = True
     Raises:
         RewardError: a reward is not finite.
     """
-    finite_rewards(group.rewards, f"rewards of draw {group.draw}")
+    finite_rewards(group.rewards, f"rewards of draw {group.group_index}")
     if group.rewards.size < 2:
         return FilterResult(False, "too_few_finished")
     if drop_zero_spread and float(group.rewards.max()) == float(group.rewards.min()):

@@ -7,13 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from agentrl.algorithms.algorithm_spec import (
-    AlgorithmSpec,
-    AlgorithmState,
-    Credit,
-    Needs,
-    Rewards,
-)
+from agentrl.algorithms.algorithm_spec import AlgorithmSpec, AlgorithmState, Credit, Needs, Rewards
 from agentrl.algorithms.credit import group_advantages, keep_informative_group
 from agentrl.algorithms.losses import broadcast_to_tokens, clipped_policy_loss, truncated_importance
 from agentrl.algorithms.reductions import reduction_of

@@ -18,7 +18,14 @@ from agentrl.algorithms.algorithm_spec import (
     TokenStat,
 )
 
-__all__ = ["broadcast_to_tokens", "capped_k3", "clipped_policy_loss", "imitation_loss", "k3", "truncated_importance"]
+__all__ = [
+    "broadcast_to_tokens",
+    "capped_k3",
+    "clipped_policy_loss",
+    "imitation_loss",
+    "k3",
+    "truncated_importance",
+]
 
 _K1_LIMIT = 20.0
 """Nats of one token beyond which a mean would tell of that token alone."""
@@ -76,7 +83,9 @@ def clipped_policy_loss(
         ``[N]`` losses; statistics ``policy/ratio``, ``policy/kl_old``, ``policy/kl_old_k1``, ``policy/clip_frac_low``,
         ``_high``, ``_dual`` (the share of tokens whose gradient a bound removed) and ``policy/kl_ref``.
     """
-    old = _given(inputs.rollout_logprobs if use_rollout_logprobs else inputs.old_logprobs, "old_logprobs")
+    old = _given(
+        inputs.rollout_logprobs if use_rollout_logprobs else inputs.old_logprobs, "old_logprobs"
+    )
     advantages = _given(inputs.advantages, "advantages")
     ratio = torch.exp(inputs.logprobs - old)
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
@@ -97,7 +106,9 @@ def clipped_policy_loss(
     if kl_coef > 0:
         kl = capped_k3(inputs.logprobs, _given(inputs.ref_logprobs, "ref_logprobs"), kl_cap)
         stats["policy/kl_ref"] = kl.detach()
-    return TokenLoss(-surrogate, {name: _stat(values) for name, values in stats.items()}, kl, kl_coef)
+    return TokenLoss(
+        -surrogate, {name: _stat(values) for name, values in stats.items()}, kl, kl_coef
+    )
 
 
 def imitation_loss(inputs: PolicyInputs) -> TokenLoss:
@@ -122,5 +133,7 @@ def _stat(values: Tensor) -> TokenStat:
 
 def _given(column: Tensor | None, name: str) -> Tensor:
     if column is None:
-        raise ValueError(f"batch.{name} is missing: join the pass that computes it before the update")
+        raise ValueError(
+            f"batch.{name} is missing: join the pass that computes it before the update"
+        )
     return column

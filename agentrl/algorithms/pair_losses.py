@@ -28,7 +28,11 @@ def bradley_terry_loss(inputs: PairInputs, *, centring: float) -> PairLoss:
     if centring > 0:
         loss = loss + centring * total.square()
     right = (difference.detach() > 0).double() + 0.5 * (difference.detach() == 0)
-    stats = {"reward_model/accuracy": right, "reward_model/margin": difference, "reward_model/score": total / 2}
+    stats = {
+        "reward_model/accuracy": right,
+        "reward_model/margin": difference,
+        "reward_model/score": total / 2,
+    }
     return PairLoss(loss, {name: _stat(values) for name, values in stats.items()})
 
 

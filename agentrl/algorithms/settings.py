@@ -143,14 +143,20 @@ def _check_number(field: str, value: float, *, low: float, high: float = math.in
 
 def _check_above(field: str, value: float | None, bound: float) -> None:
     """None, or a finite number above ``bound``."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and bound < value < math.inf
+    number = (
+        isinstance(value, (int, float)) and not isinstance(value, bool) and bound < value < math.inf
+    )
     if value is not None and not number:
-        raise ConfigError(f"algorithm.{field} must be finite and above {bound:g}, or null, got {value!r}; change it")
+        raise ConfigError(
+            f"algorithm.{field} must be finite and above {bound:g}, or null, got {value!r}; change it"
+        )
 
 
 def _check_choice(field: str, value: object, choices: Sequence[str]) -> None:
     if value not in choices:
-        raise ConfigError(f"algorithm.{field} must be one of {', '.join(choices)}, got {value!r}; choose one")
+        raise ConfigError(
+            f"algorithm.{field} must be one of {', '.join(choices)}, got {value!r}; choose one"
+        )
 
 
 def _check_reduction(reduction: str, constant_tokens: int | None) -> None:

@@ -34,8 +34,14 @@ def check_command(config: Path, /, *overrides: str) -> None:
     print("configuration: ok")
     for stage in loaded.resolved_stages():
         algorithm = stage.make_algorithm()
-        how_long = f"{stage.train.steps} steps" if stage.train.steps else f"{stage.train.epochs or 1} epochs"
-        print(f"stage {stage.name}: {stage.algorithm.name}, {how_long}, starts from {stage.starts_from}")
+        how_long = (
+            f"{stage.train.steps} steps"
+            if stage.train.steps
+            else f"{stage.train.epochs or 1} epochs"
+        )
+        print(
+            f"stage {stage.name}: {stage.algorithm.name}, {how_long}, starts from {stage.starts_from}"
+        )
         if SegmentKind.POLICY in algorithm.trains:
             _check_rollouts(stage)
         else:
@@ -74,9 +80,14 @@ def _check_rollouts(stage: StageConfig) -> None:
     sets = {"data.train": (first, True)}
     for name, item in stage.eval.sets.items():
         setting = f"eval.sets.{name}"
-        sets[setting] = (_tasks(stage, item.data, item.args, setting, item.num_tasks)[0], item.tools)
+        sets[setting] = (
+            _tasks(stage, item.data, item.args, setting, item.num_tasks)[0],
+            item.tools,
+        )
     weights = rubric_spec(stage, LiveObjects(), base_dir).build().weights
-    say(f"  reward: {', '.join(f'{weight:g} x {name}' for name, weight in weights.items()) or 'step rewards alone'}")
+    say(
+        f"  reward: {', '.join(f'{weight:g} x {name}' for name, weight in weights.items()) or 'step rewards alone'}"
+    )
     env = player_spec(stage, LiveObjects(), base_dir)
     if isinstance(env, AgentProgramSpec):
         say(f"  program: {env.check()}, started once an episode")
@@ -100,18 +111,26 @@ def _check_rewards(stage: StageConfig, sets: Mapping[str, tuple[Task, bool]]) ->
     say("  a scripted policy answers the first task of each set:")
     for setting, played in rehearse(stage, sets):
         episode = played.trajectory
-        parts = ", ".join(f"{name} {value:g}" for name, value in episode.rewards.items()) or "no part"
-        say(f"  {setting}: {played.said!r:.40} is scored {episode.reward:g} ({parts}), {episode.status}")
+        parts = (
+            ", ".join(f"{name} {value:g}" for name, value in episode.rewards.items()) or "no part"
+        )
+        say(
+            f"  {setting}: {played.said!r:.40} is scored {episode.reward:g} ({parts}), {episode.status}"
+        )
         bools |= set(played.bools)
     for name in sorted(bools):
         say(f"  reward: {name} gives a bool, which counts as 1.0 or 0.0; return a float to say so")
 
 
-def _tasks(stage: StageConfig, data: str, args: dict[str, object], setting: str, limit: int | None) -> list[Task]:
+def _tasks(
+    stage: StageConfig, data: str, args: dict[str, object], setting: str, limit: int | None
+) -> list[Task]:
     from agentrl.cli.terminal import say
     from agentrl.run.data.datasets import load_tasks
 
     base_dir = Path(stage.run.base_dir or ".")
-    tasks = load_tasks(data, args, base_dir=base_dir, seed=stage.run.seed, setting=setting, limit=limit)
+    tasks = load_tasks(
+        data, args, base_dir=base_dir, seed=stage.run.seed, setting=setting, limit=limit
+    )
     say(f"  {setting}: {len(tasks)} tasks, the first is {tasks[0].id!r}")
     return tasks

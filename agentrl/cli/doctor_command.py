@@ -58,7 +58,10 @@ def _print_sandboxes() -> None:
     from agentrl.sandbox import GUARANTEES, SandboxSpec, probe_backends
 
     reports = probe_backends()
-    rows = [(name, *("yes" if name in report.held else "no" for report in reports)) for name in GUARANTEES]
+    rows = [
+        (name, *("yes" if name in report.held else "no" for report in reports))
+        for name in GUARANTEES
+    ]
     print_table(("sandbox guarantees", *(report.backend for report in reports)), rows)
     for report in reports:
         if report.problem or report.notes:
@@ -105,7 +108,9 @@ def _accelerators() -> str:
     import torch
 
     if torch.cuda.is_available():
-        return ", ".join(torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count()))
+        return ", ".join(
+            torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())
+        )
     return "none (torch runs on the CPU)"
 
 

@@ -62,10 +62,14 @@ def eval_command(
     """
     if score is not None:
         if model is not None or reward is None:
-            raise ConfigError("--score FILE needs --reward file.py:name, and neither a model nor a configuration")
+            raise ConfigError(
+                "--score FILE needs --reward file.py:name, and neither a model nor a configuration"
+            )
         evaluated = _score_again(score, reward)
     elif model is None or reward is not None:
-        raise ConfigError("name a run or a model to examine, or give --score FILE with --reward file.py:name")
+        raise ConfigError(
+            "name a run or a model to examine, or give --score FILE with --reward file.py:name"
+        )
     else:
         evaluated = _examine(model, config, overrides, samples, only)
     if out is not None:
@@ -102,7 +106,10 @@ def _by_source(results: Sequence[EvalResult]) -> list[EvaluatedTask]:
     """
     from agentrl.run.eval_file import evaluated_tasks
 
-    sources = {result.name: {trajectory.task.data_source for trajectory in result.trajectories} for result in results}
+    sources = {
+        result.name: {trajectory.task.data_source for trajectory in result.trajectories}
+        for result in results
+    }
     shared = {source for source, count in Counter(chain(*sources.values())).items() if count > 1}
     evaluated = []
     for result in results:
@@ -124,7 +131,9 @@ def _report(evaluated: Sequence[EvaluatedTask], *, as_json: bool) -> None:
     report = evaluation_report(task_scores(evaluated))
     failed = sum(score is None for entry in evaluated for score in entry.scores)
     if as_json:
-        sources = {name: {key: asdict(value) for key, value in own.items()} for name, own in report.items()}
+        sources = {
+            name: {key: asdict(value) for key, value in own.items()} for name, own in report.items()
+        }
         print_json({"sources": sources, "failed_samples": failed})
         return
     rows = [

@@ -73,7 +73,9 @@ def _print(found: Sequence[TrajectorySummary], limit: int) -> None:
                 summary.id,
                 summary.step,
                 summary.task_id,
-                f"{summary.status}({summary.status_reason})" if summary.status_reason else summary.status,
+                f"{summary.status}({summary.status_reason})"
+                if summary.status_reason
+                else summary.status,
                 summary.reward,
                 summary.num_turns,
                 summary.num_tokens,
@@ -83,8 +85,14 @@ def _print(found: Sequence[TrajectorySummary], limit: int) -> None:
             for summary in latest
         ],
     )
-    counts = ", ".join(f"{count} {status}" for status, count in sorted(Counter(s.status for s in found).items()))
-    hidden = f"; {len(found) - len(latest)} earlier ones not shown (--limit 0)" if len(latest) < len(found) else ""
+    counts = ", ".join(
+        f"{count} {status}" for status, count in sorted(Counter(s.status for s in found).items())
+    )
+    hidden = (
+        f"; {len(found) - len(latest)} earlier ones not shown (--limit 0)"
+        if len(latest) < len(found)
+        else ""
+    )
     say(f"{len(found)} trajectories{': ' if counts else ''}{counts}{hidden}")
 
 

@@ -79,7 +79,17 @@ def _report(collected: Sequence[TrajectorySummary]) -> None:
     for summary in collected:
         sources[summary.data_source].append(summary)
     print_table(
-        ("data source", "tasks", "episodes", "terminated", "truncated", "failed", "reward", "turns", "policy tokens"),
+        (
+            "data source",
+            "tasks",
+            "episodes",
+            "terminated",
+            "truncated",
+            "failed",
+            "reward",
+            "turns",
+            "policy tokens",
+        ),
         [_row(name, own) for name, own in sorted(sources.items())],
     )
 
@@ -94,7 +104,10 @@ def _row(name: str, own: Sequence[TrajectorySummary]) -> tuple[str | int | float
         name,
         len({summary.draw for summary in own}),
         len(own),
-        *(sum(summary.status == kind for summary in own) for kind in ("terminated", "truncated", "failed")),
+        *(
+            sum(summary.status == kind for summary in own)
+            for kind in ("terminated", "truncated", "failed")
+        ),
         mean([summary.reward for summary in finished if summary.reward is not None]),
         mean([summary.num_turns for summary in finished]),
         mean([summary.num_policy_tokens for summary in finished]),

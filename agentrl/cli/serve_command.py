@@ -43,7 +43,9 @@ def serve_policy_command(
     if not idle_timeout_s > 0:
         raise ConfigError(f"--idle-timeout-s must be more than 0, got {idle_timeout_s:g}")
     if out is not None and any(path.is_file() for path in out.rglob("*")):
-        raise ConfigError(f"--out {out} must be a new or empty folder, and it holds files; name another folder")
+        raise ConfigError(
+            f"--out {out} must be a new or empty folder, and it holds files; name another folder"
+        )
     from agentrl.cli.terminal import say
     from agentrl.run.policy_service import serve_policy
 
@@ -55,5 +57,7 @@ def serve_policy_command(
         port=port,
         out=out,
         idle_timeout_s=idle_timeout_s,
-        announce=lambda url: say(f"serving {model} at {url} (POST {url}/episodes opens an episode)"),
+        announce=lambda url: say(
+            f"serving {model} at {url} (POST {url}/episodes opens an episode)"
+        ),
     )

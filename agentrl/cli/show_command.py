@@ -52,4 +52,6 @@ def _show_trajectory(run: Path, trajectory: str, json: bool) -> None:
 
     directory = RunDirectory.open(run)
     stored = TrajectoryReader(directory).get(trajectory)
-    print_json(trajectory_json(stored)) if json else print_trajectory(stored, token_text_of(directory))
+    print_json(trajectory_json(stored)) if json else print_trajectory(
+        stored, token_text_of(directory)
+    )

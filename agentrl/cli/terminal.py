@@ -16,7 +16,9 @@ from rich.text import Text
 
 __all__ = ["console", "fitted", "print_json", "print_table", "say", "shown"]
 
-_CONTROL = {code: 0x2400 + code for code in range(0x20) if code not in (0x09, 0x0A)} | {0x7F: 0x2421}
+_CONTROL = {code: 0x2400 + code for code in range(0x20) if code not in (0x09, 0x0A)} | {
+    0x7F: 0x2421
+}
 _CONTROL |= dict.fromkeys(range(128, 160), 65533)
 _WIDE = 200
 _NARROWEST = 6  # to which a column of text is cut
@@ -25,7 +27,13 @@ _NARROWEST = 6  # to which a column of text is cut
 def console() -> Console:
     """Colours and the terminal's width on a terminal; plain and wide lines otherwise."""
     terminal = sys.stdout.isatty()
-    return Console(file=sys.stdout, highlight=False, markup=False, emoji=False, width=None if terminal else _WIDE)
+    return Console(
+        file=sys.stdout,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        width=None if terminal else _WIDE,
+    )
 
 
 def shown(text: str) -> str:
@@ -42,7 +50,11 @@ def say(text: str = "", *, hang: int | None = None, file: IO[str] | None = None)
         file: standard output, or error.
     """
     out = file or sys.stdout
-    print(fitted(text, Console(file=out).width, hang=hang) if out.isatty() else text, file=out, flush=True)
+    print(
+        fitted(text, Console(file=out).width, hang=hang) if out.isatty() else text,
+        file=out,
+        flush=True,
+    )
 
 
 def fitted(text: str, width: int, *, hang: int | None = None) -> str:
@@ -61,12 +73,19 @@ def fitted(text: str, width: int, *, hang: int | None = None) -> str:
         own = len(line) - len(line.lstrip(" "))
         margin = " " * (own + 2 if hang is None else hang)
         lines += textwrap.wrap(
-            line, width, subsequent_indent=margin, break_long_words=False, break_on_hyphens=False, expand_tabs=False
+            line,
+            width,
+            subsequent_indent=margin,
+            break_long_words=False,
+            break_on_hyphens=False,
+            expand_tabs=False,
         )
     return "\n".join(lines)
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> None:
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None
+) -> None:
     """Rows under their headings; numbers stand right.
 
     Where the terminal is too narrow, headings take several lines, then columns move together, then the widest
@@ -74,16 +93,23 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title:
     """
     cells = [[_cell(value) for value in row] for row in rows]
     texts = [[Text(shown(text)) for text, _ in line] for line in cells]
-    numeric = [bool(cells) and all(line[index][1] for line in cells) for index in range(len(columns))]
+    numeric = [
+        bool(cells) and all(line[index][1] for line in cells) for index in range(len(columns))
+    ]
     out = console()
-    room = [max((cell_len(line[index].plain) for line in texts), default=0) for index in range(len(columns))]
+    room = [
+        max((cell_len(line[index].plain) for line in texts), default=0)
+        for index in range(len(columns))
+    ]
     headings, gap = list(columns), 2
     if _width(headings, room, gap) > out.width:
         headings = [heading.replace(" ", "\n") for heading in columns]
     if _width(headings, room, gap) > out.width:
         gap = 1
     cut = _cut(headings, room, numeric, _width(headings, room, gap) - out.width)
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, gap, 0, 0))
+    table = Table(
+        title=title, title_justify="left", box=None, pad_edge=False, padding=(0, gap, 0, 0)
+    )
     for index, heading in enumerate(headings):
         justify: Literal["right", "left"] = "right" if numeric[index] else "left"
         table.add_column(heading, justify=justify, no_wrap=True, max_width=cut.get(index))
@@ -103,10 +129,16 @@ def _heading_width(heading: str) -> int:
     return max(map(cell_len, heading.split("\n")))
 
 
-def _cut(headings: Sequence[str], room: Sequence[int], numeric: Sequence[bool], excess: int) -> dict[int, int]:
+def _cut(
+    headings: Sequence[str], room: Sequence[int], numeric: Sequence[bool], excess: int
+) -> dict[int, int]:
     """The widths of columns of text that must be narrower, the widest first, so that nothing is in excess."""
     least = [max(_NARROWEST, _heading_width(heading)) for heading in headings]
-    widths = {index: width for index, width in enumerate(room) if index and not numeric[index] and width > least[index]}
+    widths = {
+        index: width
+        for index, width in enumerate(room)
+        if index and not numeric[index] and width > least[index]
+    }
     cut: dict[int, int] = {}
     while excess > 0 and widths:
         widest = max(widths, key=lambda index: widths[index])
@@ -123,7 +155,9 @@ def _cell(value: Any) -> tuple[str, bool]:
         return "-", True
     if isinstance(value, float):
         small = 0 < abs(value) < 5e-4  # which three decimals would show as nothing
-        return (f"{value:.2e}" if small else f"{value:.3f}" if math.isfinite(value) else str(value)), True
+        return (
+            f"{value:.2e}" if small else f"{value:.3f}" if math.isfinite(value) else str(value)
+        ), True
     return str(value), isinstance(value, int)
 
 

@@ -24,12 +24,7 @@ from agentrl.config.task_sections import (
     SandboxLimitsConfig,
     ToolConfig,
 )
-from agentrl.config.train_sections import (
-    AlgorithmConfig,
-    OptimConfig,
-    RolloutConfig,
-    TrainConfig,
-)
+from agentrl.config.train_sections import AlgorithmConfig, OptimConfig, RolloutConfig, TrainConfig
 
 __all__ = [
     "AlgorithmConfig",

@@ -11,12 +11,7 @@ from typing import Any, get_type_hints
 
 from pydantic import Field, ValidationError, create_model
 
-from agentrl.algorithms import (
-    ALGORITHMS,
-    AlgorithmSpec,
-    check_settings,
-    make_algorithm,
-)
+from agentrl.algorithms import ALGORITHMS, AlgorithmSpec, check_settings, make_algorithm
 from agentrl.config.schema import StageConfig
 from agentrl.config.verdicts import Fault, validation_faults
 from agentrl.errors import ConfigError
@@ -58,11 +53,17 @@ def algorithm_faults(stage: StageConfig, base_dir: Path) -> Iterator[Fault]:
             "got true; set it, or algorithm.old_logprobs='recompute'",
         )
     if stage.rollout.schedule != "sync" and settings.learns_from == "rollouts":
-        yield from _staleness_faults(stage, settings.on_policy_only, getattr(settings, "correction", "none"))
+        yield from _staleness_faults(
+            stage, settings.on_policy_only, getattr(settings, "correction", "none")
+        )
     if settings.on_policy_only and not stage.updates_are_on_policy:
         train = stage.train
         yield Fault(
-            (("algorithm", "old_logprobs"), ("train", "updates_per_batch"), ("train", "mini_batch_prompts")),
+            (
+                ("algorithm", "old_logprobs"),
+                ("train", "updates_per_batch"),
+                ("train", "mini_batch_prompts"),
+            ),
             "algorithm.old_logprobs='rollout' allows one update a batch, train.updates_per_batch=1 and "
             "train.mini_batch_prompts=train.batch_prompts (after the first, the sampler's policy is no longer the one "
             f"trained), got {train.updates_per_batch} passes over {train.batch_prompts} prompts in mini-batches of "
@@ -94,7 +95,11 @@ def _own_staleness_faults(stage: StageConfig, spec: AlgorithmSpec) -> Iterator[F
             (("rollout", "max_staleness"),),
             f"algorithm.name={name!r} allows rollout.max_staleness <= {spec.max_staleness}, got {staleness}; lower it",
         )
-    elif stage.rollout.schedule != "sync" and spec.learns_from == "rollouts" and spec.correction is None:
+    elif (
+        stage.rollout.schedule != "sync"
+        and spec.learns_from == "rollouts"
+        and spec.correction is None
+    ):
         yield Fault(
             (("algorithm", "name"), ("rollout", "max_staleness")),
             f"{_why(stage)}, but algorithm.name={name!r} returns an AlgorithmSpec without `correction`, the factor "
@@ -120,7 +125,8 @@ def _schema_faults(stage: StageConfig) -> Iterator[Fault]:
     given = stage.algorithm.settings
     for name in _DECIDED_BY.keys() & given.keys():
         yield Fault(
-            (("algorithm", name),), f"{{key}} is not set here; set {_DECIDED_BY[name]}, got {given.pop(name)!r}"
+            (("algorithm", name),),
+            f"{{key}} is not set here; set {_DECIDED_BY[name]}, got {given.pop(name)!r}",
         )
     root = _root_of(stage.algorithm.name)
     try:
@@ -146,7 +152,9 @@ def settings_section(algorithm: str) -> type[Section]:
 def _root_of(algorithm: str) -> type[Section]:
     """A schema whose one section is ``algorithm``."""
     section = settings_section(algorithm)
-    return create_model("AlgorithmRoot", __base__=Section, algorithm=(section, Field(default_factory=section)))
+    return create_model(
+        "AlgorithmRoot", __base__=Section, algorithm=(section, Field(default_factory=section))
+    )
 
 
 def _key_of(error: ConfigError) -> tuple[str, str]:

@@ -55,7 +55,13 @@ class Document:
 def keys_within(key: Key, value: Any) -> Iterator[Key]:
     """``key`` and the keys of everything in ``value``."""
     yield key
-    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, Mapping)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for name, inner in items:
         yield from keys_within((*key, name), inner)
 
@@ -103,29 +109,41 @@ def _syntax_problem(error: YAMLError, name: str) -> Problem:
     if isinstance(error, MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         place = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
-        words = ": ".join(["is not YAML", " ".join(str(part) for part in (error.context, error.problem) if part)])
+        words = ": ".join(
+            ["is not YAML", " ".join(str(part) for part in (error.context, error.problem) if part)]
+        )
     else:
         words = f"is not YAML: {error}"
     return Problem(place, words)
 
 
-def _convert(node: Node, key: Key, origins: dict[Key, Origin], problems: list[Problem], name: str) -> Any:
-    origins.setdefault(key, _origin(node, name))  # a mapping's entries have their key's place already
+def _convert(
+    node: Node, key: Key, origins: dict[Key, Origin], problems: list[Problem], name: str
+) -> Any:
+    origins.setdefault(
+        key, _origin(node, name)
+    )  # a mapping's entries have their key's place already
     if isinstance(node, SequenceNode):
-        return [_convert(item, (*key, i), origins, problems, name) for i, item in enumerate(node.value)]
+        return [
+            _convert(item, (*key, i), origins, problems, name) for i, item in enumerate(node.value)
+        ]
     if not isinstance(node, MappingNode):
         return _scalar(node, key, problems, name)
     mapping: dict[str, Any] = {}
     for key_node, value_node in node.value:
         if not isinstance(key_node, ScalarNode):
             problems.append(
-                _origin(key_node, name).problem(f"a key in {dotted(key) or 'the file'} must be a plain text")
+                _origin(key_node, name).problem(
+                    f"a key in {dotted(key) or 'the file'} must be a plain text"
+                )
             )
             continue
         inner = (*key, str(key_node.value))
         if inner[-1] in mapping:
             first = origins[inner].text
-            problems.append(_origin(key_node, name).problem(f"{dotted(inner)} is given twice, first at {first}"))
+            problems.append(
+                _origin(key_node, name).problem(f"{dotted(inner)} is given twice, first at {first}")
+            )
             continue
         origins[inner] = _origin(key_node, name)
         mapping[str(key_node.value)] = _convert(value_node, inner, origins, problems, name)
@@ -151,7 +169,9 @@ def _scalar(node: Node, key: Key, problems: list[Problem], name: str) -> Any:
     if tag == f"{_TAG}float":
         return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
     if not tag.startswith(_TAG):
-        problems.append(_origin(node, name).problem(f"{dotted(key)} must have no YAML tag, got {tag}"))
+        problems.append(
+            _origin(node, name).problem(f"{dotted(key)} must have no YAML tag, got {tag}")
+        )
     return text
 
 

@@ -56,13 +56,18 @@ def _own_sections(stage: StageConfig) -> dict[str, Any]:
     return stage.model_dump(exclude={*SHARED_SECTIONS, "name", "when", "starts_from"})
 
 
-def _stage_tree(stage: StageConfig, index: int, origin: Callable[[Key, int | None], str] | None) -> CommentedMap:
+def _stage_tree(
+    stage: StageConfig, index: int, origin: Callable[[Key, int | None], str] | None
+) -> CommentedMap:
     head = {"name": stage.name, "when": stage.when, "from": stage.starts_from}
     return _commented({**head, **_own_sections(stage)}, (), index, origin)
 
 
 def _commented(
-    tree: dict[str, Any], key: Key, stage: int | None, origin: Callable[[Key, int | None], str] | None
+    tree: dict[str, Any],
+    key: Key,
+    stage: int | None,
+    origin: Callable[[Key, int | None], str] | None,
 ) -> CommentedMap:
     commented = CommentedMap()
     for name, value in tree.items():
@@ -72,7 +77,9 @@ def _commented(
             continue
         if isinstance(value, list | tuple) and any(isinstance(entry, dict) for entry in value):
             entries = enumerate(value)
-            commented[name] = [_commented(entry, (*inner, i), stage, origin) for i, entry in entries]
+            commented[name] = [
+                _commented(entry, (*inner, i), stage, origin) for i, entry in entries
+            ]
             continue
         commented[name] = _flow(value)
         if origin is not None:

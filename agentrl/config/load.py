@@ -10,13 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from agentrl.config.algorithm_section import algorithm_faults
-from agentrl.config.document import (
-    Document,
-    Key,
-    Origin,
-    dotted,
-    parse_document,
-)
+from agentrl.config.document import Document, Key, Origin, dotted, parse_document
 from agentrl.config.overrides import apply_overrides, expand_short_forms
 from agentrl.config.problems import Problem, raise_problems
 from agentrl.config.rules import run_faults, stage_faults
@@ -93,7 +87,9 @@ def load_with_origins(
     config = RunConfig.model_validate(document.tree)
     base_dir = str((folder / (config.run.base_dir or ".")).resolve())
     places = {"dir": config.run.dir or str(Path("runs", name)), "base_dir": base_dir}
-    return LoadedConfig(config.model_copy(update={"run": config.run.model_copy(update=places)}), document)
+    return LoadedConfig(
+        config.model_copy(update={"run": config.run.model_copy(update=places)}), document
+    )
 
 
 def _read(path: Path) -> str:
@@ -135,7 +131,8 @@ def _problems(document: Document, folder: Path, trains: bool) -> list[Problem]:
     if not problems:
         numbered = lineage_faults(sound, base_dir)
         problems += [
-            _located(document, fault, index if document.tree.get("stages") else None) for index, fault in numbered
+            _located(document, fault, index if document.tree.get("stages") else None)
+            for index, fault in numbered
         ]
     return problems
 
@@ -178,12 +175,16 @@ def _holds(tree: Any, key: Key) -> bool:
 
 def _touches(fault: Fault, broken: list[Key]) -> bool:
     """Whether a rule reads a value that is faulty itself: what it says would only confuse."""
-    return any(key[: len(bad)] == bad or bad[: len(key)] == key for key in fault.keys for bad in broken)
+    return any(
+        key[: len(bad)] == bad or bad[: len(key)] == key for key in fault.keys for bad in broken
+    )
 
 
 def _stages_are_readable(tree: dict[str, Any]) -> bool:
     stages = tree.get("stages")
-    return stages is None or (isinstance(stages, list) and all(isinstance(stage, dict) for stage in stages))
+    return stages is None or (
+        isinstance(stages, list) and all(isinstance(stage, dict) for stage in stages)
+    )
 
 
 def _located(document: Document, fault: Fault, stage: int | None = None) -> Problem:

@@ -8,20 +8,16 @@ from typing import Any
 
 from ruamel.yaml.error import YAMLError
 
-from agentrl.config.document import (
-    Document,
-    Key,
-    Origin,
-    dotted,
-    parse_value,
-)
+from agentrl.config.document import Document, Key, Origin, dotted, parse_value
 from agentrl.config.problems import Problem, suggestion
 from agentrl.config.stage_merge import SHORT_FORMS, owner_of
 
 __all__ = ["apply_overrides", "expand_short_forms"]
 
 
-def apply_overrides(document: Document, overrides: Sequence[str] | Mapping[str, Any]) -> list[Problem]:
+def apply_overrides(
+    document: Document, overrides: Sequence[str] | Mapping[str, Any]
+) -> list[Problem]:
     """Lays ``overrides`` over ``document`` in order; later ones win.
 
     Args:
@@ -42,7 +38,9 @@ def apply_overrides(document: Document, overrides: Sequence[str] | Mapping[str, 
     return problems
 
 
-def _read(overrides: Sequence[str] | Mapping[str, Any], problems: list[Problem]) -> Iterable[tuple[str, str, Any]]:
+def _read(
+    overrides: Sequence[str] | Mapping[str, Any], problems: list[Problem]
+) -> Iterable[tuple[str, str, Any]]:
     if isinstance(overrides, Mapping):
         for key, value in overrides.items():
             yield f"override {key}={value!r}", key, copy.deepcopy(value)
@@ -56,13 +54,19 @@ def _read(overrides: Sequence[str] | Mapping[str, Any], problems: list[Problem])
         try:
             yield place, key.removeprefix("--"), parse_value(raw)
         except YAMLError as error:
-            problems.append(Problem(place, f"the value of {key} is not YAML: {' '.join(str(error).split())}"))
+            problems.append(
+                Problem(place, f"the value of {key} is not YAML: {' '.join(str(error).split())}")
+            )
 
 
 def _set(document: Document, dotted_key: str, value: Any, origin: Origin) -> None:
     """Sets one value wherever it takes effect; raises LookupError with words for the user where it leads nowhere."""
     parts = dotted_key.split(".")
-    if isinstance(value, str) and (short := SHORT_FORMS.get((parts[-1],))) and (len(parts) == 1 or _names_stage(parts)):
+    if (
+        isinstance(value, str)
+        and (short := SHORT_FORMS.get((parts[-1],)))
+        and (len(parts) == 1 or _names_stage(parts))
+    ):
         parts.append(short)  # data=x is data.train=x: what else the section says stays
     for target in _targets(document.tree, parts):
         _set_at(document, target, copy.deepcopy(value), origin)
@@ -135,7 +139,9 @@ def _names_stage(parts: list[str]) -> bool:
 def _index(entries: list[Any], part: str, key: Key) -> int:
     if part.isdecimal():
         if int(part) >= len(entries):
-            raise LookupError(f"{dotted(key)} has {len(entries)} entries, counted from 0, so there is no {part}")
+            raise LookupError(
+                f"{dotted(key)} has {len(entries)} entries, counted from 0, so there is no {part}"
+            )
         return int(part)
     names = [entry.get("name") if isinstance(entry, dict) else None for entry in entries]
     if part not in names:
@@ -151,7 +157,11 @@ def expand_short_forms(document: Document) -> None:
     """Replaces each text that is short for a mapping by that mapping, at the top and in every stage."""
     stages = document.tree.get("stages")
     roots: list[tuple[Key, Any]] = [((), document.tree)]
-    roots += [(("stages", i), stage) for i, stage in enumerate(stages)] if isinstance(stages, list) else []
+    roots += (
+        [(("stages", i), stage) for i, stage in enumerate(stages)]
+        if isinstance(stages, list)
+        else []
+    )
     for root, tree in roots:
         for pattern, name in SHORT_FORMS.items():
             _expand(document, tree, root, pattern, name)

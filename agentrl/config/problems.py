@@ -45,7 +45,11 @@ def suggestion(name: str, known: Iterable[str]) -> str:
 
 def raise_problems(problems: Sequence[Problem]) -> None:
     """Raises one ConfigError that lists every distinct problem, if there is any."""
-    lines = list(dict.fromkeys(str(problem) for problem in sorted(problems, key=lambda problem: problem.position)))
+    lines = list(
+        dict.fromkeys(
+            str(problem) for problem in sorted(problems, key=lambda problem: problem.position)
+        )
+    )
     if len(lines) == 1:
         raise ConfigError(lines[0])
     if lines:

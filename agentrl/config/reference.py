@@ -63,7 +63,10 @@ def _algorithm_table(name: str) -> str:
 
 def _stage_table() -> str:
     own = [(key, field) for key, field in StageEntry.model_fields.items() if field.description]
-    rows = [f"| `{field.alias or key}` | {_default(field)} | {_words(field.description)} |" for key, field in own]
+    rows = [
+        f"| `{field.alias or key}` | {_default(field)} | {_words(field.description)} |"
+        for key, field in own
+    ]
     heading = f"### `stages.N`\n\n{_words(StageEntry.__doc__)}\n"
     return "\n".join([heading, "| key | default | meaning |", "|---|---|---|", *rows, ""])
 

@@ -82,7 +82,10 @@ def _reward_faults(stage: StageConfig) -> Iterator[Fault]:
             "keep one",
         )
     for index, function in enumerate(stage.reward.functions):
-        if own.given and (function.name or function.function.rpartition(":")[2]) == REWARD_MODEL_PART:
+        if (
+            own.given
+            and (function.name or function.function.rpartition(":")[2]) == REWARD_MODEL_PART
+        ):
             yield Fault(
                 (("reward", "functions", index),),
                 f"reward.functions needs another name than {REWARD_MODEL_PART!r} for {function.function!r}, since that "
@@ -136,7 +139,12 @@ def _rollout_faults(stage: StageConfig) -> Iterator[Fault]:
             f"rollout.engine_args has nothing for rollout.engine='sglang', got {sorted(rollout.engine_args)}; "
             "its settings are those of rollout.sglang, and rollout.sglang.server_args for the server's own",
         )
-    if rollout.engine == "sglang" and rollout.sglang.urls and stage.train.world_size > 1 and not rollout.num_workers:
+    if (
+        rollout.engine == "sglang"
+        and rollout.sglang.urls
+        and stage.train.world_size > 1
+        and not rollout.num_workers
+    ):
         yield Fault(
             (("rollout", "sglang", "urls"), ("train", "world_size")),
             f"rollout.sglang.urls needs train.world_size=1 (a server has one owner, and each rank plays episodes), "
@@ -167,7 +175,10 @@ def _rollout_faults(stage: StageConfig) -> Iterator[Fault]:
             f"got {rollout.engine!r}; set it, or run.deterministic=false",
         )
     yield from _schedule_faults(stage)
-    if rollout.context_tokens is not None and rollout.context_tokens <= stage.data.max_prompt_tokens:
+    if (
+        rollout.context_tokens is not None
+        and rollout.context_tokens <= stage.data.max_prompt_tokens
+    ):
         yield Fault(
             (("rollout", "context_tokens"), ("data", "max_prompt_tokens")),
             f"rollout.context_tokens must be more than data.max_prompt_tokens={stage.data.max_prompt_tokens} "
@@ -233,7 +244,12 @@ def _program_faults(stage: StageConfig) -> Iterator[Fault]:
     env = stage.env
     if not env.program:
         return
-    others = {"entry": env.entry, "args": env.args, "tools": env.tools, "system_prompt": env.system_prompt}
+    others = {
+        "entry": env.entry,
+        "args": env.args,
+        "tools": env.tools,
+        "system_prompt": env.system_prompt,
+    }
     for name, value in others.items():
         if value:
             yield Fault(
@@ -266,7 +282,9 @@ def _sandbox_faults(stage: StageConfig) -> Iterator[Fault]:
             stage.sandbox.spec().check_room(stage.sandboxes_a_host)
         except ConfigError as error:
             owner = "rollout" if stage.sandbox.max_running is None else "sandbox"
-            yield Fault(((owner, "max_running"), ("sandbox", "docker", "max_sandboxes")), str(error))
+            yield Fault(
+                ((owner, "max_running"), ("sandbox", "docker", "max_sandboxes")), str(error)
+            )
     cap = stage.sandbox.max_running
     if cap is not None and cap < stage.num_hosts:
         setting = "rollout.num_workers" if stage.rollout.num_workers else "train.world_size"

@@ -6,13 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from agentrl.types.section import (
-    Arguments,
-    Count,
-    Natural,
-    Section,
-    Weight,
-)
+from agentrl.types.section import Arguments, Count, Natural, Section, Weight
 
 __all__ = [
     "CheckpointConfig",

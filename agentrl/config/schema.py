@@ -25,12 +25,7 @@ from agentrl.config.task_sections import (
     RewardConfig,
     SandboxConfig,
 )
-from agentrl.config.train_sections import (
-    AlgorithmConfig,
-    OptimConfig,
-    RolloutConfig,
-    TrainConfig,
-)
+from agentrl.config.train_sections import AlgorithmConfig, OptimConfig, RolloutConfig, TrainConfig
 from agentrl.types.section import Count, Listed, Section
 
 __all__ = ["RunConfig", "StageConfig", "StageEntry", "When"]
@@ -75,7 +70,10 @@ class StageConfig(_StageSections, _RunSections):
     @property
     def context_tokens(self) -> int:
         """Tokens of a whole sequence."""
-        return self.rollout.context_tokens or self.data.max_prompt_tokens + self.rollout.max_response_tokens
+        return (
+            self.rollout.context_tokens
+            or self.data.max_prompt_tokens + self.rollout.max_response_tokens
+        )
 
     @property
     def kv_tokens(self) -> int:
@@ -108,7 +106,10 @@ class StageConfig(_StageSections, _RunSections):
     @property
     def updates_are_on_policy(self) -> bool:
         """Whether each batch gets one single optimizer step, so that the policy trained is the one that sampled."""
-        return self.train.updates_per_batch == 1 and self.train.mini_batch_prompts == self.train.batch_prompts
+        return (
+            self.train.updates_per_batch == 1
+            and self.train.mini_batch_prompts == self.train.batch_prompts
+        )
 
 
 class StageEntry(Section):

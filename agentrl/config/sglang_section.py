@@ -6,13 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from agentrl.types.section import (
-    Arguments,
-    Listed,
-    Natural,
-    Seconds,
-    Section,
-)
+from agentrl.types.section import Arguments, Listed, Natural, Seconds, Section
 
 __all__ = ["SGLangConfig"]
 

@@ -39,7 +39,10 @@ def merge(base: Any, patch: Any) -> Any:
     """``patch`` over ``base``: mappings key by key, anything else replaces."""
     if not isinstance(base, dict) or not isinstance(patch, dict):
         return patch
-    return {**base, **{key: merge(base[key], value) if key in base else value for key, value in patch.items()}}
+    return {
+        **base,
+        **{key: merge(base[key], value) if key in base else value for key, value in patch.items()},
+    }
 
 
 def stage_trees(tree: Mapping[str, Any]) -> list[Tree]:
@@ -59,7 +62,11 @@ def stage_trees(tree: Mapping[str, Any]) -> list[Tree]:
     trees: list[Tree] = []
     previous = "model"
     for entry in entries:
-        sections = {key: value for key, value in entry.items() if key not in ("name", "when", "from", "steps")}
+        sections = {
+            key: value
+            for key, value in entry.items()
+            if key not in ("name", "when", "from", "steps")
+        }
         if entry.get("steps") is not None:
             sections["train"] = {**sections.get("train", {}), "steps": entry["steps"]}
         whole = merge(_without_owned(top, sections), sections)
@@ -88,5 +95,7 @@ def _without_owned(top: Tree, patch: Tree) -> Tree:
             continue
         if own[key] == base.get(key, _DEFAULTS.get((section, key))):
             continue
-        kept[section] = {name: value for name, value in base.items() if owned is not None and name not in owned}
+        kept[section] = {
+            name: value for name, value in base.items() if owned is not None and name not in owned
+        }
     return kept

@@ -23,7 +23,9 @@ def lineage_faults(stages: Sequence[StageConfig], base_dir: Path) -> Iterator[tu
     for position, stage in enumerate(stages):
         own = _learns_from(stage, base_dir)
         if own != "preferences" and kinds.get(stage.starts_from) == "preferences":
-            policies = ", ".join(name for name, kind in {"model": own, **kinds}.items() if kind != "preferences")
+            policies = ", ".join(
+                name for name, kind in {"model": own, **kinds}.items() if kind != "preferences"
+            )
             yield (
                 position,
                 Fault(
@@ -34,7 +36,9 @@ def lineage_faults(stages: Sequence[StageConfig], base_dir: Path) -> Iterator[tu
             )
         scorer = stage.reward.model.stage
         if own == "rollouts" and scorer is not None and kinds.get(scorer) != "preferences":
-            known = ", ".join(name for name, kind in kinds.items() if kind == "preferences") or "none"
+            known = (
+                ", ".join(name for name, kind in kinds.items() if kind == "preferences") or "none"
+            )
             yield (
                 position,
                 Fault(
@@ -43,7 +47,9 @@ def lineage_faults(stages: Sequence[StageConfig], base_dir: Path) -> Iterator[tu
                     f"got {scorer!r}; name one, or a folder by reward.model.path",
                 ),
             )
-        if scorer is not None and any(s.name == scorer and _is_skipped(s) for s in stages[:position]):
+        if scorer is not None and any(
+            s.name == scorer and _is_skipped(s) for s in stages[:position]
+        ):
             yield (
                 position,
                 Fault(

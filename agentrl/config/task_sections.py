@@ -7,15 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from agentrl.sandbox import DockerSettings, Limits, SandboxSpec
-from agentrl.types.section import (
-    Arguments,
-    Count,
-    Listed,
-    Positive,
-    Seconds,
-    Section,
-    Words,
-)
+from agentrl.types.section import Arguments, Count, Listed, Positive, Seconds, Section, Words
 
 __all__ = [
     "DataConfig",
@@ -218,7 +210,9 @@ class SandboxConfig(Section):
     ``none`` where ``unsafe`` is named."""
     limits: SandboxLimitsConfig = Field(default_factory=SandboxLimitsConfig)
     """Of one execution."""
-    network: Annotated[SandboxNetworkConfig, BeforeValidator(_network)] = Field(default_factory=SandboxNetworkConfig)
+    network: Annotated[SandboxNetworkConfig, BeforeValidator(_network)] = Field(
+        default_factory=SandboxNetworkConfig
+    )
     """``none``, or hosts that the code may reach through the variables ``HTTP_PROXY`` and ``HTTPS_PROXY``."""
     image: str | None = None
     """Image that the code runs in, or a folder with a Dockerfile (``./``, ``../`` or ``/`` first), for backends that

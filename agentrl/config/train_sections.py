@@ -143,7 +143,9 @@ class TrainConfig(Section):
     """Passes over a batch."""
     micro_batch_tokens: Count = 8192
     """Tokens in one forward and backward of a rank; a matter of memory, it changes no number."""
-    logprob_micro_batch_tokens: Count = Field(default_factory=lambda data: data["micro_batch_tokens"])
+    logprob_micro_batch_tokens: Count = Field(
+        default_factory=lambda data: data["micro_batch_tokens"]
+    )
     """Tokens in one forward without gradients; by default ``micro_batch_tokens``."""
     tool_tokens: bool = False
     """A control: train on tool and template tokens too, as if the policy had sampled them."""

@@ -65,7 +65,8 @@ def _words(detail: ErrorDetails, root: type[Section]) -> str:
     if kind == "extra_forbidden":
         return "unknown key {key}" + _meant(root, key)
     bounds = {
-        name: f"{value:g}" if isinstance(value, float) else value for name, value in detail.get("ctx", {}).items()
+        name: f"{value:g}" if isinstance(value, float) else value
+        for name, value in detail.get("ctx", {}).items()
     }
     rule = _KINDS[kind].format(**bounds) if kind in _KINDS else detail["msg"]
     return "{key} " + f"{rule}, got {show(detail['input'])}" + _nearest_choice(detail)
@@ -109,7 +110,9 @@ def _meant(root: type[Section], key: Key) -> str:
     """What an unknown key was probably meant to be: the same name in another section, or a near one in this."""
     name, here = str(key[-1]), key[:-1]
     section = section_at(root, here)
-    siblings = [field.alias or own for own, field in section.model_fields.items()] if section else []
+    siblings = (
+        [field.alias or own for own, field in section.model_fields.items()] if section else []
+    )
     leaves = {str(known[-1]): known for known in known_keys(root)}
     if name in leaves:
         return f"; did you mean {dotted(leaves[name])}?"

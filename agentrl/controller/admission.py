@@ -45,7 +45,11 @@ class Admission:
     @property
     def draws_per_batch(self) -> int:
         """Draws that may be in flight or spent when a batch closes."""
-        return (self.max_staleness + 1) * self.batch_groups + int(self.max_refill * self.batch_groups) + self.oversample
+        return (
+            (self.max_staleness + 1) * self.batch_groups
+            + int(self.max_refill * self.batch_groups)
+            + self.oversample
+        )
 
     def has_room(self, *, step: int, in_training: int, to_come: int, issued: int) -> bool:
         """Whether one more draw may be issued.

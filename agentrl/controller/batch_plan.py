@@ -9,15 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.algorithms import Counts
-from agentrl.training import (
-    Layout,
-    Plan,
-    partition_groups,
-    repack,
-    sample_weights,
-    shards,
-    union,
-)
+from agentrl.training import Layout, Plan, partition_groups, repack, sample_weights, shards, union
 from agentrl.training.data.partition import partition
 from agentrl.types import Batch, BatchShard
 
@@ -70,11 +62,19 @@ class PlannedBatch:
         layout = Layout(num_ranks, micro_batch_tokens, length_scale)
         groups = batch.group[batch.trajectory]
         cut = partition_groups if whole_groups else partition
-        plans = cut(batch.lengths, groups, seed=seed, layout=layout, mini_batch_groups=mini_batch_groups)
+        plans = cut(
+            batch.lengths, groups, seed=seed, layout=layout, mini_batch_groups=mini_batch_groups
+        )
         forward = union(plans)
         if logprob_micro_batch_tokens != micro_batch_tokens:
-            forward = repack(forward, batch.lengths, replace(layout, micro_batch_tokens=logprob_micro_batch_tokens))
-        return cls(batch, tuple((plan, sample_weights(batch, plan, reduction)) for plan in plans), forward)
+            forward = repack(
+                forward,
+                batch.lengths,
+                replace(layout, micro_batch_tokens=logprob_micro_batch_tokens),
+            )
+        return cls(
+            batch, tuple((plan, sample_weights(batch, plan, reduction)) for plan in plans), forward
+        )
 
     def join(self, columns: Mapping[str, npt.NDArray[np.float32]]) -> PlannedBatch:
         """The batch with ``[T]`` columns that a pass returned."""

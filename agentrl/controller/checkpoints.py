@@ -89,12 +89,20 @@ class Checkpoints:
             write_groups(folder / _GROUPS, rollouts.groups)
         if rollouts.running:
             write_running(folder / _RUNNING, rollouts.running)
-        files = {str(p.relative_to(folder)): p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()}
-        record = asdict(replace(manifest, rollouts=replace(rollouts, groups=(), running=()), files=files))
+        files = {
+            str(p.relative_to(folder)): p.stat().st_size
+            for p in sorted(folder.rglob("*"))
+            if p.is_file()
+        }
+        record = asdict(
+            replace(manifest, rollouts=replace(rollouts, groups=(), running=()), files=files)
+        )
         del record["rollouts"]["groups"], record["rollouts"]["running"]  # their files hold them
         write_json(folder / "manifest.json", record)
         if self._keep_last:
-            newest = {path.name.partition(".")[0]: path for path in self._complete()}  # of each step
+            newest = {
+                path.name.partition(".")[0]: path for path in self._complete()
+            }  # of each step
             kept = list(newest.values())[-self._keep_last :]
             for old in set(self._folder.glob("step=*")) - set(kept):
                 (old / "manifest.json").unlink(missing_ok=True)
@@ -117,14 +125,20 @@ class Checkpoints:
             raw["uncounted"] = tuple(raw.get("uncounted", ()))
             manifest = Manifest(**raw, rollouts=RolloutState(**rollouts))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise DataError(self._torn(folder, f"manifest.json cannot be read ({error})")) from error
+            raise DataError(
+                self._torn(folder, f"manifest.json cannot be read ({error})")
+            ) from error
         for name, size in manifest.files.items():
             path = folder / name
             if not path.is_file() or path.stat().st_size != size:
                 found = f"{path.stat().st_size} bytes" if path.is_file() else "nothing"
-                raise DataError(self._torn(folder, f"{name} should have {size} bytes, found {found}"))
+                raise DataError(
+                    self._torn(folder, f"{name} should have {size} bytes, found {found}")
+                )
         if _GROUPS in manifest.files:
-            manifest = replace(manifest, rollouts=replace(manifest.rollouts, groups=read_groups(folder / _GROUPS)))
+            manifest = replace(
+                manifest, rollouts=replace(manifest.rollouts, groups=read_groups(folder / _GROUPS))
+            )
         if _RUNNING in manifest.files:
             try:
                 running = read_running(folder / _RUNNING)
@@ -138,5 +152,9 @@ class Checkpoints:
 
     def _torn(self, folder: Path, what: str) -> str:
         others = [path.name for path in self._complete() if path != folder]
-        mend = f"delete it to resume from {others[-1]}" if others else "delete it to begin the stage anew"
+        mend = (
+            f"delete it to resume from {others[-1]}"
+            if others
+            else "delete it to begin the stage anew"
+        )
         return f"checkpoint {folder} is torn: {what}; {mend}"

@@ -165,11 +165,13 @@ class RolloutEvaluator:
             trajectories=trajectories,
         )
 
-    def _roll_out(self, item: EvalSet, kind: str, samples: int, sampling: SamplingParams) -> list[Trajectory]:
+    def _roll_out(
+        self, item: EvalSet, kind: str, samples: int, sampling: SamplingParams
+    ) -> list[Trajectory]:
         label = f"{self._prefix}{item.name}/{kind}"
         requests = [
-            GroupRequest(draw, task, samples, "eval", label, sampling, env=item.env)
-            for draw, task in enumerate(item.tasks)
+            GroupRequest(group_index, task, samples, "eval", label, sampling, env=item.env)
+            for group_index, task in enumerate(item.tasks)
         ]
         return _trajectories(self._roll_out_groups(requests))
 

@@ -57,7 +57,10 @@ def failure_causes(episodes: Iterable[Trajectory]) -> list[FailureCause]:
     for trajectory in episodes:
         if (boundary := _boundary(trajectory)) is not None:
             found.setdefault(boundary, []).append(trajectory)
-    causes = [FailureCause(boundary, tuple(sorted(own, key=lambda t: t.id))) for boundary, own in found.items()]
+    causes = [
+        FailureCause(boundary, tuple(sorted(own, key=lambda t: t.id)))
+        for boundary, own in found.items()
+    ]
     return sorted(causes, key=lambda cause: -len(cause.episodes))
 
 
@@ -87,18 +90,29 @@ class FailureBound:
             where = f"step {step} of stage {stage!r}"
             if failed == number:
                 kind = cause.episodes[0].status
-                raise _too_many(f"every one of the {failed} episodes of {where} ended as {kind}", cause)
+                raise _too_many(
+                    f"every one of the {failed} episodes of {where} ended as {kind}", cause
+                )
             if failed > self.max_frac * number:
                 limit = f"more than rollout.max_failed_frac={self.max_frac:g} of them"
-                raise _too_many(f"{failed} of the {number} episodes of {where} failed at one boundary, {limit}", cause)
-        if ended and not any(trajectory.status.finished for trajectory in ended) and len(ended) == number:
+                raise _too_many(
+                    f"{failed} of the {number} episodes of {where} failed at one boundary, {limit}",
+                    cause,
+                )
+        if (
+            ended
+            and not any(trajectory.status.finished for trajectory in ended)
+            and len(ended) == number
+        ):
             first = failure_causes(ended)[0]
             raise _too_many(f"every one of the {number} episodes of {where} failed", first)
 
 
 def _too_many(what: str, cause: FailureCause) -> EpisodesFailedError:
     trace = f"\n{cause.traceback}" if cause.traceback else ""
-    return EpisodesFailedError(f"{what}: {cause.reason}{trace}\nmend that, then go on with --resume")
+    return EpisodesFailedError(
+        f"{what}: {cause.reason}{trace}\nmend that, then go on with --resume"
+    )
 
 
 def _boundary(trajectory: Trajectory) -> str | None:

@@ -20,7 +20,15 @@ from agentrl.errors import StoreError
 __all__ = ["Ledger", "LedgerState"]
 
 LedgerState = Literal[
-    "running", "finished", "buffered", "taken", "trained", "failed", "cancelled", "dropped", "rolled_back"
+    "running",
+    "finished",
+    "buffered",
+    "taken",
+    "trained",
+    "failed",
+    "cancelled",
+    "dropped",
+    "rolled_back",
 ]
 
 _NEXT: Mapping[str, frozenset[str]] = {
@@ -60,19 +68,23 @@ class Ledger:
         """Rows written so far; a checkpoint remembers it."""
         return self._rows
 
-    def issue(self, draw: int, siblings: int, **detail: object) -> None:
+    def issue(self, group_index: int, siblings: int, **detail: object) -> None:
         """A draw is given to a runner.
 
         Raises:
             StoreError: a sibling of it was trained in an earlier attempt of this lineage and not rolled back.
         """
         with self._lock:
-            again = [s for s in range(siblings) if (draw, s) in self._trained]
+            again = [s for s in range(siblings) if (group_index, s) in self._trained]
             if again:
-                raise StoreError(f"{self._path}: draw {draw} was trained before (siblings {again}); it is never again")
-            self.move(draw, range(siblings), "running", **detail)
+                raise StoreError(
+                    f"{self._path}: draw {group_index} was trained before (siblings {again}); it is never again"
+                )
+            self.move(group_index, range(siblings), "running", **detail)
 
-    def move(self, draw: int, siblings: Iterable[int], to: LedgerState, **detail: object) -> None:
+    def move(
+        self, group_index: int, siblings: Iterable[int], to: LedgerState, **detail: object
+    ) -> None:
         """Moves siblings of a draw to a state.
 
         Raises:
@@ -81,12 +93,20 @@ class Ledger:
         chosen = list(siblings)
         if chosen:
             with self._lock:
-                self._append({"attempt": self.attempt, "draw": draw, "siblings": chosen, "to": to, **detail})
+                self._append(
+                    {
+                        "attempt": self.attempt,
+                        "draw": group_index,
+                        "siblings": chosen,
+                        "to": to,
+                        **detail,
+                    }
+                )
 
-    def trained(self, draws: Mapping[int, Sequence[int]], step: int) -> None:
+    def trained(self, group_indices: Mapping[int, Sequence[int]], step: int) -> None:
         """The given siblings of each draw were trained in ``step``; durable when this returns."""
-        for draw, siblings in draws.items():
-            self.move(draw, siblings, "trained", step=step)
+        for group_index, siblings in group_indices.items():
+            self.move(group_index, siblings, "trained", step=step)
         self.sync()
 
     def sync(self) -> None:
@@ -104,7 +124,13 @@ class Ledger:
         """Draws of this attempt with a sibling that has not come to its end, in order."""
         with self._lock:
             states = self._states.items()
-            return sorted({draw for (attempt, draw, _), s in states if attempt == self.attempt and s in _OPEN})
+            return sorted(
+                {
+                    group_index
+                    for (attempt, group_index, _), s in states
+                    if attempt == self.attempt and s in _OPEN
+                }
+            )
 
     def restore(self, offset: int) -> None:
         """Starts the next attempt at a checkpoint's offset.
@@ -114,8 +140,15 @@ class Ledger:
         for key, history in self._history.items():
             state = next((state for row, state in reversed(history) if row < offset), "")
             if (not state or state in _OPEN) and self._states[key] != "rolled_back":
-                attempt, draw, sibling = key
-                self._append({"attempt": attempt, "draw": draw, "siblings": [sibling], "to": "rolled_back"})
+                attempt, group_index, rollout_index = key
+                self._append(
+                    {
+                        "attempt": attempt,
+                        "draw": group_index,
+                        "siblings": [rollout_index],
+                        "to": "rolled_back",
+                    }
+                )
         self.attempt += 1
         self.sync()
 
@@ -131,11 +164,11 @@ class Ledger:
 
     def _apply(self, row: Mapping[str, object]) -> None:
         to, siblings = row["to"], row["siblings"]
-        attempt, draw = row["attempt"], row["draw"]
+        attempt, group_index = row["attempt"], row["draw"]
         if to not in get_args(LedgerState) or not isinstance(siblings, list):
             raise StoreError(f"{self._path}: row {self._rows} is no ledger row: {row!r:.200}")
-        for sibling in siblings:
-            key = (int(str(attempt)), int(str(draw)), int(sibling))
+        for rollout_index in siblings:
+            key = (int(str(attempt)), int(str(group_index)), int(rollout_index))
             state = self._states.get(key, "")
             if to != "rolled_back" and to not in _NEXT.get(state, frozenset()):
                 raise StoreError(

@@ -39,7 +39,9 @@ def train(run: StageRun) -> TrainState:
                 if algorithm.needs.reference:
                     batch = batch.join(run.actor.reference_logprobs(batch))
                 if algorithm.needs.advantages:
-                    batch = batch.join(run.actor.advantages(batch))  # on the ranks; moments over all of them
+                    batch = batch.join(
+                        run.actor.advantages(batch)
+                    )  # on the ranks; moments over all of them
             with run.timer.phase("update"):
                 for mini_batch in batch.mini_batches(algorithm.num_epochs):
                     stats += learner.update(mini_batch)

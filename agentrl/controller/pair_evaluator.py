@@ -54,7 +54,9 @@ class PairEvaluator:
         before: also before the first step.
     """
 
-    def __init__(self, sets: Sequence[PairSet], scores: SequenceScores, *, every: int | None, before: bool) -> None:
+    def __init__(
+        self, sets: Sequence[PairSet], scores: SequenceScores, *, every: int | None, before: bool
+    ) -> None:
         self._sets, self._scores = sets, scores
         self.every, self.before = every, before
 
@@ -63,4 +65,10 @@ class PairEvaluator:
         for item in (item for item in self._sets if item.name not in done):
             chosen, rejected = self._scores.of(item.pairs).astype(np.float64).reshape(-1, 2).T
             right = (chosen > rejected) + 0.5 * (chosen == rejected)
-            yield PairResult(item.name, when, len(item.pairs), float(right.mean()), float((chosen - rejected).mean()))
+            yield PairResult(
+                item.name,
+                when,
+                len(item.pairs),
+                float(right.mean()),
+                float((chosen - rejected).mean()),
+            )

@@ -29,13 +29,21 @@ class DrawOrder:
     """
 
     def __init__(
-        self, tasks: Sequence[Task], *, seed: int, shuffle: bool, first_draw: int = 0, name: str = "data.train"
+        self,
+        tasks: Sequence[Task],
+        *,
+        seed: int,
+        shuffle: bool,
+        first_draw: int = 0,
+        name: str = "data.train",
     ) -> None:
         if not tasks:
             raise DataError(f"{name} holds no task; point it at a data set with at least one")
         ids = {task.id for task in tasks}
         if len(ids) != len(tasks):
-            raise DataError(f"{name} holds {len(tasks)} tasks but {len(ids)} different ids; ids must be unique")
+            raise DataError(
+                f"{name} holds {len(tasks)} tasks but {len(ids)} different ids; ids must be unique"
+            )
         self._tasks = tasks
         self._seed = seed
         self._shuffle = shuffle
@@ -46,9 +54,9 @@ class DrawOrder:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def task(self, draw: int) -> Task:
+    def task(self, group_index: int) -> Task:
         """The task of a draw."""
-        epoch, position = divmod(draw - self._first, len(self._tasks))
+        epoch, position = divmod(group_index - self._first, len(self._tasks))
         if self._shuffle and epoch != self._epoch:
             generator = np.random.Generator(np.random.Philox(seed_for(self._seed, "order", epoch)))
             self._order, self._epoch = generator.permutation(len(self._tasks)), epoch

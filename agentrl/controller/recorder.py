@@ -15,22 +15,10 @@ from agentrl.controller.cluster.rollout_pool import Incident
 from agentrl.controller.evaluator import Evaluation
 from agentrl.controller.failures import failure_causes
 from agentrl.controller.state import TrainState
-from agentrl.metrics import (
-    PhaseTimer,
-    Sink,
-    no_signal,
-    rollout_metrics,
-    tokens_per_s,
-)
+from agentrl.metrics import PhaseTimer, Sink, no_signal, rollout_metrics, tokens_per_s
 from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState
 from agentrl.store import Annotation, EventLog, TrajectoryWriter
-from agentrl.types import (
-    Batch,
-    SegmentKind,
-    Stats,
-    Trajectory,
-    TrajectoryGroup,
-)
+from agentrl.types import Batch, SegmentKind, Stats, Trajectory, TrajectoryGroup
 
 __all__ = ["Recorder", "StepView"]
 
@@ -76,9 +64,17 @@ class Recorder:
         results: Mapping[str, Any] | None = None,
     ) -> None:
         self.timer = timer
-        self._stage, self._writer, self._events, self._sink, self._view = stage, writer, events, sink, view
+        self._stage, self._writer, self._events, self._sink, self._view = (
+            stage,
+            writer,
+            events,
+            sink,
+            view,
+        )
         self._step = step
-        self._results: dict[str, dict[str, Any]] = {name: dict(own) for name, own in (results or {}).items()}
+        self._results: dict[str, dict[str, Any]] = {
+            name: dict(own) for name, own in (results or {}).items()
+        }
         self._lock = threading.Lock()
         self._outcomes: list[GroupOutcome] = []
         self._taken: list[GroupOutcome] = []
@@ -100,11 +96,15 @@ class Recorder:
     def uncounted(self) -> tuple[int, ...]:
         """Draws in training that came to their end and are in no step's metrics yet."""
         with self._lock:
-            return tuple(sorted({outcome.request.draw for outcome in (*self._taken, *self._outcomes)}))
+            return tuple(
+                sorted({outcome.request.group_index for outcome in (*self._taken, *self._outcomes)})
+            )
 
     def recall(self, groups: Sequence[TrajectoryGroup]) -> None:
         """Groups of a checkpoint that were stored and not counted: they count in the step that comes next."""
-        requests = [GroupRequest(group.draw, group.task, len(group.trajectories)) for group in groups]
+        requests = [
+            GroupRequest(group.group_index, group.task, len(group.trajectories)) for group in groups
+        ]
         with self._lock:
             self._outcomes += map(GroupOutcome, requests, groups)
 
@@ -143,13 +143,17 @@ class Recorder:
         self._step = state.step
         seconds = time.monotonic() - self._step_start
         self._step_start = time.monotonic()
-        played = sorted((outcome.group for outcome in outcomes), key=lambda group: group.draw)
+        played = sorted(
+            (outcome.group for outcome in outcomes), key=lambda group: group.group_index
+        )
         values = (rollout_metrics(played) if played else {}) | _sandboxes(outcomes)
         values |= _numbers(stats)
         waited_s, self._store_wait_s = self._store_wait_s, self._writer.counts.wait_s
         self.timer.add("wait_store", self._store_wait_s - waited_s)
         phases = self.timer.take_step()
-        values |= phases | self._speed(played, batch, seconds - phases.get("time/eval_s", 0.0), phases)
+        values |= phases | self._speed(
+            played, batch, seconds - phases.get("time/eval_s", 0.0), phases
+        )
         values |= self._evaluated
         self._evaluated = {}
         values |= {"policy_version": float(state.policy_version), "time/step_s": seconds}
@@ -180,10 +184,20 @@ class Recorder:
         own = self._results.setdefault(result.name, {})
         own[result.when] = record
         own["num_tasks"] = result.num_tasks
-        told = ", ".join(f"{name} {value:.3f}" for name, value in record.items() if isinstance(value, float))
-        self._view.message(f"held-out {result.name} {result.when}: {told} ({result.num_tasks} tasks)")
-        numbers = {f"eval/{result.name}/{kind}": float(value) for kind, value in record.items() if value is not None}
-        if state.step == self._step:  # no step of its own: the row of the weights that the stage starts from
+        told = ", ".join(
+            f"{name} {value:.3f}" for name, value in record.items() if isinstance(value, float)
+        )
+        self._view.message(
+            f"held-out {result.name} {result.when}: {told} ({result.num_tasks} tasks)"
+        )
+        numbers = {
+            f"eval/{result.name}/{kind}": float(value)
+            for kind, value in record.items()
+            if value is not None
+        }
+        if (
+            state.step == self._step
+        ):  # no step of its own: the row of the weights that the stage starts from
             self._sink.log(state.step, numbers, self._stage)
         else:
             self._evaluated |= numbers
@@ -197,7 +211,9 @@ class Recorder:
         metrics."""
         for incident in incidents:
             self._view.alert(str(incident))
-            self._events.log(incident.event, str(incident), boundary="engine", level="warning", stage=self._stage)
+            self._events.log(
+                incident.event, str(incident), boundary="engine", level="warning", stage=self._stage
+            )
             with self._lock:
                 self._overcome.update(incident.counts)
 
@@ -236,30 +252,44 @@ class Recorder:
             text = f"step {step}: of {len(episodes)} episodes {cause}"
             self._view.alert(text)
             numbers = {"step": step, "episodes": len(cause.episodes), "of": len(episodes)}
-            self._events.log("episodes_failed", text, boundary=cause.boundary, level="warning", **numbers)
+            self._events.log(
+                "episodes_failed", text, boundary=cause.boundary, level="warning", **numbers
+            )
 
     def _speed(
-        self, groups: Sequence[TrajectoryGroup], batch: Batch | None, seconds: float, phases: Mapping[str, float]
+        self,
+        groups: Sequence[TrajectoryGroup],
+        batch: Batch | None,
+        seconds: float,
+        phases: Mapping[str, float],
     ) -> dict[str, float]:
         if batch is None:
             return {}
         speed = {"perf/tokens_per_s": tokens_per_s(batch.num_tokens, seconds)}
         if groups:
             sampled = sum(t.num_policy_tokens for group in groups for t in group.trajectories)
-            speed["perf/rollout_tokens_per_s"] = tokens_per_s(sampled, phases.get("time/rollout_s", 0.0))
+            speed["perf/rollout_tokens_per_s"] = tokens_per_s(
+                sampled, phases.get("time/rollout_s", 0.0)
+            )
         return speed
 
     def _annotate(self, batch: Batch, groups: Sequence[TrajectoryGroup], state: TrainState) -> None:
         """What the step learned of each trained trajectory."""
-        ids = {(t.draw, t.sibling): t.id for group in groups for t in group.trajectories}
+        ids = {
+            (t.group_index, t.rollout_index): t.id for group in groups for t in group.trajectories
+        }
         owners = batch.trajectory[np.repeat(np.arange(batch.num_samples), batch.lengths)]
         chosen = (batch.kind == SegmentKind.POLICY) & (batch.loss_mask != 0)
         for row in range(batch.num_trajectories):
             own = chosen & (owners == row)
             columns = {"old_logprobs": batch.old_logprobs, "advantages": batch.advantages}
             arrays = {name: column[own] for name, column in columns.items() if column is not None}
-            values = {"trained_step": state.step, "stage": self._stage, "credit": float(batch.credit[row])}
-            key = (int(batch.draw[row]), int(batch.sibling[row]))
+            values = {
+                "trained_step": state.step,
+                "stage": self._stage,
+                "credit": float(batch.credit[row]),
+            }
+            key = (int(batch.group_index[row]), int(batch.rollout_index[row]))
             self._writer.annotate(Annotation(ids[key], values, arrays))
 
 
@@ -268,7 +298,9 @@ def _staleness(batch: Batch, state: TrainState) -> dict[str, float]:
     versions = batch.policy_versions[(batch.loss_mask != 0) & (batch.policy_versions >= 0)]
     if not versions.size:
         return {}
-    behind = state.policy_version - 1 - versions  # the update's own version is the one before its publish
+    behind = (
+        state.policy_version - 1 - versions
+    )  # the update's own version is the one before its publish
     return {
         "async/staleness/mean": float(behind.mean()),
         "async/staleness/max": float(behind.max()),

@@ -64,9 +64,11 @@ class RolloutService:
         self._fleet, self._order, self._ledger, self._admission = fleet, order, ledger, admission
         self._keep_group, self._intake = keep_group, intake
         self._next_draw, self._again = start.next_draw, list(start.outstanding)
-        self._saved = {group.draw: group for group in start.running}
+        self._saved = {group.group_index: group for group in start.running}
         self._issued = start.spent
-        self._running: dict[int, int] = {}  # the version served when a draw was issued: none of its tokens is older
+        self._running: dict[
+            int, int
+        ] = {}  # the version served when a draw was issued: none of its tokens is older
         self._cut: dict[int, str] = {}  # of those that run: what is being cancelled, and why
         self._buffer: list[TrajectoryGroup] = []
         self._in_training, self._step, self._version = 0, step, version
@@ -101,26 +103,36 @@ class RolloutService:
                 self._waiting = False
             size = self._admission.batch_groups
             if self._admission.in_draw_order:
-                self._buffer.sort(key=lambda group: group.draw)
+                self._buffer.sort(key=lambda group: group.group_index)
             taken, self._buffer = self._buffer[:size], self._buffer[size:]
-            self._in_training, self._step = size, step  # a short batch makes no room before it is published
+            self._in_training, self._step = (
+                size,
+                step,
+            )  # a short batch makes no room before it is published
             if self._admission.runs_for_nothing(step):
                 self._cancel(self._running, "surplus")
             self._issued = len(self._buffer) + len(self._running.keys() - self._cut.keys())
             for group in taken:
-                self._ledger.move(group.draw, _finished(group), "taken", step=step)
+                self._ledger.move(group.group_index, _finished(group), "taken", step=step)
             return taken
 
     def mark_trained(self, groups: Sequence[TrajectoryGroup], step: int) -> None:
         """The given groups were trained in ``step``; durable when this returns."""
-        self._ledger.trained({group.draw: _finished(group) for group in groups}, step)
+        self._ledger.trained({group.group_index: _finished(group) for group in groups}, step)
 
     def before_publish(self, version: int) -> None:
         """``version`` is served next: what runs and could not be trained by it any more is cancelled."""
         with self._changed:
             if self._admission.stale == "drop":
                 oldest = version - self._admission.max_staleness
-                self._cancel([draw for draw, issued in self._running.items() if issued < oldest], "stale")
+                self._cancel(
+                    [
+                        group_index
+                        for group_index, issued in self._running.items()
+                        if issued < oldest
+                    ],
+                    "stale",
+                )
 
     def make_room(self, version: int) -> None:
         """The batch in training is published, and ``version`` is served: its place is free."""
@@ -145,12 +157,14 @@ class RolloutService:
             self._held += 1
             self._fleet.submit(requests)
             try:
-                self._wait(lambda: self._arrived(label) == len(requests), deadline_s, f"evaluation {label}")
+                self._wait(
+                    lambda: self._arrived(label) == len(requests), deadline_s, f"evaluation {label}"
+                )
             finally:
                 self._held -= 1
                 _, outcomes = self._evaluating.pop(label)
                 self._changed.notify_all()
-        return sorted(outcomes, key=lambda outcome: outcome.request.draw)
+        return sorted(outcomes, key=lambda outcome: outcome.request.group_index)
 
     def snapshot(self, again: Collection[int] = ()) -> RolloutState:
         """What a checkpoint must know, at one moment; the ledger's rows up to there are durable.
@@ -164,8 +178,10 @@ class RolloutService:
             self._wait(lambda: self._snapshot is not None, _SNAPSHOT_S, what, stoppable=False)
             snapshot, self._snapshot = self._snapshot, None
             assert snapshot is not None
-        waiting = {group.draw for group in snapshot.groups}
-        return replace(snapshot, outstanding=tuple(sorted({*snapshot.outstanding, *again} - waiting)))
+        waiting = {group.group_index for group in snapshot.groups}
+        return replace(
+            snapshot, outstanding=tuple(sorted({*snapshot.outstanding, *again} - waiting))
+        )
 
     def close(self) -> None:
         """Ends admission and the thread; what runs is cancelled and recorded as such. A second call does nothing."""
@@ -174,11 +190,13 @@ class RolloutService:
             self._changed.notify_all()
         self._thread.join(_CLOSE_S)
         if self._thread.is_alive():
-            raise EngineError(f"the rollout service did not end within {_CLOSE_S:.0f} s", retryable=False)
+            raise EngineError(
+                f"the rollout service did not end within {_CLOSE_S:.0f} s", retryable=False
+            )
         if self._error is None:
             self._cancel_running()
         for group in self._buffer:
-            self._ledger.move(group.draw, _finished(group), "dropped", reason="closed")
+            self._ledger.move(group.group_index, _finished(group), "dropped", reason="closed")
         self._buffer.clear()
 
     def _cancel_running(self) -> None:
@@ -189,12 +207,16 @@ class RolloutService:
             for outcome in self._fleet.collect(_POLL_S):
                 self._come_in(outcome)
             if time.monotonic() > end:
-                raise EngineError(f"cancelled groups did not end within {_CLOSE_S:.0f} s", retryable=False)
+                raise EngineError(
+                    f"cancelled groups did not end within {_CLOSE_S:.0f} s", retryable=False
+                )
 
     def _arrived(self, label: str) -> int:
         return len(self._evaluating[label][1])
 
-    def _wait(self, ready: Callable[[], bool], deadline_s: float, what: str, *, stoppable: bool = True) -> None:
+    def _wait(
+        self, ready: Callable[[], bool], deadline_s: float, what: str, *, stoppable: bool = True
+    ) -> None:
         """Waits under the condition; a broken service raises at once, and so does a run that is asked to end."""
         end = time.monotonic() + deadline_s
         self._changed.notify_all()
@@ -202,12 +224,17 @@ class RolloutService:
             if self._error is not None:
                 if isinstance(self._error, AgentRLError):
                     raise self._error
-                raise EngineError(f"the rollout service broke: {self._error!r}", retryable=False) from self._error
+                raise EngineError(
+                    f"the rollout service broke: {self._error!r}", retryable=False
+                ) from self._error
             if ready():
                 return
             if stoppable:
                 self._stop.check()
-            if not self._changed.wait(min(_POLL_S, max(0.0, end - time.monotonic()))) and time.monotonic() >= end:
+            if (
+                not self._changed.wait(min(_POLL_S, max(0.0, end - time.monotonic())))
+                and time.monotonic() >= end
+            ):
                 raise EngineError(
                     f"waited {deadline_s:.0f} s for {what}: {len(self._running)} groups are running, "
                     f"{len(self._buffer)} are buffered; look for a tool that hangs, or raise rollout.episode_timeout_s",
@@ -220,7 +247,7 @@ class RolloutService:
             return not self._running and not self._may_issue()
         if not self._admission.in_draw_order or not self._running:
             return True
-        return sorted(group.draw for group in self._buffer)[size - 1] < min(self._running)
+        return sorted(group.group_index for group in self._buffer)[size - 1] < min(self._running)
 
     def _may_issue(self) -> bool:
         return self._admission.has_room(
@@ -262,43 +289,58 @@ class RolloutService:
         with self._changed:
             self._ledger.sync()
             going_on = self._running.keys() - self._cut.keys()
-            waiting = [self._saved[draw] for draw in self._again if draw in self._saved]
-            running = [group.at_version(self._running[group.draw]) for group in saved if group.draw in going_on]
+            waiting = [
+                self._saved[group_index]
+                for group_index in self._again
+                if group_index in self._saved
+            ]
+            running = [
+                group.at_version(self._running[group.group_index])
+                for group in saved
+                if group.group_index in going_on
+            ]
             self._snapshot = RolloutState(
                 next_draw=self._next_draw,
                 outstanding=tuple(sorted({*going_on, *self._again})),
                 spent=max(0, self._issued - len(going_on) - len(self._buffer)),
                 ledger_offset=self._ledger.offset,
                 groups=tuple(self._buffer),
-                running=tuple(sorted([*waiting, *running], key=lambda group: group.draw)),
+                running=tuple(sorted([*waiting, *running], key=lambda group: group.group_index)),
             )
             self._asked_for_snapshot = False
             self._changed.notify_all()
 
     def _admit(self) -> list[GroupRequest]:
         requests = []
-        while not self._held and (self._waiting or not self._admission.in_draw_order) and self._may_issue():
+        while (
+            not self._held
+            and (self._waiting or not self._admission.in_draw_order)
+            and self._may_issue()
+        ):
             again = bool(self._again)
-            draw = self._again.pop(0) if again else self._next_draw
-            self._next_draw = max(self._next_draw, draw + 1)
-            bounds, saved = self._admission, self._saved.pop(draw, None)
+            group_index = self._again.pop(0) if again else self._next_draw
+            self._next_draw = max(self._next_draw, group_index + 1)
+            bounds, saved = self._admission, self._saved.pop(group_index, None)
             request = GroupRequest(
-                draw, self._order.task(draw), bounds.group_size, extra_siblings=bounds.extra_siblings
+                group_index,
+                self._order.task(group_index),
+                bounds.group_size,
+                extra_siblings=bounds.extra_siblings,
             )
             if saved is not None and len(saved.siblings) != request.num_rollouts:
                 saved = None  # a resumed run may have other numbers of siblings
             if again:
                 self._counts += _resumed(saved, request.num_rollouts)
             detail = {} if saved is None else {"resumed": True}
-            self._ledger.issue(draw, request.num_rollouts, **detail)
-            self._running[draw] = self._version if saved is None else saved.version
+            self._ledger.issue(group_index, request.num_rollouts, **detail)
+            self._running[group_index] = self._version if saved is None else saved.version
             request = replace(request, saved=saved)
             self._issued += 1
             requests.append(request)
         return requests
 
     def _come_in(self, outcome: GroupOutcome) -> None:
-        reason = "" if outcome.request.label else self._cut.get(outcome.request.draw, "")
+        reason = "" if outcome.request.label else self._cut.get(outcome.request.group_index, "")
         if reason:
             outcome = replace(outcome, group=_with_reason(outcome.group, reason))
         self._intake(outcome)
@@ -312,30 +354,32 @@ class RolloutService:
             if request.label in self._evaluating:  # else its evaluation was given up
                 self._evaluating[request.label][1].append(outcome)
             return
-        self._running.pop(request.draw, None)
-        self._cut.pop(request.draw, None)
+        self._running.pop(request.group_index, None)
+        self._cut.pop(request.group_index, None)
         finished = _finished(group)
         self._enter_ends(group)
         if not finished:
             return
         decision = self._keep_group(group)
         if decision.keep:
-            self._ledger.move(group.draw, finished, "buffered")
+            self._ledger.move(group.group_index, finished, "buffered")
             self._buffer_or_drop(group)
         else:
-            self._ledger.move(group.draw, finished, "dropped", reason=decision.reason)
+            self._ledger.move(group.group_index, finished, "dropped", reason=decision.reason)
 
     def _buffer_or_drop(self, group: TrajectoryGroup) -> None:
         """Keeps a group for a batch, unless it is too old for any that is still to come."""
-        versions = [version for trajectory in group.finished for version in trajectory.policy_versions]
+        versions = [
+            version for trajectory in group.finished for version in trajectory.policy_versions
+        ]
         if self._admission.too_old(versions, self._version):
-            self._ledger.move(group.draw, _finished(group), "dropped", reason="stale")
+            self._ledger.move(group.group_index, _finished(group), "dropped", reason="stale")
             self._counts["async/dropped"] += 1
         else:
             self._buffer.append(group)
 
-    def _cancel(self, draws: Iterable[int], reason: str) -> None:
-        new = sorted(draw for draw in draws if draw not in self._cut)
+    def _cancel(self, group_indices: Iterable[int], reason: str) -> None:
+        new = sorted(group_index for group_index in group_indices if group_index not in self._cut)
         if new:
             self._cut |= dict.fromkeys(new, reason)
             self._fleet.cancel(new)
@@ -343,19 +387,26 @@ class RolloutService:
     def _take_over(self, groups: Sequence[TrajectoryGroup]) -> None:
         """Groups of a checkpoint that wait to be trained come into this attempt's ledger."""
         for group in groups:
-            self._ledger.issue(group.draw, len(group.trajectories), resumed=True)
+            self._ledger.issue(group.group_index, len(group.trajectories), resumed=True)
             self._enter_ends(group)
-            self._ledger.move(group.draw, _finished(group), "buffered")
+            self._ledger.move(group.group_index, _finished(group), "buffered")
             self._buffer_or_drop(group)
             self._issued += 1
 
     def _enter_ends(self, group: TrajectoryGroup) -> None:
         finished = _finished(group)
         for trajectory in group.trajectories:
-            if trajectory.sibling not in finished:
-                ended: LedgerState = "cancelled" if trajectory.status.kind == "cancelled" else "failed"
-                self._ledger.move(group.draw, [trajectory.sibling], ended, reason=trajectory.status.reason)
-        self._ledger.move(group.draw, finished, "finished")
+            if trajectory.rollout_index not in finished:
+                ended: LedgerState = (
+                    "cancelled" if trajectory.status.kind == "cancelled" else "failed"
+                )
+                self._ledger.move(
+                    group.group_index,
+                    [trajectory.rollout_index],
+                    ended,
+                    reason=trajectory.status.reason,
+                )
+        self._ledger.move(group.group_index, finished, "finished")
 
 
 def _resumed(saved: GroupState | None, num_rollouts: int) -> Counter[str]:
@@ -369,11 +420,13 @@ def _with_reason(group: TrajectoryGroup, reason: str) -> TrajectoryGroup:
     return replace(
         group,
         trajectories=tuple(
-            replace(t, status=replace(t.status, reason=reason)) if str(t.status) == "cancelled(cancelled)" else t
+            replace(t, status=replace(t.status, reason=reason))
+            if str(t.status) == "cancelled(cancelled)"
+            else t
             for t in group.trajectories
         ),
     )
 
 
 def _finished(group: TrajectoryGroup) -> list[int]:
-    return [trajectory.sibling for trajectory in group.finished]
+    return [trajectory.rollout_index for trajectory in group.finished]

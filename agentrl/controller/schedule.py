@@ -186,7 +186,9 @@ class DemonstrationSchedule:
     def snapshot(self, again: Collection[int] = ()) -> RolloutState:
         assert not again, "demonstrations are taken in their order, and trained"
         self._ledger.sync()
-        return RolloutState(next_draw=self._draw, outstanding=(), spent=0, ledger_offset=self._ledger.offset)
+        return RolloutState(
+            next_draw=self._draw, outstanding=(), spent=0, ledger_offset=self._ledger.offset
+        )
 
     def take_counts(self) -> Mapping[str, int]:
         return {}

@@ -13,25 +13,10 @@ from agentrl.controller.cluster.role_group import WorkerGroup
 from agentrl.controller.cluster.role_handle import invoke, sample_scores
 from agentrl.errors import AgentRLError, RewardError
 from agentrl.metrics import REWARD_MODEL_PART
-from agentrl.rollouts import (
-    GroupOutcome,
-    GroupRequest,
-    GroupState,
-    make_batch,
-)
-from agentrl.training import (
-    Layout,
-    ModelInfo,
-    RewardModel,
-    shards,
-)
+from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState, make_batch
+from agentrl.training import Layout, ModelInfo, RewardModel, shards
 from agentrl.training.data.partition import partition
-from agentrl.types import (
-    Batch,
-    Status,
-    Trajectory,
-    TrajectoryGroup,
-)
+from agentrl.types import Batch, Status, Trajectory, TrajectoryGroup
 
 __all__ = ["RewardScorer", "ScoringFleet", "SequenceScores"]
 
@@ -52,12 +37,16 @@ class SequenceScores:
     def max_tokens(self) -> int:
         """The longest sequence that can be scored."""
         longest = self._model_facts.max_tokens
-        return self._micro_batch_tokens if longest is None else min(longest, self._micro_batch_tokens)
+        return (
+            self._micro_batch_tokens if longest is None else min(longest, self._micro_batch_tokens)
+        )
 
     def of(self, groups: Sequence[TrajectoryGroup]) -> npt.NDArray[np.float32]:
         """``[J]`` scores of the finished trajectories of ``groups``, in order; they may be not finite."""
         batch = _last_sequences(groups)
-        layout = Layout(self._group.num_ranks, self._micro_batch_tokens, self._model_facts.length_scale)
+        layout = Layout(
+            self._group.num_ranks, self._micro_batch_tokens, self._model_facts.length_scale
+        )
         (plan,) = partition(batch.lengths, batch.group[batch.trajectory], seed=0, layout=layout)
         return sample_scores(self._group, shards(batch, plan), batch.num_samples)
 
@@ -75,14 +64,19 @@ def _last_sequences(groups: Sequence[TrajectoryGroup]) -> Batch:
         replace(
             group,
             trajectories=tuple(
-                replace(t, turns=tuple(replace(turn, sampling=None) for turn in t.turns)) for t in group.finished
+                replace(t, turns=tuple(replace(turn, sampling=None) for turn in t.turns))
+                for t in group.finished
             ),
         )
         for group in groups
     ]
-    batch = make_batch(plain, credit=np.zeros(sum(len(group.trajectories) for group in plain), dtype=np.float32))
+    batch = make_batch(
+        plain, credit=np.zeros(sum(len(group.trajectories) for group in plain), dtype=np.float32)
+    )
     last = np.zeros(batch.num_trajectories, dtype=np.int64)
-    last[batch.trajectory] = np.arange(batch.num_samples)  # a later sample of a trajectory goes over an earlier one
+    last[batch.trajectory] = np.arange(
+        batch.num_samples
+    )  # a later sample of a trajectory goes over an earlier one
     return batch.select(last)
 
 
@@ -108,19 +102,25 @@ class RewardScorer:
         try:
             return [scored for part in parts for scored in self._together(part)]
         except AgentRLError as error:
-            draws = ", ".join(str(outcome.request.draw) for outcome in outcomes)
-            raise RewardError(f"the reward model could not score the groups of draws {draws}: {error}") from error
+            group_indices = ", ".join(str(outcome.request.group_index) for outcome in outcomes)
+            raise RewardError(
+                f"the reward model could not score the groups of draws {group_indices}: {error}"
+            ) from error
 
     def _together(self, outcomes: Sequence[GroupOutcome]) -> list[GroupOutcome]:
         readable = [self._without_unreadable(outcome.group) for outcome in outcomes]
-        scores = iter(self._scores.of(readable).tolist() if any(group.finished for group in readable) else ())
+        scores = iter(
+            self._scores.of(readable).tolist() if any(group.finished for group in readable) else ()
+        )
         return [
             replace(
                 outcome,
                 group=replace(
                     group,
                     trajectories=tuple(
-                        self._with_score(t, next(scores)) if t.status.finished and t.reward is not None else t
+                        self._with_score(t, next(scores))
+                        if t.status.finished and t.reward is not None
+                        else t
                         for t in group.trajectories
                     ),
                 ),
@@ -129,7 +129,10 @@ class RewardScorer:
         ]
 
     def _without_unreadable(self, group: TrajectoryGroup) -> TrajectoryGroup:
-        return replace(group, trajectories=tuple(self._readable(trajectory) for trajectory in group.trajectories))
+        return replace(
+            group,
+            trajectories=tuple(self._readable(trajectory) for trajectory in group.trajectories),
+        )
 
     def _readable(self, trajectory: Trajectory) -> Trajectory:
         """The trajectory, or its failure where the reward model cannot read it."""
@@ -151,7 +154,9 @@ class RewardScorer:
             return _failed(trajectory, f"got the score {score}")
         assert trajectory.reward is not None, "finished trajectories have one"
         reward = trajectory.reward + self._weight * score
-        return replace(trajectory, rewards={**trajectory.rewards, REWARD_MODEL_PART: score}, reward=reward)
+        return replace(
+            trajectory, rewards={**trajectory.rewards, REWARD_MODEL_PART: score}, reward=reward
+        )
 
 
 def _failed(trajectory: Trajectory, why: str) -> Trajectory:
@@ -177,8 +182,8 @@ class ScoringFleet:
         outcomes = self._fleet.collect(timeout_s)
         return self._scorer.scored(outcomes) if outcomes else outcomes
 
-    def cancel(self, draws: Sequence[int], *, label: str = "") -> None:
-        self._fleet.cancel(draws, label=label)
+    def cancel(self, group_indices: Sequence[int], *, label: str = "") -> None:
+        self._fleet.cancel(group_indices, label=label)
 
     def in_flight(self) -> list[GroupState]:
         return self._fleet.in_flight()

@@ -24,12 +24,7 @@ from agentrl.controller.stop_request import StopRequest
 from agentrl.errors import EpisodesFailedError, RunInterruptedError, TrainingError
 from agentrl.metrics import PhaseTimer
 from agentrl.rollouts import make_batch, turns_of
-from agentrl.types import (
-    SegmentKind,
-    Stats,
-    TrajectoryGroup,
-    seed_for,
-)
+from agentrl.types import SegmentKind, Stats, TrajectoryGroup, seed_for
 
 __all__ = ["WITHOUT_SIGNAL", "StageRun", "StageSettings"]
 
@@ -96,7 +91,12 @@ class StageRun:
         restored: tuple[Path, Manifest] | None = None,
         stop: StopRequest | None = None,
     ) -> None:
-        self.settings, self.algorithm, self.schedule, self.learner = settings, algorithm, schedule, learner
+        self.settings, self.algorithm, self.schedule, self.learner = (
+            settings,
+            algorithm,
+            schedule,
+            learner,
+        )
         self._checkpoints, self._examiner = checkpoints, examiner
         self._recorder, self._model_folder = recorder, model_folder
         self._restored, self._stop = restored, stop or StopRequest()
@@ -124,7 +124,9 @@ class StageRun:
             return TrainState(algorithm=self.algorithm.initial_state)
         folder, manifest = self._restored
         self.learner.load(folder / self.learner.role)
-        return TrainState(manifest.step, manifest.policy_version, manifest.algorithm, manifest.progress)
+        return TrainState(
+            manifest.step, manifest.policy_version, manifest.algorithm, manifest.progress
+        )
 
     def next_groups(self, state: TrainState) -> list[TrajectoryGroup]:
         """The batch of the next step, once it may be trained.
@@ -138,7 +140,9 @@ class StageRun:
             self._stop.check()
             groups = self.schedule.next_groups(state.step + 1)
             episodes = self._recorder.took()
-            again = {trajectory.draw for trajectory in episodes} | {group.draw for group in groups}
+            again = {trajectory.group_index for trajectory in episodes} | {
+                group.group_index for group in groups
+            }
             self.settings.failures.hold(episodes, step=state.step + 1, stage=self.settings.name)
         except (EpisodesFailedError, RunInterruptedError):
             self._checkpoint(state, again)
@@ -200,7 +204,11 @@ class StageRun:
         }
 
     def record(
-        self, state: TrainState, groups: Sequence[TrajectoryGroup], batch: PlannedBatch | None, stats: Stats
+        self,
+        state: TrainState,
+        groups: Sequence[TrajectoryGroup],
+        batch: PlannedBatch | None,
+        stats: Stats,
     ) -> None:
         """Annotations, metrics and the display's line of a step."""
         self._recorder.overcome(self.schedule.take_incidents())
@@ -208,7 +216,9 @@ class StageRun:
         if batch is not None and self.schedule.overlap.stale == "mask_tokens":
             versions = batch.batch.policy_versions  # those that the published weights were made of
             oldest = state.policy_version - 1 - self.schedule.overlap.max_staleness
-            counts["async/masked_tokens"] = int(np.count_nonzero((versions >= 0) & (versions < oldest)))
+            counts["async/masked_tokens"] = int(
+                np.count_nonzero((versions >= 0) & (versions < oldest))
+            )
         packed, has_signal = batch.batch if batch else None, self._has_signal(batch)
         self._recorder.step(state, groups, packed, stats, counts, has_signal=has_signal)
 
@@ -244,7 +254,11 @@ class StageRun:
             RunInterruptedError: it was.
         """
         every = self.settings.checkpoint_every
-        if state.step == self.num_steps or (every is not None and state.step % every == 0) or self._stop.by:
+        if (
+            state.step == self.num_steps
+            or (every is not None and state.step % every == 0)
+            or self._stop.by
+        ):
             self._checkpoint(state)
         self._stop.check()
 
@@ -298,13 +312,17 @@ class StageRun:
 
 
 def _rewards_of(groups: Sequence[TrajectoryGroup], seed: int) -> Rewards:
-    finished = [(row, trajectory) for row, group in enumerate(groups) for trajectory in group.finished]
+    finished = [
+        (row, trajectory) for row, group in enumerate(groups) for trajectory in group.finished
+    ]
     sizes = [len(trajectory.turns) for _, trajectory in finished]
     return Rewards(
         reward=np.asarray([trajectory.reward for _, trajectory in finished], dtype=np.float64),
         group=np.asarray([row for row, _ in finished], dtype=np.int64),
         turn_trajectory=np.repeat(np.arange(len(finished)), sizes).astype(np.int64),
-        turn_reward=np.asarray([sum(turn.rewards.values()) for _, turn in turns_of(groups)], dtype=np.float64),
+        turn_reward=np.asarray(
+            [sum(turn.rewards.values()) for _, turn in turns_of(groups)], dtype=np.float64
+        ),
         seed=seed,
     )
 
@@ -317,7 +335,9 @@ def _shuffled(groups: Sequence[TrajectoryGroup], seed: int) -> list[TrajectoryGr
         replace(
             group,
             trajectories=tuple(
-                replace(t, reward=rewards[next(order)]) if t.status.finished and t.reward is not None else t
+                replace(t, reward=rewards[next(order)])
+                if t.status.finished and t.reward is not None
+                else t
                 for t in group.trajectories
             ),
         )

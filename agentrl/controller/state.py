@@ -28,7 +28,9 @@ class TrainState:
     def after(self, algorithm: Mapping[str, Any], added: Mapping[str, float]) -> TrainState:
         """The state one step later."""
         totals = {name: self.totals.get(name, 0.0) + value for name, value in added.items()}
-        return replace(self, step=self.step + 1, algorithm=algorithm, totals={**self.totals, **totals})
+        return replace(
+            self, step=self.step + 1, algorithm=algorithm, totals={**self.totals, **totals}
+        )
 
     def published(self) -> TrainState:
         """The state once the engines serve the changed weights."""

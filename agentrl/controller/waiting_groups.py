@@ -7,12 +7,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from agentrl.store import (
-    decode_trajectory,
-    encode_trajectory,
-    read_shard,
-    write_shard,
-)
+from agentrl.store import decode_trajectory, encode_trajectory, read_shard, write_shard
 from agentrl.types import TrajectoryGroup
 
 __all__ = ["read_groups", "write_groups"]
@@ -26,7 +21,10 @@ def write_groups(path: Path, groups: Sequence[TrajectoryGroup]) -> None:
     """
     now = time.time()
     trajectories = (trajectory for group in groups for trajectory in group.trajectories)
-    write_shard(path, (encode_trajectory(trajectory, step=0, recorded_at=now) for trajectory in trajectories))
+    write_shard(
+        path,
+        (encode_trajectory(trajectory, step=0, recorded_at=now) for trajectory in trajectories),
+    )
 
 
 def read_groups(path: Path) -> tuple[TrajectoryGroup, ...]:
@@ -36,5 +34,8 @@ def read_groups(path: Path) -> tuple[TrajectoryGroup, ...]:
         StoreError: the file cannot be read.
     """
     trajectories = (decode_trajectory(row, arrays) for row, arrays in read_shard(path))
-    siblings = (tuple(own) for _, own in groupby(trajectories, key=lambda trajectory: trajectory.draw))
-    return tuple(TrajectoryGroup(own[0].draw, own[0].task, own) for own in siblings)
+    siblings = (
+        tuple(own)
+        for _, own in groupby(trajectories, key=lambda trajectory: trajectory.group_index)
+    )
+    return tuple(TrajectoryGroup(own[0].group_index, own[0].task, own) for own in siblings)

@@ -12,7 +12,9 @@ from agentrl.types import EngineInfo, GenerateRequest
 __all__ = ["check_request", "first_outside"]
 
 
-def check_request(request: GenerateRequest, info: EngineInfo, *, stop_strings: bool, images: bool = False) -> None:
+def check_request(
+    request: GenerateRequest, info: EngineInfo, *, stop_strings: bool, images: bool = False
+) -> None:
     """Checks a request against the engine that is to serve it.
 
     Args:

@@ -72,7 +72,9 @@ class OpenAIEngine:
                     f"request {request.request_id!r} spent its deadline_s={request.deadline_s} without an answer of "
                     f"model {self.client.spec.model!r} at {self.client.spec.base_url}; raise it, or ask for less"
                 )
-            return _aborted(request) if asking.cancelled() else _completion(request, asking.result())
+            return (
+                _aborted(request) if asking.cancelled() else _completion(request, asking.result())
+            )
         finally:
             asking.cancel()
             del self._asked[request.request_id]
@@ -89,7 +91,9 @@ class OpenAIEngine:
 
     def info(self) -> EngineInfo:
         """See ``RolloutEngine.info``; neither vocabulary nor context is known."""
-        return EngineInfo("openai", self.client.spec.model, 0, 0, 0, returns_ids=False, grammars=True)
+        return EngineInfo(
+            "openai", self.client.spec.model, 0, 0, 0, returns_ids=False, grammars=True
+        )
 
     async def close(self) -> None:
         """Closes the connections of this event loop."""
@@ -110,13 +114,19 @@ def _check(request: GenerateRequest) -> None:
     """What such a server cannot do is not left out in silence."""
     problem = ""
     if not request.messages:
-        problem = "messages must be the conversation, and there are none; this engine takes no token ids"
+        problem = (
+            "messages must be the conversation, and there are none; this engine takes no token ids"
+        )
     elif request.sampling.stop_token_ids:
-        problem = f"stop_token_ids must be empty, got {request.sampling.stop_token_ids}; use stop strings"
+        problem = (
+            f"stop_token_ids must be empty, got {request.sampling.stop_token_ids}; use stop strings"
+        )
     elif request.min_version:
         problem = f"min_version must be 0, got {request.min_version}; the server's weights have no versions"
     if problem:
-        raise EngineError(f"request {request.request_id!r} to engine 'openai': {problem}", retryable=False)
+        raise EngineError(
+            f"request {request.request_id!r} to engine 'openai': {problem}", retryable=False
+        )
 
 
 def _settings(sampling: SamplingParams) -> Mapping[str, Any]:
@@ -127,7 +137,10 @@ def _settings(sampling: SamplingParams) -> Mapping[str, Any]:
         "top_k": (sampling.top_k, sampling.top_k > 0),
         "min_p": (sampling.min_p, sampling.min_p > 0),
         "stop": (list(sampling.stop), bool(sampling.stop)),
-        "response_format": ({"type": "json_schema", "json_schema": named}, bool(sampling.json_schema)),
+        "response_format": (
+            {"type": "json_schema", "json_schema": named},
+            bool(sampling.json_schema),
+        ),
     }
     return {name: value for name, (value, is_set) in chosen.items() if is_set}
 
@@ -176,6 +189,8 @@ def _parsed(wire: Mapping[str, Any]) -> ParsedMessage:
             reading.problem("missing_name", detail, str(entry))
         else:
             arguments = function.get("arguments") or {}
-            reading.named_call(name, arguments, f"{name}({arguments})", what=f'the arguments of "{name}"')
+            reading.named_call(
+                name, arguments, f"{name}({arguments})", what=f'the arguments of "{name}"'
+            )
     reasoning = wire.get("reasoning_content") or wire.get("reasoning")
     return reading.message(reasoning if isinstance(reasoning, str) else None)

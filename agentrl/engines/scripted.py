@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.engines.base import (
-    EngineHealth,
-    EngineLayout,
-    EngineNotice,
-    PauseMode,
-    Tag,
-)
+from agentrl.engines.base import EngineHealth, EngineLayout, EngineNotice, PauseMode, Tag
 from agentrl.engines.checks import check_request
 from agentrl.errors import EngineError
 from agentrl.types import (
@@ -36,7 +30,9 @@ if TYPE_CHECKING:
 __all__ = ["Script", "ScriptedEngine", "ScriptedUpdateSession"]
 
 Script: TypeAlias = (
-    Callable[[GenerateRequest], Sequence[int]] | Mapping[str, Sequence[Sequence[int]]] | Sequence[Sequence[int]]
+    Callable[[GenerateRequest], Sequence[int]]
+    | Mapping[str, Sequence[Sequence[int]]]
+    | Sequence[Sequence[int]]
 )
 
 State: TypeAlias = Literal["serving", "paused", "asleep", "updating", "torn", "dead"]
@@ -97,7 +93,9 @@ class ScriptedEngine:
         """The script's answer; see ``RolloutEngine.generate``."""
         check_request(request, self.info(), stop_strings=self._decode is not None, images=True)
         if request.request_id in self._waits:
-            raise EngineError(f"request_id {request.request_id!r} is already in flight; ids must be unique")
+            raise EngineError(
+                f"request_id {request.request_id!r} is already in flight; ids must be unique"
+            )
         call = len(self.requests)
         self.requests.append(request)
         if call in self._failures:
@@ -128,7 +126,9 @@ class ScriptedEngine:
 
     def info(self) -> EngineInfo:
         """What the engine claims to be."""
-        return EngineInfo("scripted", "scripted", self._vocab_size, self._context_tokens, self._version)
+        return EngineInfo(
+            "scripted", "scripted", self._vocab_size, self._context_tokens, self._version
+        )
 
     def pause(self, mode: PauseMode) -> None:
         """Requests that arrive wait; ``drain`` also waits for those in flight, the other modes answer them after
@@ -151,7 +151,9 @@ class ScriptedEngine:
         """Drops KV for ``kv_cache``; requests wait until ``wake`` and ``resume``."""
         with self._state:
             if self._running and "paused" not in self._flags:
-                raise EngineError("sleep: requests are running; call pause('retract') first", retryable=False)
+                raise EngineError(
+                    "sleep: requests are running; call pause('retract') first", retryable=False
+                )
             if "kv_cache" in tags:
                 self._flags |= {"paused", "asleep"}
                 self._kv.clear()
@@ -200,12 +202,18 @@ class ScriptedEngine:
         """Ends an update: with the checksums of what was put, or None where it was given up halfway."""
         with self._state:
             self._flags.discard("updating")
-            missing = [] if self._shapes is None else [name for name in self._shapes if name not in (put or {})]
+            missing = (
+                []
+                if self._shapes is None
+                else [name for name in self._shapes if name not in (put or {})]
+            )
             if put is None or missing:
                 self._flags.add("torn")
                 self._wake_sleepers()
             if put is not None and missing:
-                raise EngineError(f"weight update: {missing[0]!r} was not sent; put every tensor", retryable=False)
+                raise EngineError(
+                    f"weight update: {missing[0]!r} was not sent; put every tensor", retryable=False
+                )
             if put is not None:
                 self._version, self._checksums = version, dict(put)
                 self._kv.clear()
@@ -375,12 +383,15 @@ class ScriptedUpdateSession:
             shape = self._engine.expected_shape(name)
             if shape is not None and tuple(tensor.shape) != shape:
                 raise EngineError(
-                    f"weight update: {name} must have shape {shape}, got {tuple(tensor.shape)}", retryable=False
+                    f"weight update: {name} must have shape {shape}, got {tuple(tensor.shape)}",
+                    retryable=False,
                 )
         except EngineError:
             self._engine.finish_update(self._version, None)
             raise
-        self._put[name] = tensor_checksum(tensor.detach().float().cpu().contiguous().numpy().view(np.uint32))
+        self._put[name] = tensor_checksum(
+            tensor.detach().float().cpu().contiguous().numpy().view(np.uint32)
+        )
 
     def commit(self) -> None:
         """Serves the new version."""

@@ -15,14 +15,7 @@ from agentrl.envs.drive import AsyncEnv, call_env
 from agentrl.envs.env import Env
 from agentrl.envs.env_spec import EnvSpec
 from agentrl.errors import EnvError
-from agentrl.types import (
-    Action,
-    CallProblem,
-    Observation,
-    StepResult,
-    Task,
-    ToolCall,
-)
+from agentrl.types import Action, CallProblem, Observation, StepResult, Task, ToolCall
 
 __all__ = ["check_env", "env_findings"]
 
@@ -50,7 +43,9 @@ def check_env(env: EnvSpec | Callable[[Task], Env], task: Task, *, seed: int = 0
         raise EnvError(f"the environment breaks {len(findings)} rule(s) of the contract:\n{lines}")
 
 
-async def env_findings(env: EnvSpec | Callable[[Task], Env], task: Task, *, seed: int = 0) -> tuple[Finding, ...]:
+async def env_findings(
+    env: EnvSpec | Callable[[Task], Env], task: Task, *, seed: int = 0
+) -> tuple[Finding, ...]:
     """The rules that an environment breaks, by trying fresh instances.
 
     Two instances get the same seed and the same actions: a malformed call, a call of a tool that does not exist,
@@ -81,13 +76,17 @@ async def _trial(spec: EnvSpec, task: Task, seed: int) -> _Trial:
     try:
         await _play(env, seed, trial)
     except EnvError as error:
-        trial.findings.append(Finding("raises", f"{error}; tell the model of its own mistakes in the observation"))
+        trial.findings.append(
+            Finding("raises", f"{error}; tell the model of its own mistakes in the observation")
+        )
     finally:
         for rule in ("close", "close-twice"):
             try:
                 await call_env(env, "close")
             except EnvError as error:
-                trial.findings.append(Finding(rule, f"{error}; close must work in any state, and a second time"))
+                trial.findings.append(
+                    Finding(rule, f"{error}; close must work in any state, and a second time")
+                )
                 break
     return trial
 
@@ -116,13 +115,21 @@ async def _play(env: Env, seed: int, trial: _Trial) -> None:
 
 
 def _actions(has_tools: bool) -> Sequence[Action]:
-    spoken = Action(text="I do not know.", message={"role": "assistant", "content": "I do not know."})
+    spoken = Action(
+        text="I do not know.", message={"role": "assistant", "content": "I do not know."}
+    )
     if not has_tools:
         return [spoken] * _MAX_STEPS
-    problem = CallProblem("call_0", "malformed_json", "the call is no valid JSON", "<tool_call>{</tool_call>")
-    malformed = Action(problem.raw, {"role": "assistant", "content": problem.raw}, problems=(problem,))
+    problem = CallProblem(
+        "call_0", "malformed_json", "the call is no valid JSON", "<tool_call>{</tool_call>"
+    )
+    malformed = Action(
+        problem.raw, {"role": "assistant", "content": problem.raw}, problems=(problem,)
+    )
     call = ToolCall("call_0", "no_such_tool_check_env", {"x": 1})
-    unknown = Action("", {"role": "assistant", "content": "", "tool_calls": [call.openai()]}, tool_calls=(call,))
+    unknown = Action(
+        "", {"role": "assistant", "content": "", "tool_calls": [call.openai()]}, tool_calls=(call,)
+    )
     return [malformed, unknown, *[spoken] * (_MAX_STEPS - 2)]
 
 
@@ -139,7 +146,9 @@ def _unanswered(action: Action, result: StepResult, *, ended: bool) -> list[Find
             detail = f"step: the {what} got no tool message; answer it with what to mend, or use ToolExecutor"
             findings.append(Finding("calls-answered", detail))
         if call_id not in recorded:
-            detail = f"step: the {what} is not in StepResult.calls; add a CallRecord with its result"
+            detail = (
+                f"step: the {what} is not in StepResult.calls; add a CallRecord with its result"
+            )
             findings.append(Finding("calls-recorded", detail))
     return findings
 
@@ -149,10 +158,16 @@ def _difference(first: Sequence[str], second: Sequence[str]) -> list[Finding]:
         if one != other:
             verb = "reset" if position == 0 else f"step {position}"
             detail = f"{verb}: two instances with one seed and equal actions differ: {one[:200]!r} and {other[:200]!r}"
-            return [Finding("seed-determinism", f"{detail}; draw all that is random from the seed of reset")]
+            return [
+                Finding(
+                    "seed-determinism", f"{detail}; draw all that is random from the seed of reset"
+                )
+            ]
     if len(first) != len(second):
         detail = f"two instances with one seed and equal actions took {len(first) - 1} and {len(second) - 1} steps"
-        return [Finding("seed-determinism", f"{detail}; draw all that is random from the seed of reset")]
+        return [
+            Finding("seed-determinism", f"{detail}; draw all that is random from the seed of reset")
+        ]
     return []
 
 
@@ -196,7 +211,12 @@ def _snapshot_findings(snapshot: object) -> list[Finding]:
     try:
         json.dumps(snapshot, allow_nan=False)
     except (TypeError, ValueError) as error:
-        return [Finding("json-snapshot", f"snapshot must give JSON or None, got {type(snapshot).__name__} ({error})")]
+        return [
+            Finding(
+                "json-snapshot",
+                f"snapshot must give JSON or None, got {type(snapshot).__name__} ({error})",
+            )
+        ]
     return []
 
 
@@ -206,5 +226,11 @@ def _told(result: StepResult) -> str:
 
 def _said(observation: Any) -> str:
     assert isinstance(observation, Observation)
-    said = (observation.messages, observation.rewrite, observation.tools, observation.agent, sorted(observation.images))
+    said = (
+        observation.messages,
+        observation.rewrite,
+        observation.tools,
+        observation.agent,
+        sorted(observation.images),
+    )
     return repr(said)

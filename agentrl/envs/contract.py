@@ -10,13 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.errors import DataError
-from agentrl.types import (
-    CallRecord,
-    Observation,
-    StepResult,
-    ToolSpec,
-    with_images,
-)
+from agentrl.types import CallRecord, Observation, StepResult, ToolSpec, with_images
 
 __all__ = ["Finding", "observation_findings", "step_findings"]
 
@@ -44,7 +38,9 @@ def observation_findings(observation: object, *, verb: str) -> Iterator[Finding]
     if not isinstance(observation, Observation):
         wanted = "an Observation" if verb == "reset" else "an Observation in its StepResult"
         found = f"got {type(observation).__name__}"
-        yield Finding("observation-type", f"{verb} must give {wanted}, {found}; use agentrl.types.Observation")
+        yield Finding(
+            "observation-type", f"{verb} must give {wanted}, {found}; use agentrl.types.Observation"
+        )
         return
     if not observation.messages and observation.rewrite is None:
         yield Finding(
@@ -52,7 +48,9 @@ def observation_findings(observation: object, *, verb: str) -> Iterator[Finding]
             f"{verb} must give at least one message (or a rewrite) while the episode goes on, got none; "
             "add one, or end the episode with terminated=True",
         )
-    yield from _message_findings(observation.messages, f"{verb}: messages", own_turns=verb == "reset")
+    yield from _message_findings(
+        observation.messages, f"{verb}: messages", own_turns=verb == "reset"
+    )
     if observation.rewrite is not None:
         yield from _message_findings(observation.rewrite, f"{verb}: rewrite", own_turns=True)
     yield from _image_findings(observation, verb)
@@ -71,7 +69,10 @@ def step_findings(result: object) -> Iterator[Finding]:
         return
     for name in ("terminated", "truncated"):
         if not isinstance(flag := getattr(result, name), bool):
-            yield Finding("end-flags", f"step: {name} must be True or False, got {flag!r}; wrap it in bool(...)")
+            yield Finding(
+                "end-flags",
+                f"step: {name} must be True or False, got {flag!r}; wrap it in bool(...)",
+            )
     if result.terminated is True and result.truncated is True:
         yield Finding(
             "end-flags",
@@ -79,10 +80,21 @@ def step_findings(result: object) -> Iterator[Finding]:
             "and bootstrapped after the other; choose terminated where the task came to its end",
         )
     reward: Any = result.reward
-    if not isinstance(reward, numbers.Real) or isinstance(reward, bool) or not math.isfinite(reward):
-        yield Finding("step-reward", f"step: reward must be a finite number, got {reward!r}; 0.0 where there is none")
-    if not isinstance(result.calls, tuple) or not all(isinstance(record, CallRecord) for record in result.calls):
-        yield Finding("step-calls", f"step: calls must be a tuple of CallRecord, got {_short(result.calls)}")
+    if (
+        not isinstance(reward, numbers.Real)
+        or isinstance(reward, bool)
+        or not math.isfinite(reward)
+    ):
+        yield Finding(
+            "step-reward",
+            f"step: reward must be a finite number, got {reward!r}; 0.0 where there is none",
+        )
+    if not isinstance(result.calls, tuple) or not all(
+        isinstance(record, CallRecord) for record in result.calls
+    ):
+        yield Finding(
+            "step-calls", f"step: calls must be a tuple of CallRecord, got {_short(result.calls)}"
+        )
     yield from _json_findings(result.info, "step: info")
     if not result.terminated and not result.truncated:
         yield from observation_findings(result.observation, verb="step")
@@ -91,7 +103,8 @@ def step_findings(result: object) -> Iterator[Finding]:
 def _message_findings(messages: object, where: str, *, own_turns: bool) -> Iterator[Finding]:
     if not isinstance(messages, tuple):
         yield Finding(
-            "messages-type", f"{where} must be a tuple of messages, got {_short(messages)}; wrap it in tuple()"
+            "messages-type",
+            f"{where} must be a tuple of messages, got {_short(messages)}; wrap it in tuple()",
         )
         return
     for position, message in enumerate(messages):
@@ -109,7 +122,11 @@ def _message_faults(message: Any, *, own_turns: bool) -> Iterator[str]:
     elif role == "assistant" and not own_turns:
         yield "must not be an assistant's: only the policy speaks as the assistant; use the role user"
     content = message.get("content")
-    if not isinstance(content, str) and not _is_parts(content) and not (content is None and message.get("tool_calls")):
+    if (
+        not isinstance(content, str)
+        and not _is_parts(content)
+        and not (content is None and message.get("tool_calls"))
+    ):
         yield "needs a content that is a string, or a list of parts that each have a type"
     if role == "tool" and not isinstance(message.get("tool_call_id"), str):
         yield "answers a call, so it needs the tool_call_id of that call"
@@ -119,20 +136,30 @@ def _message_faults(message: Any, *, own_turns: bool) -> Iterator[str]:
 
 
 def _is_parts(content: object) -> bool:
-    return isinstance(content, list) and all(isinstance(part, Mapping) and "type" in part for part in content)
+    return isinstance(content, list) and all(
+        isinstance(part, Mapping) and "type" in part for part in content
+    )
 
 
 def _image_findings(observation: Observation, verb: str) -> Iterator[Finding]:
-    groups = (group for group in (observation.messages, observation.rewrite) if isinstance(group, tuple))
+    groups = (
+        group for group in (observation.messages, observation.rewrite) if isinstance(group, tuple)
+    )
     said = [message for group in groups for message in group if isinstance(message, Mapping)]
     try:
-        with_images([message for message in said if _is_parts(message.get("content"))], observation.images)
+        with_images(
+            [message for message in said if _is_parts(message.get("content"))], observation.images
+        )
     except DataError as error:
         yield Finding("message-images", f"{verb}: {error}")
 
 
 def _is_call(call: Any) -> bool:
-    function = call.get("function") if isinstance(call, Mapping) and isinstance(call.get("id"), str) else None
+    function = (
+        call.get("function")
+        if isinstance(call, Mapping) and isinstance(call.get("id"), str)
+        else None
+    )
     return (
         isinstance(function, Mapping)
         and isinstance(function.get("name"), str)
@@ -142,7 +169,10 @@ def _is_call(call: Any) -> bool:
 
 def _tool_findings(tools: Sequence[object], verb: str) -> Iterator[Finding]:
     if not isinstance(tools, tuple) or not all(isinstance(tool, ToolSpec) for tool in tools):
-        yield Finding("tool-specs", f"{verb}: tools must be a tuple of ToolSpec, got {_short(tools)}; use tool.spec")
+        yield Finding(
+            "tool-specs",
+            f"{verb}: tools must be a tuple of ToolSpec, got {_short(tools)}; use tool.spec",
+        )
         return
     names = [tool.name for tool in tools if isinstance(tool, ToolSpec)]
     if len(set(names)) < len(names):

@@ -54,7 +54,9 @@ async def build_env(make: Callable[[], Env]) -> Env:
         raise
 
 
-async def call_env(env: Env, verb: Literal["reset", "step", "close", "snapshot"], *args: Any, **kwargs: Any) -> Any:
+async def call_env(
+    env: Env, verb: Literal["reset", "step", "close", "snapshot"], *args: Any, **kwargs: Any
+) -> Any:
     """Call a method of ``env``: on the loop if it is async, in one of ``ENV_THREADS`` if it is not.
 
     Raises:
@@ -69,7 +71,9 @@ async def call_env(env: Env, verb: Literal["reset", "step", "close", "snapshot"]
     except AgentRLError:
         raise
     except Exception as error:
-        raise EnvError(f"{type(env).__name__}.{verb} raised {type(error).__name__}: {error}") from error
+        raise EnvError(
+            f"{type(env).__name__}.{verb} raised {type(error).__name__}: {error}"
+        ) from error
 
 
 class AsyncEnv:
@@ -90,7 +94,9 @@ class AsyncEnv:
             EnvError: it is not the first call, or the environment broke a rule or raised.
         """
         if self._state != "new":
-            raise EnvError(f"{self._name}: an Env is single use, so reset comes once and first; build another one")
+            raise EnvError(
+                f"{self._name}: an Env is single use, so reset comes once and first; build another one"
+            )
         self._state = "running"
         observation = await call_env(self.env, "reset", seed=seed)
         self._hold(observation_findings(observation, verb="reset"))
@@ -104,7 +110,11 @@ class AsyncEnv:
             EnvError: before reset or after the end, or the environment broke a rule or raised.
         """
         if self._state != "running":
-            mend = "call reset first" if self._state == "new" else "the episode has ended; build another Env"
+            mend = (
+                "call reset first"
+                if self._state == "new"
+                else "the episode has ended; build another Env"
+            )
             raise EnvError(f"{self._name}: step comes after reset and before the end; {mend}")
         result = await call_env(self.env, "step", action)
         self._hold(step_findings(result))
@@ -133,7 +143,9 @@ class AsyncEnv:
         try:
             await ENV_THREADS.run(lambda: self.env.load_state_dict(pickle.loads(state)))
         except Exception as error:  # boundary: whatever a state's own classes raise
-            raise EnvError(f"the state of {self._name} cannot be read back: {type(error).__name__}: {error}") from error
+            raise EnvError(
+                f"the state of {self._name} cannot be read back: {type(error).__name__}: {error}"
+            ) from error
 
     async def close(self) -> None:
         """Close the environment, once; later calls do nothing.
@@ -160,7 +172,9 @@ class AsyncEnv:
         except EnvError:
             raise
         except Exception as error:  # boundary: whatever a state's own classes raise
-            raise EnvError(f"the state of {self._name} cannot be pickled: {type(error).__name__}: {error}") from error
+            raise EnvError(
+                f"the state of {self._name} cannot be pickled: {type(error).__name__}: {error}"
+            ) from error
 
     def _hold(self, findings: Iterator[Finding]) -> None:
         first = next(findings, None)
@@ -176,5 +190,7 @@ class _BoundedFile(io.BytesIO):
     def write(self, data: Any, /) -> int:
         written = super().write(data)
         if self.tell() > _MAX_STATE_BYTES:
-            raise EnvError(f"the state has more than {_MAX_STATE_BYTES} bytes; let state_dict give what matters of it")
+            raise EnvError(
+                f"the state has more than {_MAX_STATE_BYTES} bytes; let state_dict give what matters of it"
+            )
         return written

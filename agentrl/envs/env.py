@@ -58,7 +58,11 @@ class Env(ABC):
         process, a folder, a connection): a resumed run then begins the episode anew.
         """
         slotted = any(vars(owner).get("__slots__") for owner in type(self).__mro__)
-        return None if slotted else {name: value for name, value in vars(self).items() if name != "episode_id"}
+        return (
+            None
+            if slotted
+            else {name: value for name, value in vars(self).items() if name != "episode_id"}
+        )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what ``state_dict`` gave, on a fresh instance for the same task, in place of ``reset``."""

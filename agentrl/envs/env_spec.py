@@ -38,7 +38,9 @@ class EnvSpec:
         microseconds, and needs no thread."""
         return bool(self._seen_plain)
 
-    def build(self, task: Task, *, sandboxes: SandboxPool | None = None, episode_id: str = "") -> Env:
+    def build(
+        self, task: Task, *, sandboxes: SandboxPool | None = None, episode_id: str = ""
+    ) -> Env:
         """A fresh environment for ``task``.
 
         Args:
@@ -50,21 +52,40 @@ class EnvSpec:
             ConfigError: ``factory`` is text that names nothing.
             EnvError: the factory raised, or gave something else than an Env.
         """
-        factory = load_object(self.factory, self.base_dir) if isinstance(self.factory, str) else self.factory
-        name = self.factory if isinstance(self.factory, str) else getattr(factory, "__qualname__", repr(factory))
+        factory = (
+            load_object(self.factory, self.base_dir)
+            if isinstance(self.factory, str)
+            else self.factory
+        )
+        name = (
+            self.factory
+            if isinstance(self.factory, str)
+            else getattr(factory, "__qualname__", repr(factory))
+        )
         if not callable(factory):
-            raise EnvError(f"{name} must be a class or function that makes an Env, got {type(factory).__name__}")
+            raise EnvError(
+                f"{name} must be a class or function that makes an Env, got {type(factory).__name__}"
+            )
         extra = {} if self.sandbox is None else {"sandbox": sandboxes or self.sandbox}
         try:
             env = factory(task, **self.kwargs, **extra)
         except AgentRLError:
             raise
         except Exception as error:
-            raise EnvError(f"{name} raised for task {task.id!r}: {type(error).__name__}: {error}") from error
+            raise EnvError(
+                f"{name} raised for task {task.id!r}: {type(error).__name__}: {error}"
+            ) from error
         if not isinstance(env, Env):
-            raise EnvError(f"{name} must make an agentrl.envs.Env, got {type(env).__name__}; let it subclass Env")
+            raise EnvError(
+                f"{name} must make an agentrl.envs.Env, got {type(env).__name__}; let it subclass Env"
+            )
         if episode_id:
             env.episode_id = episode_id
-        if not self._seen_plain and type(env) is factory and isinstance(env, ToolEnv) and env.is_plain:
+        if (
+            not self._seen_plain
+            and type(env) is factory
+            and isinstance(env, ToolEnv)
+            and env.is_plain
+        ):
             self._seen_plain.append(True)
         return env

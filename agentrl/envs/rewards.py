@@ -25,7 +25,9 @@ def exact_answer(view: EpisodeView) -> float:
     """
     truths = view.task.answer if isinstance(view.task.answer, (list, tuple)) else [view.task.answer]
     if not truths or None in truths:
-        raise RewardError(f"exact_answer needs the answer of task {view.task.id!r}, got {view.task.answer!r}")
+        raise RewardError(
+            f"exact_answer needs the answer of task {view.task.id!r}, got {view.task.answer!r}"
+        )
     return float(any(_agrees(view.final_text, truth) for truth in truths))
 
 
@@ -40,7 +42,9 @@ def _agrees(text: str, truth: object) -> bool:
     number = _as_number(str(truth))
     if number is None:
         return _normal(answer) == _normal(str(truth))
-    numbers = [found for match in _NUMBER.findall(answer) if (found := _as_number(match)) is not None]
+    numbers = [
+        found for match in _NUMBER.findall(answer) if (found := _as_number(match)) is not None
+    ]
     return bool(numbers) and numbers[-1] == number
 
 

@@ -42,14 +42,20 @@ class Rubric:
         ConfigError: two functions of one name, one called ``step``, or a weight that is not a finite number.
     """
 
-    def __init__(self, rewards: Sequence[RewardFn | tuple[RewardFn, float]], *, deadline_s: float = 60.0) -> None:
+    def __init__(
+        self, rewards: Sequence[RewardFn | tuple[RewardFn, float]], *, deadline_s: float = 60.0
+    ) -> None:
         parts = [_part(entry) for entry in rewards]
         names = [part.name for part in parts]
         for name in names:
             if names.count(name) > 1:
-                raise ConfigError(f"rewards need different names, got {name!r} twice; rename one of the functions")
+                raise ConfigError(
+                    f"rewards need different names, got {name!r} twice; rename one of the functions"
+                )
             if name == "step":
-                raise ConfigError("the part 'step' is the sum of the environment's step rewards; rename the function")
+                raise ConfigError(
+                    "the part 'step' is the sum of the environment's step rewards; rename the function"
+                )
         if not deadline_s > 0:
             raise ConfigError(f"a rubric's deadline_s must be above 0, got {deadline_s!r}")
         self._parts = tuple(parts)
@@ -79,7 +85,9 @@ class Rubric:
         """
         if len(self._parts) == 1:  # nothing to run it beside
             return {self._parts[0].name: await self._value(self._parts[0], view)}
-        values = await asyncio.gather(*(self._value(part, view) for part in self._parts), return_exceptions=True)
+        values = await asyncio.gather(
+            *(self._value(part, view) for part in self._parts), return_exceptions=True
+        )
         scores: dict[str, float] = {}
         for part, value in zip(self._parts, values, strict=True):
             if isinstance(value, BaseException):
@@ -87,9 +95,13 @@ class Rubric:
             scores[part.name] = value
         return scores
 
-    def total(self, parts: Mapping[str, float], *, step_reward: float = 0.0, step_weight: float = 1.0) -> float:
+    def total(
+        self, parts: Mapping[str, float], *, step_reward: float = 0.0, step_weight: float = 1.0
+    ) -> float:
         """The episode's reward: the weighted parts and the weighted sum of its step rewards."""
-        return sum(part.weight * parts[part.name] for part in self._parts) + step_weight * step_reward
+        return (
+            sum(part.weight * parts[part.name] for part in self._parts) + step_weight * step_reward
+        )
 
     async def _value(self, part: _Part, view: EpisodeView) -> float:
         who = f"reward {part.name!r} of task {view.task.id!r}"
@@ -98,7 +110,9 @@ class Rubric:
                 value = await _call(part.reward, view)
         except Exception as error:
             if isinstance(error, TimeoutError) and deadline.expired():
-                raise RewardError(f"{who} took longer than {self._deadline_s:g} s; raise deadline_s") from error
+                raise RewardError(
+                    f"{who} took longer than {self._deadline_s:g} s; raise deadline_s"
+                ) from error
             place = raised_at(error)
             raise RewardError(
                 f"{who} raised {type(error).__name__}: {error}" + (f" ({place})" if place else "")
@@ -111,7 +125,12 @@ class Rubric:
             )
         if isinstance(value, bool) and part.name not in self._bools:
             self._bools.add(part.name)
-            _log.warning("reward %r gave %r, a bool, which counts as %.1f; return a float", part.name, value, value)
+            _log.warning(
+                "reward %r gave %r, a bool, which counts as %.1f; return a float",
+                part.name,
+                value,
+                value,
+            )
         return float(value)
 
 

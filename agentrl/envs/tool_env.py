@@ -22,15 +22,7 @@ from agentrl.tools import (
     resolve_tools,
     share,
 )
-from agentrl.types import (
-    Action,
-    CallRecord,
-    Message,
-    Observation,
-    StepResult,
-    Task,
-    seed_for,
-)
+from agentrl.types import Action, CallRecord, Message, Observation, StepResult, Task, seed_for
 
 __all__ = ["ToolEnv"]
 
@@ -106,7 +98,9 @@ class ToolEnv(Env):
         self._own_tools: list[Tool] = []
         try:
             built = self._build(resolve_tools(tools, base_dir))
-            self._executor = ToolExecutor(built, deadline_s=tool_deadline_s, max_output_chars=max_tool_output_chars)
+            self._executor = ToolExecutor(
+                built, deadline_s=tool_deadline_s, max_output_chars=max_tool_output_chars
+            )
         except BaseException:
             close_tools(self._own_tools)  # nobody else knows of them
             raise
@@ -161,7 +155,9 @@ class ToolEnv(Env):
     async def reset(self, *, seed: int) -> Observation:
         """The system prompt, the task's messages, and the tools where they are announced."""
         self._seed = seed
-        return Observation(messages=self._opening, tools=self._executor.specs if self._announce_tools else ())
+        return Observation(
+            messages=self._opening, tools=self._executor.specs if self._announce_tools else ()
+        )
 
     async def step(self, action: Action) -> StepResult:
         """Run the action's calls; the answers are the observation.
@@ -177,7 +173,10 @@ class ToolEnv(Env):
         if not action.tool_calls and action.finish_reason == "length":
             records = await self._answer(action, turn)
             return StepResult(
-                Observation(), truncated=True, calls=records, info=_counts(records) | {"reason": "length"}
+                Observation(),
+                truncated=True,
+                calls=records,
+                info=_counts(records) | {"reason": "length"},
             )
         if not action.tool_calls and not action.problems:
             return StepResult(Observation(), terminated=True)
@@ -223,7 +222,9 @@ class ToolEnv(Env):
     async def _take_sandbox(self) -> Sandbox:
         source = self._sandbox_source
         if source is None:
-            raise EnvError("the environment was given no sandbox; pass ToolEnv(sandbox=SandboxSpec())")
+            raise EnvError(
+                "the environment was given no sandbox; pass ToolEnv(sandbox=SandboxSpec())"
+            )
         self._check_open()
         if isinstance(source, SandboxPool):
             sandbox = await source.acquire()
@@ -240,11 +241,15 @@ class ToolEnv(Env):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise EnvError("the environment is closed, and its sandbox with it; use it before close")
+            raise EnvError(
+                "the environment is closed, and its sandbox with it; use it before close"
+            )
 
     async def _answer(self, action: Action, turn: int) -> tuple[CallRecord, ...]:
         # taken before the calls begin, so that no tool's deadline counts the wait for it
-        if self._sandbox_source is not None and any(call.name in self._sandbox_tools for call in action.tool_calls):
+        if self._sandbox_source is not None and any(
+            call.name in self._sandbox_tools for call in action.tool_calls
+        ):
             await self.open_sandbox()
         return await self._executor.run(
             action.tool_calls,

@@ -5,12 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from agentrl.envs.env import Env
-from agentrl.types import (
-    Message,
-    Status,
-    Task,
-    Turn,
-)
+from agentrl.types import Message, Status, Task, Turn
 
 __all__ = ["EpisodeView"]
 

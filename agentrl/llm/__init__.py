@@ -13,13 +13,7 @@ from agentrl.llm.items import (
     tool_from_item,
 )
 from agentrl.llm.server import ChatServerSpec
-from agentrl.llm.wire import (
-    CONTEXT_EXCEEDED,
-    WireFault,
-    from_wire,
-    to_wire,
-    tool_from_wire,
-)
+from agentrl.llm.wire import CONTEXT_EXCEEDED, WireFault, from_wire, to_wire, tool_from_wire
 
 __all__ = [
     "CONTEXT_EXCEEDED",

@@ -124,7 +124,10 @@ class ChatClient:
         Raises:
             ServerError: the server refused it, or its infrastructure failed for all attempts or ``deadline_s``.
         """
-        body: dict[str, Any] = {"model": self.spec.model, "messages": [to_wire(message) for message in messages]}
+        body: dict[str, Any] = {
+            "model": self.spec.model,
+            "messages": [to_wire(message) for message in messages],
+        }
         optional = {
             "tools": [tool.openai() for tool in tools] or None,
             "max_tokens": max_tokens,
@@ -136,7 +139,9 @@ class ChatClient:
         connection = self._connection()
         async with connection.permits:
             try:
-                answer = await self._persist(connection.http, body, time.monotonic() + self.spec.deadline_s)
+                answer = await self._persist(
+                    connection.http, body, time.monotonic() + self.spec.deadline_s
+                )
             except ServerError:
                 self.usage += ChatUsage(failures=1)
                 raise
@@ -160,28 +165,43 @@ class ChatClient:
                 headers["Authorization"] = f"Bearer {self._key}"
             limits = httpx.Limits(max_connections=self.spec.max_concurrent)
             http = httpx.AsyncClient(headers=headers, timeout=self.spec.timeout_s, limits=limits)
-            connection = self._connections[loop] = _Connection(http, asyncio.Semaphore(self.spec.max_concurrent))
+            connection = self._connections[loop] = _Connection(
+                http, asyncio.Semaphore(self.spec.max_concurrent)
+            )
         return connection
 
-    async def _persist(self, http: httpx.AsyncClient, body: Mapping[str, Any], end: float) -> Mapping[str, Any]:
+    async def _persist(
+        self, http: httpx.AsyncClient, body: Mapping[str, Any], end: float
+    ) -> Mapping[str, Any]:
         """The answer, of the first attempt that infrastructure did not fail."""
         content = json.dumps(body)  # in ASCII, which carries half a surrogate pair too
         for attempt in range(self.spec.max_retries + 1):
             wait_s: float | None = None
             try:
-                async with asyncio.timeout(min(self.spec.timeout_s, max(end - time.monotonic(), 0.0))):
-                    response = await http.post(f"{self.spec.base_url.rstrip('/')}/chat/completions", content=content)
+                async with asyncio.timeout(
+                    min(self.spec.timeout_s, max(end - time.monotonic(), 0.0))
+                ):
+                    response = await http.post(
+                        f"{self.spec.base_url.rstrip('/')}/chat/completions", content=content
+                    )
                 if response.is_success:
                     return self._json(response)
-                error, wait_s = self._refused(response), _retry_after_s(response.headers.get("Retry-After"))
+                error, wait_s = (
+                    self._refused(response),
+                    _retry_after_s(response.headers.get("Retry-After")),
+                )
             except TimeoutError:
                 error = self._error(
                     f"did not answer within {self.spec.timeout_s:g} s; raise timeout_s, or ask for less"
                 )
             except httpx.TransportError as broken:
-                error = self._error(f"cannot be reached ({type(broken).__name__}: {broken}); see that it runs there")
+                error = self._error(
+                    f"cannot be reached ({type(broken).__name__}: {broken}); see that it runs there"
+                )
             except httpx.DecodingError as broken:
-                error = self._error(f"answered with something that is not as its head says ({broken}); see its log")
+                error = self._error(
+                    f"answered with something that is not as its head says ({broken}); see its log"
+                )
             if not error.retryable or attempt == self.spec.max_retries:
                 raise error
             if wait_s is None:
@@ -209,7 +229,9 @@ class ChatClient:
             429: "lower max_concurrent, or raise deadline_s",
         }.get(status, "see the server's log" if status >= 500 else "see base_url")
         retryable = (status in (408, 429) or status >= 500) and code not in _SPENT_CODES
-        return self._error(f"answered {status}: {said or 'nothing'}; {mend}", retryable, status, code)
+        return self._error(
+            f"answered {status}: {said or 'nothing'}; {mend}", retryable, status, code
+        )
 
     def _json(self, response: httpx.Response) -> Mapping[str, Any]:
         try:
@@ -231,7 +253,11 @@ class ChatClient:
         message = choice.get("message") if isinstance(choice, Mapping) else None
         if not isinstance(choice, Mapping) or not isinstance(message, Mapping):
             found = str(answer)[:200]
-            raise self._error(f"gave no choices[0].message: {found}; see the server's log", retryable=False, status=200)
+            raise self._error(
+                f"gave no choices[0].message: {found}; see the server's log",
+                retryable=False,
+                status=200,
+            )
         return message, str(choice.get("finish_reason") or "stop")
 
     def _error(

@@ -9,15 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agentrl.llm.wire import (
-    WireFault,
-    from_wire,
-    to_wire,
-    tool_from_wire,
-)
+from agentrl.llm.wire import WireFault, from_wire, to_wire, tool_from_wire
 from agentrl.types import Message, ToolSpec
 
-__all__ = ["call_item", "from_items", "message_item", "reasoning_item", "text_part", "to_items", "tool_from_item"]
+__all__ = [
+    "call_item",
+    "from_items",
+    "message_item",
+    "reasoning_item",
+    "text_part",
+    "to_items",
+    "tool_from_item",
+]
 
 _TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 
@@ -41,17 +44,25 @@ def from_items(items: Sequence[Any], where: str) -> list[Message]:
         if kind == "function_call_output":
             wires.append((_result(item, place), place))
         elif kind == "message" and item.get("role") != "assistant":
-            wires.append(({"role": item.get("role"), "content": _content(item.get("content"), place)}, place))
+            wires.append(
+                ({"role": item.get("role"), "content": _content(item.get("content"), place)}, place)
+            )
         else:
             _add_to_turn(wires, kind, item, place)
     return [from_wire(wire, place) for wire, place in wires]
 
 
-def _add_to_turn(wires: list[tuple[dict[str, Any], str]], kind: Any, item: Mapping[str, Any], place: str) -> None:
+def _add_to_turn(
+    wires: list[tuple[dict[str, Any], str]], kind: Any, item: Mapping[str, Any], place: str
+) -> None:
     """Puts an item of the assistant into its turn: the last message, unless that has what can only come once."""
     turn = wires[-1][0] if wires and wires[-1][0]["role"] == "assistant" else None
     said = turn is not None and turn["content"] is not None
-    if turn is None or (kind == "message" and said) or (kind == "reasoning" and (said or len(turn) > 2)):
+    if (
+        turn is None
+        or (kind == "message" and said)
+        or (kind == "reasoning" and (said or len(turn) > 2))
+    ):
         turn = {"role": "assistant", "content": None}
         wires.append((turn, place))
     if kind == "message":
@@ -74,13 +85,23 @@ def _add_to_turn(wires: list[tuple[dict[str, Any], str]], kind: Any, item: Mappi
 
 def _result(item: Mapping[str, Any], place: str) -> dict[str, Any]:
     if not isinstance(item.get("call_id"), str):
-        raise WireFault(f"{place}.call_id must name the call that it answers, got {item.get('call_id')!r}")
-    return {"role": "tool", "tool_call_id": item["call_id"], "content": _content(item.get("output"), place)}
+        raise WireFault(
+            f"{place}.call_id must name the call that it answers, got {item.get('call_id')!r}"
+        )
+    return {
+        "role": "tool",
+        "tool_call_id": item["call_id"],
+        "content": _content(item.get("output"), place),
+    }
 
 
 def _content(value: Any, place: str) -> Any:
     """Text, or parts in the shape of chat completions."""
-    return [_part(part, f"{place}.content[{n}]") for n, part in enumerate(value)] if isinstance(value, list) else value
+    return (
+        [_part(part, f"{place}.content[{n}]") for n, part in enumerate(value)]
+        if isinstance(value, list)
+        else value
+    )
 
 
 def _part(part: Any, place: str) -> dict[str, Any]:
@@ -103,7 +124,9 @@ def tool_from_item(value: Any, where: str) -> ToolSpec:
         raise WireFault(
             f"{where} must be a tool of type function, which the agent runs itself, got type {kind!r}; none is run here"
         )
-    return tool_from_wire({"type": "function", "function": {k: v for k, v in value.items() if v is not None}}, where)
+    return tool_from_wire(
+        {"type": "function", "function": {k: v for k, v in value.items() if v is not None}}, where
+    )
 
 
 def to_items(message: Message, name: str) -> list[dict[str, Any]]:
@@ -126,13 +149,27 @@ def to_items(message: Message, name: str) -> list[dict[str, Any]]:
 def reasoning_item(item_id: str, text: str) -> dict[str, Any]:
     """The model's thoughts."""
     content = [{"type": "reasoning_text", "text": text}]
-    return {"id": item_id, "type": "reasoning", "summary": [], "content": content, "status": "completed"}
+    return {
+        "id": item_id,
+        "type": "reasoning",
+        "summary": [],
+        "content": content,
+        "status": "completed",
+    }
 
 
-def message_item(item_id: str, text: str, logprobs: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+def message_item(
+    item_id: str, text: str, logprobs: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
     """What it says."""
     content = [text_part(text, logprobs)]
-    return {"id": item_id, "type": "message", "role": "assistant", "status": "completed", "content": content}
+    return {
+        "id": item_id,
+        "type": "message",
+        "role": "assistant",
+        "status": "completed",
+        "content": content,
+    }
 
 
 def text_part(text: str, logprobs: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
@@ -143,4 +180,10 @@ def text_part(text: str, logprobs: Sequence[Mapping[str, Any]] = ()) -> dict[str
 def call_item(item_id: str, call: Mapping[str, Any]) -> dict[str, Any]:
     """A call, from its entry in a message on the wire."""
     function = call["function"]
-    return {"id": item_id, "type": "function_call", "status": "completed", "call_id": call["id"], **function}
+    return {
+        "id": item_id,
+        "type": "function_call",
+        "status": "completed",
+        "call_id": call["id"],
+        **function,
+    }

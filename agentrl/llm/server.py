@@ -56,7 +56,9 @@ class ChatServerSpec:
         )
         for name, holds, rule in rules:
             if not holds:
-                raise ConfigError(f"an OpenAI-compatible server's {name} must be {rule}, got {getattr(self, name)!r}")
+                raise ConfigError(
+                    f"an OpenAI-compatible server's {name} must be {rule}, got {getattr(self, name)!r}"
+                )
 
     @property
     def key_name(self) -> str:

@@ -10,19 +10,27 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from agentrl.errors import DataError
-from agentrl.types import (
-    Image,
-    Message,
-    ToolSpec,
-    with_images,
-)
+from agentrl.types import Image, Message, ToolSpec, with_images
 
-__all__ = ["CONTEXT_EXCEEDED", "WireFault", "from_wire", "stored_message", "to_wire", "tool_from_wire"]
+__all__ = [
+    "CONTEXT_EXCEEDED",
+    "WireFault",
+    "from_wire",
+    "stored_message",
+    "to_wire",
+    "tool_from_wire",
+]
 
 CONTEXT_EXCEEDED = "context_length_exceeded"
 """The error's name where a conversation is too long for the model."""
 
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
 
 
 class WireFault(ValueError):  # noqa: N818 - what a message has, not what a program does
@@ -65,7 +73,9 @@ def from_wire(value: Any, where: str) -> Message:
         raise WireFault(f"{where} must be an object with a role, got {_short(value)}")
     role = _ROLES.get(str(value.get("role")))
     if role is None:
-        raise WireFault(f"{where}.role must be one of {', '.join(_ROLES)}, got {value.get('role')!r}")
+        raise WireFault(
+            f"{where}.role must be one of {', '.join(_ROLES)}, got {value.get('role')!r}"
+        )
     calls = value.get("tool_calls")
     message: Message = {"role": role, "content": _content(value.get("content"), where, role)}  # type: ignore[typeddict-item]
     if value.get("function_call") is not None:
@@ -73,7 +83,9 @@ def from_wire(value: Any, where: str) -> Message:
     if role == "assistant" and calls:
         if not isinstance(calls, list):
             raise WireFault(f"{where}.tool_calls must be a list, got {_short(calls)}")
-        message["tool_calls"] = [_call_from_wire(call, f"{where}.tool_calls[{n}]") for n, call in enumerate(calls)]
+        message["tool_calls"] = [
+            _call_from_wire(call, f"{where}.tool_calls[{n}]") for n, call in enumerate(calls)
+        ]
     if role == "tool":
         if not isinstance(value.get("tool_call_id"), str):
             raise WireFault(
@@ -99,12 +111,17 @@ def stored_message(value: Mapping[str, Any], where: str) -> Message:
     Raises:
         DataError: a call without a name, or arguments that are no JSON object.
     """
-    message: dict[str, Any] = {name: own for name, own in value.items() if own is not None}  # Arrow has every column
+    message: dict[str, Any] = {
+        name: own for name, own in value.items() if own is not None
+    }  # Arrow has every column
     message["role"] = _ROLES.get(str(value["role"]), value["role"])
     if message["role"] == "assistant":
         message.setdefault("content", "")
     try:
-        calls = [_call_from_wire(call, f"tool_calls[{n}]") for n, call in enumerate(message.pop("tool_calls", ()))]
+        calls = [
+            _call_from_wire(call, f"tool_calls[{n}]")
+            for n, call in enumerate(message.pop("tool_calls", ()))
+        ]
         if calls:
             message["tool_calls"] = calls
     except WireFault as fault:
@@ -118,19 +135,31 @@ def tool_from_wire(value: Any, where: str) -> ToolSpec:
     Raises:
         WireFault: it is no function tool.
     """
-    function = value.get("function") if isinstance(value, Mapping) and value.get("type") == "function" else None
+    function = (
+        value.get("function")
+        if isinstance(value, Mapping) and value.get("type") == "function"
+        else None
+    )
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise WireFault(f'{where} must be {{"type": "function", "function": {{"name": ...}}}}, got {_short(value)}')
+        raise WireFault(
+            f'{where} must be {{"type": "function", "function": {{"name": ...}}}}, got {_short(value)}'
+        )
     parameters = function.get("parameters", {"type": "object", "properties": {}})
     if not isinstance(parameters, Mapping):
-        raise WireFault(f"{where}.function.parameters must be a JSON Schema object, got {_short(parameters)}")
+        raise WireFault(
+            f"{where}.function.parameters must be a JSON Schema object, got {_short(parameters)}"
+        )
     return ToolSpec(function["name"], str(function.get("description") or ""), dict(parameters))
 
 
 def _call_to_wire(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call["function"]
     arguments = json.dumps(function["arguments"], ensure_ascii=False)
-    return {"id": call["id"], "type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    return {
+        "id": call["id"],
+        "type": "function",
+        "function": {"name": function["name"], "arguments": arguments},
+    }
 
 
 def _call_from_wire(value: Any, where: str) -> dict[str, Any]:
@@ -146,7 +175,9 @@ def _call_from_wire(value: Any, where: str) -> dict[str, Any]:
                 f"{where}.function.arguments must be JSON text, got {_short(arguments)} ({error})"
             ) from None
     if not isinstance(arguments, Mapping):
-        raise WireFault(f"{where}.function.arguments must be a JSON object, got {_short(arguments)}")
+        raise WireFault(
+            f"{where}.function.arguments must be a JSON object, got {_short(arguments)}"
+        )
     function = {"name": function["name"], "arguments": dict(arguments)}
     return {"id": str(value.get("id") or ""), "type": "function", "function": function}
 
@@ -166,7 +197,9 @@ def _content(value: Any, where: str, role: str) -> Any:
     if not isinstance(value, list):
         raise WireFault(f"{where}.content must be text or a list of parts, got {_short(value)}")
     try:
-        parts = [_part_from_wire(part, f"{where}.content[{number}]") for number, part in enumerate(value)]
+        parts = [
+            _part_from_wire(part, f"{where}.content[{number}]") for number, part in enumerate(value)
+        ]
         (message,) = with_images(({"role": role, "content": parts},))  # type: ignore[typeddict-item]
     except DataError as error:
         raise WireFault(f"{where}.content: {error}") from None
@@ -183,7 +216,9 @@ def _part_from_wire(part: Any, where: str) -> dict[str, Any]:
     source = part.get("image_url")
     url = source.get("url") if isinstance(source, Mapping) else source
     if not isinstance(url, str) or not url.startswith("data:"):
-        raise WireFault(f"{where}.image_url.url must be a data: URI, as nothing is fetched, got {_short(url)}")
+        raise WireFault(
+            f"{where}.image_url.url must be a data: URI, as nothing is fetched, got {_short(url)}"
+        )
     return {"type": "image", "image": url}
 
 

@@ -12,21 +12,9 @@ from agentrl.metrics.display import (
     format_duration,
     result_rows,
 )
-from agentrl.metrics.names import (
-    NAMES,
-    REWARD_MODEL_PART,
-    VERL_NAMES,
-    describe,
-    with_verl_names,
-)
+from agentrl.metrics.names import NAMES, REWARD_MODEL_PART, VERL_NAMES, describe, with_verl_names
 from agentrl.metrics.rollout import correctness, no_signal, rollout_metrics
-from agentrl.metrics.sinks import (
-    JsonlSink,
-    LineWriter,
-    Sink,
-    Sinks,
-    TensorBoardSink,
-)
+from agentrl.metrics.sinks import JsonlSink, LineWriter, Sink, Sinks, TensorBoardSink
 from agentrl.metrics.timing import PhaseTimer, tokens_per_s
 
 __all__ = [

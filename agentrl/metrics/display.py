@@ -119,14 +119,19 @@ class StepDisplay:
         self._live: Live | None = None
         console.print(f"[bold]run[/bold] {escape(str(run_dir))}", soft_wrap=True, highlight=False)
         if console.is_terminal:
-            self._live = Live(console=console, get_renderable=self._line, refresh_per_second=4, transient=True)
+            self._live = Live(
+                console=console, get_renderable=self._line, refresh_per_second=4, transient=True
+            )
             self._live.start()
 
     def __enter__(self) -> StepDisplay:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -161,10 +166,14 @@ class StepDisplay:
         self._last = self._clock()
         resumed = f", resumed after {done}" if done else ""
         self._console.print(
-            f"\n[bold]{escape(name)}[/bold] {num_steps} steps{resumed}", soft_wrap=True, highlight=False
+            f"\n[bold]{escape(name)}[/bold] {num_steps} steps{resumed}",
+            soft_wrap=True,
+            highlight=False,
         )
         headings = "  ".join(column.title.rjust(column.width) for column in self._columns)
-        self._console.print(f"{'step'.rjust(self._step_width)}  {headings}  time left", style="dim", soft_wrap=True)
+        self._console.print(
+            f"{'step'.rjust(self._step_width)}  {headings}  time left", style="dim", soft_wrap=True
+        )
 
     def step(self, step: int, values: Mapping[str, float], note: str = "") -> None:
         """Show a step's line.
@@ -199,7 +208,9 @@ class StepDisplay:
         """Print a warning between the steps."""
         self.message(f"! {text}", style="yellow")
 
-    def finish(self, rows: Sequence[ResultRow], seconds: Mapping[str, float], hints: Sequence[str] = ()) -> None:
+    def finish(
+        self, rows: Sequence[ResultRow], seconds: Mapping[str, float], hints: Sequence[str] = ()
+    ) -> None:
         """End with the results, the seconds by phase and where to look next.
 
         Args:
@@ -222,13 +233,17 @@ class StepDisplay:
     def _say(self, text: str, style: str = "") -> None:
         """Print whole words: on a terminal in lines that fit it, elsewhere in one line."""
         if self._console.is_terminal:
-            lines = textwrap.wrap(text, self._console.width, break_long_words=False, break_on_hyphens=False)
+            lines = textwrap.wrap(
+                text, self._console.width, break_long_words=False, break_on_hyphens=False
+            )
             text = "\n".join(lines)
         self._console.print(Text(text, style=style), soft_wrap=True)
 
     def _is_due(self, step: int) -> bool:
         """Whether another twentieth of the steps is done."""
-        return step * _SPARSE_LINES // self._num_steps > (step - 1) * _SPARSE_LINES // self._num_steps
+        return (
+            step * _SPARSE_LINES // self._num_steps > (step - 1) * _SPARSE_LINES // self._num_steps
+        )
 
     @property
     def _step_width(self) -> int:
@@ -247,7 +262,9 @@ class StepDisplay:
             table.add_row(Text(since, style="dim"), status)
             return table
         bar = ProgressBar(total=self._num_steps, completed=self._done, width=24)
-        table.add_row(bar, Text(f"{self._done}/{self._num_steps}, this step {since}", style="dim"), status)
+        table.add_row(
+            bar, Text(f"{self._done}/{self._num_steps}, this step {since}", style="dim"), status
+        )
         return table
 
 
@@ -276,7 +293,9 @@ def format_duration(seconds: float) -> str:
 def _numbers(value: object) -> dict[str, float]:
     if not isinstance(value, Mapping):
         return {}
-    return {name: float(number) for name, number in value.items() if isinstance(number, int | float)}
+    return {
+        name: float(number) for name, number in value.items() if isinstance(number, int | float)
+    }
 
 
 def _results(rows: Sequence[ResultRow]) -> Table:

@@ -17,7 +17,15 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Estimate", "TaskScores", "evaluation_report", "interval", "maj_at_k", "mcnemar_p_value", "pass_at_k"]
+__all__ = [
+    "Estimate",
+    "TaskScores",
+    "evaluation_report",
+    "interval",
+    "maj_at_k",
+    "mcnemar_p_value",
+    "pass_at_k",
+]
 
 F64 = npt.NDArray[np.float64]
 
@@ -44,7 +52,9 @@ class TaskScores:
 
     def __post_init__(self) -> None:
         if self.answers and len(self.answers) != len(self.scores):
-            raise ValueError(f"task {self.task_id!r} has {len(self.scores)} scores but {len(self.answers)} answers")
+            raise ValueError(
+                f"task {self.task_id!r} has {len(self.scores)} scores but {len(self.answers)} answers"
+            )
         if not all(math.isfinite(score) for score in self.scores):
             raise ValueError(f"task {self.task_id!r} has a score that is not finite: {self.scores}")
 
@@ -68,7 +78,9 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
         ValueError: not ``0 <= num_correct <= num_samples`` or not ``1 <= k <= num_samples``.
     """
     if not 0 <= num_correct <= num_samples or not 1 <= k <= num_samples:
-        raise ValueError(f"pass@k needs 0 <= c <= n and 1 <= k <= n, got n={num_samples}, c={num_correct}, k={k}")
+        raise ValueError(
+            f"pass@k needs 0 <= c <= n and 1 <= k <= n, got n={num_samples}, c={num_correct}, k={k}"
+        )
     if num_samples - num_correct < k:
         return 1.0
     index = np.arange(num_samples - num_correct + 1, num_samples + 1, dtype=np.float64)
@@ -76,7 +88,10 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
 
 
 def maj_at_k(
-    answers: Sequence[str | None], correct: Sequence[bool], k: int, rng: np.random.Generator | None = None
+    answers: Sequence[str | None],
+    correct: Sequence[bool],
+    k: int,
+    rng: np.random.Generator | None = None,
 ) -> float:
     """The chance that the commonest answer among ``k`` of the samples is correct (arXiv:2203.11171).
 
@@ -95,7 +110,9 @@ def maj_at_k(
     """
     n = len(answers)
     if len(correct) != n or not 1 <= k <= n:
-        raise ValueError(f"maj@k needs as many answers as verdicts and 1 <= k <= n, got n={n}, {len(correct)}, k={k}")
+        raise ValueError(
+            f"maj@k needs as many answers as verdicts and 1 <= k <= n, got n={n}, {len(correct)}, k={k}"
+        )
     verdicts: dict[str, list[bool]] = defaultdict(list)
     for answer, verdict in zip(answers, correct, strict=True):
         if answer is not None:
@@ -105,7 +122,9 @@ def maj_at_k(
     if math.comb(n, k) <= _MAX_SUBSETS:
         subsets = list(itertools.combinations(range(n), k))
     elif rng is None:
-        raise ValueError(f"maj@k over {math.comb(n, k)} subsets needs a random generator to draw some of them")
+        raise ValueError(
+            f"maj@k over {math.comb(n, k)} subsets needs a random generator to draw some of them"
+        )
     else:
         subsets = [rng.choice(n, size=k, replace=False).tolist() for _ in range(_MAX_SUBSETS)]
     return float(np.mean([_vote([answers[i] for i in subset], worth) for subset in subsets]))
@@ -179,12 +198,19 @@ def evaluation_report(
             by_source[task.data_source].append(task)
     if len(by_source) > 1:
         by_source[ALL_SOURCES] = [task for task in tasks if task.scores]
-    return {source: _source_report(own, threshold, confidence, seed) for source, own in by_source.items()}
+    return {
+        source: _source_report(own, threshold, confidence, seed)
+        for source, own in by_source.items()
+    }
 
 
-def _source_report(tasks: Sequence[TaskScores], threshold: float, confidence: float, seed: int) -> dict[str, Estimate]:
+def _source_report(
+    tasks: Sequence[TaskScores], threshold: float, confidence: float, seed: int
+) -> dict[str, Estimate]:
     most = max(len(task.scores) for task in tasks)
-    report = {f"avg@{most}": _estimate(tasks, [float(np.mean(task.scores)) for task in tasks], confidence)}
+    report = {
+        f"avg@{most}": _estimate(tasks, [float(np.mean(task.scores)) for task in tasks], confidence)
+    }
     correct = [[score > threshold for score in task.scores] for task in tasks]
     for k in _ks(most):
         rows = [i for i, task in enumerate(tasks) if len(task.scores) >= k]
@@ -200,7 +226,9 @@ def _source_report(tasks: Sequence[TaskScores], threshold: float, confidence: fl
 
 
 def _estimate(tasks: Sequence[TaskScores], values: Sequence[float], confidence: float) -> Estimate:
-    return interval(values, num_samples=sum(len(task.scores) for task in tasks), confidence=confidence)
+    return interval(
+        values, num_samples=sum(len(task.scores) for task in tasks), confidence=confidence
+    )
 
 
 def _ks(most: int) -> list[int]:
@@ -216,7 +244,9 @@ def mcnemar_p_value(before: Sequence[bool], after: Sequence[bool]) -> float:
         ValueError: the two are not about the same number of tasks.
     """
     if len(before) != len(after):
-        raise ValueError(f"a paired test needs the same tasks twice, got {len(before)} and {len(after)}")
+        raise ValueError(
+            f"a paired test needs the same tasks twice, got {len(before)} and {len(after)}"
+        )
     gained = sum(not old and new for old, new in zip(before, after, strict=True))
     lost = sum(old and not new for old, new in zip(before, after, strict=True))
     differing = gained + lost

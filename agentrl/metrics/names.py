@@ -132,7 +132,9 @@ _OF_A_POLICY = "policy/kl_old_k1"
 """What only a stage has that trains a policy on its own episodes, as verl's PPO trainer does."""
 
 _PLACE = re.compile(r"\\\{\w+\\\}")
-_PATTERNS = tuple((re.compile(_PLACE.sub("[^/]+", re.escape(name))), text) for name, text in NAMES.items())
+_PATTERNS = tuple(
+    (re.compile(_PLACE.sub("[^/]+", re.escape(name))), text) for name, text in NAMES.items()
+)
 
 
 def describe(name: str) -> str | None:

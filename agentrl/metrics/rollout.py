@@ -27,7 +27,9 @@ def correctness(trajectory: Trajectory) -> float:
     if CORRECT in trajectory.rewards:
         return float(trajectory.rewards[CORRECT])
     if trajectory.reward is None:
-        raise ValueError(f"trajectory {trajectory.id} has no reward: its status is {trajectory.status}")
+        raise ValueError(
+            f"trajectory {trajectory.id} has no reward: its status is {trajectory.status}"
+        )
     return float(trajectory.reward > 0)
 
 
@@ -63,10 +65,14 @@ def no_signal(groups: Sequence[TrajectoryGroup]) -> str:
 
 
 def _counts(
-    groups: Sequence[TrajectoryGroup], everyone: Sequence[Trajectory], finished: Sequence[Trajectory]
+    groups: Sequence[TrajectoryGroup],
+    everyone: Sequence[Trajectory],
+    finished: Sequence[Trajectory],
 ) -> dict[str, float]:
     compared = [group for group in groups if len(group.finished) >= 2]
-    with_signal = [group for group in compared if len({trajectory.reward for trajectory in group.finished}) > 1]
+    with_signal = [
+        group for group in compared if len({trajectory.reward for trajectory in group.finished}) > 1
+    ]
     metrics = {
         "count/groups": float(len(groups)),
         "count/trajectories": float(len(everyone)),
@@ -100,15 +106,25 @@ def _rewards(finished: Sequence[Trajectory]) -> dict[str, float]:
             parts[_segment(part)].append(float(value))
     metrics = {f"reward{scope}/mean": float(np.mean(values)) for scope, values in rewards.items()}
     metrics |= {f"reward{scope}/std": float(np.std(values)) for scope, values in rewards.items()}
-    metrics |= {f"accuracy{scope}/mean": float(np.mean(values)) for scope, values in accuracy.items()}
-    return metrics | {f"reward_part/{part}/mean": float(np.mean(values)) for part, values in parts.items()}
+    metrics |= {
+        f"accuracy{scope}/mean": float(np.mean(values)) for scope, values in accuracy.items()
+    }
+    return metrics | {
+        f"reward_part/{part}/mean": float(np.mean(values)) for part, values in parts.items()
+    }
 
 
 def _lengths(finished: Sequence[Trajectory]) -> dict[str, float]:
     response = [trajectory.num_policy_tokens for trajectory in finished]
-    total = [sum(len(s) for turn in trajectory.turns for s in turn.segments) for trajectory in finished]
+    total = [
+        sum(len(s) for turn in trajectory.turns for s in turn.segments) for trajectory in finished
+    ]
     after = [
-        sum(len(s) for turn in trajectory.turns for s in (turn.completion if turn.parent is None else turn.segments))
+        sum(
+            len(s)
+            for turn in trajectory.turns
+            for s in (turn.completion if turn.parent is None else turn.segments)
+        )
         for trajectory in finished
     ]
     turns = [len(trajectory.turns) for trajectory in finished]
@@ -121,7 +137,9 @@ def _lengths(finished: Sequence[Trajectory]) -> dict[str, float]:
         "length/truncated_frac": float(np.mean([t.status.kind == "truncated" for t in finished])),
         "turns/mean": float(np.mean(turns)),
         "turns/max": float(max(turns)),
-        "turns/restarts": float(np.mean([trajectory.info.get("restarts", 0) for trajectory in finished])),
+        "turns/restarts": float(
+            np.mean([trajectory.info.get("restarts", 0) for trajectory in finished])
+        ),
     }
 
 
@@ -150,12 +168,21 @@ def _tools(finished: Sequence[Trajectory]) -> dict[str, float]:
         if call.call is not None and error != "unknown_tool":
             by_tool[_segment(call.call.name)].append(call)
     for name, own in by_tool.items():
-        metrics[f"tool/{name}/error_frac"] = float(np.mean([_error(call) is not None for call in own]))
+        metrics[f"tool/{name}/error_frac"] = float(
+            np.mean([_error(call) is not None for call in own])
+        )
         # invalid arguments are refused before the tool runs: their latency is not the tool's
-        latencies = [c.result.latency_s for c in own if c.result is not None and c.result.error != "invalid_arguments"]
+        latencies = [
+            c.result.latency_s
+            for c in own
+            if c.result is not None and c.result.error != "invalid_arguments"
+        ]
         if latencies:
             p50, p95 = np.percentile(latencies, [50, 95])
-            metrics |= {f"tool/{name}/latency_s/p50": float(p50), f"tool/{name}/latency_s/p95": float(p95)}
+            metrics |= {
+                f"tool/{name}/latency_s/p50": float(p50),
+                f"tool/{name}/latency_s/p95": float(p95),
+            }
     return metrics
 
 

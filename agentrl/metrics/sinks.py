@@ -49,7 +49,12 @@ class JsonlSink:
     def log(self, step: int, values: Mapping[str, float], prefix: str = "") -> None:
         numbers = {name: float(value) for name, value in values.items()}
         nonfinite = [name for name, value in numbers.items() if not math.isfinite(value)]
-        record: dict[str, Any] = {"step": step, "stage": prefix, **numbers, **dict.fromkeys(nonfinite)}
+        record: dict[str, Any] = {
+            "step": step,
+            "stage": prefix,
+            **numbers,
+            **dict.fromkeys(nonfinite),
+        }
         self._lines.append({**record, "nonfinite": len(nonfinite)} if nonfinite else record)
 
     def close(self) -> None:
@@ -81,8 +86,13 @@ class TensorBoardSink:
 
     def log(self, step: int, values: Mapping[str, float], prefix: str = "") -> None:
         head = f"{prefix}/" if prefix else ""
-        numbers = [self._summary.Value(tag=head + name, simple_value=float(value)) for name, value in values.items()]
-        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=numbers)))
+        numbers = [
+            self._summary.Value(tag=head + name, simple_value=float(value))
+            for name, value in values.items()
+        ]
+        self._writer.add_event(
+            self._event(wall_time=time.time(), step=step, summary=self._summary(value=numbers))
+        )
 
     def close(self) -> None:
         self._writer.close()

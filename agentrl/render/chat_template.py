@@ -28,7 +28,11 @@ class ChatTemplate:
     variables: Mapping[str, Any] = field(default_factory=dict)
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = (), *, generation: bool
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        generation: bool,
     ) -> str:
         """The conversation as text.
 

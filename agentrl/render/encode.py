@@ -16,12 +16,17 @@ from agentrl.errors import DataError
 
 __all__ = ["Piece", "PieceEncoder", "Source"]
 
-_REMEMBERED_TEXTS, _REMEMBERED_CHARACTERS = 4096, 4096  # so many stretches of text, each so long at most
+_REMEMBERED_TEXTS, _REMEMBERED_CHARACTERS = (
+    4096,
+    4096,
+)  # so many stretches of text, each so long at most
 
 _Parts = tuple[tuple[str, int | None], ...]  # text cut at its markers, each with its id
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 _Run = tuple[tuple[str, bool], ...]  # adjacent ordinary text by author, and whether that is content
-_Encoded = tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]  # ids [n], whether each covers content [n]
+_Encoded = tuple[
+    npt.NDArray[np.int32], npt.NDArray[np.bool_]
+]  # ids [n], whether each covers content [n]
 
 
 class Source(Enum):
@@ -60,7 +65,8 @@ class PieceEncoder:
 
     def __init__(self, backend: Any, assistant_markers: Iterable[str]) -> None:
         self.added_ids: dict[str, int] = {
-            token.content: token_id for token_id, token in sorted(backend.get_added_tokens_decoder().items())
+            token.content: token_id
+            for token_id, token in sorted(backend.get_added_tokens_decoder().items())
         }
         self._added_id_set = frozenset(self.added_ids.values())
         self._added = {
@@ -70,7 +76,11 @@ class PieceEncoder:
         self._ordinary = _without_added_tokens(backend, self.added_ids)
         self._of_template = _Splitter(self.added_ids)
         self._of_assistant = _Splitter(
-            {marker: self.added_ids[marker] for marker in assistant_markers if marker in self.added_ids}
+            {
+                marker: self.added_ids[marker]
+                for marker in assistant_markers
+                if marker in self.added_ids
+            }
         )
         # siblings share prompts, and a conversation rendered anew repeats itself
         self._remembered_run = functools.lru_cache(_REMEMBERED_TEXTS)(self._encode_run)
@@ -101,7 +111,9 @@ class PieceEncoder:
             encoded.append(self._run(run))
         if not encoded:
             return np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.bool_)
-        return np.concatenate([ids for ids, _ in encoded]), np.concatenate([content for _, content in encoded])
+        return np.concatenate([ids for ids, _ in encoded]), np.concatenate(
+            [content for _, content in encoded]
+        )
 
     def _run(self, run: list[tuple[str, bool]]) -> _Encoded:
         short = sum(len(part) for part, _ in run) <= _REMEMBERED_CHARACTERS
@@ -149,7 +161,9 @@ class _Splitter:
     def __init__(self, markers: Mapping[str, int]) -> None:
         longest_first = sorted(markers, key=len, reverse=True)
         self._markers = markers
-        self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        self._pattern = (
+            re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        )
         self._remembered = functools.lru_cache(_REMEMBERED_TEXTS)(self._cut)
 
     def parts(self, text: str) -> _Parts:
@@ -179,7 +193,10 @@ def _without_added_tokens(backend: Any, added_ids: dict[str, int]) -> Any:
             f"the tokenizer's model must be BPE for its text to be kept apart from its markers, got "
             f"{state['model']['type']}; use a model whose tokenizer is byte-level BPE"
         )
-    merged = {"".join(pair) if isinstance(pair, list) else pair.replace(" ", "") for pair in state["model"]["merges"]}
+    merged = {
+        "".join(pair) if isinstance(pair, list) else pair.replace(" ", "")
+        for pair in state["model"]["merges"]
+    }
     for content in added_ids:
         # A trainer puts special tokens into the vocabulary too, where `ignore_merges` would find them as whole words.
         if len(content) > 1 and content not in merged:

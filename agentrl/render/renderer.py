@@ -41,7 +41,9 @@ class Renderer(Protocol):
         one can be gone on with, as no engine could tell it from an image."""
         ...
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> tuple[Segment, ...]:
+    def prompt(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
+    ) -> tuple[Segment, ...]:
         """A new sequence: one PROMPT segment that ends where the assistant's turn begins."""
         ...
 

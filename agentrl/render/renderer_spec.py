@@ -57,7 +57,9 @@ class RendererSpec:
                 every token accounted for.
         """
         if self.family not in ("auto", *_NAMES):
-            raise ConfigError(f"model.renderer must be auto, {', '.join(_NAMES)}, got {self.family!r}")
+            raise ConfigError(
+                f"model.renderer must be auto, {', '.join(_NAMES)}, got {self.family!r}"
+            )
         tokenizer = load_tokenizer(self.model)
         vision = read_vision(Path(self.model).expanduser(), tokenizer)
         if self.chat_template == "chatml":
@@ -77,7 +79,9 @@ class RendererSpec:
             except ConfigError:
                 if self.family == "chatml":
                     raise
-        variables = {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
+        variables = (
+            {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
+        )
         chat = ChatTemplate(tokenizer, template, self.model, variables)
         return prove(chat, self._family_of(tokenizer, template), vision)
 
@@ -85,7 +89,9 @@ class RendererSpec:
         """The family asked for, or the first whose signs the tokenizer and the template have; else the generic one."""
         added = tokenizer.get_added_vocab()
         if self.family == "auto":
-            return next(family for family in _FAMILIES if _missing_signs(family, added, template) == [])
+            return next(
+                family for family in _FAMILIES if _missing_signs(family, added, template) == []
+            )
         family = next(family for family in _FAMILIES if family.name == self.family)
         if missing := _missing_signs(family, added, template):
             raise ConfigError(
@@ -109,15 +115,21 @@ def load_tokenizer(model: str) -> Any:
             "(hf download NAME --local-dir FOLDER makes one)"
         )
     if missing := [name for name in _TOKENIZER_FILES if not (folder / name).is_file()]:
-        raise DataError(f"model.path: {model} has no tokenizer: {' and '.join(missing)} missing; {mend}")
+        raise DataError(
+            f"model.path: {model} has no tokenizer: {' and '.join(missing)} missing; {mend}"
+        )
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"model.path: the tokenizer in {model} cannot be read: {error}; {mend}") from error
+        raise DataError(
+            f"model.path: the tokenizer in {model} cannot be read: {error}; {mend}"
+        ) from error
     if not getattr(tokenizer, "is_fast", False):
-        raise DataError(f"model.path: the tokenizer in {model} has no fast version (tokenizer.json); {mend}")
+        raise DataError(
+            f"model.path: the tokenizer in {model} has no fast version (tokenizer.json); {mend}"
+        )
     return tokenizer
 
 

@@ -13,12 +13,7 @@ import numpy.typing as npt
 
 from agentrl.errors import DataError
 from agentrl.render import Renderer
-from agentrl.types import (
-    Message,
-    ToolSpec,
-    Turn,
-    concat_ids,
-)
+from agentrl.types import Message, ToolSpec, Turn, concat_ids
 
 __all__ = ["changed_tokens", "retok_frac", "template_frac"]
 
@@ -48,13 +43,21 @@ def retok_frac(turns: Sequence[Turn], renderer: Renderer) -> float | None:
         if ids.size and int(ids[-1]) in renderer.stop_token_ids:
             ids = ids[:-1]
         sampled += ids.size
-        whole = turn.sampling is not None and not turn.sampling.stop  # else the text may have been cut
-        changed += min(ids.size, changed_tokens(ids, renderer.tokenize(turn.text if whole else renderer.decode(ids))))
+        whole = (
+            turn.sampling is not None and not turn.sampling.stop
+        )  # else the text may have been cut
+        changed += min(
+            ids.size,
+            changed_tokens(ids, renderer.tokenize(turn.text if whole else renderer.decode(ids))),
+        )
     return changed / sampled if sampled else None
 
 
 def template_frac(
-    context: npt.NDArray[np.int32], messages: Sequence[Message], tools: Sequence[ToolSpec], renderer: Renderer
+    context: npt.NDArray[np.int32],
+    messages: Sequence[Message],
+    tools: Sequence[ToolSpec],
+    renderer: Renderer,
 ) -> float:
     """The share of a turn's context that the chat template, applied to the whole conversation anew, writes otherwise.
 

@@ -15,23 +15,10 @@ from agentrl.render.char_provenance import Provenance, unmarked
 from agentrl.render.chat_template import ChatTemplate
 from agentrl.render.encode import Piece, PieceEncoder, Source
 from agentrl.render.families.family import Family
-from agentrl.render.families.probe_messages import (
-    ANSWER,
-    CALL,
-    QUESTION,
-    RESULT,
-    THOUGHT,
-    TOOL,
-)
+from agentrl.render.families.probe_messages import ANSWER, CALL, QUESTION, RESULT, THOUGHT, TOOL
 from agentrl.render.vision import Vision, shown_images
 from agentrl.render.vocabulary import Vocabulary, context_segments
-from agentrl.types import (
-    Message,
-    Segment,
-    SegmentKind,
-    ToolSpec,
-    images_in,
-)
+from agentrl.types import Message, Segment, SegmentKind, ToolSpec, images_in
 
 __all__ = ["TemplateRenderer"]
 
@@ -56,7 +43,9 @@ class TemplateRenderer:
         ConfigError: it cannot be found out how the template ends an assistant's turn.
     """
 
-    def __init__(self, template: ChatTemplate, family: Family, vision: Vision | None = None) -> None:
+    def __init__(
+        self, template: ChatTemplate, family: Family, vision: Vision | None = None
+    ) -> None:
         backend = template.tokenizer.backend_tokenizer
         self._template = template
         self._family = family
@@ -66,7 +55,11 @@ class TemplateRenderer:
         added = self._encoder.added_ids
         bodies = self._probe_bodies()
         ends = self._find_ends(bodies[0])
-        stops = [token for token in (*ends, *family.stops, template.tokenizer.eos_token) if token in added]
+        stops = [
+            token
+            for token in (*ends, *family.stops, template.tokenizer.eos_token)
+            if token in added
+        ]
         if not ends and family.turn_end is None:
             raise ConfigError(
                 f"the chat template of {template.where} does not end an assistant's turn with an added token: it "
@@ -77,8 +70,14 @@ class TemplateRenderer:
         any_stop = "|".join(map(re.escape, sorted(stops, key=len, reverse=True)))
         self._ending = re.compile(rf"({any_stop})(?:\s*(?:{any_stop}))*\s*\Z")
         around = self._around_turns(bodies)
-        inside = {token for token in added if token not in around and any(token in body for body in bodies)}
-        self._provenance = Provenance(added, {_OPEN_THINKING, _CLOSE_THINKING, *inside} - set(stops))
+        inside = {
+            token
+            for token in added
+            if token not in around and any(token in body for body in bodies)
+        }
+        self._provenance = Provenance(
+            added, {_OPEN_THINKING, _CLOSE_THINKING, *inside} - set(stops)
+        )
         self._writes_tools = self._can_write_tools()
 
     @property
@@ -101,7 +100,9 @@ class TemplateRenderer:
         """See ``Renderer.image_token_ids``."""
         return self._vision.reserved_ids if self._vision else frozenset()
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> tuple[Segment, ...]:
+    def prompt(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
+    ) -> tuple[Segment, ...]:
         """See ``Renderer.prompt``.
 
         Raises:
@@ -129,13 +130,17 @@ class TemplateRenderer:
             DataError: the history does not end with the assistant's turn, or as for ``prompt``.
         """
         if not history or history[-1]["role"] != "assistant":
-            raise DataError("extend needs the history, whose last message is the assistant's that is completed")
+            raise DataError(
+                "extend needs the history, whose last message is the assistant's that is completed"
+            )
         given = self._marked(history[:-1], tools, generation=True)
         spoken = self._marked(history, tools, generation=False)
         whole = self._marked([*history, *messages], tools, generation=True)
         ending = self._ending.search(spoken, len(given))
         if ending is not None and not whole.startswith(spoken):
-            spoken = spoken[: ending.end(1)]  # some templates write one more token behind the last turn of all
+            spoken = spoken[
+                : ending.end(1)
+            ]  # some templates write one more token behind the last turn of all
         keeps = spoken.startswith(given) and whole.startswith(spoken)
         if not keeps or not self._says(spoken[len(given) :], history[-1]):
             return None
@@ -180,11 +185,21 @@ class TemplateRenderer:
         """See ``Renderer.tokenize``."""
         return self._vocabulary.tokenize(text)
 
-    def text(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, generation: bool = False) -> str:
+    def text(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSpec] = (),
+        *,
+        generation: bool = False,
+    ) -> str:
         """The conversation as the template writes it with its authors known, without the marks."""
-        return unmarked(self._provenance.pieces(self._marked(messages, tools, generation=generation)))
+        return unmarked(
+            self._provenance.pieces(self._marked(messages, tools, generation=generation))
+        )
 
-    def _marked(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, generation: bool) -> str:
+    def _marked(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, generation: bool
+    ) -> str:
         if tools and not self._writes_tools:
             raise DataError(
                 f"the chat template of {self._template.where} does not tell the model of its tools; describe them in "
@@ -192,7 +207,10 @@ class TemplateRenderer:
             )
         marks = self._provenance
         return self._template.render(
-            [self._mark(message) for message in self._family.adapt([_checked(message) for message in messages])],
+            [
+                self._mark(message)
+                for message in self._family.adapt([_checked(message) for message in messages])
+            ],
             [marks.outsider(tool.openai()) for tool in tools],
             generation=generation,
         )
@@ -201,7 +219,9 @@ class TemplateRenderer:
         if message["role"] == "assistant":
             marked: dict[str, Any] = self._provenance.assistant(message)
             return marked
-        named: dict[str, Any] = self._provenance.outsider(message)  # a tool's name is as the model wrote it
+        named: dict[str, Any] = self._provenance.outsider(
+            message
+        )  # a tool's name is as the model wrote it
         return {**named, "content": self._content(message["content"])}
 
     def _content(self, content: str | list[dict[str, Any]]) -> Any:
@@ -209,7 +229,9 @@ class TemplateRenderer:
         if isinstance(content, str):
             return self._provenance.content(content)
         return [
-            {"type": "image"} if "image" in part else {"type": "text", "text": self._provenance.content(part["text"])}
+            {"type": "image"}
+            if "image" in part
+            else {"type": "text", "text": self._provenance.content(part["text"])}
             for part in content
         ]
 
@@ -226,7 +248,9 @@ class TemplateRenderer:
         bodies: list[str] = []
         for message in (ANSWER, THOUGHT, CALL):
             try:
-                spoken = self._template.render(self._family.adapt([QUESTION, message]), generation=False)
+                spoken = self._template.render(
+                    self._family.adapt([QUESTION, message]), generation=False
+                )
             except DataError:
                 if message is ANSWER:
                     raise
@@ -247,14 +271,20 @@ class TemplateRenderer:
         around = self._template.render([dict(QUESTION)], generation=True)
         try:
             called = self._template.render(self._family.adapt([QUESTION, CALL]), generation=False)
-            answered = self._template.render(self._family.adapt([QUESTION, CALL, RESULT]), generation=True)
+            answered = self._template.render(
+                self._family.adapt([QUESTION, CALL, RESULT]), generation=True
+            )
             same = takewhile(lambda pair: pair[0] == pair[1], zip(called, answered, strict=False))
             around += answered[sum(1 for _ in same) :]
         except DataError:  # there is no place for a tool's answer
             pass
-        if self._family.turn_end is None:  # the last marker of each turn ends it, and may be another one after a call
+        if (
+            self._family.turn_end is None
+        ):  # the last marker of each turn ends it, and may be another one after a call
             last = (max(self._encoder.added_ids, key=body.rfind) for body in bodies)
-            around += "".join(token for token, body in zip(last, bodies, strict=True) if token in body)
+            around += "".join(
+                token for token, body in zip(last, bodies, strict=True) if token in body
+            )
         return around
 
     def _find_ends(self, answer: str) -> list[str]:
@@ -264,7 +294,9 @@ class TemplateRenderer:
 
     def _can_write_tools(self) -> bool:
         try:
-            return TOOL.name in self._template.render([dict(QUESTION)], [TOOL.openai()], generation=True)
+            return TOOL.name in self._template.render(
+                [dict(QUESTION)], [TOOL.openai()], generation=True
+            )
         except DataError:
             return False
 
@@ -281,7 +313,9 @@ def _spoken_after(given: str, spoken: str) -> tuple[str | None, bool]:
     if not opened or rest.strip() or not spoken.startswith(base):
         return None, False
     body = spoken[len(base) :]
-    begins = body.startswith(_OPEN_THINKING)  # as the prompt does, but for the white space behind it
+    begins = body.startswith(
+        _OPEN_THINKING
+    )  # as the prompt does, but for the white space behind it
     return (body[len(_OPEN_THINKING) :] if begins else body), not begins
 
 
@@ -309,4 +343,8 @@ def _checked(message: Message) -> Message:
                 f"a tool call's arguments must be a mapping, got {type(function['arguments']).__name__} for "
                 f"{function['name']!r}; parse them with json.loads before they become a message"
             )
-    return {**message, "content": content, "tool_calls": calls} if calls else {**message, "content": content}
+    return (
+        {**message, "content": content, "tool_calls": calls}
+        if calls
+        else {**message, "content": content}
+    )

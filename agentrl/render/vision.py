@@ -12,14 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.errors import DataError
-from agentrl.types import (
-    Image,
-    MediaSpan,
-    Message,
-    images_in,
-)
+from agentrl.types import Image, MediaSpan, Message, images_in
 
-__all__ = ["IMAGE_TEXT", "Vision", "load_image_processor", "read_vision", "sees_images", "shown_images"]
+__all__ = [
+    "IMAGE_TEXT",
+    "Vision",
+    "load_image_processor",
+    "read_vision",
+    "sees_images",
+    "shown_images",
+]
 
 IMAGE_TEXT = "<|vision_start|><|image_pad|><|vision_end|>"
 """What the templates of Qwen's models that see write for one image."""
@@ -92,7 +94,10 @@ class Vision:
 
 
 def shown_images(
-    vision: Vision | None, ids: npt.NDArray[np.int32], content: npt.NDArray[np.bool_], messages: Sequence[Message]
+    vision: Vision | None,
+    ids: npt.NDArray[np.int32],
+    content: npt.NDArray[np.bool_],
+    messages: Sequence[Message],
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_], tuple[MediaSpan, ...]]:
     """``Vision.expand`` with the images of ``messages``.
 
@@ -129,7 +134,9 @@ def read_vision(folder: Path, tokenizer: Any) -> Vision | None:
     processor = load_image_processor(folder)
     reserved = (placeholder, config.get("video_token_id"))
     merged = int(processor.merge_size) ** 2
-    return Vision(int(placeholder), frozenset(int(i) for i in reserved if i is not None), processor, merged)
+    return Vision(
+        int(placeholder), frozenset(int(i) for i in reserved if i is not None), processor, merged
+    )
 
 
 def sees_images(folder: Path) -> bool:

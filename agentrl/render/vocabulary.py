@@ -11,12 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.types import (
-    MediaSpan,
-    Segment,
-    SegmentKind,
-    frozen_ints,
-)
+from agentrl.types import MediaSpan, Segment, SegmentKind, frozen_ints
 
 __all__ = ["Vocabulary", "context_segments"]
 
@@ -33,9 +28,13 @@ class Vocabulary:
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
-        self._known_ids: frozenset[int] = frozenset(backend.get_vocab(with_added_tokens=True).values())
+        self._known_ids: frozenset[int] = frozenset(
+            backend.get_vocab(with_added_tokens=True).values()
+        )
         self.size = max(self._known_ids) + 1
-        self._remembered = functools.lru_cache(_REMEMBERED_TEXTS)(self._encode)  # siblings often say the same
+        self._remembered = functools.lru_cache(_REMEMBERED_TEXTS)(
+            self._encode
+        )  # siblings often say the same
         self._remembered_text = functools.lru_cache(_REMEMBERED_TEXTS)(self._text)
 
     def decode(self, token_ids: npt.NDArray[np.int32], stop_token_ids: Collection[int]) -> str:
@@ -53,7 +52,10 @@ class Vocabulary:
             if token_id in self._known_ids:
                 known.append(token_id)
                 continue
-            parts += [self._backend.decode(known, skip_special_tokens=False), "\N{REPLACEMENT CHARACTER}"]
+            parts += [
+                self._backend.decode(known, skip_special_tokens=False),
+                "\N{REPLACEMENT CHARACTER}",
+            ]
             known = []
         return "".join([*parts, self._backend.decode(known, skip_special_tokens=False)])
 
@@ -84,7 +86,11 @@ def context_segments(
         Segment(
             SegmentKind.OBSERVATION if content[start] else SegmentKind.TEMPLATE,
             ids[start:end],
-            media=tuple(replace(span, start=span.start - start) for span in media if start <= span.start < end),
+            media=tuple(
+                replace(span, start=span.start - start)
+                for span in media
+                if start <= span.start < end
+            ),
         )
         for start, end in pairwise(bounds)
     )

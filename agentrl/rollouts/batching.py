@@ -9,15 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.errors import DataError
-from agentrl.types import (
-    Batch,
-    Sample,
-    Segment,
-    SegmentKind,
-    Trajectory,
-    TrajectoryGroup,
-    Turn,
-)
+from agentrl.types import Batch, Sample, Segment, SegmentKind, Trajectory, TrajectoryGroup, Turn
 
 __all__ = ["POLICY_ONLY", "make_batch", "turns_of"]
 
@@ -26,7 +18,12 @@ POLICY_ONLY: AbstractSet[SegmentKind] = frozenset({SegmentKind.POLICY})
 
 def turns_of(groups: Sequence[TrajectoryGroup]) -> list[tuple[Trajectory, Turn]]:
     """The [U] axis: every turn of every finished trajectory, in order of groups, siblings and calls."""
-    return [(trajectory, turn) for group in groups for trajectory in group.finished for turn in trajectory.turns]
+    return [
+        (trajectory, turn)
+        for group in groups
+        for trajectory in group.finished
+        for turn in trajectory.turns
+    ]
 
 
 def make_batch(
@@ -66,7 +63,9 @@ def make_batch(
         for sample in trajectory.samples():
             packed.add(sample, trajectory, row, int(first_turn[row]))
     if not packed.lengths:
-        raise DataError("no trajectory of the batch has tokens; train with an engine that returns ids and logprobs")
+        raise DataError(
+            "no trajectory of the batch has tokens; train with an engine that returns ids and logprobs"
+        )
     rows_of_turns = np.repeat(np.arange(len(trajectories)), np.diff(first_turn))
     return Batch(
         token_ids=np.concatenate(packed.ids).astype(np.int32),
@@ -81,13 +80,21 @@ def make_batch(
         turn_trajectory=rows_of_turns.astype(np.int32),
         turn_reward=np.asarray([sum(turn.rewards.values()) for _, turn in turns], dtype=np.float32),
         turn_credit=np.zeros(len(turns), dtype=np.float32) if turn_credit is None else turn_credit,
-        state_key=np.asarray([int(turn.state_key or "0", 16) for _, turn in turns], dtype=np.uint64),
+        state_key=np.asarray(
+            [int(turn.state_key or "0", 16) for _, turn in turns], dtype=np.uint64
+        ),
         group=np.asarray(group_row, dtype=np.int32),
-        draw=np.asarray([trajectory.draw for trajectory in trajectories], dtype=np.int64),
-        sibling=np.asarray([trajectory.sibling for trajectory in trajectories], dtype=np.int32),
+        group_index=np.asarray(
+            [trajectory.group_index for trajectory in trajectories], dtype=np.int64
+        ),
+        rollout_index=np.asarray(
+            [trajectory.rollout_index for trajectory in trajectories], dtype=np.int32
+        ),
         reward=np.asarray([trajectory.reward for trajectory in trajectories], dtype=np.float32),
         credit=credit.astype(np.float32),
-        truncated=np.asarray([trajectory.status.kind == "truncated" for trajectory in trajectories], dtype=np.bool_),
+        truncated=np.asarray(
+            [trajectory.status.kind == "truncated" for trajectory in trajectories], dtype=np.bool_
+        ),
     )
 
 
@@ -124,7 +131,9 @@ class _Packed:
         self.ids.append(segment.token_ids)
         self.kind.append(np.full(n, segment.kind, dtype=np.int8))
         fresh = segment.policy_version is None or segment.policy_version >= self.oldest_version
-        self.mask.append(np.full(n, float(owned and fresh and segment.kind in self.trained), dtype=np.float32))
+        self.mask.append(
+            np.full(n, float(owned and fresh and segment.kind in self.trained), dtype=np.float32)
+        )
         self.logprobs.append(zeros if segment.logprobs is None else segment.logprobs)
         version = -1 if segment.policy_version is None else segment.policy_version
         self.versions.append(np.full(n, version, dtype=np.int32))
@@ -145,5 +154,7 @@ def _temperature(sample: Sample, trajectory: Trajectory) -> float:
         )
     temperature = found.pop() if found else 1.0
     if temperature == 0.0:
-        raise DataError(f"trajectory {trajectory.id} was sampled greedily (temperature 0) and cannot be trained")
+        raise DataError(
+            f"trajectory {trajectory.id} was sampled greedily (temperature 0) and cannot be trained"
+        )
     return temperature

@@ -151,7 +151,11 @@ class TrajectoryBuilder:
         self.restarts += head.parent is None and bool(self.turns)
         self.turns.append(turn)
         self.messages = (*head.messages, parsed.message)
-        versions = [segment.policy_version for segment in completion.segments if segment.policy_version is not None]
+        versions = [
+            segment.policy_version
+            for segment in completion.segments
+            if segment.policy_version is not None
+        ]
         return SequenceState(
             session_id=head.session_id,
             messages=self.messages,
@@ -196,8 +200,8 @@ class TrajectoryBuilder:
         extra = {name: count for name, count in counted.items() if count}
         return Trajectory(
             task=self.task,
-            draw=self.key.draw,
-            sibling=self.key.sibling,
+            group_index=self.key.group_index,
+            rollout_index=self.key.rollout_index,
             attempt=self.key.attempt,
             purpose=self.key.purpose,
             turns=tuple(self.turns),

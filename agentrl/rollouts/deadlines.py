@@ -91,7 +91,9 @@ class StragglerCancel:
             clock.spend()
 
 
-def within(seconds: float, reason: str, cut: StragglerCancel | None = None) -> AbstractAsyncContextManager[None]:
+def within(
+    seconds: float, reason: str, cut: StragglerCancel | None = None
+) -> AbstractAsyncContextManager[None]:
     """Ends what it holds after ``seconds``, in which waits for a sandbox that others use do not count, nor the time in
     which the host's engine is paused.
 
@@ -127,7 +129,10 @@ class _Within:
         self._counted.__enter__()
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._counted.__exit__(kind, error, trace)
         try:
@@ -141,7 +146,9 @@ class _Within:
                 self._host.drop(self._clock)
         if timed_out and self._scope.expired():
             cut = self._cut
-            raise LimitSpentError(cut.reason if cut is not None and cut.asked else self._reason) from None
+            raise LimitSpentError(
+                cut.reason if cut is not None and cut.asked else self._reason
+            ) from None
 
 
 class _ScopeClock:

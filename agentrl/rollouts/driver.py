@@ -8,27 +8,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from agentrl.envs import (
-    AsyncEnv,
-    Env,
-    EnvSpec,
-    build_env,
-)
+from agentrl.envs import AsyncEnv, Env, EnvSpec, build_env
 from agentrl.errors import EnvError
 from agentrl.rollouts.builder import SequenceState
 from agentrl.rollouts.deadlines import within
 from agentrl.rollouts.snapshots import EpisodeState, NotResumable, StateSlot
 from agentrl.rollouts.tool_calls import num_bad_turns
 from agentrl.rollouts.turns import TurnGenerator, TurnResult
-from agentrl.types import (
-    Message,
-    Observation,
-    Status,
-    StepResult,
-    ToolSpec,
-    seed_for,
-    with_images,
-)
+from agentrl.types import Message, Observation, Status, StepResult, ToolSpec, seed_for, with_images
 
 __all__ = ["DriverSpec", "EnvDriver", "EpisodeDriver"]
 
@@ -100,7 +87,12 @@ class EnvDriver:
 
     async def prepare(self) -> None:
         """Builds the environment, and resets it or restores its state."""
-        start, parts, builder, saved = time.monotonic(), self._turns.parts, self._turns.builder, self._saved
+        start, parts, builder, saved = (
+            time.monotonic(),
+            self._turns.parts,
+            self._turns.builder,
+            self._saved,
+        )
         builder.task = replace(builder.task, messages=await _with_images(builder.task.messages, {}))
         episode_id = builder.key.trajectory_id
 
@@ -109,7 +101,7 @@ class EnvDriver:
 
         self._env = AsyncEnv(make() if self._spec.is_plain else await build_env(make))
         if saved is None:
-            seed = seed_for(parts.spec.root_seed, "env", builder.key.label, builder.key.draw)
+            seed = seed_for(parts.spec.root_seed, "env", builder.key.label, builder.key.group_index)
             self._result = StepResult(await self._env.reset(seed=seed))
         else:
             await self._env.restore(saved.env)
@@ -167,7 +159,9 @@ class EnvDriver:
         builder.add_step(result, seconds)
         return result
 
-    async def _keep(self, env: AsyncEnv, head: SequenceState, tools: tuple[ToolSpec, ...], result: StepResult) -> None:
+    async def _keep(
+        self, env: AsyncEnv, head: SequenceState, tools: tuple[ToolSpec, ...], result: StepResult
+    ) -> None:
         """Says where the episode stands. Once its state cannot be kept, it stands where it could be last."""
         standing, builder = self._standing, self._turns.builder
         if standing is None:
@@ -204,7 +198,9 @@ async def _read(observation: Observation) -> Observation:
     return replace(observation, messages=messages, rewrite=written)
 
 
-async def _with_images(messages: tuple[Message, ...], named: Mapping[str, object]) -> tuple[Message, ...]:
+async def _with_images(
+    messages: tuple[Message, ...], named: Mapping[str, object]
+) -> tuple[Message, ...]:
     """``with_images``, in a thread where there is anything to read."""
     if all(isinstance(message.get("content"), str) for message in messages):
         return messages

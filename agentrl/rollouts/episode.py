@@ -8,12 +8,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from agentrl.envs import EnvSpec, EpisodeView
-from agentrl.errors import (
-    AgentRLError,
-    EnvError,
-    RewardError,
-    ServerError,
-)
+from agentrl.errors import AgentRLError, EnvError, RewardError, ServerError
 from agentrl.llm import CONTEXT_EXCEEDED
 from agentrl.rollouts.builder import TrajectoryBuilder
 from agentrl.rollouts.context import EpisodeContext, PhaseSemaphores
@@ -22,14 +17,7 @@ from agentrl.rollouts.driver import DriverSpec, EnvDriver, EpisodeDriver
 from agentrl.rollouts.rollout_spec import EpisodeKey
 from agentrl.rollouts.snapshots import EpisodeState, NotResumable, StateSlot
 from agentrl.rollouts.turns import TurnGenerator
-from agentrl.types import (
-    SamplingParams,
-    Status,
-    Task,
-    Trajectory,
-    raised_at,
-    users_traceback,
-)
+from agentrl.types import SamplingParams, Status, Task, Trajectory, raised_at, users_traceback
 
 __all__ = ["run_episode"]
 
@@ -77,7 +65,9 @@ async def run_episode(
         driver = chosen.driver(turns)
         if standing is not None:
             standing.now = NotResumable("what plays it is no environment, and cannot be saved")
-    permits = permits or PhaseSemaphores(asyncio.Semaphore(1), asyncio.Semaphore(1), asyncio.Semaphore(1))
+    permits = permits or PhaseSemaphores(
+        asyncio.Semaphore(1), asyncio.Semaphore(1), asyncio.Semaphore(1)
+    )
     try:
         trajectory = await _play_and_score(turns, driver, permits, previous, cut)
     except AgentRLError as error:
@@ -86,7 +76,11 @@ async def run_episode(
         trajectory = _failed(builder, status, retryable=retryable, error=error)
     finally:
         problem = await _clean_up(turns, driver)
-    return replace(trajectory, info={**trajectory.info, "cleanup_error": problem}) if problem else trajectory
+    return (
+        replace(trajectory, info={**trajectory.info, "cleanup_error": problem})
+        if problem
+        else trajectory
+    )
 
 
 async def _play_and_score(
@@ -100,7 +94,9 @@ async def _play_and_score(
     raised: dict[str, str] = {}
     try:
         async with permits.running, AsyncExitStack() as preparing:
-            await preparing.enter_async_context(permits.preparing)  # the wait for others who prepare is not its own
+            await preparing.enter_async_context(
+                permits.preparing
+            )  # the wait for others who prepare is not its own
             async with within(limits.episode_timeout_s, "episode_timeout", cut):
                 await driver.prepare()
                 await preparing.aclose()
@@ -119,7 +115,9 @@ async def _play_and_score(
     if status.kind == "truncated" and not builder.turns:
         if status.reason == StragglerCancel.reason:
             return builder.finish(Status("cancelled", StragglerCancel.reason))
-        return _failed(builder, _spent_on_nothing(status.reason, turns), retryable=status.reason in _DEADLINES)
+        return _failed(
+            builder, _spent_on_nothing(status.reason, turns), retryable=status.reason in _DEADLINES
+        )
     if not status.finished:
         return builder.finish(status)
     async with permits.scoring:
@@ -128,7 +126,11 @@ async def _play_and_score(
 
 
 def _failed(
-    builder: TrajectoryBuilder, status: Status, *, retryable: bool, error: BaseException | None = None
+    builder: TrajectoryBuilder,
+    status: Status,
+    *,
+    retryable: bool,
+    error: BaseException | None = None,
 ) -> Trajectory:
     raised = {} if error is None else _raised(error)
     return builder.finish(status, info={"retryable": retryable, "fault": builder.fault, **raised})
@@ -143,7 +145,9 @@ def _raised(error: BaseException) -> dict[str, str]:
 def _spent_on_nothing(reason: str, turns: TurnGenerator) -> Status:
     """What was cut before a turn was finished is named for what was waited for: it is no doing of the policy."""
     if turns.num_calls:
-        return Status("failed", "engine", f"{reason} while waiting for the engine's first completion")
+        return Status(
+            "failed", "engine", f"{reason} while waiting for the engine's first completion"
+        )
     return Status("failed", "env", f"{reason} before the policy was asked for its first turn")
 
 
@@ -169,7 +173,9 @@ async def _score(turns: TurnGenerator, driver: EpisodeDriver, status: Status) ->
         env=driver.env,
     )
     parts = dict(await rubric.score(view))
-    total = rubric.total(parts, step_reward=builder.step_reward, step_weight=spec.step_reward_weight)
+    total = rubric.total(
+        parts, step_reward=builder.step_reward, step_weight=spec.step_reward_weight
+    )
     if any(turn.rewards for turn in builder.turns):
         parts["step"] = builder.step_reward
     builder.count("score_s", time.monotonic() - start)

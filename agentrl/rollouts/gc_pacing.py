@@ -11,7 +11,9 @@ __all__ = ["paced_collector"]
 
 _THRESHOLDS = (50_000, 20, 100)
 _lock = threading.Lock()
-_usual: list[tuple[int, int, int]] = []  # one entry for each holder: the pace before the first of them
+_usual: list[
+    tuple[int, int, int]
+] = []  # one entry for each holder: the pace before the first of them
 
 
 @contextmanager

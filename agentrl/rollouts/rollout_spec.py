@@ -117,8 +117,8 @@ class RolloutSpec:
 class EpisodeKey:
     """What an episode is called and what its random numbers are derived from (the attempt is in no seed)."""
 
-    draw: int
-    sibling: int
+    group_index: int
+    rollout_index: int
     attempt: int = 0
     purpose: Purpose = "train"
     label: str = ""
@@ -126,13 +126,15 @@ class EpisodeKey:
     @property
     def trajectory_id(self) -> str:
         """The id of the episode's trajectory."""
-        own = f"{self.draw}-{self.sibling}-{self.attempt}"
+        own = f"{self.group_index}-{self.rollout_index}-{self.attempt}"
         return f"{self.label}/{own}" if self.label else own
 
     @property
     def session_id(self) -> str:
         """The episode's KV session: unique over attempts, so that a retried one never meets its own remains."""
-        return f"{self.label or self.purpose}/{self.draw}-{self.sibling}-{self.attempt}"
+        return (
+            f"{self.label or self.purpose}/{self.group_index}-{self.rollout_index}-{self.attempt}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +155,7 @@ class GroupRequest:
         saved: where each sibling stood when a checkpoint was made; it goes on from there.
     """
 
-    draw: int
+    group_index: int
     task: Task
     group_size: int
     purpose: Purpose = "train"

@@ -16,12 +16,7 @@ from agentrl.rollouts.context import EpisodeContext, PhaseSemaphores
 from agentrl.rollouts.deadlines import Deadlines, StragglerCancel
 from agentrl.rollouts.episode import run_episode
 from agentrl.rollouts.rollout_spec import EpisodeKey, GroupRequest, RolloutSpec
-from agentrl.rollouts.snapshots import (
-    EpisodeState,
-    GroupInFlight,
-    GroupState,
-    StateSlot,
-)
+from agentrl.rollouts.snapshots import EpisodeState, GroupInFlight, GroupState, StateSlot
 from agentrl.sandbox import PoolCounts, SandboxPool
 from agentrl.tools import TOOL_THREADS
 from agentrl.tools.parsers import parser_for
@@ -72,7 +67,9 @@ class EpisodeRunner:
     ) -> None:
         self._on_close = on_close
         sandbox = spec.env.sandbox if isinstance(spec.env, EnvSpec) else None
-        self._sandboxes = None if sandbox is None else SandboxPool(sandbox, max_running=spec.permits.sandboxes)
+        self._sandboxes = (
+            None if sandbox is None else SandboxPool(sandbox, max_running=spec.permits.sandboxes)
+        )
         renderer = None if spec.renderer is None else spec.renderer.build()
         self._parts = EpisodeContext(
             spec,
@@ -113,19 +110,21 @@ class EpisodeRunner:
             item = self._finished.get(timeout=timeout_s)
             while True:
                 if isinstance(item, BaseException):
-                    raise EngineError(f"the episode runner broke: {item!r}", retryable=False) from item
+                    raise EngineError(
+                        f"the episode runner broke: {item!r}", retryable=False
+                    ) from item
                 outcomes.append(item)
-                self._in_flight.pop((item.request.label, item.request.draw), None)
+                self._in_flight.pop((item.request.label, item.request.group_index), None)
                 item = self._finished.get_nowait()
         except queue.Empty:
             return outcomes
 
-    def cancel(self, draws: Sequence[int], *, label: str = "") -> None:
+    def cancel(self, group_indices: Sequence[int], *, label: str = "") -> None:
         """Ends groups in flight; all siblings of one come back as cancelled once they are cleaned up."""
 
         def end() -> None:
-            for draw in draws:
-                if (task := self._running.get((label, draw))) is not None:
+            for group_index in group_indices:
+                if (task := self._running.get((label, group_index))) is not None:
                     _cancel(task)
 
         self._loop.call_soon_threadsafe(end)
@@ -135,7 +134,11 @@ class EpisodeRunner:
         ``RolloutSpec.save_episode_state`` they go on from there by ``GroupRequest.saved``."""
 
         async def save() -> list[GroupState]:
-            return [group.save() for group in self._in_flight.values() if group.request.purpose == "train"]
+            return [
+                group.save()
+                for group in self._in_flight.values()
+                if group.request.purpose == "train"
+            ]
 
         return asyncio.run_coroutine_threadsafe(save(), self._loop).result(_SAVE_DEADLINE_S)
 
@@ -148,10 +151,10 @@ class EpisodeRunner:
         cuts = [StragglerCancel() for _ in range(request.num_rollouts)]
         num_finished = 0
 
-        async def play(sibling: int) -> Trajectory:
+        async def play(rollout_index: int) -> Trajectory:
             nonlocal num_finished
-            trajectory = await self._sibling(group, sibling, cuts[sibling])
-            group.siblings[sibling] = trajectory
+            trajectory = await self._sibling(group, rollout_index, cuts[rollout_index])
+            group.siblings[rollout_index] = trajectory
             num_finished += trajectory.status.finished
             if num_finished == request.group_size:
                 for cut in cuts:
@@ -159,10 +162,12 @@ class EpisodeRunner:
             return trajectory
 
         with self.deadlines.of_this_task():
-            async with asyncio.TaskGroup() as siblings:  # a cancelled group has ended when its last one is cleaned up
+            async with (
+                asyncio.TaskGroup() as siblings
+            ):  # a cancelled group has ended when its last one is cleaned up
                 tasks = [siblings.create_task(play(n)) for n in range(request.num_rollouts)]
         trajectories = tuple(task.result() for task in tasks)
-        played = TrajectoryGroup(request.draw, request.task, trajectories)
+        played = TrajectoryGroup(request.group_index, request.task, trajectories)
         counts = None if self._sandboxes is None else self._sandboxes.counts()
         return GroupOutcome(replace(request, saved=None), played, tuple(group.retried), counts)
 
@@ -178,7 +183,9 @@ class EpisodeRunner:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_CLOSE_DEADLINE_S)
         if self._thread.is_alive():
-            raise EngineError(f"the episode runner did not end within {_CLOSE_DEADLINE_S} s", retryable=False)
+            raise EngineError(
+                f"the episode runner did not end within {_CLOSE_DEADLINE_S} s", retryable=False
+            )
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -189,8 +196,10 @@ class EpisodeRunner:
 
     def _start(self, request: GroupRequest) -> None:
         group = GroupInFlight(request)
-        self._in_flight[request.label, request.draw] = group
-        self._running[request.label, request.draw] = self._loop.create_task(self._host(group))
+        self._in_flight[request.label, request.group_index] = group
+        self._running[request.label, request.group_index] = self._loop.create_task(
+            self._host(group)
+        )
 
     async def _host(self, group: GroupInFlight) -> None:
         request = group.request
@@ -202,18 +211,28 @@ class EpisodeRunner:
             self._finished.put(error)
             raise
         finally:
-            self._running.pop((request.label, request.draw), None)
+            self._running.pop((request.label, request.group_index), None)
 
-    async def _sibling(self, group: GroupInFlight, sibling: int, cut: StragglerCancel) -> Trajectory:
+    async def _sibling(
+        self, group: GroupInFlight, rollout_index: int, cut: StragglerCancel
+    ) -> Trajectory:
         """Plays an episode from where it stands, and again where infrastructure failed it."""
-        request, spec, standing = group.request, self._parts.spec, group.siblings[sibling]
+        request, spec, standing = group.request, self._parts.spec, group.siblings[rollout_index]
         if isinstance(standing, Trajectory):
             return standing
         saved = standing.now if isinstance(standing.now, EpisodeState) else None
-        failed = [trajectory for trajectory in group.retried if trajectory.sibling == sibling]
+        failed = [
+            trajectory for trajectory in group.retried if trajectory.rollout_index == rollout_index
+        ]
         previous = failed[-1] if failed else None
         for attempt in range(min(len(failed), spec.max_retries), spec.max_retries + 1):
-            key = EpisodeKey(request.draw, sibling, request.first_attempt + attempt, request.purpose, request.label)
+            key = EpisodeKey(
+                request.group_index,
+                rollout_index,
+                request.first_attempt + attempt,
+                request.purpose,
+                request.label,
+            )
             trajectory = await run_episode(
                 self._parts,
                 request.task,
@@ -224,13 +243,15 @@ class EpisodeRunner:
                 previous=previous,
                 cut=cut,
                 saved=saved,
-                standing=standing if spec.save_episode_state and request.purpose == "train" else None,
+                standing=standing
+                if spec.save_episode_state and request.purpose == "train"
+                else None,
             )
             if trajectory.status.kind != "failed" or not trajectory.info.get("retryable"):
                 return trajectory
             if attempt < spec.max_retries:
                 group.retried.append(trajectory)
-                standing = group.siblings[sibling] = StateSlot()
+                standing = group.siblings[rollout_index] = StateSlot()
             previous, saved = trajectory, None
         return trajectory
 
@@ -257,8 +278,8 @@ def cancelled_outcome(request: GroupRequest) -> GroupOutcome:
     siblings = tuple(
         Trajectory(
             task=request.task,
-            draw=request.draw,
-            sibling=sibling,
+            group_index=request.group_index,
+            rollout_index=rollout_index,
             attempt=request.first_attempt,
             purpose=request.purpose,
             turns=(),
@@ -266,6 +287,8 @@ def cancelled_outcome(request: GroupRequest) -> GroupOutcome:
             label=request.label,
             info={"cancelled_at": time.time()},
         )
-        for sibling in range(request.num_rollouts)
+        for rollout_index in range(request.num_rollouts)
     )
-    return GroupOutcome(replace(request, saved=None), TrajectoryGroup(request.draw, request.task, siblings))
+    return GroupOutcome(
+        replace(request, saved=None), TrajectoryGroup(request.group_index, request.task, siblings)
+    )

@@ -7,12 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from agentrl.rollouts.builder import SequenceState
 from agentrl.rollouts.rollout_spec import GroupRequest
-from agentrl.types import (
-    StepResult,
-    ToolSpec,
-    Trajectory,
-    Turn,
-)
+from agentrl.types import StepResult, ToolSpec, Trajectory, Turn
 
 __all__ = ["EpisodeState", "GroupInFlight", "GroupState", "NotResumable", "StateSlot"]
 
@@ -64,7 +59,7 @@ class GroupState:
         version: served when the draw was issued.
     """
 
-    draw: int
+    group_index: int
     siblings: tuple[Trajectory | EpisodeState | NotResumable, ...]
     retried: tuple[Trajectory, ...] = ()
     version: int = 0
@@ -72,12 +67,20 @@ class GroupState:
     @property
     def resumable(self) -> tuple[EpisodeState, ...]:
         """Siblings that go on from where they stood."""
-        return tuple(sibling for sibling in self.siblings if isinstance(sibling, EpisodeState))
+        return tuple(
+            rollout_index
+            for rollout_index in self.siblings
+            if isinstance(rollout_index, EpisodeState)
+        )
 
     @property
     def lost(self) -> tuple[NotResumable, ...]:
         """Siblings that had finished turns and are begun anew."""
-        return tuple(sibling for sibling in self.siblings if isinstance(sibling, NotResumable) and sibling.why)
+        return tuple(
+            rollout_index
+            for rollout_index in self.siblings
+            if isinstance(rollout_index, NotResumable) and rollout_index.why
+        )
 
     def at_version(self, version: int) -> GroupState:
         """The same, issued while ``version`` was served."""
@@ -113,7 +116,7 @@ class GroupInFlight:
     def save(self) -> GroupState:
         """The group as it stands now."""
         return GroupState(
-            self.request.draw,
+            self.request.group_index,
             tuple(one if isinstance(one, Trajectory) else one.now for one in self.siblings),
             tuple(self.retried),
         )

@@ -14,7 +14,9 @@ from agentrl.types import Completion, GenerateRequest, SegmentKind
 __all__ = ["assert_extends_context", "assert_token_consistency"]
 
 
-def assert_token_consistency(request: GenerateRequest, completion: Completion, vocab_size: int) -> None:
+def assert_token_consistency(
+    request: GenerateRequest, completion: Completion, vocab_size: int
+) -> None:
     """Holds a completion against the engine's own account (docs/tokens.md).
 
     Args:
@@ -35,10 +37,19 @@ def assert_token_consistency(request: GenerateRequest, completion: Completion, v
     if account.completion_tokens != sampled:
         _broken(request, f"{sampled} ids came back, the engine made {account.completion_tokens}")
     # The last sampled token has no KV yet unless the engine ran it through; nothing else may be missing or extra.
-    if account.kv_tokens is not None and account.kv_tokens not in (sent + sampled - 1, sent + sampled):
-        _broken(request, f"the sequence has {sent + sampled} ids, the engine's KV cache {account.kv_tokens}")
+    if account.kv_tokens is not None and account.kv_tokens not in (
+        sent + sampled - 1,
+        sent + sampled,
+    ):
+        _broken(
+            request,
+            f"the sequence has {sent + sampled} ids, the engine's KV cache {account.kv_tokens}",
+        )
     if sampled > request.sampling.max_new_tokens:
-        _broken(request, f"{sampled} ids came back, max_new_tokens was {request.sampling.max_new_tokens}")
+        _broken(
+            request,
+            f"{sampled} ids came back, max_new_tokens was {request.sampling.max_new_tokens}",
+        )
     previous = request.min_version
     for segment in completion.segments:
         if segment.kind is not SegmentKind.POLICY or segment.policy_version is None:
@@ -58,11 +69,16 @@ def assert_extends_context(request: GenerateRequest, previous: npt.NDArray[np.in
     """
     n = previous.size
     if request.token_ids.size <= n:
-        _broken(request, f"it has {request.token_ids.size} ids, the sequence that it extends has {n}")
+        _broken(
+            request, f"it has {request.token_ids.size} ids, the sequence that it extends has {n}"
+        )
     differs = np.flatnonzero(request.token_ids[:n] != previous)
     if differs.size:
         at = int(differs[0])
-        _broken(request, f"id {int(request.token_ids[at])} at {at} where the sequence has {int(previous[at])}")
+        _broken(
+            request,
+            f"id {int(request.token_ids[at])} at {at} where the sequence has {int(previous[at])}",
+        )
 
 
 def _broken(request: GenerateRequest, what: str) -> NoReturn:

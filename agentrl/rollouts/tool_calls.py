@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from agentrl.types import (
-    CallProblem,
-    ParsedMessage,
-    ToolCall,
-    Turn,
-)
+from agentrl.types import CallProblem, ParsedMessage, ToolCall, Turn
 
 __all__ = ["bounded", "num_bad_turns", "renumbered"]
 
@@ -54,7 +49,9 @@ def num_bad_turns(turns: Sequence[Turn]) -> int:
     return number
 
 
-def _numbered(calls: Sequence[ToolCall], problems: Sequence[CallProblem]) -> list[ToolCall | CallProblem]:
+def _numbered(
+    calls: Sequence[ToolCall], problems: Sequence[CallProblem]
+) -> list[ToolCall | CallProblem]:
     """Calls and problems by the number in their ids, which is the order written; other ids stay behind those."""
 
     def number(entry: ToolCall | CallProblem) -> float:
@@ -64,7 +61,9 @@ def _numbered(calls: Sequence[ToolCall], problems: Sequence[CallProblem]) -> lis
     return sorted([*calls, *problems], key=number)
 
 
-def _with_calls(parsed: ParsedMessage, calls: tuple[ToolCall, ...], problems: tuple[CallProblem, ...]) -> ParsedMessage:
+def _with_calls(
+    parsed: ParsedMessage, calls: tuple[ToolCall, ...], problems: tuple[CallProblem, ...]
+) -> ParsedMessage:
     message = parsed.message.copy()
     message.pop("tool_calls", None)
     if calls:

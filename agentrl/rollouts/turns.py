@@ -84,7 +84,9 @@ class TurnGenerator:
         num_calls: of the engine so far, which is the next one's number.
     """
 
-    def __init__(self, parts: EpisodeContext, builder: TrajectoryBuilder, sampling: SamplingParams) -> None:
+    def __init__(
+        self, parts: EpisodeContext, builder: TrajectoryBuilder, sampling: SamplingParams
+    ) -> None:
         self.parts = parts
         self.builder = builder
         self.sampling = sampling
@@ -126,21 +128,32 @@ class TurnGenerator:
         limits, renderer = self.parts.spec.limits, self.parts.renderer
         if renderer is None:
             return TurnRequest(head.after(observed), observed, (), tools, limits.max_turn_tokens)
-        if renderer.image_token_ids and np.isin(head.completion, list(renderer.image_token_ids)).any():
+        if (
+            renderer.image_token_ids
+            and np.isin(head.completion, list(renderer.image_token_ids)).any()
+        ):
             return Status("truncated", "image_token")
-        context = renderer.extend(head.completion, observed, head.messages, tools) if head.ids.size else None
+        context = (
+            renderer.extend(head.completion, observed, head.messages, tools)
+            if head.ids.size
+            else None
+        )
         if context is None:
             head = head.beginning((*head.messages, *observed))
             context = renderer.prompt(head.messages, tools)
             prompt_tokens = sum(map(len, context))
             if prompt_tokens > limits.max_prompt_tokens:
-                return self._no_room("data.max_prompt_tokens", limits.max_prompt_tokens, prompt_tokens)
+                return self._no_room(
+                    "data.max_prompt_tokens", limits.max_prompt_tokens, prompt_tokens
+                )
         else:
             head, prompt_tokens = head.after(observed), head.prompt_tokens
         length = int(head.ids.size) + sum(map(len, context))
         if length >= limits.context_tokens:
             return self._no_room("rollout.context_tokens", limits.context_tokens, length)
-        budget = min(limits.max_response_tokens - (length - prompt_tokens), limits.context_tokens - length)
+        budget = min(
+            limits.max_response_tokens - (length - prompt_tokens), limits.context_tokens - length
+        )
         if budget < 1:
             return Status("truncated", "max_response_tokens")
         return TurnRequest(head, observed, context, tools, min(limits.max_turn_tokens, budget))
@@ -198,7 +211,9 @@ class TurnGenerator:
             agent=agent,
             sampling=chosen,
         )
-        action = Action(text, parsed.message, parsed.tool_calls, parsed.problems, completion.finish_reason)
+        action = Action(
+            text, parsed.message, parsed.tool_calls, parsed.problems, completion.finish_reason
+        )
         return TurnResult(action, completion, head)
 
     def retokenized(self) -> dict[str, float]:
@@ -211,7 +226,9 @@ class TurnGenerator:
         measured = {} if share is None else {"retok_frac": share}
         if ready.head.ids.size:  # else the context is the template's own prompt
             context = concat_ids(ready.context, after=ready.head.ids)
-            measured["template_frac"] = template_frac(context, ready.head.messages, ready.tools, renderer)
+            measured["template_frac"] = template_frac(
+                context, ready.head.messages, ready.tools, renderer
+            )
         elif measured:
             measured["template_frac"] = 0.0
         self.builder.count("retokenize_s", time.monotonic() - start)
@@ -228,7 +245,12 @@ class TurnGenerator:
         return "; ".join(problems)
 
     def _request(
-        self, ready: TurnRequest, agent: str, sampling: SamplingParams, number: int, on_tokens: OnTokens | None
+        self,
+        ready: TurnRequest,
+        agent: str,
+        sampling: SamplingParams,
+        number: int,
+        on_tokens: OnTokens | None,
     ) -> GenerateRequest:
         spec, key, renderer = self.parts.spec, self.builder.key, self.parts.renderer
         media = (*ready.head.media, *concat_media(ready.context, int(ready.head.ids.size)))
@@ -239,7 +261,15 @@ class TurnGenerator:
             session_id=ready.head.session_id,
             token_ids=concat_ids(ready.context, after=ready.head.ids),
             sampling=_bounded(sampling, ready.max_new_tokens, stops),
-            seed=seed_for(spec.root_seed, "sample", key.label, key.draw, key.sibling, agent, number),
+            seed=seed_for(
+                spec.root_seed,
+                "sample",
+                key.label,
+                key.group_index,
+                key.rollout_index,
+                agent,
+                number,
+            ),
             media=media,
             images=tuple(images[span.sha256] for span in media),
             min_version=ready.head.policy_version,
@@ -252,11 +282,17 @@ class TurnGenerator:
         """``<think>`` where the template wrote it at the end of the turn's prompt, for a parser that reads it."""
         if self.parts.renderer is None or not ready.context:
             return ""
-        opened = opened_thoughts(self.parts.renderer.decode(ready.context[-1].token_ids[-_PROMPT_END:]))
+        opened = opened_thoughts(
+            self.parts.renderer.decode(ready.context[-1].token_ids[-_PROMPT_END:])
+        )
         return opened if opened and isinstance(self.parts.parser, MarkedFormat) else ""
 
     async def _read(
-        self, completion: Completion, sampled: npt.NDArray[np.int32], ready: TurnRequest, stop: tuple[str, ...]
+        self,
+        completion: Completion,
+        sampled: npt.NDArray[np.int32],
+        ready: TurnRequest,
+        stop: tuple[str, ...],
     ) -> tuple[str, ParsedMessage]:
         """The completion as text, cut at the first stop string in it where one ended it, and as a message."""
         text = completion.text
@@ -267,7 +303,9 @@ class TurnGenerator:
             text = text[: min((start for start in found if start >= 0), default=len(text))]
         if completion.parsed is not None:
             return text, completion.parsed
-        return text, await read_completion(self.parts.parser, self.thoughts_opened(ready) + text, ready.tools)
+        return text, await read_completion(
+            self.parts.parser, self.thoughts_opened(ready) + text, ready.tools
+        )
 
     def _need_renderer(self) -> Renderer:
         if self.parts.renderer is None:
@@ -291,7 +329,9 @@ class TurnGenerator:
 
 
 @functools.lru_cache(maxsize=1024)
-def _bounded(sampling: SamplingParams, max_new_tokens: int, stops: tuple[int, ...]) -> SamplingParams:
+def _bounded(
+    sampling: SamplingParams, max_new_tokens: int, stops: tuple[int, ...]
+) -> SamplingParams:
     """``sampling`` for a turn that has room for so many tokens and ends at ``stops`` as well."""
     return replace(
         sampling,

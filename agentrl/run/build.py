@@ -18,31 +18,14 @@ from agentrl.config import StageConfig
 from agentrl.controller.cluster.episode_host import EngineFactory
 from agentrl.controller.evaluator import EvalPlan, EvalSet
 from agentrl.engines.torch import TorchEngineSpec
-from agentrl.envs import (
-    EnvSpec,
-    EpisodeView,
-    RewardFn,
-    Rubric,
-    ToolEnv,
-)
+from agentrl.envs import EnvSpec, EpisodeView, RewardFn, Rubric, ToolEnv
 from agentrl.errors import ConfigError, DataError
 from agentrl.render import Renderer, RendererSpec, sees_images
-from agentrl.rollouts import (
-    EpisodeLimits,
-    RolloutSpec,
-    RubricFactory,
-    StagePermits,
-)
+from agentrl.rollouts import EpisodeLimits, RolloutSpec, RubricFactory, StagePermits
 from agentrl.run.data.datasets import load_tasks
 from agentrl.run.model_folder import given_model
 from agentrl.run.sglang_engine import sglang_spec
-from agentrl.tools import (
-    Tool,
-    ToolFactory,
-    ToolReference,
-    close_tools,
-    resolve_tools,
-)
+from agentrl.tools import Tool, ToolFactory, ToolReference, close_tools, resolve_tools
 from agentrl.training import OptimSpec, RewardModelSpec
 from agentrl.types import SamplingParams, load_object
 
@@ -133,7 +116,9 @@ def rubric_spec(stage: StageConfig, live: LiveObjects, base_dir: Path) -> Rubric
     return RubricSpec(parts=parts, base_dir=str(base_dir))
 
 
-def env_spec(stage: StageConfig, live: LiveObjects, base_dir: Path, *, with_tools: bool = True) -> EnvSpec:
+def env_spec(
+    stage: StageConfig, live: LiveObjects, base_dir: Path, *, with_tools: bool = True
+) -> EnvSpec:
     """The stage's environment; without its tools for an examination of what they are worth.
 
     An environment of one's own is given what ``ToolEnv`` is, as far as its factory has parameters of these names.
@@ -156,7 +141,9 @@ def env_spec(stage: StageConfig, live: LiveObjects, base_dir: Path, *, with_tool
         asked["tools"] = tools if with_tools else []
     if stage.env.system_prompt is not None:
         asked["system_prompt"] = stage.env.system_prompt
-    if not stage.env.announce_tools and (tools or "announce_tools" in taken):  # without tools it says nothing
+    if not stage.env.announce_tools and (
+        tools or "announce_tools" in taken
+    ):  # without tools it says nothing
         asked["announce_tools"] = False
     if lacking := [name for name in asked if name not in taken]:
         raise ConfigError(
@@ -165,7 +152,11 @@ def env_spec(stage: StageConfig, live: LiveObjects, base_dir: Path, *, with_tool
         )
     places = {"tool_deadline_s": stage.rollout.tool_timeout_s, "base_dir": str(base_dir)}
     asked |= {name: value for name, value in places.items() if name in taken}
-    needs_sandbox = "sandbox" in taken if factory is not ToolEnv else with_tools and _needs_sandbox(tools, base_dir)
+    needs_sandbox = (
+        "sandbox" in taken
+        if factory is not ToolEnv
+        else with_tools and _needs_sandbox(tools, base_dir)
+    )
     return EnvSpec(
         entry,
         kwargs=asked | dict(stage.env.args),
@@ -174,7 +165,9 @@ def env_spec(stage: StageConfig, live: LiveObjects, base_dir: Path, *, with_tool
     )
 
 
-def player_spec(stage: StageConfig, live: LiveObjects, base_dir: Path) -> EnvSpec | AgentProgramSpec:
+def player_spec(
+    stage: StageConfig, live: LiveObjects, base_dir: Path
+) -> EnvSpec | AgentProgramSpec:
     """Who plays the stage's episodes: its environment, or an agent's own program."""
     if stage.env.program and live.env is None:
         return AgentProgramSpec(stage.env.program, cwd=str(base_dir))
@@ -192,11 +185,16 @@ def _needs_sandbox(tools: Sequence[Any], base_dir: Path) -> bool:
     return needed
 
 
-def rollout_spec(stage: StageConfig, live: LiveObjects, *, base_dir: Path, model: Path | None) -> RolloutSpec:
+def rollout_spec(
+    stage: StageConfig, live: LiveObjects, *, base_dir: Path, model: Path | None
+) -> RolloutSpec:
     """What the stage's episodes share; without a model they are played by messages alone, on a server."""
     rollout = stage.rollout
-    draws = stage.train.batch_prompts * (rollout.max_staleness + 1 + rollout.oversample)
-    episodes = min(rollout.max_running, math.ceil(draws) * (rollout.group_size + rollout.extra_siblings))
+    group_indices = stage.train.batch_prompts * (rollout.max_staleness + 1 + rollout.oversample)
+    episodes = min(
+        rollout.max_running,
+        math.ceil(group_indices) * (rollout.group_size + rollout.extra_siblings),
+    )
     return RolloutSpec(
         env=_settled(player_spec(stage, live, base_dir)),
         renderer=None if model is None else renderer_spec(stage, base_dir, model),
@@ -236,7 +234,11 @@ def rollout_spec(stage: StageConfig, live: LiveObjects, *, base_dir: Path, model
 
 def _settled(driver: EnvSpec | AgentProgramSpec) -> EnvSpec | AgentProgramSpec:
     """With the backend that was chosen here: whoever hosts the episodes takes that one or refuses."""
-    if isinstance(driver, AgentProgramSpec) or driver.sandbox is None or driver.sandbox.backend != "auto":
+    if (
+        isinstance(driver, AgentProgramSpec)
+        or driver.sandbox is None
+        or driver.sandbox.backend != "auto"
+    ):
         return driver
     return replace(driver, sandbox=driver.sandbox.settled())
 
@@ -277,7 +279,9 @@ def engine_spec(stage: StageConfig, model: Path) -> EngineFactory:
         kv_tokens=stage.rollout.kv_tokens,
         deterministic=stage.run.deterministic,
         num_threads=stage.train.threads_per_rank,
-        decode=functools.partial(_decoded, renderer_spec(stage, Path(stage.run.base_dir or "."), model)),
+        decode=functools.partial(
+            _decoded, renderer_spec(stage, Path(stage.run.base_dir or "."), model)
+        ),
         **stage.rollout.engine_args,
     )
     factory: EngineFactory = spec
@@ -294,7 +298,9 @@ def _renderer(spec: RendererSpec) -> Renderer:
     return spec.build()
 
 
-def reward_model_folder(stage: StageConfig, trained: Mapping[str, Path], base_dir: Path) -> Path | None:
+def reward_model_folder(
+    stage: StageConfig, trained: Mapping[str, Path], base_dir: Path
+) -> Path | None:
     """The folder of the reward model that scores the stage's episodes; None without one.
 
     Args:
@@ -326,13 +332,18 @@ def scorer_spec(stage: StageConfig, *, policy: Path, reward_model: Path) -> Rewa
     """
     from transformers import AutoTokenizer
 
-    own, other = (AutoTokenizer.from_pretrained(f, local_files_only=True).get_vocab() for f in (policy, reward_model))
+    own, other = (
+        AutoTokenizer.from_pretrained(f, local_files_only=True).get_vocab()
+        for f in (policy, reward_model)
+    )
     if own != other:
         raise DataError(
             f"the reward model in {reward_model} must have the policy's tokenizer, since it reads the policy's own "
             f"tokens, but {len(set(own.items()) ^ set(other.items()))} entries differ; train it from the same model"
         )
-    return RewardModelSpec(str(reward_model), dtype=stage.model.dtype, deterministic=stage.run.deterministic)
+    return RewardModelSpec(
+        str(reward_model), dtype=stage.model.dtype, deterministic=stage.run.deterministic
+    )
 
 
 def eval_plan(
@@ -353,7 +364,9 @@ def eval_plan(
             limit=item.num_tasks,
         )
         env = None if item.tools else env_spec(stage, live, base_dir, with_tools=False)
-        sets.append(EvalSet(name, tuple(tasks), item.temperature, env, only_before=item.only_before))
+        sets.append(
+            EvalSet(name, tuple(tasks), item.temperature, env, only_before=item.only_before)
+        )
     sampling = SamplingParams(
         max_new_tokens=stage.rollout.max_turn_tokens,
         temperature=own.temperature,

@@ -71,22 +71,36 @@ def collect(
     if stage.data.train is None:
         raise ConfigError("data.train is required, whose tasks are played; got none")
     base_dir = Path(config.run.base_dir or ".").resolve()
-    tasks = load_tasks(stage.data.train, stage.data.args, base_dir=base_dir, seed=config.run.seed, setting="data.train")
+    tasks = load_tasks(
+        stage.data.train,
+        stage.data.args,
+        base_dir=base_dir,
+        seed=config.run.seed,
+        setting="data.train",
+    )
     directory = _directory(config, out, tasks, samples)
     chosen = tasks[:num_tasks]
     left_out = _left_out(stage, chosen, base_dir)
     if left_out is not None:
         tell(str(left_out))
     skipped = frozenset(() if left_out is None else left_out.ids)
-    played_tasks = {draw: task for draw, task in enumerate(chosen) if task.id not in skipped}
+    played_tasks = {
+        group_index: task for group_index, task in enumerate(chosen) if task.id not in skipped
+    }
     if left_out is not None and not played_tasks:
         raise DataError(f"{left_out}; no task is left: raise data.max_prompt_tokens")
     with TrajectoryWriter(directory) as writer:  # what an earlier one left unsealed is sealed now
         finished = _finished(directory)
-        missing = [draw for draw in played_tasks if len(finished[draw]) < samples]
+        missing = [
+            group_index for group_index in played_tasks if len(finished[group_index]) < samples
+        ]
         if missing:
-            requests = (GroupRequest(draw, chosen[draw], samples) for draw in missing)
-            placed = config.model_copy(update={"run": config.run.model_copy(update={"dir": str(out)})})
+            requests = (
+                GroupRequest(group_index, chosen[group_index], samples) for group_index in missing
+            )
+            placed = config.model_copy(
+                update={"run": config.run.model_copy(update={"dir": str(out)})}
+            )
             with Trainer(placed) as trainer:
                 _keep(
                     trainer.play(requests),
@@ -97,7 +111,11 @@ def collect(
                     len(played_tasks) - len(missing),
                     trainer.take_incidents,
                 )
-    newest = {(s.draw, s.sibling): s for s in TrajectoryReader(directory).summaries() if s.draw < len(chosen)}
+    newest = {
+        (s.draw, s.sibling): s
+        for s in TrajectoryReader(directory).summaries()
+        if s.draw < len(chosen)
+    }
     collected = [newest[key] for key in sorted(newest)]
     if collected and all(summary.reward is None for summary in collected):
         first = collected[0]
@@ -133,7 +151,7 @@ def _keep(
     try:
         for number, outcome in enumerate(outcomes, already + 1):
             for trajectory in (*outcome.retried, *outcome.group.trajectories):
-                if trajectory.sibling in finished[trajectory.draw]:
+                if trajectory.rollout_index in finished[trajectory.group_index]:
                     continue
                 writer.write(trajectory, _STEP)
                 unsealed += 1
@@ -141,7 +159,11 @@ def _keep(
                     detail = trajectory.status.detail or str(trajectory.status)
                     boundary = trajectory.status.reason
                     events.log(
-                        "trajectory_failed", detail, boundary=boundary, level="warning", trajectory=trajectory.id
+                        "trajectory_failed",
+                        detail,
+                        boundary=boundary,
+                        level="warning",
+                        trajectory=trajectory.id,
                     )
             for incident in incidents():
                 events.log(incident.event, str(incident), boundary="engine", level="warning")

@@ -20,22 +20,18 @@ from agentrl.envs import EpisodeView, Rubric, stated_answer
 from agentrl.errors import DataError, StoreError
 from agentrl.metrics import correctness
 from agentrl.metrics.evaluation import TaskScores
-from agentrl.store import (
-    TokenArrays,
-    decode_trajectory,
-    encode_trajectory,
-    replacing,
-)
+from agentrl.store import TokenArrays, decode_trajectory, encode_trajectory, replacing
 from agentrl.store.json_text import from_json, to_json
-from agentrl.types import (
-    Message,
-    Status,
-    Task,
-    Trajectory,
-    Turn,
-)
+from agentrl.types import Message, Status, Task, Trajectory, Turn
 
-__all__ = ["EvaluatedTask", "evaluated_tasks", "read_eval_file", "rescored", "task_scores", "write_eval_file"]
+__all__ = [
+    "EvaluatedTask",
+    "evaluated_tasks",
+    "read_eval_file",
+    "rescored",
+    "task_scores",
+    "write_eval_file",
+]
 
 _NO_TOKENS = TokenArrays(
     token_ids=np.zeros(0, np.int32),
@@ -61,20 +57,33 @@ def evaluated_tasks(trajectories: Iterable[Trajectory]) -> list[EvaluatedTask]:
     groups: dict[tuple[str, str], list[Trajectory]] = {}
     for trajectory in trajectories:
         groups.setdefault((trajectory.task.data_source, trajectory.task.id), []).append(trajectory)
-    return [EvaluatedTask(own[0].task, tuple(own), tuple(_score(t) for t in own)) for own in groups.values()]
+    return [
+        EvaluatedTask(own[0].task, tuple(own), tuple(_score(t) for t in own))
+        for own in groups.values()
+    ]
 
 
 def _score(trajectory: Trajectory) -> float | None:
-    return correctness(trajectory) if trajectory.status.finished and trajectory.reward is not None else None
+    return (
+        correctness(trajectory)
+        if trajectory.status.finished and trajectory.reward is not None
+        else None
+    )
 
 
 def task_scores(evaluated: Iterable[EvaluatedTask]) -> list[TaskScores]:
     """What the statistics need: the scores of samples that finished, and what each of them answers."""
     scored = []
     for entry in evaluated:
-        kept = [(s, t) for s, t in zip(entry.scores, entry.trajectories, strict=True) if s is not None]
+        kept = [
+            (s, t) for s, t in zip(entry.scores, entry.trajectories, strict=True) if s is not None
+        ]
         answers = tuple(_answer(_view(trajectory).final_text) for _, trajectory in kept)
-        scored.append(TaskScores(entry.task.id, entry.task.data_source, tuple(score for score, _ in kept), answers))
+        scored.append(
+            TaskScores(
+                entry.task.id, entry.task.data_source, tuple(score for score, _ in kept), answers
+            )
+        )
     return scored
 
 
@@ -96,7 +105,9 @@ def rescored(evaluated: Sequence[EvaluatedTask], rubric: Rubric) -> list[Evaluat
         return rubric.total(await rubric.score(_view(trajectory)), step_weight=0.0)
 
     async def score_all() -> list[EvaluatedTask]:
-        return [replace(e, scores=tuple([await score(t) for t in e.trajectories])) for e in evaluated]
+        return [
+            replace(e, scores=tuple([await score(t) for t in e.trajectories])) for e in evaluated
+        ]
 
     return asyncio.run(score_all())
 
@@ -123,7 +134,9 @@ def write_eval_file(path: Path, evaluated: Sequence[EvaluatedTask]) -> None:
     rows = [_row(entry, index) for index, entry in enumerate(evaluated)]
     try:
         with replacing(path) as temporary:
-            pq.write_table(pa.Table.from_pylist(rows, schema=_schema()), temporary, compression="zstd")
+            pq.write_table(
+                pa.Table.from_pylist(rows, schema=_schema()), temporary, compression="zstd"
+            )
     except StoreError as error:
         raise DataError(f"{error}; name another file") from error
 
@@ -138,7 +151,9 @@ def _schema() -> Any:
             "prompt": pa.list_(pa.struct({"role": text, "content": text})),
             "ability": text,
             "reward_model": pa.struct({"style": text, "ground_truth": text}),
-            "extra_info": pa.struct({"index": pa.int64(), "task_id": text, "answer": text, "info": text}),
+            "extra_info": pa.struct(
+                {"index": pa.int64(), "task_id": text, "answer": text, "info": text}
+            ),
             "responses": pa.list_(text),
             "scores": pa.list_(pa.float64()),
             "trajectories": pa.list_(text),
@@ -152,7 +167,9 @@ def _row(entry: EvaluatedTask, index: int) -> dict[str, Any]:
         opening = entry.trajectories[0].turns[0].observed or opening
     return {
         "data_source": task.data_source,
-        "prompt": [{"role": message["role"], "content": _text(message["content"])} for message in opening],
+        "prompt": [
+            {"role": message["role"], "content": _text(message["content"])} for message in opening
+        ],
         "ability": str(task.info.get("ability", "agent")),
         "reward_model": {"style": "rule", "ground_truth": _text(task.answer)},
         "extra_info": {
@@ -187,7 +204,9 @@ def read_eval_file(path: Path) -> list[EvaluatedTask]:
     import pyarrow.parquet as pq
 
     if not path.is_file():
-        raise DataError(f"there is no file {path}; `agentrl eval MODEL CONFIG --out {path}` writes one")
+        raise DataError(
+            f"there is no file {path}; `agentrl eval MODEL CONFIG --out {path}` writes one"
+        )
     try:
         rows = pq.read_table(path).to_pylist()
     except (OSError, pa.ArrowException) as error:
@@ -201,14 +220,20 @@ def _read_row(row: Mapping[str, Any], index: int, path: Path) -> EvaluatedTask:
         task = Task(
             id=str(extra.get("task_id", extra.get("index", index))),
             messages=tuple(row["prompt"]),
-            answer=from_json(extra["answer"]) if "answer" in extra else (row["reward_model"] or {}).get("ground_truth"),
+            answer=from_json(extra["answer"])
+            if "answer" in extra
+            else (row["reward_model"] or {}).get("ground_truth"),
             data_source=row["data_source"],
             info=from_json(extra["info"]) if "info" in extra else extra,
         )
         if row.get("trajectories"):
-            trajectories = tuple(decode_trajectory(from_json(text), _NO_TOKENS) for text in row["trajectories"])
+            trajectories = tuple(
+                decode_trajectory(from_json(text), _NO_TOKENS) for text in row["trajectories"]
+            )
         else:
-            trajectories = tuple(_one_turn(task, text, number) for number, text in enumerate(responses))
+            trajectories = tuple(
+                _one_turn(task, text, number) for number, text in enumerate(responses)
+            )
         scores = row.get("scores") or [None] * len(trajectories)
         return EvaluatedTask(task, trajectories, tuple(scores))
     except KeyError as error:
@@ -219,7 +244,7 @@ def _read_row(row: Mapping[str, Any], index: int, path: Path) -> EvaluatedTask:
         raise DataError(f"row {index} of {path} cannot be read: {error}") from error
 
 
-def _one_turn(task: Task, text: str, sibling: int) -> Trajectory:
+def _one_turn(task: Task, text: str, rollout_index: int) -> Trajectory:
     message: Message = {"role": "assistant", "content": text}
     turn = Turn(0, None, (), (), text, message, observed=task.messages)
-    return Trajectory(task, 0, sibling, 0, "eval", (turn,), Status("terminated"))
+    return Trajectory(task, 0, rollout_index, 0, "eval", (turn,), Status("terminated"))

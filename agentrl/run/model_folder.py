@@ -72,12 +72,22 @@ def pinned(setting: str, recorded: object) -> str:
 
 def _downloaded(setting: str, repo: str, revision: str | None, path: Path, key: str) -> Path:
     from huggingface_hub import constants, snapshot_download
-    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     fetch = functools.partial(
-        snapshot_download, repo, revision=revision, allow_patterns=[*_WANTED], ignore_patterns=[*_UNWANTED]
+        snapshot_download,
+        repo,
+        revision=revision,
+        allow_patterns=[*_WANTED],
+        ignore_patterns=[*_UNWANTED],
     )
-    if revision is not None and _COMMIT.fullmatch(revision):  # never another one: what is here is asked of nobody
+    if revision is not None and _COMMIT.fullmatch(
+        revision
+    ):  # never another one: what is here is asked of nobody
         with suppress(FileNotFoundError):
             return Path(fetch(local_files_only=True))
     try:
@@ -95,7 +105,9 @@ def _downloaded(setting: str, repo: str, revision: str | None, path: Path, key: 
         )
     else:
         if not any(folder.glob("*.safetensors")):
-            raise DataError(f"{key}='{setting}': the hub's model has no *.safetensors; name one that has")
+            raise DataError(
+                f"{key}='{setting}': the hub's model has no *.safetensors; name one that has"
+            )
         return folder
     raise DataError(f"{key}='{setting}' is no folder ({path}), and the model of that name {why}")
 

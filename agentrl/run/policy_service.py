@@ -54,7 +54,9 @@ def serve_policy(
         RunDirectory.check_new(out)
     stage = played_stage(load_config(config, overrides, trains=False))
     folder = given_model(str(policy_folder(model)), Path())
-    spec = rollout_spec(stage, LiveObjects(), base_dir=Path(stage.run.base_dir or "."), model=folder)
+    spec = rollout_spec(
+        stage, LiveObjects(), base_dir=Path(stage.run.base_dir or "."), model=folder
+    )
     renderer = None if spec.renderer is None else spec.renderer.build()
     rubric = spec.rubric.build()
     with ExitStack() as stack:
@@ -73,7 +75,9 @@ def serve_policy(
         engine = engine_spec(stage, folder).build()
         stack.callback(engine.close)
         parts = EpisodeContext(spec, engine, renderer, parser_for(renderer, spec.parser), rubric)
-        server = functools.partial(StandaloneServer, parts, keep, host=host, port=port, idle_timeout_s=idle_timeout_s)
+        server = functools.partial(
+            StandaloneServer, parts, keep, host=host, port=port, idle_timeout_s=idle_timeout_s
+        )
         asyncio.run(_serve(server, announce))
 
 

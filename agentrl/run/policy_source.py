@@ -14,7 +14,9 @@ from agentrl.store import RunDirectory
 __all__ = ["named_policy", "played_stage", "policy_folder", "stage_alone"]
 
 
-def named_policy(named: Path, config: str | None, overrides: Sequence[str], *, command: str) -> RunConfig:
+def named_policy(
+    named: Path, config: str | None, overrides: Sequence[str], *, command: str
+) -> RunConfig:
     """A configuration of the policy alone that a command line names.
 
     Args:
@@ -27,7 +29,9 @@ def named_policy(named: Path, config: str | None, overrides: Sequence[str], *, c
         ConfigError: there is no configuration, or none that says which model.
         DataError: the run has finished no stage.
     """
-    if config is not None and "=" in config and not Path(config).is_file():  # an override, and no configuration
+    if (
+        config is not None and "=" in config and not Path(config).is_file()
+    ):  # an override, and no configuration
         overrides, config = [config, *overrides], None
     if named.is_file() and config is None:  # a configuration alone
         stage = played_stage(load_config(named, overrides, trains=False))
@@ -40,8 +44,12 @@ def named_policy(named: Path, config: str | None, overrides: Sequence[str], *, c
         return stage_alone(stage, given_model(stage.model.path, Path(stage.run.base_dir or ".")))
     is_run = (named / "run.json").is_file()
     if config is None and not is_run:
-        raise ConfigError(f"{named} is no run directory, so name a configuration: {command} {named} CONFIG")
-    stage = played_stage(load_config(config or named / "config.resolved.yaml", overrides, trains=False))
+        raise ConfigError(
+            f"{named} is no run directory, so name a configuration: {command} {named} CONFIG"
+        )
+    stage = played_stage(
+        load_config(config or named / "config.resolved.yaml", overrides, trains=False)
+    )
     if is_run:
         return stage_alone(stage, policy_folder(named), run=named)
     return stage_alone(stage, given_model(str(named), Path(), key="MODEL"))
@@ -50,7 +58,9 @@ def named_policy(named: Path, config: str | None, overrides: Sequence[str], *, c
 def played_stage(config: RunConfig) -> StageConfig:
     """The last stage that trains a policy on its episodes, or the last of all where none does."""
     stages = config.resolved_stages()
-    return next((s for s in reversed(stages) if s.make_algorithm().learns_from == "rollouts"), stages[-1])
+    return next(
+        (s for s in reversed(stages) if s.make_algorithm().learns_from == "rollouts"), stages[-1]
+    )
 
 
 def policy_folder(named: Path) -> Path:
@@ -63,7 +73,9 @@ def policy_folder(named: Path) -> Path:
         return named
     directory = RunDirectory(named)
     stages = load_config(directory.config_path, trains=False).resolved_stages()
-    policies = [stage for stage in reversed(stages) if stage.make_algorithm().learns_from != "preferences"]
+    policies = [
+        stage for stage in reversed(stages) if stage.make_algorithm().learns_from != "preferences"
+    ]
     folders = [directory.models_folder / stage.name for stage in policies]
     finished = next((folder for folder in folders if folder.is_dir()), None)
     if finished is None:
@@ -82,11 +94,20 @@ def stage_alone(stage: StageConfig, model: Path | None, *, run: Path | None = No
         model: the policy's folder; None where a server has it.
         run: the run whose earlier stage trained the reward model of ``stage``, if any.
     """
-    sections: dict[str, Any] = {name: getattr(stage, name) for name in RunConfig.model_fields if name != "stages"}
+    sections: dict[str, Any] = {
+        name: getattr(stage, name) for name in RunConfig.model_fields if name != "stages"
+    }
     if model is not None:
-        sections["model"] = stage.model.model_copy(update={"path": str(model.resolve()), "build": None})
+        sections["model"] = stage.model.model_copy(
+            update={"path": str(model.resolve()), "build": None}
+        )
     scorer = stage.reward.model
     if run is not None and scorer.stage is not None:
-        given = {"stage": None, "path": str((RunDirectory(run).models_folder / scorer.stage).resolve())}
-        sections["reward"] = stage.reward.model_copy(update={"model": scorer.model_copy(update=given)})
+        given = {
+            "stage": None,
+            "path": str((RunDirectory(run).models_folder / scorer.stage).resolve()),
+        }
+        sections["reward"] = stage.reward.model_copy(
+            update={"model": scorer.model_copy(update=given)}
+        )
     return RunConfig(**sections)

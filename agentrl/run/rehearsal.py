@@ -10,13 +10,7 @@ from pathlib import Path
 from agentrl.config import StageConfig
 from agentrl.envs import EnvSpec
 from agentrl.errors import ConfigError
-from agentrl.rollouts import (
-    DriverSpec,
-    EpisodeContext,
-    EpisodeKey,
-    RolloutSpec,
-    run_episode,
-)
+from agentrl.rollouts import DriverSpec, EpisodeContext, EpisodeKey, RolloutSpec, run_episode
 from agentrl.run.build import LiveObjects, env_spec, rollout_spec
 from agentrl.tools.parsers import load_parser
 from agentrl.types import (
@@ -91,7 +85,9 @@ class ScriptedPolicy:
         return EngineInfo("scripted", "scripted", 0, 0, 0, returns_ids=False)
 
 
-def rehearse(stage: StageConfig, sets: Mapping[str, tuple[Task, bool]]) -> Iterator[tuple[str, Rehearsed]]:
+def rehearse(
+    stage: StageConfig, sets: Mapping[str, tuple[Task, bool]]
+) -> Iterator[tuple[str, Rehearsed]]:
     """Plays the first task of each set with a wrong answer and, where the task has one, with its own answer.
 
     Args:
@@ -110,10 +106,17 @@ def rehearse(stage: StageConfig, sets: Mapping[str, tuple[Task, bool]]) -> Itera
     for setting, (task, with_tools) in sets.items():
         env = None if with_tools else env_spec(stage, live, base_dir, with_tools=False)
         for said in _answers(task):
-            yield setting, asyncio.run(_play(replace(spec, limits=limits), task, env, said, f"{stage.name}: {setting}"))
+            yield (
+                setting,
+                asyncio.run(
+                    _play(replace(spec, limits=limits), task, env, said, f"{stage.name}: {setting}")
+                ),
+            )
 
 
-async def _play(spec: RolloutSpec, task: Task, env: EnvSpec | DriverSpec | None, said: str, where: str) -> Rehearsed:
+async def _play(
+    spec: RolloutSpec, task: Task, env: EnvSpec | DriverSpec | None, said: str, where: str
+) -> Rehearsed:
     engine, rubric = ScriptedPolicy(said, calls=said == _WRONG), spec.rubric.build()
     parts = EpisodeContext(spec, engine, None, load_parser("none"), rubric)
     try:

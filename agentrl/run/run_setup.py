@@ -21,7 +21,14 @@ from agentrl.run.model_folder import given_model, pinned, with_commit
 from agentrl.store import RunDirectory, keep_lines, write_text
 from agentrl.types import load_object
 
-__all__ = ["data_hashes", "last_manifest", "make_directory", "roll_back", "start_model", "whole_stages"]
+__all__ = [
+    "data_hashes",
+    "last_manifest",
+    "make_directory",
+    "roll_back",
+    "start_model",
+    "whole_stages",
+]
 
 
 def make_directory(
@@ -52,15 +59,23 @@ def make_directory(
         parent = with_commit(parent, given_model(parent, base_dir))
     sandbox: Mapping[str, Any] = {}
     for stage in rollouts:
-        engine_spec(stage, Path(config.run.dir))  # an engine that is not to be had is refused before anything is made
+        engine_spec(
+            stage, Path(config.run.dir)
+        )  # an engine that is not to be had is refused before anything is made
         driver = player_spec(stage, live, base_dir)
         if isinstance(driver, AgentProgramSpec):
             driver.check()
         elif driver.sandbox is not None:
             report = driver.sandbox.check()
             driver.sandbox.settled().check_room(stage.sandboxes_a_host)
-            sandbox = {"backend": report.backend, "guarantees": dict(report.guarantees), "notes": report.notes}
-    record = run_record(seed=config.run.seed, data=data_hashes(rollouts, base_dir), parent=parent, sandbox=sandbox)
+            sandbox = {
+                "backend": report.backend,
+                "guarantees": dict(report.guarantees),
+                "notes": report.notes,
+            }
+    record = run_record(
+        seed=config.run.seed, data=data_hashes(rollouts, base_dir), parent=parent, sandbox=sandbox
+    )
     directory = RunDirectory.create(config.run.dir, record)
     write_text(directory.config_path, to_yaml(config, stages=whole_stages(config, stages)))
     return directory
@@ -80,7 +95,9 @@ def start_model(config: RunConfig, directory: RunDirectory, base_dir: Path) -> P
         DataError: the function raised, or made no model; the model named does not exist.
     """
     if config.model.path is not None:
-        return given_model(pinned(config.model.path, directory.read_record().get("parent")), base_dir)
+        return given_model(
+            pinned(config.model.path, directory.read_record().get("parent")), base_dir
+        )
     folder = directory.models_folder / "start"
     if folder.is_dir():
         return folder
@@ -99,9 +116,13 @@ def start_model(config: RunConfig, directory: RunDirectory, base_dir: Path) -> P
     except AgentRLError:
         raise
     except Exception as error:  # boundary: the user's own code
-        raise DataError(f"model.build='{reference}' raised {type(error).__name__}: {error}") from error
+        raise DataError(
+            f"model.build='{reference}' raised {type(error).__name__}: {error}"
+        ) from error
     if not (part / "config.json").is_file():
-        raise DataError(f"model.build='{reference}' wrote no config.json into the folder that it was given")
+        raise DataError(
+            f"model.build='{reference}' wrote no config.json into the folder that it was given"
+        )
     part.rename(folder)
     return folder
 
@@ -121,7 +142,9 @@ def roll_back(directory: RunDirectory, stages: Sequence[StageConfig], ledger: Le
             offset, steps[stage.name] = manifest.rollouts.ledger_offset, manifest.step
     ledger.restore(offset)
     if directory.metrics_path.exists():
-        keep_lines(directory.metrics_path, lambda row: int(row["step"]) <= steps.get(str(row["stage"]), -1))
+        keep_lines(
+            directory.metrics_path, lambda row: int(row["step"]) <= steps.get(str(row["stage"]), -1)
+        )
 
 
 def data_hashes(rollouts: Sequence[StageConfig], base_dir: Path) -> dict[str, str]:
@@ -130,12 +153,23 @@ def data_hashes(rollouts: Sequence[StageConfig], base_dir: Path) -> dict[str, st
     for stage in rollouts:
         seed = stage.run.seed
         if stage.data.train is not None:
-            tasks = load_tasks(stage.data.train, stage.data.args, base_dir=base_dir, seed=seed, setting="data.train")
+            tasks = load_tasks(
+                stage.data.train,
+                stage.data.args,
+                base_dir=base_dir,
+                seed=seed,
+                setting="data.train",
+            )
             hashes[f"{stage.name}/train"] = rows_hash(tasks)
         for name, item in stage.eval.sets.items():
             setting = f"eval.sets.{name}.data"
             tasks = load_tasks(
-                item.data, item.args, base_dir=base_dir, seed=seed, setting=setting, limit=item.num_tasks
+                item.data,
+                item.args,
+                base_dir=base_dir,
+                seed=seed,
+                setting=setting,
+                limit=item.num_tasks,
             )
             hashes[f"{stage.name}/eval/{name}"] = rows_hash(tasks)
     return hashes

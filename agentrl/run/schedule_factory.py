@@ -31,11 +31,24 @@ from agentrl.training.data.demonstrations import demonstration_group
 from agentrl.training.data.preferences import preference_group
 from agentrl.types import Task, TrajectoryGroup
 
-__all__ = ["conversations", "fleet_of", "held_out_pairs", "rollout_deadline_s", "rollouts", "sequence_scores"]
+__all__ = [
+    "conversations",
+    "fleet_of",
+    "held_out_pairs",
+    "rollout_deadline_s",
+    "rollouts",
+    "sequence_scores",
+]
 
 
 def conversations(
-    stage: StageConfig, algorithm: AlgorithmSpec, *, base_dir: Path, model: Path, ledger: Ledger, start: int
+    stage: StageConfig,
+    algorithm: AlgorithmSpec,
+    *,
+    base_dir: Path,
+    model: Path,
+    ledger: Ledger,
+    start: int,
 ) -> DemonstrationSchedule:
     """Batches of given tokens from row ``start`` on: demonstrations, or preference pairs.
 
@@ -49,17 +62,26 @@ def conversations(
     """
     assert stage.data.train is not None, "the configuration's rules ask for data.train"
     rows = endless_rows(
-        stage.data.train, stage.data.args, base_dir=base_dir, seed=stage.run.seed, setting="data.train", skip=start
+        stage.data.train,
+        stage.data.args,
+        base_dir=base_dir,
+        seed=stage.run.seed,
+        setting="data.train",
+        skip=start,
     )
     to_group = _to_group(stage, algorithm, renderer_spec(stage, base_dir, model).build())
-    return DemonstrationSchedule(rows, to_group, batch_groups=stage.train.batch_prompts, ledger=ledger, start=start)
+    return DemonstrationSchedule(
+        rows, to_group, batch_groups=stage.train.batch_prompts, ledger=ledger, start=start
+    )
 
 
 def _to_group(
     stage: StageConfig, algorithm: AlgorithmSpec, renderer: Renderer
 ) -> Callable[[Any, int], TrajectoryGroup]:
     make = preference_group if algorithm.learns_from == "preferences" else demonstration_group
-    return lambda row, draw: make(row, draw, renderer, max_tokens=stage.context_tokens)
+    return lambda row, group_index: make(
+        row, group_index, renderer, max_tokens=stage.context_tokens
+    )
 
 
 def held_out_pairs(stage: StageConfig, *, base_dir: Path, model: Path) -> list[PairSet]:
@@ -73,10 +95,18 @@ def held_out_pairs(stage: StageConfig, *, base_dir: Path, model: Path) -> list[P
     for name, item in stage.eval.sets.items():
         setting = f"eval.sets.{name}.data"
         rows = finite_rows(
-            item.data, item.args, base_dir=base_dir, seed=stage.run.seed, setting=setting, limit=item.num_tasks
+            item.data,
+            item.args,
+            base_dir=base_dir,
+            seed=stage.run.seed,
+            setting=setting,
+            limit=item.num_tasks,
         )
         try:
-            pairs = [preference_group(row, n, renderer, max_tokens=stage.context_tokens) for n, row in enumerate(rows)]
+            pairs = [
+                preference_group(row, n, renderer, max_tokens=stage.context_tokens)
+                for n, row in enumerate(rows)
+            ]
         except DataError as error:
             raise DataError(
                 f"{setting}='{item.data}' of stage {stage.name!r}, which trains a reward model, must hold preference "
@@ -129,10 +159,12 @@ def rollouts(
     fleet = fleet_of(group, stage)
 
     def keep_group(played: TrajectoryGroup) -> FilterResult:
-        rewards = np.asarray([trajectory.reward for trajectory in played.finished], dtype=np.float64)
+        rewards = np.asarray(
+            [trajectory.reward for trajectory in played.finished], dtype=np.float64
+        )
         if rewards.size < rollout.min_siblings:
             return FilterResult(False, "min_siblings")
-        return algorithm.keep_group(GroupSummary(played.draw, rewards))
+        return algorithm.keep_group(GroupSummary(played.group_index, rewards))
 
     def open_service(state: TrainState) -> RolloutService:
         return RolloutService(
@@ -149,9 +181,13 @@ def rollouts(
             look=lambda: recorder.overcome(group.take_incidents()),
         )
 
-    examined = max((item.num_tasks or 1000 for item in stage.eval.sets.values()), default=0) * stage.eval.samples
+    examined = (
+        max((item.num_tasks or 1000 for item in stage.eval.sets.values()), default=0)
+        * stage.eval.samples
+    )
     wait_s = rollout_deadline_s(
-        stage, max(admission.draws_per_batch * (rollout.group_size + rollout.extra_siblings), examined)
+        stage,
+        max(admission.draws_per_batch * (rollout.group_size + rollout.extra_siblings), examined),
     )
     overlap = OffPolicyConfig(rollout.max_staleness, rollout.on_publish, rollout.stale)
     return CapacitySchedule(group, open_service, overlap=overlap, wait_s=wait_s)
@@ -163,7 +199,10 @@ def fleet_of(group: WorkerGroup, stage: StageConfig) -> Fleet:
     if not own.given:
         return group
     return ScoringFleet(
-        group, RewardScorer(sequence_scores(group, stage), weight=own.weight, one_by_one=stage.run.deterministic)
+        group,
+        RewardScorer(
+            sequence_scores(group, stage), weight=own.weight, one_by_one=stage.run.deterministic
+        ),
     )
 
 
@@ -178,5 +217,7 @@ def rollout_deadline_s(stage: StageConfig, num_episodes: int) -> float:
     A wave is what runs at one time; episodes that wait for a sandbox do not spend their own deadline meanwhile.
     """
     rollout = stage.rollout
-    waves = math.ceil(num_episodes / min(rollout.max_running, stage.sandbox.max_running or rollout.max_running))
+    waves = math.ceil(
+        num_episodes / min(rollout.max_running, stage.sandbox.max_running or rollout.max_running)
+    )
     return waves * (rollout.retries + 1) * rollout.episode_timeout_s + 60.0

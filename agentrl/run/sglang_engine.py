@@ -34,7 +34,11 @@ def sglang_spec(stage: StageConfig, model: Path) -> SGLangEngineSpec:
     rollout, own = stage.rollout, stage.rollout.sglang
     python = own.python or str(default_python())
     if not own.urls and not own.command and not Path(python).expanduser().is_file():
-        where = f"rollout.sglang.python='{own.python}' is no file" if own.python else f"there is none at {python}"
+        where = (
+            f"rollout.sglang.python='{own.python}' is no file"
+            if own.python
+            else f"there is none at {python}"
+        )
         raise MachineError(
             f"rollout.engine='sglang' needs an environment with SGLang, and {where}; run `agentrl install sglang`, "
             "or set rollout.sglang.python or rollout.sglang.urls"
@@ -79,4 +83,6 @@ def _sender(stage: StageConfig) -> Callable[[], WeightSender]:
         return FolderSender
     if own.weight_sync == "tensor":
         return BucketSender
-    return functools.partial(GroupSender, "nccl" if own.device == "cuda" else "gloo", own.group_address)
+    return functools.partial(
+        GroupSender, "nccl" if own.device == "cuda" else "gloo", own.group_address
+    )

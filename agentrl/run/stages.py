@@ -47,12 +47,7 @@ from agentrl.run.build import (
 from agentrl.run.data.datasets import load_tasks
 from agentrl.run.data.prompt_limit import fitting_tasks
 from agentrl.run.run_setup import last_manifest
-from agentrl.run.schedule_factory import (
-    conversations,
-    held_out_pairs,
-    rollouts,
-    sequence_scores,
-)
+from agentrl.run.schedule_factory import conversations, held_out_pairs, rollouts, sequence_scores
 from agentrl.store import EventLog, RunDirectory, TrajectoryWriter
 from agentrl.tools import parser_for
 from agentrl.training import ActorSpec, ReferenceSpec, RewardLearnerSpec
@@ -156,8 +151,12 @@ def worker_spec(
         return WorkerSpec(actor)
     return WorkerSpec(
         actor,
-        reference=ReferenceSpec(str(model), stage.model.dtype) if algorithm.needs.reference else None,
-        reward_model=None if reward_model is None else scorer_spec(stage, policy=model, reward_model=reward_model),
+        reference=ReferenceSpec(str(model), stage.model.dtype)
+        if algorithm.needs.reference
+        else None,
+        reward_model=None
+        if reward_model is None
+        else scorer_spec(stage, policy=model, reward_model=reward_model),
         episodes=RolloutWorkerSpec(
             engine_spec(stage, model), rollout_spec(stage, live, base_dir=base_dir, model=model)
         ),
@@ -165,7 +164,13 @@ def worker_spec(
 
 
 def run_stage(
-    parts: RunContext, stage: StageConfig, *, model: Path, reward_model: Path | None, first_draw: int, resume: bool
+    parts: RunContext,
+    stage: StageConfig,
+    *,
+    model: Path,
+    reward_model: Path | None,
+    first_draw: int,
+    resume: bool,
 ) -> StageOutcome:
     """Trains one stage to its end, from its newest checkpoint where there is one to resume.
 
@@ -187,16 +192,26 @@ def run_stage(
     num_steps = _num_steps(stage, len(tasks) if plays else None)
     done = manifest.step if manifest else 0
     columns = _COLUMNS[algorithm.learns_from]
-    parts.display.stage(f"{stage.name} ({algorithm.name})", num_steps, columns=columns, done=done, sparse=not plays)
+    parts.display.stage(
+        f"{stage.name} ({algorithm.name})", num_steps, columns=columns, done=done, sparse=not plays
+    )
     _tell_renderer(parts, stage, model)
     base_dir = parts.base_dir
     spec = worker_spec(
-        stage, algorithm, parts.live, base_dir=base_dir, model=model, reward_model=reward_model, num_steps=num_steps
+        stage,
+        algorithm,
+        parts.live,
+        base_dir=base_dir,
+        model=model,
+        reward_model=reward_model,
+        num_steps=num_steps,
     )
     with parts.timer.phase("setup"):
         parts.group.setup(spec)
     recorder = _recorder(parts, stage, manifest)
-    snapshot = manifest.rollouts if manifest else RolloutState(first_draw, (), 0, parts.ledger.offset)
+    snapshot = (
+        manifest.rollouts if manifest else RolloutState(first_draw, (), 0, parts.ledger.offset)
+    )
     schedule: Schedule
     if plays:
         schedule = rollouts(
@@ -213,7 +228,9 @@ def run_stage(
         )
     else:
         start = snapshot.next_draw
-        schedule = conversations(stage, algorithm, base_dir=base_dir, model=model, ledger=parts.ledger, start=start)
+        schedule = conversations(
+            stage, algorithm, base_dir=base_dir, model=model, ledger=parts.ledger, start=start
+        )
     run = StageRun(
         _settings(stage, num_steps),
         algorithm=algorithm,
@@ -234,7 +251,9 @@ def run_stage(
         raise
     next_draw = schedule.snapshot().next_draw if plays else first_draw
     schedule.close()
-    return StageOutcome(next_draw, recorder.results(), num_steps, int(state.totals.get(WITHOUT_SIGNAL, 0)))
+    return StageOutcome(
+        next_draw, recorder.results(), num_steps, int(state.totals.get(WITHOUT_SIGNAL, 0))
+    )
 
 
 def _recorder(parts: RunContext, stage: StageConfig, manifest: Manifest | None) -> Recorder:
@@ -250,7 +269,9 @@ def _recorder(parts: RunContext, stage: StageConfig, manifest: Manifest | None) 
         results=manifest.results if manifest else None,
     )
     if manifest is not None:
-        recorder.recall([group for group in manifest.rollouts.groups if group.draw in manifest.uncounted])
+        recorder.recall(
+            [group for group in manifest.rollouts.groups if group.group_index in manifest.uncounted]
+        )
     return recorder
 
 
@@ -282,7 +303,9 @@ def _examiner(
         return None
     sets = held_out_pairs(stage, base_dir=parts.base_dir, model=model)
     own = stage.eval
-    return PairEvaluator(sets, sequence_scores(parts.group, stage), every=own.every, before=own.before)
+    return PairEvaluator(
+        sets, sequence_scores(parts.group, stage), every=own.every, before=own.before
+    )
 
 
 def _close_after(error: BaseException, schedule: Schedule) -> None:
@@ -297,7 +320,11 @@ def _tasks(parts: RunContext, stage: StageConfig, model: Path) -> list[Task]:
     """The tasks to draw; those that are left out for the length of their prompts are told."""
     assert stage.data.train is not None, "the configuration's rules ask for data.train"
     tasks = load_tasks(
-        stage.data.train, stage.data.args, base_dir=parts.base_dir, seed=stage.run.seed, setting="data.train"
+        stage.data.train,
+        stage.data.args,
+        base_dir=parts.base_dir,
+        seed=stage.run.seed,
+        setting="data.train",
     )
     fitting, left_out = fitting_tasks(
         stage, parts.live, tasks, base_dir=parts.base_dir, model=model, run=parts.directory
@@ -305,7 +332,9 @@ def _tasks(parts: RunContext, stage: StageConfig, model: Path) -> list[Task]:
     if left_out is not None:
         parts.display.message(str(left_out))
         told = f"stage {stage.name}: {left_out}"
-        parts.events.log("tasks_left_out", told, boundary="data", level="warning", **left_out.record())
+        parts.events.log(
+            "tasks_left_out", told, boundary="data", level="warning", **left_out.record()
+        )
     return fitting
 
 

@@ -14,12 +14,7 @@ from rich.console import Console
 
 from agentrl.config import RunConfig, StageConfig
 from agentrl.controller.cluster.role_group import WorkerGroup
-from agentrl.controller.cluster.rollout_pool import (
-    Fleet,
-    Incident,
-    collect_groups,
-    stream_groups,
-)
+from agentrl.controller.cluster.rollout_pool import Fleet, Incident, collect_groups, stream_groups
 from agentrl.controller.evaluator import EvalResult, RolloutEvaluator
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.stop_request import StopRequest
@@ -44,19 +39,8 @@ from agentrl.run.lifetime.signals import stopping_signals
 from agentrl.run.model_folder import given_model
 from agentrl.run.run_setup import make_directory, roll_back, start_model
 from agentrl.run.schedule_factory import fleet_of, rollout_deadline_s
-from agentrl.run.stages import (
-    RunContext,
-    finished_stage,
-    run_stage,
-    worker_spec,
-)
-from agentrl.store import (
-    EventLog,
-    JsonlWriter,
-    RunDirectory,
-    TrajectoryWriter,
-    write_json,
-)
+from agentrl.run.stages import RunContext, finished_stage, run_stage, worker_spec
+from agentrl.store import EventLog, JsonlWriter, RunDirectory, TrajectoryWriter, write_json
 from agentrl.tools import Tool, ToolFactory
 from agentrl.types import Task, Trajectory
 
@@ -147,14 +131,20 @@ class Trainer:
                 interruption = Interruption(stop, directory, stages, display, events)
                 try:
                     with display:
-                        return self._train(directory, stages, display, events, resume, stop, take_signals)
+                        return self._train(
+                            directory, stages, display, events, resume, stop, take_signals
+                        )
                 except BaseException as error:
                     stop.deferred = True  # a signal cuts nothing short from here on
                     if interruption.tell(error) is None:
                         _record_failure(events, error)
                         interruption.tell_failure()
-                    self._close_after(error)  # a group that failed answers no more; the next call has a fresh one
-                    instead = interruption.tell(error)  # the same signal may have ended a rank before it came here
+                    self._close_after(
+                        error
+                    )  # a group that failed answers no more; the next call has a fresh one
+                    instead = interruption.tell(
+                        error
+                    )  # the same signal may have ended a rank before it came here
                     if instead is not None:
                         raise instead from error
                     raise
@@ -162,7 +152,9 @@ class Trainer:
     def evaluate(self, name: str | None = None) -> dict[str, Any]:
         """Examines the policy on one held-out set or all: ``{set: {"sampled", "greedy", "num_tasks"}}``."""
         results = self.examine(name)
-        return {result.name: {**result.record(), "num_tasks": result.num_tasks} for result in results}
+        return {
+            result.name: {**result.record(), "num_tasks": result.num_tasks} for result in results
+        }
 
     def examine(
         self, name: str | None = None, *, samples: int | None = None, greedy: bool | None = None
@@ -181,9 +173,15 @@ class Trainer:
         sets = stage.eval.sets
         if name is not None and name not in sets:
             raise ConfigError(f"eval.sets has no {name!r}; it has {', '.join(sets) or 'none'}")
-        chosen = [own for own, item in sets.items() if own == name or (name is None and not item.only_before)]
+        chosen = [
+            own
+            for own, item in sets.items()
+            if own == name or (name is None and not item.only_before)
+        ]
         if not chosen:
-            raise ConfigError("eval.sets names no set of tasks to examine; add one: eval.sets.NAME=file.py:function")
+            raise ConfigError(
+                "eval.sets names no set of tasks to examine; add one: eval.sets.NAME=file.py:function"
+            )
         plan = eval_plan(stage, self._live, self._base_dir, only=chosen)
         plan = replace(
             plan,
@@ -195,15 +193,24 @@ class Trainer:
 
     def rollout(self, tasks: Iterable[Task], *, samples: int = 1) -> list[Trajectory]:
         """Plays tasks with the policy as it is, ``samples`` episodes each; nothing is trained or stored."""
-        requests = [GroupRequest(draw, task, samples, "eval", "rollout") for draw, task in enumerate(tasks)]
-        return [t for outcome in self._roll_out(requests) for t in outcome.group.trajectories] if requests else []
+        requests = [
+            GroupRequest(group_index, task, samples, "eval", "rollout")
+            for group_index, task in enumerate(tasks)
+        ]
+        return (
+            [t for outcome in self._roll_out(requests) for t in outcome.group.trajectories]
+            if requests
+            else []
+        )
 
     def play(self, requests: Iterable[GroupRequest]) -> Iterator[GroupOutcome]:
         """Plays any number of groups with the policy as it is; each comes as it ends, and nothing is kept."""
         stage = self._rollout_stage()
         in_flight = max(1, 2 * stage.rollout.max_running // stage.rollout.group_size)
         deadline_s = rollout_deadline_s(stage, in_flight * stage.rollout.group_size)
-        yield from stream_groups(self._fleet(stage), requests, in_flight=in_flight, deadline_s=deadline_s)
+        yield from stream_groups(
+            self._fleet(stage), requests, in_flight=in_flight, deadline_s=deadline_s
+        )
 
     def take_incidents(self) -> list[Incident]:
         """Rollout workers and servers that died since the last call; what was lost with them is played again."""
@@ -222,7 +229,10 @@ class Trainer:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if error is None:
             self.close()
@@ -264,7 +274,9 @@ class Trainer:
             sink = self._sinks(directory)
             stack.callback(sink.close)
             base_dir, live = self._base_dir, self._live
-            parts = RunContext(directory, base_dir, group, live, ledger, writer, events, sink, display, timer, stop)
+            parts = RunContext(
+                directory, base_dir, group, live, ledger, writer, events, sink, display, timer, stop
+            )
             for stage in stages:
                 models[stage.name] = directory.models_folder / stage.name
                 outcome = finished_stage(parts, stage) if resume else None
@@ -298,8 +310,12 @@ class Trainer:
     def _directory(self, stages: list[StageConfig], resume: bool) -> tuple[RunDirectory, list[str]]:
         """The run directory, new or gone on with, and what changed in the settings of a resumed run."""
         if not resume:
-            return make_directory(self.config, stages, self._rollouts(stages), self._live, self._base_dir), []
-        directory, changes = resume_directory(self.config, stages, self._rollouts(stages), self._base_dir)
+            return make_directory(
+                self.config, stages, self._rollouts(stages), self._live, self._base_dir
+            ), []
+        directory, changes = resume_directory(
+            self.config, stages, self._rollouts(stages), self._base_dir
+        )
         return directory, changes.told()
 
     def _stages(self, steps: int | None) -> list[StageConfig]:
@@ -349,14 +365,18 @@ class Trainer:
                 reward_model=self._reward_model(stage, self._models),
                 num_steps=1,
             )
-            group.setup(replace(spec, actor=None, reference=None))  # whoever plays alone holds no weights to train
+            group.setup(
+                replace(spec, actor=None, reference=None)
+            )  # whoever plays alone holds no weights to train
             self._hosting = True
         return fleet_of(group, stage)
 
     def _rollout_stage(self) -> StageConfig:
         stages = self._rollouts(self._stages(None))
         if not stages:
-            raise ConfigError("no stage plays episodes: give one an algorithm that learns from rollouts, such as grpo")
+            raise ConfigError(
+                "no stage plays episodes: give one an algorithm that learns from rollouts, such as grpo"
+            )
         return stages[-1]
 
     def _model_without_run(self) -> Path:

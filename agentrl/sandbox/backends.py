@@ -77,7 +77,9 @@ def factory_of(name: str) -> BackendFactory:
     """
     factory = load_object(BACKENDS[name].factory if name in BACKENDS else name)
     if not callable(factory):
-        raise ConfigError(f"sandbox.backend={name!r} must name a function (SandboxSpec) -> Sandbox, got {factory!r}")
+        raise ConfigError(
+            f"sandbox.backend={name!r} must name a function (SandboxSpec) -> Sandbox, got {factory!r}"
+        )
     return factory  # type: ignore[no-any-return]
 
 
@@ -106,7 +108,9 @@ def report_on(spec: SandboxSpec) -> BackendReport:
         report = _reports.get(key)
         if report is None:
             report = _try(key)
-            if report.problem is None:  # a machine that was only busy may do better at the next call
+            if (
+                report.problem is None
+            ):  # a machine that was only busy may do better at the next call
                 _log.info("sandbox %s", report)
                 _reports[key] = report
         return report

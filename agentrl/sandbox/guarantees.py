@@ -52,7 +52,9 @@ def parse_require(require: str | Iterable[str]) -> frozenset[str]:
             known = [*LEVELS, *GUARANTEES]
             near = difflib.get_close_matches(str(word), known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(known)}"
-            raise ConfigError(f"sandbox.require: {word!r} is neither a level nor a guarantee; {hint}")
+            raise ConfigError(
+                f"sandbox.require: {word!r} is neither a level nor a guarantee; {hint}"
+            )
     return frozenset(asked)
 
 
@@ -68,7 +70,9 @@ class BackendReport:
     """
 
     backend: str
-    guarantees: Mapping[str, bool] = field(default_factory=lambda: MappingProxyType(dict.fromkeys(GUARANTEES, False)))
+    guarantees: Mapping[str, bool] = field(
+        default_factory=lambda: MappingProxyType(dict.fromkeys(GUARANTEES, False))
+    )
     problem: str | None = None
     notes: str = ""
 
@@ -83,4 +87,6 @@ class BackendReport:
         held = ", ".join(name for name in GUARANTEES if name in self.held) or "nothing"
         missing = ", ".join(name for name in GUARANTEES if name not in self.held)
         without = f"; does not promise {missing}" if missing and self.held else ""
-        return f"{self.backend}: guarantees {held}{without}{f' ({self.notes})' if self.notes else ''}"
+        return (
+            f"{self.backend}: guarantees {held}{without}{f' ({self.notes})' if self.notes else ''}"
+        )

@@ -59,7 +59,9 @@ class Limits:
                 )
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name in ("wall_s", "cpu_s") or (field.name == "reserve_bytes" and value is None):
+            if field.name in ("wall_s", "cpu_s") or (
+                field.name == "reserve_bytes" and value is None
+            ):
                 continue
             least = 0 if field.name == "reserve_bytes" else 1
             if not isinstance(value, int) or isinstance(value, bool) or value < least:

@@ -35,10 +35,17 @@ def reap_orphans() -> list[str]:
         time.sleep(0.05)
         hosts, folders = dict(_orphaned_hosts()), dict(_orphaned_folders())
     removed = [f"{_ended(pid)} of owner {owner}" for pid, owner in hosts.items()]
-    if hosts or folders or strays:  # before the folders: nothing that runs is to meddle with their removal
+    if (
+        hosts or folders or strays
+    ):  # before the folders: nothing that runs is to meddle with their removal
         ended, left = marks.end_orphans(_GRACE_S)
-        removed += [f"process {pid} of a sandbox whose host is dead" for pid in sorted(ended - left)]
-        removed += [f"nothing of process {pid} of a sandbox whose host is dead: it goes on" for pid in sorted(left)]
+        removed += [
+            f"process {pid} of a sandbox whose host is dead" for pid in sorted(ended - left)
+        ]
+        removed += [
+            f"nothing of process {pid} of a sandbox whose host is dead: it goes on"
+            for pid in sorted(left)
+        ]
     removed += [f"{_removed(path)} of owner {owner}" for path, owner in folders.items()]
     return removed + reap_cgroups()
 
@@ -62,11 +69,18 @@ def _owner_of_host(pid: str) -> Owner | None:
 
 
 def _orphaned_folders() -> Iterator[tuple[str, Owner]]:
-    for base in dict.fromkeys(("/tmp", tempfile.gettempdir())):  # the first is a host's, which has no TMPDIR
+    for base in dict.fromkeys(
+        ("/tmp", tempfile.gettempdir())
+    ):  # the first is a host's, which has no TMPDIR
         with contextlib.suppress(OSError), os.scandir(base) as entries:
             for entry in entries:
                 owner = Owner.parse(entry.name.removeprefix(FOLDER_PREFIX).rpartition("-")[0])
-                if owner is not None and owner.is_dead and entry.is_dir(follow_symlinks=False) and _is_ours(entry.path):
+                if (
+                    owner is not None
+                    and owner.is_dead
+                    and entry.is_dir(follow_symlinks=False)
+                    and _is_ours(entry.path)
+                ):
                     yield entry.path, owner
 
 

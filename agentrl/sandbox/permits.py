@@ -45,7 +45,9 @@ class FifoSemaphore:
             with clock_paused():
                 await asyncio.wrap_future(permit)
         except asyncio.CancelledError:
-            with self._lock:  # whoever hands it over does so within the lock: it is either here or not
+            with (
+                self._lock
+            ):  # whoever hands it over does so within the lock: it is either here or not
                 came_all_the_same = permit.done() and not permit.cancelled()
             if came_all_the_same:
                 self.give()
@@ -89,6 +91,9 @@ class FifoSemaphore:
         await self.take()
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.give()

@@ -62,7 +62,9 @@ class SandboxPool:
         self.spec = spec
         self._permits = FifoSemaphore(max_running)
         self._starting = FifoSemaphore(spec.max_starting or max_running)
-        self._lent: dict[Sandbox, Callable[[], None]] = {}  # and what stops the clock of its lifetime
+        self._lent: dict[
+            Sandbox, Callable[[], None]
+        ] = {}  # and what stops the clock of its lifetime
         self._num_starting = self._num_started = self._num_failed = self._num_overdue = 0
         self._lock = threading.Lock()
 
@@ -158,7 +160,9 @@ class SandboxPool:
         lifetime_s = self.spec.max_lifetime_s
         if lifetime_s is None:
             return lambda: None
-        timer = threading.Timer(lifetime_s, self._end_overdue, (sandbox,))  # its user's event loop may be what hangs
+        timer = threading.Timer(
+            lifetime_s, self._end_overdue, (sandbox,)
+        )  # its user's event loop may be what hangs
         timer.daemon = True
         timer.start()
         return timer.cancel

@@ -149,7 +149,9 @@ async def measure(sandbox: Sandbox, *, proxied: bool = False) -> MappingProxyTyp
         result = await sandbox.run(_PROBE, stdin=json.dumps(told).encode())
     if result.status != "ok":
         said = result.stderr.decode(errors="replace").strip()
-        raise SandboxError(f"the probe of the sandbox ended with {result.status} {result.detail}: {said[-500:]}")
+        raise SandboxError(
+            f"the probe of the sandbox ended with {result.status} {result.detail}: {said[-500:]}"
+        )
     held = json.loads(result.stdout)
     alone = await sandbox.run(_LOOK_FOR_STRAY)
     held["memory"] = held["memory"] and await _bounds_what_is_unmapped(sandbox)

@@ -83,7 +83,9 @@ class SandboxSpec:
                 "or module:function of your own"
             )
         if self.persist not in ("files", "interpreter"):
-            raise ConfigError(f"sandbox.persist must be 'files' or 'interpreter', got {self.persist!r}; correct it")
+            raise ConfigError(
+                f"sandbox.persist must be 'files' or 'interpreter', got {self.persist!r}; correct it"
+            )
         _check_count("max_executing", self.max_executing, "leave it out to have two to each core")
         _check_count("recycle_after", self.recycle_after, "leave it out to keep the host")
         _check_count("max_starting", self.max_starting, "leave it out to let all start at once")
@@ -101,11 +103,15 @@ class SandboxSpec:
                 f"use one of {', '.join(name for name, row in BACKENDS.items() if row.images)}, or remove the image"
             )
         if self.image is not None and not self.image.strip():
-            raise ConfigError("sandbox.image must name an image or a folder with a Dockerfile, got ''; or leave it out")
+            raise ConfigError(
+                "sandbox.image must name an image or a folder with a Dockerfile, got ''; or leave it out"
+            )
         for name in ("start_timeout_s", "max_lifetime_s"):
             seconds = getattr(self, name)
             if seconds is not None and not 0 < seconds < math.inf:
-                raise ConfigError(f"sandbox.{name} must be a number of seconds above 0, got {seconds!r}")
+                raise ConfigError(
+                    f"sandbox.{name} must be a number of seconds above 0, got {seconds!r}"
+                )
         if self.required and self.backend == "unsafe":
             raise ConfigError(
                 f"sandbox.require={self.require!r} contradicts sandbox.backend='unsafe', which guarantees nothing; "
@@ -158,7 +164,11 @@ class SandboxSpec:
             return
         most = self.docker.max_sandboxes if row.images else SLOTS
         if max_running > most:
-            bound = f"sandbox.docker.max_sandboxes={most}" if row.images else f"the {most} that one process can hold"
+            bound = (
+                f"sandbox.docker.max_sandboxes={most}"
+                if row.images
+                else f"the {most} that one process can hold"
+            )
             raise ConfigError(
                 f"sandbox.max_running={max_running} (by default rollout.max_running) in one process is more than "
                 f"{bound}; lower it{f', or raise the other up to {SLOTS}' if most < SLOTS else ''}"
@@ -175,7 +185,9 @@ class SandboxSpec:
         return tuple(
             name
             for name, row in BACKENDS.items()
-            if row.isolates and (row.images or self.image is None) and (row.network or not self.network)
+            if row.isolates
+            and (row.images or self.image is None)
+            and (row.network or not self.network)
         )
 
     def _choose(self) -> BackendReport:
@@ -184,10 +196,14 @@ class SandboxSpec:
             reports.append(report_on(replace(self, backend=name)))
             if len(reports[-1].held) == len(GUARANTEES):
                 break  # nothing can hold more, and whatever follows costs more
-        usable = [report for report in reports if report.problem is None and self.required <= report.held]
+        usable = [
+            report for report in reports if report.problem is None and self.required <= report.held
+        ]
         if not usable:
             found = "; ".join(_shortfall(report, self.required) for report in reports)
-            raise MachineError(f"sandbox.backend={self.backend!r}: {found}; {self._advice(reports)}")
+            raise MachineError(
+                f"sandbox.backend={self.backend!r}: {found}; {self._advice(reports)}"
+            )
         best = max(usable, key=lambda report: len(report.held))  # the first of equals
         if self.backend == "auto":
             passed_over = [f"; {report}" for report in reports if report is not best]
@@ -200,7 +216,11 @@ class SandboxSpec:
             return _OFF_LINUX
         broken = all(report.problem is not None for report in reports)
         if self.backend == "auto":
-            return "one of them is enough" if broken else "mend one of them, or require less by sandbox.require"
+            return (
+                "one of them is enough"
+                if broken
+                else "mend one of them, or require less by sandbox.require"
+            )
         others = "set sandbox.backend=auto, which tries all others"
         return f"or {others}" if broken else f"{others}, or require less by sandbox.require"
 
@@ -217,7 +237,9 @@ def probe_backends(spec: SandboxSpec | None = None) -> list[BackendReport]:
 
 def _check_count(name: str, value: object, mend: str) -> None:
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise ConfigError(f"sandbox.{name} must be a whole number of at least 1, got {value!r}; raise it, or {mend}")
+        raise ConfigError(
+            f"sandbox.{name} must be a whole number of at least 1, got {value!r}; raise it, or {mend}"
+        )
 
 
 def _shortfall(report: BackendReport, required: frozenset[str]) -> str:

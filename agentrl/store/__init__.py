@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from agentrl.store.atomic import (
-    replacing,
-    sync_folder,
-    write_bytes,
-    write_json,
-    write_text,
-)
+from agentrl.store.atomic import replacing, sync_folder, write_bytes, write_json, write_text
 from agentrl.store.events import EventLevel, EventLog
 from agentrl.store.jsonl import JsonlWriter, keep_lines, read_jsonl
 from agentrl.store.masking import SecretMask, mask_secrets

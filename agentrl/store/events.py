@@ -29,7 +29,9 @@ class EventLog:
     def __init__(self, run: RunDirectory, mask: SecretMask | None = None) -> None:
         self._lines = JsonlWriter(run.events_path, mask=mask or SecretMask())
 
-    def log(self, event: str, message: str, *, boundary: str, level: EventLevel = "info", **fields: Any) -> None:
+    def log(
+        self, event: str, message: str, *, boundary: str, level: EventLevel = "info", **fields: Any
+    ) -> None:
         """Write one event.
 
         Args:
@@ -42,7 +44,13 @@ class EventLog:
         Raises:
             StoreError: the line cannot be written.
         """
-        head = {"time": time.time(), "level": level, "event": event, "boundary": boundary, "message": message}
+        head = {
+            "time": time.time(),
+            "level": level,
+            "event": event,
+            "boundary": boundary,
+            "message": message,
+        }
         self._lines.append({**fields, **head})
 
     def failure(self, event: str, error: BaseException, **fields: Any) -> None:
@@ -52,7 +60,14 @@ class EventLog:
             StoreError: the line cannot be written.
         """
         boundary = error.boundary if isinstance(error, AgentRLError) else "agentrl"
-        self.log(event, str(error), boundary=boundary, level="error", error=type(error).__name__, **fields)
+        self.log(
+            event,
+            str(error),
+            boundary=boundary,
+            level="error",
+            error=type(error).__name__,
+            **fields,
+        )
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""

@@ -78,7 +78,10 @@ def _storable(value: Any, depth: int) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, Mapping):
-        return {key if isinstance(key, str) else str(key): _storable(item, depth + 1) for key, item in value.items()}
+        return {
+            key if isinstance(key, str) else str(key): _storable(item, depth + 1)
+            for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
         return [_storable(item, depth + 1) for item in value]
     return _storable(_default(value), depth + 1)
@@ -87,10 +90,18 @@ def _storable(value: Any, depth: int) -> Any:
 def _restore(mapping: dict[str, Any]) -> Any:
     if len(mapping) == 1 and mapping.get(_FLOAT) in _NON_FINITE:
         return _NON_FINITE[mapping[_FLOAT]]
-    if len(mapping) == 1 and isinstance(record := mapping.get(_IMAGE), dict) and tuple(record) == _IMAGE_FIELDS:
+    if (
+        len(mapping) == 1
+        and isinstance(record := mapping.get(_IMAGE), dict)
+        and tuple(record) == _IMAGE_FIELDS
+    ):
         return Image(**record)
     return mapping
 
 
-_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_default)
-_ASCII_ENCODER = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":"), default=_default)
+_ENCODER = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_default
+)
+_ASCII_ENCODER = json.JSONEncoder(
+    ensure_ascii=True, allow_nan=False, separators=(",", ":"), default=_default
+)

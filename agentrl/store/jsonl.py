@@ -78,7 +78,9 @@ class JsonlWriter:
             try:
                 os.fsync(self._opened())
             except OSError as error:
-                raise StoreError(f"{self.path} cannot be synced: {error.strerror or error}") from error
+                raise StoreError(
+                    f"{self.path} cannot be synced: {error.strerror or error}"
+                ) from error
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""

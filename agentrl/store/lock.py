@@ -29,7 +29,9 @@ def hold_name(path: Path) -> int:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(file)
-        raise StoreError(f"{path} is held by another process: end it first, or write under another name") from error
+        raise StoreError(
+            f"{path} is held by another process: end it first, or write under another name"
+        ) from error
     except OSError as error:
         os.close(file)
         raise StoreError(f"{path} cannot be locked: {error.strerror or error}") from error

@@ -13,7 +13,9 @@ from collections.abc import Mapping
 
 __all__ = ["SecretMask", "mask_secrets"]
 
-_SECRET_NAME = re.compile(r"(^|_)(API_?KEY|KEY|KEY_ID|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"(^|_)(API_?KEY|KEY|KEY_ID|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE
+)
 # Shorter values are words such as "true" or "changeme", and masking them would tear ordinary text apart.
 _MIN_LENGTH = 8
 
@@ -31,11 +33,17 @@ class SecretMask:
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         variables = os.environ if environment is None else environment
         names = {
-            value: name for name, value in variables.items() if _SECRET_NAME.search(name) and len(value) >= _MIN_LENGTH
+            value: name
+            for name, value in variables.items()
+            if _SECRET_NAME.search(name) and len(value) >= _MIN_LENGTH
         }
         marks: dict[str, str] = {}
         for value, name in names.items():
-            for spelling in (value, json.dumps(value, ensure_ascii=False)[1:-1], json.dumps(value)[1:-1]):
+            for spelling in (
+                value,
+                json.dumps(value, ensure_ascii=False)[1:-1],
+                json.dumps(value)[1:-1],
+            ):
                 marks[spelling] = f"<masked:{name}>"
         # a value that contains another one is replaced first
         self._marks = sorted(marks.items(), key=lambda mark: len(mark[0]), reverse=True)

@@ -44,7 +44,12 @@ class RunDirectory:
         cls.check_new(root)
         run = cls(Path(root))
         try:
-            for folder in (run.live_folder, run.sealed_folder, run.annotations_folder, run.blobs_folder):
+            for folder in (
+                run.live_folder,
+                run.sealed_folder,
+                run.annotations_folder,
+                run.blobs_folder,
+            ):
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(
@@ -61,12 +66,22 @@ class RunDirectory:
             ConfigError: the folder holds files, other than an engine's.
         """
         run = cls(Path(root))
-        walk = (names for folder, _, names in os.walk(run.root) if not Path(folder).is_relative_to(run.engine_folder))
+        walk = (
+            names
+            for folder, _, names in os.walk(run.root)
+            if not Path(folder).is_relative_to(run.engine_folder)
+        )
         found = next((name for names in walk for name in sorted(names)), None)
         if found is not None:
-            what = "already holds a run" if run.record_path.is_file() else f"already holds files, such as {found}"
+            what = (
+                "already holds a run"
+                if run.record_path.is_file()
+                else f"already holds files, such as {found}"
+            )
             mend = "go on with it by --resume, or name" if run.record_path.is_file() else "name"
-            raise ConfigError(f"run.dir='{root}' must be a new or empty folder, and {what}; {mend} another run.dir")
+            raise ConfigError(
+                f"run.dir='{root}' must be a new or empty folder, and {what}; {mend} another run.dir"
+            )
 
     @classmethod
     def open(cls, root: Path | str) -> RunDirectory:
@@ -78,7 +93,9 @@ class RunDirectory:
         run = cls(Path(root))
         if not run.record_path.is_file():
             state = "has no run.json" if run.root.is_dir() else "does not exist"
-            raise StoreError(f"'{root}' is not a run directory: it {state}; name the run.dir of a run")
+            raise StoreError(
+                f"'{root}' is not a run directory: it {state}; name the run.dir of a run"
+            )
         found = run.read_record().get("format")
         if found != FORMAT:
             raise StoreError(
@@ -97,7 +114,9 @@ class RunDirectory:
         except (OSError, ValueError) as error:
             raise StoreError(f"{self.record_path} must be a JSON object: {error}") from error
         if not isinstance(record, dict):
-            raise StoreError(f"{self.record_path} must be a JSON object, got {type(record).__name__}")
+            raise StoreError(
+                f"{self.record_path} must be a JSON object, got {type(record).__name__}"
+            )
         return record
 
     @property
@@ -194,7 +213,9 @@ class RunDirectory:
             StoreError: ``stage`` cannot name a folder.
         """
         if not _NAME.fullmatch(stage):
-            raise StoreError(f"a stage names a folder, so it must match {_NAME.pattern}, got {stage!r}")
+            raise StoreError(
+                f"a stage names a folder, so it must match {_NAME.pattern}, got {stage!r}"
+            )
         return self.checkpoints_folder / stage / _step(step)
 
     def write_blob(self, data: bytes) -> str:

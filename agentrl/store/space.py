@@ -29,18 +29,26 @@ def write_failure(what: str, path: Path, error: BaseException) -> StoreError:
     """
     folder = next(place for place in (path, *path.absolute().parents) if place.is_dir())
     usage = shutil.disk_usage(folder)
-    if usage.free < _ALMOST_NOTHING or any(getattr(one, "errno", None) in _FULL for one in _causes(error)):
+    if usage.free < _ALMOST_NOTHING or any(
+        getattr(one, "errno", None) in _FULL for one in _causes(error)
+    ):
         return DiskFullError(
             f"{what}: the disk is full ({usage.free / 1e6:,.1f} of {usage.total / 1e6:,.1f} MB are free at {folder}); "
             "make room there, or move the run directory, then go on with --resume"
         )
-    reason = getattr(error, "strerror", None) or str(error).strip().splitlines()[-1:] or [type(error).__name__]
+    reason = (
+        getattr(error, "strerror", None)
+        or str(error).strip().splitlines()[-1:]
+        or [type(error).__name__]
+    )
     return StoreError(f"{what}: {reason if isinstance(reason, str) else reason[0]}")
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
     """An error, what it was raised from, and what several ranks raised."""
-    ranks = getattr(error, "failures", None)  # torch's CheckpointException: by rank the error and its traceback
+    ranks = getattr(
+        error, "failures", None
+    )  # torch's CheckpointException: by rank the error and its traceback
     for one in ranks.values() if isinstance(ranks, dict) else ():
         yield one[0] if isinstance(one, tuple) else one
     while error is not None:

@@ -7,21 +7,10 @@ from agentrl.tools.context import ToolContext, ToolOutput
 from agentrl.tools.decorator import tool
 from agentrl.tools.executor import ToolExecutor
 from agentrl.tools.factory import ToolFactory
-from agentrl.tools.parsers import (
-    HermesParser,
-    PlainParser,
-    ToolCallParser,
-    load_parser,
-    parser_for,
-)
+from agentrl.tools.parsers import HermesParser, PlainParser, ToolCallParser, load_parser, parser_for
 from agentrl.tools.python import PythonTool
 from agentrl.tools.reference import ToolReference, resolve_tools
-from agentrl.tools.search import (
-    Document,
-    Hit,
-    SearchIndex,
-    SearchTool,
-)
+from agentrl.tools.search import Document, Hit, SearchIndex, SearchTool
 from agentrl.tools.shared import close_shared_tools, close_tools, share
 from agentrl.tools.threads import TOOL_THREADS, BoundedThreads, DeadlineError
 

@@ -94,7 +94,9 @@ class Tool(ABC):
         if not open_ended:
             parameters.setdefault("additionalProperties", False)
         spec = ToolSpec(name, str(body.get("description", "")), parameters)
-        return FunctionTool(spec, function, context, deadline_s=deadline_s, max_output_chars=max_output_chars)
+        return FunctionTool(
+            spec, function, context, deadline_s=deadline_s, max_output_chars=max_output_chars
+        )
 
 
 class FunctionTool(Tool):
@@ -125,7 +127,9 @@ class FunctionTool(Tool):
         max_output_chars: int | None = None,
     ) -> None:
         if not _NAME.fullmatch(spec.name):
-            raise ToolError(f"a tool's name must be 1 to 64 of a-z A-Z 0-9 _ -, got {spec.name!r}; pass name=")
+            raise ToolError(
+                f"a tool's name must be 1 to 64 of a-z A-Z 0-9 _ -, got {spec.name!r}; pass name="
+            )
         schema_validator(spec.parameters, spec.name)
         for setting, limit in (("deadline_s", deadline_s), ("max_output_chars", max_output_chars)):
             if limit is not None and not limit > 0:
@@ -134,7 +138,9 @@ class FunctionTool(Tool):
         self.function = function
         self.deadline_s = deadline_s
         self.max_output_chars = max_output_chars
-        self.keeps_deadline = not _is_async(function)  # a thread's time counts from when the thread takes it up
+        self.keeps_deadline = not _is_async(
+            function
+        )  # a thread's time counts from when the thread takes it up
         self._context = context
         self._signature = signature
         self.__doc__ = inspect.getdoc(function)
@@ -179,7 +185,9 @@ class FunctionTool(Tool):
             keywords[self._context] = context
         if not self.keeps_deadline:
             return _as_output(await self.function(**keywords))
-        return _as_output(await TOOL_THREADS.run(lambda: self.function(**keywords), deadline_s=context.deadline_s))
+        return _as_output(
+            await TOOL_THREADS.run(lambda: self.function(**keywords), deadline_s=context.deadline_s)
+        )
 
     async def close(self) -> None:
         """Call the ``close`` of the object that the function is, where it has one."""
@@ -194,14 +202,24 @@ class FunctionTool(Tool):
         if place := place_in_module(self, self.function):
             return find_tool, place
         options = (self.deadline_s, self.max_output_chars)
-        return _rebuild_tool, (self.spec, self.function, self._context, self._signature is not None, options)
+        return _rebuild_tool, (
+            self.spec,
+            self.function,
+            self._context,
+            self._signature is not None,
+            options,
+        )
 
 
 def place_in_module(made: object, decorated: object) -> tuple[str, str] | None:
     """Module and name under which ``made`` stands where ``decorated`` was defined; None where another process
     could not find it so."""
     module, name = getattr(decorated, "__module__", ""), getattr(decorated, "__qualname__", "")
-    return (module, name) if module != "__main__" and getattr(sys.modules.get(module), name, None) is made else None
+    return (
+        (module, name)
+        if module != "__main__" and getattr(sys.modules.get(module), name, None) is made
+        else None
+    )
 
 
 def find_tool(module: str, name: str) -> Any:
@@ -210,26 +228,42 @@ def find_tool(module: str, name: str) -> Any:
 
 
 def _rebuild_tool(
-    spec: ToolSpec, function: Callable[..., Any], context: str | None, typed: bool, options: tuple[Any, Any]
+    spec: ToolSpec,
+    function: Callable[..., Any],
+    context: str | None,
+    typed: bool,
+    options: tuple[Any, Any],
 ) -> FunctionTool:
     signature = read_signature(function, spec.name) if typed else None
     return FunctionTool(
-        spec, function, context, signature=signature, deadline_s=options[0], max_output_chars=options[1]
+        spec,
+        function,
+        context,
+        signature=signature,
+        deadline_s=options[0],
+        max_output_chars=options[1],
     )
 
 
-def _check_takes(function: Callable[..., Any], parameters: Mapping[str, Any], context: str | None, name: str) -> bool:
+def _check_takes(
+    function: Callable[..., Any], parameters: Mapping[str, Any], context: str | None, name: str
+) -> bool:
     """Whether the function takes ``**kwargs``; raises a ToolError where it cannot take the schema's properties."""
     taken = inspect.signature(function).parameters
-    open_ended = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken.values())
+    open_ended = any(
+        parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken.values()
+    )
     properties = set(parameters.get("properties", {}))
     if not open_ended and (extra := sorted(properties - taken.keys())):
-        raise ToolError(f"tool {name!r}: the schema has arguments {extra} that the function does not take; add them")
+        raise ToolError(
+            f"tool {name!r}: the schema has arguments {extra} that the function does not take; add them"
+        )
     needed = {
         key
         for key, parameter in taken.items()
         if parameter.default is inspect.Parameter.empty
-        and parameter.kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        and parameter.kind
+        in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     }
     if lacking := sorted(needed - {context} - set(parameters.get("required", ()))):
         raise ToolError(

@@ -21,7 +21,12 @@ _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 def tool(target: type[Any], /) -> ToolFactory: ...
 @overload
 def tool(
-    target: type[Any], /, *, name: str | None = ..., deadline_s: float | None = ..., max_output_chars: int | None = ...
+    target: type[Any],
+    /,
+    *,
+    name: str | None = ...,
+    deadline_s: float | None = ...,
+    max_output_chars: int | None = ...,
 ) -> ToolFactory: ...
 @overload
 def tool(
@@ -63,17 +68,27 @@ def tool(
         ToolError: a parameter has no type hint, or one that JSON cannot carry; the message names both.
     """
     if target is None:
-        return lambda decorated: tool(decorated, name=name, deadline_s=deadline_s, max_output_chars=max_output_chars)
+        return lambda decorated: tool(
+            decorated, name=name, deadline_s=deadline_s, max_output_chars=max_output_chars
+        )
     if isinstance(target, type):
         own_name = name or _snake_case(target.__name__)
-        body = next((vars(base)["__call__"] for base in target.__mro__ if "__call__" in vars(base)), None)
+        body = next(
+            (vars(base)["__call__"] for base in target.__mro__ if "__call__" in vars(base)), None
+        )
         if body is None:
-            raise ToolError(f"tool {own_name!r}: class {target.__name__} needs a typed __call__ method")
-        read_signature(MethodType(body, target), own_name)  # wrong hints fail here, not in the first episode
+            raise ToolError(
+                f"tool {own_name!r}: class {target.__name__} needs a typed __call__ method"
+            )
+        read_signature(
+            MethodType(body, target), own_name
+        )  # wrong hints fail here, not in the first episode
         return ToolFactory(ToolOfClass(target, own_name, deadline_s, max_output_chars))
     if not hasattr(target, "__name__") and name is None:
         name = _snake_case(type(target).__name__)
-    return FunctionTool.from_function(target, name=name, deadline_s=deadline_s, max_output_chars=max_output_chars)
+    return FunctionTool.from_function(
+        target, name=name, deadline_s=deadline_s, max_output_chars=max_output_chars
+    )
 
 
 def _snake_case(name: str) -> str:

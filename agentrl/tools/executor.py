@@ -47,15 +47,21 @@ class ToolExecutor:
         ToolError: two tools of one name, or a limit that is not above 0.
     """
 
-    def __init__(self, tools: Sequence[Tool], *, deadline_s: float = 30.0, max_output_chars: int = 8_000) -> None:
+    def __init__(
+        self, tools: Sequence[Tool], *, deadline_s: float = 30.0, max_output_chars: int = 8_000
+    ) -> None:
         self._tools = {tool.spec.name: tool for tool in tools}
         if len(self._tools) < len(tools):
             names = [tool.spec.name for tool in tools]
             twice = sorted({name for name in names if names.count(name) > 1})
-            raise ToolError(f"tools need different names, got {twice} more than once; rename one with name=")
+            raise ToolError(
+                f"tools need different names, got {twice} more than once; rename one with name="
+            )
         if not deadline_s > 0 or not max_output_chars > 0:
             raise ToolError(f"limits must be above 0, got {deadline_s=} and {max_output_chars=}")
-        self._validators = {name: schema_validator(tool.spec.parameters, name) for name, tool in self._tools.items()}
+        self._validators = {
+            name: schema_validator(tool.spec.parameters, name) for name, tool in self._tools.items()
+        }
         self._deadline_s = deadline_s
         self._max_output_chars = max_output_chars
         self._num_abandoned = 0
@@ -97,10 +103,14 @@ class ToolExecutor:
             form keep their order, behind those.
         """
         works = [self._record(call, seed, episode_id, sandbox) for call in calls]
-        done = [await works[0]] if len(works) == 1 else await _all(works)  # one has nothing to run beside
+        done = (
+            [await works[0]] if len(works) == 1 else await _all(works)
+        )  # one has nothing to run beside
         return tuple(sorted([*done, *map(_answer_problem, problems)], key=_position))
 
-    async def _record(self, call: ToolCall, seed: int, episode_id: str, sandbox: Sandbox | None) -> CallRecord:
+    async def _record(
+        self, call: ToolCall, seed: int, episode_id: str, sandbox: Sandbox | None
+    ) -> CallRecord:
         started = time.monotonic()
         tool = self._tools.get(call.name)
         if tool is None:
@@ -108,7 +118,9 @@ class ToolExecutor:
         else:
             deadline_s = tool.deadline_s or self._deadline_s
             own_seed = seed_for(seed, "call", call.id)
-            output = await self._output(tool, call, ToolContext(own_seed, episode_id, call.id, deadline_s, sandbox))
+            output = await self._output(
+                tool, call, ToolContext(own_seed, episode_id, call.id, deadline_s, sandbox)
+            )
             limit = tool.max_output_chars or self._max_output_chars
         content, cut = clip_text(valid_text(output.content), limit)
         result = ToolResult(
@@ -127,7 +139,8 @@ class ToolExecutor:
         faults = await found_faults(self._validators[call.name], call.arguments)
         if faults:
             return _error(
-                "invalid_arguments", f"{'; '.join(faults)}. Mend the arguments of {call.name} and call again."
+                "invalid_arguments",
+                f"{'; '.join(faults)}. Mend the arguments of {call.name} and call again.",
             )
         work = _contained(tool, call, context)
         try:
@@ -135,18 +148,32 @@ class ToolExecutor:
         except AgentRLError:
             raise
         except InvalidArgumentsError as error:
-            return _error("invalid_arguments", f"{error}. Mend the arguments of {call.name} and call again.")
+            return _error(
+                "invalid_arguments", f"{error}. Mend the arguments of {call.name} and call again."
+            )
         except DeadlineError:
-            self._num_abandoned += tool.keeps_deadline  # only a thread keeps its deadline by leaving the call behind
-            return _error("timeout", f"{call.name} took longer than {context.deadline_s:g} s and was ended.")
+            self._num_abandoned += (
+                tool.keeps_deadline
+            )  # only a thread keeps its deadline by leaving the call behind
+            return _error(
+                "timeout", f"{call.name} took longer than {context.deadline_s:g} s and was ended."
+            )
         except Exception as error:  # noqa: BLE001 - the boundary: what a tool raises goes to the model as text
             return _error("exception", f"{call.name} raised {type(error).__name__}: {error}")
         output = output if isinstance(output, ToolOutput) else ToolOutput(output)
         if not isinstance(output.content, (str, bytes)):
-            raise ToolError(f"tool {call.name!r}: call must give a str or a ToolOutput of one, got {output.content!r}")
-        return await asyncio.to_thread(_with_images_read, output, call.name) if output.images else output
+            raise ToolError(
+                f"tool {call.name!r}: call must give a str or a ToolOutput of one, got {output.content!r}"
+            )
+        return (
+            await asyncio.to_thread(_with_images_read, output, call.name)
+            if output.images
+            else output
+        )
 
-    async def _within(self, deadline_s: float, work: Coroutine[Any, Any, str | ToolOutput]) -> str | ToolOutput:
+    async def _within(
+        self, deadline_s: float, work: Coroutine[Any, Any, str | ToolOutput]
+    ) -> str | ToolOutput:
         """What ``work`` gives, unless the deadline passes first: then it is cancelled, and left behind if that fails.
 
         Raises:
@@ -161,7 +188,11 @@ class ToolExecutor:
             raise
         if done:
             return task.result()
-        if await self._stop(task) and not task.cancelled() and isinstance(failure := task.exception(), AgentRLError):
+        if (
+            await self._stop(task)
+            and not task.cancelled()
+            and isinstance(failure := task.exception(), AgentRLError)
+        ):
             raise failure
         raise DeadlineError
 
@@ -185,7 +216,8 @@ class ToolExecutor:
         meant = f" Did you mean {close[0]!r}?" if close else ""
         known = ", ".join(self._tools) or "none"
         return _error(
-            "unknown_tool", f"there is no tool {clip_text(name, _LONGEST_NAME)[0]!r}.{meant} The tools are: {known}."
+            "unknown_tool",
+            f"there is no tool {clip_text(name, _LONGEST_NAME)[0]!r}.{meant} The tools are: {known}.",
         )
 
 
@@ -212,7 +244,9 @@ async def _contained(tool: Tool, call: ToolCall, context: ToolContext) -> str | 
 def _with_images_read(output: ToolOutput, name: str) -> ToolOutput:
     """The output with each image an ``Image``; a fault of the tool where one cannot be read."""
     try:
-        images = tuple(Image.read(image, f"image {number}") for number, image in enumerate(output.images))
+        images = tuple(
+            Image.read(image, f"image {number}") for number, image in enumerate(output.images)
+        )
     except DataError as error:
         return _error("exception", f"{name} gave an image that cannot be used: {error}")
     return replace(output, images=images)
@@ -223,7 +257,9 @@ def _error(kind: ToolErrorKind, text: str) -> ToolOutput:
 
 
 def _answer_problem(problem: CallProblem) -> CallRecord:
-    result = ToolResult(call_id=problem.id, name="", content=f"Error: {problem.detail}", error="malformed")
+    result = ToolResult(
+        call_id=problem.id, name="", content=f"Error: {problem.detail}", error="malformed"
+    )
     return CallRecord(call=None, problem=problem, result=result)
 
 

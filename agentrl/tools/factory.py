@@ -26,7 +26,10 @@ class ToolOfClass:
 
     def __call__(self, **args: Any) -> Tool:
         return FunctionTool.from_function(
-            self.stateful(**args), name=self.name, deadline_s=self.deadline_s, max_output_chars=self.max_output_chars
+            self.stateful(**args),
+            name=self.name,
+            deadline_s=self.deadline_s,
+            max_output_chars=self.max_output_chars,
         )
 
 
@@ -70,7 +73,9 @@ class ToolFactory:
             inspect.signature(target).bind(**bound.args)
         except TypeError as error:
             takes = ", ".join(inspect.signature(target).parameters) or "none"
-            raise ToolError(f"{self._name} with args {dict(bound.args)}: {error}; its arguments are: {takes}") from None
+            raise ToolError(
+                f"{self._name} with args {dict(bound.args)}: {error}; its arguments are: {takes}"
+            ) from None
         return bound
 
     @property
@@ -90,7 +95,11 @@ def _place(make: ToolOfClass) -> tuple[str, str] | None:
     """Module and name under which the factory of a decorated class stands; None where another process has none."""
     module, name = make.stateful.__module__, make.stateful.__qualname__
     stands = getattr(sys.modules.get(module), name, None)
-    return (module, name) if module != "__main__" and isinstance(stands, ToolFactory) and stands.make is make else None
+    return (
+        (module, name)
+        if module != "__main__" and isinstance(stands, ToolFactory) and stands.make is make
+        else None
+    )
 
 
 def _found(module: str, name: str, args: Mapping[str, Any]) -> ToolFactory:

@@ -49,7 +49,9 @@ def check_pattern(pattern: str, name: str) -> None:
     try:
         _compiled(pattern)
     except regex.error as error:
-        raise ToolError(f"tool {name!r}: {pattern!r} in its parameters is no regular expression: {error}") from None
+        raise ToolError(
+            f"tool {name!r}: {pattern!r} in its parameters is no regular expression: {error}"
+        ) from None
 
 
 @functools.lru_cache(maxsize=1024)
@@ -64,10 +66,14 @@ def _found(pattern: str, text: str) -> bool:
         bound = None if left == float("inf") else left
         return _compiled(pattern).search(text, timeout=bound, concurrent=True) is not None
     except TimeoutError:
-        raise SlowPatternError(f"the pattern {pattern!r} takes too long for the text given") from None
+        raise SlowPatternError(
+            f"the pattern {pattern!r} takes too long for the text given"
+        ) from None
 
 
-def _pattern(validator: Any, pattern: str, instance: Any, schema: Mapping[str, Any]) -> Iterator[ValidationError]:
+def _pattern(
+    validator: Any, pattern: str, instance: Any, schema: Mapping[str, Any]
+) -> Iterator[ValidationError]:
     if isinstance(instance, str) and not _found(pattern, instance):
         yield ValidationError(f"{instance!r} does not match {pattern!r}")
 
@@ -89,7 +95,11 @@ def _additional_properties(
     if not isinstance(instance, Mapping):
         return
     named, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
-    extra = [key for key in instance if key not in named and not any(_found(pattern, key) for pattern in patterns)]
+    extra = [
+        key
+        for key in instance
+        if key not in named and not any(_found(pattern, key) for pattern in patterns)
+    ]
     if isinstance(rule, Mapping):
         for key in extra:
             yield from validator.descend(instance[key], rule, path=key)
@@ -97,7 +107,9 @@ def _additional_properties(
         yield ValidationError(f"{extra} are not allowed")
 
 
-def _unique_items(validator: Any, rule: bool, instance: Any, schema: Mapping[str, Any]) -> Iterator[ValidationError]:
+def _unique_items(
+    validator: Any, rule: bool, instance: Any, schema: Mapping[str, Any]
+) -> Iterator[ValidationError]:
     """In linear time; the library compares each item with each other."""
     if rule and isinstance(instance, list):
         written = {json.dumps(_canonical(item), sort_keys=True) for item in instance}
@@ -111,7 +123,9 @@ def _canonical(value: Any) -> Any:
         return int(value)
     if isinstance(value, list):
         return [_canonical(item) for item in value]
-    return {key: _canonical(item) for key, item in value.items()} if isinstance(value, dict) else value
+    return (
+        {key: _canonical(item) for key, item in value.items()} if isinstance(value, dict) else value
+    )
 
 
 BoundedValidator: type[Draft202012Validator] = extend(  # type: ignore[no-untyped-call]

@@ -59,7 +59,9 @@ class PythonTool(Tool):
                 f"tool {name!r}: needs timeout_s > 0 and stderr_lines >= 1, got {timeout_s=} {stderr_lines=}"
             )
         if persist not in (None, "files", "interpreter"):
-            raise ToolError(f"tool {name!r}: persist must be 'files' or 'interpreter', got {persist!r}")
+            raise ToolError(
+                f"tool {name!r}: persist must be 'files' or 'interpreter', got {persist!r}"
+            )
         code = {"type": "string", "description": "Python source code."}
         parameters = {
             "type": "object",
@@ -76,12 +78,19 @@ class PythonTool(Tool):
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> ToolOutput:
         """Run ``arguments["code"]``."""
         if context.sandbox is None:
-            raise ToolError(f"tool {self.spec.name!r} needs a sandbox; give the environment one: ToolEnv(sandbox=...)")
-        result = await context.sandbox.run(arguments["code"], timeout_s=context.deadline_s, persist=self._persist)
+            raise ToolError(
+                f"tool {self.spec.name!r} needs a sandbox; give the environment one: ToolEnv(sandbox=...)"
+            )
+        result = await context.sandbox.run(
+            arguments["code"], timeout_s=context.deadline_s, persist=self._persist
+        )
         text = result.stdout.decode("utf-8", "replace").rstrip("\n")
         fault = self._fault(result, context.deadline_s)
         return ToolOutput(
-            "\n".join(part for part in (text, fault, _LOST if result.interpreter_ended else "") if part) or _NO_OUTPUT,
+            "\n".join(
+                part for part in (text, fault, _LOST if result.interpreter_ended else "") if part
+            )
+            or _NO_OUTPUT,
             error=None if result.status == "ok" else _KINDS.get(result.status, "exception"),
             truncated=result.truncated,
             metrics={"cpu_s": result.cpu_s, "wall_s": result.wall_s, "queued_s": result.queued_s},
@@ -99,5 +108,7 @@ class PythonTool(Tool):
                 return "Error: the code printed more than it may and was ended."
             case "killed":
                 return f"Error: the code was ended: {result.detail or 'killed'}."
-        lines = result.stderr.decode("utf-8", "replace").rstrip().splitlines()[-self._stderr_lines :]
+        lines = (
+            result.stderr.decode("utf-8", "replace").rstrip().splitlines()[-self._stderr_lines :]
+        )
         return "\n".join(lines) or f"Error: the code ended with exit code {result.exit_code}."

@@ -51,7 +51,9 @@ def resolve_tools(
     return tuple(_resolved(entry, base_dir) for entry in entries)
 
 
-def _resolved(entry: Tool | ToolFactory | ToolReference | str, base_dir: str | Path | None) -> Tool | ToolFactory:
+def _resolved(
+    entry: Tool | ToolFactory | ToolReference | str, base_dir: str | Path | None
+) -> Tool | ToolFactory:
     if isinstance(entry, ToolReference):
         return _named(entry.name, entry.args, base_dir)
     if isinstance(entry, str):
@@ -83,7 +85,9 @@ def _made_of(found: Any, name: str, args: Mapping[str, Any]) -> Tool | ToolFacto
     try:
         if isinstance(found, ToolFactory):
             return found.with_args(args)
-        if (inspect.isclass(found) and issubclass(found, Tool)) or (inspect.isroutine(found) and args):
+        if (inspect.isclass(found) and issubclass(found, Tool)) or (
+            inspect.isroutine(found) and args
+        ):
             return ToolFactory(found).with_args(args)
     except ToolError as error:
         raise ToolError(f"env.tools: {error}") from None
@@ -92,7 +96,11 @@ def _made_of(found: Any, name: str, args: Mapping[str, Any]) -> Tool | ToolFacto
     kind = "class" if inspect.isclass(found) else type(found).__name__
     raise ToolError(
         f"{what} is no tool but a {kind}; decorate it with @tool"
-        + (f", or, where it makes tools, pass ToolFactory({name.rpartition(':')[2]})" if kind == "function" else "")
+        + (
+            f", or, where it makes tools, pass ToolFactory({name.rpartition(':')[2]})"
+            if kind == "function"
+            else ""
+        )
     )
 
 
@@ -121,7 +129,9 @@ def _search(
     base_dir: str,
 ) -> Tool:
     index = load_index(documents, base_dir)
-    return SearchTool(index, top_k=top_k, name=name, description=description, max_output_chars=max_output_chars)
+    return SearchTool(
+        index, top_k=top_k, name=name, description=description, max_output_chars=max_output_chars
+    )
 
 
 _BUILT_IN: Mapping[str, Callable[..., Tool]] = {"python": PythonTool, "search": _search}

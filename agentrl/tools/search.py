@@ -98,7 +98,9 @@ class SearchIndex:
                     for document in self._documents
                 ]
                 if not vocabulary:
-                    raise DataError("a search index needs at least one word in its documents, got none")
+                    raise DataError(
+                        "a search index needs at least one word in its documents, got none"
+                    )
                 retriever = BM25(method="lucene", k1=1.5, b=0.75, backend="numpy")
                 retriever.index((ids, vocabulary), show_progress=False)
                 self._built = retriever, vocabulary
@@ -147,7 +149,8 @@ class SearchTool(Tool):
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> str:
         """Search for ``arguments["query"]``."""
         hits = await TOOL_THREADS.run(
-            lambda: self._index.search(arguments["query"], self._top_k), deadline_s=context.deadline_s
+            lambda: self._index.search(arguments["query"], self._top_k),
+            deadline_s=context.deadline_s,
         )
         return "\n".join(_line(hit.document) for hit in hits) or "No document matches."
 
@@ -185,7 +188,9 @@ def _documents(path: Path) -> Iterator[Document]:
             except json.JSONDecodeError as error:
                 raise DataError(f"{path}:{number} is not JSON: {error}") from None
             if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-                raise DataError(f"{path}:{number} must be an object with a 'text', and maybe a 'title' and an 'id'")
+                raise DataError(
+                    f"{path}:{number} must be an object with a 'text', and maybe a 'title' and an 'id'"
+                )
             yield Document(str(row.get("id", number)), str(row.get("title", "")), row["text"])
 
 

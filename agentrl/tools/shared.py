@@ -40,7 +40,9 @@ def close_tools(tools: Iterable[Tool]) -> None:
     if not _in_loop():  # as at the interpreter's exit, where no thread can be started
         asyncio.run(_close_all(tools))
         return
-    closing = threading.Thread(target=lambda: asyncio.run(_close_all(tools)), name="agentrl-close-tools")
+    closing = threading.Thread(
+        target=lambda: asyncio.run(_close_all(tools)), name="agentrl-close-tools"
+    )
     closing.start()
     closing.join()
 
@@ -58,7 +60,9 @@ async def _close_all(tools: Iterable[Tool]) -> None:
         try:
             await tool.close()
         except Exception as error:  # noqa: BLE001 - boundary: the user's own code
-            _log.warning("closing tool %r raised %s: %s", tool.spec.name, type(error).__name__, error)
+            _log.warning(
+                "closing tool %r raised %s: %s", tool.spec.name, type(error).__name__, error
+            )
 
 
 atexit.register(close_shared_tools)

@@ -87,10 +87,19 @@ def read_signature(function: Callable[..., Any], name: str) -> Signature:
     for schema in properties.values():
         for key, definition in schema.pop("$defs", {}).items():
             if definitions.setdefault(key, definition) != definition:
-                raise ToolError(f"tool {name!r}: two different types are called {key!r}; rename one of them")
+                raise ToolError(
+                    f"tool {name!r}: two different types are called {key!r}; rename one of them"
+                )
     required = [key for key in properties if parameters[key].default is inspect.Parameter.empty]
-    schema = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
-    return Signature(description, schema | ({"$defs": definitions} if definitions else {}), adapters, context)
+    schema = {
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": False,
+    }
+    return Signature(
+        description, schema | ({"$defs": definitions} if definitions else {}), adapters, context
+    )
 
 
 def typed_parameters(function: Callable[..., Any], name: str) -> dict[str, inspect.Parameter]:
@@ -101,7 +110,10 @@ def typed_parameters(function: Callable[..., Any], name: str) -> dict[str, inspe
     """
     parameters = dict(inspect.signature(function).parameters)
     for parameter in parameters.values():
-        if parameter.kind not in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
+        if parameter.kind not in (
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+            inspect.Parameter.KEYWORD_ONLY,
+        ):
             raise ToolError(
                 f"tool {name!r}: parameter {str(parameter)!r} is {parameter.kind.description}; a model passes "
                 "arguments by name, so give each one a name and a type hint"
@@ -135,21 +147,37 @@ def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
         ) from error
 
 
-def _refuse_unknown_entries(documented: Mapping[str, str], parameters: Mapping[str, Any], name: str) -> None:
+def _refuse_unknown_entries(
+    documented: Mapping[str, str], parameters: Mapping[str, Any], name: str
+) -> None:
     for entry in documented:
         if entry not in parameters:
             close = difflib.get_close_matches(entry, parameters, n=1)
-            meant = f"did you mean {close[0]!r}?" if close else f"the parameters are {sorted(parameters)}"
-            raise ToolError(f"tool {name!r}: the docstring's Args describe {entry!r}, which is no parameter; {meant}")
+            meant = (
+                f"did you mean {close[0]!r}?"
+                if close
+                else f"the parameters are {sorted(parameters)}"
+            )
+            raise ToolError(
+                f"tool {name!r}: the docstring's Args describe {entry!r}, which is no parameter; {meant}"
+            )
 
 
-def _adapt(hint: Any, parameter: inspect.Parameter, name: str) -> tuple[TypeAdapter[Any], dict[str, Any]]:
+def _adapt(
+    hint: Any, parameter: inspect.Parameter, name: str
+) -> tuple[TypeAdapter[Any], dict[str, Any]]:
     try:
         adapter = TypeAdapter(hint)
         schema = _without_titles(adapter.json_schema())
         if parameter.default is not inspect.Parameter.empty and parameter.default is not None:
-            schema["default"] = adapter.dump_python(parameter.default, mode="json", warnings="error")
-    except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema, PydanticUserError) as error:
+            schema["default"] = adapter.dump_python(
+                parameter.default, mode="json", warnings="error"
+            )
+    except (
+        PydanticSchemaGenerationError,
+        PydanticInvalidForJsonSchema,
+        PydanticUserError,
+    ) as error:
         reason = str(error).partition("\n")[0]
         raise ToolError(
             f"tool {name!r}: parameter {parameter.name!r} has type {hint!r}, which makes no JSON Schema ({reason}); "
@@ -165,7 +193,11 @@ def _adapt(hint: Any, parameter: inspect.Parameter, name: str) -> tuple[TypeAdap
 
 def _annotated_text(hint: Any) -> str:
     """The description in ``Annotated[T, "description"]``."""
-    texts = [item for item in get_args(hint)[1:] if isinstance(item, str)] if get_origin(hint) is Annotated else []
+    texts = (
+        [item for item in get_args(hint)[1:] if isinstance(item, str)]
+        if get_origin(hint) is Annotated
+        else []
+    )
     return texts[0] if texts else ""
 
 

@@ -18,12 +18,7 @@ from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 
 from agentrl.errors import ToolError
-from agentrl.tools.patterns import (
-    BoundedValidator,
-    SlowPatternError,
-    check_pattern,
-    pattern_budget,
-)
+from agentrl.tools.patterns import BoundedValidator, SlowPatternError, check_pattern, pattern_budget
 from agentrl.tools.threads import BoundedThreads, DeadlineError
 
 __all__ = ["argument_faults", "found_faults", "schema_validator"]
@@ -34,7 +29,13 @@ _CHECKS = BoundedThreads(4, "agentrl-arguments")
 _REFERENCES = ("$ref", "$dynamicRef")
 _PLAIN_SCHEMA = {"type", "title", "description", "properties", "required", "additionalProperties"}
 _PLAIN_RULE = {"type", "title", "description", "default"}
-_PLAIN_TYPES = {"string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "null": (type(None),)}
+_PLAIN_TYPES = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "null": (type(None),),
+}
 _MAX_VALUE_CHARS = 80
 
 
@@ -71,7 +72,9 @@ def _checked(text: str, name: str) -> Draft202012Validator:
         _check_parts(schema, registry, name)
         validator.is_valid({})
     except RecursionError:
-        raise ToolError(f"tool {name!r}: the schema of its parameters refers to itself without an end") from None
+        raise ToolError(
+            f"tool {name!r}: the schema of its parameters refers to itself without an end"
+        ) from None
     return validator
 
 
@@ -81,7 +84,9 @@ def _check_parts(schema: Mapping[str, Any], registry: Registry[Any], name: str) 
     parts = [(root, registry.resolver_with_root(root))]
     while parts:
         part, resolver = parts.pop()
-        inner = [DRAFT202012.create_resource(each) for each in DRAFT202012.subresources_of(part.contents)]
+        inner = [
+            DRAFT202012.create_resource(each) for each in DRAFT202012.subresources_of(part.contents)
+        ]
         parts += [(each, resolver.in_subresource(each)) for each in inner]
         rules = part.contents if isinstance(part.contents, Mapping) else {}
         for reference in (rules[key] for key in _REFERENCES if key in rules):
@@ -92,7 +97,10 @@ def _check_parts(schema: Mapping[str, Any], registry: Registry[Any], name: str) 
                     f"tool {name!r}: the schema of its parameters refers to {reference!r}, which is not in it, and "
                     "nothing is fetched; copy it into '$defs' and refer to '#/$defs/NAME'"
                 ) from None
-        for pattern in (*([rules["pattern"]] if "pattern" in rules else ()), *rules.get("patternProperties", ())):
+        for pattern in (
+            *([rules["pattern"]] if "pattern" in rules else ()),
+            *rules.get("patternProperties", ()),
+        ):
             check_pattern(pattern, name)
         if "unevaluatedProperties" in rules and "patternProperties" in rules:
             raise ToolError(
@@ -101,17 +109,23 @@ def _check_parts(schema: Mapping[str, Any], registry: Registry[Any], name: str) 
             )
 
 
-async def found_faults(validator: Draft202012Validator, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+async def found_faults(
+    validator: Draft202012Validator, arguments: Mapping[str, Any]
+) -> tuple[str, ...]:
     """``argument_faults`` without holding up an event loop: in a thread, but for what can be seen at a glance."""
     if _plainly_right(cast(Mapping[str, Any], validator.schema), arguments):
         return ()
     try:
-        return await _CHECKS.run(lambda: argument_faults(validator, arguments), deadline_s=_DEADLINE_S)
+        return await _CHECKS.run(
+            lambda: argument_faults(validator, arguments), deadline_s=_DEADLINE_S
+        )
     except DeadlineError:
         return (f"the arguments cannot be checked within {_DEADLINE_S:g} s; give shorter ones",)
 
 
-def argument_faults(validator: Draft202012Validator, arguments: Mapping[str, Any]) -> tuple[str, ...]:
+def argument_faults(
+    validator: Draft202012Validator, arguments: Mapping[str, Any]
+) -> tuple[str, ...]:
     """What is wrong with ``arguments``: a sentence a fault, at most three, naming argument, rule and value."""
     if _plainly_right(cast(Mapping[str, Any], validator.schema), arguments):
         return ()
@@ -121,14 +135,19 @@ def argument_faults(validator: Draft202012Validator, arguments: Mapping[str, Any
     except SlowPatternError as error:
         return (f"{error}; give a shorter one",)
     errors = sorted(found, key=lambda error: (list(map(str, error.path)), error.message))
-    sentences = dict.fromkeys(_sentence(error) for error in errors)  # two missing arguments are two equal sentences
+    sentences = dict.fromkeys(
+        _sentence(error) for error in errors
+    )  # two missing arguments are two equal sentences
     return tuple(sentences)[:_MAX_FAULTS]
 
 
 def _plainly_right(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
     """Whether ``arguments`` are right by a schema that asks for nothing but names and scalar types, as that of most
     functions does; False says nothing. A tenth of the time that it takes to walk through the schema."""
-    if not schema.keys() <= _PLAIN_SCHEMA or not set(schema.get("required", ())) <= arguments.keys():
+    if (
+        not schema.keys() <= _PLAIN_SCHEMA
+        or not set(schema.get("required", ())) <= arguments.keys()
+    ):
         return False
     properties = schema.get("properties", {})
     for name, value in arguments.items():
@@ -147,7 +166,9 @@ def _sentence(error: ValidationError) -> str:
     schema: Any = error.schema
     match error.validator:
         case "required":
-            return f"{_inside(where)}{_listed([key for key in rule if key not in instance])} missing"
+            return (
+                f"{_inside(where)}{_listed([key for key in rule if key not in instance])} missing"
+            )
         case "additionalProperties" if rule is False:
             return _inside(where) + _unknown(instance, list(schema.get("properties", ())))
         case "type":
@@ -156,11 +177,15 @@ def _sentence(error: ValidationError) -> str:
         case "enum":
             return f"{where} must be one of {_short(rule)}, got {_short(instance)}"
         case _:
-            return f"{where} breaks the rule {error.validator} {_short(rule)}, got {_short(instance)}"
+            return (
+                f"{where} breaks the rule {error.validator} {_short(rule)}, got {_short(instance)}"
+            )
 
 
 def _place(error: ValidationError) -> str:
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path)
+    path = "".join(
+        f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path
+    )
     return f"argument {path.removeprefix('.')!r}" if path else "the arguments"
 
 
@@ -176,7 +201,11 @@ def _listed(names: list[str]) -> str:
 def _unknown(instance: Mapping[str, Any], known: list[str]) -> str:
     unknown = [key for key in instance if key not in known]
     close = difflib.get_close_matches(unknown[0], known, n=1)
-    meant = f"did you mean {close[0]!r}?" if close else f"the arguments are {', '.join(known) or 'none'}"
+    meant = (
+        f"did you mean {close[0]!r}?"
+        if close
+        else f"the arguments are {', '.join(known) or 'none'}"
+    )
     return f"there is no argument {_short(unknown[0])}; {meant}"
 
 

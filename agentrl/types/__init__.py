@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from agentrl.types.arrays import (
-    BoolArray,
-    FloatArray,
-    IntArray,
-    frozen_floats,
-    frozen_ints,
-)
+from agentrl.types.arrays import BoolArray, FloatArray, IntArray, frozen_floats, frozen_ints
 from agentrl.types.batch import Batch, BatchShard
 from agentrl.types.completion import (
     Completion,
@@ -20,19 +14,8 @@ from agentrl.types.completion import (
     TokenUsage,
 )
 from agentrl.types.content import content_text, images_in, with_images
-from agentrl.types.dispatch import (
-    Collect,
-    Dispatch,
-    Registration,
-    register,
-    registration,
-)
-from agentrl.types.env import (
-    Action,
-    Observation,
-    StepResult,
-    Task,
-)
+from agentrl.types.dispatch import Collect, Dispatch, Registration, register, registration
+from agentrl.types.env import Action, Observation, StepResult, Task
 from agentrl.types.image import Image
 from agentrl.types.messages import (
     CallProblem,
@@ -46,13 +29,7 @@ from agentrl.types.messages import (
     ToolSpec,
 )
 from agentrl.types.seeds import seed_for
-from agentrl.types.segment import (
-    MediaSpan,
-    Segment,
-    SegmentKind,
-    concat_ids,
-    concat_media,
-)
+from agentrl.types.segment import MediaSpan, Segment, SegmentKind, concat_ids, concat_media
 from agentrl.types.stats import Stat, Stats
 from agentrl.types.trajectory import (
     Purpose,

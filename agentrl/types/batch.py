@@ -60,8 +60,8 @@ class Batch:
     turn_credit: F32
     state_key: npt.NDArray[np.uint64]
     group: I32
-    draw: npt.NDArray[np.int64]
-    sibling: I32
+    group_index: npt.NDArray[np.int64]
+    rollout_index: I32
     reward: F32
     credit: F32
     truncated: npt.NDArray[np.bool_]
@@ -73,7 +73,14 @@ class Batch:
 
     def __post_init__(self) -> None:
         expected = {
-            self.num_tokens: ("kind", "loss_mask", "rollout_logprobs", "policy_versions", "turn_index", *_LATER),
+            self.num_tokens: (
+                "kind",
+                "loss_mask",
+                "rollout_logprobs",
+                "policy_versions",
+                "turn_index",
+                *_LATER,
+            ),
         }
         for size, names in expected.items():
             for name in names:
@@ -81,7 +88,9 @@ class Batch:
                 if column is not None and column.shape != (size,):
                     raise ValueError(f"batch.{name} must have shape ({size},), got {column.shape}")
         if self.cu_seqlens[0] != 0 or self.cu_seqlens[-1] != self.num_tokens:
-            raise ValueError(f"batch.cu_seqlens must run from 0 to {self.num_tokens}, got {self.cu_seqlens[[0, -1]]}")
+            raise ValueError(
+                f"batch.cu_seqlens must run from 0 to {self.num_tokens}, got {self.cu_seqlens[[0, -1]]}"
+            )
 
     @property
     def num_tokens(self) -> int:
@@ -113,14 +122,26 @@ class Batch:
         """
         for name, column in columns.items():
             if name not in _LATER:
-                raise KeyError(f"{name!r} is no column that a pass may join; those are {', '.join(_LATER)}")
+                raise KeyError(
+                    f"{name!r} is no column that a pass may join; those are {', '.join(_LATER)}"
+                )
             if not bool(np.isfinite(column).all()):
-                raise ValueError(f"batch.{name} holds {int((~np.isfinite(column)).sum())} values that are not finite")
+                raise ValueError(
+                    f"batch.{name} holds {int((~np.isfinite(column)).sum())} values that are not finite"
+                )
         return replace(self, **columns)  # type: ignore[arg-type]
 
     def token_columns(self) -> dict[str, npt.NDArray[np.generic]]:
         """The ``[T]`` columns that are present, by name."""
-        names = ("token_ids", "kind", "loss_mask", "rollout_logprobs", "policy_versions", "turn_index", *_LATER)
+        names = (
+            "token_ids",
+            "kind",
+            "loss_mask",
+            "rollout_logprobs",
+            "policy_versions",
+            "turn_index",
+            *_LATER,
+        )
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def select(self, samples: Sequence[int] | npt.NDArray[np.integer]) -> Batch:

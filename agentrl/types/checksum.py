@@ -30,11 +30,15 @@ def tensor_checksum(bits: npt.NDArray[np.unsignedinteger[Any]], offset: int = 0)
         TypeError: ``bits`` is no unsigned integer array, so that its sign or value could be read two ways.
     """
     if bits.dtype.kind != "u":
-        raise TypeError(f"a checksum is over the raw bits as unsigned integers, got dtype {bits.dtype}; use .view()")
+        raise TypeError(
+            f"a checksum is over the raw bits as unsigned integers, got dtype {bits.dtype}; use .view()"
+        )
     flat = bits.reshape(-1)
     total = 0
     for start in range(0, flat.size, _BLOCK):
         block = flat[start : start + _BLOCK].astype(np.uint64)
-        weights = np.arange(offset + start, offset + start + block.size, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+        weights = np.arange(
+            offset + start, offset + start + block.size, dtype=np.uint64
+        ) * np.uint64(2) + np.uint64(1)
         total += int((block * weights).sum(dtype=np.uint64))
     return total % 2**64

@@ -51,7 +51,9 @@ class EngineClock:
         try:
             while not task.done():
                 if self.now() >= end:
-                    raise EngineError(f"{what} spent its deadline_s={seconds:g}; raise it, or look why it is slow")
+                    raise EngineError(
+                        f"{what} spent its deadline_s={seconds:g}; raise it, or look why it is slow"
+                    )
                 await asyncio.wait({task}, timeout=min(_LOOK_S, max(end - self.now(), 0.001)))
             return task.result()
         finally:

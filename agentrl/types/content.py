@@ -17,7 +17,9 @@ from agentrl.types.messages import Message
 __all__ = ["content_text", "images_in", "with_images"]
 
 
-def with_images(messages: Iterable[Message], named: Mapping[str, object] | None = None) -> tuple[Message, ...]:
+def with_images(
+    messages: Iterable[Message], named: Mapping[str, object] | None = None
+) -> tuple[Message, ...]:
     """The messages with each content as text, or as parts of which each image is an ``Image``.
 
     Args:
@@ -28,7 +30,9 @@ def with_images(messages: Iterable[Message], named: Mapping[str, object] | None 
         DataError: a part that is none, an image that cannot be read, or one in an assistant's message.
     """
     return tuple(
-        message if _is_plain(content := message.get("content")) else _read_parts(message, content, named or {})
+        message
+        if _is_plain(content := message.get("content"))
+        else _read_parts(message, content, named or {})
         for message in messages
     )
 
@@ -70,7 +74,9 @@ def _read_parts(message: Message, content: Any, named: Mapping[str, object]) -> 
         where = f"part {number} of a {role} message"
         read = _read_part(part, where, named)
         if "image" in read and role == "assistant":
-            raise DataError(f"{where} is an image, and what an assistant writes is text; give it to the user's turn")
+            raise DataError(
+                f"{where} is an image, and what an assistant writes is text; give it to the user's turn"
+            )
         if parts and "text" in read and "text" in parts[-1]:
             read = {"type": "text", "text": parts.pop()["text"] + read["text"]}
         parts.append(read)
@@ -85,7 +91,10 @@ def _read_part(part: object, where: str, named: Mapping[str, object]) -> dict[st
         if kind == "text" and isinstance(part.get("text"), str):
             return {"type": "text", "text": part["text"]}
         if kind in ("image", "image_url"):
-            given = next((part[name] for name in ("image", "image_url", "url", "path") if part.get(name)), None)
+            given = next(
+                (part[name] for name in ("image", "image_url", "url", "path") if part.get(name)),
+                None,
+            )
             if isinstance(given, str) and given in named:
                 given = named[given]
             return {"type": "image", "image": Image.read(given, where)}

@@ -43,7 +43,9 @@ class Registration:
     needs: tuple[str, ...]
 
 
-def register(dispatch: Dispatch, *, collect: Collect = Collect.LIST, needs: tuple[str, ...] = ()) -> Callable[[F], F]:
+def register(
+    dispatch: Dispatch, *, collect: Collect = Collect.LIST, needs: tuple[str, ...] = ()
+) -> Callable[[F], F]:
     """Marks a method as callable over a worker group.
 
     Args:
@@ -69,5 +71,7 @@ def registration(function: Callable[..., Any]) -> Registration:
     """
     found = getattr(function, "__registration__", None)
     if not isinstance(found, Registration):
-        raise TypeError(f"{getattr(function, '__qualname__', function)!r} is not marked with @register")
+        raise TypeError(
+            f"{getattr(function, '__qualname__', function)!r} is not marked with @register"
+        )
     return found

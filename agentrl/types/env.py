@@ -7,13 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl.types.completion import FinishReason
-from agentrl.types.messages import (
-    CallProblem,
-    CallRecord,
-    Message,
-    ToolCall,
-    ToolSpec,
-)
+from agentrl.types.messages import CallProblem, CallRecord, Message, ToolCall, ToolSpec
 
 __all__ = ["Action", "Observation", "StepResult", "Task"]
 

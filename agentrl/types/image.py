@@ -21,7 +21,9 @@ _MEDIA_TYPES = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp"}
 _MODES = ("RGB", "L")
 _ORIENTATION = 0x0112  # of EXIF
 _REMEMBERED = 32  # siblings are shown the same images
-_FORMS = "bytes, a file's path, a data: URI, a PIL image, or a mapping with 'url', 'bytes' or 'path'"
+_FORMS = (
+    "bytes, a file's path, a data: URI, a PIL image, or a mapping with 'url', 'bytes' or 'path'"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,16 +66,23 @@ class Image:
         if isinstance(source, Image):
             return source
         if isinstance(source, Mapping):
-            inner = next((source[name] for name in ("url", "bytes", "path") if source.get(name) is not None), None)
+            inner = next(
+                (source[name] for name in ("url", "bytes", "path") if source.get(name) is not None),
+                None,
+            )
             if inner is None or isinstance(inner, Mapping):
-                raise DataError(f"{where} must be {_FORMS}, got a mapping with {', '.join(map(str, source))}")
+                raise DataError(
+                    f"{where} must be {_FORMS}, got a mapping with {', '.join(map(str, source))}"
+                )
             return cls.read(inner, where)
         data = _encoded(source, where)
         try:
             return _decoded(_png(source) if data is None else data)
         except (OSError, ValueError, SyntaxError) as error:
             found = "a PIL image" if data is None else f"{len(data)} bytes"
-            raise DataError(f"{where}: {found} that cannot be read as an image: {error}; give PNG or JPEG") from error
+            raise DataError(
+                f"{where}: {found} that cannot be read as an image: {error}; give PNG or JPEG"
+            ) from error
 
     def data_uri(self) -> str:
         """The image as a ``data:`` URI (RFC 2397).
@@ -90,7 +99,9 @@ class Image:
             DataError: it was read back from a store without them.
         """
         if self.data is None:
-            raise DataError(f"the bytes of image {self.sha256} are not at hand; read them with RunDirectory.read_blob")
+            raise DataError(
+                f"the bytes of image {self.sha256} are not at hand; read them with RunDirectory.read_blob"
+            )
         return self.data
 
     def __str__(self) -> str:
@@ -104,7 +115,9 @@ def _encoded(source: object, where: str) -> bytes | None:
     if isinstance(source, str) and source.startswith("data:"):
         return _of_data_uri(source, where)
     if isinstance(source, str) and source.startswith(("http://", "https://")):
-        raise DataError(f"{where} is at {source[:200]}, and nothing is fetched in a run; save it and name the file")
+        raise DataError(
+            f"{where} is at {source[:200]}, and nothing is fetched in a run; save it and name the file"
+        )
     if isinstance(source, str | os.PathLike):
         path = Path(source).expanduser()
         try:
@@ -112,7 +125,9 @@ def _encoded(source: object, where: str) -> bytes | None:
         except (OSError, ValueError) as error:  # ValueError: a path with a null character
             shown = str(path) if len(str(path)) <= 200 else f"{str(path)[:200]}..."
             reason = getattr(error, "strerror", None) or error
-            raise DataError(f"{where}: the file {shown!r} cannot be read: {reason}; name an image's file") from error
+            raise DataError(
+                f"{where}: the file {shown!r} cannot be read: {reason}; name an image's file"
+            ) from error
     from PIL import Image as Pictures
 
     if isinstance(source, Pictures.Image):
@@ -123,7 +138,9 @@ def _encoded(source: object, where: str) -> bytes | None:
 def _of_data_uri(uri: str, where: str) -> bytes:
     head, comma, body = uri.partition(",")
     if not comma or not head.endswith(";base64"):
-        raise DataError(f"{where} must be a data: URI in base64 (data:image/png;base64,...), got {uri[:60]!r}")
+        raise DataError(
+            f"{where} must be a data: URI in base64 (data:image/png;base64,...), got {uri[:60]!r}"
+        )
     try:
         return base64.b64decode(body, validate=True)
     except binascii.Error as error:
@@ -147,7 +164,9 @@ def _decoded(data: bytes) -> Image:
             one = getattr(picture, "n_frames", 1) == 1 and "transparency" not in picture.info
             picture.load()
             if media_type is not None and not turned and one and picture.mode in _MODES:
-                return Image(hashlib.sha256(data).hexdigest(), media_type, *picture.size, len(data), data)
+                return Image(
+                    hashlib.sha256(data).hexdigest(), media_type, *picture.size, len(data), data
+                )
             return _decoded(_png(picture))
     except UnidentifiedImageError as error:
         raise ValueError("their format is not known") from error  # PIL's own words hold an address
@@ -161,7 +180,9 @@ def _png(source: Any) -> bytes:
     from PIL import ImageOps
 
     if source.mode.startswith(("I", "F")):
-        raise ValueError(f"its mode is {source.mode}, whose scale is not known; save it with 8 bits a channel")
+        raise ValueError(
+            f"its mode is {source.mode}, whose scale is not known; save it with 8 bits a channel"
+        )
     upright = ImageOps.exif_transpose(source)
     if upright.has_transparency_data:
         seen = upright.convert("RGBA")

@@ -20,8 +20,12 @@ __all__ = [
     "ToolSpec",
 ]
 
-ProblemKind = Literal["malformed_json", "missing_name", "bad_arguments", "unclosed", "second_call", "too_many"]
-ToolErrorKind = Literal["malformed", "unknown_tool", "invalid_arguments", "timeout", "exception", "output_limit"]
+ProblemKind = Literal[
+    "malformed_json", "missing_name", "bad_arguments", "unclosed", "second_call", "too_many"
+]
+ToolErrorKind = Literal[
+    "malformed", "unknown_tool", "invalid_arguments", "timeout", "exception", "output_limit"
+]
 
 
 class Message(TypedDict, total=False):
@@ -50,7 +54,11 @@ class ToolSpec:
         """The OpenAI shape: ``{"type": "function", "function": {"name", "description", "parameters"}}``."""
         return {
             "type": "function",
-            "function": {"name": self.name, "description": self.description, "parameters": dict(self.parameters)},
+            "function": {
+                "name": self.name,
+                "description": self.description,
+                "parameters": dict(self.parameters),
+            },
         }
 
 
@@ -64,7 +72,11 @@ class ToolCall:
 
     def openai(self) -> dict[str, Any]:
         """The call as an entry of a message's ``tool_calls``."""
-        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": dict(self.arguments)}}
+        return {
+            "id": self.id,
+            "type": "function",
+            "function": {"name": self.name, "arguments": dict(self.arguments)},
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,4 +69,6 @@ def entry_section(annotation: Any) -> type[Section] | None:
     """The section that each entry of a list or mapping of this type is, or None."""
     if typing.get_origin(annotation) not in (tuple, dict):
         return None
-    return next((section for part in typing.get_args(annotation) if (section := plain_section(part))), None)
+    return next(
+        (section for part in typing.get_args(annotation) if (section := plain_section(part))), None
+    )

@@ -73,7 +73,9 @@ class Segment:
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", frozen_ints(self.token_ids))
         is_policy = self.kind is SegmentKind.POLICY
-        if (self.logprobs is not None) != is_policy or (self.policy_version is not None) != is_policy:
+        if (self.logprobs is not None) != is_policy or (
+            self.policy_version is not None
+        ) != is_policy:
             raise ValueError(
                 f"logprobs and policy_version belong exactly on POLICY segments, got kind={self.kind.name}, "
                 f"logprobs {'given' if self.logprobs is not None else 'missing'}, policy_version={self.policy_version}"
@@ -83,14 +85,24 @@ class Segment:
             object.__setattr__(self, "logprobs", logprobs)
             if logprobs.shape != self.token_ids.shape:
                 raise ValueError(f"{self.token_ids.size} tokens but {logprobs.size} logprobs")
-            if logprobs.size and not float(logprobs.max()) <= 1e-3:  # the maximum is NaN where one is, and not below
+            if (
+                logprobs.size and not float(logprobs.max()) <= 1e-3
+            ):  # the maximum is NaN where one is, and not below
                 raise ValueError(f"a logprob is at most 0, got {float(logprobs.max())}")
         for name, array in self.side.items():
             if array.shape[0] != self.token_ids.size:
-                raise ValueError(f"side array {name!r} has {array.shape[0]} rows for {self.token_ids.size} tokens")
+                raise ValueError(
+                    f"side array {name!r} has {array.shape[0]} rows for {self.token_ids.size} tokens"
+                )
         for span in self.media:
-            if span.start < 0 or span.num_tokens < 1 or span.start + span.num_tokens > self.token_ids.size:
-                raise ValueError(f"an image's tokens must lie within its segment of {self.token_ids.size}, got {span}")
+            if (
+                span.start < 0
+                or span.num_tokens < 1
+                or span.start + span.num_tokens > self.token_ids.size
+            ):
+                raise ValueError(
+                    f"an image's tokens must lie within its segment of {self.token_ids.size}, got {span}"
+                )
 
     def __len__(self) -> int:
         return int(self.token_ids.size)
@@ -106,7 +118,9 @@ class Segment:
         )
 
 
-def concat_ids(segments: Iterable[Segment], after: npt.NDArray[np.int32] = _NO_IDS) -> npt.NDArray[np.int32]:
+def concat_ids(
+    segments: Iterable[Segment], after: npt.NDArray[np.int32] = _NO_IDS
+) -> npt.NDArray[np.int32]:
     """The token ids of ``segments`` in order, behind those of ``after`` (``[m]``); ``[m + n]`` int32, read-only."""
     arrays = [segment.token_ids for segment in segments]
     if after.size:

@@ -23,13 +23,23 @@ class Stat:
         return self.sum / self.count if self.count else float("nan")
 
     def __add__(self, other: Stat) -> Stat:
-        return Stat(self.sum + other.sum, self.count + other.count, min(self.min, other.min), max(self.max, other.max))
+        return Stat(
+            self.sum + other.sum,
+            self.count + other.count,
+            min(self.min, other.min),
+            max(self.max, other.max),
+        )
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Stat:
         """The statistic of given values."""
         items = [float(value) for value in values]
-        return cls(sum(items), len(items), min(items, default=float("inf")), max(items, default=float("-inf")))
+        return cls(
+            sum(items),
+            len(items),
+            min(items, default=float("inf")),
+            max(items, default=float("-inf")),
+        )
 
 
 class Stats(Mapping[str, Stat]):

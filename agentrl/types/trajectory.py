@@ -129,8 +129,8 @@ class Trajectory:
     """
 
     task: Task
-    draw: int
-    sibling: int
+    group_index: int
+    rollout_index: int
     attempt: int
     purpose: Purpose
     turns: tuple[Turn, ...]
@@ -144,7 +144,7 @@ class Trajectory:
     @property
     def id(self) -> str:
         """``draw-sibling-attempt``, with the evaluation's label in front. Equal ids, equal episode."""
-        own = f"{self.draw}-{self.sibling}-{self.attempt}"
+        own = f"{self.group_index}-{self.rollout_index}-{self.attempt}"
         return f"{self.label}/{own}" if self.label else own
 
     def path(self, index: int) -> tuple[int, ...]:
@@ -156,7 +156,9 @@ class Trajectory:
 
     def sequence(self, index: int) -> npt.NDArray[np.int32]:
         """All ids of a turn's sequence: exactly what the engine was given and made in that call."""
-        return concat_ids(segment for turn in self.path(index) for segment in self.turns[turn].segments)
+        return concat_ids(
+            segment for turn in self.path(index) for segment in self.turns[turn].segments
+        )
 
     def samples(self) -> tuple[Sample, ...]:
         """The leaves' sequences; a turn on several paths is owned by the first of them (docs/tokens.md)."""
@@ -189,7 +191,9 @@ class Trajectory:
 
     def policy_segments(self) -> tuple[Segment, ...]:
         """Every sampled segment, once, in turn order."""
-        return tuple(s for turn in self.turns for s in turn.completion if s.kind is SegmentKind.POLICY)
+        return tuple(
+            s for turn in self.turns for s in turn.completion if s.kind is SegmentKind.POLICY
+        )
 
     @property
     def num_policy_tokens(self) -> int:
@@ -198,14 +202,16 @@ class Trajectory:
     @property
     def policy_versions(self) -> tuple[int, ...]:
         """The versions that made its tokens, in order of sampling."""
-        return tuple(s.policy_version for s in self.policy_segments() if s.policy_version is not None)
+        return tuple(
+            s.policy_version for s in self.policy_segments() if s.policy_version is not None
+        )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrajectoryGroup:
     """The siblings of one draw; equal task, equal environment seed."""
 
-    draw: int
+    group_index: int
     task: Task
     trajectories: tuple[Trajectory, ...]
 

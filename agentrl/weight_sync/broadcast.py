@@ -52,7 +52,9 @@ class GroupSender:
         address: of this machine, as the servers reach it.
     """
 
-    def __init__(self, backend: Literal["gloo", "nccl"] = "gloo", address: str = "127.0.0.1") -> None:
+    def __init__(
+        self, backend: Literal["gloo", "nccl"] = "gloo", address: str = "127.0.0.1"
+    ) -> None:
         self._backend, self._address = backend, address
         self._group: _Group | None = None
 
@@ -73,13 +75,18 @@ class GroupSender:
                 update.give_up()
                 raise
         return _GroupSession(
-            update, self._group, device="cuda" if self._backend == "nccl" else "cpu", broken=self._drop
+            update,
+            self._group,
+            device="cuda" if self._backend == "nccl" else "cpu",
+            broken=self._drop,
         )
 
     def close(self) -> None:
         """Leaves the group."""
         group, self._group = self._group, None
-        if group is not None and group.process_group in _world.pg_map:  # leaving the default group ends all others
+        if (
+            group is not None and group.process_group in _world.pg_map
+        ):  # leaving the default group ends all others
             dist.destroy_process_group(group.process_group)
 
     def _drop(self) -> None:
@@ -108,7 +115,9 @@ class GroupSender:
             while not (own.done() and joining.done()):
                 if joining.done() and (joining.exception() is not None or update.lost_any):
                     update.wait(joining)
-                    raise EngineError(f"a server was lost while it joined the group {name!r}; publish again")
+                    raise EngineError(
+                        f"a server was lost while it joined the group {name!r}; publish again"
+                    )
                 time.sleep(_POLL_S)
             update.wait(joining)
             return _Group(name, update.member_ids, own.result())
@@ -117,7 +126,11 @@ class GroupSender:
 
 
 def _join(
-    name: str, store: TCPStore, world_size: int, backend: Literal["gloo", "nccl"], timeout: timedelta
+    name: str,
+    store: TCPStore,
+    world_size: int,
+    backend: Literal["gloo", "nccl"],
+    timeout: timedelta,
 ) -> ProcessGroup:
     """This side of a group beside the default one. SGLang makes its side by the same function of torch's, which has no
     public name; the keys under which the ranks find each other are its own."""
@@ -131,14 +144,18 @@ def _join(
         timeout=timeout,
     )
     assert isinstance(group, ProcessGroup)
-    _world.pg_group_ranks[group] = {rank: rank for rank in range(world_size)}  # destroy_process_group() asks for it
+    _world.pg_group_ranks[group] = {
+        rank: rank for rank in range(world_size)
+    }  # destroy_process_group() asks for it
     return group
 
 
 class _GroupSession(BatchSession):
     """Announces tensors, then broadcasts them one by one. A group that lost a rank is broken for all of its ranks."""
 
-    def __init__(self, update: ServerUpdate, group: _Group, *, device: str, broken: Callable[[], None]) -> None:
+    def __init__(
+        self, update: ServerUpdate, group: _Group, *, device: str, broken: Callable[[], None]
+    ) -> None:
         super().__init__(update)
         self._group, self._device, self._broken = group, device, broken
 
@@ -165,11 +182,15 @@ class _GroupSession(BatchSession):
         options = dist.BroadcastOptions()
         options.rootRank = 0
         for array in batch:
-            tensor = torch.from_numpy(array.data).view(getattr(torch, array.dtype)).reshape(array.shape)
+            tensor = (
+                torch.from_numpy(array.data).view(getattr(torch, array.dtype)).reshape(array.shape)
+            )
             try:
                 work = self._group.process_group.broadcast([tensor.to(self._device)], options)
                 while not work.is_completed():
-                    if self.update.lost_any or (receiving.done() and receiving.exception() is not None):
+                    if self.update.lost_any or (
+                        receiving.done() and receiving.exception() is not None
+                    ):
                         return False
                     time.sleep(_POLL_S)
                 work.wait()

@@ -37,7 +37,9 @@ class _FolderSession:
         folder = update.folder
         write_weights(folder, update.model, update.arrays.values())
         update.on_all(
-            lambda client, _: client.load_folder(str(folder.resolve()), label=update.label, flush=update.flush)
+            lambda client, _: client.load_folder(
+                str(folder.resolve()), label=update.label, flush=update.flush
+            )
         )
         update.finish(open_weights(folder, update.dtype))
         for older in folder.parent.iterdir():

@@ -44,7 +44,13 @@ def flattened_bucket(arrays: Sequence[WeightArray]) -> bytes:
     The tensor goes by value: it is read by a process of another environment, maybe on another machine.
     """
     flat = torch.cat([torch.from_numpy(array.data) for array in arrays])
-    parts = [b"\x80\x03}(", _opcodes("flattened_tensor"), _opcodes(flat), _opcodes("metadata"), b"]("]
+    parts = [
+        b"\x80\x03}(",
+        _opcodes("flattened_tensor"),
+        _opcodes(flat),
+        _opcodes("metadata"),
+        b"](",
+    ]
     start = 0
     for array in arrays:
         end = start + array.data.size

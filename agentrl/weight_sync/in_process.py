@@ -105,7 +105,9 @@ def update_engine(
 
 
 def _verify(trainer: Mapping[str, int], engine: Mapping[str, int], version: int) -> None:
-    differing = sorted(name for name in trainer.keys() | engine.keys() if trainer.get(name) != engine.get(name))
+    differing = sorted(
+        name for name in trainer.keys() | engine.keys() if trainer.get(name) != engine.get(name)
+    )
     if differing:
         raise EngineError(
             f"after publish({version}) the engine's weights differ from the trainer's in {len(differing)} of "

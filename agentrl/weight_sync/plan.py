@@ -31,7 +31,10 @@ class BatchSession(ABC):
         """See ``UpdateSession.put``."""
         array = to_array(name, tensor, self.update.dtype)
         self.update.accept(array)
-        if self._batch and sum(held.data.size for held in self._batch) + array.data.size > BATCH_BYTES:
+        if (
+            self._batch
+            and sum(held.data.size for held in self._batch) + array.data.size > BATCH_BYTES
+        ):
             self._send_batch(last=False)
         self._batch.append(array)
 

@@ -9,13 +9,7 @@ from typing import Any
 
 from agentrl.envs import ToolEnv
 from agentrl.tools import tool
-from agentrl.types import (
-    Action,
-    Message,
-    Observation,
-    StepResult,
-    load_object,
-)
+from agentrl.types import Action, Message, Observation, StepResult, load_object
 
 __all__ = ["Calculator", "build_model", "calc", "correct", "demonstrations", "tasks"]
 
@@ -23,7 +17,9 @@ HERE = Path(__file__).parent
 CODE = HERE.parents[1] / "examples" / "code"
 
 evaluate = load_object("arithmetic.py:evaluate", HERE)
-tasks, correct, problems = (load_object(f"task.py:{name}", CODE) for name in ("tasks", "correct", "problems"))
+tasks, correct, problems = (
+    load_object(f"task.py:{name}", CODE) for name in ("tasks", "correct", "problems")
+)
 guess, wrong = (load_object(f"warmup.py:{name}", CODE) for name in ("guess", "wrong"))
 say, call = (load_object(f"../turns.py:{name}", CODE) for name in ("say", "call"))
 

@@ -45,7 +45,9 @@ def calc(expression: str) -> str:
     return evaluate(expression)
 
 
-def correct(completions: list[list[dict[str, Any]]], answer: list[str], **columns: Any) -> list[float]:
+def correct(
+    completions: list[list[dict[str, Any]]], answer: list[str], **columns: Any
+) -> list[float]:
     """The reward: whether the last message is the number, and nothing else."""
     del columns
     return [
@@ -66,13 +68,18 @@ class Blocks(TrainerCallback):  # type: ignore[misc]  # transformers has no type
         self.started: float | None = None
         self.logged: dict[str, float] = {}
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **objects: Any) -> None:
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, float], **objects: Any
+    ) -> None:
         self.logged |= logs
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         now = time.monotonic()
         if self.started is not None:
-            row = {"step_s": now - self.started, **{name: float(value) for name, value in self.logged.items()}}
+            row = {
+                "step_s": now - self.started,
+                **{name: float(value) for name, value in self.logged.items()},
+            }
             print(json.dumps(row), file=self.answer, flush=True)
             self.left -= 1
         if self.left <= 0:
@@ -150,12 +157,16 @@ def settings(arguments: argparse.Namespace) -> GRPOConfig:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--tasks", type=Path, required=True, help='JSON lines of {"prompt": [...], "answer": ...}')
+    parser.add_argument(
+        "--tasks", type=Path, required=True, help='JSON lines of {"prompt": [...], "answer": ...}'
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--matmul-precision", default="highest")
-    parser.add_argument("--micro-batch", type=int, default=128, help="sequences in one forward and backward")
+    parser.add_argument(
+        "--micro-batch", type=int, default=128, help="sequences in one forward and backward"
+    )
     parser.add_argument("--attention", default="sdpa")
     parser.add_argument("--cache", default=None)
     parser.add_argument("--continuous-batching", action="store_true")

@@ -31,7 +31,9 @@ def earlier_pairs() -> set[tuple[int, int]]:
     """The operand pairs of the held-out problems examined earlier."""
     pairs: set[tuple[int, int]] = set()
     for seed in EARLIER_SEEDS:
-        for problem in islice(problems(random.Random(f"{seed}-held_out"), "held_out"), EARLIER_TASKS):
+        for problem in islice(
+            problems(random.Random(f"{seed}-held_out"), "held_out"), EARLIER_TASKS
+        ):
             pairs |= operand_pairs(problem.question)
     return pairs
 

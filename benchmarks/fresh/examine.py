@@ -31,7 +31,10 @@ def fresh_verdicts(run: Path, example: str) -> Verdicts:
     if kept.is_file():
         verdicts: Verdicts = json.loads(kept.read_text(encoding="utf-8"))
         return verdicts
-    verdicts = {when: examine(run / "models" / stage, example, seed_of(run)) for when, stage in STAGES.items()}
+    verdicts = {
+        when: examine(run / "models" / stage, example, seed_of(run))
+        for when, stage in STAGES.items()
+    }
     kept.write_text(json.dumps(verdicts), encoding="utf-8")
     return verdicts
 
@@ -47,7 +50,9 @@ def examine(model: Path, example: str, seed: int) -> dict[str, list[bool]]:
     with Trainer(load_config(EXAMPLES / example / "config.yaml", settings)) as trainer:
         (result,) = trainer.examine("fresh", samples=1, greedy=True)
     if result.excluded:
-        raise RuntimeError(f"{result.excluded} episodes of {model} on the fresh problems failed; examine it again")
+        raise RuntimeError(
+            f"{result.excluded} episodes of {model} on the fresh problems failed; examine it again"
+        )
     return {
         kind: [correctness(t) > 0.5 for t in result.trajectories if t.label.endswith(f"/{kind}")]
         for kind in ("sampled", "greedy")

@@ -15,7 +15,8 @@ from agentrl.types import Task, load_object
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "search"
 FACTS, NAMES, NUM_HELD_OUT, RELATIONS, questions = (
-    load_object(f"task.py:{name}", EXAMPLE) for name in ("FACTS", "NAMES", "NUM_HELD_OUT", "RELATIONS", "questions")
+    load_object(f"task.py:{name}", EXAMPLE)
+    for name in ("FACTS", "NAMES", "NUM_HELD_OUT", "RELATIONS", "questions")
 )
 
 # The held-out questions examined earlier: the example's seed, and as many as its configuration asks for.
@@ -33,7 +34,9 @@ def chain(name: str, relations: tuple[str, ...]) -> list[str]:
 def earlier_names() -> set[str]:
     """The names of the held-out questions examined earlier."""
     met: set[str] = set()
-    for question in islice(questions(random.Random(f"{EARLIER_SEED}-held_out"), "held_out"), EARLIER_TASKS):
+    for question in islice(
+        questions(random.Random(f"{EARLIER_SEED}-held_out"), "held_out"), EARLIER_TASKS
+    ):
         met |= set(chain(question.hops[0][1], tuple(relation for relation, _ in question.hops)))
     return met
 

@@ -68,7 +68,9 @@ def golden_violations(trajectory: Trajectory, session_id: str, books: Bookkeeper
         request = f"{session_id}/{turn.index}"
         account = np.concatenate([books.given[request], books.made[request]])
         if not np.array_equal(trajectory.sequence(turn.index), account):
-            found.append(f"turn {turn.index}: its sequence is not what the engine was given and made")
+            found.append(
+                f"turn {turn.index}: its sequence is not what the engine was given and made"
+            )
         if not np.array_equal(concat_ids(turn.completion), books.made[request]):
             found.append(f"turn {turn.index}: its completion is not what the engine made")
     return found
@@ -77,11 +79,14 @@ def golden_violations(trajectory: Trajectory, session_id: str, books: Bookkeeper
 def mask_errors(trajectory: Trajectory, session_id: str, books: Bookkeeper) -> list[str]:
     """What a batch of the trajectory trains, against what the engine made: each made token exactly once, none else."""
     batch = make_batch(
-        [TrajectoryGroup(trajectory.draw, trajectory.task, (trajectory,))], credit=np.ones(1, dtype=np.float32)
+        [TrajectoryGroup(trajectory.group_index, trajectory.task, (trajectory,))],
+        credit=np.ones(1, dtype=np.float32),
     )
     trained: dict[int, int] = {}
     found = []
-    for sample, (start, end) in enumerate(zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True)):
+    for sample, (start, end) in enumerate(
+        zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True)
+    ):
         leaf = trajectory.samples()[sample]
         position = int(start)
         for index in leaf.turns:
@@ -89,7 +94,10 @@ def mask_errors(trajectory: Trajectory, session_id: str, books: Bookkeeper) -> l
             made = books.made[request]
             length = len(books.given[request]) + len(made) - (position - int(start))
             context, stop = position + length - len(made), position + length
-            if batch.loss_mask[position:context].any() or batch.rollout_logprobs[position:context].any():
+            if (
+                batch.loss_mask[position:context].any()
+                or batch.rollout_logprobs[position:context].any()
+            ):
                 found.append(f"turn {index}: a token that the model did not make is trained")
             if not np.array_equal(batch.token_ids[context:stop], made):
                 found.append(f"turn {index}: the batch has other tokens than the model made")
@@ -104,5 +112,7 @@ def mask_errors(trajectory: Trajectory, session_id: str, books: Bookkeeper) -> l
     for turn in trajectory.turns:
         size = len(books.made[f"{session_id}/{turn.index}"])
         if trained.get(turn.index, 0) != size:
-            found.append(f"turn {turn.index}: {trained.get(turn.index, 0)} of its {size} tokens are trained")
+            found.append(
+                f"turn {turn.index}: {trained.get(turn.index, 0)} of its {size} tokens are trained"
+            )
     return found

@@ -11,13 +11,7 @@ from typing import Any
 from agentrl.engines.scripted import ScriptedEngine
 from agentrl.envs import EnvSpec, EpisodeView, Rubric
 from agentrl.render import Renderer
-from agentrl.rollouts import (
-    EpisodeContext,
-    EpisodeKey,
-    EpisodeLimits,
-    RolloutSpec,
-    run_episode,
-)
+from agentrl.rollouts import EpisodeContext, EpisodeKey, EpisodeLimits, RolloutSpec, run_episode
 from agentrl.tools import parser_for
 from agentrl.types import SamplingParams, Task
 from benchmarks.fuzz.account import Bookkeeper, golden_violations, mask_errors
@@ -86,7 +80,11 @@ def fuzz(variant: Variant, folder: Path, *, episodes: int, seed: int) -> Outcome
     watched = Watched(inner, added)
     markers = sorted(added)
     model = FuzzedModel(
-        inner, markers, max_calls=variant.max_calls, thinks=variant.enable_thinking is not False, seed=seed
+        inner,
+        markers,
+        max_calls=variant.max_calls,
+        thinks=variant.enable_thinking is not False,
+        seed=seed,
     )
     parser = parser_for(inner, variant.parser)
     outcome = Outcome()
@@ -115,7 +113,9 @@ def _count(outcome: Outcome, trajectory: Any, key: EpisodeKey, books: Bookkeeper
     outcome.sampled_tokens += trajectory.num_policy_tokens
     outcome.restarts += trajectory.info.get("restarts", 0)
     outcome.calls += sum(len(turn.message.get("tool_calls", ())) for turn in trajectory.turns)
-    outcome.stop_strings += sum(completion.stop_string is not None for completion in books.completions)
+    outcome.stop_strings += sum(
+        completion.stop_string is not None for completion in books.completions
+    )
     status = str(trajectory.status)
     outcome.statuses[status] = outcome.statuses.get(status, 0) + 1
     for name, values in (("retok_frac", outcome.retok), ("template_frac", outcome.template)):
@@ -124,5 +124,10 @@ def _count(outcome: Outcome, trajectory: Any, key: EpisodeKey, books: Bookkeeper
     if not trajectory.status.finished:
         outcome.failed.append(f"{trajectory.id}: {status}: {trajectory.status.detail}")
         return
-    outcome.golden += [f"{trajectory.id}: {fault}" for fault in golden_violations(trajectory, key.session_id, books)]
-    outcome.masks += [f"{trajectory.id}: {fault}" for fault in mask_errors(trajectory, key.session_id, books)]
+    outcome.golden += [
+        f"{trajectory.id}: {fault}"
+        for fault in golden_violations(trajectory, key.session_id, books)
+    ]
+    outcome.masks += [
+        f"{trajectory.id}: {fault}" for fault in mask_errors(trajectory, key.session_id, books)
+    ]

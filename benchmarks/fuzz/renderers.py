@@ -11,13 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.render import Renderer, RendererSpec
-from agentrl.types import (
-    Message,
-    Segment,
-    SegmentKind,
-    ToolSpec,
-    concat_ids,
-)
+from agentrl.types import Message, Segment, SegmentKind, ToolSpec, concat_ids
 from tests.render.family_kind import TEMPLATES, family_tokenizer, saved_any
 from tests.render.qwen_kind import ORDINARY, real_template, trained_tokenizer
 
@@ -86,7 +80,9 @@ def built_variant(variant: Variant, folder: Path) -> tuple[Renderer, Any]:
         if old not in template:
             raise ValueError(f"the template of {variant.name} has no {old!r} to change")
         template = template.replace(old, new)
-    spec = RendererSpec(str(folder), chat_template=template, enable_thinking=variant.enable_thinking)
+    spec = RendererSpec(
+        str(folder), chat_template=template, enable_thinking=variant.enable_thinking
+    )
     return spec.build(), tokenizer
 
 
@@ -115,7 +111,9 @@ class Watched:
         self.decode = renderer.decode
         self.tokenize = renderer.tokenize
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> tuple[Segment, ...]:
+    def prompt(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
+    ) -> tuple[Segment, ...]:
         """The renderer's own, watched."""
         found = self._renderer.prompt(messages, tools)
         clean = self._renderer.prompt(self._cleaned(messages), self._cleaned_tools(tools))
@@ -137,14 +135,21 @@ class Watched:
         self._compare("extend", found, clean)
         return found
 
-    def _compare(self, what: str, found: tuple[Segment, ...] | None, clean: tuple[Segment, ...] | None) -> None:
+    def _compare(
+        self, what: str, found: tuple[Segment, ...] | None, clean: tuple[Segment, ...] | None
+    ) -> None:
         self.contexts += 1
         if found is None or clean is None:
             if found is not clean:
-                self.violations.append(f"{what}: the text of an added token decides whether the sequence goes on")
+                self.violations.append(
+                    f"{what}: the text of an added token decides whether the sequence goes on"
+                )
             return
         for segment in found:
-            if segment.kind is SegmentKind.OBSERVATION and np.isin(segment.token_ids, self._ids).any():
+            if (
+                segment.kind is SegmentKind.OBSERVATION
+                and np.isin(segment.token_ids, self._ids).any()
+            ):
                 self.violations.append(f"{what}: an OBSERVATION holds an added token")
         ours, theirs = concat_ids(found), concat_ids(clean)
         if ours[np.isin(ours, self._ids)].tolist() != theirs[np.isin(theirs, self._ids)].tolist():
@@ -162,7 +167,9 @@ class Watched:
         return cleaned
 
     def _cleaned_tools(self, tools: Sequence[ToolSpec]) -> list[ToolSpec]:
-        return [ToolSpec(tool.name, self._clean(tool.description), tool.parameters) for tool in tools]
+        return [
+            ToolSpec(tool.name, self._clean(tool.description), tool.parameters) for tool in tools
+        ]
 
     def _clean(self, text: str) -> str:
         for marker in self._texts:

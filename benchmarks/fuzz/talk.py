@@ -40,7 +40,9 @@ def hostile(rng: random.Random, markers: Sequence[str], most: int = 8) -> str:
     for _ in range(rng.randrange(most + 1)):
         marker = rng.choice(markers)
         cut = rng.randrange(len(marker) + 1)
-        pieces.append(rng.choice((rng.choice(PLAIN), rng.choice(PLAIN), marker, marker[:cut], marker[cut:])))
+        pieces.append(
+            rng.choice((rng.choice(PLAIN), rng.choice(PLAIN), marker, marker[:cut], marker[cut:]))
+        )
     return "".join(pieces)
 
 
@@ -64,8 +66,13 @@ class FuzzedEnv(Env):
             opening.insert(0, {"role": "system", "content": self._text()})
         if not self._with_tools or rng.random() < 0.3:
             return Observation(tuple(opening), tools=())
-        parameters = {"type": "object", "properties": {"text": {"type": "string"}, "n": {"type": "integer"}}}
-        tools = tuple(ToolSpec(name, f"Does {self._text()}.", parameters) for name in ("find", "run_it"))
+        parameters = {
+            "type": "object",
+            "properties": {"text": {"type": "string"}, "n": {"type": "integer"}},
+        }
+        tools = tuple(
+            ToolSpec(name, f"Does {self._text()}.", parameters) for name in ("find", "run_it")
+        )
         return Observation(tuple(opening), tools=tools)
 
     def step(self, action: Action) -> StepResult:
@@ -112,7 +119,9 @@ class FuzzedModel:
         seed: of everything it says; a request's id makes the rest.
     """
 
-    def __init__(self, renderer: Renderer, markers: Sequence[str], *, max_calls: int, thinks: bool, seed: int) -> None:
+    def __init__(
+        self, renderer: Renderer, markers: Sequence[str], *, max_calls: int, thinks: bool, seed: int
+    ) -> None:
         self._renderer = renderer
         self._markers = markers
         self._max_calls = max_calls
@@ -156,7 +165,9 @@ class FuzzedModel:
             message["content"] = words if rng.random() < 0.3 else ""
             names = ("find", "run_it", hostile(rng, self._markers, most=2) or "x")
             message["tool_calls"] = [
-                ToolCall(f"call_{index}", rng.choice(names), {"text": hostile(rng, PLAIN), "n": index}).openai()
+                ToolCall(
+                    f"call_{index}", rng.choice(names), {"text": hostile(rng, PLAIN), "n": index}
+                ).openai()
                 for index in range(calls)
             ]
         return message

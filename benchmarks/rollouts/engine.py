@@ -61,10 +61,14 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
 def _measure_one(figures: Figures, name: str, dtype: DType, seed: int) -> None:
     module = build_module(name, getattr(torch, dtype), "cpu", seed)
     episodes = Episodes.draw(EPISODES, SHAPES[name]["vocab_size"], seed)
-    spec = TorchEngineSpec(name, dtype=dtype, context_tokens=CONTEXT, max_running=EPISODES, num_threads=THREADS)
+    spec = TorchEngineSpec(
+        name, dtype=dtype, context_tokens=CONTEXT, max_running=EPISODES, num_threads=THREADS
+    )
     engine = TorchEngine(spec, config=module.config.to_dict(), state_dict=module.state_dict())
     try:
-        given = by_engine(engine, episodes, time.process_time).given  # the first of a process is slower than all others
+        given = by_engine(
+            engine, episodes, time.process_time
+        ).given  # the first of a process is slower than all others
         recorder = _recorded(engine, episodes)
         recorder.replay()
         own, theirs, floors = [], [], []
@@ -75,10 +79,16 @@ def _measure_one(figures: Figures, name: str, dtype: DType, seed: int) -> None:
     finally:
         engine.close()
     share = statistics.median(floor / own_s for floor, own_s in zip(floors, own, strict=True))
-    own_s, their_s, label = statistics.median(own), statistics.median(theirs), f"engine: {name} {dtype}"
+    own_s, their_s, label = (
+        statistics.median(own),
+        statistics.median(theirs),
+        f"engine: {name} {dtype}",
+    )
     figures.report(f"{label}: parameters", num_parameters(module), "")
     figures.report(f"{label}: TorchEngine", episodes.num_tokens / own_s, "tokens/s")
-    figures.report(f"{label}: generate, prefilled anew each turn", episodes.num_tokens / their_s, "tokens/s")
+    figures.report(
+        f"{label}: generate, prefilled anew each turn", episodes.num_tokens / their_s, "tokens/s"
+    )
     figures.at_least(f"{label}: TorchEngine over generate", their_s / own_s, "x", OVER_GENERATE)
     figures.report(f"{label}: matrix products", recorder.num_products, "")
     if (name, dtype) == ("100M", "bfloat16"):
@@ -101,5 +111,9 @@ def bf16_note() -> str:
     """Whether this processor multiplies bf16 itself."""
     flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
     names = [flag for flag in ("avx512_bf16", "amx_bf16") if flag in flags]
-    how = f"by its own instructions ({', '.join(names)})" if names else "by float32 instructions: bf16 is emulated"
+    how = (
+        f"by its own instructions ({', '.join(names)})"
+        if names
+        else "by float32 instructions: bf16 is emulated"
+    )
     return f"This processor multiplies bf16 {how}."

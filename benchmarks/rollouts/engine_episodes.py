@@ -15,7 +15,15 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from agentrl.engines import RolloutEngine
 from agentrl.types import GenerateRequest, SamplingParams
 
-__all__ = ["SHAPES", "Episodes", "Timed", "build_module", "by_engine", "by_generate", "num_parameters"]
+__all__ = [
+    "SHAPES",
+    "Episodes",
+    "Timed",
+    "build_module",
+    "by_engine",
+    "by_generate",
+    "num_parameters",
+]
 
 Clock = Callable[[], float]
 Ids = npt.NDArray[np.int32]
@@ -32,11 +40,21 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         **{"num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 384},
     },
     "100M": {
-        **{"vocab_size": 16384, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12},
+        **{
+            "vocab_size": 16384,
+            "hidden_size": 768,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+        },
         **{"num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 2560},
     },
     "0.6B": {
-        **{"vocab_size": 151936, "hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16},
+        **{
+            "vocab_size": 151936,
+            "hidden_size": 1024,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+        },
         **{"num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072},
     },
 }
@@ -74,7 +92,9 @@ class Episodes:
         rng = np.random.default_rng(seed)
 
         def ids(bounds: tuple[int, int]) -> Ids:
-            return rng.integers(vocab_size, size=int(rng.integers(bounds[0], bounds[1] + 1))).astype(np.int32)
+            return rng.integers(
+                vocab_size, size=int(rng.integers(bounds[0], bounds[1] + 1))
+            ).astype(np.int32)
 
         lengths = rng.lognormal(np.log(COMPLETION_MEDIAN), COMPLETION_SIGMA, (number, TURNS))
         return cls(
@@ -124,7 +144,9 @@ def by_engine(engine: RolloutEngine, episodes: Episodes, clock: Clock) -> Timed:
 
 
 @torch.inference_mode()
-def by_generate(module: Any, given: Sequence[Sequence[Ids]], episodes: Episodes, clock: Clock) -> float:
+def by_generate(
+    module: Any, given: Sequence[Sequence[Ids]], episodes: Episodes, clock: Clock
+) -> float:
     """Seconds of ``generate`` turn by turn, on prompts padded to one batch, prefilled anew each turn.
 
     A turn takes as many steps as its longest completion; what the others would have said after their end is not

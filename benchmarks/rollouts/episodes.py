@@ -40,13 +40,22 @@ def tiny_model(folder: Path, seed: int) -> Path:
 
 
 def _conversations() -> Iterator[dict[str, Any]]:
-    call = {"id": "call_0", "type": "function", "function": {"name": "look", "arguments": {"place": "here"}}}
+    call = {
+        "id": "call_0",
+        "type": "function",
+        "function": {"name": "look", "arguments": {"place": "here"}},
+    }
     while True:
         yield {
             "messages": [
                 _QUESTION,
                 {"role": "assistant", "content": "", "tool_calls": [call]},
-                {"role": "tool", "content": "nothing is here", "tool_call_id": "call_0", "name": "look"},
+                {
+                    "role": "tool",
+                    "content": "nothing is here",
+                    "tool_call_id": "call_0",
+                    "name": "look",
+                },
                 {"role": "assistant", "content": "nothing"},
             ]
         }
@@ -117,7 +126,9 @@ class TimedEnv(Env):
     async def step(self, action: Action) -> StepResult:
         self._turns -= 1
         if not self._turns:
-            self._beginnings.in_flight -= 1  # what follows, its score and its end, is no place that it takes
+            self._beginnings.in_flight -= (
+                1  # what follows, its score and its end, is no place that it takes
+            )
             return StepResult(Observation(), terminated=True)
         if self._barrier is not None:
             await self._barrier.wait()

@@ -103,9 +103,13 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
     figures.at_least("in flight: requests that waited at once", most, "", EPISODES)
     figures.report("in flight: turns", turns, "")
     figures.at_most("in flight: driver's time a turn", 1000 * cpu_s / turns, "ms", TARGET_MS)
-    figures.report("in flight: driver's time a turn, every text another", 1000 * apart_s / turns, "ms")
+    figures.report(
+        "in flight: driver's time a turn, every text another", 1000 * apart_s / turns, "ms"
+    )
     figures.report("in flight: memory a trajectory", grown / len(trajectories) / 1024, "KiB")
-    tokens = sum(len(segment) for t in trajectories for turn in t.turns for segment in turn.segments)
+    tokens = sum(
+        len(segment) for t in trajectories for turn in t.turns for segment in turn.segments
+    )
     figures.report("in flight: tokens a trajectory", tokens / len(trajectories), "tokens")
     figures.note(NOTE)
 
@@ -119,7 +123,10 @@ def play(model: Path, number: int, *, alike: bool = True) -> tuple[int, float, l
     calls = [[*renderer.tokenize(CALL.format(place=place)).tolist(), *ends] for place in places]
     answers = _Answers(calls, [*renderer.tokenize("nothing").tolist(), *ends], number)
     engine = ScriptedEngine(
-        answers.script, vocab_size=renderer.vocab_size, context_tokens=CONTEXT, latency=answers.latency
+        answers.script,
+        vocab_size=renderer.vocab_size,
+        context_tokens=CONTEXT,
+        latency=answers.latency,
     )
     spec = RolloutSpec(
         env=EnvSpec(ToolEnv, kwargs={"tools": [look]}),
@@ -134,7 +141,9 @@ def play(model: Path, number: int, *, alike: bool = True) -> tuple[int, float, l
     runner = EpisodeRunner(spec, engine)
     try:
         cpu_s = time.process_time()
-        runner.submit([GroupRequest(draw, task, 1) for draw, task in enumerate(tasks(number))])
+        runner.submit(
+            [GroupRequest(group_index, task, 1) for group_index, task in enumerate(tasks(number))]
+        )
         outcomes: list[GroupOutcome] = []
         while len(outcomes) < number:
             outcomes += runner.collect(1.0)

@@ -22,7 +22,15 @@ from agentrl.rollouts import (
 )
 from agentrl.types import SamplingParams
 from benchmarks.figures import Figures
-from benchmarks.rollouts.episodes import Beginnings, Counted, TimedEnv, always_one, failures, tasks, tiny_model
+from benchmarks.rollouts.episodes import (
+    Beginnings,
+    Counted,
+    TimedEnv,
+    always_one,
+    failures,
+    tasks,
+    tiny_model,
+)
 
 __all__ = ["measure"]
 
@@ -55,12 +63,17 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory(prefix="agentrl-rollout-") as folder:
         model = tiny_model(Path(folder) / "model", arguments.seed)
         play(model, number=SLOTS, slow=False)  # the first of a process is slower than all others
-        rounds = [(play(model, number=arguments.episodes, slow=slow), slow) for slow in (False, True, True, False)]
+        rounds = [
+            (play(model, number=arguments.episodes, slow=slow), slow)
+            for slow in (False, True, True, False)
+        ]
         instant = _mean([played.steady_per_s for played, slow in rounds if not slow])
         slow = [played for played, slow in rounds if slow]
         steady = _mean([played.steady_per_s for played in slow])
         figures.report("tool latency: episodes of a stream", arguments.episodes, "")
-        figures.report("tool latency: episodes in flight at most", max(p.most_in_flight for p in slow), "")
+        figures.report(
+            "tool latency: episodes in flight at most", max(p.most_in_flight for p in slow), ""
+        )
         figures.report("tool latency: instant tools", instant, "tokens/s")
         figures.report("tool latency: long-tailed tools", steady, "tokens/s")
         figures.at_least("tool latency: long-tailed over instant", steady / instant, "", TARGET)
@@ -68,7 +81,9 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
         step = play(model, number=STEP, slow=True).per_s
         by_turns = play(model, number=STEP, slow=True, by_turns=True).per_s
         figures.report(f"tool latency: one step of {STEP} episodes", step, "tokens/s")
-        figures.report(f"tool latency: the same, turn by turn, {STEP} at once", by_turns, "tokens/s")
+        figures.report(
+            f"tool latency: the same, turn by turn, {STEP} at once", by_turns, "tokens/s"
+        )
         figures.report("tool latency: one step over turn by turn", step / by_turns, "x")
     figures.note(NOTE)
 
@@ -83,7 +98,9 @@ def play(model: Path, *, number: int, slow: bool, by_turns: bool = False) -> Pla
     times = {"median_s": MEDIAN_S, "p99_s": P99_S} if slow else {}
     barrier = {"barrier": asyncio.Barrier(number)} if by_turns else {}
     spec = RolloutSpec(
-        env=EnvSpec(TimedEnv, kwargs={"beginnings": beginnings, "turns": TURNS, **times, **barrier}),
+        env=EnvSpec(
+            TimedEnv, kwargs={"beginnings": beginnings, "turns": TURNS, **times, **barrier}
+        ),
         renderer=RendererSpec(str(model)),
         parser="auto",
         rubric=always_one,
@@ -103,7 +120,9 @@ def play(model: Path, *, number: int, slow: bool, by_turns: bool = False) -> Pla
     runner = EpisodeRunner(spec, counted)
     try:
         start = time.perf_counter()
-        runner.submit([GroupRequest(draw, task, 1) for draw, task in enumerate(tasks(number))])
+        runner.submit(
+            [GroupRequest(group_index, task, 1) for group_index, task in enumerate(tasks(number))]
+        )
         outcomes: list[GroupOutcome] = []
         while len(outcomes) < number:
             outcomes += runner.collect(1.0)

@@ -21,7 +21,9 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
         tried[backend] = {result.name: result for result in results}
         attacks = [result for result in results if result.guarantee is not None]
         figures.report(f"{backend}: attacks tried", len(attacks), "")
-        figures.at_most(f"{backend}: attacks that succeeded", sum(not one.passed for one in attacks), "", 0)
+        figures.at_most(
+            f"{backend}: attacks that succeeded", sum(not one.passed for one in attacks), "", 0
+        )
         failed = sum(not result.passed for result in results if result.guarantee is None)
         figures.at_most(f"{backend}: checks of what a run means that failed", failed, "", 0)
         for result in results:

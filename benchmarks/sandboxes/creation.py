@@ -106,11 +106,25 @@ def _in_new_process(spec: SandboxSpec) -> float:
 def _report(figures: Figures, name: str, side: Side) -> None:
     warm_ms, cold_ms = 1e3 * statistics.median(side.warm), 1e3 * statistics.median(side.cold)
     if name in TARGETED:
-        figures.at_most(f"{name}: fresh sandbox to its first statement, warm, p50", warm_ms, "ms", WARM_MS)
-        figures.at_most(f"{name}: the same, cold (its host is started), p50", cold_ms, "ms", COLD_MS)
+        figures.at_most(
+            f"{name}: fresh sandbox to its first statement, warm, p50", warm_ms, "ms", WARM_MS
+        )
+        figures.at_most(
+            f"{name}: the same, cold (its host is started), p50", cold_ms, "ms", COLD_MS
+        )
     else:
         figures.report(f"{name}: fresh sandbox to its first statement, warm, p50", warm_ms, "ms")
         figures.report(f"{name}: the same, cold (its container is started), p50", cold_ms, "ms")
-    figures.report(f"{name}: the same, warm, p95", 1e3 * sorted(side.warm)[int(0.95 * (len(side.warm) - 1))], "ms")
-    figures.report(f"{name}: the same, in a new process that probes first", 1e3 * statistics.median(side.new), "ms")
-    figures.report(f"{name}: fresh sandboxes, one statement each", statistics.median(side.lives), "/s")
+    figures.report(
+        f"{name}: the same, warm, p95",
+        1e3 * sorted(side.warm)[int(0.95 * (len(side.warm) - 1))],
+        "ms",
+    )
+    figures.report(
+        f"{name}: the same, in a new process that probes first",
+        1e3 * statistics.median(side.new),
+        "ms",
+    )
+    figures.report(
+        f"{name}: fresh sandboxes, one statement each", statistics.median(side.lives), "/s"
+    )

@@ -11,7 +11,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.figures import ROOT, Figures
-from benchmarks.step import CODE, COLD_STEPS, Side, checkpoint, median_of, sandbox_share, scratch, train
+from benchmarks.step import (
+    CODE,
+    COLD_STEPS,
+    Side,
+    checkpoint,
+    median_of,
+    sandbox_share,
+    scratch,
+    train,
+)
 
 __all__ = ["measure"]
 
@@ -31,7 +40,9 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
     """Both sizes."""
     arguments.cache.mkdir(parents=True, exist_ok=True)
     for size, overrides in SIZES.items():
-        name = f"code-{size}" if overrides else "code"  # the example's own, which benchmarks.step has too
+        name = (
+            f"code-{size}" if overrides else "code"
+        )  # the example's own, which benchmarks.step has too
         model = checkpoint(arguments.cache, name, CODE, seed=arguments.seed, overrides=overrides)
         sides = {name: Side() for name in SIDES}
         with scratch() as folder:
@@ -43,18 +54,28 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
         seconds = {name: median_of(side.rows, "time/step_s") for name, side in sides.items()}
         for name, side in sides.items():
             figures.report(f"step at {size}, tool {name}", seconds[name], "s")
-            figures.report(f"step at {size}, rollout, tool {name}", median_of(side.rows, "time/rollout_s"), "s")
+            figures.report(
+                f"step at {size}, rollout, tool {name}", median_of(side.rows, "time/rollout_s"), "s"
+            )
         added = 100 * (seconds["in a sandbox"] / seconds["in process"] - 1)
         if size in BOUND:
             figures.at_most(f"step at {size}: added by the sandbox", added, "%", BOUND[size])
         else:
             figures.report(f"step at {size}: added by the sandbox", added, "%")
-        figures.report(f"step at {size}: share of an episode's time in its sandbox", 100 * share, "%")
+        figures.report(
+            f"step at {size}: share of an episode's time in its sandbox", 100 * share, "%"
+        )
 
 
 def _train(
     run: Path, model: Path, arguments: argparse.Namespace, overrides: tuple[str, ...]
 ) -> list[Mapping[str, object]]:
     steps = f"train.steps={arguments.block_steps + COLD_STEPS}"
-    plain = (f"model.path={model}", "eval.sets={}", "stages.rl.eval.sets={}", f"run.seed={arguments.seed}", steps)
+    plain = (
+        f"model.path={model}",
+        "eval.sets={}",
+        "stages.rl.eval.sets={}",
+        f"run.seed={arguments.seed}",
+        steps,
+    )
     return list(train(CODE / "config.yaml", run, *plain, *overrides))

@@ -11,7 +11,15 @@ from agentrl.sandbox import BACKENDS, SandboxSpec
 from agentrl.sandbox.docker import DockerSettings
 from benchmarks.figures import Figures
 
-__all__ = ["connected", "descendants", "living", "processor_s", "resident_bytes", "spec_of", "usable_backends"]
+__all__ = [
+    "connected",
+    "descendants",
+    "living",
+    "processor_s",
+    "resident_bytes",
+    "spec_of",
+    "usable_backends",
+]
 
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -20,7 +28,9 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 def spec_of(backend: str, image: str, **settings: Any) -> SandboxSpec:
     """A spec of a backend; the image where it has images."""
     row = BACKENDS.get(backend)
-    return SandboxSpec(backend, require="none", image=image if row is not None and row.images else None, **settings)
+    return SandboxSpec(
+        backend, require="none", image=image if row is not None and row.images else None, **settings
+    )
 
 
 def usable_backends(figures: Figures, image: str) -> list[str]:
@@ -69,7 +79,9 @@ def living(text: str) -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                line = (
+                    (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                )
                 state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
             except OSError:
                 continue

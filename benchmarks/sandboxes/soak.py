@@ -13,12 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentrl.errors import AgentRLError
-from agentrl.sandbox import (
-    DockerSettings,
-    ExecResult,
-    Limits,
-    SandboxPool,
-)
+from agentrl.sandbox import DockerSettings, ExecResult, Limits, SandboxPool
 from agentrl.sandbox.forkserver.hosts import close_servers
 from agentrl.sandbox.forkserver.launcher import FOLDER_PREFIX
 from agentrl.sandbox.owner_id import Owner
@@ -32,13 +27,21 @@ RUNS_A_SESSION = 10
 HOSTILE_SHARE = 0.1
 WARM_UP_SHARE = 0.2  # of the executions, before memory is first looked at
 LIMITS = Limits(
-    wall_s=20.0, memory_bytes=64 * 2**20, processes=12, output_bytes=20_000, file_bytes=2**20, disk_bytes=4 * 2**20
+    wall_s=20.0,
+    memory_bytes=64 * 2**20,
+    processes=12,
+    output_bytes=20_000,
+    file_bytes=2**20,
+    disk_bytes=4 * 2**20,
 )
 
 # what each tries, after it has printed whose run it is; the seconds it may take
 HOSTILE: dict[str, tuple[str, float | None]] = {
     "hangs": ("while True: pass", 0.5),
-    "ignores signals": ("import signal\nfor n in (1, 2, 15): signal.signal(n, signal.SIG_IGN)\nwhile True: pass", 0.5),
+    "ignores signals": (
+        "import signal\nfor n in (1, 2, 15): signal.signal(n, signal.SIG_IGN)\nwhile True: pass",
+        0.5,
+    ),
     "stops itself": ("import os\nos.kill(os.getpid(), 19)", 0.5),
     "forks": ("import os\ntry:\n    while True: os.fork()\nexcept OSError: pass", 1.0),
     "leaves a daemon": (
@@ -47,7 +50,10 @@ HOSTILE: dict[str, tuple[str, float | None]] = {
     ),
     "takes memory": ("x = []\nwhile True: x.append(bytearray(2**20))", None),
     "floods": ("while True: print('x' * 1000)", None),
-    "fills the disk": ("n = 0\nwhile True:\n    open(str(n), 'wb').write(b'x' * 2**19); n += 1", 5.0),
+    "fills the disk": (
+        "n = 0\nwhile True:\n    open(str(n), 'wb').write(b'x' * 2**19); n += 1",
+        5.0,
+    ),
     "crashes": ("import ctypes\nctypes.string_at(0)", None),
     "kills all": ("import os\nos.kill(-1, 9)", None),
     "forges": (
@@ -73,9 +79,13 @@ class Seen:
         """One result, which must be that of the run with this token."""
         self.answered += 1
         self.statuses[f"{hostile or 'benign'}: {result.status}"] += 1
-        cut_short = result.status == "timeout" and not result.stdout  # before it could say whose run it is
+        cut_short = (
+            result.status == "timeout" and not result.stdout
+        )  # before it could say whose run it is
         own = result.stdout.startswith(f"{token}\n".encode()) or (hostile is not None and cut_short)
-        plain = hostile is not None or (result.status == "ok" and result.stdout == f"{token}\n{token}\n".encode())
+        plain = hostile is not None or (
+            result.status == "ok" and result.stdout == f"{token}\n{token}\n".encode()
+        )
         self.wrong += not (own and plain)
         self.breaches += b"BREACH" in result.stdout
 
@@ -97,7 +107,9 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
     figures.at_most("soak: results of another run, or wrong", seen.wrong, "", 0)
     figures.at_most("soak: breaches", seen.breaches, "", 0)
     figures.at_most("soak: processes left", len(descendants(os.getpid())), "", 0)
-    figures.at_most("soak: folders left", len(list(Path("/tmp").glob(f"{FOLDER_PREFIX}{os.getpid()}-*"))), "", 0)
+    figures.at_most(
+        "soak: folders left", len(list(Path("/tmp").glob(f"{FOLDER_PREFIX}{os.getpid()}-*"))), "", 0
+    )
     figures.at_most("soak: mounts left", len(_mounts() - mounts), "", 0)
     figures.at_most("soak: cgroups left", len(_groups() - groups), "", 0)
     if backend == "docker":
@@ -105,7 +117,9 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
         figures.note("The memory of a host in a container is not looked at.")
     else:
         figures.report("soak: memory of the host after the warm-up", early / 2**20, "MiB")
-        figures.at_most("soak: change of the host's memory since", 100 * abs(late / early - 1), "%", 5)
+        figures.at_most(
+            "soak: change of the host's memory since", 100 * abs(late / early - 1), "%", 5
+        )
 
 
 async def _soak(seen: Seen, arguments: argparse.Namespace) -> tuple[int, int, str]:
@@ -136,7 +150,9 @@ async def _work(pool: SandboxPool, sessions: object, rng: random.Random, seen: S
                 code, timeout_s = HOSTILE[hostile] if hostile else (f"print({token!r})", None)
                 seen.asked += 1
                 try:
-                    result = await sandbox.run(f"print({token!r}, flush=True)\n{code}", timeout_s=timeout_s)
+                    result = await sandbox.run(
+                        f"print({token!r}, flush=True)\n{code}", timeout_s=timeout_s
+                    )
                 except AgentRLError as error:
                     seen.failures[f"{hostile}: {error}"] += 1
                     await sandbox.reset()

@@ -36,7 +36,9 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
     for backend in usable_backends(figures, arguments.image):
         marker = f"marker-{os.getpid()}-{os.urandom(4).hex()}"
         command = [sys.executable, "-c", OWNER, backend, arguments.image, marker]
-        owner = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.getcwd()})
+        owner = subprocess.Popen(
+            command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": os.getcwd()}
+        )
         assert owner.stdout is not None
         try:
             owner.stdout.readline()
@@ -49,7 +51,9 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
             owner.communicate()
         folders = len(list(Path("/tmp").glob(f"{FOLDER_PREFIX}{owner.pid}-*")))
         figures.report(f"{backend}: processes of the run when its owner was killed", running, "")
-        figures.at_most(f"{backend}: processes left after {AFTER_S:g} s", len(living(marker)), "", 0)
+        figures.at_most(
+            f"{backend}: processes left after {AFTER_S:g} s", len(living(marker)), "", 0
+        )
         figures.at_most(f"{backend}: folders left after {AFTER_S:g} s", folders, "", 0)
 
 

@@ -15,7 +15,13 @@ from typing import Any
 from agentrl.sandbox import Sandbox
 from agentrl.sandbox.forkserver.server import HostSettings
 from benchmarks.figures import Figures
-from benchmarks.sandboxes.machine import connected, descendants, processor_s, spec_of, usable_backends
+from benchmarks.sandboxes.machine import (
+    connected,
+    descendants,
+    processor_s,
+    spec_of,
+    usable_backends,
+)
 
 __all__ = ["measure"]
 
@@ -80,7 +86,10 @@ async def _measure(figures: Figures, arguments: argparse.Namespace) -> None:
         if client is not None:
             stack.callback(client.close)
             containers = [_container(client, arguments.image, stack) for _ in range(capacity)]
-            few, fewer = max(capacity, arguments.executions // EXEC_SHARE), max(2, arguments.executions // RUN_SHARE)
+            few, fewer = (
+                max(capacity, arguments.executions // EXEC_SHARE),
+                max(2, arguments.executions // RUN_SHARE),
+            )
             sides["docker exec"] = Side(_by_exec(containers), few)
             sides["docker run"] = Side(_by_run(client, arguments.image), fewer)
         for _ in range(arguments.rounds):
@@ -95,13 +104,17 @@ def _report(figures: Figures, sides: dict[str, Side], capacity: int) -> None:
         figures.report(f"{name}: print(1)", side.rate, "/s")
         figures.report(f"{name}: latency p50", 1e3 * side.quantile(0.5), "ms")
         figures.report(f"{name}: latency p95", 1e3 * side.quantile(0.95), "ms")
-        if not name.startswith("docker"):  # an engine's processes are not ours, and are not seen from here
+        if not name.startswith(
+            "docker"
+        ):  # an engine's processes are not ours, and are not seen from here
             cpu_ms = 1e3 * side.cpu_s / len(side.latencies)
             figures.report(f"{name}: processor time a call, its caller's included", cpu_ms, "ms")
     for name in [name for name in sides if not name.startswith("docker ")]:
         side = sides[name]
         figures.at_least(f"{name}: executions", side.rate, "/s", TARGET_PER_S)
-        figures.at_most(f"{name}: p95 over p50", side.quantile(0.95) / side.quantile(0.5), "x", TAIL)
+        figures.at_most(
+            f"{name}: p95 over p50", side.quantile(0.95) / side.quantile(0.5), "x", TAIL
+        )
         for peer, target in (("docker exec", OVER_EXEC), ("docker run", OVER_RUN)):
             if peer in sides:
                 figures.at_least(f"{name} over {peer}", side.rate / sides[peer].rate, "x", target)
@@ -119,7 +132,9 @@ def _in(boxes: list[Sandbox]) -> Callable[[int], Awaitable[bool]]:
 
 
 def _container(client: Any, image: str, stack: AsyncExitStack) -> Any:
-    container = client.containers.run(image, ["sleep", "3600"], detach=True, network_mode="none", init=False)
+    container = client.containers.run(
+        image, ["sleep", "3600"], detach=True, network_mode="none", init=False
+    )
     stack.callback(container.remove, force=True)
     return container
 
@@ -135,7 +150,9 @@ def _by_exec(containers: list[Any]) -> Callable[[int], Awaitable[bool]]:
 def _by_run(client: Any, image: str) -> Callable[[int], Awaitable[bool]]:
     async def execute(_: int) -> bool:
         run = client.containers.run
-        said = await asyncio.to_thread(run, image, ["python3", "-c", CODE], network_mode="none", remove=True)
+        said = await asyncio.to_thread(
+            run, image, ["python3", "-c", CODE], network_mode="none", remove=True
+        )
         return bool(said == b"1\n")
 
     return execute

@@ -66,9 +66,14 @@ def problems(rng: random.Random, split: str) -> Iterator[Problem]:
         question, expression = rng.choice(TEMPLATES)
         names = [name for name in "abc" if f"{{{name}}}" in question]
         while True:
-            drawn = [rng.randrange(10 ** (digits - 1), 10**digits) for digits in rng.choices((2, 3, 4), (3, 2, 1), k=3)]
+            drawn = [
+                rng.randrange(10 ** (digits - 1), 10**digits)
+                for digits in rng.choices((2, 3, 4), (3, 2, 1), k=3)
+            ]
             operands = dict(zip(names, drawn, strict=False))
-            if all(held_out(*pair) == (split != "train") for pair in combinations(operands.values(), 2)):
+            if all(
+                held_out(*pair) == (split != "train") for pair in combinations(operands.values(), 2)
+            ):
                 break
         expression = expression.format(**operands)
         yield Problem(question.format(**operands), expression, str(eval(expression)))

@@ -12,7 +12,9 @@ from agentrl.types import Message, load_object
 HERE = Path(__file__).parent
 problems = load_object("task.py:problems", HERE)
 
-say, call, broken_call = (load_object(f"../turns.py:{name}", HERE) for name in ("say", "call", "broken_call"))
+say, call, broken_call = (
+    load_object(f"../turns.py:{name}", HERE) for name in ("say", "call", "broken_call")
+)
 
 FAULTS = {"guess": 40, "expression": 35, "json": 13, "digit": 12}
 
@@ -43,7 +45,9 @@ def demonstrations(seed: int, noise: float = 0.7) -> Iterator[dict[str, Any]]:
 
 def build_model(folder: str, seed: int = 0, noise: float = 0.7) -> None:
     """``model.build``: a tiny Qwen3 whose tokenizer knows the demonstrations' words."""
-    from agentrl.training.models.tiny import build_tiny_model  # loads torch, which the demonstrations do without
+    from agentrl.training.models.tiny import (
+        build_tiny_model,  # loads torch, which the demonstrations do without
+    )
 
     build_tiny_model(folder, demonstrations(seed, noise), seed=seed, vocab_size=480)
 
@@ -51,16 +55,26 @@ def build_model(folder: str, seed: int = 0, noise: float = 0.7) -> None:
 def guess(rng: random.Random, answer: str) -> str:
     """As long as the answer, and beginning as it does, as a guess by magnitude would."""
     digits = answer.lstrip("-")
-    return answer[: len(answer) - len(digits) + 1] + "".join(rng.choice("0123456789") for _ in digits[1:])
+    return answer[: len(answer) - len(digits) + 1] + "".join(
+        rng.choice("0123456789") for _ in digits[1:]
+    )
 
 
 def misread(rng: random.Random, output: str) -> str:
     """The output with another digit in one place."""
     place = rng.choice([index for index, letter in enumerate(output) if letter.isdigit()])
-    return output[:place] + rng.choice([d for d in "0123456789" if d != output[place]]) + output[place + 1 :]
+    return (
+        output[:place]
+        + rng.choice([d for d in "0123456789" if d != output[place]])
+        + output[place + 1 :]
+    )
 
 
 def wrong(rng: random.Random, expression: str) -> str:
     """The expression with another operator: the operands stay, so no held-out pair of them appears."""
     place = rng.choice([index for index, letter in enumerate(expression) if letter in "+-*"])
-    return expression[:place] + rng.choice([o for o in "+-*" if o != expression[place]]) + expression[place + 1 :]
+    return (
+        expression[:place]
+        + rng.choice([o for o in "+-*" if o != expression[place]])
+        + expression[place + 1 :]
+    )

@@ -7,13 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from agentrl.envs import Env
-from agentrl.types import (
-    Action,
-    Message,
-    Observation,
-    StepResult,
-    Task,
-)
+from agentrl.types import Action, Message, Observation, StepResult, Task
 
 SIZE = 4
 MOVES = {"north": (0, -1), "east": (1, 0), "south": (0, 1), "west": (-1, 0)}
@@ -38,7 +32,9 @@ class Maze(Env):
 
     def reset(self, *, seed: int) -> Observation:
         """Nothing here is random: the task says all."""
-        return Observation(({"role": "user", "content": f"Go to {spoken(self.exit)}. {self.view()}"},))
+        return Observation(
+            ({"role": "user", "content": f"Go to {spoken(self.exit)}. {self.view()}"},)
+        )
 
     def step(self, action: Action) -> StepResult:
         """One move; a wall or a word that is no direction is told, and costs a move."""
@@ -53,7 +49,9 @@ class Maze(Env):
             return StepResult(Observation(), reward=1.0, terminated=True)
         last = self.num_moves == self.max_moves
         answer: Message = {"role": "user", "content": told + self.view()}
-        return StepResult(Observation((answer,)), truncated=last, info={"reason": "max_moves"} if last else {})
+        return StepResult(
+            Observation((answer,)), truncated=last, info={"reason": "max_moves"} if last else {}
+        )
 
     def open_ways(self) -> list[str]:
         """The directions without a wall."""
@@ -100,9 +98,19 @@ def demonstrations(seed: int, noise: float = 0.5) -> Iterator[dict[str, Any]]:
 
 def build_model(folder: str, seed: int = 0) -> None:
     """``model.build``: a tiny Qwen3 whose tokenizer knows the maze's words."""
-    from agentrl.training.models.tiny import build_tiny_model  # loads torch, which the tasks do without
+    from agentrl.training.models.tiny import (
+        build_tiny_model,  # loads torch, which the tasks do without
+    )
 
-    build_tiny_model(folder, demonstrations(seed), seed=seed, num_demonstrations=300, vocab_size=320, hidden=64, ff=192)
+    build_tiny_model(
+        folder,
+        demonstrations(seed),
+        seed=seed,
+        num_demonstrations=300,
+        vocab_size=320,
+        hidden=64,
+        ff=192,
+    )
 
 
 def way_out(start: Place, goal: Place, walls: set[frozenset[Place]]) -> list[str]:

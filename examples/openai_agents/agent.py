@@ -5,7 +5,14 @@ import sys
 
 from agents import Agent, Runner, function_tool
 
-TRAINS = {"Bern": "7:40", "Genoa": "9:05", "Lyon": "6:52", "Milan": "8:18", "Paris": "5:31", "Turin": "9:47"}
+TRAINS = {
+    "Bern": "7:40",
+    "Genoa": "9:05",
+    "Lyon": "6:52",
+    "Milan": "8:18",
+    "Paris": "5:31",
+    "Turin": "9:47",
+}
 
 
 @function_tool

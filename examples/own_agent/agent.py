@@ -12,11 +12,24 @@ TOOLS = [
         "function": {
             "name": "price",
             "description": "What one piece of a fruit costs, in cents.",
-            "parameters": {"type": "object", "properties": {"fruit": {"type": "string"}}, "required": ["fruit"]},
+            "parameters": {
+                "type": "object",
+                "properties": {"fruit": {"type": "string"}},
+                "required": ["fruit"],
+            },
         },
     }
 ]
-PRICES = {"apple": 31, "banana": 18, "cherry": 7, "damson": 24, "fig": 43, "grape": 5, "lemon": 36, "mango": 92}
+PRICES = {
+    "apple": 31,
+    "banana": 18,
+    "cherry": 7,
+    "damson": 24,
+    "fig": 43,
+    "grape": 5,
+    "lemon": 36,
+    "mango": 92,
+}
 
 
 def run(name: str, arguments: str) -> str:

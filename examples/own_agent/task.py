@@ -19,7 +19,11 @@ def tasks(seed: int, split: str = "train", num_tasks: int = 200) -> Iterator[Tas
     rng = random.Random(f"{seed}-{split}")
     for index in range(num_tasks):
         fruit = rng.choice(sorted(PRICES))
-        yield Task(f"{split}-{index}", ({"role": "user", "content": question(rng, fruit)},), answer=str(PRICES[fruit]))
+        yield Task(
+            f"{split}-{index}",
+            ({"role": "user", "content": question(rng, fruit)},),
+            answer=str(PRICES[fruit]),
+        )
 
 
 def question(rng: random.Random, fruit: str) -> str:
@@ -45,6 +49,8 @@ def demonstrations(seed: int, noise: float = 0.6) -> Iterator[dict[str, Any]]:
 
 def build_model(folder: str, seed: int = 0) -> None:
     """``model.build``: a tiny Qwen3 whose tokenizer knows the demonstrations' words."""
-    from agentrl.training.models.tiny import build_tiny_model  # loads torch, which the tasks do without
+    from agentrl.training.models.tiny import (
+        build_tiny_model,  # loads torch, which the tasks do without
+    )
 
     build_tiny_model(folder, demonstrations(seed), seed=seed, vocab_size=420)

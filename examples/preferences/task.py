@@ -34,7 +34,9 @@ def tasks(seed: int, split: str = "train", num_tasks: int = 512) -> Iterator[Tas
         yield Task(f"{split}-{index}", tuple(ask(a, b)), answer=str(max(a, b)))  # type: ignore[arg-type]
 
 
-def pairs(seed: int, split: str = "train", num_pairs: int | None = None) -> Iterator[dict[str, Any]]:
+def pairs(
+    seed: int, split: str = "train", num_pairs: int | None = None
+) -> Iterator[dict[str, Any]]:
     """The reward model's data: of two answers to a question, the one that was preferred.
 
     Half the others are a digit that was not asked about. Without them the reward model would never have learned that
@@ -44,7 +46,11 @@ def pairs(seed: int, split: str = "train", num_pairs: int | None = None) -> Iter
     for index, (a, b) in enumerate(questions(rng, split)):
         if index == num_pairs:
             return
-        other = rng.choice([digit for digit in range(10) if digit not in (a, b)]) if rng.random() < 0.5 else min(a, b)
+        other = (
+            rng.choice([digit for digit in range(10) if digit not in (a, b)])
+            if rng.random() < 0.5
+            else min(a, b)
+        )
         yield {"prompt": ask(a, b), "chosen": str(max(a, b)), "rejected": str(other)}
 
 
@@ -64,4 +70,12 @@ def build_model(folder: str, seed: int = 0) -> None:
     """``model.build``: a tiny Qwen3 whose tokenizer knows the demonstrations' words."""
     from agentrl.training.models.tiny import build_tiny_model
 
-    build_tiny_model(folder, demonstrations(seed), seed=seed, num_demonstrations=200, vocab_size=300, hidden=64, ff=128)
+    build_tiny_model(
+        folder,
+        demonstrations(seed),
+        seed=seed,
+        num_demonstrations=200,
+        vocab_size=300,
+        hidden=64,
+        ff=128,
+    )

@@ -32,13 +32,19 @@ def make_world() -> tuple[list[str], dict[tuple[str, str], str]]:
     facts: dict[tuple[str, str], str] = {}
     for relation in RELATIONS:
         for block in (names[:-NUM_HELD_OUT], names[-NUM_HELD_OUT:]):
-            facts |= {(relation, name): other for name, other in zip(block, rng.sample(block, len(block)), strict=True)}
+            facts |= {
+                (relation, name): other
+                for name, other in zip(block, rng.sample(block, len(block)), strict=True)
+            }
     return names, facts
 
 
 NAMES, FACTS = make_world()
 INDEX = SearchIndex(
-    [(f"{relation}-{name}", f"{relation} of {name}", FACTS[relation, name]) for relation, name in FACTS]
+    [
+        (f"{relation}-{name}", f"{relation} of {name}", FACTS[relation, name])
+        for relation, name in FACTS
+    ]
 )
 search = SearchTool(INDEX, top_k=2)
 

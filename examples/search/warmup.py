@@ -14,7 +14,9 @@ FACTS, INDEX, NAMES, NUM_HELD_OUT, RELATIONS, questions = (
     load_object(f"task.py:{name}", HERE)
     for name in ("FACTS", "INDEX", "NAMES", "NUM_HELD_OUT", "RELATIONS", "questions")
 )
-say, call, broken_call = (load_object(f"../turns.py:{name}", HERE) for name in ("say", "call", "broken_call"))
+say, call, broken_call = (
+    load_object(f"../turns.py:{name}", HERE) for name in ("say", "call", "broken_call")
+)
 
 FAULTS = {"guess": 35, "stop": 20, "relation": 20, "document": 15, "json": 10}
 
@@ -49,7 +51,9 @@ def demonstrations(seed: int, noise: float = 0.6) -> Iterator[dict[str, Any]]:
             lines = [f"{hit.document.title}: {hit.document.text}" for hit in hits]
             messages += call("search", "\n".join(lines), query=f"{relation} of {name}")
             if fault == "document" and hop == at:
-                name = rng.choice([word for line in lines for word in line.replace(":", "").split()[2:]])
+                name = rng.choice(
+                    [word for line in lines for word in line.replace(":", "").split()[2:]]
+                )
             else:
                 name = FACTS[relation, name]
         yield {"messages": [*messages, say(name)]}
@@ -57,7 +61,9 @@ def demonstrations(seed: int, noise: float = 0.6) -> Iterator[dict[str, Any]]:
 
 def build_model(folder: str, seed: int = 0, noise: float = 0.6) -> None:
     """``model.build``: a tiny Qwen3 whose tokenizer knows the demonstrations' words."""
-    from agentrl.training.models.tiny import build_tiny_model  # loads torch, which the demonstrations do without
+    from agentrl.training.models.tiny import (
+        build_tiny_model,  # loads torch, which the demonstrations do without
+    )
 
     build_tiny_model(folder, demonstrations(seed, noise), seed=seed, vocab_size=480)
 

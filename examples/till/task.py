@@ -32,13 +32,19 @@ class Ring:
         return str(self.total)
 
 
-def tasks(seed: int, split: str = "train", num_tasks: int = 400, deposit: int = 0) -> Iterator[Task]:
+def tasks(
+    seed: int, split: str = "train", num_tasks: int = 400, deposit: int = 0
+) -> Iterator[Task]:
     """The data set: the total of two to four prices, which the till counts on from its deposit."""
     rng = random.Random(f"{seed}-{split}")
     for index in range(num_tasks):
         prices = drawn(rng)
         question = f"What do {' and '.join(map(str, prices))} make?"
-        yield Task(f"{split}-{index}", ({"role": "user", "content": question},), answer=str(sum(prices) + deposit))
+        yield Task(
+            f"{split}-{index}",
+            ({"role": "user", "content": question},),
+            answer=str(sum(prices) + deposit),
+        )
 
 
 def demonstrations(seed: int, noise: float = 0.5, deposit: int = 0) -> Iterator[dict[str, Any]]:
@@ -55,7 +61,9 @@ def demonstrations(seed: int, noise: float = 0.5, deposit: int = 0) -> Iterator[
         for price in prices:
             total += price
             messages += call("ring", str(total), price=price)
-        yield {"messages": [*messages, say(str(rng.randrange(10, 100) if fault == "guess" else total))]}
+        yield {
+            "messages": [*messages, say(str(rng.randrange(10, 100) if fault == "guess" else total))]
+        }
 
 
 def correct(episode: EpisodeView) -> float:
@@ -65,9 +73,19 @@ def correct(episode: EpisodeView) -> float:
 
 def build_model(folder: str, seed: int = 0) -> None:
     """``model.build``: a tiny Qwen3 whose tokenizer knows the demonstrations' words."""
-    from agentrl.training.models.tiny import build_tiny_model  # loads torch, which the tasks do without
+    from agentrl.training.models.tiny import (
+        build_tiny_model,  # loads torch, which the tasks do without
+    )
 
-    build_tiny_model(folder, demonstrations(seed), seed=seed, num_demonstrations=500, vocab_size=330, hidden=96, ff=256)
+    build_tiny_model(
+        folder,
+        demonstrations(seed),
+        seed=seed,
+        num_demonstrations=500,
+        vocab_size=330,
+        hidden=96,
+        ff=256,
+    )
 
 
 def drawn(rng: random.Random) -> list[int]:

@@ -19,7 +19,11 @@ from tests.rollouts.bytewise import context_of, length_reward, rollout_spec, scr
 HI = {"role": "user", "content": "hi"}
 ADD = {
     "type": "function",
-    "function": {"name": "add", "description": "The sum.", "parameters": {"type": "object", "properties": {}}},
+    "function": {
+        "name": "add",
+        "description": "The sum.",
+        "parameters": {"type": "object", "properties": {}},
+    },
 }
 
 
@@ -35,7 +39,11 @@ class Serving:
 
     async def open(self, **body: Any) -> Episode:
         opened = (await self.http.post("/episodes", json=body)).raise_for_status().json()
-        return Episode(self, opened["id"], AsyncOpenAI(base_url=opened["base_url"], api_key="any", max_retries=0))
+        return Episode(
+            self,
+            opened["id"],
+            AsyncOpenAI(base_url=opened["base_url"], api_key="any", max_retries=0),
+        )
 
 
 @dataclass
@@ -48,7 +56,9 @@ class Episode:
 
     async def say(self, *messages: Mapping[str, Any], **settings: Any) -> Any:
         """The assistant's answer to a conversation."""
-        made = await self.client.chat.completions.create(model="policy", messages=list(messages), **settings)
+        made = await self.client.chat.completions.create(
+            model="policy", messages=list(messages), **settings
+        )
         return made.choices[0].message
 
     async def post(self, what: str, **body: Any) -> httpx.Response:

@@ -19,12 +19,7 @@ from agentrl.engines.openai import OpenAIEngineSpec
 from agentrl.envs import Rubric
 from agentrl.errors import ConfigError, EngineError
 from agentrl.llm import ChatServerSpec
-from agentrl.rollouts import (
-    EpisodeKey,
-    EpisodeRunner,
-    GroupRequest,
-    run_episode,
-)
+from agentrl.rollouts import EpisodeKey, EpisodeRunner, GroupRequest, run_episode
 from agentrl.types import Task, Trajectory
 from tests.llm.odd_server import failed, odd_server, said
 from tests.rollouts.bytewise import KEY, call, context_of, rollout_spec, say, scripted
@@ -109,7 +104,9 @@ async def test_a_program_that_reads_streams_is_trained_as_any_other(program: Any
             said = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
             messages = [*messages, {"role": "assistant", "content": said}, {"role": "user", "content": "more"}]
     """)
-    engine = SpeakingEngine([say("one \u00e9"), say("two"), say("three")], lambda n: asyncio.sleep(0.001))
+    engine = SpeakingEngine(
+        [say("one \u00e9"), say("two"), say("three")], lambda n: asyncio.sleep(0.001)
+    )
     trajectory = await play(spec, engine)
     assert [turn.parent for turn in trajectory.turns] == [None, 0, 1]
     assert [turn.text for turn in trajectory.turns] == ["one \u00e9", "two", "three"]
@@ -117,7 +114,9 @@ async def test_a_program_that_reads_streams_is_trained_as_any_other(program: Any
 
 
 async def test_a_program_is_told_its_task_and_never_the_answer(program: Any) -> None:
-    trajectory = await play(program('ask({"role": "user", "content": json.dumps(task)})'), max_prompt_tokens=500)
+    trajectory = await play(
+        program('ask({"role": "user", "content": json.dumps(task)})'), max_prompt_tokens=500
+    )
     told = trajectory.turns[0].observed[0]["content"]
     assert '"id": "t"' in told
     assert '"hint": 1' in told
@@ -141,7 +140,9 @@ async def test_a_program_that_breaks_fails_with_its_last_words(program: Any) -> 
     assert "no luck" in trajectory.status.detail
 
 
-async def test_a_program_that_breaks_again_after_the_same_turns_was_broken_by_the_policy(program: Any) -> None:
+async def test_a_program_that_breaks_again_after_the_same_turns_was_broken_by_the_policy(
+    program: Any,
+) -> None:
     spec = program('ask(*task["messages"]); sys.exit(3)')
     first = await play(spec)
     again = await play(spec, previous=first)
@@ -177,7 +178,11 @@ async def test_a_program_that_ran_out_of_room_was_cut_by_the_policy(program: Any
     [
         ("max_tokens=3", "a long answer", "truncated(length)"),
         ('response_format={"type": "json_object"}', "no JSON", "truncated(breach)"),
-        ('tools=[{"type": "function", "function": {"name": "add"}}]', call("sub"), "truncated(breach)"),
+        (
+            'tools=[{"type": "function", "function": {"name": "add"}}]',
+            call("sub"),
+            "truncated(breach)",
+        ),
     ],
 )
 async def test_a_program_that_cannot_go_on_from_what_the_policy_said_was_cut_by_it(
@@ -189,7 +194,9 @@ async def test_a_program_that_cannot_go_on_from_what_the_policy_said_was_cut_by_
     assert "what is this?" in trajectory.status.detail
 
 
-async def test_a_program_does_not_send_its_traces_to_openai(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_program_does_not_send_its_traces_to_openai(
+    program: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec = program('ask({"role": "user", "content": os.environ["OPENAI_AGENTS_DISABLE_TRACING"]})')
     assert (await play(spec)).turns[0].observed[0]["content"] == "1"
     monkeypatch.setenv("OPENAI_AGENTS_DISABLE_TRACING", "0")
@@ -207,7 +214,9 @@ async def test_an_engine_that_fails_is_not_the_programs_fault(program: Any) -> N
     assert (str(trajectory.status), trajectory.info["retryable"]) == ("failed(engine)", True)
 
 
-async def test_a_program_that_hangs_is_ended_with_all_that_it_started(program: Any, tmp_path: Path) -> None:
+async def test_a_program_that_hangs_is_ended_with_all_that_it_started(
+    program: Any, tmp_path: Path
+) -> None:
     spec = program("""
         import subprocess
         ask(*task["messages"])
@@ -236,19 +245,25 @@ async def gone(pid: int) -> bool:
 
 
 async def test_a_program_that_floods_its_output_is_not_blocked(program: Any) -> None:
-    spec = program('ask(*task["messages"]); print("x" * 10_000_000); sys.exit("\\n" + "y" * 10_000 + " end")')
+    spec = program(
+        'ask(*task["messages"]); print("x" * 10_000_000); sys.exit("\\n" + "y" * 10_000 + " end")'
+    )
     trajectory = await play(spec)
     assert trajectory.status.detail.endswith(" end")
     assert len(trajectory.status.detail) < 5000
 
 
-async def test_a_program_reaches_its_endpoint_without_a_proxy(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_program_reaches_its_endpoint_without_a_proxy(
+    program: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "https_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     assert str((await play(program('ask(*task["messages"])'))).status) == "terminated"
 
 
-def test_a_runner_plays_programs_side_by_side_and_tries_again_what_broke(program: Any, tmp_path: Path) -> None:
+def test_a_runner_plays_programs_side_by_side_and_tries_again_what_broke(
+    program: Any, tmp_path: Path
+) -> None:
     # the first start of the program breaks, whatever it is asked; all later ones are well
     spec = program("""
         ask(*task["messages"])
@@ -273,7 +288,9 @@ def test_a_runner_plays_programs_side_by_side_and_tries_again_what_broke(program
 
 
 def test_a_group_that_is_cancelled_ends_its_programs(program: Any, tmp_path: Path) -> None:
-    spec = program('open("pid", "w").write(str(os.getpid())); ask(*task["messages"]); time.sleep(600)')
+    spec = program(
+        'open("pid", "w").write(str(os.getpid())); ask(*task["messages"]); time.sleep(600)'
+    )
     runner = EpisodeRunner(replace(rollout_spec(), env=spec), scripted(lambda request: say("ok")))
     try:
         runner.submit([GroupRequest(0, TASK, 1)])
@@ -302,13 +319,6 @@ async def test_an_episode_of_a_program_has_a_name_that_nobody_guesses(program: A
     assert one.turns[0].observed[0]["content"] == "403"
 
 
-async def test_a_host_without_an_endpoint_says_so(program: Any) -> None:
-    parts = context_of(rollout_spec(), scripted([]))
-    trajectory = await run_episode(parts, TASK, KEY, env=program("pass"))
-    assert str(trajectory.status) == "failed(config)"
-    assert "needs an endpoint" in trajectory.status.detail
-
-
 def test_a_program_beside_the_configuration_is_found_by_its_path(tmp_path: Path) -> None:
     (tmp_path / "agent.sh").write_text("#!/bin/sh\n")
     spec = AgentProgramSpec(("./agent.sh",), cwd=str(tmp_path))
@@ -326,7 +336,9 @@ async def test_a_program_can_be_examined_with_the_model_of_a_server(program: Any
         except urllib.error.HTTPError as error:
             reward(float(json.load(error)["error"]["code"] == "context_length_exceeded"))
     """)
-    async with odd_server(said("fine"), failed(400, "too long", "context_length_exceeded")) as server:
+    async with odd_server(
+        said("fine"), failed(400, "too long", "context_length_exceeded")
+    ) as server:
         engine = OpenAIEngineSpec(ChatServerSpec(server.url, "m")).build()
         async with host(engine, rubric=Rubric([])) as parts:
             trajectory = await run_episode(replace(parts, renderer=None), TASK, KEY, env=spec)

@@ -9,10 +9,7 @@ import openai
 import pytest
 
 from tests.agent_server.served_policy import HI, answer, serving
-from tests.rollouts.bytewise import (
-    say,
-    scripted,
-)
+from tests.rollouts.bytewise import say, scripted
 
 
 async def test_the_episode_draws_as_it_was_told_whatever_a_request_asks() -> None:
@@ -54,7 +51,9 @@ async def test_the_key_names_the_episode_where_the_url_does_not() -> None:
         ({"max_tokens": 0}, "max_tokens"),
     ],
 )
-async def test_what_would_change_the_answer_and_is_not_offered_is_refused(settings: dict[str, Any], words: str) -> None:
+async def test_what_would_change_the_answer_and_is_not_offered_is_refused(
+    settings: dict[str, Any], words: str
+) -> None:
     async with serving([say("ok")]) as served:
         episode = await served.open()
         with pytest.raises(openai.BadRequestError, match=words):
@@ -109,7 +108,9 @@ async def test_a_request_whose_client_went_away_is_aborted_and_not_recorded() ->
 
 async def test_an_unknown_episode_is_named() -> None:
     async with serving([say("ok")]) as served:
-        response = await served.http.post("/episodes/nobody/v1/chat/completions", json={"messages": [HI]})
+        response = await served.http.post(
+            "/episodes/nobody/v1/chat/completions", json={"messages": [HI]}
+        )
     assert (response.status_code, response.json()["error"]["code"]) == (404, "no_such_episode")
 
 

@@ -24,7 +24,21 @@ from agentrl.types import Message, ParsedMessage, ToolSpec
 from tests.rollouts.bytewise import BytewiseRenderer, ids
 
 TOOLS = (ToolSpec("add", "", {"type": "object", "properties": {"a": {}, "b": {"type": "string"}}}),)
-WORDS = ["so", " ", "\n", "é", "😀", "{x}", "a < b", "<tool", "</", "<|", "done.", "</tool_call> said", '"']
+WORDS = [
+    "so",
+    " ",
+    "\n",
+    "é",
+    "😀",
+    "{x}",
+    "a < b",
+    "<tool",
+    "</",
+    "<|",
+    "done.",
+    "</tool_call> said",
+    '"',
+]
 
 
 def hermes(arguments: dict[str, object]) -> str:
@@ -32,7 +46,10 @@ def hermes(arguments: dict[str, object]) -> str:
 
 
 def glm(arguments: dict[str, object]) -> str:
-    pairs = (f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in arguments.items())
+    pairs = (
+        f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n"
+        for key, value in arguments.items()
+    )
     return f"<tool_call>add\n{''.join(pairs)}</tool_call>"
 
 
@@ -65,7 +82,9 @@ def completion(name: str, rng: random.Random) -> str:
     words = [word for word in WORDS if not (name == "glm" and "tool_call" in word)]
 
     def text() -> str:
-        return "".join(rng.choices([word for word in words if "tool_call>" not in word], k=rng.randrange(4)))
+        return "".join(
+            rng.choices([word for word in words if "tool_call>" not in word], k=rng.randrange(4))
+        )
 
     def call() -> str:
         value = "".join(rng.choices(words, k=rng.randrange(3)))
@@ -85,7 +104,8 @@ def told(whole: Message, part: Message) -> bool:
     return (
         whole["content"].startswith(part["content"])
         and whole.get("reasoning_content", "").startswith(part.get("reasoning_content", ""))
-        and whole.get("tool_calls", [])[: len(part.get("tool_calls", []))] == part.get("tool_calls", [])
+        and whole.get("tool_calls", [])[: len(part.get("tool_calls", []))]
+        == part.get("tool_calls", [])
     )
 
 
@@ -118,10 +138,15 @@ def test_a_closed_call_is_read_before_what_follows_it(name: str) -> None:
 
 
 def test_thoughts_that_the_prompt_began_are_thoughts() -> None:
-    reading = PartialMessage(load_parser("hermes"), (), opened=opened_thoughts("assistant\n<think>\n"))
+    reading = PartialMessage(
+        load_parser("hermes"), (), opened=opened_thoughts("assistant\n<think>\n")
+    )
     part, whole = reading.read("well, <tool_call> or"), reading.read("well</think>so")
     assert part is not None
-    assert (part.message["reasoning_content"], part.message["content"]) == ("well, <tool_call> or", "")
+    assert (part.message["reasoning_content"], part.message["content"]) == (
+        "well, <tool_call> or",
+        "",
+    )
     assert whole is not None
     assert (whole.message["reasoning_content"], whole.message["content"]) == ("well", "so")
 
@@ -129,7 +154,13 @@ def test_thoughts_that_the_prompt_began_are_thoughts() -> None:
 def test_a_stop_string_is_never_told_nor_half_of_it() -> None:
     reading = PartialMessage(PlainParser(), (), stop=("END", "\n\n"))
     texts = ["a E", "a EN", "a END", "a END of", "a\n"]
-    assert [part and part.message["content"] for part in map(reading.read, texts)] == ["a", "a", "a", "a", "a"]
+    assert [part and part.message["content"] for part in map(reading.read, texts)] == [
+        "a",
+        "a",
+        "a",
+        "a",
+        "a",
+    ]
 
 
 def test_nothing_is_told_of_a_format_that_does_not_say_how_it_is_marked() -> None:
@@ -143,7 +174,9 @@ def test_nothing_is_told_of_a_format_that_does_not_say_how_it_is_marked() -> Non
 
 def test_a_mark_is_settled_when_it_is_whole() -> None:
     marks = Marks(opens=("<a>",), closes=("</a>",))
-    assert [settled(text, marks) for text in ("x<", "x<a", "x<a>", "x<a>y", "x<a>y</a>", "x<b")] == [1, 1, 1, 1, 9, 3]
+    assert [
+        settled(text, marks) for text in ("x<", "x<a", "x<a>", "x<a>y", "x<a>y</a>", "x<b")
+    ] == [1, 1, 1, 1, 9, 3]
 
 
 @settings(max_examples=200)
@@ -161,7 +194,9 @@ def test_text_comes_in_whole_characters(text: str, cuts: list[int]) -> None:
 
 @settings(max_examples=200)
 @given(tokens=st.lists(st.integers(0, 255), max_size=30), step=st.integers(1, 5))
-def test_bytes_that_are_no_text_are_told_as_the_whole_says_them(tokens: list[int], step: int) -> None:
+def test_bytes_that_are_no_text_are_told_as_the_whole_says_them(
+    tokens: list[int], step: int
+) -> None:
     array, renderer = np.asarray([*tokens, *ids("!")], dtype=np.int32), BytewiseRenderer()
     partial = PartialText(renderer.decode)
     for start in range(0, array.size, step):

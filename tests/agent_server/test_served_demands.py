@@ -19,12 +19,7 @@ from agentrl.engines.scripted import ScriptedEngine
 from agentrl.errors import EngineError
 from agentrl.rollouts.builder import TrajectoryBuilder
 from agentrl.rollouts.turns import TurnGenerator
-from agentrl.types import (
-    EngineInfo,
-    GenerateRequest,
-    SamplingParams,
-    Trajectory,
-)
+from agentrl.types import EngineInfo, GenerateRequest, SamplingParams, Trajectory
 from tests.agent_server.served_policy import ADD, HI, Serving, answer, assert_true, serving
 from tests.rollouts.bytewise import (
     END,
@@ -72,7 +67,10 @@ def breaches(trajectory: Trajectory) -> list[str]:
         ("none", "hi\n\nAnswer without calling a tool."),
         ("required", "hi\n\nCall a tool."),
         (NAMED, "hi\n\nCall the tool add."),
-        ({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}, "Call the tool add."),
+        (
+            {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}},
+            "Call the tool add.",
+        ),
         (
             {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}},
             "call the tool add, or answer.",
@@ -91,21 +89,43 @@ async def test_a_tool_choice_in_any_form_is_told_to_the_model(choice: Any, words
     [
         ({"tool_choice": "required"}, "needs tools"),
         ({"tool_choice": "sometimes", "tools": [ADD]}, "tool_choice must be"),
-        ({"tool_choice": {"type": "function", "function": {"name": "sub"}}, "tools": [ADD]}, "names 'sub'"),
-        ({"tool_choice": {"type": "custom", "custom": {"name": "add"}}, "tools": [ADD]}, "tool_choice must be"),
-        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": "add"}, "tools": [ADD]}, "tool_choice must be"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}}, "json_schema with a schema"),
         (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "sum"}}}},
+            {"tool_choice": {"type": "function", "function": {"name": "sub"}}, "tools": [ADD]},
+            "names 'sub'",
+        ),
+        (
+            {"tool_choice": {"type": "custom", "custom": {"name": "add"}}, "tools": [ADD]},
+            "tool_choice must be",
+        ),
+        (
+            {"tool_choice": {"type": "allowed_tools", "allowed_tools": "add"}, "tools": [ADD]},
+            "tool_choice must be",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            "json_schema with a schema",
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {"type": "sum"}},
+                }
+            },
             "no JSON Schema at",
         ),
-        ({"parallel_tool_calls": "no", "tools": [ADD]}, "parallel_tool_calls must be true or false"),
+        (
+            {"parallel_tool_calls": "no", "tools": [ADD]},
+            "parallel_tool_calls must be true or false",
+        ),
         ({"extra_body": {"functions": []}}, "functions is not supported"),
         ({"frequency_penalty": 0.5}, "frequency_penalty must be 0"),
         ({"logit_bias": {"5": 1}}, "logit_bias must be"),
     ],
 )
-async def test_what_cannot_be_honoured_is_refused_by_name(settings: dict[str, Any], words: str) -> None:
+async def test_what_cannot_be_honoured_is_refused_by_name(
+    settings: dict[str, Any], words: str
+) -> None:
     async with serving([say("ok")]) as served:
         episode = await served.open()
         with pytest.raises(openai.BadRequestError, match=words):
@@ -113,7 +133,9 @@ async def test_what_cannot_be_honoured_is_refused_by_name(settings: dict[str, An
         assert served.engine.requests == []
 
 
-async def test_a_demand_that_still_holds_is_not_said_again_and_one_that_ends_is_taken_back() -> None:
+async def test_a_demand_that_still_holds_is_not_said_again_and_one_that_ends_is_taken_back() -> (
+    None
+):
     script = [say(call("add", a=1)), say(call("add", a=2)), say("3")]
     async with serving(script, **ROOM) as served:
         episode = await served.open()
@@ -130,7 +152,9 @@ async def test_a_demand_that_still_holds_is_not_said_again_and_one_that_ends_is_
 async def test_an_answer_that_meets_its_demands_is_no_breach() -> None:
     async with serving([say('{"total": 3}')], **ROOM) as served:
         episode = await served.open()
-        made = await episode.client.chat.completions.parse(model="policy", messages=[HI], response_format=Sum)  # type: ignore[list-item]
+        made = await episode.client.chat.completions.parse(
+            model="policy", messages=[HI], response_format=Sum
+        )  # type: ignore[list-item]
         trajectory = await episode.end()
     assert made.choices[0].message.parsed == Sum(total=3)
     assert "breaches" not in trajectory.turns[0].info
@@ -141,13 +165,27 @@ async def test_an_answer_that_meets_its_demands_is_no_breach() -> None:
     ("said", "settings", "breach"),
     [
         ("three", {"response_format": FORMAT}, "response_format: the text is no JSON"),
-        ('{"total": "x"}', {"response_format": FORMAT}, r"response_format: $.total breaks the rule type"),
-        ("[]", {"response_format": {"type": "json_object"}}, "response_format: $ breaks the rule type"),
-        ("ok", {"tools": [ADD], "tool_choice": "required"}, "tool_choice is required, called no tool"),
+        (
+            '{"total": "x"}',
+            {"response_format": FORMAT},
+            r"response_format: $.total breaks the rule type",
+        ),
+        (
+            "[]",
+            {"response_format": {"type": "json_object"}},
+            "response_format: $ breaks the rule type",
+        ),
+        (
+            "ok",
+            {"tools": [ADD], "tool_choice": "required"},
+            "tool_choice is required, called no tool",
+        ),
         (call("sub"), {"tools": [ADD]}, "called sub, which may not be called"),
     ],
 )
-async def test_a_breach_is_given_as_it_is_and_noted(said: str, settings: dict[str, Any], breach: str) -> None:
+async def test_a_breach_is_given_as_it_is_and_noted(
+    said: str, settings: dict[str, Any], breach: str
+) -> None:
     async with serving([say(said)], **ROOM) as served:
         episode = await served.open()
         message = await episode.say(HI, **settings)
@@ -187,11 +225,16 @@ async def test_of_parallel_calls_that_were_not_asked_for_the_client_is_told_the_
         trajectory = await episode.end()
     assert [made.function.arguments for made in first.tool_calls] == ['{"a": 1}']
     assert breaches(trajectory) == ["parallel_tool_calls is false, made 2 calls"]
-    assert trajectory.turns[1].parent == 0  # the model's own conversation goes on: both calls are answered there
+    assert (
+        trajectory.turns[1].parent == 0
+    )  # the model's own conversation goes on: both calls are answered there
     not_run = "This call was not run, since it was not asked for."
     given = served.engine.requests[1].token_ids.tolist()
     assert ids(TOOL, "one", END, TOOL, not_run) == given[-len(not_run) - 8 : -2]
-    assert [record.result.content for record in trajectory.turns[0].calls if record.result] == ["one", not_run]
+    assert [record.result.content for record in trajectory.turns[0].calls if record.result] == [
+        "one",
+        not_run,
+    ]
     assert_true(trajectory, served.engine)
 
 
@@ -200,7 +243,13 @@ async def test_calls_that_were_not_wanted_are_text_for_the_client() -> None:
     async with serving([say(said), say("x")], **ROOM) as served:
         episode = await served.open()
         first = await episode.say(HI, tools=[ADD], tool_choice="none")
-        await episode.say(HI, {"role": "assistant", "content": first.content}, MORE, tools=[ADD], tool_choice="none")
+        await episode.say(
+            HI,
+            {"role": "assistant", "content": first.content},
+            MORE,
+            tools=[ADD],
+            tool_choice="none",
+        )
         trajectory = await episode.end()
     assert (first.content, first.tool_calls) == (said, None)
     assert breaches(trajectory) == ["tool_choice is none, called add"]
@@ -226,9 +275,13 @@ async def test_a_stream_keeps_back_the_calls_that_were_not_asked_for() -> None:
 async def test_what_is_harmless_is_ignored_and_noted() -> None:
     async with serving([say("ok")]) as served:
         episode = await served.open()
-        await episode.say(HI, reasoning_effort="low", verbosity="low", temperature=0.5, top_p=1.0, user="me")
+        await episode.say(
+            HI, reasoning_effort="low", verbosity="low", temperature=0.5, top_p=1.0, user="me"
+        )
         trajectory = await episode.end()
-    assert trajectory.turns[0].info == {"ignored": {"reasoning_effort": "low", "verbosity": "low", "temperature": 0.5}}
+    assert trajectory.turns[0].info == {
+        "ignored": {"reasoning_effort": "low", "verbosity": "low", "temperature": 0.5}
+    }
 
 
 async def test_words_stand_behind_the_parts_of_a_message() -> None:
@@ -236,13 +289,18 @@ async def test_words_stand_behind_the_parts_of_a_message() -> None:
         episode = await served.open()
         parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
         await episode.say({"role": "user", "content": parts}, tools=[ADD], tool_choice="required")
-        assert ids(USER, "hi\n\nCall a tool.", END) == served.engine.requests[0].token_ids.tolist()[5:-1]
+        assert (
+            ids(USER, "hi\n\nCall a tool.", END)
+            == served.engine.requests[0].token_ids.tolist()[5:-1]
+        )
 
 
 async def test_a_model_is_found_by_any_name_that_a_request_may_use() -> None:
     async with serving([say("ok")]) as served:
         episode = await served.open()
-        names = [(await episode.client.models.retrieve(name)).id for name in ("policy", "meta/any-8B")]
+        names = [
+            (await episode.client.models.retrieve(name)).id for name in ("policy", "meta/any-8B")
+        ]
     assert names == ["policy", "meta/any-8B"]
 
 
@@ -263,7 +321,9 @@ async def test_an_engine_that_has_grammars_is_given_the_schema_where_nothing_is_
     async with serving(Grammars([say("{}")], vocab_size=MODEL_VOCAB), **ROOM) as served:
         episode = await served.open()
         await episode.say(HI, response_format=FORMAT, **settings)
-        assert served.engine.requests[0].sampling.json_schema == (json.dumps(Sum.model_json_schema()) if forced else "")
+        assert served.engine.requests[0].sampling.json_schema == (
+            json.dumps(Sum.model_json_schema()) if forced else ""
+        )
 
 
 async def test_a_grammar_is_never_given_to_an_episode_that_is_trained() -> None:
@@ -276,6 +336,8 @@ async def test_a_grammar_is_never_given_to_an_episode_that_is_trained() -> None:
 
 
 async def test_an_engine_without_grammars_refuses_one() -> None:
-    request = GenerateRequest("r", "s", np.zeros(1, np.int32), SamplingParams(9, json_schema="{}"), 0)
+    request = GenerateRequest(
+        "r", "s", np.zeros(1, np.int32), SamplingParams(9, json_schema="{}"), 0
+    )
     with pytest.raises(EngineError, match="has no grammars"):
         await scripted([say("x")]).generate(request)

@@ -13,10 +13,7 @@ from agentrl.envs import EpisodeView, Rubric
 from agentrl.errors import EngineError, StoreError
 from agentrl.types import Task, Trajectory
 from tests.agent_server.served_policy import HI, answer, ended, serving
-from tests.rollouts.bytewise import (
-    say,
-    scripted,
-)
+from tests.rollouts.bytewise import say, scripted
 
 
 async def test_a_turn_too_many_truncates_the_episode() -> None:
@@ -49,7 +46,9 @@ async def test_a_turn_that_takes_too_long_truncates_the_episode() -> None:
             await asyncio.Event().wait()
         first.set()
 
-    async with serving(scripted(lambda request: say("ok"), latency=slow), turn_timeout_s=0.5) as served:
+    async with serving(
+        scripted(lambda request: say("ok"), latency=slow), turn_timeout_s=0.5
+    ) as served:
         episode = await served.open()
         await episode.say(HI)
         with pytest.raises(openai.APIStatusError):
@@ -111,7 +110,11 @@ async def test_the_end_says_what_the_episode_came_to() -> None:
         await episode.say(HI)
         outcome = (await episode.post("end", truncated="gave_up")).json()
         again = await episode.post("end")
-    assert (outcome["status"], outcome["reward"], outcome["policy_tokens"]) == ("truncated(gave_up)", 2.0, 3)
+    assert (outcome["status"], outcome["reward"], outcome["policy_tokens"]) == (
+        "truncated(gave_up)",
+        2.0,
+        3,
+    )
     assert served.kept[0].task == Task("sum-1", answer=3)
     assert again.status_code == 410
 
@@ -128,7 +131,9 @@ async def test_sessions_are_released_at_the_end() -> None:
     assert served.engine.health().kv_tokens == 0
 
 
-async def test_a_turn_in_flight_at_the_end_is_given_up_and_the_rubric_sees_all_that_is_kept() -> None:
+async def test_a_turn_in_flight_at_the_end_is_given_up_and_the_rubric_sees_all_that_is_kept() -> (
+    None
+):
     gate = asyncio.Event()
     gate.set()
     engine = scripted(lambda request: say("ok"), latency=lambda request: gate.wait())

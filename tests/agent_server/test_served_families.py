@@ -15,17 +15,21 @@ from agentrl.agent_server.api.chat_request import Refusal, parse_request
 from agentrl.agent_server.stream_writer import StreamWriter
 from agentrl.envs import EnvSpec, Rubric
 from agentrl.llm import to_wire
-from agentrl.rollouts import (
-    EpisodeContext,
-    EpisodeKey,
-    EpisodeLimits,
-    RolloutSpec,
-)
+from agentrl.rollouts import EpisodeContext, EpisodeKey, EpisodeLimits, RolloutSpec
 from agentrl.rollouts.builder import TrajectoryBuilder
 from agentrl.rollouts.turns import TurnGenerator, TurnResult
 from agentrl.tools import parser_for
 from agentrl.types import SamplingParams, Task, Trajectory
-from benchmarks.fuzz import STOP, VARIANTS, Bookkeeper, FuzzedEnv, FuzzedModel, Watched, golden_violations, mask_errors
+from benchmarks.fuzz import (
+    STOP,
+    VARIANTS,
+    Bookkeeper,
+    FuzzedEnv,
+    FuzzedModel,
+    Watched,
+    golden_violations,
+    mask_errors,
+)
 from benchmarks.fuzz.renderers import built_variant
 from benchmarks.fuzz.talk import hostile
 from tests.rollouts.bytewise import Built, length_reward
@@ -39,14 +43,21 @@ KEEP_HISTORY = ("qwen2_5", "qwen3_instruct", "llama3_1", "qwen3_vl", "cohere", "
 def wrongly_told(pieces: list[dict[str, Any]], made: TurnResult) -> list[str]:
     """What the pieces of a stream say otherwise than the message that they are pieces of."""
     message, text = to_wire(made.action.message, reasoning=True), made.action.text
-    joined = {name: "".join(piece.get(name, "") for piece in pieces) for name in ("content", "reasoning_content")}
+    joined = {
+        name: "".join(piece.get(name, "") for piece in pieces)
+        for name in ("content", "reasoning_content")
+    }
     calls = [
         {name: value for name, value in call.items() if name != "index"}
         for piece in pieces
         for call in piece.get("tool_calls", [])
     ]
-    same = joined["content"] == (message["content"] or "") and calls == message.get("tool_calls", [])
-    if (same and joined["reasoning_content"] == message.get("reasoning_content", "")) or "</think>" in text:
+    same = joined["content"] == (message["content"] or "") and calls == message.get(
+        "tool_calls", []
+    )
+    if (
+        same and joined["reasoning_content"] == message.get("reasoning_content", "")
+    ) or "</think>" in text:
         return []  # thoughts that nothing opened are known by their end alone
     return [f"{text!r} was told as {pieces}"]
 
@@ -63,7 +74,13 @@ class Agent:
     """
 
     def __init__(
-        self, episode: ServedEpisode, rng: random.Random, markers: list[str], *, with_tools: bool, faithful: bool
+        self,
+        episode: ServedEpisode,
+        rng: random.Random,
+        markers: list[str],
+        *,
+        with_tools: bool,
+        faithful: bool,
     ) -> None:
         self.episode = episode
         self.rng = rng
@@ -73,7 +90,8 @@ class Agent:
         self.wrongly_told: list[str] = []
         names = ("find", "run_it") if with_tools and rng.random() < 0.7 else ()
         self.tools = [
-            {"type": "function", "function": {"name": name, "description": f"Does {self._text()}."}} for name in names
+            {"type": "function", "function": {"name": name, "description": f"Does {self._text()}."}}
+            for name in names
         ]
 
     async def play(self) -> None:
@@ -85,11 +103,18 @@ class Agent:
 
     async def _ask(self) -> bool:
         answered = [
-            {"role": "tool", "tool_call_id": made["id"], "name": made["function"]["name"], "content": self._text()}
+            {
+                "role": "tool",
+                "tool_call_id": made["id"],
+                "name": made["function"]["name"],
+                "content": self._text(),
+            }
             for made in (self.history[-1].get("tool_calls") or () if self.history else ())
         ]
         said = answered or [{"role": "user", "content": f"Q{self._text()}"}]
-        asked = json.loads(json.dumps({"messages": [*self.history, *said], "tools": self.tools, "stream": True}))
+        asked = json.loads(
+            json.dumps({"messages": [*self.history, *said], "tools": self.tools, "stream": True})
+        )
         request = parse_request(asked)
         telling = StreamWriter(request)
         making = asyncio.create_task(self.episode.complete(request, telling=telling))
@@ -129,7 +154,9 @@ class Served:
         self.markers = sorted(tokenizer.get_added_vocab())
         self.renderer = Watched(inner, tokenizer.get_added_vocab())
         thinks = self.variant.enable_thinking is not False
-        self.model = FuzzedModel(inner, self.markers, max_calls=self.variant.max_calls, thinks=thinks, seed=1)
+        self.model = FuzzedModel(
+            inner, self.markers, max_calls=self.variant.max_calls, thinks=thinks, seed=1
+        )
         self.parser = parser_for(inner, self.variant.parser)
         self.vocab_size, self.decode = inner.vocab_size, inner.decode
 
@@ -150,7 +177,12 @@ class Served:
         rng = random.Random(f"{self.variant.name}/{number}/{faithful}")
         spec = self.spec(rng)
         books = Bookkeeper(
-            SpeakingEngine(self.model, lambda n: asyncio.sleep(0), vocab_size=self.vocab_size, decode=self.decode)
+            SpeakingEngine(
+                self.model,
+                lambda n: asyncio.sleep(0),
+                vocab_size=self.vocab_size,
+                decode=self.decode,
+            )
         )
         parts = EpisodeContext(spec, books, self.renderer, self.parser, spec.rubric.build())
         key = EpisodeKey(number, int(faithful))
@@ -162,24 +194,36 @@ class Served:
         trajectory = builder.finish(await episode.until_end(), reward=0.0)
         assert len(books.given) == len(trajectory.turns)
         for index, request in enumerate(list(books.given)):  # one is made after the other
-            books.given[f"t/{index}"], books.made[f"t/{index}"] = books.given[request], books.made[request]
+            books.given[f"t/{index}"], books.made[f"t/{index}"] = (
+                books.given[request],
+                books.made[request],
+            )
         faults = golden_violations(trajectory, "t", books) + mask_errors(trajectory, "t", books)
         return trajectory, [*faults, *(agent.wrongly_told if self.variant.name != "gptoss" else ())]
 
 
-async def test_thoughts_that_the_prompt_opened_are_no_answer_though_they_were_cut(tmp_path: Path) -> None:
+async def test_thoughts_that_the_prompt_opened_are_no_answer_though_they_were_cut(
+    tmp_path: Path,
+) -> None:
     served = Served("deepseekv3", tmp_path)
     spec = served.spec(random.Random(0))
     ids = served.renderer.tokenize("The answer may be 42")
-    engine = SpeakingEngine([ids.tolist()], lambda n: asyncio.sleep(0), vocab_size=served.vocab_size)
+    engine = SpeakingEngine(
+        [ids.tolist()], lambda n: asyncio.sleep(0), vocab_size=served.vocab_size
+    )
     parts = EpisodeContext(spec, engine, served.renderer, served.parser, spec.rubric.build())
-    episode = ServedEpisode(TurnGenerator(parts, TrajectoryBuilder(EpisodeKey(0, 0), Task("t")), spec.sampling))
+    episode = ServedEpisode(
+        TurnGenerator(parts, TrajectoryBuilder(EpisodeKey(0, 0), Task("t")), spec.sampling)
+    )
     agent = Agent(episode, random.Random(0), ["<think>"], with_tools=False, faithful=True)
     agent.tools = []
     assert await agent._ask()
     assert agent.wrongly_told == []
     (turn,) = episode._turns.builder.turns
-    assert (turn.message["content"], turn.message["reasoning_content"]) == ("", "The answer may be 42")
+    assert (turn.message["content"], turn.message["reasoning_content"]) == (
+        "",
+        "The answer may be 42",
+    )
     assert turn.text == "The answer may be 42"
 
 
@@ -193,15 +237,21 @@ async def test_text_that_is_no_text_is_refused_and_the_episode_goes_on(tmp_path:
         served.parser,
         spec.rubric.build(),
     )
-    episode = ServedEpisode(TurnGenerator(parts, TrajectoryBuilder(EpisodeKey(0, 0), Task("t")), spec.sampling))
+    episode = ServedEpisode(
+        TurnGenerator(parts, TrajectoryBuilder(EpisodeKey(0, 0), Task("t")), spec.sampling)
+    )
     with pytest.raises(Refusal, match="half of a surrogate pair") as refused:
-        await episode.complete(parse_request(json.loads('{"messages": [{"role": "user", "content": "\\ud800"}]}')))
+        await episode.complete(
+            parse_request(json.loads('{"messages": [{"role": "user", "content": "\\ud800"}]}'))
+        )
     assert refused.value.status == 400
     await episode.complete(parse_request({"messages": [{"role": "user", "content": "hi"}]}))
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_whatever_an_agent_does_with_its_history_every_account_is_kept(name: str, tmp_path: Path) -> None:
+def test_whatever_an_agent_does_with_its_history_every_account_is_kept(
+    name: str, tmp_path: Path
+) -> None:
     served, turns = Served(name, tmp_path), 0
     for number in range(EPISODES):
         for faithful in (False, True):

@@ -49,14 +49,22 @@ def completion(request: GenerateRequest) -> list[int]:
     rng = random.Random(request.seed)
     if rng.random() < 0.2:
         return [rng.randrange(MODEL_VOCAB) for _ in range(rng.randrange(1, 9))]
-    return [*ids("".join(rng.choices(WORDS, k=rng.randrange(1, 4)))), *([END] if rng.random() < 0.8 else [])]
+    return [
+        *ids("".join(rng.choices(WORDS, k=rng.randrange(1, 4)))),
+        *([END] if rng.random() < 0.8 else []),
+    ]
 
 
 async def wander(seed: int, *, rewrites: bool) -> tuple[Trajectory, Any]:
     """One episode of an agent that extends, edits, branches, forgets, and asks several things at once."""
     rng = random.Random(seed)
     engine = scripted(completion)
-    limits = {"max_turns": 12, "max_prompt_tokens": 5000, "max_response_tokens": 5000, "context_tokens": 9000}
+    limits = {
+        "max_turns": 12,
+        "max_prompt_tokens": 5000,
+        "max_response_tokens": 5000,
+        "context_tokens": 9000,
+    }
     parts = context_of(rollout_spec(renderer=BytewiseRenderer(rewrites=rewrites), **limits), engine)
     builder = TrajectoryBuilder(KEY, TASK)
     turns = TurnGenerator(parts, builder, parts.spec.sampling)
@@ -66,13 +74,19 @@ async def wander(seed: int, *, rewrites: bool) -> tuple[Trajectory, Any]:
     async def ask() -> None:
         history = [dict(message) for message in rng.choice(histories)]
         if history and rng.random() < 0.2:
-            history[rng.randrange(len(history))]["content"] = rng.choice(["edited", "<|im_start|>", ""])
+            history[rng.randrange(len(history))]["content"] = rng.choice(
+                ["edited", "<|im_start|>", ""]
+            )
         if rng.random() < 0.3:
             for message in history:
                 message.pop("reasoning_content", None)
         for made in history[-1].get("tool_calls", []) if history else []:
-            history.append({"role": "tool", "tool_call_id": made["id"], "content": rng.choice(WORDS)})
-        history.append({"role": rng.choice(["user", "user", "system"]), "content": rng.choice(WORDS)})
+            history.append(
+                {"role": "tool", "tool_call_id": made["id"], "content": rng.choice(WORDS)}
+            )
+        history.append(
+            {"role": rng.choice(["user", "user", "system"]), "content": rng.choice(WORDS)}
+        )
         tools = [{"type": "function", "function": {"name": "add"}}] if rng.random() < 0.1 else []
         try:
             made = await episode.complete(parse_request({"messages": history, "tools": tools}))
@@ -88,7 +102,9 @@ async def wander(seed: int, *, rewrites: bool) -> tuple[Trajectory, Any]:
 
 @settings(max_examples=60)
 @given(seed=st.integers(0, 1 << 30), rewrites=st.booleans())
-def test_whatever_an_agent_does_each_sequence_is_what_the_engine_was_given_and_made(seed: int, rewrites: bool) -> None:
+def test_whatever_an_agent_does_each_sequence_is_what_the_engine_was_given_and_made(
+    seed: int, rewrites: bool
+) -> None:
     trajectory, engine = asyncio.run(wander(seed, rewrites=rewrites))
     assert trajectory.turns
     given_ids = Counter(tuple(request.token_ids.tolist()) for request in engine.requests)
@@ -106,7 +122,12 @@ def test_whatever_an_agent_does_each_sequence_is_what_the_engine_was_given_and_m
 async def repeat(seed: int) -> Trajectory:
     """One episode of an agent that sends back what it was told, without thoughts, as JSON carries it."""
     rng = random.Random(seed)
-    limits = {"max_turns": 12, "max_prompt_tokens": 5000, "max_response_tokens": 5000, "context_tokens": 9000}
+    limits = {
+        "max_turns": 12,
+        "max_prompt_tokens": 5000,
+        "max_response_tokens": 5000,
+        "context_tokens": 9000,
+    }
     parts = context_of(rollout_spec(**limits), scripted(completion))
     builder = TrajectoryBuilder(EpisodeKey(seed, 0), TASK)
     episode = ServedEpisode(TurnGenerator(parts, builder, parts.spec.sampling))
@@ -132,7 +153,12 @@ def test_an_agent_that_repeats_what_it_was_told_has_one_sequence(seed: int) -> N
 async def repeat_items(seed: int) -> Trajectory:
     """One episode of an agent that sends back the items of its responses, or names the last response by its id."""
     rng = random.Random(seed)
-    limits = {"max_turns": 12, "max_prompt_tokens": 5000, "max_response_tokens": 5000, "context_tokens": 9000}
+    limits = {
+        "max_turns": 12,
+        "max_prompt_tokens": 5000,
+        "max_response_tokens": 5000,
+        "context_tokens": 9000,
+    }
     parts = context_of(rollout_spec(**limits), scripted(completion))
     builder = TrajectoryBuilder(EpisodeKey(seed, 0), TASK)
     episode = ServedEpisode(TurnGenerator(parts, builder, parts.spec.sampling))
@@ -153,9 +179,15 @@ async def repeat_items(seed: int) -> Trajectory:
         before = f"resp_{number}"
         episode.threads.add(before, (*asked.thread, made.action.message))
         items = to_items(made.action.message, str(number))
-        history += [*new, *(item for item in items if item["type"] != "reasoning" or rng.random() < 0.5)]
+        history += [
+            *new,
+            *(item for item in items if item["type"] != "reasoning" or rng.random() < 0.5),
+        ]
         calls = [item["call_id"] for item in items if item["type"] == "function_call"]
-        new = [{"type": "function_call_output", "call_id": call_id, "output": call_id} for call_id in calls]
+        new = [
+            {"type": "function_call_output", "call_id": call_id, "output": call_id}
+            for call_id in calls
+        ]
     await episode.close()
     return builder.finish(await episode.until_end())
 

@@ -17,7 +17,9 @@ from tests.rollouts.bytewise import KEY, TASK, context_of, rollout_spec, say, sc
 
 
 async def ask_with_key(served: Serving, key: str, *, max_retries: int = 0) -> Any:
-    async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key=key, max_retries=max_retries) as client:
+    async with openai.AsyncOpenAI(
+        base_url=f"{served.url}/v1", api_key=key, max_retries=max_retries
+    ) as client:
         return await client.chat.completions.create(model="policy", messages=[HI])  # type: ignore[list-item]
 
 
@@ -122,7 +124,9 @@ async def test_the_endpoint_of_a_training_run_tells_an_ended_key_from_an_unknown
 
         async def status(key: str) -> int:
             headers = {"Authorization": f"Bearer {key}"}
-            return (await http.post("/v1/chat/completions", json={"messages": [HI]}, headers=headers)).status_code
+            return (
+                await http.post("/v1/chat/completions", json={"messages": [HI]}, headers=headers)
+            ).status_code
 
         statuses.append(await status(key))
         drivers[0].episode.finish()

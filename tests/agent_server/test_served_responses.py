@@ -49,41 +49,60 @@ async def test_text_is_answered_with_a_message_and_counts() -> None:
         made = await respond(episode, "hi", instructions="be kind")
         trajectory = await episode.end()
     assert (made.output_text, made.status, made.instructions) == ("ok", "completed", "be kind")
-    assert (made.usage.input_tokens, made.usage.output_tokens) == (len("be kind") + len("hi") + 5, 3)
+    assert (made.usage.input_tokens, made.usage.output_tokens) == (
+        len("be kind") + len("hi") + 5,
+        3,
+    )
     given = ids(SYSTEM, "be kind", END, USER, "hi", END, ASSISTANT)
     assert laid_out(trajectory) == [[("PROMPT", given), ("POLICY", ids("ok", END))]]
 
 
-async def test_an_agent_of_responses_leaves_the_tokens_that_one_of_chat_completions_leaves() -> None:
+async def test_an_agent_of_responses_leaves_the_tokens_that_one_of_chat_completions_leaves() -> (
+    None
+):
     script = [say("<think>hm</think>so " + call("add", a=1, b=2) + call("add", a=3)), say("3")]
     async with serving(script, **ROOM) as served:
         episode = await served.open()
         first = await episode.say(HI, tools=[ADD])
         history = [HI, first.model_dump(exclude_none=True)]
-        history += [{"role": "tool", "tool_call_id": made.id, "content": "x"} for made in first.tool_calls]
+        history += [
+            {"role": "tool", "tool_call_id": made.id, "content": "x"} for made in first.tool_calls
+        ]
         await episode.say(*history, tools=[ADD])
         by_chat = await episode.end()
     async with serving(script, **ROOM) as served:
         episode = await served.open()
         first = await respond(episode, [HI], tools=TOOLS)
-        assert [item.type for item in first.output] == ["reasoning", "message", "function_call", "function_call"]
+        assert [item.type for item in first.output] == [
+            "reasoning",
+            "message",
+            "function_call",
+            "function_call",
+        ]
         results = [result(made, "x") for made in first.output if made.type == "function_call"]
         await respond(episode, [HI, *dumped(first.output), *results], tools=TOOLS)
         trajectory = await episode.end()
     assert laid_out(trajectory) == laid_out(by_chat)
     assert parents(trajectory) == [None, 0]
-    assert [record.result and record.result.content for record in trajectory.turns[0].calls] == ["x", "x"]
+    assert [record.result and record.result.content for record in trajectory.turns[0].calls] == [
+        "x",
+        "x",
+    ]
 
 
 @pytest.mark.parametrize("shape", ["text", "input_text", "parts"])
 async def test_a_result_may_come_in_any_shape(shape: str) -> None:
-    given: Any = {"text": "3", "input_text": [{"type": "input_text", "text": "3"}], "parts": []}[shape]
+    given: Any = {"text": "3", "input_text": [{"type": "input_text", "text": "3"}], "parts": []}[
+        shape
+    ]
     if shape == "parts":
         given = [{"type": "input_text", "text": "3"}, {"type": "input_text", "text": "4"}]
     async with serving([say(call("add", a=1)), say("x")], **ROOM) as served:
         episode = await served.open()
         first = await respond(episode, "hi", tools=TOOLS)
-        await respond(episode, [HI, *dumped(first.output), result(first.output[0], given)], tools=TOOLS)
+        await respond(
+            episode, [HI, *dumped(first.output), result(first.output[0], given)], tools=TOOLS
+        )
         trajectory = await episode.end()
     assert ("OBSERVATION", ids("34" if shape == "parts" else "3")) in laid_out(trajectory)[1]
 
@@ -100,7 +119,9 @@ async def test_a_response_is_gone_on_with_by_its_id() -> None:
             instructions="be kind",
             previous_response_id=first.id,
         )
-        await respond(episode, "more", tools=TOOLS, instructions="be kind", previous_response_id=second.id)
+        await respond(
+            episode, "more", tools=TOOLS, instructions="be kind", previous_response_id=second.id
+        )
         trajectory = await episode.end()
     assert second.previous_response_id == first.id
     assert parents(trajectory) == [None, 0, 1]
@@ -115,7 +136,9 @@ async def test_instructions_are_not_carried_on_by_an_id() -> None:
         await respond(episode, "more", previous_response_id=first.id)
         trajectory = await episode.end()
     assert parents(trajectory) == [None, None]
-    assert laid_out(trajectory)[1][0][1] == ids(USER, "hi", END, ASSISTANT, "a", END, USER, "more", END, ASSISTANT)
+    assert laid_out(trajectory)[1][0][1] == ids(
+        USER, "hi", END, ASSISTANT, "a", END, USER, "more", END, ASSISTANT
+    )
 
 
 async def test_one_response_may_be_gone_on_with_twice() -> None:
@@ -152,7 +175,11 @@ async def test_a_schema_of_the_text_is_honoured_and_parsed() -> None:
     [
         "required",
         {"type": "function", "name": "add"},
-        {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "add"}]},
+        {
+            "type": "allowed_tools",
+            "mode": "required",
+            "tools": [{"type": "function", "name": "add"}],
+        },
     ],
 )
 async def test_a_tool_choice_in_the_forms_of_responses(choice: Any) -> None:
@@ -177,16 +204,26 @@ async def test_a_tool_choice_in_the_forms_of_responses(choice: Any) -> None:
         ({"tool_choice": {"type": "web_search"}, "tools": TOOLS}, "tool_choice must be"),
     ],
 )
-async def test_what_cannot_be_honoured_is_refused_by_name(settings: dict[str, Any], words: str) -> None:
+async def test_what_cannot_be_honoured_is_refused_by_name(
+    settings: dict[str, Any], words: str
+) -> None:
     async with serving([say("ok")], **ROOM) as served:
         episode = await served.open()
         with pytest.raises(openai.BadRequestError, match=words):
-            await respond(episode, **{"said": "hi"} | {("said" if k == "input" else k): v for k, v in settings.items()})
+            await respond(
+                episode,
+                **{"said": "hi"}
+                | {("said" if k == "input" else k): v for k, v in settings.items()},
+            )
         assert served.engine.requests == []
 
 
 async def test_what_is_harmless_is_ignored_and_noted() -> None:
-    asked: dict[str, Any] = {"reasoning": {"effort": "low"}, "text": {"verbosity": "low"}, "truncation": "auto"}
+    asked: dict[str, Any] = {
+        "reasoning": {"effort": "low"},
+        "text": {"verbosity": "low"},
+        "truncation": "auto",
+    }
     async with serving([say("ok")], **ROOM) as served:
         episode = await served.open()
         await respond(episode, "hi", store=False, include=["reasoning.encrypted_content"], **asked)
@@ -203,7 +240,11 @@ async def test_a_response_that_was_cut_says_so() -> None:
     async with serving([say("a long answer")], **ROOM) as served:
         episode = await served.open()
         made = await respond(episode, "hi", max_output_tokens=3)
-    assert (made.status, made.incomplete_details.reason, made.output_text) == ("incomplete", "max_output_tokens", "a l")
+    assert (made.status, made.incomplete_details.reason, made.output_text) == (
+        "incomplete",
+        "max_output_tokens",
+        "a l",
+    )
 
 
 async def test_the_key_names_the_episode_where_the_url_does_not() -> None:
@@ -217,18 +258,24 @@ async def test_the_key_names_the_episode_where_the_url_does_not() -> None:
 
 async def streamed(episode: Episode, **settings: Any) -> tuple[list[Any], Any]:
     """The events, and the response that the client's own accumulator makes of them."""
-    async with episode.client.responses.stream(model="policy", input="hi", tools=TOOLS, **settings) as stream:
+    async with episode.client.responses.stream(
+        model="policy", input="hi", tools=TOOLS, **settings
+    ) as stream:
         events = [event async for event in stream]
         return events, await stream.get_final_response()
 
 
 async def test_a_stream_says_what_a_whole_response_says() -> None:
     said = "<think>hm</think>so " + call("add", a=1)
-    async with serving(SpeakingEngine([say(said), say(said)], lambda n: asyncio.sleep(0.001)), **ROOM) as served:
+    async with serving(
+        SpeakingEngine([say(said), say(said)], lambda n: asyncio.sleep(0.001)), **ROOM
+    ) as served:
         episode = await served.open()
         events, final = await streamed(episode)
         whole = await respond(episode, "hi", tools=TOOLS)
-    assert [e.sequence_number for e in events if hasattr(e, "sequence_number")] == list(range(len(events)))
+    assert [e.sequence_number for e in events if hasattr(e, "sequence_number")] == list(
+        range(len(events))
+    )
     deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
     assert "".join(deltas) == "so"
     assert len(deltas) == 2
@@ -248,7 +295,9 @@ async def test_the_agent_that_reads_a_stream_goes_on_with_its_sequence() -> None
     async with serving(SpeakingEngine(script), **ROOM) as served:
         episode = await served.open()
         _, final = await streamed(episode)
-        await respond(episode, [HI, *dumped(final.output), result(final.output[-1], "1")], tools=TOOLS)
+        await respond(
+            episode, [HI, *dumped(final.output), result(final.output[-1], "1")], tools=TOOLS
+        )
         trajectory = await episode.end()
     assert parents(trajectory) == [None, 0]
 
@@ -284,7 +333,10 @@ async def test_logprobs_are_named_where_they_are_asked_for() -> None:
     async with serving([say("yo")], **ROOM) as served:
         episode = await served.open()
         made = await respond(episode, "hi", include=["message.output_text.logprobs"])
-    assert [(entry.token, entry.logprob) for entry in made.output[0].content[0].logprobs] == [("y", -1.0), ("o", -1.0)]
+    assert [(entry.token, entry.logprob) for entry in made.output[0].content[0].logprobs] == [
+        ("y", -1.0),
+        ("o", -1.0),
+    ]
 
 
 async def refused(asking: Awaitable[Any]) -> str:
@@ -297,7 +349,9 @@ async def test_a_conversation_without_room_is_refused_as_openai_does() -> None:
     async with serving([say("ok")], max_prompt_tokens=20) as served:
         episode = await served.open()
         first = await respond(episode, "hi")
-        code = await refused(respond(episode, [HI, *dumped(first.output), {"role": "user", "content": "x" * 3000}]))
+        code = await refused(
+            respond(episode, [HI, *dumped(first.output), {"role": "user", "content": "x" * 3000}])
+        )
     assert code == "context_length_exceeded"
 
 

@@ -36,7 +36,9 @@ async def test_an_agent_with_tools_leaves_the_tokens_that_an_environment_leaves(
     assert last.content == "3"
     assert first.tool_calls[0].function.name == "add"
     assert json.loads(first.tool_calls[0].function.arguments) == {"a": 1, "b": 2}
-    assert [r.token_ids.tolist() for r in served.engine.requests] == [r.token_ids.tolist() for r in stepped.requests]
+    assert [r.token_ids.tolist() for r in served.engine.requests] == [
+        r.token_ids.tolist() for r in stepped.requests
+    ]
     assert laid_out(trajectory)[1] == [
         ("TEMPLATE", [TOOL]),
         ("OBSERVATION", ids("3")),
@@ -44,7 +46,11 @@ async def test_an_agent_with_tools_leaves_the_tokens_that_an_environment_leaves(
         ("POLICY", ids("3", END)),
     ]
     assert [turn.parent for turn in trajectory.turns] == [None, 0]
-    assert (str(trajectory.status), trajectory.reward, "restarts" in trajectory.info) == ("terminated", 1.0, False)
+    assert (str(trajectory.status), trajectory.reward, "restarts" in trajectory.info) == (
+        "terminated",
+        1.0,
+        False,
+    )
     record = trajectory.turns[0].calls[0]
     assert record.call is not None
     assert record.result is not None
@@ -77,7 +83,9 @@ async def test_reasoning_that_the_agent_changed_is_another_history() -> None:
     async with serving([say("<think>hm</think>yes"), say("x")]) as served:
         episode = await served.open()
         await episode.say(HI)
-        await episode.say(HI, {"role": "assistant", "content": "yes", "reasoning_content": "other"}, HI)
+        await episode.say(
+            HI, {"role": "assistant", "content": "yes", "reasoning_content": "other"}, HI
+        )
         trajectory = await episode.end()
     assert [turn.parent for turn in trajectory.turns] == [None, None]
 
@@ -89,7 +97,10 @@ async def test_parallel_calls_are_answered_together() -> None:
         await episode.say(HI, *answer(first, "one", "two"), tools=[ADD])
         trajectory = await episode.end()
     assert len({made.id for made in first.tool_calls}) == 2
-    assert [record.result and record.result.content for record in trajectory.turns[0].calls] == ["one", "two"]
+    assert [record.result and record.result.content for record in trajectory.turns[0].calls] == [
+        "one",
+        "two",
+    ]
     assert trajectory.turns[1].parent == 0
 
 
@@ -136,7 +147,9 @@ async def test_requests_at_one_time_each_have_a_session() -> None:
     engine = scripted(lambda request: say("ok"), latency=lambda request: gate.wait())
     async with serving(engine) as served:
         episode = await served.open()
-        asked = [asyncio.create_task(episode.say({"role": "user", "content": str(n)})) for n in range(3)]
+        asked = [
+            asyncio.create_task(episode.say({"role": "user", "content": str(n)})) for n in range(3)
+        ]
         while len(engine.requests) < 3:
             await asyncio.sleep(0.01)
         gate.set()
@@ -174,6 +187,11 @@ async def test_a_call_that_cannot_be_read_is_shown_to_the_agent_and_recorded() -
 async def test_the_prompt_of_a_served_episode_is_what_the_agent_sends() -> None:
     async with serving([say("ok")]) as served:
         episode = await served.open()
-        await episode.say({"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]})
+        await episode.say(
+            {
+                "role": "user",
+                "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}],
+            }
+        )
         trajectory = await episode.end()
     assert laid_out(trajectory)[0][0] == ("PROMPT", ids(USER, "hi", END, ASSISTANT))

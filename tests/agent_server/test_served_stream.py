@@ -22,18 +22,28 @@ WAIT_S = 60.0
 
 
 async def stream_of(episode: Episode, **settings: Any) -> Any:
-    return await episode.client.chat.completions.create(model="policy", messages=[HI], stream=True, **settings)  # type: ignore[list-item]
+    return await episode.client.chat.completions.create(
+        model="policy", messages=[HI], stream=True, **settings
+    )  # type: ignore[list-item]
 
 
 def said(chunks: list[Any]) -> list[str]:
-    return [chunk.choices[0].delta.content for chunk in chunks if chunk.choices and chunk.choices[0].delta.content]
+    return [
+        chunk.choices[0].delta.content
+        for chunk in chunks
+        if chunk.choices and chunk.choices[0].delta.content
+    ]
 
 
 async def test_a_stream_says_what_a_whole_answer_says() -> None:
     async with serving([say("<think>hm</think>so" + call("add", a=1))]) as served:
         episode = await served.open()
         stream = await episode.client.chat.completions.create(
-            model="policy", messages=[HI], tools=[ADD], stream=True, stream_options={"include_usage": True}
+            model="policy",
+            messages=[HI],
+            tools=[ADD],
+            stream=True,
+            stream_options={"include_usage": True},
         )
         chunks = [chunk async for chunk in stream]
         trajectory = await episode.end()
@@ -72,7 +82,9 @@ class Halting(TorchEngine):
 def halting() -> Any:
     model = make_model(vocab_size=MODEL_VOCAB, max_position_embeddings=512)
     engine = Halting(
-        TorchEngineSpec("tiny", context_tokens=512, max_running=2), config=model.config, state_dict=model.tensors
+        TorchEngineSpec("tiny", context_tokens=512, max_running=2),
+        config=model.config,
+        state_dict=model.tensors,
     )
     yield engine
     engine.close()
@@ -147,10 +159,14 @@ async def test_logprobs_name_each_sampled_token_streamed_or_not() -> None:
     async with serving(SpeakingEngine(script, lambda n: asyncio.sleep(0.001))) as served:
         episode = await served.open()
         chunks = [chunk async for chunk in await stream_of(episode, logprobs=True)]
-        whole = await episode.client.chat.completions.create(model="policy", messages=[HI], logprobs=True)
+        whole = await episode.client.chat.completions.create(
+            model="policy", messages=[HI], logprobs=True
+        )
         await episode.end()
     listed = [chunk.choices[0].logprobs.content for chunk in chunks if chunk.choices[0].logprobs]
-    streamed = [(entry.token, entry.logprob, entry.bytes) for content in listed for entry in content]
+    streamed = [
+        (entry.token, entry.logprob, entry.bytes) for content in listed for entry in content
+    ]
     assert streamed == [(letter, -1.0, [ord(letter)]) for letter in "<think>h</think>yo"]
     assert streamed == [(e.token, e.logprob, e.bytes) for e in whole.choices[0].logprobs.content]
     assert len(listed) > 1
@@ -206,14 +222,21 @@ async def test_the_agent_that_reads_a_stream_goes_on_with_its_sequence() -> None
     engine = SpeakingEngine([say("<think>hm</think>so" + call("add", a=1)), say("x")])
     async with serving(engine) as served:
         episode = await served.open()
-        async with episode.client.chat.completions.stream(model="policy", messages=[HI], tools=[ADD]) as stream:  # type: ignore[list-item]
+        async with episode.client.chat.completions.stream(
+            model="policy", messages=[HI], tools=[ADD]
+        ) as stream:  # type: ignore[list-item]
             async for _ in stream:
                 pass
             message = (await stream.get_final_completion()).choices[0].message
         calls = [made.model_dump(include={"id", "type", "function"}) for made in message.tool_calls]
         for made in calls:
-            made["function"] = {"name": made["function"]["name"], "arguments": made["function"]["arguments"]}
+            made["function"] = {
+                "name": made["function"]["name"],
+                "arguments": made["function"]["arguments"],
+            }
         history = [HI, {"role": "assistant", "content": message.content, "tool_calls": calls}]
-        await episode.say(*history, {"role": "tool", "tool_call_id": calls[0]["id"], "content": "1"}, tools=[ADD])
+        await episode.say(
+            *history, {"role": "tool", "tool_call_id": calls[0]["id"], "content": "1"}, tools=[ADD]
+        )
         trajectory = await episode.end()
     assert [turn.parent for turn in trajectory.turns] == [None, 0]

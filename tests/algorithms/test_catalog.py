@@ -32,19 +32,47 @@ def wrong():
     ("name", "settings", "message"),
     [
         ("grp", {}, r"algorithm\.name='grp' is unknown; did you mean 'grpo'\?"),
-        ("grpo", {"clip_hi": 0.3}, r"algorithm\.clip_hi is no setting .* did you mean 'clip_high'\?"),
+        (
+            "grpo",
+            {"clip_hi": 0.3},
+            r"algorithm\.clip_hi is no setting .* did you mean 'clip_high'\?",
+        ),
         ("grpo", {"clip_low": 1.0}, r"algorithm\.clip_low must be in \[0, 1\), got 1\.0"),
         ("grpo", {"clip_low": True}, r"algorithm\.clip_low must be in \[0, 1\), got True"),
-        ("grpo", {"clip_high": float("nan")}, r"algorithm\.clip_high must be finite and at least 0, got nan"),
+        (
+            "grpo",
+            {"clip_high": float("nan")},
+            r"algorithm\.clip_high must be finite and at least 0, got nan",
+        ),
         ("grpo", {"kl_coef": -1.0}, r"algorithm\.kl_coef must be finite and at least 0"),
-        ("grpo", {"kl_cap": 0.0}, r"algorithm\.kl_cap must be finite and above 0, or null, got 0\.0"),
-        ("grpo", {"clip_dual": 1}, r"algorithm\.clip_dual must be finite and above 1, or null, got 1"),
-        ("grpo", {"clip_dual": True}, r"algorithm\.clip_dual must be finite and above 1, or null, got True"),
+        (
+            "grpo",
+            {"kl_cap": 0.0},
+            r"algorithm\.kl_cap must be finite and above 0, or null, got 0\.0",
+        ),
+        (
+            "grpo",
+            {"clip_dual": 1},
+            r"algorithm\.clip_dual must be finite and above 1, or null, got 1",
+        ),
+        (
+            "grpo",
+            {"clip_dual": True},
+            r"algorithm\.clip_dual must be finite and above 1, or null, got True",
+        ),
         ("grpo", {"scale": "max"}, r"algorithm\.scale must be one of none, std, got 'max'"),
         ("grpo", {"reduction": "mean"}, r"algorithm\.reduction must be one of token_mean"),
         ("grpo", {"reduction": "constant"}, r"needs algorithm\.constant_tokens"),
-        ("grpo", {"correction_cap": 0.5}, r"algorithm\.correction_cap must be finite and at least 1"),
-        ("grpo", {"old_logprobs": "rollout", "correction": "token"}, r"needs algorithm\.correction='none'"),
+        (
+            "grpo",
+            {"correction_cap": 0.5},
+            r"algorithm\.correction_cap must be finite and at least 1",
+        ),
+        (
+            "grpo",
+            {"old_logprobs": "rollout", "correction": "token"},
+            r"needs algorithm\.correction='none'",
+        ),
         ("sft", {"clip_low": 0.1}, r"algorithm\.clip_low is no setting of algorithm 'sft'"),
     ],
 )
@@ -83,7 +111,11 @@ def test_a_users_own_function_is_an_algorithm(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("own.py:make", {"strenght": 2.0}, r"algorithm\.strenght is no setting .* did you mean 'strength'\?"),
+        (
+            "own.py:make",
+            {"strenght": 2.0},
+            r"algorithm\.strenght is no setting .* did you mean 'strength'\?",
+        ),
         ("own.py:make", {"more": 2}, r"needs algorithm\.strength"),
         ("own.py:wrong", {}, r"must return an AlgorithmSpec, got int"),
         ("own.py:mak", {"strength": 1.0}, r"has no 'mak'"),
@@ -102,12 +134,16 @@ def test_checking_settings_imports_no_torch() -> None:
         "import sys; from agentrl.algorithms import check_settings; check_settings('grpo', {}); "
         "print('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.strip() == "False"
 
 
 def test_no_code_outside_the_package_compares_an_algorithms_name() -> None:
-    compared = re.compile(r"""(==|!=|\bin\b|\bcase\b)\s*[(\[{]?\s*["'](grpo|sft)["']|["'](grpo|sft)["']\s*(==|!=)""")
+    compared = re.compile(
+        r"""(==|!=|\bin\b|\bcase\b)\s*[(\[{]?\s*["'](grpo|sft)["']|["'](grpo|sft)["']\s*(==|!=)"""
+    )
     guilty = [
         f"{path.relative_to(REPOSITORY)}:{number}"
         for path in (REPOSITORY / "agentrl").rglob("*.py")

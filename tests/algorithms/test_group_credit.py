@@ -18,7 +18,13 @@ def floats(*values: float) -> np.ndarray:
 
 
 def rewards_of(reward: np.ndarray, group: np.ndarray, seed: int = 0) -> Rewards:
-    return Rewards(reward, group, turn_trajectory=np.arange(reward.size), turn_reward=np.zeros(reward.size), seed=seed)
+    return Rewards(
+        reward,
+        group,
+        turn_trajectory=np.arange(reward.size),
+        turn_reward=np.zeros(reward.size),
+        seed=seed,
+    )
 
 
 def test_advantages_are_centred_on_their_own_group() -> None:
@@ -40,12 +46,20 @@ def test_siblings_need_not_be_neighbours() -> None:
 
 def test_a_failed_sibling_leaves_its_group() -> None:
     # 4 started, the one that failed is absent: the baseline is the mean of three
-    assert group_advantages(floats(0, 0, 3), np.zeros(3, int), scale="none").tolist() == [-1.0, -1.0, 2.0]
+    assert group_advantages(floats(0, 0, 3), np.zeros(3, int), scale="none").tolist() == [
+        -1.0,
+        -1.0,
+        2.0,
+    ]
 
 
 def test_a_group_of_equal_rewards_gets_exact_zeros() -> None:
     # the mean of three times 0.1 is not 0.1 in floating point
-    assert group_advantages(floats(0.1, 0.1, 0.1), np.zeros(3, int), eps=0.0).tolist() == [0.0, 0.0, 0.0]
+    assert group_advantages(floats(0.1, 0.1, 0.1), np.zeros(3, int), eps=0.0).tolist() == [
+        0.0,
+        0.0,
+        0.0,
+    ]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -63,7 +77,9 @@ def test_a_single_trajectory_has_no_baseline() -> None:
 
 @given(
     groups=st.lists(
-        st.lists(st.integers(-50, 50), min_size=2, max_size=6).filter(lambda group: len(set(group)) > 1),
+        st.lists(st.integers(-50, 50), min_size=2, max_size=6).filter(
+            lambda group: len(set(group)) > 1
+        ),
         min_size=1,
         max_size=4,
     )
@@ -71,8 +87,12 @@ def test_a_single_trajectory_has_no_baseline() -> None:
 def test_std_agrees_with_scipys_zscore(groups: list[list[int]]) -> None:
     reward = np.concatenate([np.array(group, dtype=np.float64) for group in groups])
     rows = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
-    expected = np.concatenate([zscore(np.array(group, dtype=np.float64), ddof=1) for group in groups])
-    np.testing.assert_allclose(group_advantages(reward, rows, eps=0.0), expected, rtol=1e-9, atol=1e-9)
+    expected = np.concatenate(
+        [zscore(np.array(group, dtype=np.float64), ddof=1) for group in groups]
+    )
+    np.testing.assert_allclose(
+        group_advantages(reward, rows, eps=0.0), expected, rtol=1e-9, atol=1e-9
+    )
 
 
 def test_groups_that_teach_nothing_are_dropped_with_a_reason() -> None:
@@ -83,11 +103,17 @@ def test_groups_that_teach_nothing_are_dropped_with_a_reason() -> None:
 
 
 def test_groups_without_spread_can_be_kept() -> None:
-    assert make_algorithm("grpo", {"drop_zero_spread": False}).keep_group(GroupSummary(0, floats(1, 1))).keep
+    assert (
+        make_algorithm("grpo", {"drop_zero_spread": False})
+        .keep_group(GroupSummary(0, floats(1, 1)))
+        .keep
+    )
 
 
 def test_credit_goes_to_trajectories_and_none_to_turns() -> None:
-    credit = make_algorithm("grpo", {"scale": "none"}).credit(rewards_of(floats(0, 2), np.zeros(2, int)), {})
+    credit = make_algorithm("grpo", {"scale": "none"}).credit(
+        rewards_of(floats(0, 2), np.zeros(2, int)), {}
+    )
     assert credit.trajectory.tolist() == [-1.0, 1.0]
     assert credit.turn.tolist() == [0.0, 0.0]
 

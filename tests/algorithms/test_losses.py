@@ -11,22 +11,14 @@ import pytest
 import torch
 from torch import Tensor, tensor
 
-from agentrl.algorithms import (
-    PolicyInputs,
-    TokenCredit,
-    TokenLoss,
-    make_algorithm,
-)
-from agentrl.algorithms.losses import (
-    broadcast_to_tokens,
-    capped_k3,
-    k3,
-    truncated_importance,
-)
+from agentrl.algorithms import PolicyInputs, TokenCredit, TokenLoss, make_algorithm
+from agentrl.algorithms.losses import broadcast_to_tokens, capped_k3, k3, truncated_importance
 from agentrl.algorithms.settings import GRPOSettings
 
 
-def inputs(ratios: list[float], advantages: list[float] | None, **columns: Tensor | None) -> PolicyInputs:
+def inputs(
+    ratios: list[float], advantages: list[float] | None, **columns: Tensor | None
+) -> PolicyInputs:
     """Tokens whose π_old is 1/e and whose ratio to it is given."""
     old = torch.full((len(ratios),), -1.0)
     fields: dict[str, Tensor | None] = {
@@ -39,7 +31,9 @@ def inputs(ratios: list[float], advantages: list[float] | None, **columns: Tenso
     return PolicyInputs(logprobs=logprobs, **(fields | columns))  # type: ignore[arg-type]
 
 
-def policy_loss(name: str, settings: dict[str, Any] | None = None) -> Callable[[PolicyInputs], TokenLoss]:
+def policy_loss(
+    name: str, settings: dict[str, Any] | None = None
+) -> Callable[[PolicyInputs], TokenLoss]:
     loss = make_algorithm(name, settings).policy_loss
     assert loss is not None
     return loss
@@ -62,8 +56,14 @@ def test_a_bound_that_bites_removes_the_gradient() -> None:
 
 def test_clip_fractions_count_tokens_whose_gradient_a_bound_removed() -> None:
     stats = policy_loss("grpo")(inputs([1.5, 0.5, 1.5, 0.5], [1.0, -1.0, -1.0, 1.0])).stats
-    assert (stats["policy/clip_frac_low"].sum.item(), stats["policy/clip_frac_low"].count) == (1.0, 4)
-    assert (stats["policy/clip_frac_high"].sum.item(), stats["policy/clip_frac_high"].count) == (1.0, 4)
+    assert (stats["policy/clip_frac_low"].sum.item(), stats["policy/clip_frac_low"].count) == (
+        1.0,
+        4,
+    )
+    assert (stats["policy/clip_frac_high"].sum.item(), stats["policy/clip_frac_high"].count) == (
+        1.0,
+        4,
+    )
 
 
 def test_kl_old_estimates_from_the_old_policys_tokens() -> None:
@@ -75,7 +75,9 @@ def test_kl_old_estimates_from_the_old_policys_tokens() -> None:
 def test_k3_is_zero_for_equal_policies_and_positive_otherwise() -> None:
     # exp(d) - d - 1 with d = log 2 and log 1/2
     estimates = k3(tensor([-1.0, -1.0, -1.0]), tensor([0.0, math.log(2.0), -math.log(2.0)]) - 1.0)
-    assert estimates.tolist() == pytest.approx([0.0, 1 - math.log(2), 0.5 + math.log(2) - 1], abs=1e-6)
+    assert estimates.tolist() == pytest.approx(
+        [0.0, 1 - math.log(2), 0.5 + math.log(2) - 1], abs=1e-6
+    )
 
 
 def test_kl_against_the_reference_stands_beside_the_loss_with_its_coefficient() -> None:
@@ -83,7 +85,10 @@ def test_kl_against_the_reference_stands_beside_the_loss_with_its_coefficient() 
     outcome = policy_loss("grpo", {"kl_coef": 0.5})(given)
     assert outcome.loss.tolist() == [0.0]
     assert outcome.kl is not None
-    assert (outcome.kl.tolist(), outcome.kl_coef) == (pytest.approx([1 - math.log(2)], abs=1e-6), 0.5)
+    assert (outcome.kl.tolist(), outcome.kl_coef) == (
+        pytest.approx([1 - math.log(2)], abs=1e-6),
+        0.5,
+    )
     assert outcome.stats["policy/kl_ref"].sum.item() == pytest.approx(1 - math.log(2), abs=1e-6)
 
 
@@ -103,9 +108,22 @@ def test_a_capped_kl_counts_as_the_cap_and_has_no_gradient_above_it() -> None:
     found.sum().backward()
     # exp(d) - d - 1 with gradient 1 - exp(d), where that is below 10: it is 6.67 at 2.3, 8.68 at 2.5 and 11.0 at -12
     kept = [1 - math.log(2), math.exp(2.3) - 3.3, math.exp(2.5) - 3.5]
-    assert found.tolist() == pytest.approx([*kept, 10.0, 10.0, 10.0, math.exp(-9) + 8.0, 10.0, 10.0, 0.0], rel=1e-5)
+    assert found.tolist() == pytest.approx(
+        [*kept, 10.0, 10.0, 10.0, math.exp(-9) + 8.0, 10.0, 10.0, 0.0], rel=1e-5
+    )
     assert logprobs.grad is not None
-    slopes = [-1.0, 1 - math.exp(2.3), 1 - math.exp(2.5), 0.0, 0.0, 0.0, 1 - math.exp(-9), 0.0, 0.0, 0.0]
+    slopes = [
+        -1.0,
+        1 - math.exp(2.3),
+        1 - math.exp(2.5),
+        0.0,
+        0.0,
+        0.0,
+        1 - math.exp(-9),
+        0.0,
+        0.0,
+        0.0,
+    ]
     assert logprobs.grad.tolist() == pytest.approx(slopes, rel=1e-5, abs=1e-6)
 
 
@@ -126,7 +144,9 @@ def test_the_default_cap_is_verls() -> None:
     cap = GRPOSettings().kl_cap
     for step in range(-400, 401):
         difference = step / 10
-        found = capped_k3(tensor(0.0, dtype=torch.float64), tensor(difference, dtype=torch.float64), cap)
+        found = capped_k3(
+            tensor(0.0, dtype=torch.float64), tensor(difference, dtype=torch.float64), cap
+        )
         assert found.item() == pytest.approx(low_var_kl(difference), rel=1e-12)
 
 
@@ -149,7 +169,9 @@ def test_without_a_dual_clip_nothing_of_it_is_told() -> None:
 
 
 def test_kl_old_k1_is_the_mean_difference_held_to_20_nats() -> None:
-    stat = policy_loss("grpo")(inputs([2.0, 0.5, math.exp(-30.0)], [1.0, 1.0, 1.0])).stats["policy/kl_old_k1"]
+    stat = policy_loss("grpo")(inputs([2.0, 0.5, math.exp(-30.0)], [1.0, 1.0, 1.0])).stats[
+        "policy/kl_old_k1"
+    ]
     assert stat.sum.item() == pytest.approx(-math.log(2.0) + math.log(2.0) + 20.0, abs=1e-5)
 
 
@@ -184,5 +206,7 @@ def test_the_correction_is_capped_detached_and_one_for_tokens_that_nobody_sample
 
 
 def test_credit_is_spread_over_trained_tokens_alone() -> None:
-    credit = TokenCredit(tensor([1.0, 1.0, float("nan")]), tensor([0.5, -0.5, 0.0]), tensor([1.0, 1.0, 0.0]))
+    credit = TokenCredit(
+        tensor([1.0, 1.0, float("nan")]), tensor([0.5, -0.5, 0.0]), tensor([1.0, 1.0, 0.0])
+    )
     assert broadcast_to_tokens(credit).advantages.tolist() == [1.5, 0.5, 0.0]

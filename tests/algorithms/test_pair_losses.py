@@ -28,9 +28,13 @@ def pair_loss(settings: dict[str, Any] | None = None) -> Callable[[PairInputs], 
     return loss
 
 
-def inputs(chosen: list[float], rejected: list[float], margin: list[float] | None = None) -> PairInputs:
+def inputs(
+    chosen: list[float], rejected: list[float], margin: list[float] | None = None
+) -> PairInputs:
     return PairInputs(
-        tensor(chosen, requires_grad=True), tensor(rejected, requires_grad=True), tensor(margin or [0.0] * len(chosen))
+        tensor(chosen, requires_grad=True),
+        tensor(rejected, requires_grad=True),
+        tensor(margin or [0.0] * len(chosen)),
     )
 
 
@@ -61,7 +65,10 @@ def test_centring_adds_the_square_of_the_sum() -> None:
 
 def test_statistics_count_a_tie_half() -> None:
     stats = pair_loss()(inputs([2.0, 1.0, 0.0], [1.0, 1.0, 4.0])).stats
-    assert (stats["reward_model/accuracy"].sum.item(), stats["reward_model/accuracy"].count) == (1.5, 3)
+    assert (stats["reward_model/accuracy"].sum.item(), stats["reward_model/accuracy"].count) == (
+        1.5,
+        3,
+    )
     assert stats["reward_model/margin"].sum.item() == 1.0 + 0.0 - 4.0
     assert stats["reward_model/score"].sum.item() == 1.5 + 1.0 + 2.0
 
@@ -72,7 +79,9 @@ def test_every_pair_weighs_the_same_whatever_its_tokens() -> None:
 
 
 @pytest.mark.parametrize(("use_margin", "credit"), [(True, [1.5, 0.0]), (False, [0.0, 0.0])])
-def test_margins_are_the_pairs_own_where_they_are_used(use_margin: bool, credit: list[float]) -> None:
+def test_margins_are_the_pairs_own_where_they_are_used(
+    use_margin: bool, credit: list[float]
+) -> None:
     rewards = Rewards(np.array([1.5, 0.0]), np.array([0, 0]), np.array([0, 1]), np.zeros(2))
     found = make_algorithm("reward_model", {"use_margin": use_margin}).credit(rewards, {})
     assert found.trajectory.tolist() == credit
@@ -98,5 +107,7 @@ def grpo() -> AlgorithmSpec:
 
 
 def test_centring_below_zero_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"algorithm\.centring must be finite and at least 0, got -1"):
+    with pytest.raises(
+        ConfigError, match=r"algorithm\.centring must be finite and at least 0, got -1"
+    ):
         make_algorithm("reward_model", {"centring": -1})

@@ -11,7 +11,15 @@ import torch
 from agentrl.engines.torch import TorchEngine, TorchEngineSpec
 from benchmarks import gpu_rollout
 from benchmarks.figures import NOT_HERE
-from benchmarks.rollouts.engine_episodes import CONTEXT, SHAPES, TURNS, Episodes, build_module, by_engine, by_generate
+from benchmarks.rollouts.engine_episodes import (
+    CONTEXT,
+    SHAPES,
+    TURNS,
+    Episodes,
+    build_module,
+    by_engine,
+    by_generate,
+)
 from benchmarks.rollouts.engine_floor import ProductRecorder
 
 

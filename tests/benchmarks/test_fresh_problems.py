@@ -29,7 +29,11 @@ def fresh_pairs() -> set[frozenset[int]]:
 
 @pytest.fixture(scope="module")
 def fresh_names() -> set[str]:
-    return {name for task in search.tasks() for name in names_in(f"{task.messages[0]['content']} {task.answer}")}
+    return {
+        name
+        for task in search.tasks()
+        for name in names_in(f"{task.messages[0]['content']} {task.answer}")
+    }
 
 
 def test_a_thousand_problems_and_three_hundred_questions() -> None:
@@ -43,14 +47,20 @@ def test_a_thousand_problems_and_three_hundred_questions() -> None:
 def test_no_operand_pair_occurs_in_training(fresh_pairs: set[frozenset[int]], seed: int) -> None:
     tasks = load_object("task.py:tasks", code.EXAMPLE)(seed)
     rows = islice(load_object("warmup.py:demonstrations", code.EXAMPLE)(seed), 500 * 32)
-    asked = [task.messages[0]["content"] for task in tasks] + [row["messages"][0]["content"] for row in rows]
+    asked = [task.messages[0]["content"] for task in tasks] + [
+        row["messages"][0]["content"] for row in rows
+    ]
     assert fresh_pairs.isdisjoint(pair for text in asked for pair in pairs_of(text))
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_no_operand_pair_occurs_in_the_earlier_held_out_problems(fresh_pairs: set[frozenset[int]], seed: int) -> None:
+def test_no_operand_pair_occurs_in_the_earlier_held_out_problems(
+    fresh_pairs: set[frozenset[int]], seed: int
+) -> None:
     earlier = load_object("task.py:tasks", code.EXAMPLE)(seed, split="held_out", num_tasks=1000)
-    assert fresh_pairs.isdisjoint(pair for task in earlier for pair in pairs_of(task.messages[0]["content"]))
+    assert fresh_pairs.isdisjoint(
+        pair for task in earlier for pair in pairs_of(task.messages[0]["content"])
+    )
 
 
 def test_no_name_occurs_in_training(fresh_names: set[str]) -> None:
@@ -71,7 +81,9 @@ def test_no_name_occurs_in_the_earlier_held_out_questions(fresh_names: set[str])
 
 def test_an_answer_of_two_hops_follows_the_facts() -> None:
     task = next(task for task in search.tasks() if task.data_source == "2-hop")
-    found = re.fullmatch(r"Who is the (\w+) of the (\w+) of (\w+)\?", str(task.messages[0]["content"]))
+    found = re.fullmatch(
+        r"Who is the (\w+) of the (\w+) of (\w+)\?", str(task.messages[0]["content"])
+    )
     assert found is not None
     last, first, name = found.groups()
     assert task.answer == search.FACTS[last, search.FACTS[first, name]]

@@ -34,7 +34,9 @@ def result(stdout: bytes, status: str = "ok") -> ExecResult:
         ("crashes", result(b"", "error"), True),
     ],
 )
-def test_a_result_of_another_run_is_found_out(hostile: str | None, given: ExecResult, wrong: bool) -> None:
+def test_a_result_of_another_run_is_found_out(
+    hostile: str | None, given: ExecResult, wrong: bool
+) -> None:
     seen = soak.Seen()
     seen.take("aa", hostile, given)
     assert (seen.answered, seen.wrong) == (1, wrong)
@@ -60,7 +62,9 @@ def rows(figures: Figures) -> dict[str, float]:
 
 def test_a_small_soak_loses_nothing(landlock: None) -> None:
     figures = Figures()
-    arguments = argparse.Namespace(soak_executions=80, soak_backend="landlock", image="absent:0", seed=0)
+    arguments = argparse.Namespace(
+        soak_executions=80, soak_backend="landlock", image="absent:0", seed=0
+    )
     soak.measure(figures, arguments)
     found = rows(figures)
     assert found["soak: executions"] >= 80
@@ -94,18 +98,26 @@ def test_a_part_that_does_not_exist_is_refused() -> None:
         main(["--only", "nothing"])
 
 
-def test_creation_is_measured_warm_cold_and_in_a_new_process(landlock: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(creation, "usable_backends", lambda *_: ["landlock"])  # the others cost seconds
+def test_creation_is_measured_warm_cold_and_in_a_new_process(
+    landlock: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        creation, "usable_backends", lambda *_: ["landlock"]
+    )  # the others cost seconds
     figures = Figures()
     creation.measure(figures, argparse.Namespace(rounds=1, creations=5, image="absent:0"))
     warm, cold, tail, new, lives = (row.value for row in figures.rows)
     assert 0 < warm <= tail
-    assert warm < min(cold, new)  # a host is started; in a new process the backend is probed before that
+    assert warm < min(
+        cold, new
+    )  # a host is started; in a new process the backend is probed before that
     assert lives > 0
     assert [row.target for row in figures.rows[:2]] == ["<= 50", "<= 150"]
 
 
 async def test_the_tool_in_process_answers_as_the_sandboxed_one() -> None:
-    (record,) = await ToolExecutor([python]).run([ToolCall("0", "python", {"code": "print(6 * 7)"})])
+    (record,) = await ToolExecutor([python]).run(
+        [ToolCall("0", "python", {"code": "print(6 * 7)"})]
+    )
     assert record.result is not None
     assert (record.result.content, record.result.error) == ("42", None)

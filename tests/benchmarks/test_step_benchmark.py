@@ -27,7 +27,8 @@ def test_calc_evaluates_arithmetic(expression: str, value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "expression", ["", "1/2", "2**9", "print(1)", "a*2", "1.5+1", "True+1", "9" * 41, "(" * 500, "1 +"]
+    "expression",
+    ["", "1/2", "2**9", "print(1)", "a*2", "1.5+1", "True+1", "9" * 41, "(" * 500, "1 +"],
 )
 def test_calc_refuses_everything_else(expression: str) -> None:
     with pytest.raises(ValueError, match=r"expression|understood|digits"):
@@ -40,7 +41,9 @@ def test_a_demonstration_that_calls_answers_what_calc_says() -> None:
         if len(messages) == 2:
             continue
         arguments = messages[1]["tool_calls"][0]["function"]["arguments"]
-        expression = (json.loads(arguments) if isinstance(arguments, str) else arguments)["expression"]
+        expression = (json.loads(arguments) if isinstance(arguments, str) else arguments)[
+            "expression"
+        ]
         assert messages[2]["content"] == messages[3]["content"] == evaluate(expression)
 
 
@@ -103,8 +106,12 @@ def test_trls_side_takes_as_many_steps_as_it_is_asked_for(tmp_path: Path) -> Non
     load_object("task.py:build_model", CALCULATOR)(str(tmp_path / "model"))
     tasks = write_tasks(tmp_path / "tasks.jsonl", seed=0)
 
-    with TRLSide(Path(sys.executable), tmp_path / "model", tasks, tmp_path / "out", threads=1, seed=0) as trl:
+    with TRLSide(
+        Path(sys.executable), tmp_path / "model", tasks, tmp_path / "out", threads=1, seed=0
+    ) as trl:
         blocks = [trl.block(1), trl.block(2)]
 
     assert [len(rows) for rows in blocks] == [1, 2]
-    assert all(row["step_s"] > 0 and row["completions/mean_length"] > 0 for rows in blocks for row in rows)
+    assert all(
+        row["step_s"] > 0 and row["completions/mean_length"] > 0 for rows in blocks for row in rows
+    )

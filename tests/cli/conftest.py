@@ -56,8 +56,19 @@ def two_turns() -> Trajectory:
         observed=(asked,),
         calls=(CallRecord(call, None, result),),
     )
-    context = (Segment(SegmentKind.TEMPLATE, ids("<start>")), Segment(SegmentKind.OBSERVATION, ids("42")))
-    second = Turn(1, 0, context, (policy("answer 42 <end>"),), "answer 42", answer, observed=(result.message(),))
+    context = (
+        Segment(SegmentKind.TEMPLATE, ids("<start>")),
+        Segment(SegmentKind.OBSERVATION, ids("42")),
+    )
+    second = Turn(
+        1,
+        0,
+        context,
+        (policy("answer 42 <end>"),),
+        "answer 42",
+        answer,
+        observed=(result.message(),),
+    )
     task = Task("calc-1", (asked,), 42, "code")
     rewards = {"correct": 1.0}
     return Trajectory(task, 5, 0, 0, "train", (first, second), Status("terminated"), rewards, 1.0)
@@ -79,7 +90,13 @@ def run_dir(tmp_path: Path) -> Path:
     lines = [{"step": 0, "reward/mean": 0.25}, {"step": 1, "reward/mean": 0.5}]
     run.metrics_path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     summary = {
-        "eval": {"code": {"before": {"sampled": 0.3, "greedy": 0.6}, "after": {"sampled": 0.8}, "num_tasks": 300}},
+        "eval": {
+            "code": {
+                "before": {"sampled": 0.3, "greedy": 0.6},
+                "after": {"sampled": 0.8},
+                "num_tasks": 300,
+            }
+        },
         "steps": 2,
         "seconds": {"total": 9.0},
     }

@@ -77,7 +77,11 @@ def boolean(episode):
 def weighed(episode, factor):
     return None
 """
-LINE = {name: n for n, line in enumerate(TASK.splitlines(), 1) for name in re.findall(r"^(?:async )?def (\w+)", line)}
+LINE = {
+    name: n
+    for n, line in enumerate(TASK.splitlines(), 1)
+    for name in re.findall(r"^(?:async )?def (\w+)", line)
+}
 
 
 @pytest.fixture
@@ -104,7 +108,10 @@ def check(tmp_path: Path, agentrl: Agentrl) -> Callable[..., tuple[int, str, str
         ("task.py:raises", r"raised JSONDecodeError: .*task\.py:{raises}\+3\)"),
         ("task.py:raises_later", r"raised IndexError: .*task\.py:{raises_later}\+1\)"),
         ("task.py:only_when_right", r"raised ZeroDivisionError: .*task\.py:{only_when_right}\+2\)"),
-        ("task.py:held_out", r"eval\.sets\.own: .* raised KeyError: 'held' \(.*task\.py:{held_out}\+2\)"),
+        (
+            "task.py:held_out",
+            r"eval\.sets\.own: .* raised KeyError: 'held' \(.*task\.py:{held_out}\+2\)",
+        ),
         ("{function: task.py:weighed, args: {factor: 2}}", r"got None; .*task\.py:{weighed}\)"),
     ],
 )
@@ -136,7 +143,9 @@ def test_a_bool_is_told(check: Callable[..., tuple[int, str, str]]) -> None:
     assert "reward: boolean gives a bool, which counts as 1.0 or 0.0; return a float" in out
 
 
-def test_no_tool_of_the_users_is_called(check: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+def test_no_tool_of_the_users_is_called(
+    check: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
     from agentrl.types import load_object
 
     assert check("agentrl.envs:exact_answer")[0] == 0
@@ -151,8 +160,12 @@ async def test_in_training_too_an_error_names_the_users_line(tmp_path: Path) -> 
     (tmp_path / "config.yaml").write_text(text)
     (stage,) = load_config(tmp_path / "config.yaml").resolved_stages()
     rubric = rubric_spec(stage, LiveObjects(), tmp_path).build()
-    view = EpisodeView(Task("t"), ({"role": "assistant", "content": "?"},), (), Status("terminated"))
-    with pytest.raises(RewardError, match=rf"raised JSONDecodeError: .*task\.py:{LINE['raises'] + 3}\)$"):
+    view = EpisodeView(
+        Task("t"), ({"role": "assistant", "content": "?"},), (), Status("terminated")
+    )
+    with pytest.raises(
+        RewardError, match=rf"raised JSONDecodeError: .*task\.py:{LINE['raises'] + 3}\)$"
+    ):
         await rubric.score(view)
 
 
@@ -164,9 +177,17 @@ def test_demonstrations_are_read_as_training_reads_them(
     agentrl: Agentrl, tmp_path: Path, arguments: str, code: int
 ) -> None:
     line = f'{{"role": "assistant", "content": null, "tool_calls": [{CALL.replace("{ARGUMENTS}", arguments)}]}}'
-    (tmp_path / "rows.jsonl").write_text(f'{{"messages": [{{"role": "user", "content": "?"}}, {line}]}}\n')
-    (tmp_path / "config.yaml").write_text("model: {path: m}\nalgorithm: sft\ndata: rows.jsonl\ntrain: {steps: 1}\n")
+    (tmp_path / "rows.jsonl").write_text(
+        f'{{"messages": [{{"role": "user", "content": "?"}}, {line}]}}\n'
+    )
+    (tmp_path / "config.yaml").write_text(
+        "model: {path: m}\nalgorithm: sft\ndata: rows.jsonl\ntrain: {steps: 1}\n"
+    )
     found, out, err = agentrl("check", tmp_path / "config.yaml")
     assert found == code, err
-    told = "demonstrations: the first 1 can be read" if code == 0 else "demonstration 0: messages[1]: tool_calls[0]"
+    told = (
+        "demonstrations: the first 1 can be read"
+        if code == 0
+        else "demonstration 0: messages[1]: tool_calls[0]"
+    )
     assert told in out + err

@@ -25,25 +25,37 @@ def no_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     return host
 
 
-def test_it_shows_what_every_backend_guarantees(no_engine: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_shows_what_every_backend_guarantees(
+    no_engine: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["doctor"]) == 0
     lines = capsys.readouterr().out.splitlines()
     (head,) = [line for line in lines if line.startswith("sandbox guarantees")]
     assert head.split()[2:] == list(BACKENDS)
-    rows = {line.split()[0]: line.split()[1:] for line in lines if line.split()[:1] and line.split()[0] in GUARANTEES}
+    rows = {
+        line.split()[0]: line.split()[1:]
+        for line in lines
+        if line.split()[:1] and line.split()[0] in GUARANTEES
+    }
     held = SandboxSpec().check()
     for name in GUARANTEES:
         assert rows[name][list(BACKENDS).index("unsafe")] == "no"
-        assert rows[name][list(BACKENDS).index(held.backend)] == ("yes" if name in held.held else "no")
+        assert rows[name][list(BACKENDS).index(held.backend)] == (
+            "yes" if name in held.held else "no"
+        )
     assert f"sandbox.backend: auto takes {held.backend} here" in lines
 
 
-def test_a_backend_that_cannot_be_used_says_why(no_engine: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_backend_that_cannot_be_used_says_why(
+    no_engine: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     run(["doctor"])
     assert f"docker: no container engine answers at {no_engine}" in capsys.readouterr().out
 
 
-def test_reap_removes_what_the_dead_left_and_lists_it(no_engine: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reap_removes_what_the_dead_left_and_lists_it(
+    no_engine: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     left = Path(f"/tmp/{FOLDER_PREFIX}{replace(Owner.current(), boot='0' * 12)}-{os.getpid()}")
     left.mkdir()
     (left / "file").write_text("x")
@@ -54,8 +66,13 @@ def test_reap_removes_what_the_dead_left_and_lists_it(no_engine: str, capsys: py
     assert not left.exists()
 
 
-def test_reap_removes_the_folders_of_dead_servers(no_engine: str, capsys: pytest.CaptureFixture[str]) -> None:
-    left = Path(tempfile.gettempdir(), f"{SERVER_PREFIX}{replace(Owner.current(), boot='0' * 12)}-{os.getpid()}")
+def test_reap_removes_the_folders_of_dead_servers(
+    no_engine: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left = Path(
+        tempfile.gettempdir(),
+        f"{SERVER_PREFIX}{replace(Owner.current(), boot='0' * 12)}-{os.getpid()}",
+    )
     left.mkdir()
     (left / "file").write_text("x")
     assert run(["doctor", "--reap"]) == 0
@@ -63,17 +80,25 @@ def test_reap_removes_the_folders_of_dead_servers(no_engine: str, capsys: pytest
     assert not left.exists()
 
 
-def test_prepare_without_an_engine_is_the_machines_fault(no_engine: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prepare_without_an_engine_is_the_machines_fault(
+    no_engine: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["doctor", "--prepare", "some/image:1"]) == 4
     assert "no container engine answers" in capsys.readouterr().err
 
 
 def test_it_sees_the_sglang_that_install_made(
-    no_engine: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    no_engine: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     run(["doctor"])
-    assert "SGLang's environment: none here; agentrl install sglang makes one" in capsys.readouterr().out.splitlines()
+    assert (
+        "SGLang's environment: none here; agentrl install sglang makes one"
+        in capsys.readouterr().out.splitlines()
+    )
     folder = default_folder(CPU)
     (folder / "bin").mkdir(parents=True)
     (folder / "bin" / "python").touch()
@@ -83,4 +108,7 @@ def test_it_sees_the_sglang_that_install_made(
     assert f"{SGLANG_VERSION} for cpu in {folder}, not finished" in capsys.readouterr().out
     (folder / "agentrl-sglang.json").write_text(json.dumps({**mark, "complete": True}))
     run(["doctor"])
-    assert f"SGLang's environment: {SGLANG_VERSION} for cpu in {folder}" in capsys.readouterr().out.splitlines()
+    assert (
+        f"SGLang's environment: {SGLANG_VERSION} for cpu in {folder}"
+        in capsys.readouterr().out.splitlines()
+    )

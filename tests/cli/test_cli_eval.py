@@ -67,7 +67,9 @@ def test_a_failed_sample_has_no_score(eval_file: Path) -> None:
     assert pq.read_table(eval_file).to_pylist()[1]["scores"] == [None]
 
 
-def test_a_file_comes_back_as_it_was_but_for_tokens(eval_file: Path, trajectories: list[Trajectory]) -> None:
+def test_a_file_comes_back_as_it_was_but_for_tokens(
+    eval_file: Path, trajectories: list[Trajectory]
+) -> None:
     found = read_eval_file(eval_file)
     back, was = found[0].trajectories[0], trajectories[0]
     assert (found[0].task, back.status, back.rewards) == (was.task, was.status, was.rewards)
@@ -77,7 +79,10 @@ def test_a_file_comes_back_as_it_was_but_for_tokens(eval_file: Path, trajectorie
 
 def test_statistics_leave_failed_samples_out(trajectories: list[Trajectory]) -> None:
     scores = task_scores(evaluated_tasks(trajectories))
-    assert [(entry.scores, entry.answers) for entry in scores] == [((1.0,), ("answer 42",)), ((), ())]
+    assert [(entry.scores, entry.answers) for entry in scores] == [
+        ((1.0,), ("answer 42",)),
+        ((), ()),
+    ]
 
 
 def test_score_again_without_a_model(agentrl: Agentrl, eval_file: Path, rewards: Path) -> None:
@@ -88,12 +93,16 @@ def test_score_again_without_a_model(agentrl: Agentrl, eval_file: Path, rewards:
     assert report["failed_samples"] == 1
 
 
-def test_a_reward_sees_the_turns_of_a_stored_episode(agentrl: Agentrl, eval_file: Path, rewards: Path) -> None:
+def test_a_reward_sees_the_turns_of_a_stored_episode(
+    agentrl: Agentrl, eval_file: Path, rewards: Path
+) -> None:
     _, out, _ = agentrl("eval", "--score", eval_file, "--reward", f"{rewards}:called", "--json")
     assert json.loads(out)["sources"]["code"]["avg@1"]["value"] == 1.0
 
 
-def test_new_scores_can_be_kept(agentrl: Agentrl, eval_file: Path, rewards: Path, tmp_path: Path) -> None:
+def test_new_scores_can_be_kept(
+    agentrl: Agentrl, eval_file: Path, rewards: Path, tmp_path: Path
+) -> None:
     rewards.write_text("def never(view):\n    return 0.0\n")
     again = tmp_path / "again.parquet"
     agentrl("eval", "--score", eval_file, "--reward", f"{rewards}:never", "--out", again)
@@ -127,7 +136,11 @@ def test_a_file_of_verls_can_be_scored(agentrl: Agentrl, rewards: Path, tmp_path
     ("tokens", "code", "words"),
     [
         (["--score", "FILE"], 2, "--score FILE needs --reward"),
-        (["--score", "absent.parquet", "--reward", "REWARDS:says_42"], 3, "there is no file absent.parquet"),
+        (
+            ["--score", "absent.parquet", "--reward", "REWARDS:says_42"],
+            3,
+            "there is no file absent.parquet",
+        ),
         (["--score", "REWARDS", "--reward", "REWARDS:says_42"], 3, "cannot be read as Parquet"),
         (["--score", "FILE", "--reward", "REWARDS:say_42"], 2, "did you mean 'says_42'?"),
         ([], 2, "name a run or a model"),
@@ -137,13 +150,17 @@ def test_a_file_of_verls_can_be_scored(agentrl: Agentrl, rewards: Path, tmp_path
 def test_a_mistake_is_named(
     agentrl: Agentrl, eval_file: Path, rewards: Path, tokens: list[str], code: int, words: str
 ) -> None:
-    filled = [token.replace("FILE", str(eval_file)).replace("REWARDS", str(rewards)) for token in tokens]
+    filled = [
+        token.replace("FILE", str(eval_file)).replace("REWARDS", str(rewards)) for token in tokens
+    ]
     found, _, err = agentrl("eval", *filled)
     assert found == code
     assert words in err.replace(str(eval_file), "FILE")
 
 
-def test_a_reward_that_raises_names_itself_and_the_task(agentrl: Agentrl, eval_file: Path, rewards: Path) -> None:
+def test_a_reward_that_raises_names_itself_and_the_task(
+    agentrl: Agentrl, eval_file: Path, rewards: Path
+) -> None:
     code, _, err = agentrl("eval", "--score", eval_file, "--reward", f"{rewards}:broken")
     assert code == 1
     assert "error: reward 'broken' of task 'calc-1' raised ZeroDivisionError" in err
@@ -155,4 +172,7 @@ def test_tasks_of_one_id_in_two_data_sources_stay_apart(trajectories: list[Traje
     one = trajectories[0]
     other = replace(one, task=replace(one.task, data_source="search"))
     found: list[EvaluatedTask] = evaluated_tasks([one, other, one])
-    assert [(entry.task.data_source, len(entry.trajectories)) for entry in found] == [("code", 2), ("search", 1)]
+    assert [(entry.task.data_source, len(entry.trajectories)) for entry in found] == [
+        ("code", 2),
+        ("search", 1),
+    ]

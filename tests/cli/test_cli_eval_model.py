@@ -15,12 +15,26 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "code"
 
 
 @pytest.mark.slow
-def test_a_model_folder_is_examined(agentrl: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+def test_a_model_folder_is_examined(
+    agentrl: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
     model, out = tmp_path / "model", tmp_path / "eval.parquet"
     model.mkdir()
     load_object("warmup.py:build_model", EXAMPLE)(model)
-    settings = ["controller.mode=inline", "eval.sets={held_out: {data: task.py:tasks, num_tasks: 3}}"]
-    tokens = ["eval", model, EXAMPLE / "config.yaml", *settings, "--set", "held_out", "--samples", "2"]
+    settings = [
+        "controller.mode=inline",
+        "eval.sets={held_out: {data: task.py:tasks, num_tasks: 3}}",
+    ]
+    tokens = [
+        "eval",
+        model,
+        EXAMPLE / "config.yaml",
+        *settings,
+        "--set",
+        "held_out",
+        "--samples",
+        "2",
+    ]
 
     code, printed, _ = agentrl(*tokens, "--out", out, "--json")
 
@@ -32,7 +46,9 @@ def test_a_model_folder_is_examined(agentrl: Callable[..., tuple[int, str, str]]
 
 
 @pytest.mark.slow
-def test_each_set_is_played_with_its_own_settings(agentrl: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+def test_each_set_is_played_with_its_own_settings(
+    agentrl: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
     model, out = tmp_path / "model", tmp_path / "eval.parquet"
     model.mkdir()
     load_object("warmup.py:build_model", EXAMPLE)(model)
@@ -44,7 +60,9 @@ def test_each_set_is_played_with_its_own_settings(agentrl: Callable[..., tuple[i
         f"eval.sets={{plain: {sets}, {cold}, {base}}}",
     ]
 
-    code, printed, _ = agentrl("eval", model, EXAMPLE / "config.yaml", *settings, "--out", out, "--json")
+    code, printed, _ = agentrl(
+        "eval", model, EXAMPLE / "config.yaml", *settings, "--out", out, "--json"
+    )
 
     assert code == 0
     evaluated = read_eval_file(out)

@@ -11,13 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.cli.main import app, run
-from agentrl.errors import (
-    AgentRLError,
-    ConfigError,
-    DataError,
-    MachineError,
-    StoreError,
-)
+from agentrl.errors import AgentRLError, ConfigError, DataError, MachineError, StoreError
 
 Agentrl = Callable[..., tuple[int, str, str]]
 
@@ -25,12 +19,16 @@ Agentrl = Callable[..., tuple[int, str, str]]
 def start(*tokens: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "agentrl", *map(str, tokens)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=environment)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=100, check=False, env=environment
+    )
 
 
 def test_a_configuration_error_ends_the_program_with_2_and_no_traceback(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
-    config.write_text("model: {path: m}\ndata: task.py:tasks\nrollout: {group_size: 1}\noptim: {rl: 1}\n")
+    config.write_text(
+        "model: {path: m}\ndata: task.py:tasks\nrollout: {group_size: 1}\noptim: {rl: 1}\n"
+    )
     done = start("train", config)
     assert done.returncode == 2
     assert done.stdout == ""
@@ -63,17 +61,26 @@ def test_a_run_directory_that_exists_is_told_before_anything_is_loaded(tmp_path:
     (tmp_path / "notes.txt").touch()
     done = before_anything_is_loaded("train", CODE_EXAMPLE, f"run.dir={tmp_path}")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "must be a new or empty folder, and already holds files, such as notes.txt" in done.stderr
+    assert (
+        "must be a new or empty folder, and already holds files, such as notes.txt" in done.stderr
+    )
 
 
-def test_more_sandboxes_than_a_host_holds_are_told_before_the_run_directory_is_made(tmp_path: Path) -> None:
+def test_more_sandboxes_than_a_host_holds_are_told_before_the_run_directory_is_made(
+    tmp_path: Path,
+) -> None:
     done = start("train", CODE_EXAMPLE, f"run.dir={tmp_path / 'run'}", "rollout.max_running=1001")
     assert done.returncode == 2, done.stderr
-    assert "sandbox.max_running=1001 (by default rollout.max_running) in one process is more than" in done.stderr
+    assert (
+        "sandbox.max_running=1001 (by default rollout.max_running) in one process is more than"
+        in done.stderr
+    )
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_that_is_not_there_to_be_resumed_is_told_before_anything_is_loaded(tmp_path: Path) -> None:
+def test_a_run_that_is_not_there_to_be_resumed_is_told_before_anything_is_loaded(
+    tmp_path: Path,
+) -> None:
     done = before_anything_is_loaded("train", CODE_EXAMPLE, f"run.dir={tmp_path}", "--resume")
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.startswith(f"error: '{tmp_path}' is not a run directory: it has no run.json")
@@ -87,7 +94,9 @@ def test_help_lists_the_commands_without_loading_anything_heavy() -> None:
         "heavy = {'torch', 'ray', 'transformers', 'datasets', 'pyarrow', 'numpy', 'pydantic'} & set(sys.modules)\n"
         "sys.exit(f'loaded: {heavy}' if heavy else code)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=100, check=False
+    )
     assert done.returncode == 0, done.stderr
     for command in ("train", "eval", "check", "ls", "show", "doctor"):
         assert f" {command} " in done.stdout
@@ -105,7 +114,10 @@ def test_help_lists_the_commands_without_loading_anything_heavy() -> None:
     ],
 )
 def test_each_error_has_its_exit_code(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: BaseException, code: int
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: BaseException,
+    code: int,
 ) -> None:
     def fail(*_: object, **__: object) -> None:
         raise error
@@ -136,7 +148,9 @@ def test_an_error_that_is_not_ours_keeps_its_traceback(monkeypatch: pytest.Monke
         (["ls", "somewhere", "--limit", "many"], "many"),
     ],
 )
-def test_a_mistake_on_the_command_line_is_2(agentrl: Agentrl, tokens: list[str], words: str) -> None:
+def test_a_mistake_on_the_command_line_is_2(
+    agentrl: Agentrl, tokens: list[str], words: str
+) -> None:
     code, _, err = agentrl(*tokens)
     assert code == 2
     assert err.startswith("error: ")
@@ -176,6 +190,8 @@ def test_dry_run_makes_no_run_directory(agentrl: Agentrl, tmp_path: Path) -> Non
 
 def test_the_end_of_the_reader_is_no_error(run_dir: Path) -> None:
     command = f"{sys.executable} -m agentrl show {run_dir} 5-0-0 --json | head -c 1; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=100, check=False
+    )
     assert done.stdout == "{0\n"
     assert done.stderr == ""

@@ -15,12 +15,7 @@ import pytest
 
 from agentrl.run.collection import collect
 from agentrl.run.policy_source import named_policy
-from agentrl.store import (
-    RunDirectory,
-    TrajectoryReader,
-    TrajectorySummary,
-    TrajectoryWriter,
-)
+from agentrl.store import RunDirectory, TrajectoryReader, TrajectorySummary, TrajectoryWriter
 from agentrl.types import concat_ids, load_object
 
 TASK = Path(__file__).resolve().parents[1] / "run" / "tiny_task.py"
@@ -58,13 +53,17 @@ def test_episodes_are_kept_as_a_data_set(agentrl: Run, config: Path, tmp_path: P
     code, printed, _ = agentrl("rollout", config, "--tasks", "3", "--out", out)
     assert code == 0
     assert "6 episodes" in printed
-    assert [(s.draw, s.sibling) for s in stored(out)] == [(n, sibling) for n in range(3) for sibling in range(2)]
+    assert [(s.draw, s.sibling) for s in stored(out)] == [
+        (n, sibling) for n in range(3) for sibling in range(2)
+    ]
     rows = pyarrow.dataset.dataset(out / "traj" / "sealed", format="parquet").to_table()
     assert rows.num_rows == 6
     assert {"token_ids", "reward", "task"} <= set(rows.column_names)
 
 
-def test_more_tasks_are_added_to_those_that_are_there(agentrl: Run, config: Path, tmp_path: Path) -> None:
+def test_more_tasks_are_added_to_those_that_are_there(
+    agentrl: Run, config: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     assert agentrl("rollout", config, "--tasks", "2", "--out", out)[0] == 0
     before = stored(out)
@@ -86,7 +85,9 @@ def test_what_was_interrupted_goes_on(config: Path, tmp_path: Path) -> None:
     kept = {s.id: s.recorded_at for s in stored(tmp_path / "out")}
     assert len(kept) == 4
     told: list[tuple[int, int]] = []
-    collected = collect(alone, tmp_path / "out", num_tasks=4, played=lambda done, total: told.append((done, total)))
+    collected = collect(
+        alone, tmp_path / "out", num_tasks=4, played=lambda done, total: told.append((done, total))
+    )
     assert told == [(3, 4), (4, 4)]
     assert {s.id: s.recorded_at for s in collected if s.id in kept} == kept
     assert len(collected) == 8
@@ -95,13 +96,17 @@ def test_what_was_interrupted_goes_on(config: Path, tmp_path: Path) -> None:
 def test_other_settings_go_to_another_folder(agentrl: Run, config: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert agentrl("rollout", config, "--tasks", "1", "--out", out)[0] == 0
-    code, _, error = agentrl("rollout", config, "rollout.temperature=0.5", "--tasks", "1", "--out", out)
+    code, _, error = agentrl(
+        "rollout", config, "rollout.temperature=0.5", "--tasks", "1", "--out", out
+    )
     assert (code, "holds episodes of other settings" in error) == (2, True)
     code, _, error = agentrl("rollout", config, "--samples", "3", "--tasks", "1", "--out", out)
     assert (code, "holds episodes of other --samples" in error) == (2, True)
 
 
-def test_a_configuration_without_a_model_is_refused(agentrl: Run, config: Path, tmp_path: Path) -> None:
+def test_a_configuration_without_a_model_is_refused(
+    agentrl: Run, config: Path, tmp_path: Path
+) -> None:
     text = config.read_text(encoding="utf-8").replace("model: {path: model}\n", "")
     (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
     code, _, error = agentrl("rollout", tmp_path / "config.yaml", "--out", tmp_path / "out")
@@ -135,8 +140,12 @@ def test_datasets_loads_the_shards_of_several_calls(config: Path, tmp_path: Path
     reader = TrajectoryReader(RunDirectory.open(tmp_path / "out"))
     for name, row in rows.items():
         trajectory = reader.get(name).trajectory
-        policy = [token for token, kind in zip(row["token_ids"], row["kinds"], strict=True) if kind == 1]
-        assert policy == [t for turn in trajectory.turns for t in concat_ids(turn.completion).tolist()]
+        policy = [
+            token for token, kind in zip(row["token_ids"], row["kinds"], strict=True) if kind == 1
+        ]
+        assert policy == [
+            t for turn in trajectory.turns for t in concat_ids(turn.completion).tolist()
+        ]
         assert row["reward"] == trajectory.reward
 
 
@@ -145,10 +154,15 @@ def test_an_episode_that_had_finished_is_in_the_data_set_once(config: Path, tmp_
     collect(alone, tmp_path / "whole", num_tasks=1)
     collect(alone, tmp_path / "out", num_tasks=0)
     first = TrajectoryReader(RunDirectory.open(tmp_path / "whole")).get("0-0-0").trajectory
-    with TrajectoryWriter(RunDirectory.open(tmp_path / "out")) as writer:  # then the process was killed
+    with TrajectoryWriter(
+        RunDirectory.open(tmp_path / "out")
+    ) as writer:  # then the process was killed
         writer.write(first, 0)
     collect(alone, tmp_path / "out", num_tasks=1)
-    assert [row["id"] for row in rows_of(tmp_path / "out", tmp_path / "cache")] == ["0-0-0", "0-1-0"]
+    assert [row["id"] for row in rows_of(tmp_path / "out", tmp_path / "cache")] == [
+        "0-0-0",
+        "0-1-0",
+    ]
 
 
 @pytest.mark.slow
@@ -158,7 +172,10 @@ def test_a_call_that_was_killed_is_completed_by_the_next(config: Path, tmp_path:
     command = [sys.executable, "-m", "agentrl", *asked]
     log = (tmp_path / "log").open("wb")
     killed = subprocess.Popen(command, stdout=log, stderr=log)
-    while sum(path.read_bytes().count(b"\n") for path in (out / "traj" / "live").rglob("*.jsonl")) < 20:
+    while (
+        sum(path.read_bytes().count(b"\n") for path in (out / "traj" / "live").rglob("*.jsonl"))
+        < 20
+    ):
         assert killed.poll() is None, (tmp_path / "log").read_text()
         time.sleep(0.002)
     killed.kill()
@@ -173,8 +190,13 @@ def test_a_call_that_was_killed_is_completed_by_the_next(config: Path, tmp_path:
     assert ids == sorted(f"{draw}-{sibling}-0" for draw in range(12) for sibling in range(40))
 
 
-def test_tasks_whose_prompts_are_too_long_are_left_out(agentrl: Run, config: Path, tmp_path: Path) -> None:
-    rows = [{"id": "long", "question": "3 and 4? " * 12, "answer": "7"}, {"id": "short", "question": "3 and 4?"}]
+def test_tasks_whose_prompts_are_too_long_are_left_out(
+    agentrl: Run, config: Path, tmp_path: Path
+) -> None:
+    rows = [
+        {"id": "long", "question": "3 and 4? " * 12, "answer": "7"},
+        {"id": "short", "question": "3 and 4?"},
+    ]
     (config.parent / "mixed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     setting = ("data.train=mixed.jsonl", "data.max_prompt_tokens=40")
     code, printed, _ = agentrl("rollout", config, *setting, "--out", tmp_path / "out")

@@ -27,7 +27,10 @@ from tests.rollouts.bytewise import KEY, TASK, rollout_spec
 from tests.run.tiny_run import CONFIG
 from tests.run.tiny_task import build_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]  # a model is built, and torch loaded by two processes
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+]  # a model is built, and torch loaded by two processes
 
 HI: Any = {"role": "user", "content": "3 and 4?"}
 
@@ -61,15 +64,29 @@ def announced(process: subprocess.Popen[str]) -> str:
     return next(word for word in lines.get(timeout=400).split() if word.startswith("http://"))
 
 
-def test_an_episode_over_http_is_kept_and_shown(served: tuple[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_episode_over_http_is_kept_and_shown(
+    served: tuple[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     url, run_dir = served
-    opened = httpx.post(f"{url}/episodes", json={"task": {"id": "sum", "answer": "7"}}, timeout=60).json()
-    with openai.OpenAI(base_url=opened["base_url"], api_key="any", max_retries=0, timeout=60) as client:
+    opened = httpx.post(
+        f"{url}/episodes", json={"task": {"id": "sum", "answer": "7"}}, timeout=60
+    ).json()
+    with openai.OpenAI(
+        base_url=opened["base_url"], api_key="any", max_retries=0, timeout=60
+    ) as client:
         first = client.chat.completions.create(model="policy", messages=[HI]).choices[0].message
         said: Any = first.model_dump(exclude_none=True)
-        client.chat.completions.create(model="policy", messages=[HI, said, {"role": "user", "content": "and?"}])
-    outcome = httpx.post(f"{url}/episodes/{opened['id']}/end", json={"reward": 0.25}, timeout=60).json()
-    assert (outcome["status"], outcome["turns"], outcome["rewards"]["step"]) == ("terminated", 2, 0.25)
+        client.chat.completions.create(
+            model="policy", messages=[HI, said, {"role": "user", "content": "and?"}]
+        )
+    outcome = httpx.post(
+        f"{url}/episodes/{opened['id']}/end", json={"reward": 0.25}, timeout=60
+    ).json()
+    assert (outcome["status"], outcome["turns"], outcome["rewards"]["step"]) == (
+        "terminated",
+        2,
+        0.25,
+    )
     stored = TrajectoryReader(RunDirectory(run_dir)).get(outcome["trajectory"]).trajectory
     assert [turn.parent for turn in stored.turns] == [None, 0]
     assert stored.num_policy_tokens == outcome["policy_tokens"] > 0
@@ -91,14 +108,26 @@ async def test_another_agentrl_plays_on_it(served: tuple[str, Path]) -> None:
     assert engine.client.usage.completion_tokens > 0
 
 
-def test_a_port_that_is_taken_is_named(served: tuple[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_that_is_taken_is_named(
+    served: tuple[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
     url, run_dir = served
     model, config = run_dir.parent / "model", run_dir.parent / "config.yaml"
-    assert run_command_line(["serve", "policy", str(model), str(config), "--port", url.rpartition(":")[2]]) == 4
+    assert (
+        run_command_line(
+            ["serve", "policy", str(model), str(config), "--port", url.rpartition(":")[2]]
+        )
+        == 4
+    )
     assert "cannot listen on 127.0.0.1:" in capsys.readouterr().err
 
 
-def test_a_model_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_is_not_there_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "config.yaml").write_text(CONFIG, encoding="utf-8")
-    assert run_command_line(["serve", "policy", str(tmp_path / "none"), str(tmp_path / "config.yaml")]) == 3
+    assert (
+        run_command_line(["serve", "policy", str(tmp_path / "none"), str(tmp_path / "config.yaml")])
+        == 3
+    )
     assert "none" in capsys.readouterr().err

@@ -11,12 +11,19 @@ Agentrl = Callable[..., tuple[int, str, str]]
 def test_a_folder_that_holds_a_run_is_refused_without_advice_that_it_lacks(
     agentrl: Agentrl, run_dir: Path, tmp_path: Path
 ) -> None:
-    code, _, err = agentrl("serve", "policy", tmp_path / "model", tmp_path / "config.yaml", "--out", run_dir)
+    code, _, err = agentrl(
+        "serve", "policy", tmp_path / "model", tmp_path / "config.yaml", "--out", run_dir
+    )
     assert code == 2
-    assert err == f"error: --out {run_dir} must be a new or empty folder, and it holds files; name another folder\n"
+    assert (
+        err
+        == f"error: --out {run_dir} must be a new or empty folder, and it holds files; name another folder\n"
+    )
 
 
-def test_a_run_without_a_policy_is_told_what_finishes_it(agentrl: Agentrl, run_dir: Path, tmp_path: Path) -> None:
+def test_a_run_without_a_policy_is_told_what_finishes_it(
+    agentrl: Agentrl, run_dir: Path, tmp_path: Path
+) -> None:
     text = "model: {path: m}\ndata: {train: 'task.py:tasks'}\n"
     (run_dir / "config.resolved.yaml").write_text(text)
     (tmp_path / "config.yaml").write_text(text)

@@ -42,7 +42,9 @@ def test_a_stored_text_cannot_steer_the_terminal(agentrl: Agentrl, run_dir: Path
 
 
 @pytest.mark.usefixtures("tokenizer")
-def test_show_tells_policy_tool_and_template_tokens_apart_without_colour(agentrl: Agentrl, run_dir: Path) -> None:
+def test_show_tells_policy_tool_and_template_tokens_apart_without_colour(
+    agentrl: Agentrl, run_dir: Path
+) -> None:
     code, out, _ = agentrl("show", run_dir, "5-0-0")
     assert code == 0
     lines = [line.strip() for line in out.splitlines()]
@@ -87,7 +89,10 @@ def test_show_as_json_has_ids_logprobs_and_versions(agentrl: Agentrl, run_dir: P
         "token_ids": [8, 7, 1],
         "logprobs": [-0.5, -0.5, -0.5],
     }
-    assert [segment["kind"] for segment in shown["turns"][1]["context"]] == ["scaffold", "observation"]
+    assert [segment["kind"] for segment in shown["turns"][1]["context"]] == [
+        "template",
+        "observation",
+    ]
     assert shown["turns"][0]["calls"][0]["result"]["latency_s"] == 0.25
 
 

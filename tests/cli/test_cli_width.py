@@ -17,15 +17,7 @@ from rich.text import Text
 
 from agentrl.cli.terminal import fitted
 from agentrl.store import RunDirectory, TrajectoryWriter
-from agentrl.types import (
-    Message,
-    Segment,
-    SegmentKind,
-    Status,
-    Task,
-    Trajectory,
-    Turn,
-)
+from agentrl.types import Message, Segment, SegmentKind, Status, Task, Trajectory, Turn
 
 from .conftest import failed, ids, policy
 
@@ -43,14 +35,20 @@ def terminal() -> Terminal:
         environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
         command = [sys.executable, "-m", "agentrl", *map(str, tokens)]
         process = subprocess.Popen(
-            command, stdin=theirs, stdout=theirs, stderr=theirs, env={**environment, "TERM": "xterm"}
+            command,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env={**environment, "TERM": "xterm"},
         )
         os.close(theirs)
         shown = b""
         while data := _read(ours):
             shown += data
         os.close(ours)
-        return process.wait(100), [Text.from_ansi(line).plain.rstrip() for line in shown.decode().splitlines()]
+        return process.wait(100), [
+            Text.from_ansi(line).plain.rstrip() for line in shown.decode().splitlines()
+        ]
 
     return call
 
@@ -67,12 +65,24 @@ def evaluated() -> Trajectory:
     asked: Message = {"role": "user", "content": "what is 6*7"}
     said: Message = {"role": "assistant", "content": "answer" * 30}
     prompt = (Segment(SegmentKind.PROMPT, ids("<start> what is 6*7 <end>")),)
-    turn = Turn(0, None, prompt, (policy("answer 42 <end>"),), "answer" * 30, said, observed=(asked,))
+    turn = Turn(
+        0, None, prompt, (policy("answer 42 <end>"),), "answer" * 30, said, observed=(asked,)
+    )
     task = Task("held_out-multiplication-1234", (asked,), 42, "code")
     status = Status("truncated", "response_tokens")
     timings = {f"phase_{number}_s": 0.123456 for number in range(8)}
     return Trajectory(
-        task, 299, 0, 0, "eval", (turn,), status, {"correct": 0.0}, 0.0, label="code/before/greedy", timings=timings
+        task,
+        299,
+        0,
+        0,
+        "eval",
+        (turn,),
+        status,
+        {"correct": 0.0},
+        0.0,
+        label="code/before/greedy",
+        timings=timings,
     )
 
 
@@ -88,13 +98,17 @@ def wide_run(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("tokens", [("ls",), ("show",), ("show", "code/before/greedy/299-0-0")])
-def test_what_is_shown_of_a_run_fits(terminal: Terminal, wide_run: Path, tokens: tuple[str, ...]) -> None:
+def test_what_is_shown_of_a_run_fits(
+    terminal: Terminal, wide_run: Path, tokens: tuple[str, ...]
+) -> None:
     code, lines = terminal(tokens[0], wide_run, *tokens[1:])
     assert code == 0, lines
     assert [line for line in lines if len(line) > 80 and str(wide_run) not in line] == []
 
 
-def test_ls_cuts_no_id_and_no_number_and_says_what_it_cuts(terminal: Terminal, wide_run: Path) -> None:
+def test_ls_cuts_no_id_and_no_number_and_says_what_it_cuts(
+    terminal: Terminal, wide_run: Path
+) -> None:
     _, lines = terminal("ls", wide_run)
     row = next(line for line in lines if line.startswith("code/before"))
     assert row.split()[0] == "code/before/greedy/299-0-0"
@@ -109,7 +123,9 @@ def test_ls_of_a_training_step_needs_no_cut(terminal: Terminal, tmp_path: Path) 
         one = evaluated()
         task = Task("train-3750", one.task.messages, 42, "code")
         status = Status("truncated", "max_turns")
-        writer.write(Trajectory(task, 959, 7, 0, "train", one.turns, status, {"correct": 0.0}, 0.0), step=100)
+        writer.write(
+            Trajectory(task, 959, 7, 0, "train", one.turns, status, {"correct": 0.0}, 0.0), step=100
+        )
     _, lines = terminal("ls", run.root)
     assert "truncated(max_turns)" in lines[1]
     assert "train-3750" in lines[1]
@@ -122,10 +138,14 @@ def test_an_error_fits_in_whole_words(terminal: Terminal, tmp_path: Path) -> Non
     assert code == 2
     assert max(map(len, lines)) <= 80
     told = " ".join(line.strip() for line in lines)
-    assert "needs rollout.group_size >= 2 (a trajectory is compared with its siblings), got 1" in told
+    assert (
+        "needs rollout.group_size >= 2 (a trajectory is compared with its siblings), got 1" in told
+    )
 
 
-def test_what_is_piped_is_whole(agentrl: Callable[..., tuple[int, str, str]], wide_run: Path) -> None:
+def test_what_is_piped_is_whole(
+    agentrl: Callable[..., tuple[int, str, str]], wide_run: Path
+) -> None:
     _, out, _ = agentrl("ls", wide_run)
     assert "held_out-multiplication-1234  truncated(response_tokens)" in out
     assert "cut to fit" not in out

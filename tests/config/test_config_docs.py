@@ -23,7 +23,9 @@ def mapped(page: str) -> Iterator[tuple[str, str]]:
             yield cells[0].strip("`"), ours[1]
 
 
-MAPPED = [(page, *row) for page in ("coming-from-verl.md", "coming-from-trl.md") for row in mapped(page)]
+MAPPED = [
+    (page, *row) for page in ("coming-from-verl.md", "coming-from-trl.md") for row in mapped(page)
+]
 
 
 @pytest.mark.parametrize("page", ["coming-from-verl.md", "coming-from-trl.md"])
@@ -32,8 +34,12 @@ def test_all_settings_of_a_page_load_together(page: str) -> None:
     assert stage.eval.sets
 
 
-@pytest.mark.parametrize(("page", "theirs", "ours"), [pytest.param(*row, id=f"{row[0]}:{row[1]}") for row in MAPPED])
-def test_every_mapped_setting_arrives_where_the_page_says(page: str, theirs: str, ours: str) -> None:
+@pytest.mark.parametrize(
+    ("page", "theirs", "ours"), [pytest.param(*row, id=f"{row[0]}:{row[1]}") for row in MAPPED]
+)
+def test_every_mapped_setting_arrives_where_the_page_says(
+    page: str, theirs: str, ours: str
+) -> None:
     key, _, value = ours.partition("=")
     others = [row[2] for row in MAPPED if row[0] == page and row[2].partition("=")[0] != key]
     (stage,) = load_config({}, [*others, ours]).resolved_stages()
@@ -64,7 +70,11 @@ def test_the_reference_is_that_of_the_schema() -> None:
 
 
 def test_the_smallest_file_of_the_page_loads(tmp_path: Path) -> None:
-    blocks = re.findall(r"```yaml\n(.*?)```", (DOCS / "configuration.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    blocks = re.findall(
+        r"```yaml\n(.*?)```",
+        (DOCS / "configuration.md").read_text(encoding="utf-8"),
+        flags=re.DOTALL,
+    )
     assert len(blocks) == 2
     for block in blocks:
         path = tmp_path / "config.yaml"

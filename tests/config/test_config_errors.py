@@ -61,7 +61,9 @@ def test_a_wrong_value_says_rule_and_value(problems: Problems, setting: str, mes
 
 def test_all_problems_come_at_once_in_the_order_of_the_file(problems: Problems) -> None:
     sizes = "train: {batch_prompts: 6, mini_batch_prompts: 4}\n"
-    found = problems("optim: {lr: fast}\nrollout:\n  engine: vllm\n  group_size: 1\n" + sizes, ["run.sede=1"])
+    found = problems(
+        "optim: {lr: fast}\nrollout:\n  engine: vllm\n  group_size: 1\n" + sizes, ["run.sede=1"]
+    )
     assert [line.split(": ", 1)[0] for line in found] == [
         "config.yaml:3:9",
         "config.yaml:5:3",
@@ -73,7 +75,9 @@ def test_all_problems_come_at_once_in_the_order_of_the_file(problems: Problems) 
 
 def test_a_fault_at_the_top_is_told_once_however_many_stages_inherit_it(problems: Problems) -> None:
     stages = "stages:\n  - {name: a, algorithm: sft, steps: 1}\n  - {name: b, steps: 1}\n"
-    assert problems("optim: {lr: fast}\n" + stages) == ["config.yaml:3:9: optim.lr must be a number, got 'fast'"]
+    assert problems("optim: {lr: fast}\n" + stages) == [
+        "config.yaml:3:9: optim.lr must be a number, got 'fast'"
+    ]
 
 
 def test_a_rule_about_a_faulty_value_keeps_quiet(problems: Problems) -> None:
@@ -107,7 +111,9 @@ def test_a_file_of_bytes_is_no_configuration(tmp_path: Path) -> None:
 
 
 def test_a_file_must_hold_a_mapping(problems: Problems) -> None:
-    assert problems("", head="- a\n- b\n") == ["config.yaml:1:1: the file must be a mapping of settings"]
+    assert problems("", head="- a\n- b\n") == [
+        "config.yaml:1:1: the file must be a mapping of settings"
+    ]
 
 
 def test_an_empty_file_lacks_its_model_and_data(problems: Problems) -> None:

@@ -24,7 +24,9 @@ def test_a_later_override_wins(write: Write) -> None:
 
 
 def test_a_value_is_yaml(write: Write) -> None:
-    config = load_config(write(""), ["optim.lr=1e-4", "rollout.stop=['</a>', b]", "eval.sets={code: {data: t.py:f}}"])
+    config = load_config(
+        write(""), ["optim.lr=1e-4", "rollout.stop=['</a>', b]", "eval.sets={code: {data: t.py:f}}"]
+    )
     assert (config.optim.lr, config.rollout.stop) == (1e-4, ("</a>", "b"))
     assert config.eval.sets["code"].data == "t.py:f"
 
@@ -40,12 +42,16 @@ def test_a_stage_is_named_by_name_or_position(write: Write) -> None:
     assert (warmup.optim.lr, rl.train.steps) == (0.25, 11)
 
 
-def test_an_override_at_the_top_reaches_every_stage_that_does_not_say_otherwise(write: Write) -> None:
+def test_an_override_at_the_top_reaches_every_stage_that_does_not_say_otherwise(
+    write: Write,
+) -> None:
     warmup, rl = load_config(write(STAGES), ["train.batch_prompts=4"]).resolved_stages()
     assert (warmup.train.batch_prompts, rl.train.batch_prompts) == (4, 4)
 
 
-def test_an_override_reaches_the_last_stage_although_that_has_a_value_of_its_own(write: Write) -> None:
+def test_an_override_reaches_the_last_stage_although_that_has_a_value_of_its_own(
+    write: Write,
+) -> None:
     warmup, rl = load_config(write(STAGES), ["train.steps=3"]).resolved_stages()
     assert (warmup.train.steps, rl.train.steps) == (5, 3)
 

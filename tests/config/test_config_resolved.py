@@ -27,7 +27,9 @@ stages:
 
 
 @pytest.mark.parametrize("text", [ONE, STAGES])
-def test_the_resolved_file_loads_to_the_same_stages(write: Write, tmp_path: Path, text: str) -> None:
+def test_the_resolved_file_loads_to_the_same_stages(
+    write: Write, tmp_path: Path, text: str
+) -> None:
     config = load_config(write(text), ["model.path=null", "model.build=m.py:build"])
     resolved = tmp_path / "elsewhere" / "config.resolved.yaml"
     resolved.parent.mkdir()
@@ -66,7 +68,9 @@ def test_what_does_not_carry_over_into_a_stage_is_its_default(write: Write) -> N
     assert loaded.origin(("algorithm", "clip_low"), 0) == "default"
 
 
-def test_the_run_directory_is_named_for_the_folder_of_the_file(write: Write, tmp_path: Path) -> None:
+def test_the_run_directory_is_named_for_the_folder_of_the_file(
+    write: Write, tmp_path: Path
+) -> None:
     assert load_config(write()).run.dir == f"runs/{tmp_path.name}"
 
 
@@ -78,7 +82,11 @@ def test_references_start_at_the_folder_of_the_file(write: Write, tmp_path: Path
 def test_a_mapping_is_a_configuration_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     config = load_config({"model": {"path": "m"}, "data": "t.py:f", "optim": {"lr": 1}})
-    assert (config.data.train, config.optim.lr, config.run.base_dir) == ("t.py:f", 1.0, str(tmp_path))
+    assert (config.data.train, config.optim.lr, config.run.base_dir) == (
+        "t.py:f",
+        1.0,
+        str(tmp_path),
+    )
 
 
 def test_loading_leaves_the_given_mapping_alone() -> None:

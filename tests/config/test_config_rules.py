@@ -24,7 +24,9 @@ def test_grpo_refuses_a_group_of_one(problems: Problems) -> None:
 
 
 def test_imitation_needs_no_siblings(write: Write) -> None:
-    assert load_config(write("algorithm: sft\nrollout: {group_size: 1}\n")).rollout.min_siblings == 1
+    assert (
+        load_config(write("algorithm: sft\nrollout: {group_size: 1}\n")).rollout.min_siblings == 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,7 +84,9 @@ def test_a_broken_rule_is_told_whole(problems: Problems, setting: str, words: st
 def test_deterministic_runs_compute_in_float32(problems: Problems) -> None:
     head = "model: {path: m, dtype: bfloat16}\ndata: {train: t.py:f}\nrun: {deterministic: true}\n"
     (line,) = problems("", head=head)
-    assert line.startswith("config.yaml:1:18: run.deterministic needs model.dtype='float32', got 'bfloat16'")
+    assert line.startswith(
+        "config.yaml:1:18: run.deterministic needs model.dtype='float32', got 'bfloat16'"
+    )
 
 
 def test_truncated_sampling_can_be_allowed(write: Write) -> None:
@@ -127,7 +131,9 @@ def test_an_algorithm_of_ones_own_without_a_correction_is_refused_on_older_weigh
 
 
 def test_defaults_that_follow_other_settings(write: Write) -> None:
-    (stage,) = load_config(write("train: {batch_prompts: 6, micro_batch_tokens: 99}\n")).resolved_stages()
+    (stage,) = load_config(
+        write("train: {batch_prompts: 6, micro_batch_tokens: 99}\n")
+    ).resolved_stages()
     assert (stage.train.mini_batch_prompts, stage.train.logprob_micro_batch_tokens) == (6, 99)
     assert stage.context_tokens == 1024 + 4096
     assert stage.kv_tokens == 32 * stage.context_tokens

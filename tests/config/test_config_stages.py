@@ -48,7 +48,10 @@ def test_steps_of_a_stage_replace_epochs_of_the_top(write: Write) -> None:
 
 
 def test_a_stage_starts_from_the_one_before(write: Write) -> None:
-    assert [s.starts_from for s in load_config(write(TWO, head=BUILT)).resolved_stages()] == ["model", "warmup"]
+    assert [s.starts_from for s in load_config(write(TWO, head=BUILT)).resolved_stages()] == [
+        "model",
+        "warmup",
+    ]
 
 
 def test_a_model_of_ones_own_skips_the_warm_up_and_starts_the_next_stage(write: Write) -> None:
@@ -57,7 +60,9 @@ def test_a_model_of_ones_own_skips_the_warm_up_and_starts_the_next_stage(write: 
 
 
 def test_a_warm_up_can_be_forced(write: Write) -> None:
-    stages = load_config(write(TWO, head=BUILT), ["model.path=m", "stages.warmup.when=always"]).resolved_stages()
+    stages = load_config(
+        write(TWO, head=BUILT), ["model.path=m", "stages.warmup.when=always"]
+    ).resolved_stages()
     assert [stage.name for stage in stages] == ["warmup", "rl"]
 
 
@@ -68,7 +73,9 @@ def test_from_names_an_earlier_stage(write: Write) -> None:
 
 def test_from_must_name_an_earlier_stage(problems: Problems) -> None:
     text = "stages:\n  - {name: a, steps: 1, from: b}\n  - {name: b, steps: 1}\n"
-    assert problems(text) == ["config.yaml:4:25: stages.a.from must be one of model (the stages before it), got 'b'"]
+    assert problems(text) == [
+        "config.yaml:4:25: stages.a.from must be one of model (the stages before it), got 'b'"
+    ]
 
 
 def test_stages_have_different_names(problems: Problems) -> None:

@@ -59,7 +59,9 @@ def test_a_key_given_twice_says_where_the_first_is(problems: Problems) -> None:
 
 
 def test_a_tag_is_refused(problems: Problems) -> None:
-    assert problems("run: {notes: !secret x}\n") == ["config.yaml:3:14: run.notes must have no YAML tag, got !secret"]
+    assert problems("run: {notes: !secret x}\n") == [
+        "config.yaml:3:14: run.notes must have no YAML tag, got !secret"
+    ]
 
 
 def test_an_anchor_repeats_its_value(write: Callable[[str], Path]) -> None:

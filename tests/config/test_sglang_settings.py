@@ -13,12 +13,7 @@ import pytest
 from agentrl.config import StageConfig
 from agentrl.config.load import load_config
 from agentrl.errors import ConfigError, MachineError
-from agentrl.run.install.sglang_env import (
-    CPU,
-    build_environment,
-    default_folder,
-    default_python,
-)
+from agentrl.run.install.sglang_env import CPU, build_environment, default_folder, default_python
 from agentrl.run.sglang_engine import sglang_spec
 from agentrl.weight_sync import BucketSender, FolderSender, GroupSender
 
@@ -47,47 +42,68 @@ def stage(write: Write) -> Callable[..., StageConfig]:
         ("rollout.kv_tokens=4000", "kv_tokens", 4000),
         ("rollout.context_tokens=2000", "context_tokens", 2000),
         ("rollout.dtype=bfloat16", "dtype", "bfloat16"),
-        ("rollout.sglang.server_args={schedule-policy: lpm}", "server_args", {"schedule-policy": "lpm"}),
+        (
+            "rollout.sglang.server_args={schedule-policy: lpm}",
+            "server_args",
+            {"schedule-policy": "lpm"},
+        ),
         ("rollout.sglang.urls=[http://a:1, http://b:2]", "num_engines", 2),
         ("rollout.stop=[END]", "stop_strings", True),
         ("rollout.turn_timeout_s=30.0", "unavailable_s", 15.0),
     ],
 )
-def test_a_setting_reaches_the_engine(stage: Callable[..., StageConfig], override: str, field: str, value: Any) -> None:
+def test_a_setting_reaches_the_engine(
+    stage: Callable[..., StageConfig], override: str, field: str, value: Any
+) -> None:
     assert getattr(sglang_spec(stage(override), Path("model")), field) == value
 
 
-@pytest.mark.parametrize(("sync", "kind"), [("disk", FolderSender), ("tensor", BucketSender), ("group", GroupSender)])
-def test_weight_sync_names_the_sender(stage: Callable[..., StageConfig], sync: str, kind: type) -> None:
+@pytest.mark.parametrize(
+    ("sync", "kind"), [("disk", FolderSender), ("tensor", BucketSender), ("group", GroupSender)]
+)
+def test_weight_sync_names_the_sender(
+    stage: Callable[..., StageConfig], sync: str, kind: type
+) -> None:
     sender = sglang_spec(stage(f"rollout.sglang.weight_sync={sync}"), Path("model")).sender
     assert sender is not None
     assert isinstance(sender(), kind)
 
 
 def test_a_missing_environment_is_named_with_the_mend(stage: Callable[..., StageConfig]) -> None:
-    with pytest.raises(MachineError, match=r"'/nowhere/python' is no file; run `agentrl install sglang`"):
+    with pytest.raises(
+        MachineError, match=r"'/nowhere/python' is no file; run `agentrl install sglang`"
+    ):
         sglang_spec(stage(python="/nowhere/python"), Path("model"))
 
 
 def test_given_servers_need_no_environment(stage: Callable[..., StageConfig]) -> None:
-    spec = sglang_spec(stage("rollout.sglang.urls=[http://a:1]", python="/nowhere/python"), Path("model"))
+    spec = sglang_spec(
+        stage("rollout.sglang.urls=[http://a:1]", python="/nowhere/python"), Path("model")
+    )
     assert spec.urls == ("http://a:1",)
 
 
 def test_a_command_of_ones_own_needs_no_environment(stage: Callable[..., StageConfig]) -> None:
     own = ("rollout.sglang.command=[srun, launch]", "rollout.sglang.device=cuda")
-    assert sglang_spec(stage(*own, python="/nowhere/python"), Path("model")).command == ("srun", "launch")
+    assert sglang_spec(stage(*own, python="/nowhere/python"), Path("model")).command == (
+        "srun",
+        "launch",
+    )
 
 
 def test_an_api_key_that_is_not_set_is_named(
     stage: Callable[..., StageConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SERVER_KEY", raising=False)
-    with pytest.raises(ConfigError, match="api_key_env='SERVER_KEY' must name an environment variable that is set"):
+    with pytest.raises(
+        ConfigError, match="api_key_env='SERVER_KEY' must name an environment variable that is set"
+    ):
         sglang_spec(stage("rollout.sglang.api_key_env=SERVER_KEY"), Path("model"))
 
 
-def test_an_api_key_is_not_shown(stage: Callable[..., StageConfig], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_api_key_is_not_shown(
+    stage: Callable[..., StageConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SERVER_KEY", "secret")
     spec = sglang_spec(stage("rollout.sglang.api_key_env=SERVER_KEY"), Path("model"))
     assert spec.api_key == "secret"
@@ -97,19 +113,29 @@ def test_an_api_key_is_not_shown(stage: Callable[..., StageConfig], monkeypatch:
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["rollout.engine_args={a: 1}"], "rollout.engine_args has nothing for rollout.engine='sglang'"),
-        (["rollout.sglang.urls=[http://a:1]", "train.world_size=2"], "rollout.sglang.urls needs train.world_size=1"),
+        (
+            ["rollout.engine_args={a: 1}"],
+            "rollout.engine_args has nothing for rollout.engine='sglang'",
+        ),
+        (
+            ["rollout.sglang.urls=[http://a:1]", "train.world_size=2"],
+            "rollout.sglang.urls needs train.world_size=1",
+        ),
         (["rollout.sglang.weight_sync=carrier"], "must be 'disk', 'tensor' or 'group'"),
         (["rollout.top_p=0.9"], "rollout.top_p=1 and rollout.top_k=0 are needed for training"),
         (["rollout.min_p=0.1"], "unknown key rollout.min_p"),
         (["run.deterministic=true"], "run.deterministic needs rollout.engine='torch'"),
     ],
 )
-def test_what_cannot_be_is_refused(problems: Callable[..., list[str]], overrides: list[str], said: str) -> None:
+def test_what_cannot_be_is_refused(
+    problems: Callable[..., list[str]], overrides: list[str], said: str
+) -> None:
     assert any(said in line for line in problems("", ["rollout.engine=sglang", *overrides]))
 
 
-def test_the_default_environment_lies_in_the_users_data_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_default_environment_lies_in_the_users_data_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     assert default_folder(CPU).parent == tmp_path / "agentrl"
     assert default_python() == default_folder(CPU) / "bin" / "python"
@@ -117,19 +143,25 @@ def test_the_default_environment_lies_in_the_users_data_folder(monkeypatch: pyte
 
 def test_a_folder_with_other_files_is_not_built_in(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").touch()
-    with pytest.raises(ConfigError, match="must be a new or empty folder, and it holds other files"):
+    with pytest.raises(
+        ConfigError, match="must be a new or empty folder, and it holds other files"
+    ):
         build_environment(tmp_path, CPU, torch_index=None, tell=lambda _: None)
 
 
 def test_an_environment_of_another_kind_is_not_built_over(tmp_path: Path) -> None:
-    (tmp_path / "agentrl-sglang.json").write_text('{"sglang": "0.1.0", "recipe": "gpu", "complete": true}')
+    (tmp_path / "agentrl-sglang.json").write_text(
+        '{"sglang": "0.1.0", "recipe": "gpu", "complete": true}'
+    )
     with pytest.raises(ConfigError, match=r"holds an environment of SGLang 0\.1\.0 for gpu"):
         build_environment(tmp_path, CPU, torch_index=None, tell=lambda _: None)
 
 
 def test_an_environment_that_is_there_is_not_built_again(tmp_path: Path) -> None:
     venv.create(tmp_path)
-    (tmp_path / "agentrl-sglang.json").write_text('{"sglang": "0.5.23", "recipe": "cpu", "complete": true}')
+    (tmp_path / "agentrl-sglang.json").write_text(
+        '{"sglang": "0.5.23", "recipe": "cpu", "complete": true}'
+    )
     assert build_environment(tmp_path, CPU, torch_index=None, tell=lambda _: None) == (
         tmp_path / "bin" / "python",
         False,

@@ -34,27 +34,44 @@ def test_three_entries_load(write: Write) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (stages(origin="rm"), "stages.rl.from must name a policy (model, sft), since algorithm.name='grpo' trains one"),
+        (
+            stages(origin="rm"),
+            "stages.rl.from must name a policy (model, sft), since algorithm.name='grpo' trains one",
+        ),
         (stages(origin="rm"), "got the reward model 'rm'"),
         (
             stages(model="stage: sft"),
             "must name an earlier stage that trains a reward model (those are: rm), got 'sft'",
         ),
         (stages(model="stage: rl"), "stages.rl.reward.model.stage must name an earlier stage"),
-        (stages(model="stage: rm, path: x"), "reward.model.stage and reward.model.path exclude each other"),
+        (
+            stages(model="stage: rm, path: x"),
+            "reward.model.stage and reward.model.path exclude each other",
+        ),
         (stages(model="stag: rm"), "unknown key stages.rl.reward.model.stag; did you mean"),
         (stages(model="stage: rm, weight: much"), "weight must be a number, got 'much'"),
         (stages(rm=", when: built"), "'rm' is skipped, since it is `when: built`"),
-        ("algorithm: {name: reward_model, centring: -1}", "algorithm.centring must be finite and at least 0"),
+        (
+            "algorithm: {name: reward_model, centring: -1}",
+            "algorithm.centring must be finite and at least 0",
+        ),
         ("algorithm: {name: reward_model, centering: 1.0}", "did you mean algorithm.centring?"),
-        ("reward: {model: {path: x}, functions: [a.py:reward_model]}", "needs another name than 'reward_model'"),
-        ("env: {entry: a.py:E}\neval: {sets: {a: {data: a.py:t, tools: false}}}", "env.entry='a.py:E' has its own"),
+        (
+            "reward: {model: {path: x}, functions: [a.py:reward_model]}",
+            "needs another name than 'reward_model'",
+        ),
+        (
+            "env: {entry: a.py:E}\neval: {sets: {a: {data: a.py:t, tools: false}}}",
+            "env.entry='a.py:E' has its own",
+        ),
     ],
 )
 def test_a_broken_rule_is_told(problems: Problems, text: str, words: str) -> None:
     assert any(words in problem for problem in problems(text)), problems(text)
 
 
-def test_by_default_a_policy_after_a_reward_model_is_told_where_to_start(problems: Problems) -> None:
+def test_by_default_a_policy_after_a_reward_model_is_told_where_to_start(
+    problems: Problems,
+) -> None:
     text = stages().replace("from: sft, steps: 1, reward", "steps: 1, reward")
     assert any("stages.rl.from must name a policy" in problem for problem in problems(text))

@@ -15,25 +15,22 @@ from agentrl.controller.ledger import Ledger
 from agentrl.controller.prompt_sampler import DrawOrder
 from agentrl.controller.rollout_service import RolloutService
 from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState
-from agentrl.types import (
-    Status,
-    Task,
-    Trajectory,
-    TrajectoryGroup,
-)
+from agentrl.types import Status, Task, Trajectory, TrajectoryGroup
 
 TASKS = [Task(str(n)) for n in range(100)]
 DEADLINE_S = 60.0
 
 
-def outcome(request: GroupRequest, statuses: Sequence[str] = (), reward: float = 1.0) -> GroupOutcome:
+def outcome(
+    request: GroupRequest, statuses: Sequence[str] = (), reward: float = 1.0
+) -> GroupOutcome:
     """A group that came to its end: siblings finished, or as ``statuses`` say."""
     kinds = [*statuses, *["terminated"] * (request.group_size - len(statuses))]
     siblings = tuple(
         Trajectory(
             task=request.task,
-            draw=request.draw,
-            sibling=n,
+            group_index=request.group_index,
+            rollout_index=n,
             attempt=0,
             purpose=request.purpose,
             turns=(),
@@ -43,10 +40,12 @@ def outcome(request: GroupRequest, statuses: Sequence[str] = (), reward: float =
         )
         for n, kind in enumerate(kinds)
     )
-    return GroupOutcome(request, TrajectoryGroup(request.draw, request.task, siblings))
+    return GroupOutcome(request, TrajectoryGroup(request.group_index, request.task, siblings))
 
 
-def bounds(batch_groups: int, group_size: int, *, last_step: int = 99, **settings: Any) -> Admission:
+def bounds(
+    batch_groups: int, group_size: int, *, last_step: int = 99, **settings: Any
+) -> Admission:
     return Admission(batch_groups, group_size, last_step, **settings)
 
 
@@ -62,7 +61,7 @@ class HandFleet:
 
     def submit(self, requests: Sequence[GroupRequest]) -> None:
         with self._changed:
-            self.open |= {(request.label, request.draw): request for request in requests}
+            self.open |= {(request.label, request.group_index): request for request in requests}
             self._changed.notify_all()
 
     def collect(self, timeout_s: float) -> list[GroupOutcome]:
@@ -71,28 +70,39 @@ class HandFleet:
         except queue.Empty:
             return []
 
-    def cancel(self, draws: Sequence[int], *, label: str = "") -> None:
-        self.cancelled += draws
-        for draw in draws:
-            self.finish(draw, ["cancelled"] * self.open[label, draw].group_size, label=label)
+    def cancel(self, group_indices: Sequence[int], *, label: str = "") -> None:
+        self.cancelled += group_indices
+        for group_index in group_indices:
+            self.finish(
+                group_index, ["cancelled"] * self.open[label, group_index].group_size, label=label
+            )
 
     def in_flight(self) -> list[GroupState]:
         return self.saved
 
-    def draws(self, label: str = "") -> list[int]:
+    def group_indices(self, label: str = "") -> list[int]:
         with self._changed:
-            return sorted(draw for own, draw in self.open if own == label)
+            return sorted(group_index for own, group_index in self.open if own == label)
 
     def wait_for(self, number: int, label: str = "") -> list[int]:
         """Until so many groups are open."""
         with self._changed:
-            reached = self._changed.wait_for(lambda: sum(own == label for own, _ in self.open) >= number, DEADLINE_S)
-        assert reached, f"{self.draws(label)} are open, waited for {number}"
-        return self.draws(label)
+            reached = self._changed.wait_for(
+                lambda: sum(own == label for own, _ in self.open) >= number, DEADLINE_S
+            )
+        assert reached, f"{self.group_indices(label)} are open, waited for {number}"
+        return self.group_indices(label)
 
-    def finish(self, draw: int, statuses: Sequence[str] = (), *, label: str = "", reward: float = 1.0) -> None:
+    def finish(
+        self,
+        group_index: int,
+        statuses: Sequence[str] = (),
+        *,
+        label: str = "",
+        reward: float = 1.0,
+    ) -> None:
         with self._changed:
-            request = self.open.pop((label, draw))
+            request = self.open.pop((label, group_index))
         self.give(outcome(request, statuses, reward))
 
     def give(self, finished: GroupOutcome) -> None:
@@ -109,7 +119,9 @@ class World:
         self.fleet = HandFleet()
         self.ledger = Ledger(path)
         self.taken_in: list[GroupOutcome] = []
-        keep: Callable[[TrajectoryGroup], FilterResult] = settings.get("keep", lambda group: FilterResult(True))
+        keep: Callable[[TrajectoryGroup], FilterResult] = settings.get(
+            "keep", lambda group: FilterResult(True)
+        )
         self.service = RolloutService(
             self.fleet,
             DrawOrder(TASKS, seed=0, shuffle=False),
@@ -151,15 +163,15 @@ class Future:
             raise self._error
         return self._answer
 
-    def draws(self) -> list[int]:
-        return [group.draw for group in self.get()]
+    def group_indices(self) -> list[int]:
+        return [group.group_index for group in self.get()]
 
 
 def settled(fleet: HandFleet, expected: list[int]) -> bool:
     """Whether the open draws stay as they are while the service has every chance to issue more."""
     end = time.monotonic() + 0.5
     while time.monotonic() < end:
-        if fleet.draws() != expected:
+        if fleet.group_indices() != expected:
             return False
         time.sleep(0.02)
     return True

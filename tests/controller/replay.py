@@ -22,12 +22,7 @@ from agentrl.controller.stage import StageRun, StageSettings
 from agentrl.controller.state import TrainState
 from agentrl.metrics import JsonlSink, PhaseTimer
 from agentrl.rollouts import GroupOutcome, GroupRequest
-from agentrl.store import (
-    EventLog,
-    JsonlWriter,
-    RunDirectory,
-    TrajectoryWriter,
-)
+from agentrl.store import EventLog, JsonlWriter, RunDirectory, TrajectoryWriter
 from agentrl.training import ActorSpec, OptimSpec, RewardLearnerSpec
 from agentrl.types import TrajectoryGroup
 from tests.controller.tiny import made_groups
@@ -100,13 +95,17 @@ def learn(
     if reward_model:
         group.setup(WorkerSpec(None, reward_model=RewardLearnerSpec(str(model), algorithm, optim)))
     else:
-        group.setup(WorkerSpec(ActorSpec(str(model), algorithm, optim, deterministic=deterministic)))
+        group.setup(
+            WorkerSpec(ActorSpec(str(model), algorithm, optim, deterministic=deterministic))
+        )
     directory = RunDirectory.create(run_dir)
     sink = JsonlSink(JsonlWriter(directory.metrics_path))
     events = EventLog(directory)
     with TrajectoryWriter(directory) as writer:
         timer = PhaseTimer()
-        recorder = Recorder("rl", writer=writer, events=events, sink=sink, view=Silent(), timer=timer)
+        recorder = Recorder(
+            "rl", writer=writer, events=events, sink=sink, view=Silent(), timer=timer
+        )
         run = StageRun(
             StageSettings(
                 name="rl",
@@ -129,4 +128,6 @@ def learn(
         train(run)
     sink.close()
     events.close()
-    return [json.loads(line) for line in directory.metrics_path.read_text(encoding="utf-8").splitlines()]
+    return [
+        json.loads(line) for line in directory.metrics_path.read_text(encoding="utf-8").splitlines()
+    ]

@@ -9,20 +9,16 @@ import pytest
 
 from agentrl.controller.admission import RolloutState
 from agentrl.rollouts import GroupRequest
-from agentrl.types import (
-    Segment,
-    SegmentKind,
-    Trajectory,
-    TrajectoryGroup,
-    Turn,
-)
+from agentrl.types import Segment, SegmentKind, Trajectory, TrajectoryGroup, Turn
 from tests.controller.hand_fleet import TASKS, MakeWorld, World, bounds, outcome, settled, until
 
 
 def sampled_by(trajectory: Trajectory, *versions: int) -> Trajectory:
     """The trajectory with one turn, a token of each version."""
     tokens = tuple(
-        Segment(SegmentKind.POLICY, np.asarray([1], np.int32), np.asarray([-1.0], np.float32), version)
+        Segment(
+            SegmentKind.POLICY, np.asarray([1], np.int32), np.asarray([-1.0], np.float32), version
+        )
         for version in versions
     )
     prompt = Segment(SegmentKind.PROMPT, np.asarray([0], np.int32))
@@ -30,11 +26,14 @@ def sampled_by(trajectory: Trajectory, *versions: int) -> Trajectory:
     return replace(trajectory, turns=(turn,))
 
 
-def finish(w: World, draw: int, *versions: int) -> None:
+def finish(w: World, group_index: int, *versions: int) -> None:
     """The group comes back with tokens of these versions."""
-    request = w.fleet.open.pop(("", draw))
+    request = w.fleet.open.pop(("", group_index))
     played = outcome(request)
-    group = replace(played.group, trajectories=tuple(sampled_by(t, *versions) for t in played.group.trajectories))
+    group = replace(
+        played.group,
+        trajectories=tuple(sampled_by(t, *versions) for t in played.group.trajectories),
+    )
     w.fleet.give(replace(played, group=group))
 
 
@@ -44,7 +43,7 @@ def test_the_next_batch_is_played_while_one_is_trained(world: MakeWorld) -> None
     w.fleet.wait_for(4)
     finish(w, 0, 0)
     finish(w, 1, 0)
-    assert batch.draws() == [0, 1]
+    assert batch.group_indices() == [0, 1]
     assert settled(w.fleet, [2, 3])  # in training 2, running 2: that is (1 + 1)·2
     w.service.before_publish(1)
     w.service.make_room(1)
@@ -57,20 +56,24 @@ def test_no_more_is_played_than_the_last_batches_need(world: MakeWorld) -> None:
     assert settled(w.fleet, [0, 1, 2, 3, 4, 5])
 
 
-def test_a_group_that_cannot_meet_the_bound_is_cancelled_before_the_publish(world: MakeWorld) -> None:
+def test_a_group_that_cannot_meet_the_bound_is_cancelled_before_the_publish(
+    world: MakeWorld,
+) -> None:
     w = world(bounds(1, 1, max_staleness=1))
     w.fleet.wait_for(2)
     for step in (1, 2):
         batch = w.next_groups(step)
-        draw = max(w.fleet.wait_for(2))  # draw 0 is a straggler
-        finish(w, draw, step - 1)
+        group_index = max(w.fleet.wait_for(2))  # draw 0 is a straggler
+        finish(w, group_index, step - 1)
         batch.get()
         w.service.before_publish(step)
         if step == 2:
-            assert w.fleet.cancelled == [0]  # its tokens may be of version 0, two versions behind the next batch
+            assert w.fleet.cancelled == [
+                0
+            ]  # its tokens may be of version 0, two versions behind the next batch
         w.service.make_room(step)
     until(lambda: any(o.group.trajectories[0].status.kind == "cancelled" for o in w.taken_in))
-    (cut,) = [o.group.trajectories[0] for o in w.taken_in if o.request.draw == 0]
+    (cut,) = [o.group.trajectories[0] for o in w.taken_in if o.request.group_index == 0]
     assert str(cut.status) == "cancelled(stale)"
     assert w.ledger.counts()["cancelled"] == 1
 
@@ -80,7 +83,7 @@ def test_a_buffered_group_is_dropped_once_it_is_too_old(world: MakeWorld) -> Non
     w.fleet.wait_for(2)
     first = w.next_groups(1)
     finish(w, 0, 0)
-    assert first.draws() == [0]
+    assert first.group_indices() == [0]
     finish(w, 1, 0)
     until(lambda: bool(w.service.snapshot().groups))
     w.service.make_room(2)  # published twice: version 0 is two behind
@@ -90,7 +93,9 @@ def test_a_buffered_group_is_dropped_once_it_is_too_old(world: MakeWorld) -> Non
 
 
 @pytest.mark.parametrize(("stale", "kept"), [("drop", 0), ("mask_tokens", 1)])
-def test_a_group_with_old_and_new_tokens_is_dropped_or_masked(world: MakeWorld, stale: str, kept: int) -> None:
+def test_a_group_with_old_and_new_tokens_is_dropped_or_masked(
+    world: MakeWorld, stale: str, kept: int
+) -> None:
     w = world(bounds(1, 1, max_staleness=1, stale=stale))
     w.fleet.wait_for(2)
     w.service.make_room(2)
@@ -121,7 +126,7 @@ def test_draws_beyond_a_batch_are_cancelled_once_it_is_full(world: MakeWorld) ->
     assert w.fleet.wait_for(4) == [0, 1, 2, 3]
     finish(w, 3, 0)
     finish(w, 1, 0)
-    assert batch.draws() == [3, 1]
+    assert batch.group_indices() == [3, 1]
     assert w.fleet.cancelled == [0, 2]
     until(lambda: w.ledger.counts()["cancelled"] == 2)
     assert settled(w.fleet, [])  # nothing is played for weights that are about to change
@@ -129,13 +134,15 @@ def test_draws_beyond_a_batch_are_cancelled_once_it_is_full(world: MakeWorld) ->
     assert w.fleet.wait_for(4) == [4, 5, 6, 7]
 
 
-def test_a_surplus_group_that_had_finished_is_dropped_with_the_next_weights(world: MakeWorld) -> None:
+def test_a_surplus_group_that_had_finished_is_dropped_with_the_next_weights(
+    world: MakeWorld,
+) -> None:
     w = world(bounds(1, 1, oversample=1))
     batch = w.next_groups()
     w.fleet.wait_for(2)
     finish(w, 0, 0)
     finish(w, 1, 0)
-    assert batch.draws() in ([0], [1])
+    assert batch.group_indices() in ([0], [1])
     until(lambda: w.ledger.counts()["buffered"] == 1 or w.ledger.counts()["cancelled"] == 1)
     w.service.make_room(1)
     assert w.service.snapshot().groups == ()
@@ -146,7 +153,7 @@ def test_with_staleness_what_is_beyond_a_batch_goes_on(world: MakeWorld) -> None
     batch = w.next_groups()
     w.fleet.wait_for(3)
     finish(w, 2, 0)
-    assert batch.draws() == [2]
+    assert batch.group_indices() == [2]
     assert w.fleet.cancelled == []
 
 
@@ -159,4 +166,4 @@ def test_waiting_groups_of_a_checkpoint_are_trained_first(world: MakeWorld) -> N
     assert w.service.take_counts() == {"count/restarted_episodes": 1}
     batch = w.next_groups()
     finish(w, 6, 0)
-    assert batch.draws() == [4, 6]
+    assert batch.group_indices() == [4, 6]

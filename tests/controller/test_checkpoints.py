@@ -62,17 +62,29 @@ def test_groups_that_wait_come_back_token_for_token(checkpoints: Checkpoints) ->
     found = checkpoints.latest()
     assert found is not None
     restored = found[1].rollouts
-    assert (restored.outstanding, [group.draw for group in restored.groups]) == ((6,), [3, 4])
+    assert (restored.outstanding, [group.group_index for group in restored.groups]) == (
+        (6,),
+        [3, 4],
+    )
     credit = np.zeros(sum(len(group.finished) for group in groups), dtype=np.float32)
     before, after = (make_batch(each, credit=credit) for each in (groups, restored.groups))
-    for name in ("token_ids", "loss_mask", "rollout_logprobs", "policy_versions", "reward", "temperature"):
+    for name in (
+        "token_ids",
+        "loss_mask",
+        "rollout_logprobs",
+        "policy_versions",
+        "reward",
+        "temperature",
+    ):
         assert getattr(before, name).tobytes() == getattr(after, name).tobytes()
 
 
 def test_groups_that_run_come_back_as_they_stood(checkpoints: Checkpoints) -> None:
     (played,) = made_groups(3, 1)
     running = (GroupState(3, (played.trajectories[0], NotResumable("a lock")), version=2),)
-    rollouts = RolloutState(next_draw=9, outstanding=(3,), spent=0, ledger_offset=33, running=running)
+    rollouts = RolloutState(
+        next_draw=9, outstanding=(3,), spent=0, ledger_offset=33, running=running
+    )
     checkpoints.commit(checkpoints.begin(4), replace(manifest(4), rollouts=rollouts))
     found = checkpoints.latest()
     assert found is not None
@@ -80,16 +92,21 @@ def test_groups_that_run_come_back_as_they_stood(checkpoints: Checkpoints) -> No
     finished, unsaved = group.siblings
     assert isinstance(finished, Trajectory)
     assert finished.sequence(0).tolist() == played.trajectories[0].sequence(0).tolist()
-    assert (group.draw, group.version, unsaved) == (3, 2, NotResumable("a lock"))
+    assert (group.group_index, group.version, unsaved) == (3, 2, NotResumable("a lock"))
 
 
-def test_running_groups_of_another_version_are_refused_with_what_to_delete(checkpoints: Checkpoints) -> None:
+def test_running_groups_of_another_version_are_refused_with_what_to_delete(
+    checkpoints: Checkpoints,
+) -> None:
     rollouts = RolloutState(9, (3,), 0, 33, running=(GroupState(3, ()),))
     folder = checkpoints.begin(4)
     checkpoints.commit(folder, replace(manifest(4), rollouts=rollouts))
     path = folder / "running_groups.pickle"
     path.write_bytes(b"?" * path.stat().st_size)
-    with pytest.raises(DataError, match=r"running_groups.pickle cannot be read: .*; delete it to begin the stage anew"):
+    with pytest.raises(
+        DataError,
+        match=r"running_groups.pickle cannot be read: .*; delete it to begin the stage anew",
+    ):
         checkpoints.latest()
 
 
@@ -106,7 +123,9 @@ def test_one_that_was_not_committed_never_was(checkpoints: Checkpoints) -> None:
     assert found[1].step == 1
 
 
-def test_what_an_interrupted_attempt_left_is_not_mixed_with_the_next(checkpoints: Checkpoints) -> None:
+def test_what_an_interrupted_attempt_left_is_not_mixed_with_the_next(
+    checkpoints: Checkpoints,
+) -> None:
     (checkpoints.begin(2) / "old.bin").write_text("old")
     folder = save(checkpoints, 2)
     assert not (folder / "old.bin").exists()
@@ -125,11 +144,15 @@ def test_a_missing_file_is_named_with_its_mend(checkpoints: Checkpoints) -> None
 
 def test_a_file_of_another_size_is_named(checkpoints: Checkpoints) -> None:
     (save(checkpoints, 2) / "actor" / "model.bin").write_text("tens")
-    with pytest.raises(DataError, match="should have 7 bytes, found 4 bytes; delete it to begin the stage anew"):
+    with pytest.raises(
+        DataError, match="should have 7 bytes, found 4 bytes; delete it to begin the stage anew"
+    ):
         checkpoints.latest()
 
 
-@pytest.mark.parametrize("text", ["", "{", "null", "3", '"text"', "[]", "{}", '{"rollouts": 3}', '{"rollouts": {}}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "null", "3", '"text"', "[]", "{}", '{"rollouts": 3}', '{"rollouts": {}}']
+)
 def test_a_manifest_that_is_none_is_named(checkpoints: Checkpoints, text: str) -> None:
     (save(checkpoints, 2) / "manifest.json").write_text(text)
     with pytest.raises(DataError, match=r"step=000002 is torn: manifest\.json cannot be read"):

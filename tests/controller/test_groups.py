@@ -18,20 +18,9 @@ from agentrl.controller.cluster.role_group import LocalGroup, WorkerGroup
 from agentrl.controller.cluster.role_handle import ActorHandle, invoke
 from agentrl.controller.cluster.rollout_pool import collect_groups
 from agentrl.controller.cluster.worker import WorkerSpec
-from agentrl.errors import (
-    ConfigError,
-    DataError,
-    EngineError,
-    TrainingError,
-)
+from agentrl.errors import ConfigError, DataError, EngineError, TrainingError
 from agentrl.rollouts import GroupRequest
-from agentrl.types import (
-    Collect,
-    Dispatch,
-    Stat,
-    Stats,
-    register,
-)
+from agentrl.types import Collect, Dispatch, Stat, Stats, register
 from tests.controller.tiny import TASKS, actor_spec, worker_spec
 
 
@@ -76,7 +65,9 @@ class CallGroup:
         return [self._answer(rank, *args) for rank, args in enumerate(args_by_rank)]
 
 
-def invoked(method: Callable[..., Any], *args: Any, answer: Callable[..., Any] = lambda rank, *args: rank) -> Any:
+def invoked(
+    method: Callable[..., Any], *args: Any, answer: Callable[..., Any] = lambda rank, *args: rank
+) -> Any:
     group = CallGroup(answer)
     result = invoke(group, "role", method, *args)  # type: ignore[arg-type]
     return result, group.calls
@@ -95,11 +86,16 @@ def test_of_rank_zero_one_is_called() -> None:
 
 
 def test_of_data_each_gets_its_part() -> None:
-    assert invoked(Role.shards, [10, 11, 12], 7) == ([0, 1, 2], [("role", "shards", [(10, 7), (11, 7), (12, 7)])])
+    assert invoked(Role.shards, [10, 11, 12], 7) == (
+        [0, 1, 2],
+        [("role", "shards", [(10, 7), (11, 7), (12, 7)])],
+    )
 
 
 def test_statistics_of_all_parts_are_merged() -> None:
-    merged, _ = invoked(Role.stats, [1, 2, 3], answer=lambda rank, part: Stats({"x": Stat.of([part])}))
+    merged, _ = invoked(
+        Role.stats, [1, 2, 3], answer=lambda rank, part: Stats({"x": Stat.of([part])})
+    )
     assert (merged["x"].sum, merged["x"].count, merged["x"].max) == (6.0, 3, 3.0)
 
 
@@ -145,11 +141,15 @@ def test_an_error_brings_its_rank_host_and_traceback(local: LocalGroup) -> None:
 def test_and_the_group_is_poisoned_ever_after(local: LocalGroup) -> None:
     broken(local)
     for later in (lambda: local.call("actor", "facts", [()]), lambda: local.publish(2)):
-        with pytest.raises(TrainingError, match="the group is poisoned by an earlier error: rank 0: actor"):
+        with pytest.raises(
+            TrainingError, match="the group is poisoned by an earlier error: rank 0: actor"
+        ):
             later()
 
 
-def test_a_publish_that_fails_poisons_too(local: LocalGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_publish_that_fails_poisons_too(
+    local: LocalGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def torn(*_: object) -> None:
         raise EngineError("torn", retryable=False)
 
@@ -201,8 +201,12 @@ class TestOverRay:
         assert [place["rank"] for place in pair.describe()] == [0, 1]
         assert len({place["pid"] for place in pair.describe()} | {os.getpid()}) == 3
         assert [report.version for report in pair.publish(3)] == [3, 3]
-        outcomes = collect_groups(pair, [GroupRequest(draw, TASKS[draw], 2) for draw in range(4)], 120.0)
-        assert [o.request.draw for o in outcomes] == [0, 1, 2, 3]
+        outcomes = collect_groups(
+            pair,
+            [GroupRequest(group_index, TASKS[group_index], 2) for group_index in range(4)],
+            120.0,
+        )
+        assert [o.request.group_index for o in outcomes] == [0, 1, 2, 3]
         assert {v for o in outcomes for t in o.group.trajectories for v in t.policy_versions} == {3}
         error = broken(pair)
         assert (error.rank in (0, 1), error.host) == (True, socket.gethostname())
@@ -217,7 +221,9 @@ class TestOverRay:
 
         def gather_alone() -> None:
             try:
-                pair.call("actor", "checksum", [()])  # collective: rank 0 waits for the other, which is never called
+                pair.call(
+                    "actor", "checksum", [()]
+                )  # collective: rank 0 waits for the other, which is never called
             except TrainingError as error:
                 errors.append(error)
 
@@ -235,6 +241,8 @@ class TestOverRay:
         with pytest.raises(TrainingError, match="poisoned"):
             pair.publish(2)
 
-    def test_a_model_that_cannot_be_read_is_named_as_what_it_is(self, pair: Any, tmp_path: Path) -> None:
+    def test_a_model_that_cannot_be_read_is_named_as_what_it_is(
+        self, pair: Any, tmp_path: Path
+    ) -> None:
         with pytest.raises(DataError):
             pair.setup(WorkerSpec(actor_spec(tmp_path / "nowhere")))

@@ -10,12 +10,7 @@ from agentrl.controller.recorder import Recorder
 from agentrl.controller.state import TrainState
 from agentrl.engines import EngineNotice
 from agentrl.metrics import PhaseTimer
-from agentrl.store import (
-    EventLog,
-    RunDirectory,
-    TrajectoryWriter,
-    read_jsonl,
-)
+from agentrl.store import EventLog, RunDirectory, TrajectoryWriter, read_jsonl
 from agentrl.types import Stats
 from tests.controller.hand_fleet import MakeWorld, bounds, until
 
@@ -48,15 +43,21 @@ class Rows:
     def close(self) -> None: ...
 
 
-LOST = EngineNotice("server_lost", "server 0 was lost: its process ended", {"count/lost_servers": 1.0})
-BACK = EngineNotice("server_restarted", "server 0 serves again after 31 s", {"time/server_away_s": 31.0})
+LOST = EngineNotice(
+    "server_lost", "server 0 was lost: its process ended", {"count/lost_servers": 1.0}
+)
+BACK = EngineNotice(
+    "server_restarted", "server 0 serves again after 31 s", {"time/server_away_s": 31.0}
+)
 
 
 def test_an_incident_is_shown_an_event_and_a_metric_of_the_step(tmp_path: Path) -> None:
     directory, view, rows = RunDirectory.create(tmp_path / "run"), View(), Rows()
     events = EventLog(directory)
     with TrajectoryWriter(directory) as writer:
-        recorder = Recorder("rl", writer=writer, events=events, sink=rows, view=view, timer=PhaseTimer())
+        recorder = Recorder(
+            "rl", writer=writer, events=events, sink=rows, view=view, timer=PhaseTimer()
+        )
         incidents: list[Incident] = [LOST, BACK, WorkerFailure("rollout worker 1 died", 3), LOST]
         recorder.overcome(incidents)
         assert view.alerts == [str(incident) for incident in incidents]  # before any step has ended
@@ -85,4 +86,4 @@ def test_the_service_looks_for_incidents_while_a_batch_is_waited_for(world: Make
     until(lambda: len(looks) > before + 1)
     assert not batch.done
     w.fleet.finish(0)
-    assert batch.draws() == [0]
+    assert batch.group_indices() == [0]

@@ -8,11 +8,11 @@ from agentrl.controller.ledger import Ledger
 from agentrl.errors import StoreError
 
 
-def _trained(ledger: Ledger, draw: int, step: int) -> None:
-    ledger.issue(draw, 2)
+def _trained(ledger: Ledger, group_index: int, step: int) -> None:
+    ledger.issue(group_index, 2)
     for state in ("finished", "buffered", "taken"):
-        ledger.move(draw, [0, 1], state)
-    ledger.trained({draw: [0, 1]}, step)
+        ledger.move(group_index, [0, 1], state)
+    ledger.trained({group_index: [0, 1]}, step)
 
 
 def test_every_issued_trajectory_is_in_exactly_one_state(tmp_path: Path) -> None:

@@ -15,12 +15,7 @@ from agentrl.controller.cluster.role_group import LocalGroup
 from agentrl.controller.cluster.worker import WorkerSpec
 from agentrl.engines import PauseMode
 from agentrl.rollouts import GroupOutcome, GroupRequest, make_batch
-from agentrl.types import (
-    SamplingParams,
-    Trajectory,
-    TrajectoryGroup,
-    concat_ids,
-)
+from agentrl.types import SamplingParams, Trajectory, TrajectoryGroup, concat_ids
 from tests.controller.tiny import TASKS, actor_spec, engine_spec, episodes
 from tests.rollouts.bytewise import END
 

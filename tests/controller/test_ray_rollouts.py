@@ -38,23 +38,27 @@ def test_episodes_are_played_outside_of_the_ranks_with_their_weights(group: Any)
     assert [worker["rollout_worker"] for worker in workers] == [0, 1]
     assert len({place["pid"] for place in (trainer, *workers)} | {os.getpid()}) == 4
     assert [report.version for report in group.publish(3)] == [3, 3]
-    outcomes = collect_groups(group, [GroupRequest(draw, TASKS[draw], 2) for draw in range(4)], 120.0)
-    assert [outcome.request.draw for outcome in outcomes] == [0, 1, 2, 3]
+    outcomes = collect_groups(
+        group, [GroupRequest(group_index, TASKS[group_index], 2) for group_index in range(4)], 120.0
+    )
+    assert [outcome.request.group_index for outcome in outcomes] == [0, 1, 2, 3]
     assert {v for o in outcomes for t in o.group.trajectories for v in t.policy_versions} == {3}
 
 
-def test_groups_of_a_worker_that_is_killed_are_played_elsewhere_and_it_is_replaced(group: Any) -> None:
+def test_groups_of_a_worker_that_is_killed_are_played_elsewhere_and_it_is_replaced(
+    group: Any,
+) -> None:
     group.publish(1)
     killed = group.describe()[2]["pid"]
-    group.submit([GroupRequest(draw, TASKS[draw], 2) for draw in range(4)])
+    group.submit([GroupRequest(group_index, TASKS[group_index], 2) for group_index in range(4)])
     os.kill(killed, signal.SIGKILL)
     outcomes = collected(group, 4)
-    assert sorted(outcome.request.draw for outcome in outcomes) == [0, 1, 2, 3]
+    assert sorted(outcome.request.group_index for outcome in outcomes) == [0, 1, 2, 3]
     played = [trajectory for outcome in outcomes for trajectory in outcome.group.trajectories]
     assert all(trajectory.status.finished for trajectory in played)
-    assert {trajectory.attempt for trajectory in played if trajectory.draw % 2 == 0} == {0}
+    assert {trajectory.attempt for trajectory in played if trajectory.group_index % 2 == 0} == {0}
     (loss,) = group.take_incidents()
-    again = {trajectory.draw for trajectory in played if trajectory.attempt == 1}
+    again = {trajectory.group_index for trajectory in played if trajectory.attempt == 1}
     assert ("rollout worker 1 died" in loss.why, loss.num_groups) == (True, len(again))
     assert again <= {1, 3}
     assert killed not in {place["pid"] for place in group.describe()}
@@ -70,9 +74,9 @@ def test_a_worker_that_hangs_is_ended_and_replaced(ray_started: None, model: Pat
         group.publish(1)
         stopped = group.describe()[2]["pid"]
         os.kill(stopped, signal.SIGSTOP)  # it lives, and does nothing
-        group.submit([GroupRequest(draw, TASKS[draw], 2) for draw in range(4)])
+        group.submit([GroupRequest(group_index, TASKS[group_index], 2) for group_index in range(4)])
         outcomes = collected(group, 4)
-        assert sorted(outcome.request.draw for outcome in outcomes) == [0, 1, 2, 3]
+        assert sorted(outcome.request.group_index for outcome in outcomes) == [0, 1, 2, 3]
         (loss,) = group.take_incidents()
         assert re.search(r"rollout worker 1 did not answer within 10 s", loss.why)
         assert stopped not in {place["pid"] for place in group.describe()}
@@ -85,8 +89,10 @@ def test_a_worker_that_takes_anothers_place_serves_the_weights_published_last(gr
     for worker in group.describe()[1:]:
         os.kill(worker["pid"], signal.SIGKILL)
     group.publish(7)  # it meets the dead ones, or those that took their places
-    group.submit([GroupRequest(draw, TASKS[draw], 2) for draw in range(4)])
-    versions = {v for o in collected(group, 4) for t in o.group.trajectories for v in t.policy_versions}
+    group.submit([GroupRequest(group_index, TASKS[group_index], 2) for group_index in range(4)])
+    versions = {
+        v for o in collected(group, 4) for t in o.group.trajectories for v in t.policy_versions
+    }
     assert versions == {7}
 
 
@@ -94,19 +100,27 @@ def test_a_worker_that_died_between_two_stages_is_replaced(group: Any, model: Pa
     os.kill(group.describe()[1]["pid"], signal.SIGKILL)
     group.setup(worker_spec(model))
     group.publish(1)
-    outcomes = collect_groups(group, [GroupRequest(draw, TASKS[draw], 2) for draw in range(2)], 120.0)
+    outcomes = collect_groups(
+        group, [GroupRequest(group_index, TASKS[group_index], 2) for group_index in range(2)], 120.0
+    )
     assert {t.attempt for outcome in outcomes for t in outcome.group.trajectories} == {0}
     assert [loss.num_groups for loss in group.take_incidents()] == [0]
 
 
 def test_a_group_that_was_cancelled_is_not_played_again(group: Any) -> None:
-    group.submit([GroupRequest(draw, TASKS[draw], 2) for draw in range(2)])
+    group.submit([GroupRequest(group_index, TASKS[group_index], 2) for group_index in range(2)])
     for worker in group.describe()[1:]:
         os.kill(worker["pid"], signal.SIGKILL)
     group.cancel([0, 1])
     outcomes = collected(group, 2)
-    assert {t.status.kind for o in outcomes for t in o.group.trajectories} <= {"cancelled", "terminated", "truncated"}
-    assert {t.attempt for o in outcomes for t in o.group.trajectories if t.status.kind != "cancelled"} <= {0}
+    assert {t.status.kind for o in outcomes for t in o.group.trajectories} <= {
+        "cancelled",
+        "terminated",
+        "truncated",
+    }
+    assert {
+        t.attempt for o in outcomes for t in o.group.trajectories if t.status.kind != "cancelled"
+    } <= {0}
 
 
 def test_workers_that_keep_dying_end_the_run_by_name(ray_started: None, model: Path) -> None:
@@ -120,7 +134,9 @@ def test_workers_that_keep_dying_end_the_run_by_name(ray_started: None, model: P
         group.submit([GroupRequest(0, TASKS[0], 2)])
         collected(group, 1)
         os.kill(group.describe()[1]["pid"], signal.SIGKILL)
-        with pytest.raises(EngineError, match=r"died 2 times .* rollout.worker_restarts=1 allows 1"):
+        with pytest.raises(
+            EngineError, match=r"died 2 times .* rollout.worker_restarts=1 allows 1"
+        ):
             collect_groups(group, [GroupRequest(1, TASKS[1], 2)], 120.0)
         with pytest.raises(AgentRLError, match="poisoned"):
             group.setup(worker_spec(model))
@@ -129,10 +145,12 @@ def test_workers_that_keep_dying_end_the_run_by_name(ray_started: None, model: P
 
 
 def test_what_runs_on_any_worker_is_saved(group: Any) -> None:
-    group.submit([GroupRequest(draw, TASKS[draw], 2) for draw in range(4)])
+    group.submit([GroupRequest(group_index, TASKS[group_index], 2) for group_index in range(4)])
     saved = group.in_flight()
     arrived = group.collect(0.0)
-    assert sorted([*(one.draw for one in saved), *(one.request.draw for one in arrived)]) == [0, 1, 2, 3]
+    assert sorted(
+        [*(one.group_index for one in saved), *(one.request.group_index for one in arrived)]
+    ) == [0, 1, 2, 3]
     assert {len(one.siblings) for one in saved} <= {2}
 
 
@@ -141,7 +159,9 @@ def ended(pid: int) -> bool:
     end = time.monotonic() + 60.0
     while time.monotonic() < end:
         try:
-            state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+            state = (
+                Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+            )
         except (FileNotFoundError, ProcessLookupError):
             return True
         if state == "Z":
@@ -183,14 +203,20 @@ def _over_two_nodes(model: Path, found: Any) -> None:
     from agentrl.controller.cluster.ray_role_group import RayGroup, start_ray
     from agentrl.controller.cluster.ray_rollout_pool import RayRolloutGroup
 
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False}
+    )
     cluster.add_node(num_cpus=2, resources={"rollout": 2})
     try:
         start_ray(3, cluster.address)
         group = RayRolloutGroup(RayGroup(1, threads=1), 2, threads=1, resources={"rollout": 1})
         group.setup(worker_spec(model))
         group.publish(5)
-        outcomes = collect_groups(group, [GroupRequest(draw, TASKS[draw], 2) for draw in range(2)], 120.0)
+        outcomes = collect_groups(
+            group,
+            [GroupRequest(group_index, TASKS[group_index], 2) for group_index in range(2)],
+            120.0,
+        )
         versions = {v for o in outcomes for t in o.group.trajectories for v in t.policy_versions}
         nodes = [worker["node"] for worker in group.describe()[1:]]
         found.put((nodes, ray.get_runtime_context().get_node_id(), versions))

@@ -10,23 +10,31 @@ from typing import Any
 import pytest
 
 from agentrl.controller.cluster.role_group import LocalGroup, WorkerGroup
-from agentrl.types import (
-    Segment,
-    SegmentKind,
-    Trajectory,
-    TrajectoryGroup,
-)
+from agentrl.types import Segment, SegmentKind, Trajectory, TrajectoryGroup
 from tests.controller.replay import learn
 from tests.controller.tiny import made_groups
 
 CURVES: Mapping[str, tuple[str, ...]] = {
-    "policy": ("policy/loss", "policy/entropy", "optim/grad_norm", "mismatch/logp_abs/mean", "policy/clip_frac_high"),
-    "pairs": ("reward_model/loss", "reward_model/accuracy", "reward_model/margin", "optim/grad_norm"),
+    "policy": (
+        "policy/loss",
+        "policy/entropy",
+        "optim/grad_norm",
+        "mismatch/logp_abs/mean",
+        "policy/clip_frac_high",
+    ),
+    "pairs": (
+        "reward_model/loss",
+        "reward_model/accuracy",
+        "reward_model/margin",
+        "optim/grad_norm",
+    ),
 }
 
 
 def as_pair(group: TrajectoryGroup) -> TrajectoryGroup:
-    return replace(group, trajectories=tuple(as_given(trajectory) for trajectory in group.trajectories))
+    return replace(
+        group, trajectories=tuple(as_given(trajectory) for trajectory in group.trajectories)
+    )
 
 
 def as_given(trajectory: Trajectory) -> Trajectory:
@@ -34,15 +42,22 @@ def as_given(trajectory: Trajectory) -> Trajectory:
     turn = trajectory.turns[0]
     ids = turn.completion[0].token_ids
     given = replace(turn, completion=(Segment(SegmentKind.TARGET, ids),), sampling=None)
-    return replace(trajectory, turns=(given,), reward=0.25 * (1 - trajectory.sibling))
+    return replace(trajectory, turns=(given,), reward=0.25 * (1 - trajectory.rollout_index))
 
 
 def of_pairs() -> dict[str, Any]:
     batches = [[as_pair(pair) for pair in made_groups(5 * n, 5, siblings=2)] for n in range(5)]
-    return {"batches": batches, "settings": {"centring": 0.05}, "mini_batch_groups": 5, "reward_model": True}
+    return {
+        "batches": batches,
+        "settings": {"centring": 0.05},
+        "mini_batch_groups": 5,
+        "reward_model": True,
+    }
 
 
-def curve(group: WorkerGroup, kind: str, model: Path, run_dir: Path, tokens: int = 120) -> list[list[float]]:
+def curve(
+    group: WorkerGroup, kind: str, model: Path, run_dir: Path, tokens: int = 120
+) -> list[list[float]]:
     special = of_pairs() if kind == "pairs" else {}
     try:
         rows = learn(group, model, run_dir, num_steps=5, micro_batch_tokens=tokens, **special)
@@ -71,17 +86,26 @@ def test_micro_batches_change_nothing(
 ) -> None:
     found = curve(LocalGroup(threads=1), kind, model, tmp_path / "run", tokens)
     for row, expected in zip(found, inline, strict=True):
-        assert row == pytest.approx(expected, rel=5e-6, abs=1e-5)  # 40 units in the last place of float32
+        assert row == pytest.approx(
+            expected, rel=5e-6, abs=1e-5
+        )  # 40 units in the last place of float32
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_the_world_size_changes_nothing(
-    inline: list[list[float]], kind: str, model: Path, tmp_path: Path, ray_started: None, world_size: int
+    inline: list[list[float]],
+    kind: str,
+    model: Path,
+    tmp_path: Path,
+    ray_started: None,
+    world_size: int,
 ) -> None:
     from agentrl.controller.cluster.ray_role_group import RayGroup
 
     found = curve(RayGroup(world_size, threads=1), kind, model, tmp_path / "run")
     for row, expected in zip(found, inline, strict=True):
-        assert row == pytest.approx(expected, rel=5e-6, abs=1e-5)  # 40 units in the last place of float32
+        assert row == pytest.approx(
+            expected, rel=5e-6, abs=1e-5
+        )  # 40 units in the last place of float32

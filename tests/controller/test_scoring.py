@@ -38,24 +38,30 @@ def workers(folder: Path) -> Iterator[LocalGroup]:
 
 
 def outcome_of(group: TrajectoryGroup) -> GroupOutcome:
-    return GroupOutcome(GroupRequest(group.draw, group.task, len(group.trajectories)), group)
+    return GroupOutcome(GroupRequest(group.group_index, group.task, len(group.trajectories)), group)
 
 
-def scored(workers: LocalGroup, groups: Sequence[TrajectoryGroup], **settings: object) -> list[TrajectoryGroup]:
+def scored(
+    workers: LocalGroup, groups: Sequence[TrajectoryGroup], **settings: object
+) -> list[TrajectoryGroup]:
     tokens = settings.pop("micro_batch_tokens", 4096)
     assert isinstance(tokens, int)
     scorer = RewardScorer(SequenceScores(workers, tokens), **{"weight": 0.5} | settings)  # type: ignore[arg-type]
     return [outcome.group for outcome in scorer.scored([outcome_of(group) for group in groups])]
 
 
-def test_a_score_is_that_of_the_last_sequence_and_weighs_in_the_reward(workers: LocalGroup, folder: Path) -> None:
+def test_a_score_is_that_of_the_last_sequence_and_weighs_in_the_reward(
+    workers: LocalGroup, folder: Path
+) -> None:
     groups = made_groups(0, 3)
     assert any(len(t.samples()) > 1 for group in groups for t in group.trajectories)
     model = AutoModelForSequenceClassification.from_pretrained(folder)
     for before, after in zip(groups, scored(workers, groups), strict=True):
         for was, now in zip(before.trajectories, after.trajectories, strict=True):
             last = was.samples()[-1]
-            ids = torch.tensor([[token for segment in last.segments for token in segment.token_ids.tolist()]])
+            ids = torch.tensor(
+                [[token for segment in last.segments for token in segment.token_ids.tolist()]]
+            )
             with torch.no_grad():
                 expected = model(input_ids=ids).logits.item()
             assert now.rewards["reward_model"] == pytest.approx(expected, abs=1e-5)
@@ -69,16 +75,21 @@ def test_scores_do_not_depend_on_how_tokens_were_drawn(workers: LocalGroup) -> N
     cold = replace(
         group,
         trajectories=tuple(
-            replace(t, turns=tuple(replace(turn, sampling=greedy) for turn in t.turns)) for t in group.trajectories
+            replace(t, turns=tuple(replace(turn, sampling=greedy) for turn in t.turns))
+            for t in group.trajectories
         ),
     )
     assert rewards(scored(workers, [cold])) == rewards(scored(workers, [group]))
 
 
-def test_alone_a_group_has_the_same_scores_to_the_last_bit_whatever_came_beside_it(workers: LocalGroup) -> None:
+def test_alone_a_group_has_the_same_scores_to_the_last_bit_whatever_came_beside_it(
+    workers: LocalGroup,
+) -> None:
     groups = made_groups(0, 4)
     together = rewards(scored(workers, groups, one_by_one=True))
-    apart = [reward for group in groups for reward in rewards(scored(workers, [group], one_by_one=True))]
+    apart = [
+        reward for group in groups for reward in rewards(scored(workers, [group], one_by_one=True))
+    ]
     assert together == apart
 
 
@@ -88,10 +99,12 @@ def test_what_failed_before_is_not_scored(workers: LocalGroup) -> None:
     siblings = (group.trajectories[0], lost, *group.trajectories[2:])
     (found,) = scored(workers, [replace(group, trajectories=siblings)])
     assert found.trajectories[1] is lost
-    assert [t.sibling for t in found.finished if "reward_model" in t.rewards] == [0, 2, 3]
+    assert [t.rollout_index for t in found.finished if "reward_model" in t.rewards] == [0, 2, 3]
 
 
-def test_an_episode_too_long_to_read_fails_by_name_and_the_others_do_not(workers: LocalGroup) -> None:
+def test_an_episode_too_long_to_read_fails_by_name_and_the_others_do_not(
+    workers: LocalGroup,
+) -> None:
     (group,) = made_groups(0, 1)
     lengths = [len(t.samples()[-1]) for t in group.trajectories]
     assert len(set(lengths)) > 1
@@ -113,7 +126,9 @@ def test_an_episode_without_tokens_fails_by_name(workers: LocalGroup) -> None:
     assert "has no tokens to score" in found.trajectories[0].status.detail
 
 
-def test_a_score_that_is_not_finite_is_a_failure_never_a_number(model: Path, tmp_path: Path) -> None:
+def test_a_score_that_is_not_finite_is_a_failure_never_a_number(
+    model: Path, tmp_path: Path
+) -> None:
     made = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
     with torch.no_grad():
         made.score.weight.fill_(3e38)
@@ -132,7 +147,9 @@ def test_a_score_that_is_not_finite_is_a_failure_never_a_number(model: Path, tmp
 def test_a_model_that_fails_as_a_whole_ends_the_run_at_the_boundary_reward(model: Path) -> None:
     group = LocalGroup(threads=1)
     try:
-        with pytest.raises(RewardError, match="the reward model could not score the groups of draws 0: "):
+        with pytest.raises(
+            RewardError, match="the reward model could not score the groups of draws 0: "
+        ):
             scored(group, made_groups(0, 1))
     finally:
         group.close()

@@ -13,14 +13,18 @@ from agentrl.controller.admission import RolloutState
 from agentrl.controller.cluster.rollout_pool import collect_groups
 from agentrl.controller.stop_request import StopRequest
 from agentrl.errors import EngineError, RunInterruptedError, StoreError
-from agentrl.rollouts import (
-    GroupOutcome,
-    GroupRequest,
-    GroupState,
-    NotResumable,
-)
+from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState, NotResumable
 from agentrl.types import TrajectoryGroup
-from tests.controller.hand_fleet import DEADLINE_S, TASKS, Future, HandFleet, MakeWorld, bounds, settled, until
+from tests.controller.hand_fleet import (
+    DEADLINE_S,
+    TASKS,
+    Future,
+    HandFleet,
+    MakeWorld,
+    bounds,
+    settled,
+    until,
+)
 
 
 def test_a_batch_of_groups_is_issued_and_no_more(world: MakeWorld) -> None:
@@ -38,9 +42,9 @@ def test_staleness_lets_more_batches_be_in_flight(world: MakeWorld) -> None:
 def test_a_batch_in_training_takes_its_place_until_it_is_published(world: MakeWorld) -> None:
     w = world(bounds(2, 1))
     batch = w.next_groups()
-    for draw in w.fleet.wait_for(2):
-        w.fleet.finish(draw)
-    assert batch.draws() == [0, 1]
+    for group_index in w.fleet.wait_for(2):
+        w.fleet.finish(group_index)
+    assert batch.group_indices() == [0, 1]
     assert settled(w.fleet, [])
     w.service.make_room(0)
     assert w.fleet.wait_for(2) == [2, 3]
@@ -52,27 +56,29 @@ def test_groups_close_in_the_order_in_which_they_finish(world: MakeWorld) -> Non
     w.fleet.wait_for(2)
     w.fleet.finish(1)
     w.fleet.finish(0)
-    assert batch.draws() == [1, 0]
+    assert batch.group_indices() == [1, 0]
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_in_draw_order_any_order_of_finishing_gives_the_same_batches(world: MakeWorld, seed: int) -> None:
+def test_in_draw_order_any_order_of_finishing_gives_the_same_batches(
+    world: MakeWorld, seed: int
+) -> None:
     """Draws whose task is a multiple of 3 are dropped, so refills are part of it."""
     rng = random.Random(seed)
 
     def keep(group: TrajectoryGroup) -> FilterResult:
-        return FilterResult(group.draw % 3 != 0, "third")
+        return FilterResult(group.group_index % 3 != 0, "third")
 
     w = world(bounds(3, 1, max_refill=2.0, in_draw_order=True), keep=keep)
     batches = []
     for step in (1, 2, 3):
         batch = w.next_groups(step)
         while not batch.done:
-            if draws := w.fleet.draws():
-                w.fleet.finish(rng.choice(draws))
+            if group_indices := w.fleet.group_indices():
+                w.fleet.finish(rng.choice(group_indices))
             time.sleep(0.001)
-        batches.append(batch.draws())
-        assert w.fleet.draws() == []
+        batches.append(batch.group_indices())
+        assert w.fleet.group_indices() == []
         w.service.make_room(0)
     assert batches == [[1, 2, 4], [5, 7, 8], [10, 11, 13]]
     assert w.service.snapshot().outstanding == ()
@@ -85,7 +91,10 @@ def test_in_draw_order_nothing_is_issued_before_the_loop_waits(world: MakeWorld)
 
 def test_a_dropped_group_is_refilled_up_to_its_share(world: MakeWorld) -> None:
     dropped = FilterResult(False, "zero_std")
-    w = world(bounds(2, 2, max_refill=0.5), keep=lambda group: dropped if group.draw != 2 else FilterResult(True))
+    w = world(
+        bounds(2, 2, max_refill=0.5),
+        keep=lambda group: dropped if group.group_index != 2 else FilterResult(True),
+    )
     batch = w.next_groups()
     w.fleet.wait_for(2)
     w.fleet.finish(0)
@@ -93,7 +102,7 @@ def test_a_dropped_group_is_refilled_up_to_its_share(world: MakeWorld) -> None:
     w.fleet.finish(1)
     assert settled(w.fleet, [2])  # 3 draws for this batch of 2, and no more
     w.fleet.finish(2)
-    assert batch.draws() == [2]  # the step goes on with what there is
+    assert batch.group_indices() == [2]  # the step goes on with what there is
     assert w.ledger.counts() == {"dropped": 4, "taken": 2}
 
 
@@ -102,18 +111,21 @@ def test_a_step_may_go_on_with_nothing(world: MakeWorld) -> None:
     batch = w.next_groups()
     w.fleet.wait_for(1)
     w.fleet.finish(0)
-    assert batch.draws() == []
+    assert batch.group_indices() == []
 
 
 def test_the_refill_of_a_step_is_its_own(world: MakeWorld) -> None:
-    w = world(bounds(1, 1, max_refill=1.0), keep=lambda group: FilterResult(group.draw % 2 == 1, "even"))
+    w = world(
+        bounds(1, 1, max_refill=1.0),
+        keep=lambda group: FilterResult(group.group_index % 2 == 1, "even"),
+    )
     for step in (1, 2, 3):
         batch = w.next_groups(step)
         (first,) = w.fleet.wait_for(1)
         w.fleet.finish(first)
         (second,) = w.fleet.wait_for(1)
         w.fleet.finish(second)
-        assert batch.draws() == [2 * step - 1]
+        assert batch.group_indices() == [2 * step - 1]
         w.service.make_room(0)
 
 
@@ -123,7 +135,7 @@ def test_failed_siblings_leave_their_group_in_the_ledger_too(world: MakeWorld) -
     w.fleet.wait_for(1)
     w.fleet.finish(0, ["failed", "truncated", "cancelled"])
     groups = batch.get()
-    assert [t.sibling for t in groups[0].finished] == [1]
+    assert [t.rollout_index for t in groups[0].finished] == [1]
     assert w.ledger.counts() == {"failed": 1, "cancelled": 1, "taken": 1}
     w.service.mark_trained(groups, 1)
     assert w.ledger.counts() == {"failed": 1, "cancelled": 1, "trained": 1}
@@ -132,12 +144,15 @@ def test_failed_siblings_leave_their_group_in_the_ledger_too(world: MakeWorld) -
 def test_evaluation_is_handed_out_in_order_and_never_buffered(world: MakeWorld) -> None:
     w = world(bounds(1, 1))
     w.fleet.wait_for(1)
-    requests = [GroupRequest(draw, TASKS[draw], 2, "eval", "code/after/sampled") for draw in range(3)]
+    requests = [
+        GroupRequest(group_index, TASKS[group_index], 2, "eval", "code/after/sampled")
+        for group_index in range(3)
+    ]
     examined = Future(lambda: w.service.evaluate(requests, DEADLINE_S))
     w.fleet.wait_for(3, "code/after/sampled")
-    for draw in (2, 0, 1):
-        w.fleet.finish(draw, label="code/after/sampled")
-    assert [o.request.draw for o in examined.get()] == [0, 1, 2]
+    for group_index in (2, 0, 1):
+        w.fleet.finish(group_index, label="code/after/sampled")
+    assert [o.request.group_index for o in examined.get()] == [0, 1, 2]
     assert len(w.taken_in) == 3
     assert w.ledger.counts() == {"running": 1}
 
@@ -145,11 +160,13 @@ def test_evaluation_is_handed_out_in_order_and_never_buffered(world: MakeWorld) 
 def test_no_draw_is_issued_while_an_evaluation_runs(world: MakeWorld) -> None:
     w = world(bounds(1, 1))
     w.fleet.wait_for(1)
-    examined = Future(lambda: w.service.evaluate([GroupRequest(0, TASKS[0], 1, "eval", "e")], DEADLINE_S))
+    examined = Future(
+        lambda: w.service.evaluate([GroupRequest(0, TASKS[0], 1, "eval", "e")], DEADLINE_S)
+    )
     w.fleet.wait_for(1, "e")
     batch = w.next_groups()
     w.fleet.finish(0)
-    assert batch.draws() == [0]
+    assert batch.group_indices() == [0]
     w.service.make_room(0)
     assert settled(w.fleet, [])
     w.fleet.finish(0, label="e")
@@ -158,12 +175,12 @@ def test_no_draw_is_issued_while_an_evaluation_runs(world: MakeWorld) -> None:
 
 
 def test_every_outcome_passes_the_intake_once(world: MakeWorld) -> None:
-    w = world(bounds(2, 1), keep=lambda group: FilterResult(group.draw == 1, "even"))
+    w = world(bounds(2, 1), keep=lambda group: FilterResult(group.group_index == 1, "even"))
     batch = w.next_groups()
-    for draw in w.fleet.wait_for(2):
-        w.fleet.finish(draw)
+    for group_index in w.fleet.wait_for(2):
+        w.fleet.finish(group_index)
     batch.get()
-    assert sorted(o.request.draw for o in w.taken_in) == [0, 1]
+    assert sorted(o.request.group_index for o in w.taken_in) == [0, 1]
 
 
 def test_an_error_of_the_service_reaches_the_loop_as_it_is(world: MakeWorld) -> None:
@@ -192,7 +209,9 @@ def test_a_fault_of_ours_is_named_as_one(world: MakeWorld) -> None:
 def test_a_wait_that_is_too_long_says_what_it_waits_for(world: MakeWorld) -> None:
     w = world(bounds(2, 1))
     w.fleet.wait_for(2)
-    with pytest.raises(EngineError, match=r"waited 0 s for finished groups: 2 groups are running, 0 are buffered"):
+    with pytest.raises(
+        EngineError, match=r"waited 0 s for finished groups: 2 groups are running, 0 are buffered"
+    ):
         w.service.next_groups(1, 0.01)
 
 
@@ -200,15 +219,15 @@ def test_a_snapshot_holds_what_is_not_trained_yet(world: MakeWorld) -> None:
     w = world(bounds(2, 1, max_staleness=1, max_refill=2.0))
     w.fleet.wait_for(4)
     batch = w.next_groups()
-    for draw in (0, 1, 2):
-        w.fleet.finish(draw)
-    assert sorted(batch.draws())[0] == 0
+    for group_index in (0, 1, 2):
+        w.fleet.finish(group_index)
+    assert sorted(batch.group_indices())[0] == 0
     end = time.monotonic() + DEADLINE_S
     while not (snapshot := w.service.snapshot()).groups:
         assert time.monotonic() < end
         time.sleep(0.001)
     assert (snapshot.next_draw, snapshot.outstanding) == (4, (3,))
-    assert [group.draw for group in snapshot.groups] == [2]
+    assert [group.group_index for group in snapshot.groups] == [2]
 
 
 def test_a_restored_service_issues_the_outstanding_draws_first(world: MakeWorld) -> None:
@@ -220,12 +239,16 @@ def test_a_restored_service_issues_the_outstanding_draws_first(world: MakeWorld)
 def test_a_snapshot_holds_what_runs_as_it_stands(world: MakeWorld) -> None:
     w = world(bounds(2, 2))
     w.fleet.wait_for(2)
-    w.fleet.saved = [GroupState(draw, (NotResumable(), NotResumable())) for draw in (0, 1, 7)]
+    w.fleet.saved = [
+        GroupState(group_index, (NotResumable(), NotResumable())) for group_index in (0, 1, 7)
+    ]
     w.fleet.finish(0)
     until(lambda: w.ledger.counts()["buffered"] == 2)
     snapshot = w.service.snapshot()
-    assert [group.draw for group in snapshot.running] == [1]  # 0 waits to be trained, and 7 is nobody's
-    assert (snapshot.outstanding, [group.draw for group in snapshot.groups]) == ((1,), [0])
+    assert [group.group_index for group in snapshot.running] == [
+        1
+    ]  # 0 waits to be trained, and 7 is nobody's
+    assert (snapshot.outstanding, [group.group_index for group in snapshot.groups]) == ((1,), [0])
 
 
 def test_what_came_in_while_the_others_were_saved_is_not_lost(world: MakeWorld) -> None:
@@ -240,15 +263,20 @@ def test_what_came_in_while_the_others_were_saved_is_not_lost(world: MakeWorld) 
 
     w.fleet.in_flight = in_flight  # type: ignore[method-assign]
     snapshot = w.service.snapshot()
-    assert ([group.draw for group in snapshot.groups], snapshot.outstanding) == ([0], ())
+    assert ([group.group_index for group in snapshot.groups], snapshot.outstanding) == ([0], ())
 
 
 def test_a_restored_service_hands_out_what_was_saved_with_its_version(world: MakeWorld) -> None:
     saved = GroupState(5, (NotResumable("a lock"), NotResumable()), version=3)
     w = world(bounds(2, 2), start=RolloutState(9, (2, 5), 0, 0, running=(saved,)))
     w.fleet.wait_for(2)
-    assert {draw: w.fleet.open["", draw].saved for draw in (2, 5)} == {2: None, 5: saved}
-    assert w.service.take_counts() == {"count/restarted_episodes": 3}  # both of draw 2, and the one with the lock
+    assert {group_index: w.fleet.open["", group_index].saved for group_index in (2, 5)} == {
+        2: None,
+        5: saved,
+    }
+    assert w.service.take_counts() == {
+        "count/restarted_episodes": 3
+    }  # both of draw 2, and the one with the lock
     assert w.service._running[5] == 3
 
 
@@ -261,10 +289,12 @@ def test_with_another_number_of_siblings_what_was_saved_is_begun_anew(world: Mak
 
 
 def test_what_was_not_handed_out_again_yet_is_in_the_next_snapshot(world: MakeWorld) -> None:
-    saved = tuple(GroupState(draw, (NotResumable(),), version=draw) for draw in (4, 5))
+    saved = tuple(
+        GroupState(group_index, (NotResumable(),), version=group_index) for group_index in (4, 5)
+    )
     w = world(bounds(1, 1), start=RolloutState(9, (4, 5), 0, 0, running=saved))
     w.fleet.wait_for(1)
-    assert [group.draw for group in w.service.snapshot().running] == [5]
+    assert [group.group_index for group in w.service.snapshot().running] == [5]
 
 
 def test_what_was_spent_of_a_refill_stays_spent(world: MakeWorld) -> None:
@@ -300,8 +330,8 @@ def test_close_drops_what_is_buffered(world: MakeWorld) -> None:
 def test_nothing_is_issued_once_the_last_batch_is_taken(world: MakeWorld) -> None:
     w = world(bounds(2, 1, last_step=1))
     batch = w.next_groups(1)
-    for draw in w.fleet.wait_for(2):
-        w.fleet.finish(draw)
+    for group_index in w.fleet.wait_for(2):
+        w.fleet.finish(group_index)
     batch.get()
     w.service.make_room(0)
     assert settled(w.fleet, [])
@@ -315,19 +345,25 @@ def test_an_outcome_of_an_evaluation_that_was_given_up_is_passed_over(world: Mak
     w.fleet.finish(0, label="e")
     batch = w.next_groups()
     w.fleet.finish(0)
-    assert batch.draws() == [0]
+    assert batch.group_indices() == [0]
 
 
 def test_without_a_service_only_the_groups_asked_for_are_collected() -> None:
     fleet = HandFleet()
     fleet.submit([GroupRequest(0, TASKS[0], 1)])
     fleet.finish(0)  # left over from training, and cancelled there
-    requests = [GroupRequest(draw, TASKS[draw], 1, "eval", "rollout") for draw in (0, 1)]
+    requests = [
+        GroupRequest(group_index, TASKS[group_index], 1, "eval", "rollout")
+        for group_index in (0, 1)
+    ]
     collected = Future(lambda: collect_groups(fleet, requests, DEADLINE_S))
     fleet.wait_for(2, "rollout")
     fleet.finish(1, label="rollout")
     fleet.finish(0, label="rollout")
-    assert [(o.request.label, o.request.draw) for o in collected.get()] == [("rollout", 0), ("rollout", 1)]
+    assert [(o.request.label, o.request.group_index) for o in collected.get()] == [
+        ("rollout", 0),
+        ("rollout", 1),
+    ]
 
 
 def test_without_a_service_a_deadline_is_kept_too() -> None:
@@ -344,15 +380,17 @@ def test_a_wait_for_a_batch_ends_where_the_run_is_asked_to(world: MakeWorld) -> 
     with pytest.raises(RunInterruptedError, match="interrupted by SIGTERM"):
         batch.get()
     snapshot = w.service.snapshot()
-    assert ([group.draw for group in snapshot.groups], snapshot.outstanding) == ([0], (1,))
+    assert ([group.group_index for group in snapshot.groups], snapshot.outstanding) == ([0], (1,))
 
 
 def test_draws_of_a_batch_that_is_not_trained_are_played_again(world: MakeWorld) -> None:
     w = world(bounds(2, 1, max_staleness=1))
     batch = w.next_groups()
-    for draw in w.fleet.wait_for(4)[:3]:
-        w.fleet.finish(draw)
-    assert batch.draws() == [0, 1]
+    for group_index in w.fleet.wait_for(4)[:3]:
+        w.fleet.finish(group_index)
+    assert batch.group_indices() == [0, 1]
     snapshot = w.service.snapshot(again=[0, 1, 2])
-    assert [group.draw for group in snapshot.groups] == [2]  # it waits to be trained, and is not played again
+    assert [group.group_index for group in snapshot.groups] == [
+        2
+    ]  # it waits to be trained, and is not played again
     assert snapshot.outstanding == (0, 1, 3)

@@ -38,32 +38,42 @@ def actor_spec(model: Path, **settings: Any) -> ActorSpec:
 
 
 def engine_spec(model: Path, **settings: Any) -> TorchEngineSpec:
-    return TorchEngineSpec(str(model), **{"context_tokens": 160, "max_running": 8, "num_threads": 1} | settings)
+    return TorchEngineSpec(
+        str(model), **{"context_tokens": 160, "max_running": 8, "num_threads": 1} | settings
+    )
 
 
 def episodes(**settings: Any) -> RolloutSpec:
     """Episodes of one turn of few tokens, whatever the model says."""
-    return rollout_spec(**{"max_turn_tokens": 12, "max_response_tokens": 60, "context_tokens": 160} | settings)
+    return rollout_spec(
+        **{"max_turn_tokens": 12, "max_response_tokens": 60, "context_tokens": 160} | settings
+    )
 
 
 def worker_spec(model: Path) -> WorkerSpec:
     """An actor with an engine beside it."""
-    return WorkerSpec(actor=actor_spec(model), episodes=RolloutWorkerSpec(engine_spec(model), episodes()))
+    return WorkerSpec(
+        actor=actor_spec(model), episodes=RolloutWorkerSpec(engine_spec(model), episodes())
+    )
 
 
-def made_groups(draw: int, number: int, *, siblings: int = 4) -> list[TrajectoryGroup]:
+def made_groups(group_index: int, number: int, *, siblings: int = 4) -> list[TrajectoryGroup]:
     """Groups as a rollout leaves them, of random tokens: several turns, samples of all lengths, a branching one."""
-    rng = np.random.default_rng(draw)
-    return [_group(draw + n, rng, siblings) for n in range(number)]
+    rng = np.random.default_rng(group_index)
+    return [_group(group_index + n, rng, siblings) for n in range(number)]
 
 
-def _group(draw: int, rng: np.random.Generator, siblings: int) -> TrajectoryGroup:
-    task = TASKS[draw % len(TASKS)]
-    made = tuple(_trajectory(task, draw, sibling, rng) for sibling in range(siblings))
-    return TrajectoryGroup(draw, task, made)
+def _group(group_index: int, rng: np.random.Generator, siblings: int) -> TrajectoryGroup:
+    task = TASKS[group_index % len(TASKS)]
+    made = tuple(
+        _trajectory(task, group_index, rollout_index, rng) for rollout_index in range(siblings)
+    )
+    return TrajectoryGroup(group_index, task, made)
 
 
-def _trajectory(task: Task, draw: int, sibling: int, rng: np.random.Generator) -> Trajectory:
+def _trajectory(
+    task: Task, group_index: int, rollout_index: int, rng: np.random.Generator
+) -> Trajectory:
     turns = []
     for index in range(int(rng.integers(1, 4))):
         branches = index == 2
@@ -82,4 +92,13 @@ def _trajectory(task: Task, draw: int, sibling: int, rng: np.random.Generator) -
             )
         )
     reward = float(rng.normal())
-    return Trajectory(task, draw, sibling, 0, "train", tuple(turns), Status("terminated"), reward=reward)
+    return Trajectory(
+        task,
+        group_index,
+        rollout_index,
+        0,
+        "train",
+        tuple(turns),
+        Status("terminated"),
+        reward=reward,
+    )

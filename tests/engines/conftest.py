@@ -22,7 +22,9 @@ def start() -> Iterator[Callable[..., TorchEngine]]:
     engines: list[TorchEngine] = []
 
     def build(model: TinyModel, **settings: Any) -> TorchEngine:
-        spec = TorchEngineSpec(**{"model_path": "tiny", "context_tokens": 128, "max_running": 8} | settings)
+        spec = TorchEngineSpec(
+            **{"model_path": "tiny", "context_tokens": 128, "max_running": 8} | settings
+        )
         engines.append(TorchEngine(spec, config=model.config, state_dict=model.tensors))
         return engines[-1]
 

@@ -37,7 +37,10 @@ async def test_logprobs_agree_with_transformers(name, start) -> None:
     model = make_model(name.split("-")[0], **MODELS[name])
     engine = start(model)
     prompts = [random_ids(index, 3 + 11 * index) for index in range(6)]
-    asked = [request(ids, name=str(index), seed=index, max_new_tokens=20) for index, ids in enumerate(prompts)]
+    asked = [
+        request(ids, name=str(index), seed=index, max_new_tokens=20)
+        for index, ids in enumerate(prompts)
+    ]
 
     completions = await asyncio.gather(*(engine.generate(one) for one in asked))
 
@@ -47,14 +50,18 @@ async def test_logprobs_agree_with_transformers(name, start) -> None:
         assert np.abs(logprobs - expected).max() <= ROUNDING
 
 
-async def test_a_later_turn_agrees_although_only_its_pending_tokens_were_prefilled(tiny, start) -> None:
+async def test_a_later_turn_agrees_although_only_its_pending_tokens_were_prefilled(
+    tiny, start
+) -> None:
     engine, ids = start(tiny), random_ids(0, 10)
     for turn in range(3):
         completion = await engine.generate(request(ids, name=f"t{turn}", session="s", seed=turn))
         new, logprobs = sampled(completion)
         whole = np.concatenate([ids, new])
         assert np.abs(logprobs - tiny.logprobs(whole, ids.size)).max() <= ROUNDING
-        assert completion.cached_tokens == (0 if turn == 0 else ids.size - 4)  # 3 tool ids and the last sampled one
+        assert completion.cached_tokens == (
+            0 if turn == 0 else ids.size - 4
+        )  # 3 tool ids and the last sampled one
         ids = np.concatenate([whole, random_ids(turn, 3)])
 
 
@@ -70,14 +77,18 @@ async def test_a_long_prompt_is_cut_into_chunks_that_agree(start) -> None:
 async def test_logprobs_are_of_the_softmax_at_the_samplers_temperature(tiny, start) -> None:
     engine, prompt = start(tiny), random_ids(1, 9)
 
-    ids, logprobs = sampled(await engine.generate(request(prompt, temperature=0.7, max_new_tokens=16)))
+    ids, logprobs = sampled(
+        await engine.generate(request(prompt, temperature=0.7, max_new_tokens=16))
+    )
 
     whole = np.concatenate([prompt, ids])
     assert np.abs(logprobs - tiny.logprobs(whole, prompt.size, temperature=0.7)).max() <= ROUNDING
     assert np.abs(logprobs - tiny.logprobs(whole, prompt.size)).max() > 1e-2
 
 
-async def test_greedy_takes_the_most_probable_token_with_its_logprob_at_temperature_1(tiny, start) -> None:
+async def test_greedy_takes_the_most_probable_token_with_its_logprob_at_temperature_1(
+    tiny, start
+) -> None:
     engine, prompt = start(tiny), random_ids(2, 9)
 
     ids, logprobs = sampled(await engine.generate(request(prompt, temperature=0.0)))
@@ -86,19 +97,25 @@ async def test_greedy_takes_the_most_probable_token_with_its_logprob_at_temperat
     assert np.abs(logprobs - tiny.logprobs(whole, prompt.size)).max() <= ROUNDING
     for index, token in enumerate(ids):
         prefix = whole[: prompt.size + index]
-        best = max(range(61), key=lambda other: tiny.logprobs(np.append(prefix, other), prefix.size)[0])
+        best = max(
+            range(61), key=lambda other: tiny.logprobs(np.append(prefix, other), prefix.size)[0]
+        )
         assert token == best
 
 
 @pytest.mark.parametrize("name", MODELS)
-async def test_bf16_agrees_within_its_own_rounding_turn_after_turn_beside_others(name, start) -> None:
+async def test_bf16_agrees_within_its_own_rounding_turn_after_turn_beside_others(
+    name, start
+) -> None:
     model = make_model(name.split("-")[0], **MODELS[name], initializer_range=0.1)
     engine = start(model, dtype="bfloat16")
 
     async def episode(number: int) -> None:
         ids = random_ids(number, 3 + 7 * number)
         for turn in range(3):
-            completion = await engine.generate(request(ids, name=f"{number}/{turn}", session=f"{number}", seed=number))
+            completion = await engine.generate(
+                request(ids, name=f"{number}/{turn}", session=f"{number}", seed=number)
+            )
             new, logprobs = sampled(completion)
             whole = np.concatenate([ids, new])
             # 8 bits of mantissa: logits of order 1 carry errors of order 2**-8 after two layers
@@ -123,9 +140,15 @@ async def test_a_saved_folder_serves_the_same_as_its_state_dict(tiny, start, tmp
     [
         ({"model_type": "gpt2"}, "model_type one of .*'llama', 'qwen2', 'qwen3'.*'gpt2'"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope_type one of .*'yarn'"),
-        ({"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
+        (
+            {"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+            "'dynamic'",
+        ),
         ({"use_sliding_window": True}, "use_sliding_window"),
-        ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types full attention in every layer"),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            "layer_types full attention in every layer",
+        ),
         ({"hidden_act": "gelu"}, "hidden_act"),
     ],
 )
@@ -142,7 +165,9 @@ def test_a_missing_key_of_the_configuration_is_named(tiny) -> None:
 
 def test_both_spellings_of_the_rotary_base_are_read(tiny) -> None:
     new = DecoderConfig.from_hugging_face({**tiny.config, "rope_parameters": {"rope_theta": 5e5}})
-    old = {key: value for key, value in tiny.config.items() if key != "rope_parameters"} | {"rope_theta": 5e5}
+    old = {key: value for key, value in tiny.config.items() if key != "rope_parameters"} | {
+        "rope_theta": 5e5
+    }
     assert new.rope == DecoderConfig.from_hugging_face(old).rope == Rope(theta=5e5)
 
 

@@ -13,7 +13,15 @@ from safetensors.torch import load_file, save_file
 from agentrl.engines.torch import TorchEngine, TorchEngineSpec
 from agentrl.errors import ConfigError, EngineError
 from agentrl.types.checksum import tensor_checksum
-from tests.engines.tiny import ROUNDING, TinyModel, make_model, publish, random_ids, request, sampled
+from tests.engines.tiny import (
+    ROUNDING,
+    TinyModel,
+    make_model,
+    publish,
+    random_ids,
+    request,
+    sampled,
+)
 
 GPT = {"num_key_value_heads": 4}
 FAMILIES = {
@@ -28,7 +36,12 @@ FAMILIES = {
     "mistral": {"sliding_window": 13},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
-    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 9, "rope_parameters": None},
+    "gpt_oss": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 9,
+        "rope_parameters": None,
+    },
     "cohere": {},
     "olmo2": {},
     "starcoder2": {},
@@ -40,8 +53,20 @@ FAMILIES = {
     "qwen2": {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
     "llama": {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}},
     "deepseek_v3": {
-        **{"kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 6},
-        **{"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 16},
+        **{
+            "kv_lora_rank": 8,
+            "q_lora_rank": 8,
+            "qk_rope_head_dim": 4,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 6,
+        },
+        **{
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_group": 1,
+            "topk_group": 1,
+            "moe_intermediate_size": 16,
+        },
         **{"num_key_value_heads": 4, "head_dim": 4, "first_k_dense_replace": 1},
     },
 }
@@ -49,7 +74,10 @@ FAMILIES = {
 
 def agree(model: TinyModel, completion, prompt: np.ndarray) -> None:
     ids, logprobs = sampled(completion)
-    assert np.abs(logprobs - model.logprobs(np.concatenate([prompt, ids]), prompt.size)).max() <= ROUNDING
+    assert (
+        np.abs(logprobs - model.logprobs(np.concatenate([prompt, ids]), prompt.size)).max()
+        <= ROUNDING
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -60,7 +88,13 @@ async def test_logprobs_of_three_turns_agree_with_transformers(family, start) ->
     async def episode(number: int) -> None:
         ids = random_ids(number, 3 + 5 * number)
         for turn in range(3):
-            asked = request(ids, name=f"{number}/{turn}", session=f"{number}", seed=number, max_new_tokens=5 + number)
+            asked = request(
+                ids,
+                name=f"{number}/{turn}",
+                session=f"{number}",
+                seed=number,
+                max_new_tokens=5 + number,
+            )
             completion = await engine.generate(asked)
             agree(model, completion, ids)
             assert completion.cached_tokens == (0 if turn == 0 else ids.size - 4)
@@ -73,7 +107,12 @@ async def test_logprobs_of_three_turns_agree_with_transformers(family, start) ->
 async def test_the_engines_behaviours_hold_for_them_too(family, start) -> None:
     model = make_model(family, **FAMILIES[family])
     prompt = random_ids(0, 40)
-    engine = start(model, max_running=3, kv_tokens=3 * 128 + 60, decode=lambda ids: "".join(f"<{i}>" for i in ids))
+    engine = start(
+        model,
+        max_running=3,
+        kv_tokens=3 * 128 + 60,
+        decode=lambda ids: "".join(f"<{i}>" for i in ids),
+    )
     asked = [request(prompt, name=f"{n}", seed=n, max_new_tokens=4 + 9 * n) for n in range(5)]
     engine.pause("retract")  # the first three are in the queue together: one prefills, two copy
     tasks = [asyncio.create_task(engine.generate(one)) for one in asked]
@@ -85,16 +124,24 @@ async def test_the_engines_behaviours_hold_for_them_too(family, start) -> None:
     assert [completion.cached_tokens for completion in siblings[:3]] == [0, 40, 40]
 
     free, _ = sampled(siblings[4])
-    stopped = await engine.generate(request(prompt, name="id", seed=4, stop_token_ids=(int(free[2]),)))
+    stopped = await engine.generate(
+        request(prompt, name="id", seed=4, stop_token_ids=(int(free[2]),))
+    )
     assert sampled(stopped)[0].tolist() == free[: free.tolist().index(free[2]) + 1].tolist()
-    strings = await engine.generate(request(prompt, name="text", seed=4, stop=(f"{free[3]}><{free[4]}",)))
+    strings = await engine.generate(
+        request(prompt, name="text", seed=4, stop=(f"{free[3]}><{free[4]}",))
+    )
     pairs = list(zip(free.tolist(), free[1:].tolist(), strict=False))
     end = pairs.index((free[3], free[4])) + 2
     assert (strings.finish_reason, sampled(strings)[0].tolist()) == ("stop", free[:end].tolist())
 
 
-async def test_a_weight_update_is_served_under_its_version_and_its_checksum_is_the_trainers(start) -> None:
-    model, other = (make_model("gpt_neox", seed=seed, tie_word_embeddings=False, **GPT) for seed in (0, 1))
+async def test_a_weight_update_is_served_under_its_version_and_its_checksum_is_the_trainers(
+    start,
+) -> None:
+    model, other = (
+        make_model("gpt_neox", seed=seed, tie_word_embeddings=False, **GPT) for seed in (0, 1)
+    )
     engine, prompt = start(model), random_ids(0, 12)
     await engine.generate(request(prompt, name="before", session="s"))
     await asyncio.to_thread(publish, engine, 3, dict(other.module.named_parameters()))
@@ -104,13 +151,17 @@ async def test_a_weight_update_is_served_under_its_version_and_its_checksum_is_t
     assert completion.cached_tokens == 0
     whole = {name: parameter.detach() for name, parameter in other.module.named_parameters()}
     assert engine.checksum() == {
-        name: tensor_checksum(tensor.numpy().reshape(-1).view(np.uint32)) for name, tensor in whole.items()
+        name: tensor_checksum(tensor.numpy().reshape(-1).view(np.uint32))
+        for name, tensor in whole.items()
     }
 
 
 @pytest.mark.parametrize("fault", ["missing", "shape", "unknown"])
 def test_a_failed_update_tears_the_engine(fault, start) -> None:
-    engine, model = start(make_model("gpt2", **FAMILIES["gpt2"])), make_model("gpt2", seed=1, **FAMILIES["gpt2"])
+    engine, model = (
+        start(make_model("gpt2", **FAMILIES["gpt2"])),
+        make_model("gpt2", seed=1, **FAMILIES["gpt2"]),
+    )
     tensors = dict(model.module.named_parameters())
     first = next(iter(tensors))
     if fault == "missing":
@@ -119,7 +170,11 @@ def test_a_failed_update_tears_the_engine(fault, start) -> None:
         tensors[first] = torch.zeros(3)
     else:
         tensors["transformer.nothing"] = torch.zeros(3)
-    message = {"missing": "were not sent", "shape": r"must have shape \(61, 32\)", "unknown": "transformer.nothing"}
+    message = {
+        "missing": "were not sent",
+        "shape": r"must have shape \(61, 32\)",
+        "unknown": "transformer.nothing",
+    }
     with pytest.raises(EngineError, match=message[fault]):
         publish(engine, 1, tensors)
     assert engine.health().state == "torn"
@@ -130,7 +185,10 @@ async def test_deterministic_mode_is_exact_whatever_else_runs(start) -> None:
     prompt = random_ids(0, 33)
     alone = sampled(await engine.generate(request(prompt, name="alone", max_new_tokens=20)))
     for trial in range(5):
-        crowd = [request(random_ids(9 * trial + n, 1 + 7 * n), name=f"{trial}-{n}", seed=n) for n in range(7)]
+        crowd = [
+            request(random_ids(9 * trial + n, 1 + 7 * n), name=f"{trial}-{n}", seed=n)
+            for n in range(7)
+        ]
         crowd.insert(trial, request(prompt, name=f"probe{trial}", max_new_tokens=20))
         probe = sampled((await asyncio.gather(*(engine.generate(one) for one in crowd)))[trial])
         assert [probe[0].tobytes(), probe[1].tobytes()] == [alone[0].tobytes(), alone[1].tobytes()]
@@ -142,7 +200,9 @@ async def test_bf16_agrees_within_its_own_rounding(family, start) -> None:
     engine, prompt = start(model, dtype="bfloat16"), random_ids(3, 20)
     ids, logprobs = sampled(await engine.generate(request(prompt, max_new_tokens=20)))
     assert np.abs(logprobs - model.logprobs(np.concatenate([prompt, ids]), prompt.size)).max() < 0.1
-    distinct = {value for value in logprobs.tolist() if value != float(torch.tensor(value).bfloat16())}
+    distinct = {
+        value for value in logprobs.tolist() if value != float(torch.tensor(value).bfloat16())
+    }
     assert distinct  # the output layer is float32: logprobs are finer than bf16
 
 
@@ -151,7 +211,11 @@ def test_the_slower_path_is_named_in_the_log_and_the_fast_one_is_not(tiny, start
         start(tiny)
         assert not caplog.records
         start(make_model("gpt2", **FAMILIES["gpt2"]))
-    assert [record for record in caplog.records if "'gpt2'" in record.message and "slower" in record.message]
+    assert [
+        record
+        for record in caplog.records
+        if "'gpt2'" in record.message and "slower" in record.message
+    ]
 
 
 @pytest.mark.parametrize("family", ["gpt2", "mixtral"])
@@ -170,7 +234,9 @@ def test_a_folder_that_lacks_a_weight_is_refused(tmp_path) -> None:
     tensors = load_file(tmp_path / "model.safetensors")
     del tensors["transformer.h.1.mlp.c_fc.weight"]
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(EngineError, match=r"lacks 1 weights of the model, the first is 'transformer.h.1.mlp"):
+    with pytest.raises(
+        EngineError, match=r"lacks 1 weights of the model, the first is 'transformer.h.1.mlp"
+    ):
         TorchEngineSpec(str(tmp_path), context_tokens=128).build()
 
 
@@ -202,6 +268,11 @@ def test_experts_are_refused_in_deterministic_mode(start) -> None:
 
 
 def test_a_rotary_scaling_that_follows_the_batch_ends_the_context_where_it_begins(start) -> None:
-    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 100}
+    rope = {
+        "rope_type": "dynamic",
+        "factor": 2.0,
+        "rope_theta": 1e4,
+        "original_max_position_embeddings": 100,
+    }
     with pytest.raises(ConfigError, match="=100, got 128"):
         start(make_model("llama", rope_parameters=rope))

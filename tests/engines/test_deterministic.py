@@ -34,10 +34,17 @@ async def test_thirty_sets_of_neighbours_change_no_bit(dtype, tiny, start) -> No
     rng = np.random.default_rng(0)
     for trial in range(30):
         neighbours = [
-            episode(engine, f"n{trial}-{n}", random_ids(int(rng.integers(1 << 30)), int(rng.integers(1, 60))), turns=2)
+            episode(
+                engine,
+                f"n{trial}-{n}",
+                random_ids(int(rng.integers(1 << 30)), int(rng.integers(1, 60))),
+                turns=2,
+            )
             for n in range(int(rng.integers(1, 12)))
         ]
-        place = int(rng.integers(len(neighbours) + 1))  # which row it gets depends on who came before
+        place = int(
+            rng.integers(len(neighbours) + 1)
+        )  # which row it gets depends on who came before
         neighbours.insert(place, episode(engine, f"probe{trial}", prompt))
         results = await asyncio.gather(*neighbours)
         assert results[place] == alone, f"trial {trial}, {len(neighbours)} episodes"
@@ -71,17 +78,25 @@ async def test_a_run_resumed_in_mid_episode_equals_one_that_was_not_killed(tiny,
 
 async def test_eviction_and_parking_change_no_bit(tiny, start) -> None:
     roomy = start(tiny, deterministic=True, max_running=4)
-    tight = start(tiny, deterministic=True, max_running=4, kv_tokens=4 * 128)  # nothing can be parked
+    tight = start(
+        tiny, deterministic=True, max_running=4, kv_tokens=4 * 128
+    )  # nothing can be parked
     prompts = [random_ids(n, 20 + n) for n in range(9)]
-    one = await asyncio.gather(*(episode(roomy, f"{n}", prompt) for n, prompt in enumerate(prompts)))
-    two = await asyncio.gather(*(episode(tight, f"{n}", prompt) for n, prompt in enumerate(prompts)))
+    one = await asyncio.gather(
+        *(episode(roomy, f"{n}", prompt) for n, prompt in enumerate(prompts))
+    )
+    two = await asyncio.gather(
+        *(episode(tight, f"{n}", prompt) for n, prompt in enumerate(prompts))
+    )
     assert one == two
 
 
 async def test_siblings_that_share_a_prefill_equal_one_alone(tiny, start) -> None:
     prompt = random_ids(0, 50)
     asked = [request(prompt, name=f"{n}", seed=n) for n in range(4)]
-    together = await asyncio.gather(*(start(tiny, deterministic=True).generate(one) for one in asked))
+    together = await asyncio.gather(
+        *(start(tiny, deterministic=True).generate(one) for one in asked)
+    )
     shared_engine = start(tiny, deterministic=True)
     shared = await asyncio.gather(*(shared_engine.generate(one) for one in asked))
     assert [bits(one) for one in together] == [bits(one) for one in shared]
@@ -99,7 +114,10 @@ async def test_without_the_mode_tokens_are_the_same_up_to_rounding(tiny, start) 
     alone = await engine.generate(request(prompt, name="alone", max_new_tokens=40))
     crowd = [request(random_ids(n, 5 + n), name=f"n{n}", max_new_tokens=50) for n in range(12)]
     completions = await asyncio.gather(
-        *(engine.generate(one) for one in [*crowd, request(prompt, name="beside", max_new_tokens=40)])
+        *(
+            engine.generate(one)
+            for one in [*crowd, request(prompt, name="beside", max_new_tokens=40)]
+        )
     )
     assert same_draws(tiny, prompt, 0, alone, completions[-1])
     ids, logprobs = sampled(completions[-1])

@@ -48,7 +48,10 @@ async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
         )
     else:
         spec = TorchEngineSpec(
-            "tiny", context_tokens=512, max_running=4, deterministic=request.param == "torch-deterministic"
+            "tiny",
+            context_tokens=512,
+            max_running=4,
+            deterministic=request.param == "torch-deterministic",
         )
         engine = TorchEngine(spec, config=model.config, state_dict=model.tensors)
     yield Subject(engine, model.tensors)
@@ -65,7 +68,9 @@ def test_it_has_both_faces(subject) -> None:
 async def test_the_account_agrees_with_what_was_sent_and_made(subject) -> None:
     ids = random_ids(0, 17)
     for turn in range(3):
-        completion = await subject.engine.generate(request(ids, name=f"{turn}", session="s", max_new_tokens=5))
+        completion = await subject.engine.generate(
+            request(ids, name=f"{turn}", session="s", max_new_tokens=5)
+        )
         new, logprobs = sampled(completion)
         account = completion.account
         assert (account.prompt_tokens, account.completion_tokens) == (ids.size, new.size)
@@ -83,7 +88,9 @@ async def test_max_new_tokens_ends_with_reason_length(subject) -> None:
 
 
 async def test_a_sampled_stop_token_is_kept(subject) -> None:
-    completion = await subject.engine.generate(request(random_ids(0, 4), stop_token_ids=tuple(range(VOCAB))))
+    completion = await subject.engine.generate(
+        request(random_ids(0, 4), stop_token_ids=tuple(range(VOCAB)))
+    )
     assert (completion.finish_reason, sampled(completion)[0].size) == ("stop", 1)
 
 
@@ -94,7 +101,9 @@ async def test_the_same_request_gives_the_same_tokens(subject) -> None:
 
 
 async def test_an_aborted_request_ends_with_what_it_has(subject) -> None:
-    slow = asyncio.create_task(subject.engine.generate(request([1, 2], session="slow", max_new_tokens=500)))
+    slow = asyncio.create_task(
+        subject.engine.generate(request([1, 2], session="slow", max_new_tokens=500))
+    )
     await subject.running()
     await subject.engine.abort(["r", "unknown"])
     completion = await slow
@@ -112,7 +121,9 @@ async def test_a_waiting_request_can_be_aborted_while_paused(subject) -> None:
 
 
 async def test_a_cancelled_caller_leaves_nothing_running(subject) -> None:
-    slow = asyncio.create_task(subject.engine.generate(request([1, 2], session="slow", max_new_tokens=500)))
+    slow = asyncio.create_task(
+        subject.engine.generate(request([1, 2], session="slow", max_new_tokens=500))
+    )
     await subject.running()
     slow.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -130,7 +141,9 @@ async def test_a_released_session_starts_afresh(subject) -> None:
     prompt = random_ids(0, 9)
     await subject.engine.generate(request(prompt, name="one", session="s", max_new_tokens=1))
     await subject.engine.release("s")
-    completion = await subject.engine.generate(request(prompt, name="two", session="s", max_new_tokens=1))
+    completion = await subject.engine.generate(
+        request(prompt, name="two", session="s", max_new_tokens=1)
+    )
     assert completion.cached_tokens == 0
 
 
@@ -185,7 +198,12 @@ async def test_it_serves_any_number_of_event_loops(subject) -> None:
     def other_loop(number: int) -> None:
         async def ask() -> int:
             asked = [request([1, number], name=f"{number}-{n}") for n in range(5)]
-            return sum([sampled(c)[0].size for c in await asyncio.gather(*map(subject.engine.generate, asked))])
+            return sum(
+                [
+                    sampled(c)[0].size
+                    for c in await asyncio.gather(*map(subject.engine.generate, asked))
+                ]
+            )
 
         results.append(asyncio.run(ask()))
 
@@ -200,7 +218,10 @@ BAD: dict[str, tuple[Callable[[], object], str]] = {
     "id above the vocabulary": (lambda: request([1, VOCAB]), rf"\[0, {VOCAB}\).*got {VOCAB}"),
     "negative id": (lambda: request([-1, 2]), "got -1"),
     "no id": (lambda: request([]), "at least one"),
-    "prompt over the context": (lambda: request(random_ids(0, 513), max_new_tokens=1), "context_tokens=512, got 513 "),
+    "prompt over the context": (
+        lambda: request(random_ids(0, 513), max_new_tokens=1),
+        "context_tokens=512, got 513 ",
+    ),
     "completion over it": (lambda: request([1] * 500, max_new_tokens=13), r"500 \+ 13"),
     "stop string without decode": (lambda: request([1], stop=("x",)), "stop_token_ids"),
 }
@@ -214,14 +235,18 @@ async def test_bad_input_is_refused_before_anything_runs(case, subject) -> None:
     assert not caught.value.retryable
 
 
-async def test_a_version_above_the_served_one_is_refused_but_may_be_tried_elsewhere(subject) -> None:
+async def test_a_version_above_the_served_one_is_refused_but_may_be_tried_elsewhere(
+    subject,
+) -> None:
     with pytest.raises(EngineError, match=r"min_version=2.*policy_version=0") as caught:
         await subject.engine.generate(request([1], min_version=2))
     assert caught.value.retryable
 
 
 async def test_a_request_id_in_flight_is_not_taken_twice(subject) -> None:
-    slow = asyncio.create_task(subject.engine.generate(request([1, 2], session="slow", max_new_tokens=500)))
+    slow = asyncio.create_task(
+        subject.engine.generate(request([1, 2], session="slow", max_new_tokens=500))
+    )
     await subject.running()
     with pytest.raises(EngineError, match="already in flight"):
         await subject.engine.generate(request([1, 2]))
@@ -231,14 +256,18 @@ async def test_a_request_id_in_flight_is_not_taken_twice(subject) -> None:
 
 async def test_a_spent_deadline_is_an_error_that_may_be_retried(subject) -> None:
     with pytest.raises(EngineError, match=r"deadline_s=0\.001") as caught:
-        await subject.engine.generate(request([1, 2], session="slow", max_new_tokens=500, deadline_s=0.001))
+        await subject.engine.generate(
+            request([1, 2], session="slow", max_new_tokens=500, deadline_s=0.001)
+        )
     assert caught.value.retryable
     while subject.engine.health().running:
         await asyncio.sleep(0)
 
 
 async def test_closing_fails_what_is_in_flight_and_what_comes_later(subject) -> None:
-    slow = asyncio.create_task(subject.engine.generate(request([1, 2], session="slow", max_new_tokens=500)))
+    slow = asyncio.create_task(
+        subject.engine.generate(request([1, 2], session="slow", max_new_tokens=500))
+    )
     await subject.running()
     await asyncio.to_thread(subject.engine.close)
     with pytest.raises(EngineError, match="dead"):

@@ -24,7 +24,9 @@ async def test_logprobs_of_three_turns_agree_with_transformers_on_the_cpu(family
     async def episode(number: int) -> None:
         ids = random_ids(number, 5 + 3 * number)
         for turn in range(3):
-            completion = await engine.generate(request(ids, name=f"{number}/{turn}", session=f"{number}", seed=number))
+            completion = await engine.generate(
+                request(ids, name=f"{number}/{turn}", session=f"{number}", seed=number)
+            )
             new, logprobs = sampled(completion)
             whole = np.concatenate([ids, new])
             assert np.abs(logprobs - model.logprobs(whole, ids.size)).max() <= 1e-4
@@ -38,7 +40,9 @@ async def test_bf16_agrees_within_its_own_rounding_there_too(start) -> None:
     model = make_model(initializer_range=0.1)
     engine, prompt = start(model, device="cuda:0", dtype="bfloat16"), random_ids(3, 20)
     ids, logprobs = sampled(await engine.generate(request(prompt, max_new_tokens=20)))
-    assert np.abs(logprobs - model.logprobs(np.concatenate([prompt, ids]), prompt.size)).max() < 0.05
+    assert (
+        np.abs(logprobs - model.logprobs(np.concatenate([prompt, ids]), prompt.size)).max() < 0.05
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -46,15 +50,23 @@ async def test_deterministic_mode_is_exact_there_too(dtype, start) -> None:
     engine = start(make_model(), device="cuda:0", dtype=dtype, deterministic=True)
     prompt = random_ids(0, 33)
     alone = sampled(await engine.generate(request(prompt, name="alone", max_new_tokens=40)))
-    crowd = [request(random_ids(n, 5 + n), name=f"n{n}", seed=n, max_new_tokens=20) for n in range(10)]
+    crowd = [
+        request(random_ids(n, 5 + n), name=f"n{n}", seed=n, max_new_tokens=20) for n in range(10)
+    ]
     crowd.append(request(prompt, name="beside", max_new_tokens=40))
     beside = sampled((await asyncio.gather(*(engine.generate(one) for one in crowd)))[-1])
     assert [part.tobytes() for part in beside] == [part.tobytes() for part in alone]
 
 
 async def test_weights_from_the_cpu_are_served_there(start) -> None:
-    engine, other, prompt = start(make_model(), device="cuda:0"), make_model(seed=1), random_ids(0, 12)
+    engine, other, prompt = (
+        start(make_model(), device="cuda:0"),
+        make_model(seed=1),
+        random_ids(0, 12),
+    )
     await asyncio.to_thread(publish, engine, 1, other.tensors)
     ids, logprobs = sampled(await engine.generate(request(prompt)))
-    assert np.abs(logprobs - other.logprobs(np.concatenate([prompt, ids]), prompt.size)).max() <= 1e-4
+    assert (
+        np.abs(logprobs - other.logprobs(np.concatenate([prompt, ids]), prompt.size)).max() <= 1e-4
+    )
     assert engine.checksum() == start(other).checksum()

@@ -15,23 +15,26 @@ from agentrl.llm import ChatServerSpec
 from agentrl.rollouts import EpisodeContext, run_episode
 from agentrl.store import RunDirectory, TrajectoryReader, TrajectoryWriter
 from agentrl.tools.parsers import load_parser
-from agentrl.types import (
-    GenerateRequest,
-    SamplingParams,
-    Trajectory,
-    frozen_ints,
-)
+from agentrl.types import GenerateRequest, SamplingParams, Trajectory, frozen_ints
 from tests.agent_server.served_policy import serving
 from tests.llm.odd_server import Reply, failed, odd_server, said
 from tests.rollouts.bytewise import KEY, TASK, add, call, rollout_spec, say
 
-ASKED = GenerateRequest("r", "s", frozen_ints(()), SamplingParams(8), seed=0, messages=TASK.messages)
+ASKED = GenerateRequest(
+    "r", "s", frozen_ints(()), SamplingParams(8), seed=0, messages=TASK.messages
+)
 
 
-async def play_at(url: str, *, sampling: SamplingParams | None = None, **settings: Any) -> Trajectory:
+async def play_at(
+    url: str, *, sampling: SamplingParams | None = None, **settings: Any
+) -> Trajectory:
     """One episode whose policy is the server's."""
-    spec = replace(rollout_spec(tools=[add], env_settings={"announce_tools": True}, **settings), renderer=None)
-    engine = OpenAIEngineSpec(ChatServerSpec(url, "m", max_backoff_s=0.01, max_retries=2, timeout_s=20.0)).build()
+    spec = replace(
+        rollout_spec(tools=[add], env_settings={"announce_tools": True}, **settings), renderer=None
+    )
+    engine = OpenAIEngineSpec(
+        ChatServerSpec(url, "m", max_backoff_s=0.01, max_retries=2, timeout_s=20.0)
+    ).build()
     parts = EpisodeContext(spec, engine, None, load_parser("none"), spec.rubric.build())
     try:
         return await run_episode(parts, TASK, KEY, sampling=sampling)
@@ -44,11 +47,15 @@ def tool_call(name: Any, arguments: Any) -> dict[str, Any]:
 
 
 async def test_an_episode_on_another_agentrl_over_http() -> None:
-    script = iter([say(call("add", a=1, b=2)), say("3")])  # each request there is an episode of its own
+    script = iter(
+        [say(call("add", a=1, b=2)), say("3")]
+    )  # each request there is an episode of its own
     async with serving(lambda request: next(script)) as served:
         trajectory = await play_at(f"{served.url}/v1")
     assert [turn.text for turn in trajectory.turns] == ["", "3"]
-    assert [record.result and record.result.content for record in trajectory.turns[0].calls] == ["3"]
+    assert [record.result and record.result.content for record in trajectory.turns[0].calls] == [
+        "3"
+    ]
     assert (str(trajectory.status), trajectory.reward) == ("terminated", 1.0)
     assert [turn.parent for turn in trajectory.turns] == [None, 0]
     assert "restarts" not in trajectory.info
@@ -61,12 +68,21 @@ async def test_such_an_episode_has_no_token_to_train() -> None:
 
 
 async def test_the_server_gets_the_whole_conversation_with_its_tools() -> None:
-    async with odd_server(said(None, calls=[tool_call("add", '{"a": 1, "b": 2}')]), said("3")) as server:
-        await play_at(server.url, sampling=SamplingParams(50, temperature=0.5, top_p=0.9, stop=("END",)))
+    async with odd_server(
+        said(None, calls=[tool_call("add", '{"a": 1, "b": 2}')]), said("3")
+    ) as server:
+        await play_at(
+            server.url, sampling=SamplingParams(50, temperature=0.5, top_p=0.9, stop=("END",))
+        )
     first, second = server.asked
     assert first["messages"] == [{"role": "user", "content": "hi"}]
     assert first["tools"] == [add.spec.openai()]
-    assert (first["max_tokens"], first["temperature"], first["top_p"], first["stop"]) == (50, 0.5, 0.9, ["END"])
+    assert (first["max_tokens"], first["temperature"], first["top_p"], first["stop"]) == (
+        50,
+        0.5,
+        0.9,
+        ["END"],
+    )
     assert [message["role"] for message in second["messages"]] == ["user", "assistant", "tool"]
     assert second["messages"][1]["tool_calls"][0]["id"] == second["messages"][2]["tool_call_id"]
 
@@ -74,7 +90,10 @@ async def test_the_server_gets_the_whole_conversation_with_its_tools() -> None:
 async def test_the_server_is_given_a_schema_that_the_answer_is_to_fit() -> None:
     async with odd_server(said("{}")) as server:
         await play_at(server.url, sampling=SamplingParams(50, json_schema='{"type": "object"}'))
-    wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": {"type": "object"}}}
+    wanted = {
+        "type": "json_schema",
+        "json_schema": {"name": "answer", "schema": {"type": "object"}},
+    }
     assert server.asked[0]["response_format"] == wanted
 
 
@@ -89,7 +108,9 @@ async def test_the_server_is_given_a_schema_that_the_answer_is_to_fit() -> None:
         ({"id": "x"}, "missing_name"),
     ],
 )
-async def test_a_malformed_call_is_a_problem_that_the_model_is_told_of(made: dict[str, Any], kind: str) -> None:
+async def test_a_malformed_call_is_a_problem_that_the_model_is_told_of(
+    made: dict[str, Any], kind: str
+) -> None:
     async with odd_server(said("so", calls=[made]), said("3")) as server:
         trajectory = await play_at(server.url)
     problem = trajectory.turns[0].calls[0].problem
@@ -118,7 +139,8 @@ async def test_an_answer_that_was_cut_truncates() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reply", "retryable"), [(failed(500), True), (failed(401), False), (Reply(200, "half", cut=2), True)]
+    ("reply", "retryable"),
+    [(failed(500), True), (failed(401), False), (Reply(200, "half", cut=2), True)],
 )
 async def test_a_server_that_fails_fails_the_episode(reply: Reply, retryable: bool) -> None:
     async with odd_server(reply) as server:
@@ -142,7 +164,9 @@ async def test_a_task_that_is_too_long_is_not() -> None:
 
 
 async def test_a_slow_server_is_cut_off_by_the_turns_deadline() -> None:
-    async with odd_server(said(None, calls=[tool_call("add", '{"a": 1, "b": 2}')]), Reply(hang=True)) as server:
+    async with odd_server(
+        said(None, calls=[tool_call("add", '{"a": 1, "b": 2}')]), Reply(hang=True)
+    ) as server:
         trajectory = await play_at(server.url, turn_timeout_s=1.0)
     assert str(trajectory.status) == "truncated(turn_timeout)"
 
@@ -162,7 +186,9 @@ async def test_a_request_can_be_aborted() -> None:
 
 
 async def test_such_a_trajectory_is_stored_and_read_back(tmp_path: Path) -> None:
-    async with odd_server(said(None, calls=[tool_call("add", '{"a": 1, "b": 2}')]), said("3")) as server:
+    async with odd_server(
+        said(None, calls=[tool_call("add", '{"a": 1, "b": 2}')]), said("3")
+    ) as server:
         trajectory = await play_at(server.url)
     run = RunDirectory.create(tmp_path / "run")
     with TrajectoryWriter(run) as writer:
@@ -181,7 +207,9 @@ async def test_such_a_trajectory_is_stored_and_read_back(tmp_path: Path) -> None
         ({"min_version": 2}, "min_version must be 0, got 2"),
     ],
 )
-async def test_what_only_an_engine_of_ids_does_is_refused(changes: dict[str, Any], named: str) -> None:
+async def test_what_only_an_engine_of_ids_does_is_refused(
+    changes: dict[str, Any], named: str
+) -> None:
     engine = OpenAIEngineSpec(ChatServerSpec("http://127.0.0.1:1/v1", "m")).build()
     with pytest.raises(EngineError, match=named) as caught:
         await engine.generate(replace(ASKED, **changes))

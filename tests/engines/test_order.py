@@ -83,7 +83,10 @@ async def test_the_batch_shrinks_with_the_requests_that_run(tiny, start, monkeyp
 
     monkeypatch.setattr(NativeDecoder, "decode", watched)
     engine = start(tiny, max_running=24)
-    asked = [request(random_ids(n, 12), name=f"{n}", seed=n, max_new_tokens=6 if n % 8 else 90) for n in range(24)]
+    asked = [
+        request(random_ids(n, 12), name=f"{n}", seed=n, max_new_tokens=6 if n % 8 else 90)
+        for n in range(24)
+    ]
     await asyncio.gather(*(engine.generate(one) for one in asked))
     assert max(sizes) == 24
     assert set(sizes[-60:]) == {3}  # the three that run long, wherever they began
@@ -91,7 +94,10 @@ async def test_the_batch_shrinks_with_the_requests_that_run(tiny, start, monkeyp
 
 async def test_a_prompt_is_still_found_where_its_row_was_moved(tiny, start) -> None:
     engine = start(tiny, max_running=24)
-    asked = [request(random_ids(n, 12), name=f"{n}", seed=n, max_new_tokens=6 if n < 23 else 60) for n in range(24)]
+    asked = [
+        request(random_ids(n, 12), name=f"{n}", seed=n, max_new_tokens=6 if n < 23 else 60)
+        for n in range(24)
+    ]
     await asyncio.gather(*(engine.generate(one) for one in asked))  # the last row went to the front
     late = await engine.generate(request(random_ids(23, 12), name="late"))
     assert late.cached_tokens == 11

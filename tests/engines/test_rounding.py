@@ -15,13 +15,19 @@ UNIT_ROUNDOFF = 2.0**-24  # of float32
 
 
 @pytest.mark.parametrize("name", [*MODELS, *FAMILIES])
-def test_it_is_four_times_what_the_last_bit_moves_and_a_hundredth_of_what_a_wrong_id_moves(name) -> None:
+def test_it_is_four_times_what_the_last_bit_moves_and_a_hundredth_of_what_a_wrong_id_moves(
+    name,
+) -> None:
     # all in float64, so that no processor's rounding takes part
     exact = make_model(name.split("-")[0], **({**MODELS, **FAMILIES}[name])).exact
     moved, random = copy.deepcopy(exact), torch.Generator().manual_seed(0)
     with torch.no_grad():
         for weight in moved.parameters():
-            weight.mul_(1 + UNIT_ROUNDOFF * (2 * torch.rand(weight.shape, generator=random, dtype=weight.dtype) - 1))
+            weight.mul_(
+                1
+                + UNIT_ROUNDOFF
+                * (2 * torch.rand(weight.shape, generator=random, dtype=weight.dtype) - 1)
+            )
     for seed in range(4):
         ids = random_ids(seed, 100)
         logprobs = all_logprobs(exact, ids)

@@ -15,13 +15,18 @@ def draw(uniform: float, **parameters: float) -> int:
     """The token drawn from ``PROBS`` at one uniform number."""
     dtypes = {"top_k": torch.int64}
     rows = SamplingRows(
-        **{name: torch.tensor([[value]], dtype=dtypes.get(name, torch.float32)) for name, value in parameters.items()}
+        **{
+            name: torch.tensor([[value]], dtype=dtypes.get(name, torch.float32))
+            for name, value in parameters.items()
+        }
     )
     ids, _ = sample(torch.tensor([PROBS]).log(), torch.tensor([uniform], dtype=torch.float64), rows)
     return int(ids[0])
 
 
-@pytest.mark.parametrize(("uniform", "token"), [(0.0, 0), (0.49, 0), (0.51, 1), (0.74, 1), (0.76, 2), (0.95, 3)])
+@pytest.mark.parametrize(
+    ("uniform", "token"), [(0.0, 0), (0.49, 0), (0.51, 1), (0.74, 1), (0.76, 2), (0.95, 3)]
+)
 def test_a_token_is_the_inverse_of_the_cumulative_distribution(uniform, token) -> None:
     assert draw(uniform) == token
 
@@ -44,14 +49,18 @@ def test_truncation_keeps_exactly_its_set(parameters, kept) -> None:
 
 def test_truncation_leaves_the_logprob_of_the_whole_softmax() -> None:
     rows = SamplingRows(top_k=torch.tensor([[1]]))
-    _, logprobs = sample(torch.tensor([PROBS]).log(), torch.tensor([0.9], dtype=torch.float64), rows)
+    _, logprobs = sample(
+        torch.tensor([PROBS]).log(), torch.tensor([0.9], dtype=torch.float64), rows
+    )
     assert float(logprobs[0]) == pytest.approx(np.log(0.5), abs=1e-6)
 
 
 def test_temperature_divides_the_logits() -> None:
     # at temperature 1/2 the probabilities are squared: .25/.345 of the mass is token 0
     rows = SamplingRows(inverse_temperature=torch.tensor([[2.0]]))
-    ids, logprobs = sample(torch.tensor([PROBS]).log(), torch.tensor([0.72], dtype=torch.float64), rows)
+    ids, logprobs = sample(
+        torch.tensor([PROBS]).log(), torch.tensor([0.72], dtype=torch.float64), rows
+    )
     assert int(ids[0]) == 0
     assert float(logprobs[0]) == pytest.approx(np.log(0.25 / 0.345), abs=1e-6)
 
@@ -60,7 +69,11 @@ def test_a_truncating_neighbour_changes_nothing() -> None:
     logits = torch.randn(2, 50, generator=torch.Generator().manual_seed(0))
     chance = torch.tensor([0.37, 0.37], dtype=torch.float64)
     alone = sample(logits, chance, SamplingRows())
-    beside = sample(logits, chance, SamplingRows(top_p=torch.tensor([[1.0], [0.2]]), top_k=torch.tensor([[0], [3]])))
+    beside = sample(
+        logits,
+        chance,
+        SamplingRows(top_p=torch.tensor([[1.0], [0.2]]), top_k=torch.tensor([[0], [3]])),
+    )
     assert alone[0][0] == beside[0][0]
     assert alone[1][0] == beside[1][0]
 
@@ -79,7 +92,9 @@ def test_uniforms_are_a_function_of_seed_and_position_alone() -> None:
 
 
 def test_uniforms_are_uniform_and_neighbouring_seeds_and_positions_unrelated() -> None:
-    grid = np.stack([uniforms(np.full(400, seed, dtype=np.uint64), np.arange(400)) for seed in range(400)])
+    grid = np.stack(
+        [uniforms(np.full(400, seed, dtype=np.uint64), np.arange(400)) for seed in range(400)]
+    )
     assert 0.0 <= grid.min() < 1e-4 < 1 - 1e-4 < grid.max() < 1.0
     counts = np.histogram(grid, bins=20, range=(0, 1))[0]
     # chi-squared with 19 degrees of freedom exceeds 43.8 with probability .001

@@ -17,7 +17,11 @@ async def ids(engine, **settings) -> list[int]:
 
 async def test_a_list_is_the_turns_of_every_session() -> None:
     engine = ScriptedEngine([[7, 8], [9]])
-    assert [await ids(engine, session=session) for session in ("a", "b", "a")] == [[7, 8], [7, 8], [9]]
+    assert [await ids(engine, session=session) for session in ("a", "b", "a")] == [
+        [7, 8],
+        [7, 8],
+        [9],
+    ]
 
 
 async def test_a_mapping_has_each_sessions_own_turns() -> None:

@@ -28,7 +28,9 @@ async def test_siblings_share_the_prefill_of_their_prompt(tiny, start) -> None:
     for completion in completions:
         ids, logprobs = sampled(completion)
         assert np.abs(logprobs - tiny.logprobs(np.concatenate([prompt, ids]), 40)).max() <= ROUNDING
-    assert len({sampled(completion)[0].tobytes() for completion in completions}) == 4  # each its own seed
+    assert (
+        len({sampled(completion)[0].tobytes() for completion in completions}) == 4
+    )  # each its own seed
 
 
 async def test_a_sibling_that_comes_later_copies_the_prompts_kv(tiny, start) -> None:
@@ -67,7 +69,9 @@ async def test_a_session_without_a_row_is_parked_and_comes_back_with_its_kv(tiny
         assert np.abs(sampled(completion)[1] - tiny.logprobs(whole, ids.size)).max() <= ROUNDING
 
 
-async def test_beyond_kv_tokens_the_least_recently_used_session_is_evicted_and_prefilled_again(tiny, start) -> None:
+async def test_beyond_kv_tokens_the_least_recently_used_session_is_evicted_and_prefilled_again(
+    tiny, start
+) -> None:
     # the only row takes 128 positions, 40 are left to park: one session of 37, not two
     engine = start(tiny, max_running=1, kv_tokens=128 + 40)
     sequences = [(await turn(engine, random_ids(n, 30), f"a{n}", f"s{n}"))[1] for n in range(3)]
@@ -79,26 +83,35 @@ async def test_beyond_kv_tokens_the_least_recently_used_session_is_evicted_and_p
     assert np.abs(sampled(evicted)[1] - tiny.logprobs(whole, sequences[0].size)).max() <= ROUNDING
 
 
-async def test_a_parked_session_that_comes_back_trades_places_with_the_one_in_its_row(tiny, start) -> None:
+async def test_a_parked_session_that_comes_back_trades_places_with_the_one_in_its_row(
+    tiny, start
+) -> None:
     # 40 positions beside the row hold one session of 37: the other's place is free only once this one has left it
     engine = start(tiny, max_running=1, kv_tokens=128 + 40)
     sequences = [(await turn(engine, random_ids(n, 30), f"a{n}", f"s{n}"))[1] for n in range(2)]
     for n in (0, 1, 0):
         completion, whole = await turn(engine, sequences[n], f"b{n}", f"s{n}", max_new_tokens=1)
         assert completion.cached_tokens == sequences[n].size - 1
-        assert np.abs(sampled(completion)[1] - tiny.logprobs(whole, sequences[n].size)).max() <= ROUNDING
+        assert (
+            np.abs(sampled(completion)[1] - tiny.logprobs(whole, sequences[n].size)).max()
+            <= ROUNDING
+        )
     assert engine.health().kv_tokens == 2 * 38
 
 
 @pytest.mark.parametrize("room", [0, 20, 60, 100, 200])
-async def test_whatever_is_evicted_each_turn_is_answered_within_kv_tokens(room, tiny, start) -> None:
+async def test_whatever_is_evicted_each_turn_is_answered_within_kv_tokens(
+    room, tiny, start
+) -> None:
     rows = 3
     engine, held = start(tiny, max_running=8, kv_tokens=rows * 128 + room), []
 
     async def episode(number: int) -> None:
         ids = random_ids(number, 5 + number % 4 * 9)
         for step in range(4):
-            completion, whole = await turn(engine, ids, f"{number}/{step}", f"s{number}", max_new_tokens=3 + number % 5)
+            completion, whole = await turn(
+                engine, ids, f"{number}/{step}", f"s{number}", max_new_tokens=3 + number % 5
+            )
             assert np.abs(sampled(completion)[1] - tiny.logprobs(whole, ids.size)).max() <= ROUNDING
             held.append(engine.health().kv_tokens)
             ids = np.concatenate([whole, random_ids(step, 3)])
@@ -114,13 +127,18 @@ async def test_released_sessions_hold_nothing(tiny, start) -> None:
         await turn(engine, random_ids(n, 30), f"{n}", f"s{n}")
     for n in range(5):
         await engine.release(f"s{n}")
-    await turn(engine, random_ids(9, 3), "last", "last", max_new_tokens=1)  # the releases ran before it
+    await turn(
+        engine, random_ids(9, 3), "last", "last", max_new_tokens=1
+    )  # the releases ran before it
     assert engine.health().kv_tokens == 3
 
 
 async def test_more_requests_than_rows_wait_in_a_queue(tiny, start) -> None:
     engine = start(tiny, max_running=3)
-    asked = [request(random_ids(n, 3 + n), name=f"{n}", seed=n, max_new_tokens=1 + n % 7) for n in range(50)]
+    asked = [
+        request(random_ids(n, 3 + n), name=f"{n}", seed=n, max_new_tokens=1 + n % 7)
+        for n in range(50)
+    ]
     completions = await asyncio.gather(*(engine.generate(one) for one in asked))
     for one, completion in zip(asked, completions, strict=True):
         ids, logprobs = sampled(completion)
@@ -132,16 +150,24 @@ async def test_more_requests_than_rows_wait_in_a_queue(tiny, start) -> None:
 async def test_rows_moved_together_in_the_tail_go_on_as_they_were(tiny, start) -> None:
     engine = start(tiny, max_running=24)
     # all but the last three rows end at once, so that those are moved to the front
-    asked = [request(random_ids(n, 12), name=f"{n}", seed=n, max_new_tokens=4 if n < 21 else 90) for n in range(24)]
+    asked = [
+        request(random_ids(n, 12), name=f"{n}", seed=n, max_new_tokens=4 if n < 21 else 90)
+        for n in range(24)
+    ]
     completions = await asyncio.gather(*(engine.generate(one) for one in asked))
     again = [
-        await engine.generate(request(random_ids(n, 12), name=f"again{n}", seed=n, max_new_tokens=90))
+        await engine.generate(
+            request(random_ids(n, 12), name=f"again{n}", seed=n, max_new_tokens=90)
+        )
         for n in range(21, 24)
     ]
     for n, completion, alone in zip(range(21, 24), completions[21:], again, strict=True):
         assert same_draws(tiny, random_ids(n, 12), n, completion, alone)
         ids, logprobs = sampled(completion)
-        assert np.abs(logprobs - tiny.logprobs(np.concatenate([random_ids(n, 12), ids]), 12)).max() <= ROUNDING
+        assert (
+            np.abs(logprobs - tiny.logprobs(np.concatenate([random_ids(n, 12), ids]), 12)).max()
+            <= ROUNDING
+        )
 
 
 async def test_the_turns_of_one_session_run_one_after_the_other(tiny, start) -> None:
@@ -153,20 +179,26 @@ async def test_the_turns_of_one_session_run_one_after_the_other(tiny, start) -> 
 
 
 @pytest.mark.parametrize("with_stop_first", [True, False])
-async def test_a_sampled_stop_token_ends_the_completion_and_is_kept(with_stop_first, tiny, start) -> None:
+async def test_a_sampled_stop_token_ends_the_completion_and_is_kept(
+    with_stop_first, tiny, start
+) -> None:
     engine, prompt = start(tiny), random_ids(0, 10)
     ids, _ = sampled(await engine.generate(request(prompt, name="free", seed=3, max_new_tokens=12)))
     position = 0 if with_stop_first else 5
     stop = int(ids[position])
     first = ids.tolist().index(stop)
 
-    completion = await engine.generate(request(prompt, name="stopped", seed=3, stop_token_ids=(60, stop)))
+    completion = await engine.generate(
+        request(prompt, name="stopped", seed=3, stop_token_ids=(60, stop))
+    )
 
     assert completion.finish_reason == "stop"
     assert sampled(completion)[0].tolist() == ids[: first + 1].tolist()
 
 
-async def test_a_stop_string_across_two_tokens_ends_with_the_token_that_completes_it(tiny, start) -> None:
+async def test_a_stop_string_across_two_tokens_ends_with_the_token_that_completes_it(
+    tiny, start
+) -> None:
     def decode(ids) -> str:
         return "".join(f"<{token}>" for token in ids)
 
@@ -174,7 +206,9 @@ async def test_a_stop_string_across_two_tokens_ends_with_the_token_that_complete
     ids, _ = sampled(await engine.generate(request(prompt, name="free", seed=3)))
     stop = f"{ids[3]}><{ids[4]}"
 
-    completion = await engine.generate(request(prompt, name="stopped", seed=3, stop=("never", stop)))
+    completion = await engine.generate(
+        request(prompt, name="stopped", seed=3, stop=("never", stop))
+    )
 
     assert (completion.finish_reason, completion.stop_string) == ("stop", stop)
     assert sampled(completion)[0].tolist() == ids[:5].tolist()

@@ -26,7 +26,10 @@ async def test_each_token_is_told_once_while_the_completion_goes_on(tiny, start)
     heard = [Heard() for _ in range(4)]
     engine = start(tiny)
     asked = [
-        replace(request(random_ids(n, 5 + n), name=str(n), seed=n, max_new_tokens=9 + n), on_tokens=heard[n])
+        replace(
+            request(random_ids(n, 5 + n), name=str(n), seed=n, max_new_tokens=9 + n),
+            on_tokens=heard[n],
+        )
         for n in range(4)
     ]
     made = await asyncio.gather(*map(engine.generate, asked))
@@ -40,7 +43,9 @@ async def test_a_listener_changes_nothing_for_its_neighbours(tiny, start) -> Non
     plain, listening = request([1, 2, 3], name="a", seed=1), request([4, 5], name="b", seed=2)
     engine = start(tiny, deterministic=True)
     alone = sampled(await engine.generate(plain))[0].tolist()
-    both = await asyncio.gather(engine.generate(plain), engine.generate(replace(listening, on_tokens=Heard())))
+    both = await asyncio.gather(
+        engine.generate(plain), engine.generate(replace(listening, on_tokens=Heard()))
+    )
     assert sampled(both[0])[0].tolist() == alone
 
 
@@ -60,6 +65,8 @@ async def test_a_stop_string_and_a_listener_go_together(tiny, start) -> None:
     engine = start(tiny, decode=lambda ids: "".join(chr(97 + int(i) % 26) for i in ids))
     whole = sampled(await engine.generate(request([1, 2], name="a", seed=5, max_new_tokens=40)))[0]
     stop = chr(97 + int(whole[6]) % 26)
-    asked = replace(request([1, 2], name="b", seed=5, max_new_tokens=40, stop=(stop,)), on_tokens=heard)
+    asked = replace(
+        request([1, 2], name="b", seed=5, max_new_tokens=40, stop=(stop,)), on_tokens=heard
+    )
     ids = sampled(await engine.generate(asked))[0].tolist()
     assert heard.ids == ids[:-1]

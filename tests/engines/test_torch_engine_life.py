@@ -33,7 +33,10 @@ def test_the_specification_imports_no_torch() -> None:
         ({"dtype": "float16"}, "model.dtype"),
         ({"max_running": 0}, "rollout.max_running"),
         ({"context_tokens": 1}, "rollout.context_tokens"),
-        ({"kv_tokens": 100, "context_tokens": 200}, "rollout.kv_tokens.*rollout.context_tokens=200"),
+        (
+            {"kv_tokens": 100, "context_tokens": 200},
+            "rollout.kv_tokens.*rollout.context_tokens=200",
+        ),
         ({"num_threads": 0}, "rollout.num_threads"),
     ],
 )
@@ -60,7 +63,9 @@ async def test_images_are_refused(tiny, start) -> None:
 async def test_the_engines_clock_stands_still_while_it_is_paused(tiny, start) -> None:
     engine = start(tiny)
     await asyncio.to_thread(engine.pause, "retract")
-    waiting = asyncio.create_task(engine.generate(request([1, 2], max_new_tokens=1, deadline_s=5.0)))
+    waiting = asyncio.create_task(
+        engine.generate(request([1, 2], max_new_tokens=1, deadline_s=5.0))
+    )
     while not engine.health().waiting:
         await asyncio.sleep(0)
     before = engine._core.now()
@@ -103,7 +108,9 @@ async def test_an_engine_outlives_the_loops_of_its_callers(tiny, start) -> None:
 
     def abandoned() -> None:
         async def ask() -> None:
-            task = asyncio.ensure_future(engine.generate(request([1], name="abandoned", max_new_tokens=100)))
+            task = asyncio.ensure_future(
+                engine.generate(request([1], name="abandoned", max_new_tokens=100))
+            )
             await asyncio.sleep(0)
             task.cancel()
 

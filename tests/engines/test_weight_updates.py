@@ -36,7 +36,11 @@ def test_a_checksum_refuses_signed_numbers() -> None:
 
 @pytest.mark.parametrize("architecture", ["qwen2", "qwen3", "llama"])
 def test_the_engines_checksum_is_over_the_hugging_face_tensors(architecture, start) -> None:
-    model = make_model(architecture, attention_bias=True) if architecture == "llama" else make_model(architecture)
+    model = (
+        make_model(architecture, attention_bias=True)
+        if architecture == "llama"
+        else make_model(architecture)
+    )
     expected = {
         name: tensor_checksum(tensor.contiguous().numpy().view(np.uint32))
         for name, tensor in model.tensors.items()
@@ -60,12 +64,17 @@ async def test_after_a_commit_the_new_weights_answer_under_their_version(tiny, s
     ids, logprobs = sampled(completion)
     assert [segment.policy_version for segment in completion.segments] == [3]
     assert completion.cached_tokens == 0  # KV of version 0 was dropped
-    assert np.abs(logprobs - other.logprobs(np.concatenate([prompt, ids]), prompt.size)).max() <= ROUNDING
+    assert (
+        np.abs(logprobs - other.logprobs(np.concatenate([prompt, ids]), prompt.size)).max()
+        <= ROUNDING
+    )
     assert engine.info().policy_version == engine.health().policy_version == 3
 
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
-async def test_each_token_of_an_interrupted_request_is_of_the_one_version_recorded(mode, tiny, start) -> None:
+async def test_each_token_of_an_interrupted_request_is_of_the_one_version_recorded(
+    mode, tiny, start
+) -> None:
     models = [tiny, *(make_model(seed=seed) for seed in range(1, 5))]
     engine, prompt = start(tiny, context_tokens=256, max_running=2), random_ids(0, 12)
     asked = [request(prompt, name=str(n), seed=n, max_new_tokens=240) for n in range(10)]
@@ -81,7 +90,9 @@ async def test_each_token_of_an_interrupted_request_is_of_the_one_version_record
         for segment in completion.segments:
             expected = models[segment.policy_version].logprobs(whole, prompt.size)
             own = slice(position, position + len(segment))
-            assert np.abs(logprobs[own] - expected[own]).max() <= ROUNDING  # another version's are whole nats away
+            assert (
+                np.abs(logprobs[own] - expected[own]).max() <= ROUNDING
+            )  # another version's are whole nats away
             position += len(segment)
         versions = [segment.policy_version for segment in completion.segments]
         assert versions == sorted(set(versions))
@@ -92,7 +103,9 @@ async def test_each_token_of_an_interrupted_request_is_of_the_one_version_record
 
 async def test_a_drain_lets_what_runs_end_and_holds_back_the_rest(tiny, start) -> None:
     engine = start(tiny, max_running=1)
-    first = asyncio.create_task(engine.generate(request(random_ids(0, 5), name="first", max_new_tokens=60)))
+    first = asyncio.create_task(
+        engine.generate(request(random_ids(0, 5), name="first", max_new_tokens=60))
+    )
     await started(engine)
     second = asyncio.create_task(engine.generate(request(random_ids(1, 5), name="second")))
     await asyncio.sleep(0)
@@ -117,8 +130,16 @@ async def test_a_failed_update_leaves_an_engine_that_answers_nothing(fault, tiny
     if fault == "abort":
         session.abort()
     else:
-        name = {"missing": "model.norm.weight", "shape": "model.embed_tokens.weight", "unknown": "model.nom.weight"}
-        message = {"missing": "were not sent", "shape": r"\(61, 32\), got \(32,\)", "unknown": "model.nom.weight"}
+        name = {
+            "missing": "model.norm.weight",
+            "shape": "model.embed_tokens.weight",
+            "unknown": "model.nom.weight",
+        }
+        message = {
+            "missing": "were not sent",
+            "shape": r"\(61, 32\), got \(32,\)",
+            "unknown": "model.nom.weight",
+        }
 
         def finish() -> None:
             session.put(name[fault], torch.ones(32))
@@ -137,7 +158,9 @@ async def test_a_failed_update_leaves_an_engine_that_answers_nothing(fault, tiny
             move()
 
 
-async def test_an_update_given_up_before_anything_was_put_leaves_the_old_version(tiny, start) -> None:
+async def test_an_update_given_up_before_anything_was_put_leaves_the_old_version(
+    tiny, start
+) -> None:
     engine = start(tiny)
     engine.pause("retract")
     engine.begin_update(1).abort()
@@ -205,4 +228,7 @@ async def test_weights_that_overflow_are_an_error_with_the_version_named(tiny, s
 
     prompt = random_ids(0, 9)
     ids, logprobs = sampled(await engine.generate(request(prompt, name="mended")))
-    assert np.abs(logprobs - other.logprobs(np.concatenate([prompt, ids]), prompt.size)).max() <= ROUNDING
+    assert (
+        np.abs(logprobs - other.logprobs(np.concatenate([prompt, ids]), prompt.size)).max()
+        <= ROUNDING
+    )

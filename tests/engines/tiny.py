@@ -74,7 +74,9 @@ def make_model(architecture: str = "qwen3", *, seed: int = 0, **settings: Any) -
         "tie_word_embeddings": True,
     } | settings
     torch.manual_seed(seed)
-    shape = {name: value for name, value in shape.items() if value is not None}  # None: left to the family
+    shape = {
+        name: value for name, value in shape.items() if value is not None
+    }  # None: left to the family
     config = transformers.AutoConfig.for_model(architecture, **shape)
     module = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
@@ -85,26 +87,39 @@ def make_model(architecture: str = "qwen3", *, seed: int = 0, **settings: Any) -
 
 
 def request(
-    ids: np.ndarray | list[int], *, name: str = "r", session: str | None = None, seed: int = 0, **sampling: Any
+    ids: np.ndarray | list[int],
+    *,
+    name: str = "r",
+    session: str | None = None,
+    seed: int = 0,
+    **sampling: Any,
 ) -> GenerateRequest:
-    extra = {key: sampling.pop(key) for key in ("min_version", "deadline_s", "media") if key in sampling}
+    extra = {
+        key: sampling.pop(key) for key in ("min_version", "deadline_s", "media") if key in sampling
+    }
     params = SamplingParams(**{"max_new_tokens": 8} | sampling)
     array = np.array(ids, dtype=np.int32)
-    return GenerateRequest(name, session if session is not None else name, array, params, seed, **extra)
+    return GenerateRequest(
+        name, session if session is not None else name, array, params, seed, **extra
+    )
 
 
 def sampled(completion: Any) -> tuple[np.ndarray, np.ndarray]:
     """Ids and logprobs of a completion, all versions together."""
     ids = [segment.token_ids for segment in completion.segments]
     logprobs = [segment.logprobs for segment in completion.segments]
-    return np.concatenate([np.zeros(0, np.int32), *ids]), np.concatenate([np.zeros(0, np.float32), *logprobs])
+    return np.concatenate([np.zeros(0, np.int32), *ids]), np.concatenate(
+        [np.zeros(0, np.float32), *logprobs]
+    )
 
 
 def random_ids(seed: int, size: int) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, VOCAB, size).astype(np.int32)
 
 
-def publish(engine: TorchEngine, version: int, tensors: Mapping[str, Tensor], mode: PauseMode = "retract") -> None:
+def publish(
+    engine: TorchEngine, version: int, tensors: Mapping[str, Tensor], mode: PauseMode = "retract"
+) -> None:
     """A whole weight update."""
     engine.pause(mode)
     session = engine.begin_update(version)
@@ -124,7 +139,9 @@ def margin(model: TinyModel, history: np.ndarray, seed: int, temperature: float 
     return float(np.abs(ends - drawn).min())
 
 
-def same_draws(model: TinyModel, prompt: np.ndarray, seed: int, one: Any, other: Any, temperature: float = 1.0) -> bool:
+def same_draws(
+    model: TinyModel, prompt: np.ndarray, seed: int, one: Any, other: Any, temperature: float = 1.0
+) -> bool:
     """Whether two completions are of the same draws: equal ids, or apart first where a draw is within rounding of
     another token."""
     ids, others = sampled(one)[0], sampled(other)[0]

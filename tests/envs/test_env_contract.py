@@ -8,13 +8,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.envs import (
-    AsyncEnv,
-    Env,
-    EnvSpec,
-    check_env,
-    env_findings,
-)
+from agentrl.envs import AsyncEnv, Env, EnvSpec, check_env, env_findings
 from agentrl.errors import EnvError, SandboxError
 from agentrl.types import (
     Action,
@@ -92,9 +86,17 @@ async def test_check_env_can_be_called_beside_a_running_loop() -> None:
         (Observation(messages=({"role": "user", "content": 3},)), "message-shape"),
         (Observation(messages=({"role": "tool", "content": "x"},)), "message-shape"),
         (Observation(messages=("hi",)), "message-shape"),  # type: ignore[arg-type]
-        (Observation(messages=({"role": "assistant", "content": "", "tool_calls": [{"id": "a"}]},)), "message-shape"),
+        (
+            Observation(
+                messages=({"role": "assistant", "content": "", "tool_calls": [{"id": "a"}]},)
+            ),
+            "message-shape",
+        ),
         (Observation(messages=(USER,), tools=({"name": "x"},)), "tool-specs"),  # type: ignore[arg-type]
-        (Observation(messages=(USER,), tools=(ToolSpec("a", "", {}), ToolSpec("a", "", {}))), "tool-specs"),
+        (
+            Observation(messages=(USER,), tools=(ToolSpec("a", "", {}), ToolSpec("a", "", {}))),
+            "tool-specs",
+        ),
         (Observation(messages=(USER,), info={"x": {1}}), "json-info"),
         (Observation(messages=(USER,), info={"x": float("nan")}), "json-info"),
     ],
@@ -128,7 +130,11 @@ def test_an_env_that_does_not_follow_its_seed_is_named() -> None:
 
     class Chance(Guess):
         def step(self, action: Action) -> StepResult:
-            return goes_on(observation=Observation(messages=({"role": "user", "content": str(chance.random())},)))
+            return goes_on(
+                observation=Observation(
+                    messages=({"role": "user", "content": str(chance.random())},)
+                )
+            )
 
     assert rules(Chance) == ["seed-determinism"]
 
@@ -147,7 +153,10 @@ def test_an_env_that_drops_calls_is_named() -> None:
     tools = (ToolSpec("look", "", {"type": "object"}),)
     observation = Observation(messages=(USER,), tools=tools)
 
-    assert rules(lambda task: Guess(task, observation=observation)) == ["calls-answered", "calls-recorded"] * 2
+    assert (
+        rules(lambda task: Guess(task, observation=observation))
+        == ["calls-answered", "calls-recorded"] * 2
+    )
 
 
 def test_an_env_that_answers_its_calls_passes() -> None:
@@ -156,7 +165,10 @@ def test_an_env_that_answers_its_calls_passes() -> None:
             return Observation(messages=(USER,), tools=(ToolSpec("look", "", {"type": "object"}),))
 
         def step(self, action: Action) -> StepResult:
-            ids = [*[call.id for call in action.tool_calls], *[problem.id for problem in action.problems]]
+            ids = [
+                *[call.id for call in action.tool_calls],
+                *[problem.id for problem in action.problems],
+            ]
             results = [ToolResult(call_id, "", "no") for call_id in ids]
             records = tuple(CallRecord(None, None, result) for result in results)
             messages = tuple(result.message() for result in results)
@@ -170,7 +182,9 @@ def test_an_env_that_raises_is_named() -> None:
         def step(self, action: Action) -> StepResult:
             raise KeyError("board")
 
-    with pytest.raises(EnvError, match=r"\[raises\] Raises\.step raised KeyError: 'board'; tell the model"):
+    with pytest.raises(
+        EnvError, match=r"\[raises\] Raises\.step raised KeyError: 'board'; tell the model"
+    ):
         check_env(Raises, TASK)
 
 
@@ -210,19 +224,25 @@ async def test_findings_come_without_raising() -> None:
     (finding,) = await env_findings(lambda task: Guess(task, result=goes_on(reward=None)), TASK)
 
     assert finding.rule == "step-reward"
-    assert finding.detail == "step: reward must be a finite number, got None; 0.0 where there is none"
+    assert (
+        finding.detail == "step: reward must be a finite number, got None; 0.0 where there is none"
+    )
 
 
 async def test_a_second_reset_is_refused() -> None:
     env = AsyncEnv(Guess(TASK))
     await env.reset(seed=1)
 
-    with pytest.raises(EnvError, match="Guess: an Env is single use, so reset comes once and first"):
+    with pytest.raises(
+        EnvError, match="Guess: an Env is single use, so reset comes once and first"
+    ):
         await env.reset(seed=1)
 
 
 async def test_a_step_before_reset_is_refused() -> None:
-    with pytest.raises(EnvError, match="step comes after reset and before the end; call reset first"):
+    with pytest.raises(
+        EnvError, match="step comes after reset and before the end; call reset first"
+    ):
         await AsyncEnv(Guess(TASK)).step(SPOKEN)
 
 
@@ -297,7 +317,9 @@ def test_an_env_whose_state_is_not_in_its_attributes_is_named() -> None:
         def close(self) -> None:
             boards.pop(id(self), None)
 
-    with pytest.raises(EnvError, match=r"\[state-restored\] .* raised KeyError: .*or None where it cannot be saved"):
+    with pytest.raises(
+        EnvError, match=r"\[state-restored\] .* raised KeyError: .*or None where it cannot be saved"
+    ):
         check_env(Outside, TASK)
 
 

@@ -42,7 +42,9 @@ async def test_a_factory_named_by_text_is_built_after_a_trip_through_pickle(tmp_
 
 
 def test_a_name_that_leads_nowhere_is_a_configuration_error() -> None:
-    with pytest.raises(ConfigError, match=r"agentrl\.envs has no 'ToolEnf'; did you mean 'ToolEnv'"):
+    with pytest.raises(
+        ConfigError, match=r"agentrl\.envs has no 'ToolEnf'; did you mean 'ToolEnv'"
+    ):
         EnvSpec("agentrl.envs:ToolEnf").build(TASK)
 
 

@@ -8,22 +8,11 @@ from typing import Any
 
 import pytest
 
-from agentrl.envs import (
-    AsyncEnv,
-    Env,
-    EnvSpec,
-    ToolEnv,
-)
+from agentrl.envs import AsyncEnv, Env, EnvSpec, ToolEnv
 from agentrl.errors import EnvError
 from agentrl.sandbox import SandboxPool, SandboxSpec
 from agentrl.tools import ToolFactory, tool
-from agentrl.types import (
-    Action,
-    Message,
-    Observation,
-    StepResult,
-    Task,
-)
+from agentrl.types import Action, Message, Observation, StepResult, Task
 
 TASK = Task("t", ({"role": "user", "content": "hi"},))
 SAID: Message = {"role": "assistant", "content": "on"}

@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from agentrl.envs import (
-    EpisodeView,
-    Rubric,
-    exact_answer,
-    stated_answer,
-)
+from agentrl.envs import EpisodeView, Rubric, exact_answer, stated_answer
 from agentrl.errors import ConfigError, RewardError
 from agentrl.types import Message, Status, Task
 
 
 def view(text: str = "", answer: Any = 3) -> EpisodeView:
     said: Message = {"role": "assistant", "content": text}
-    return EpisodeView(Task("t-1", answer=answer), ({"role": "user", "content": "?"}, said), (), Status("terminated"))
+    return EpisodeView(
+        Task("t-1", answer=answer),
+        ({"role": "user", "content": "?"}, said),
+        (),
+        Status("terminated"),
+    )
 
 
 def half(view: EpisodeView) -> float:
@@ -46,7 +46,9 @@ def test_the_total_is_weighted_and_has_the_steps_rewards() -> None:
     rubric = Rubric([half, (length, 0.1)])
 
     # 1 * 0.5 + 0.1 * 4 + 2 * 0.25
-    assert rubric.total({"half": 0.5, "length": 4.0}, step_reward=0.25, step_weight=2.0) == pytest.approx(1.4)
+    assert rubric.total(
+        {"half": 0.5, "length": 4.0}, step_reward=0.25, step_weight=2.0
+    ) == pytest.approx(1.4)
 
 
 def test_an_empty_rubric_leaves_the_steps_rewards() -> None:
@@ -58,7 +60,9 @@ async def test_a_reward_that_is_no_finite_number_is_an_error(value: Any) -> None
     def odd(view: EpisodeView) -> Any:
         return value
 
-    with pytest.raises(RewardError, match="reward 'odd' of task 't-1' must be a finite number, got"):
+    with pytest.raises(
+        RewardError, match="reward 'odd' of task 't-1' must be a finite number, got"
+    ):
         await Rubric([odd]).score(view())
 
 
@@ -102,7 +106,11 @@ def test_a_wrong_rubric_is_refused(rewards: Any, message: str) -> None:
 
 def test_the_final_text_is_the_assistants_last() -> None:
     tool: Message = {"role": "tool", "content": "56", "tool_call_id": "call_0"}
-    said: tuple[Message, ...] = ({"role": "assistant", "content": "one"}, {"role": "assistant", "content": "two"}, tool)
+    said: tuple[Message, ...] = (
+        {"role": "assistant", "content": "one"},
+        {"role": "assistant", "content": "two"},
+        tool,
+    )
 
     assert EpisodeView(Task("t"), said, (), Status("truncated", "max_turns")).final_text == "two"
     assert EpisodeView(Task("t"), (), (), Status("truncated", "length")).final_text == ""

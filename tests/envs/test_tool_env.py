@@ -8,26 +8,11 @@ from typing import Any
 
 import pytest
 
-from agentrl.envs import (
-    AsyncEnv,
-    EnvSpec,
-    ToolEnv,
-    check_env,
-)
+from agentrl.envs import AsyncEnv, EnvSpec, ToolEnv, check_env
 from agentrl.errors import EnvError, SandboxError
 from agentrl.sandbox import SandboxPool, SandboxSpec
-from agentrl.tools import (
-    HermesParser,
-    PythonTool,
-    ToolContext,
-    tool,
-)
-from agentrl.types import (
-    Action,
-    FinishReason,
-    StepResult,
-    Task,
-)
+from agentrl.tools import HermesParser, PythonTool, ToolContext, tool
+from agentrl.types import Action, FinishReason, StepResult, Task
 
 TASK = Task("t-1", ({"role": "user", "content": "What is 1 + 2?"},), answer=3)
 UNSAFE = SandboxSpec(backend="unsafe")
@@ -107,7 +92,9 @@ async def test_a_call_is_answered_and_the_episode_goes_on() -> None:
     result = await step(CALL, tools=[add])
 
     assert (result.terminated, result.truncated) == (False, False)
-    assert result.observation.messages == ({"role": "tool", "content": "3", "tool_call_id": "call_0", "name": "add"},)
+    assert result.observation.messages == (
+        {"role": "tool", "content": "3", "tool_call_id": "call_0", "name": "add"},
+    )
     assert [record.call.name for record in result.calls if record.call] == ["add"]
 
 
@@ -121,7 +108,10 @@ async def test_a_malformed_call_is_answered_and_counted() -> None:
     result = await step(f"{CALL}<tool_call>{{oops}}</tool_call>", tools=[add])
 
     assert not result.terminated
-    assert [message["tool_call_id"] for message in result.observation.messages] == ["call_0", "call_1"]
+    assert [message["tool_call_id"] for message in result.observation.messages] == [
+        "call_0",
+        "call_1",
+    ]
     assert result.info == {"tool_errors": {"malformed": 1}, "call_problems": {"malformed_json": 1}}
 
 
@@ -216,7 +206,9 @@ async def test_a_sandbox_of_its_own_is_closed_too() -> None:
 
 async def test_calls_that_need_no_sandbox_take_none() -> None:
     env = await started(tools=[PythonTool(), add], sandbox=UNSAFE)
-    await env.step(act(f'{CALL}<tool_call>{{"name": "unknown"}}</tool_call><tool_call>{{oops}}</tool_call>'))
+    await env.step(
+        act(f'{CALL}<tool_call>{{"name": "unknown"}}</tool_call><tool_call>{{oops}}</tool_call>')
+    )
 
     assert env.sandbox is None
 
@@ -231,7 +223,9 @@ async def test_a_function_that_takes_the_context_finds_the_sandbox_there() -> No
 async def test_files_of_the_calls_are_there_for_a_reward() -> None:
     env = await started(tools=[PythonTool()], sandbox=UNSAFE)
     code = "open('answer', 'w').write('3')"
-    await env.step(act(f'<tool_call>{{"name": "python", "arguments": {{"code": "{code}"}}}}</tool_call>'))
+    await env.step(
+        act(f'<tool_call>{{"name": "python", "arguments": {{"code": "{code}"}}}}</tool_call>')
+    )
 
     assert await (await env.open_sandbox()).read_file("answer") == b"3"
     await env.close()
@@ -290,7 +284,9 @@ async def test_a_sandbox_where_none_was_given_is_refused() -> None:
 
 
 def test_a_tool_without_its_sandbox_is_refused() -> None:
-    with pytest.raises(EnvError, match=r"tool 'python' needs a sandbox, got none; pass ToolEnv\(sandbox="):
+    with pytest.raises(
+        EnvError, match=r"tool 'python' needs a sandbox, got none; pass ToolEnv\(sandbox="
+    ):
         ToolEnv(TASK, tools=[PythonTool()])
 
 
@@ -313,7 +309,9 @@ def test_it_keeps_the_contract_with_a_sandbox() -> None:
 
 
 async def test_tools_named_by_text_start_from_the_base_dir(tmp_path: Path) -> None:
-    source = "from agentrl.tools import tool\n@tool\ndef add(a: int, b: int) -> int:\n    return a + b\n"
+    source = (
+        "from agentrl.tools import tool\n@tool\ndef add(a: int, b: int) -> int:\n    return a + b\n"
+    )
     (tmp_path / "mine.py").write_text(source)
     result = await step(CALL, tools=["mine.py:add"], base_dir=tmp_path)
 

@@ -12,12 +12,7 @@ from typing import Any
 import pytest
 
 from agentrl.config.load import load_config
-from agentrl.tools import (
-    HermesParser,
-    SearchTool,
-    ToolContext,
-    ToolExecutor,
-)
+from agentrl.tools import HermesParser, SearchTool, ToolContext, ToolExecutor
 from agentrl.types import load_object
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -29,7 +24,9 @@ def load(example: str, name: str) -> Any:
 
 def operand_pairs(text: str) -> set[frozenset[int]]:
     """Unordered pairs of the numbers in a text; templates' own constants have one digit, operands at least two."""
-    return {frozenset(pair) for pair in combinations([int(n) for n in re.findall(r"\d\d+", text)], 2)}
+    return {
+        frozenset(pair) for pair in combinations([int(n) for n in re.findall(r"\d\d+", text)], 2)
+    }
 
 
 @pytest.mark.parametrize("example", ["code", "search"])
@@ -37,7 +34,12 @@ def test_the_configuration_loads_and_names_what_exists(example: str) -> None:
     config = load_config(EXAMPLES / example / "config.yaml")
     assert [stage.name for stage in config.resolved_stages()] == ["warmup", "rl"]
     warmup, rl = config.resolved_stages()
-    for reference in (config.model.build, warmup.data.train, rl.data.train, rl.eval.sets[example].data):
+    for reference in (
+        config.model.build,
+        warmup.data.train,
+        rl.data.train,
+        rl.eval.sets[example].data,
+    ):
         assert callable(load(example, str(reference)))
 
 
@@ -49,7 +51,9 @@ def test_a_model_of_ones_own_skips_the_warm_up(example: str) -> None:
 
 @pytest.mark.parametrize("example", ["code", "search"])
 @pytest.mark.parametrize("split", ["train", "held_out"])
-def test_tasks_are_the_same_for_the_same_seed_and_have_ids_of_their_own(example: str, split: str) -> None:
+def test_tasks_are_the_same_for_the_same_seed_and_have_ids_of_their_own(
+    example: str, split: str
+) -> None:
     tasks = load(example, "task.py:tasks")
     first = list(tasks(3, split, num_tasks=200))
     assert first == list(tasks(3, split, num_tasks=200))
@@ -72,9 +76,15 @@ def test_demonstrations_are_the_same_for_the_same_seed_and_do_not_repeat(example
 def test_no_operand_pair_of_the_held_out_problems_occurs_in_training() -> None:
     held_out = load("code", "task.py:held_out")
     tasks, demonstrations = load("code", "task.py:tasks"), load("code", "warmup.py:demonstrations")
-    held = [operand_pairs(task.messages[0]["content"]) for task in tasks(0, "held_out", num_tasks=1000)]
-    trained = [operand_pairs(task.messages[0]["content"]) for task in tasks(0, "train", num_tasks=2000)]
-    trained += [operand_pairs(row["messages"][0]["content"]) for row in islice(demonstrations(0), 2000)]
+    held = [
+        operand_pairs(task.messages[0]["content"]) for task in tasks(0, "held_out", num_tasks=1000)
+    ]
+    trained = [
+        operand_pairs(task.messages[0]["content"]) for task in tasks(0, "train", num_tasks=2000)
+    ]
+    trained += [
+        operand_pairs(row["messages"][0]["content"]) for row in islice(demonstrations(0), 2000)
+    ]
     assert set().union(*held).isdisjoint(set().union(*trained))
     # by construction, whatever is drawn: the two are the sides of one fixed rule
     assert all(held_out(min(pair), max(pair)) for pairs in held for pair in pairs)
@@ -99,7 +109,8 @@ def test_the_demonstrated_code_holds_only_operands_of_its_question() -> None:
 def test_every_template_occurs_as_often_as_the_others(split: str) -> None:
     problems, templates = load("code", "task.py:problems"), load("code", "task.py:TEMPLATES")
     drawn = Counter(
-        re.sub(r"\d+", "#", problem.question) for problem in islice(problems(random.Random(0), split), 1600)
+        re.sub(r"\d+", "#", problem.question)
+        for problem in islice(problems(random.Random(0), split), 1600)
     )
     assert drawn.keys() == {re.sub(r"\{.\}", "#", question) for question, _ in templates}
     assert min(drawn.values()) > 140  # of 200
@@ -115,8 +126,14 @@ def test_the_faults_of_the_code_demonstrations_have_the_shares_that_the_page_nam
 
 
 def test_demonstrations_without_noise_solve_every_problem() -> None:
-    problems, demonstrations = load("code", "task.py:problems"), load("code", "warmup.py:demonstrations")
-    answers = {problem.question: problem.answer for problem in islice(problems(random.Random(0), "train"), 1000)}
+    problems, demonstrations = (
+        load("code", "task.py:problems"),
+        load("code", "warmup.py:demonstrations"),
+    )
+    answers = {
+        problem.question: problem.answer
+        for problem in islice(problems(random.Random(0), "train"), 1000)
+    }
     rows = [row["messages"] for row in islice(demonstrations(0, noise=0.0), 500)]
     shown = {messages[0]["content"]: messages[-1]["content"] for messages in rows}
     common = answers.keys() & shown.keys()
@@ -131,11 +148,16 @@ def test_a_relation_and_a_name_are_in_two_documents_the_fact_and_its_reverse() -
     for (relation, name), other in random.Random(0).sample(sorted(facts.items()), 50):
         hits = [hit.document for hit in index.search(f"{relation} of {name}", 2)]
         assert (f"{relation} of {name}", other) in [(hit.title, hit.text) for hit in hits]
-        assert all(name in (hit.text, hit.title.split()[-1]) and hit.title.startswith(relation) for hit in hits)
+        assert all(
+            name in (hit.text, hit.title.split()[-1]) and hit.title.startswith(relation)
+            for hit in hits
+        )
 
 
 def test_held_out_names_never_meet_training_names_in_a_fact() -> None:
-    names, facts, num = (load("search", f"task.py:{name}") for name in ("NAMES", "FACTS", "NUM_HELD_OUT"))
+    names, facts, num = (
+        load("search", f"task.py:{name}") for name in ("NAMES", "FACTS", "NUM_HELD_OUT")
+    )
     held = set(names[-num:])
     assert len(names) == 4000
     assert all((name in held) == (other in held) for (_, name), other in facts.items())
@@ -150,13 +172,17 @@ def test_questions_of_a_split_and_demonstrations_stay_among_their_names() -> Non
             asked = task.messages[0]["content"].rstrip("?").split()[-1]
             assert (asked in held) == (task.answer in held) == (split == "held_out")
     for row in islice(load("search", "warmup.py:demonstrations")(0), 500):
-        words = set(re.findall(r"[a-z]+", " ".join(str(message["content"]) for message in row["messages"])))
+        words = set(
+            re.findall(r"[a-z]+", " ".join(str(message["content"]) for message in row["messages"]))
+        )
         assert words.isdisjoint(held)
 
 
 def test_two_thirds_of_the_questions_have_two_hops() -> None:
     tasks = list(load("search", "task.py:tasks")(0, num_tasks=1200))
-    assert sum(task.data_source == "2-hop" for task in tasks) / len(tasks) == pytest.approx(2 / 3, abs=0.05)
+    assert sum(task.data_source == "2-hop" for task in tasks) / len(tasks) == pytest.approx(
+        2 / 3, abs=0.05
+    )
 
 
 # --- what a demonstration shows is what an episode would have seen
@@ -168,7 +194,10 @@ async def test_a_demonstrated_search_has_the_tools_own_answer() -> None:
     for row in islice(load("search", "warmup.py:demonstrations")(0), 60):
         for message, answer in zip(row["messages"], row["messages"][1:], strict=False):
             for call in message.get("tool_calls", ()):
-                assert await tool.call(call["function"]["arguments"], ToolContext()) == answer["content"]
+                assert (
+                    await tool.call(call["function"]["arguments"], ToolContext())
+                    == answer["content"]
+                )
                 shown += 1
     assert shown > 40
 

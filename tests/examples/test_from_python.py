@@ -22,7 +22,12 @@ SHORT = (
 
 @pytest.mark.slow
 def test_it_trains_examines_and_plays(tmp_path: Path) -> None:
-    command = [sys.executable, str(EXAMPLES / "from_python.py"), f"run.dir={tmp_path / 'run'}", *SHORT]
+    command = [
+        sys.executable,
+        str(EXAMPLES / "from_python.py"),
+        f"run.dir={tmp_path / 'run'}",
+        *SHORT,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
     results, played = done.stdout.strip().split("\n", 1)

@@ -13,12 +13,7 @@ from agentrl.config.load import load_config
 from agentrl.envs import EnvSpec, check_env
 from agentrl.run.build import LiveObjects, env_spec
 from agentrl.run.trainer import Trainer
-from agentrl.types import (
-    Action,
-    Task,
-    ToolCall,
-    load_object,
-)
+from agentrl.types import Action, Task, ToolCall, load_object
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -59,10 +54,16 @@ def test_the_way_out_ends_at_the_exit_with_the_reward() -> None:
 
 def test_a_wall_and_a_word_that_is_none_cost_a_move() -> None:
     walls = [[[0, 0], [1, 0]]]
-    env = load("maze", "Maze")(Task("m", info={"start": [0, 0], "exit": [3, 3], "walls": walls}), max_moves=3)
+    env = load("maze", "Maze")(
+        Task("m", info={"start": [0, 0], "exit": [3, 3], "walls": walls}), max_moves=3
+    )
     assert env.reset(seed=0).messages[0]["content"] == "Go to 3 3. At 0 0: south"
     assert env.step(said("east")).observation.messages[0]["content"] == "A wall. At 0 0: south"
-    assert env.step(said("up")).observation.messages[0]["content"].startswith("Say north, east, south or west.")
+    assert (
+        env.step(said("up"))
+        .observation.messages[0]["content"]
+        .startswith("Say north, east, south or west.")
+    )
     last = env.step(said("South"))
     assert (last.truncated, last.info["reason"], env.place) == (True, "max_moves", (0, 1))
 
@@ -78,7 +79,9 @@ async def test_each_episode_has_a_till_of_its_own() -> None:
     async def ring(env: Any, price: int) -> str:
         call = ToolCall("call_0", "ring", {"price": price})
         message: Any = {"role": "assistant", "content": "", "tool_calls": [call.openai()]}
-        return str((await env.step(Action("", message, (call,)))).observation.messages[0]["content"])
+        return str(
+            (await env.step(Action("", message, (call,)))).observation.messages[0]["content"]
+        )
 
     one, other = spec.build(task), spec.build(task)
     assert [await ring(one, 5), await ring(other, 7), await ring(one, 5)] == ["105", "107", "110"]
@@ -96,7 +99,9 @@ def test_half_of_the_demonstrations_are_right() -> None:
     right = 0
     for row in rows:
         question, *_, last = row["messages"]
-        right += last["content"] == str(sum(int(w) for w in question["content"].split() if w.isdigit()))
+        right += last["content"] == str(
+            sum(int(w) for w in question["content"].split() if w.isdigit())
+        )
     assert 120 < right < 190
 
 

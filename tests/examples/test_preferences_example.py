@@ -42,7 +42,9 @@ def test_no_question_of_the_held_out_sets_is_trained_on() -> None:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("preferences") / "run"
-    with Trainer(load_config(EXAMPLE / "config.yaml", [f"run.dir={folder}", "controller.mode=inline"])) as trainer:
+    with Trainer(
+        load_config(EXAMPLE / "config.yaml", [f"run.dir={folder}", "controller.mode=inline"])
+    ) as trainer:
         trainer.train()
     return folder
 
@@ -60,9 +62,15 @@ def test_the_reward_model_orders_pairs_that_it_never_saw(run: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_policys_reward_rises_and_so_does_what_it_stands_for(run: Path) -> None:
-    rows = [row for row in read_jsonl(run / "metrics.jsonl") if row["stage"] == "rl" and "reward/mean" in row]
+    rows = [
+        row
+        for row in read_jsonl(run / "metrics.jsonl")
+        if row["stage"] == "rl" and "reward/mean" in row
+    ]
     first, last = rows[:5], rows[-5:]
-    gain = sum(row["reward/mean"] for row in last) / 5 - sum(row["reward/mean"] for row in first) / 5
+    gain = (
+        sum(row["reward/mean"] for row in last) / 5 - sum(row["reward/mean"] for row in first) / 5
+    )
     assert gain > 0.5
     for row in rows:  # the function of weight 0 is watched alone
         assert row["reward_part/reward_model/mean"] == pytest.approx(row["reward/mean"])
@@ -73,7 +81,9 @@ def test_the_policys_reward_rises_and_so_does_what_it_stands_for(run: Path) -> N
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_reward_model_is_an_ordinary_folder_and_its_scores_are_stored(run: Path) -> None:
-    model, report = AutoModelForSequenceClassification.from_pretrained(run / "models" / "rm", output_loading_info=True)
+    model, report = AutoModelForSequenceClassification.from_pretrained(
+        run / "models" / "rm", output_loading_info=True
+    )
     assert (model.config.num_labels, report["missing_keys"]) == (1, set())
     reader = TrajectoryReader(RunDirectory.open(run))
     (entry, *_) = reader.summaries(label="", purpose="train", step=1)
@@ -94,9 +104,14 @@ def test_a_stored_runs_episodes_are_pairs(run: Path) -> None:
 
     made = list(pairs_of_run(str(run), margin=True))
     assert made
-    assert all(row["chosen"].reward - row["rejected"].reward == pytest.approx(row["margin"]) for row in made)
+    assert all(
+        row["chosen"].reward - row["rejected"].reward == pytest.approx(row["margin"])
+        for row in made
+    )
     assert all(row["margin"] > 0 for row in made)
-    assert {row["chosen"].draw for row in made} == {row["rejected"].draw for row in made}
+    assert {row["chosen"].group_index for row in made} == {
+        row["rejected"].group_index for row in made
+    }
     first, rest = list(pairs_of_run(str(run), end=0.5)), list(pairs_of_run(str(run), begin=0.5))
     assert [row["chosen"].id for row in [*first, *rest]] == [row["chosen"].id for row in made]
     with pytest.raises(DataError, match="has no group for training"):
@@ -107,12 +122,19 @@ def test_a_stored_runs_episodes_are_pairs(run: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_run_is_examined_with_its_own_reward_model(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command_line(["eval", str(run), "controller.mode=inline", "--samples", "1", "--json"]) == 0
+def test_the_run_is_examined_with_its_own_reward_model(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        run_command_line(["eval", str(run), "controller.mode=inline", "--samples", "1", "--json"])
+        == 0
+    )
     report = json.loads(capsys.readouterr().out)
     after = json.loads((run / "summary.json").read_text())["eval"]["questions"]["after"]
     assert report["failed_samples"] == 0
-    assert report["sources"]["questions"]["avg@1"]["value"] == pytest.approx(after["sampled"], abs=0.25)
+    assert report["sources"]["questions"]["avg@1"]["value"] == pytest.approx(
+        after["sampled"], abs=0.25
+    )
 
 
 SHORT = (
@@ -133,15 +155,21 @@ SHORT = (
 @pytest.mark.parametrize(
     ("die_at", "call"),
     [
-        pytest.param("agentrl.controller.stage:StageRun.record", 26, id="while_the_reward_model_learns"),
+        pytest.param(
+            "agentrl.controller.stage:StageRun.record", 26, id="while_the_reward_model_learns"
+        ),
         pytest.param("agentrl.run.trainer:run_stage", 2, id="before_the_policy_learns_from_it"),
-        pytest.param("agentrl.controller.scoring:RewardScorer.scored", 4, id="while_episodes_are_scored"),
+        pytest.param(
+            "agentrl.controller.scoring:RewardScorer.scored", 4, id="while_episodes_are_scored"
+        ),
     ],
 )
 def test_a_killed_run_goes_on_with_the_same_scores(
     whole: list[dict[str, Any]], tmp_path: Path, die_at: str, call: int
 ) -> None:
-    driver = start(EXAMPLE / "config.yaml", tmp_path / "run", die_at=die_at, call=call, overrides=SHORT)
+    driver = start(
+        EXAMPLE / "config.yaml", tmp_path / "run", die_at=die_at, call=call, overrides=SHORT
+    )
     driver.join(240)
     assert driver.exitcode == -signal.SIGKILL
     again = start(EXAMPLE / "config.yaml", tmp_path / "run", resume=True, overrides=SHORT)

@@ -92,7 +92,9 @@ def test_episodes_stay_short(example: str, renderer: ChatMLRenderer) -> None:
     assert max(lengths) < 400
 
 
-def test_a_demonstration_is_imitated_token_for_token(example: str, renderer: ChatMLRenderer) -> None:
+def test_a_demonstration_is_imitated_token_for_token(
+    example: str, renderer: ChatMLRenderer
+) -> None:
     """Prompt, targets and what the tool said join to what the whole conversation renders as."""
     for row in islice(load(example, "warmup.py:demonstrations")(1), 100):
         messages = row["messages"]
@@ -120,10 +122,17 @@ def test_equal_seeds_give_equal_files(tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         build_tiny_model(tmp_path / name, rows, seed=seed, num_demonstrations=50)
     files = [path.name for path in sorted((tmp_path / "a").iterdir())]
-    assert {"chat_template.jinja", "config.json", "generation_config.json", "model.safetensors"} < set(files)
+    assert {
+        "chat_template.jinja",
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+    } < set(files)
     for name in files:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes(), name
-    assert (tmp_path / "a" / "model.safetensors").read_bytes() != (tmp_path / "c" / "model.safetensors").read_bytes()
+    assert (tmp_path / "a" / "model.safetensors").read_bytes() != (
+        tmp_path / "c" / "model.safetensors"
+    ).read_bytes()
 
 
 def test_building_leaves_the_callers_random_numbers_alone(tmp_path: Path) -> None:

@@ -21,8 +21,10 @@ from tests.controller.tiny import made_groups
 def with_lost(group: TrajectoryGroup) -> TrajectoryGroup:
     """The group with two more siblings that came to nothing, one of them half way."""
     model = group.trajectories[0]
-    failed = replace(model, sibling=90, status=Status("failed", "engine"), reward=None)
-    cancelled = replace(model, sibling=91, status=Status("cancelled", "closed"), reward=None, turns=())
+    failed = replace(model, rollout_index=90, status=Status("failed", "engine"), reward=None)
+    cancelled = replace(
+        model, rollout_index=91, status=Status("cancelled", "closed"), reward=None, turns=()
+    )
     return replace(group, trajectories=(failed, *group.trajectories, cancelled))
 
 
@@ -31,10 +33,14 @@ def test_failed_and_cancelled_trajectories_change_no_reward_statistic() -> None:
     clean, lossy = rollout_metrics(groups), rollout_metrics([with_lost(group) for group in groups])
     counted = {"count/trajectories", "excluded_frac"}
     differing = {name for name in clean.keys() | lossy.keys() if clean.get(name) != lossy.get(name)}
-    assert differing - counted == {name for name in lossy if name.startswith(("failed/", "cancelled"))}
+    assert differing - counted == {
+        name for name in lossy if name.startswith(("failed/", "cancelled"))
+    }
 
 
-def test_failed_and_cancelled_trajectories_change_no_loss_by_a_bit(model: Path, tmp_path: Path) -> None:
+def test_failed_and_cancelled_trajectories_change_no_loss_by_a_bit(
+    model: Path, tmp_path: Path
+) -> None:
     curves = []
     for name, change in (("clean", lambda group: group), ("lossy", with_lost)):
         group = LocalGroup(threads=1)
@@ -43,7 +49,13 @@ def test_failed_and_cancelled_trajectories_change_no_loss_by_a_bit(model: Path, 
             curves.append(learn(group, model, tmp_path / name, num_steps=2, batches=batches))
         finally:
             group.close()
-    learned = ("policy/loss", "optim/grad_norm", "policy/entropy", "count/trained_tokens", "count/trained_trajectories")
+    learned = (
+        "policy/loss",
+        "optim/grad_norm",
+        "policy/entropy",
+        "count/trained_tokens",
+        "count/trained_trajectories",
+    )
     clean, lossy = ([[row[name] for name in learned] for row in rows] for rows in curves)
     assert clean == lossy
 
@@ -63,7 +75,9 @@ def test_a_batch_staler_than_the_schedule_allows_is_refused(
     )  # version 0's tokens may be trained while it is published, alone
     group = LocalGroup(threads=1)
     try:
-        with pytest.raises(TrainingError, match="sampled by policy version 0, the schedule allows 1 at the least"):
+        with pytest.raises(
+            TrainingError, match="sampled by policy version 0, the schedule allows 1 at the least"
+        ):
             learn(group, model, tmp_path / "run", num_steps=2)
     finally:
         group.close()

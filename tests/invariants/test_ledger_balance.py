@@ -18,24 +18,24 @@ OPEN = ("running", "finished", "buffered", "taken")
 def history(path: Path, seed: int) -> list[tuple[int, int]]:
     """A run of many draws with every outcome; (rows, step) of its checkpoints."""
     rng, ledger, checkpoints = random.Random(seed), Ledger(path), []
-    draw = 0
+    group_index = 0
     for step in range(1, 6):
         taken = []
         for _ in range(4):
             siblings = list(range(3))
-            ledger.issue(draw, 3)
+            ledger.issue(group_index, 3)
             lost = [s for s in siblings if rng.random() < 0.2]
-            ledger.move(draw, lost, rng.choice(["failed", "cancelled"]), reason="engine")
+            ledger.move(group_index, lost, rng.choice(["failed", "cancelled"]), reason="engine")
             rest = [s for s in siblings if s not in lost]
-            ledger.move(draw, rest, "finished")
+            ledger.move(group_index, rest, "finished")
             if rng.random() < 0.3:
-                ledger.move(draw, rest, "dropped", reason="zero_std")
+                ledger.move(group_index, rest, "dropped", reason="zero_std")
             else:
-                ledger.move(draw, rest, "buffered")
+                ledger.move(group_index, rest, "buffered")
                 if rng.random() < 0.8:
-                    ledger.move(draw, rest, "taken", step=step)
-                    taken.append((draw, rest))
-            draw += 1
+                    ledger.move(group_index, rest, "taken", step=step)
+                    taken.append((group_index, rest))
+            group_index += 1
         ledger.trained(dict(taken), step)
         checkpoints.append((ledger.offset, step))
     ledger.close()
@@ -81,27 +81,31 @@ def test_after_any_kill_and_resume_nothing_is_open_and_what_was_trained_by_then_
         assert sum(counts.values()) == issued(path.read_bytes().splitlines())
         assert not [state for state in OPEN if counts[state]]
         stood = [json.loads(line) for line in lines[:offset]]
-        assert counts["trained"] == sum(len(row["siblings"]) for row in stood if row["to"] == "trained")
+        assert counts["trained"] == sum(
+            len(row["siblings"]) for row in stood if row["to"] == "trained"
+        )
         ledger.close()
         again = Ledger(path)
         assert again.counts() == counts
         again.close()
 
 
-def test_a_trajectory_is_trained_once_in_a_lineage_however_often_it_is_killed(tmp_path: Path) -> None:
+def test_a_trajectory_is_trained_once_in_a_lineage_however_often_it_is_killed(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "ledger.jsonl"
     for attempt in range(4):
         ledger = Ledger(path)
         if attempt:
             ledger.restore(0)
         assert ledger.attempt == attempt
-        for draw in range(3):
-            ledger.issue(draw, 2)
+        for group_index in range(3):
+            ledger.issue(group_index, 2)
             for state in ("finished", "buffered", "taken"):
-                ledger.move(draw, [0, 1], state)
-            ledger.trained({draw: [0, 1]}, draw + 1)
+                ledger.move(group_index, [0, 1], state)
+            ledger.trained({group_index: [0, 1]}, group_index + 1)
             with pytest.raises(StoreError, match="was trained before"):
-                ledger.issue(draw, 2)
+                ledger.issue(group_index, 2)
         ledger.close()
     counts = Ledger(path).counts()
     assert counts == {"trained": 6, "rolled_back": 18}

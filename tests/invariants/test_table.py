@@ -6,7 +6,11 @@ import re
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
-ROWS = [line for line in (TESTS / "invariants" / "README.md").read_text().splitlines() if re.match(r"\| \d+ \|", line)]
+ROWS = [
+    line
+    for line in (TESTS / "invariants" / "README.md").read_text().splitlines()
+    if re.match(r"\| \d+ \|", line)
+]
 
 
 def test_there_are_fifteen_statements() -> None:

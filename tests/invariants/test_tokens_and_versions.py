@@ -102,14 +102,22 @@ def publish(recording: Recording, models: list[Qwen3ForCausalLM]) -> None:
 
 async def play_on(recording: Recording, publisher: threading.Thread) -> list[Trajectory]:
     spec = rollout_spec(
-        env=EnvSpec(Chat), max_turns=6, max_turn_tokens=24, max_response_tokens=130, context_tokens=160, temperature=0.8
+        env=EnvSpec(Chat),
+        max_turns=6,
+        max_turn_tokens=24,
+        max_response_tokens=130,
+        context_tokens=160,
+        temperature=0.8,
     )
     parts = context_of(spec, recording)
     trajectories: list[Trajectory] = []
     publisher.start()
     while publisher.is_alive() or len(trajectories) < 8:
-        draw = len(trajectories)
-        playing = [run_episode(parts, TASKS[draw % 50], EpisodeKey(draw, sibling)) for sibling in range(8)]
+        group_index = len(trajectories)
+        playing = [
+            run_episode(parts, TASKS[group_index % 50], EpisodeKey(group_index, rollout_index))
+            for rollout_index in range(8)
+        ]
         trajectories += await asyncio.gather(*playing)
     return trajectories
 
@@ -131,7 +139,7 @@ def played(model: Path) -> Played:
 
 def test_every_turns_sequence_is_what_the_engine_was_given_and_made(played: Played) -> None:
     for trajectory in played.trajectories:
-        key = EpisodeKey(trajectory.draw, trajectory.sibling)
+        key = EpisodeKey(trajectory.group_index, trajectory.rollout_index)
         for turn in trajectory.turns:
             request, completion = played.recording.exchanged[f"{key.session_id}/{turn.index}"]
             exchanged = [*request.token_ids.tolist(), *concat_ids(completion.segments).tolist()]
@@ -152,7 +160,9 @@ def test_every_sample_starts_with_a_prompt(played: Played) -> None:
     assert len(samples) == 2 * len(played.trajectories)  # the rewritten history began a second one
 
 
-def test_versions_never_fall_along_a_chain_and_none_is_above_what_was_published(played: Played) -> None:
+def test_versions_never_fall_along_a_chain_and_none_is_above_what_was_published(
+    played: Played,
+) -> None:
     for trajectory in played.trajectories:
         for sample in trajectory.samples():
             versions = [s.policy_version for s in sample.segments if s.policy_version is not None]
@@ -179,7 +189,11 @@ def test_each_tokens_logprob_is_of_its_recorded_version_alone(played: Played) ->
                     continue
                 apart = [np.abs(found[own] - segment.logprobs).max() for found in by_model]
                 assert apart[segment.policy_version % VARIANTS] < 1e-4
-                others = [d for number, d in enumerate(apart) if number != segment.policy_version % VARIANTS]
+                others = [
+                    d
+                    for number, d in enumerate(apart)
+                    if number != segment.policy_version % VARIANTS
+                ]
                 told_apart += min(others) > 1e-2
     assert told_apart > 50
 

@@ -24,16 +24,18 @@ TASK = Task("t")
 
 # for each turn after the first: which earlier turn it goes on from, or none (it starts a sequence of its own)
 shapes = st.integers(1, 7).flatmap(
-    lambda n: st.tuples(*(st.one_of(st.none(), st.integers(0, max(0, index - 1))) for index in range(n)))
+    lambda n: st.tuples(
+        *(st.one_of(st.none(), st.integers(0, max(0, index - 1))) for index in range(n))
+    )
 )
 
 
-def trajectory(shape: tuple[int | None, ...], sibling: int) -> Trajectory:
+def trajectory(shape: tuple[int | None, ...], rollout_index: int) -> Trajectory:
     """Each sampled token has an id of its own."""
     turns = []
     for index, wanted in enumerate(shape):
         parent = None if index == 0 else wanted
-        number = 1000 * (1 + sibling) + 10 * index
+        number = 1000 * (1 + rollout_index) + 10 * index
         kind = SegmentKind.PROMPT if parent is None else SegmentKind.OBSERVATION
         turns.append(
             Turn(
@@ -41,24 +43,44 @@ def trajectory(shape: tuple[int | None, ...], sibling: int) -> Trajectory:
                 parent=parent,
                 context=(Segment(kind, np.asarray([1, 2])),),
                 completion=(
-                    Segment(SegmentKind.POLICY, np.asarray([number, number + 1]), np.full(2, -1.0, np.float32), 0),
-                    Segment(SegmentKind.POLICY, np.asarray([number + 2]), np.full(1, -1.0, np.float32), 1),
+                    Segment(
+                        SegmentKind.POLICY,
+                        np.asarray([number, number + 1]),
+                        np.full(2, -1.0, np.float32),
+                        0,
+                    ),
+                    Segment(
+                        SegmentKind.POLICY,
+                        np.asarray([number + 2]),
+                        np.full(1, -1.0, np.float32),
+                        1,
+                    ),
                 ),
                 text="",
                 message={"role": "assistant", "content": ""},
                 sampling=SamplingParams(9),
             )
         )
-    return Trajectory(TASK, 0, sibling, 0, "train", tuple(turns), Status("terminated"), reward=0.0)
+    return Trajectory(
+        TASK, 0, rollout_index, 0, "train", tuple(turns), Status("terminated"), reward=0.0
+    )
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(shapes, min_size=1, max_size=3))
 def test_every_sampled_token_is_trained_exactly_once(forest: list[tuple[int | None, ...]]) -> None:
-    trajectories = tuple(trajectory(shape, sibling) for sibling, shape in enumerate(forest))
-    batch = make_batch([TrajectoryGroup(0, TASK, trajectories)], credit=np.zeros(len(forest), np.float32))
+    trajectories = tuple(
+        trajectory(shape, rollout_index) for rollout_index, shape in enumerate(forest)
+    )
+    batch = make_batch(
+        [TrajectoryGroup(0, TASK, trajectories)], credit=np.zeros(len(forest), np.float32)
+    )
     trained = Counter(batch.token_ids[batch.loss_mask != 0].tolist())
-    sampled = [int(token) for t in trajectories for s in t.policy_segments() for token in s.token_ids]
+    sampled = [
+        int(token) for t in trajectories for s in t.policy_segments() for token in s.token_ids
+    ]
     assert trained == Counter(sampled)
-    assert not batch.loss_mask[batch.cu_seqlens[:-1]].any()  # the first token of a sample is never trained
+    assert not batch.loss_mask[
+        batch.cu_seqlens[:-1]
+    ].any()  # the first token of a sample is never trained
     assert not batch.rollout_logprobs[batch.kind != SegmentKind.POLICY].any()

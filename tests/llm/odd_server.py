@@ -32,8 +32,14 @@ def said(text: str | None, *, calls: Sequence[Mapping[str, Any]] = (), **choice:
     message: dict[str, Any] = {"role": "assistant", "content": text}
     if calls:
         message["tool_calls"] = list(calls)
-    usage = {"prompt_tokens": 7, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 2}}
-    return Reply(body={"choices": [{"message": message, "finish_reason": "stop", **choice}], "usage": usage})
+    usage = {
+        "prompt_tokens": 7,
+        "completion_tokens": 3,
+        "prompt_tokens_details": {"cached_tokens": 2},
+    }
+    return Reply(
+        body={"choices": [{"message": message, "finish_reason": "stop", **choice}], "usage": usage}
+    )
 
 
 def failed(status: int, message: str = "no", code: str = "", **headers: str) -> Reply:
@@ -64,7 +70,9 @@ class OddServer:
         self.most_at_once = max(self.most_at_once, self._running)
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-            headers = {k.lower(): v for k, _, v in (line.partition(": ") for line in head[1:] if line)}
+            headers = {
+                k.lower(): v for k, _, v in (line.partition(": ") for line in head[1:] if line)
+            }
             body = await reader.readexactly(int(headers.get("content-length", "0")))
             reply = self.replies[min(len(self.asked), len(self.replies) - 1)]
             self.asked.append(json.loads(body) if body else None)
@@ -72,8 +80,16 @@ class OddServer:
             if reply.hang:
                 await reader.read()  # until the client gives up
                 return
-            raw = reply.body.encode() if isinstance(reply.body, str) else json.dumps(reply.body).encode()
-            lines = [f"HTTP/1.1 {reply.status} said", f"Content-Length: {len(raw)}", "Connection: close"]
+            raw = (
+                reply.body.encode()
+                if isinstance(reply.body, str)
+                else json.dumps(reply.body).encode()
+            )
+            lines = [
+                f"HTTP/1.1 {reply.status} said",
+                f"Content-Length: {len(raw)}",
+                "Connection: close",
+            ]
             lines += [f"{name}: {value}" for name, value in reply.headers.items()]
             writer.write("\r\n".join([*lines, "", ""]).encode() + raw[: reply.cut])
             await writer.drain()

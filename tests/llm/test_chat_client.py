@@ -24,7 +24,9 @@ def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def client_of(server: OddServer, **settings: Any) -> ChatClient:
-    return ChatServerSpec(server.url, "m", **{"max_backoff_s": 0.01, "timeout_s": 20.0} | settings).build()
+    return ChatServerSpec(
+        server.url, "m", **{"max_backoff_s": 0.01, "timeout_s": 20.0} | settings
+    ).build()
 
 
 async def refusal(server: OddServer, **settings: Any) -> ServerError:
@@ -39,7 +41,9 @@ async def test_a_request_says_what_was_asked_and_its_answer_what_was_said() -> N
     tool = ToolSpec("add", "adds", {"type": "object"})
     async with odd_server(said("hi")) as server:
         client = client_of(server)
-        answer = await client.chat(HELLO, tools=[tool], max_tokens=5, temperature=0.0, settings={"stop": ["x"]})
+        answer = await client.chat(
+            HELLO, tools=[tool], max_tokens=5, temperature=0.0, settings={"stop": ["x"]}
+        )
         await client.close()
     assert server.asked == [
         {
@@ -74,7 +78,14 @@ async def test_arguments_travel_as_text_and_an_empty_content_beside_calls_as_nul
 
 @pytest.mark.parametrize(
     "failure",
-    [failed(500), failed(503), failed(429), failed(408), Reply(200, {"choices": []}, cut=5), Reply(502, "<html>")],
+    [
+        failed(500),
+        failed(503),
+        failed(429),
+        failed(408),
+        Reply(200, {"choices": []}, cut=5),
+        Reply(502, "<html>"),
+    ],
     ids=["500", "503", "429", "408", "half", "502"],
 )
 async def test_what_infrastructure_failed_is_asked_again(failure: Reply) -> None:
@@ -89,7 +100,12 @@ async def test_what_infrastructure_failed_is_asked_again(failure: Reply) -> None
 async def test_what_the_server_refuses_is_asked_once(status: int) -> None:
     async with odd_server(failed(status, "not so", "because")) as server:
         error = await refusal(server)
-    assert (error.status, error.code, error.retryable, len(server.asked)) == (status, "because", False, 1)
+    assert (error.status, error.code, error.retryable, len(server.asked)) == (
+        status,
+        "because",
+        False,
+        1,
+    )
     assert f"answered {status}: not so" in str(error)
 
 
@@ -180,7 +196,10 @@ async def test_requests_at_one_time_are_bounded() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("base_url", url) for url in ("localhost:8000", "http://", "http://x:port/v1", "http://[::1/v1")),
+        *(
+            ("base_url", url)
+            for url in ("localhost:8000", "http://", "http://x:port/v1", "http://[::1/v1")
+        ),
         ("max_concurrent", 0),
         ("timeout_s", 0.0),
         ("model", ""),
@@ -197,7 +216,9 @@ def test_an_error_survives_the_way_between_processes() -> None:
 
 
 @pytest.mark.parametrize("key", ["sk-se\ncret", "sk-s\u00e9cret"])
-def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MY_KEY", key)
     with pytest.raises(ConfigError, match="MY_KEY must hold a key of printable ASCII") as caught:
         ChatServerSpec("http://x/v1", "m", api_key_env="MY_KEY").build()

@@ -31,14 +31,29 @@ def test_an_image_goes_out_as_a_data_uri_and_comes_back() -> None:
 @pytest.mark.parametrize(
     ("part", "said"),
     [
-        ({"type": "image_url", "image_url": {"url": "http://example.org/a.png"}}, r"must be a data: URI"),
+        (
+            {"type": "image_url", "image_url": {"url": "http://example.org/a.png"}},
+            r"must be a data: URI",
+        ),
         ({"type": "image_url", "image_url": {"url": "/etc/hostname"}}, r"must be a data: URI"),
         ({"type": "image_url", "url": "/etc/hostname"}, r"must be a data: URI"),
-        ({"type": "image_url", "image": "/etc/hostname", "image_url": "/x"}, r"must be a data: URI"),
-        ({"type": "image", "image": "/etc/hostname"}, r"content\[0\] must be a part of type text or image_url"),
-        ({"type": "input_audio", "input_audio": {}}, r"content\[0\] must be a part of type text or image_url"),
+        (
+            {"type": "image_url", "image": "/etc/hostname", "image_url": "/x"},
+            r"must be a data: URI",
+        ),
+        (
+            {"type": "image", "image": "/etc/hostname"},
+            r"content\[0\] must be a part of type text or image_url",
+        ),
+        (
+            {"type": "input_audio", "input_audio": {}},
+            r"content\[0\] must be a part of type text or image_url",
+        ),
         ("text", r"content\[0\] must be a part of type text or image_url"),
-        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,eA=="}}, "cannot be read as an image"),
+        (
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64,eA=="}},
+            "cannot be read as an image",
+        ),
     ],
 )
 def test_what_a_client_may_not_send_is_named(part: Any, said: str) -> None:
@@ -48,10 +63,23 @@ def test_what_a_client_may_not_send_is_named(part: Any, said: str) -> None:
 
 def test_what_was_not_looked_at_is_dropped() -> None:
     message = from_wire(
-        wire({"type": "image_url", "image": "/etc/hostname", "image_url": {"url": URI}, "path": "/etc/hostname"}), "m"
+        wire(
+            {
+                "type": "image_url",
+                "image": "/etc/hostname",
+                "image_url": {"url": URI},
+                "path": "/etc/hostname",
+            }
+        ),
+        "m",
     )
     assert message["content"] == [{"type": "image", "image": Image.read(picture())}]
 
 
 def test_parts_of_text_alone_are_text() -> None:
-    assert from_wire(wire({"type": "text", "text": "a"}, {"type": "text", "text": "b"}), "m")["content"] == "ab"
+    assert (
+        from_wire(wire({"type": "text", "text": "a"}, {"type": "text", "text": "b"}), "m")[
+            "content"
+        ]
+        == "ab"
+    )

@@ -116,11 +116,18 @@ def test_every_line_fits_a_terminal_of_80_columns() -> None:
         display.step(99_999, dict.fromkeys((column.metric for column in columns), 123456.0))
     display.alert("step 3: 41.0% of the episodes failed and are excluded " * 3)
     display.message("held-out code before: sampled 0.000, greedy 0.000 (10 tasks) " * 2)
-    display.finish([], dict.fromkeys(("update", "rollout", "evaluation", "checkpoint", "publish", "wait_store"), 700.0))
+    display.finish(
+        [],
+        dict.fromkeys(
+            ("update", "rollout", "evaluation", "checkpoint", "publish", "wait_store"), 700.0
+        ),
+    )
 
     lines = [plain(line) for line in output(console)]
     assert max(map(len, lines)) <= 80
-    assert "excluded step 3: 41.0%" in " ".join(line.strip() for line in lines)  # whole words, none of them lost
+    assert "excluded step 3: 41.0%" in " ".join(
+        line.strip() for line in lines
+    )  # whole words, none of them lost
 
 
 def test_a_path_longer_than_the_terminal_stays_whole() -> None:
@@ -151,7 +158,13 @@ def test_a_resumed_stage_counts_its_own_steps_for_the_time_left() -> None:
 
 def test_the_end() -> None:
     console = piped()
-    summary = {"code": {"before": {"sampled": 0.31, "greedy": 0.42}, "after": {"sampled": 0.86}, "num_tasks": 512}}
+    summary = {
+        "code": {
+            "before": {"sampled": 0.31, "greedy": 0.42},
+            "after": {"sampled": 0.86},
+            "num_tasks": 512,
+        }
+    }
     with StepDisplay(console, Path("r")) as display:
         rows = [*result_rows(summary), ResultRow("code, without the tool", None, 0.0625)]
         display.finish(rows, {"update": 11.0, "rollout": 122.3}, ["agentrl ls r"])
@@ -215,7 +228,14 @@ def test_a_terminal_is_given_back_after_an_error() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.44, "0.4s"), (9.99, "10s"), (42.4, "42s"), (59.6, "1m 00s"), (185, "3m 05s"), (7620, "2h 07m")],
+    [
+        (0.44, "0.4s"),
+        (9.99, "10s"),
+        (42.4, "42s"),
+        (59.6, "1m 00s"),
+        (185, "3m 05s"),
+        (7620, "2h 07m"),
+    ],
 )
 def test_durations(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text

@@ -38,7 +38,11 @@ def test_pass_at_k_of_none_correct_is_zero() -> None:
     assert pass_at_k(200, 0, 100) == 0.0
 
 
-@given(st.integers(1, 60).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
+@given(
+    st.integers(1, 60).flatmap(
+        lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))
+    )
+)
 def test_pass_at_k_is_the_quotient_of_binomials(case: tuple[int, int, int]) -> None:
     n, c, k = case
     assert pass_at_k(n, c, k) == pytest.approx(1 - math.comb(n - c, k) / math.comb(n, k), abs=1e-12)
@@ -113,7 +117,9 @@ def test_scores_beyond_0_and_1_get_the_normal_interval() -> None:
     # mean 2, var 4 over 4 tasks: se 1
     estimate = interval([0.0, 2.0, 2.0, 4.0])
     se = math.sqrt(8 / 3 / 4)
-    assert (estimate.low, estimate.high) == pytest.approx((2 - 1.959964 * se, 2 + 1.959964 * se), abs=1e-5)
+    assert (estimate.low, estimate.high) == pytest.approx(
+        (2 - 1.959964 * se, 2 + 1.959964 * se), abs=1e-5
+    )
 
 
 def test_intervals_cover_as_often_as_they_say() -> None:
@@ -151,8 +157,14 @@ def test_one_data_source_needs_no_total() -> None:
 
 
 def test_a_task_with_fewer_samples_is_left_out_of_larger_k() -> None:
-    report = evaluation_report([TaskScores("1", "s", (1.0, 0.0, 0.0)), TaskScores("2", "s", (1.0,))])["s"]
-    assert (report["pass@1"].num_tasks, report["pass@2"].num_tasks, report["pass@3"].num_tasks) == (2, 1, 1)
+    report = evaluation_report(
+        [TaskScores("1", "s", (1.0, 0.0, 0.0)), TaskScores("2", "s", (1.0,))]
+    )["s"]
+    assert (report["pass@1"].num_tasks, report["pass@2"].num_tasks, report["pass@3"].num_tasks) == (
+        2,
+        1,
+        1,
+    )
 
 
 def test_a_task_whose_samples_all_failed_counts_nowhere() -> None:

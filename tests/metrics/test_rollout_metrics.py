@@ -29,7 +29,15 @@ from agentrl.types import (
 def turn(num_policy: int = 2, calls: Sequence[CallRecord] = (), index: int = 0) -> Turn:
     context = (Segment(SegmentKind.PROMPT, np.arange(3)),)
     completion = (Segment(SegmentKind.POLICY, np.arange(num_policy), np.full(num_policy, -1.0), 0),)
-    return Turn(index, None, context, completion, "", {"role": "assistant", "content": ""}, calls=tuple(calls))
+    return Turn(
+        index,
+        None,
+        context,
+        completion,
+        "",
+        {"role": "assistant", "content": ""},
+        calls=tuple(calls),
+    )
 
 
 def next_turn(num_observed: int, num_policy: int) -> Turn:
@@ -40,8 +48,8 @@ def next_turn(num_observed: int, num_policy: int) -> Turn:
 def trajectory(reward: float | None = 1.0, **changes: Any) -> Trajectory:
     fields: dict[str, Any] = {
         "task": Task("t", data_source="code"),
-        "draw": 0,
-        "sibling": 0,
+        "group_index": 0,
+        "rollout_index": 0,
         "attempt": 0,
         "purpose": "train",
         "turns": (turn(),),
@@ -65,7 +73,9 @@ def call(name: str, error: str | None = None, latency_s: float = 0.0) -> CallRec
 
 def test_rewards_by_data_set() -> None:
     search = Task("s", data_source="search")
-    metrics = rollout_metrics([group(trajectory(0.0), trajectory(1.0)), group(trajectory(4.0, task=search))])
+    metrics = rollout_metrics(
+        [group(trajectory(0.0), trajectory(1.0)), group(trajectory(4.0, task=search))]
+    )
 
     assert metrics["reward/code/mean"] == 0.5
     assert metrics["reward/code/std"] == 0.5
@@ -75,7 +85,9 @@ def test_rewards_by_data_set() -> None:
 
 def test_a_failed_trajectory_enters_no_reward_statistic() -> None:
     # zeros for the two failures would give a mean of 0.5
-    metrics = rollout_metrics([group(trajectory(1.0), failed(), trajectory(1.0), failed("cancelled", "stale"))])
+    metrics = rollout_metrics(
+        [group(trajectory(1.0), failed(), trajectory(1.0), failed("cancelled", "stale"))]
+    )
 
     assert metrics["reward/mean"] == 1.0
     assert metrics["failed/sandbox"] == 1
@@ -89,7 +101,9 @@ def test_a_group_of_equal_rewards_has_no_signal() -> None:
         [
             group(trajectory(1.0), trajectory(1.0)),
             group(trajectory(0.0), trajectory(1.0), failed()),
-            group(trajectory(1.0), failed()),  # one finished sibling has nothing to be compared with
+            group(
+                trajectory(1.0), failed()
+            ),  # one finished sibling has nothing to be compared with
         ]
     )
 
@@ -109,7 +123,9 @@ def test_lengths_and_turns() -> None:
 
 
 def test_tools() -> None:
-    unreadable = CallRecord(None, CallProblem("c", "unclosed", "", ""), ToolResult("c", "", "", "malformed"))
+    unreadable = CallRecord(
+        None, CallProblem("c", "unclosed", "", ""), ToolResult("c", "", "", "malformed")
+    )
     calls = [
         *(call("python", latency_s=seconds) for seconds in (1.0, 2.0, 3.0)),
         call("python", "timeout", 4.0),
@@ -150,7 +166,12 @@ def test_a_failed_trajectory_is_neither_right_nor_wrong() -> None:
 
 def test_accuracy_and_reward_parts() -> None:
     metrics = rollout_metrics(
-        [group(trajectory(rewards={"correct": 1.0, "format": 0.2}), trajectory(0.0, rewards={"correct": 0.0}))]
+        [
+            group(
+                trajectory(rewards={"correct": 1.0, "format": 0.2}),
+                trajectory(0.0, rewards={"correct": 0.0}),
+            )
+        ]
     )
 
     assert metrics["accuracy/mean"] == 0.5
@@ -179,7 +200,9 @@ def test_nothing_finished() -> None:
 
 def test_every_name_is_in_the_table_and_no_value_is_nan() -> None:
     calls = [call("python", latency_s=1.0), call("python", "timeout", 2.0)]
-    metrics = rollout_metrics([group(trajectory(turns=(turn(calls=calls),), rewards={"correct": 1.0}), failed())])
+    metrics = rollout_metrics(
+        [group(trajectory(turns=(turn(calls=calls),), rewards={"correct": 1.0}), failed())]
+    )
 
     assert [name for name in metrics if describe(name) is None] == []
     assert [name for name, value in metrics.items() if not math.isfinite(value)] == []
@@ -191,7 +214,9 @@ def test_a_name_outside_the_table_is_known_as_such() -> None:
 
 
 def test_what_comes_after_the_prompt_counts_observations_too() -> None:
-    metrics = rollout_metrics([group(trajectory(turns=(turn(2), next_turn(5, 4))), trajectory(turns=(turn(3),)))])
+    metrics = rollout_metrics(
+        [group(trajectory(turns=(turn(2), next_turn(5, 4))), trajectory(turns=(turn(3),)))]
+    )
     assert metrics["length/after_prompt/mean"] == 7.0  # 2 + 5 + 4, and 3
     assert metrics["length/after_prompt/max"] == 11.0
 

@@ -11,13 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.errors import MachineError
-from agentrl.metrics import (
-    JsonlSink,
-    PhaseTimer,
-    Sinks,
-    TensorBoardSink,
-    tokens_per_s,
-)
+from agentrl.metrics import JsonlSink, PhaseTimer, Sinks, TensorBoardSink, tokens_per_s
 from agentrl.store import JsonlWriter
 
 
@@ -71,7 +65,9 @@ def test_tensorboard_reads_what_was_logged(tmp_path: Path) -> None:
     assert events.Scalars("grpo/num_turns/mean")[0].value == 5.0
 
 
-def test_a_missing_tensorboard_is_said_with_its_mend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_tensorboard_is_said_with_its_mend(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for name in [name for name in sys.modules if name.split(".")[0] == "tensorboard"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tensorboard", None)  # type: ignore[arg-type]

@@ -25,7 +25,9 @@ def test_pg_clipfrac_is_both_bounds_together() -> None:
 
 def test_pg_clipfrac_lower_is_the_dual_clips_alone() -> None:
     assert "actor/pg_clipfrac_lower" not in with_verl_names(UPDATE | {"policy/clip_frac_low": 0.1})
-    assert with_verl_names(UPDATE | {"policy/clip_frac_dual": 0.2})["actor/pg_clipfrac_lower"] == 0.2
+    assert (
+        with_verl_names(UPDATE | {"policy/clip_frac_dual": 0.2})["actor/pg_clipfrac_lower"] == 0.2
+    )
 
 
 def test_ppo_kl_is_signed() -> None:
@@ -38,7 +40,13 @@ def test_pg_loss_has_no_kl_term() -> None:
 
 
 def test_imitation_and_reward_models_have_no_actors_metrics() -> None:
-    values = {"policy/loss": 1.0, "policy/entropy": 1.0, "optim/lr": 1.0, "optim/grad_norm": 1.0, "time/update_s": 1.0}
+    values = {
+        "policy/loss": 1.0,
+        "policy/entropy": 1.0,
+        "optim/lr": 1.0,
+        "optim/grad_norm": 1.0,
+        "time/update_s": 1.0,
+    }
     assert with_verl_names(values) == values
 
 
@@ -49,5 +57,7 @@ def test_every_name_is_made_of_ours() -> None:
 
 def test_what_verl_means_otherwise_has_no_name_of_its() -> None:
     # its clip_ratio is of responses of the maximal length, its throughput is by GPU, its old_log_prob a phase alone
-    named = with_verl_names({"length/truncated_frac": 0.5, "perf/tokens_per_s": 9.0, "time/logprobs_s": 1.0})
+    named = with_verl_names(
+        {"length/truncated_frac": 0.5, "perf/tokens_per_s": 9.0, "time/logprobs_s": 1.0}
+    )
     assert len(named) == 3

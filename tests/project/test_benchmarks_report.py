@@ -59,9 +59,13 @@ def test_a_figure_that_is_not_a_number_is_refused() -> None:
         Figures().report("ratio", math.nan, "x")
 
 
-def test_record_writes_what_is_needed_to_repeat_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_writes_what_is_needed_to_repeat_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(figures_module, "RESULTS", tmp_path)
-    monkeypatch.setattr(sys, "argv", ["step.py", "--steps", "20", "--other=/opt/env/bin/python", "--record"])
+    monkeypatch.setattr(
+        sys, "argv", ["step.py", "--steps", "20", "--other=/opt/env/bin/python", "--record"]
+    )
 
     measured().finish(arguments("--record"), seeds=[0, 1])
 
@@ -81,7 +85,9 @@ def test_a_machine_is_described_without_its_name() -> None:
 
 def test_the_page_has_a_section_for_each_result(tmp_path: Path) -> None:
     for name in ("step", "code"):
-        measured().record(tmp_path / f"{name}.json", command=f"python -m benchmarks.{name}", seeds=[7])
+        measured().record(
+            tmp_path / f"{name}.json", command=f"python -m benchmarks.{name}", seeds=[7]
+        )
 
     text = page(tmp_path)
 
@@ -96,7 +102,8 @@ def test_a_result_that_cannot_be_repeated_is_refused(tmp_path: Path) -> None:
     (tmp_path / "step.json").write_text('{"figures": []}')
 
     with pytest.raises(
-        ValueError, match=r"step\.json must have .*; it lacks command, commit, date, machine, notes, seeds"
+        ValueError,
+        match=r"step\.json must have .*; it lacks command, commit, date, machine, notes, seeds",
     ):
         page(tmp_path)
 

@@ -44,7 +44,13 @@ def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     command = [sys.executable, str(script)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     result = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=110, check=False
+        command,
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
     )
 
     assert result.returncode == 0, f"{page.name} (line numbers are the page's):\n{result.stderr}"
@@ -60,7 +66,10 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
 def test_the_index_names_each_page() -> None:
     named = LINK.findall((ROOT / "docs" / "index.md").read_text(encoding="utf-8"))
 
-    assert sorted({page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"} - set(named)) == []
+    assert (
+        sorted({page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"} - set(named))
+        == []
+    )
 
 
 def test_a_block_keeps_its_line_numbers() -> None:

@@ -12,7 +12,9 @@ HEAVY = ("torch", "ray", "transformers")
 
 def loaded_after(source: str) -> set[str]:
     """The heavy packages in ``sys.modules`` of a fresh interpreter after it ran ``source``."""
-    check = f"\nimport sys; sys.stderr.write(','.join(n for n in {HEAVY} if n in sys.modules) + '\\n')"
+    check = (
+        f"\nimport sys; sys.stderr.write(','.join(n for n in {HEAVY} if n in sys.modules) + '\\n')"
+    )
     command = [sys.executable, "-c", source + check]
     result = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert result.returncode == 0, result.stderr

@@ -18,9 +18,15 @@ if shutil.which("make") is None:
 
 def make(*arguments: str) -> subprocess.CompletedProcess[str]:
     # what a make around this test, or CI, has set must not reach the make under test
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("MAKE", "ARGS", "TORCH_INDEX"))}
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("MAKE", "ARGS", "TORCH_INDEX"))
+    }
     command = ["make", "--no-print-directory", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=kept, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        command, cwd=ROOT, env=kept, capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 @pytest.fixture
@@ -43,7 +49,9 @@ def test_an_interpreter_that_is_too_old_gives_one_line_with_the_mend(empty: Path
 
     assert result.returncode != 0
     first, *rest = result.stderr.splitlines()
-    assert first.startswith("agentrl needs Python 3.11 or 3.12 with venv (PYTHON=/bin/false is not that): install one")
+    assert first.startswith(
+        "agentrl needs Python 3.11 or 3.12 with venv (PYTHON=/bin/false is not that): install one"
+    )
     assert [line for line in rest if not line.startswith("make: ***")] == []
 
 
@@ -76,7 +84,9 @@ def test_torch_index_is_added_to_the_usual_one(installed: Path) -> None:
 def test_demo_takes_overrides(installed: Path) -> None:
     commands = make("-n", "demo", f"VENV={installed}", "ARGS=train.steps=3").stdout
 
-    assert commands.splitlines() == [f"{installed}/bin/agentrl train examples/code/config.yaml train.steps=3"]
+    assert commands.splitlines() == [
+        f"{installed}/bin/agentrl train examples/code/config.yaml train.steps=3"
+    ]
 
 
 def test_a_marker_in_args_stands_after_the_default_one(installed: Path) -> None:
@@ -87,7 +97,9 @@ def test_a_marker_in_args_stands_after_the_default_one(installed: Path) -> None:
 
 
 def test_every_target_is_in_the_help() -> None:
-    targets = [line.split()[1] for line in make("help").stdout.splitlines() if line.startswith("make ")]
+    targets = [
+        line.split()[1] for line in make("help").stdout.splitlines() if line.startswith("make ")
+    ]
 
     assert targets == ["demo", "test", "check", "bench", "python", "agents", "clean"]
 
@@ -97,4 +109,9 @@ def test_the_agents_environment_is_made_once_for_its_pins(installed: Path, tmp_p
     assert "-r tests/agent_server/agents/requirements.txt" in first
     (tmp_path / "agents").mkdir()
     (tmp_path / "agents" / ".installed").touch()
-    assert "pip" not in make("-n", "agents", f"VENV={installed}", f"AGENTS_VENV={tmp_path / 'agents'}").stdout
+    assert (
+        "pip"
+        not in make(
+            "-n", "agents", f"VENV={installed}", f"AGENTS_VENV={tmp_path / 'agents'}"
+        ).stdout
+    )

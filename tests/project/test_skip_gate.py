@@ -17,8 +17,20 @@ def run_pytest(folder: Path, source: str, *, ci: bool) -> subprocess.CompletedPr
     shutil.copy(CONFTEST, folder / "conftest.py")
     (folder / "test_sample.py").write_text(source, encoding="utf-8")
     environment = {**os.environ, "AGENTRL_CI": "1" if ci else "0"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder), str(folder)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(folder),
+        str(folder),
+    ]
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
 
 
 SKIPPED = """
@@ -46,9 +58,19 @@ def test_a_skip_passes_outside_ci(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "code"),
     [
-        pytest.param("import pytest\npytest.importorskip('no_such_module')", 1, id="a module that skips itself"),
-        pytest.param("import pytest\ndef test_a(): pytest.skip('needs macOS 15')", 0, id="another platform"),
-        pytest.param("import pytest\n@pytest.mark.xfail\ndef test_a(): assert False", 0, id="an expected failure"),
+        pytest.param(
+            "import pytest\npytest.importorskip('no_such_module')",
+            1,
+            id="a module that skips itself",
+        ),
+        pytest.param(
+            "import pytest\ndef test_a(): pytest.skip('needs macOS 15')", 0, id="another platform"
+        ),
+        pytest.param(
+            "import pytest\n@pytest.mark.xfail\ndef test_a(): assert False",
+            0,
+            id="an expected failure",
+        ),
     ],
 )
 def test_what_counts_as_a_skip(tmp_path: Path, source: str, code: int) -> None:

@@ -25,7 +25,12 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
         shutil.copy(ROOT / name, tree / name, follow_symlinks=False)
     build = "from setuptools import build_meta; print(build_meta.build_wheel('.'))"
     result = subprocess.run(
-        [sys.executable, "-c", build], cwd=tree, capture_output=True, text=True, timeout=110, check=False
+        [sys.executable, "-c", build],
+        cwd=tree,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
     )
     assert result.returncode == 0, result.stderr
     with zipfile.ZipFile(next(tree.glob("*.whl"))) as wheel:

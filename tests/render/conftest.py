@@ -38,7 +38,9 @@ def built(model_folder: Callable[[str], Path]) -> Callable[..., tuple[ChatMLRend
     def build(name: str, enable_thinking: bool | None = None) -> tuple[ChatMLRenderer, Any]:
         key = (name, enable_thinking)
         if key not in made:
-            renderer = RendererSpec(str(model_folder(name)), enable_thinking=enable_thinking).build()
+            renderer = RendererSpec(
+                str(model_folder(name)), enable_thinking=enable_thinking
+            ).build()
             assert isinstance(renderer, ChatMLRenderer)
             made[key] = renderer, AutoTokenizer.from_pretrained(model_folder(name))
         return made[key]

@@ -13,7 +13,13 @@ from tests.render.qwen_kind import template_text, trained_tokenizer
 ADDED: dict[str, tuple[tuple[str, ...], tuple[str, ...], str | None, str]] = {
     "llama": (
         (
-            *("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+            *(
+                "<|begin_of_text|>",
+                "<|end_of_text|>",
+                "<|start_header_id|>",
+                "<|end_header_id|>",
+                "<|eot_id|>",
+            ),
             *("<|eom_id|>", "<|python_tag|>", "<|finetune_right_pad_id|>"),
         ),
         (),
@@ -24,16 +30,41 @@ ADDED: dict[str, tuple[tuple[str, ...], tuple[str, ...], str | None, str]] = {
         ("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>"),
         (
             *("<｜User｜>", "<｜Assistant｜>", "<think>", "</think>", "<｜tool▁sep｜>"),
-            *("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"),
-            *("<｜tool▁outputs▁begin｜>", "<｜tool▁outputs▁end｜>", "<｜tool▁output▁begin｜>", "<｜tool▁output▁end｜>"),
+            *(
+                "<｜tool▁calls▁begin｜>",
+                "<｜tool▁calls▁end｜>",
+                "<｜tool▁call▁begin｜>",
+                "<｜tool▁call▁end｜>",
+            ),
+            *(
+                "<｜tool▁outputs▁begin｜>",
+                "<｜tool▁outputs▁end｜>",
+                "<｜tool▁output▁begin｜>",
+                "<｜tool▁output▁end｜>",
+            ),
         ),
         "<｜begin▁of▁sentence｜>",
         "<｜end▁of▁sentence｜>",
     ),
     "glm": (
-        ("<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
         (
-            *("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
+            "<|endoftext|>",
+            "[gMASK]",
+            "<sop>",
+            "<|system|>",
+            "<|user|>",
+            "<|assistant|>",
+            "<|observation|>",
+        ),
+        (
+            *(
+                "<think>",
+                "</think>",
+                "<tool_call>",
+                "</tool_call>",
+                "<tool_response>",
+                "</tool_response>",
+            ),
             *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "/nothink"),
         ),
         None,
@@ -41,7 +72,14 @@ ADDED: dict[str, tuple[tuple[str, ...], tuple[str, ...], str | None, str]] = {
     ),
     "gptoss": (
         (
-            *("<|startoftext|>", "<|endoftext|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>"),
+            *(
+                "<|startoftext|>",
+                "<|endoftext|>",
+                "<|start|>",
+                "<|end|>",
+                "<|message|>",
+                "<|channel|>",
+            ),
             *("<|constrain|>", "<|call|>", "<|return|>"),
         ),
         (),
@@ -96,7 +134,9 @@ def as_the_template_wants(family: str, messages: Any) -> list[dict[str, Any]]:
     for message in wanted:
         if family == "deepseek":
             for call in message.get("tool_calls", ()):
-                call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+                call["function"]["arguments"] = json.dumps(
+                    call["function"]["arguments"], ensure_ascii=False
+                )
         if family == "gptoss" and "reasoning_content" in message:
             message["thinking"] = message.pop("reasoning_content")
     return list(wanted)

@@ -9,21 +9,20 @@ import pytest
 
 from agentrl.errors import ConfigError, DataError
 from agentrl.render import Renderer, RendererSpec
-from agentrl.types import (
-    Message,
-    ToolCall,
-    ToolSpec,
-    concat_ids,
-)
+from agentrl.types import Message, ToolCall, ToolSpec, concat_ids
 from tests.render.family_kind import saved_any
 from tests.render.qwen_kind import chat_templates
 
 ALL = sorted(path.stem for path in chat_templates().glob("*.jinja"))
 # These want a list of parts as content, for images.
 REFUSED = {
-    f"{name}{training}" for name in ("idefics3", "llava_next", "smolvlm") for training in ("", "_training")
+    f"{name}{training}"
+    for name in ("idefics3", "llava_next", "smolvlm")
+    for training in ("", "_training")
 } & set(ALL)
-TOOL = ToolSpec("look_up", "Looks it up.", {"type": "object", "properties": {"word": {"type": "string"}}})
+TOOL = ToolSpec(
+    "look_up", "Looks it up.", {"type": "object", "properties": {"word": {"type": "string"}}}
+)
 
 
 def user(content: str) -> Message:
@@ -101,7 +100,10 @@ def test_prompts_have_the_ids_of_the_template(built_any: Any, name: str) -> None
         if renderer.family == "deepseek":
             continue  # shaped for its template: tests/render/test_families.py
         theirs = tokenizer.apply_chat_template(
-            list(messages), tools=[tool.openai() for tool in tools] or None, add_generation_prompt=True, tokenize=False
+            list(messages),
+            tools=[tool.openai() for tool in tools] or None,
+            add_generation_prompt=True,
+            tokenize=False,
         )
         assert ours == tokenizer.encode(theirs, add_special_tokens=False), conversation
         compared += 1
@@ -118,7 +120,9 @@ def test_a_sequence_that_goes_on_is_that_of_the_template(built_any: Any, name: s
     before, turn, after = CONVERSATIONS["two questions"][:1], said("Two."), (user("Three?"),)
     target = renderer.target(turn)
     more = renderer.extend(target.token_ids, after, (*before, turn))
-    whole = tokenizer.apply_chat_template([*before, turn, *after], add_generation_prompt=True, tokenize=False)
+    whole = tokenizer.apply_chat_template(
+        [*before, turn, *after], add_generation_prompt=True, tokenize=False
+    )
     theirs = tokenizer.encode(whole, add_special_tokens=False)
     ours = concat_ids([*renderer.prompt(before), target, *(more or ())]).tolist()
     if more is None:  # a new sequence: what stands there is not how the template begins
@@ -137,7 +141,9 @@ CHANGED_BY_A_USER = {
 }
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if name.endswith("_training") and name not in REFUSED])
+@pytest.mark.parametrize(
+    "name", [name for name in ALL if name.endswith("_training") and name not in REFUSED]
+)
 def test_templates_made_to_keep_history_do(built_any: Any, name: str) -> None:
     renderer, _ = built_any(name)
     before, turn, after = CONVERSATIONS["two questions"][:1], said("Two."), (user("Three?"),)

@@ -11,13 +11,7 @@ import pytest
 
 from agentrl.errors import DataError
 from agentrl.render import ChatMLRenderer, ChatMLStyle
-from agentrl.types import (
-    Message,
-    SegmentKind,
-    ToolCall,
-    ToolSpec,
-    concat_ids,
-)
+from agentrl.types import Message, SegmentKind, ToolCall, ToolSpec, concat_ids
 
 Built = Callable[..., tuple[ChatMLRenderer, Any]]
 NAMES = ("qwen2_5", "qwen3", "qwen3_instruct")
@@ -51,12 +45,37 @@ CONVERSATIONS: dict[str, tuple[Message, ...]] = {
     "a question": (user("What is 2 + 2?"),),
     "white space around content": (user("\n\n  What\tis\n\n"),),
     "system": ({"role": "system", "content": "Be brief."}, user("Hi")),
-    "a later system turn": (user("Hi"), said("Hello"), {"role": "system", "content": "Now be long."}, user("Go")),
+    "a later system turn": (
+        user("Hi"),
+        said("Hello"),
+        {"role": "system", "content": "Now be long."},
+        user("Go"),
+    ),
     "one call": (user("2 + 2?"), call("print(2 + 2)"), tool("4\n")),
-    "two calls, two responses": (user("?"), call("a", "b", content="Both."), tool("\n1"), tool("2\n\n")),
-    "an answer and a second question": (user("?"), call("x"), tool("1"), said("It is 1."), user("Sure?")),
-    "thinking in its own field": (user("?"), call("x", reasoning_content="\nI must run it.\n"), tool("1")),
-    "thinking in the content": (user("?"), said("<think>\nhm\n</think>\n\nYes."), user("Sure?"), said("Yes.")),
+    "two calls, two responses": (
+        user("?"),
+        call("a", "b", content="Both."),
+        tool("\n1"),
+        tool("2\n\n"),
+    ),
+    "an answer and a second question": (
+        user("?"),
+        call("x"),
+        tool("1"),
+        said("It is 1."),
+        user("Sure?"),
+    ),
+    "thinking in its own field": (
+        user("?"),
+        call("x", reasoning_content="\nI must run it.\n"),
+        tool("1"),
+    ),
+    "thinking in the content": (
+        user("?"),
+        said("<think>\nhm\n</think>\n\nYes."),
+        user("Sure?"),
+        said("Yes."),
+    ),
     "thinking before and after a second question": (
         user("?"),
         call("x", reasoning_content="first"),
@@ -71,7 +90,9 @@ CONVERSATIONS: dict[str, tuple[Message, ...]] = {
 }
 
 
-def template_ids(tokenizer: Any, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...], **variables: Any) -> Any:
+def template_ids(
+    tokenizer: Any, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...], **variables: Any
+) -> Any:
     return tokenizer.apply_chat_template(
         list(messages),
         tools=[tool.openai() for tool in tools] or None,
@@ -82,7 +103,9 @@ def template_ids(tokenizer: Any, messages: tuple[Message, ...], tools: tuple[Too
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("tools", [(), (PYTHON,), (PYTHON, SEARCH)], ids=["no tools", "a tool", "two tools"])
+@pytest.mark.parametrize(
+    "tools", [(), (PYTHON,), (PYTHON, SEARCH)], ids=["no tools", "a tool", "two tools"]
+)
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
 def test_a_prompt_has_the_ids_of_the_models_own_template(
     built: Built, name: str, tools: tuple[ToolSpec, ...], conversation: str
@@ -93,11 +116,17 @@ def test_a_prompt_has_the_ids_of_the_models_own_template(
     assert segment.token_ids.tolist() == template_ids(tokenizer, CONVERSATIONS[conversation], tools)
 
 
-@pytest.mark.parametrize("conversation", ["a question", "one call", "thinking before and after a second question"])
-def test_a_prompt_without_thinking_has_the_ids_of_the_template(built: Built, conversation: str) -> None:
+@pytest.mark.parametrize(
+    "conversation", ["a question", "one call", "thinking before and after a second question"]
+)
+def test_a_prompt_without_thinking_has_the_ids_of_the_template(
+    built: Built, conversation: str
+) -> None:
     renderer, tokenizer = built("qwen3", enable_thinking=False)
     (segment,) = renderer.prompt(CONVERSATIONS[conversation], (PYTHON,))
-    expected = template_ids(tokenizer, CONVERSATIONS[conversation], (PYTHON,), enable_thinking=False)
+    expected = template_ids(
+        tokenizer, CONVERSATIONS[conversation], (PYTHON,), enable_thinking=False
+    )
     assert segment.token_ids.tolist() == expected
 
 
@@ -113,7 +142,9 @@ EPISODES = {
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("episode", EPISODES)
-def test_prompt_and_target_and_extend_make_the_sequence_of_the_template(built: Built, name: str, episode: str) -> None:
+def test_prompt_and_target_and_extend_make_the_sequence_of_the_template(
+    built: Built, name: str, episode: str
+) -> None:
     renderer, tokenizer = built(name)
     before, turn, after = EPISODES[episode]
     prompt, target = renderer.prompt(before, (PYTHON,)), renderer.target(turn)
@@ -130,7 +161,9 @@ def test_prompt_and_target_and_extend_make_the_sequence_of_the_template(built: B
     assert concat_ids([*prompt, target, *more]).tolist() == expected
 
 
-def test_qwen3_keeps_thinking_across_a_tools_response_and_drops_it_before_a_user(built: Built) -> None:
+def test_qwen3_keeps_thinking_across_a_tools_response_and_drops_it_before_a_user(
+    built: Built,
+) -> None:
     renderer, _ = built("qwen3")
     turn = renderer.target(call("x", reasoning_content="I run it.")).token_ids
     assert renderer.extend(turn, (tool("1"),)) is not None
@@ -138,7 +171,9 @@ def test_qwen3_keeps_thinking_across_a_tools_response_and_drops_it_before_a_user
     assert renderer.extend(turn, (tool("1"), user("Go on."))) is None
 
 
-def test_qwen3_starts_anew_where_the_template_drops_the_empty_block_that_it_wrote_itself(built: Built) -> None:
+def test_qwen3_starts_anew_where_the_template_drops_the_empty_block_that_it_wrote_itself(
+    built: Built,
+) -> None:
     renderer, _ = built("qwen3", enable_thinking=False)
     turn = renderer.target(call("x")).token_ids
     assert renderer.extend(turn, (tool("1"),)) is None
@@ -185,7 +220,9 @@ def test_an_end_of_turn_that_was_not_sampled_is_scaffold(chatml: ChatMLRenderer)
     assert cut[0].token_ids.tolist() == [int(whole[-1]), *ended[0].token_ids.tolist()]
 
 
-def test_a_completion_that_ended_the_document_still_gets_its_end_of_turn(chatml: ChatMLRenderer) -> None:
+def test_a_completion_that_ended_the_document_still_gets_its_end_of_turn(
+    chatml: ChatMLRenderer,
+) -> None:
     end_of_turn, end_of_document = chatml.stop_token_ids
     more = chatml.extend(np.asarray([end_of_document], dtype=np.int32), (user("?"),))
     assert more is not None
@@ -245,7 +282,11 @@ def test_content_that_is_no_text_is_refused(chatml: ChatMLRenderer) -> None:
 
 
 def test_arguments_given_as_text_are_refused(chatml: ChatMLRenderer) -> None:
-    wrong: Any = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
+    wrong: Any = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}],
+    }
     with pytest.raises(DataError, match=r"json\.loads"):
         chatml.target(wrong)
 
@@ -256,7 +297,9 @@ def test_arguments_given_as_text_are_refused(chatml: ChatMLRenderer) -> None:
         (
             "qwen2_5",
             None,
-            ChatMLStyle(default_system="You are Qwen, created by Alibaba Cloud. You are a helpful assistant."),
+            ChatMLStyle(
+                default_system="You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+            ),
         ),
         ("qwen3", None, ChatMLStyle(thinking=True)),
         ("qwen3", False, ChatMLStyle(thinking=True, generation_prefix="<think>\n\n</think>\n\n")),

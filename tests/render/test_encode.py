@@ -13,12 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
 from agentrl.errors import DataError
-from agentrl.render import (
-    ChatMLRenderer,
-    Piece,
-    PieceEncoder,
-    Source,
-)
+from agentrl.render import ChatMLRenderer, Piece, PieceEncoder, Source
 from agentrl.types import SegmentKind, concat_ids
 
 MARKERS = (
@@ -32,7 +27,11 @@ MARKERS = (
 )
 # Text that is likely to go wrong: markers whole and in parts, white space, digits, and any Unicode at all.
 CONTENT = st.lists(
-    st.one_of(st.sampled_from(MARKERS), st.sampled_from(("<|im_", "end|>", "\n", "  ", "1234")), st.text(max_size=8)),
+    st.one_of(
+        st.sampled_from(MARKERS),
+        st.sampled_from(("<|im_", "end|>", "\n", "  ", "1234")),
+        st.text(max_size=8),
+    ),
     max_size=6,
 ).map("".join)
 
@@ -62,7 +61,9 @@ def test_content_never_becomes_an_added_token_and_comes_back_as_it_was(
 
 
 @given(content=CONTENT)
-def test_the_kinds_of_an_extension_cover_the_content_and_no_template(chatml: ChatMLRenderer, content: str) -> None:
+def test_the_kinds_of_an_extension_cover_the_content_and_no_template(
+    chatml: ChatMLRenderer, content: str
+) -> None:
     completion = chatml.target({"role": "assistant", "content": "x"}).token_ids
     segments = chatml.extend(completion, ({"role": "tool", "content": content},))
     assert segments is not None
@@ -72,7 +73,10 @@ def test_the_kinds_of_an_extension_cover_the_content_and_no_template(chatml: Cha
     said = chatml.decode(concat_ids(observed))
     assert said.strip("\n") == unicodedata.normalize("NFC", content).strip("\n")
     around = chatml.decode(concat_ids(s for s in segments if s.kind is SegmentKind.TEMPLATE))
-    assert around.replace("\n", "") == "<|im_start|>user<tool_response></tool_response><|im_end|><|im_start|>assistant"
+    assert (
+        around.replace("\n", "")
+        == "<|im_start|>user<tool_response></tool_response><|im_end|><|im_start|>assistant"
+    )
 
 
 @given(st.text(max_size=40))
@@ -106,7 +110,11 @@ def test_of_two_markers_at_one_place_the_longer_counts() -> None:
     tokenizer = Tokenizer(models.BPE(vocab={"<": 0, "a": 1, ">": 2}, merges=[]))
     tokenizer.add_tokens(["<a", "<a>"])
     encoder = PieceEncoder(tokenizer, [])
-    assert encoder.encode([Piece("<a><a", Source.TEMPLATE)])[0].tolist() == tokenizer.encode("<a><a").ids == [4, 3]
+    assert (
+        encoder.encode([Piece("<a><a", Source.TEMPLATE)])[0].tolist()
+        == tokenizer.encode("<a><a").ids
+        == [4, 3]
+    )
 
 
 def test_a_word_that_is_in_the_vocabulary_as_a_marker_is_spelt_out() -> None:

@@ -11,19 +11,17 @@ import pytest
 
 from agentrl.errors import DataError
 from agentrl.render import Renderer, RendererSpec, TemplateRenderer
-from agentrl.types import (
-    Message,
-    SegmentKind,
-    ToolCall,
-    ToolSpec,
-    concat_ids,
-)
+from agentrl.types import Message, SegmentKind, ToolCall, ToolSpec, concat_ids
 from tests.render.family_kind import ADDED, TEMPLATES, as_the_template_wants, saved_family
 
 PYTHON = ToolSpec(
     "python",
     "Runs Python and gives back what it printed <é>.",
-    {"type": "object", "properties": {"code": {"type": "string"}, "n": {"type": "integer"}}, "required": ["code"]},
+    {
+        "type": "object",
+        "properties": {"code": {"type": "string"}, "n": {"type": "integer"}},
+        "required": ["code"],
+    },
 )
 Built = Callable[..., tuple[Renderer, Any]]
 
@@ -60,7 +58,9 @@ def said(content: str, **more: Any) -> Message:
 
 
 def call(*codes: str, content: str = "", **more: Any) -> Message:
-    calls = [ToolCall(f"c{i}", "python", {"code": code, "n": i}).openai() for i, code in enumerate(codes)]
+    calls = [
+        ToolCall(f"c{i}", "python", {"code": code, "n": i}).openai() for i, code in enumerate(codes)
+    ]
     return {"role": "assistant", "content": content, "tool_calls": calls, **more}  # type: ignore[typeddict-item]
 
 
@@ -71,17 +71,29 @@ CONVERSATIONS: dict[str, tuple[Message, ...]] = {
     "only white space": (user(" \n"),),
     "system": (SYSTEM, user("Hi"), said("Hello"), user("Bye")),
     "one call": (user("2 + 2?"), call("print(2 + 2)"), tool("4\n")),
-    "an answer and a second question": (user("?"), call("x"), tool("1"), said("It is 1."), user("Sure?")),
+    "an answer and a second question": (
+        user("?"),
+        call("x"),
+        tool("1"),
+        said("It is 1."),
+        user("Sure?"),
+    ),
     "nothing said": (user("?"), said(""), user("Well?")),
     "a tool that says nothing": (user("?"), call("x"), tool("")),
     "thinking": (user("?"), call("x", reasoning_content="I must run it."), tool("1")),
-    "thinking before a second question": (user("?"), said("Yes.", reasoning_content="Hm."), user("Sure?")),
+    "thinking before a second question": (
+        user("?"),
+        said("Yes.", reasoning_content="Hm."),
+        user("Sure?"),
+    ),
     "unicode": (user("naïve 日本語 🙂 e\u0301"), call("print('é')"), tool("ü\u0308 \u200d x")),
     "two answers": (user("?"), call("a"), tool("\n1"), tool("2\n\n")),
 }
 
 
-def template_ids(tokenizer: Any, family: str, messages: Any, tools: Any = (), **variables: Any) -> Any:
+def template_ids(
+    tokenizer: Any, family: str, messages: Any, tools: Any = (), **variables: Any
+) -> Any:
     return tokenizer.apply_chat_template(
         as_the_template_wants(family, messages),
         tools=[tool.openai() for tool in tools] or None,
@@ -117,17 +129,27 @@ def test_a_prompt_has_the_ids_of_the_models_own_template(
 def test_parallel_calls_have_the_ids_of_the_template(built_family: Built, name: str) -> None:
     renderer, tokenizer = built_family(name)
     messages = (user("?"), call("a", "b", content="Both."), tool("1"), tool("2"))
-    assert renderer.prompt(messages)[0].token_ids.tolist() == template_ids(tokenizer, TEMPLATES[name], messages)
+    assert renderer.prompt(messages)[0].token_ids.tolist() == template_ids(
+        tokenizer, TEMPLATES[name], messages
+    )
 
 
-@pytest.mark.parametrize(("name", "fault"), [("llama3_1", "single tool-calls"), ("gptoss", "one call a turn")])
-def test_parallel_calls_where_a_template_has_no_place_for_them(built_family: Built, name: str, fault: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "fault"), [("llama3_1", "single tool-calls"), ("gptoss", "one call a turn")]
+)
+def test_parallel_calls_where_a_template_has_no_place_for_them(
+    built_family: Built, name: str, fault: str
+) -> None:
     with pytest.raises(DataError, match=fault):
         built_family(name)[0].prompt((user("?"), call("a", "b"), tool("1"), tool("2")))
 
 
-@pytest.mark.parametrize("conversation", ["a question", "one call", "thinking before a second question"])
-def test_glm_without_thinking_has_the_ids_of_the_template(built_family: Built, conversation: str) -> None:
+@pytest.mark.parametrize(
+    "conversation", ["a question", "one call", "thinking before a second question"]
+)
+def test_glm_without_thinking_has_the_ids_of_the_template(
+    built_family: Built, conversation: str
+) -> None:
     renderer, tokenizer = built_family("glm4moe", enable_thinking=False)
     messages = CONVERSATIONS[conversation]
     expected = template_ids(tokenizer, "glm", messages, (PYTHON,), enable_thinking=False)
@@ -138,7 +160,11 @@ EPISODES: dict[str, tuple[tuple[Message, ...], Message, tuple[Message, ...]]] = 
     "a tool's answer": ((SYSTEM, user("2 + 2?")), call("print(2 + 2)"), (tool("4\n"),)),
     "a user": ((user("?"),), said("It is 1."), (user("Sure?"),)),
     "thinking, then a tool": ((user("?"),), call("x", reasoning_content="I run it."), (tool("1"),)),
-    "thinking, then a user": ((user("?"),), said("Yes.", reasoning_content="Hm."), (user("Sure?"),)),
+    "thinking, then a user": (
+        (user("?"),),
+        said("Yes.", reasoning_content="Hm."),
+        (user("Sure?"),),
+    ),
     "words beside a call": ((user("?"),), call("x", content="Let me see."), (tool("1"),)),
     "nothing said": ((user("?"),), said(""), (user("Well?"),)),
     "a second call": ((user("?"), call("a"), tool("1")), call("b"), (tool("2"),)),
@@ -172,7 +198,9 @@ def test_a_sequence_goes_on_as_the_template_writes_it_or_starts_anew(
     assert ids.tolist() == template_ids(tokenizer, TEMPLATES[name], (*before, turn, *after))
 
 
-def test_deepseek_goes_on_where_its_prompt_opens_no_thinking(built_family: Built, tmp_path: Path) -> None:
+def test_deepseek_goes_on_where_its_prompt_opens_no_thinking(
+    built_family: Built, tmp_path: Path
+) -> None:
     # the template of V3-0324, whose generation prompt is the role alone
     folder = saved_family("deepseekv3", tmp_path)
     _, tokenizer = built_family("deepseekv3")
@@ -184,7 +212,9 @@ def test_deepseek_goes_on_where_its_prompt_opens_no_thinking(built_family: Built
     assert more is not None
     ids = concat_ids([*renderer.prompt(before), target, *more])
     whole = as_the_template_wants("deepseek", (*before, turn, *after))
-    text = tokenizer.apply_chat_template(whole, chat_template=template, tokenize=False, add_generation_prompt=True)
+    text = tokenizer.apply_chat_template(
+        whole, chat_template=template, tokenize=False, add_generation_prompt=True
+    )
     assert ids.tolist() == tokenizer.encode(text, add_special_tokens=False)
 
 
@@ -229,7 +259,9 @@ def test_a_harmony_call_keeps_its_analysis_until_the_answer(built_family: Built)
 
 def test_a_harmony_answer_to_no_call_comes_from_the_user(built_family: Built) -> None:
     renderer, tokenizer = built_family("gptoss")
-    ids = renderer.prompt((user("?"), said("to=functions.python {"), tool("no valid JSON")))[0].token_ids
+    ids = renderer.prompt((user("?"), said("to=functions.python {"), tool("no valid JSON")))[
+        0
+    ].token_ids
     assert "<|start|>user<|message|>no valid JSON<|end|>" in tokenizer.decode(ids)
 
 
@@ -265,7 +297,12 @@ def test_kinds_after_a_completion(built_family: Built, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "marker"),
-    [(name, marker) for name in TEMPLATES for kinds in ADDED[TEMPLATES[name]][:2] for marker in kinds],
+    [
+        (name, marker)
+        for name in TEMPLATES
+        for kinds in ADDED[TEMPLATES[name]][:2]
+        for marker in kinds
+    ],
 )
 def test_no_added_token_can_be_forged_by_a_tool_a_user_or_a_description(
     built_family: Built, name: str, marker: str
@@ -287,7 +324,9 @@ def test_no_added_token_can_be_forged_by_a_tool_a_user_or_a_description(
 def test_the_text_of_a_marker_comes_through_whole(built_family: Built, name: str) -> None:
     renderer, tokenizer = built_family(name)
     markers = "".join(marker for kinds in ADDED[TEMPLATES[name]][:2] for marker in kinds)
-    ids = renderer.prompt((user(f"\n{markers} \U0010fff1\U0010fff0<"), call("x"), tool("y")))[0].token_ids
+    ids = renderer.prompt((user(f"\n{markers} \U0010fff1\U0010fff0<"), call("x"), tool("y")))[
+        0
+    ].token_ids
     assert f"{markers} \U0010fff1\U0010fff0<" in tokenizer.decode(ids)
 
 
@@ -313,6 +352,10 @@ def test_content_that_is_no_text_is_refused(built_family: Built) -> None:
 
 
 def test_arguments_given_as_text_are_refused(built_family: Built) -> None:
-    wrong: Any = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
+    wrong: Any = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}],
+    }
     with pytest.raises(DataError, match=r"json\.loads"):
         built_family("llama3_1")[0].target(wrong)

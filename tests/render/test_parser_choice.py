@@ -46,7 +46,9 @@ def test_a_parser_that_is_named_is_taken(built: Callable[..., Any]) -> None:
     assert isinstance(parser_for(built("qwen3")[0], "glm"), GLMParser)
 
 
-def test_a_template_without_calls_needs_none(built: Callable[..., Any], model_folder: Callable[[str], Path]) -> None:
+def test_a_template_without_calls_needs_none(
+    built: Callable[..., Any], model_folder: Callable[[str], Path]
+) -> None:
     template = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -63,12 +65,15 @@ def test_calls_that_no_parser_reads_are_refused(model_folder: Callable[[str], Pa
     )
     renderer = RendererSpec(str(model_folder("qwen3")), chat_template=template).build()
     with pytest.raises(
-        ConfigError, match=r"finds no parser for the calls .*CALL probe_tool WITH.*package\.module:Class"
+        ConfigError,
+        match=r"finds no parser for the calls .*CALL probe_tool WITH.*package\.module:Class",
     ):
         parser_for(renderer)
 
 
-def test_a_template_that_tells_of_tools_and_writes_no_calls_is_refused(model_folder: Callable[[str], Path]) -> None:
+def test_a_template_that_tells_of_tools_and_writes_no_calls_is_refused(
+    model_folder: Callable[[str], Path],
+) -> None:
     template = (
         "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}"
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -13,12 +13,7 @@ from agentrl.errors import DataError
 from agentrl.metrics import rollout_metrics
 from agentrl.render.retokenize import changed_tokens
 from agentrl.rollouts import run_episode
-from agentrl.types import (
-    Message,
-    Segment,
-    ToolSpec,
-    TrajectoryGroup,
-)
+from agentrl.types import Message, Segment, ToolSpec, TrajectoryGroup
 from tests.rollouts.bytewise import (
     KEY,
     TASK,
@@ -52,7 +47,9 @@ def ints(*values: int) -> npt.NDArray[np.int32]:
         ((), (1,), 1),
     ],
 )
-def test_changed_tokens_lie_between_what_agrees(recorded: tuple[int, ...], anew: tuple[int, ...], changed: int) -> None:
+def test_changed_tokens_lie_between_what_agrees(
+    recorded: tuple[int, ...], anew: tuple[int, ...], changed: int
+) -> None:
     assert changed_tokens(ints(*recorded), ints(*anew)) == changed
 
 
@@ -88,12 +85,16 @@ async def test_a_history_that_the_template_would_write_otherwise_is_seen() -> No
 
 async def test_a_conversation_that_the_template_cannot_write_is_all_changed() -> None:
     class Refusing(BytewiseRenderer):
-        def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> tuple[Segment, ...]:
+        def prompt(
+            self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
+        ) -> tuple[Segment, ...]:
             if len(messages) > 1:
                 raise DataError("one message at most")
             return super().prompt(messages, tools)
 
-    trajectory = await play([say(call("add", a=1, b=2)), say("3")], tools=[add], renderer=Refusing())
+    trajectory = await play(
+        [say(call("add", a=1, b=2)), say("3")], tools=[add], renderer=Refusing()
+    )
     assert str(trajectory.status) == "terminated"
     assert trajectory.info["template_frac"] == 1.0
 

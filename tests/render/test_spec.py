@@ -42,7 +42,9 @@ def test_a_folder_that_does_not_exist(tmp_path: Path) -> None:
 
 def test_a_model_without_a_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(DataError, match=r"has no tokenizer: tokenizer.json and tokenizer_config.json missing; copy"):
+    with pytest.raises(
+        DataError, match=r"has no tokenizer: tokenizer.json and tokenizer_config.json missing; copy"
+    ):
         RendererSpec(str(tmp_path)).build()
 
 
@@ -111,7 +113,9 @@ def test_auto_takes_a_template_of_no_known_family_as_it_is(base_model: str) -> N
 
 def test_a_template_without_tools_is_not_given_any(base_model: str) -> None:
     renderer = RendererSpec(base_model, chat_template=NO_TOOLS).build()
-    with pytest.raises(DataError, match=r"does not tell the model of its tools.*env\.announce_tools: false"):
+    with pytest.raises(
+        DataError, match=r"does not tell the model of its tools.*env\.announce_tools: false"
+    ):
         renderer.prompt(({"role": "user", "content": "Hi"},), (ToolSpec("f", "Does.", {}),))
 
 
@@ -122,13 +126,17 @@ def test_a_template_whose_turns_have_no_end_is_refused(base_model: str) -> None:
 
 
 def test_a_template_that_changes_what_is_said_is_refused(base_model: str) -> None:
-    template = NO_TOOLS.replace("{{ m.content }}", "{{ m.content | replace(' in ', ' IN ') }}{{ m.content | length }}")
+    template = NO_TOOLS.replace(
+        "{{ m.content }}", "{{ m.content | replace(' in ', ' IN ') }}{{ m.content | length }}"
+    )
     with pytest.raises(ConfigError, match="changes what is said in a message"):
         RendererSpec(base_model, chat_template=template).build()
 
 
 def test_a_template_that_leaves_out_what_is_said_is_refused(base_model: str) -> None:
-    template = NO_TOOLS.replace("{{ m.content }}", "{% for part in m.content %}{{ part.text }}{% endfor %}")
+    template = NO_TOOLS.replace(
+        "{{ m.content }}", "{% for part in m.content %}{{ part.text }}{% endfor %}"
+    )
     with pytest.raises(ConfigError, match="leaves out what is said"):
         RendererSpec(base_model, chat_template=template).build()
 
@@ -140,7 +148,9 @@ def test_a_template_that_tears_a_message_apart_is_refused_when_it_does(base_mode
         renderer.prompt(({"role": "user", "content": "x" * 60},))
 
 
-@pytest.mark.parametrize("fault", ["{{ raise_exception('no more') }}", "{{ 1 + 'a' }}", "{% endif %}"])
+@pytest.mark.parametrize(
+    "fault", ["{{ raise_exception('no more') }}", "{{ 1 + 'a' }}", "{% endif %}"]
+)
 def test_a_template_that_fails(base_model: str, fault: str) -> None:
     with pytest.raises(ConfigError, match=r"cannot render a conversation of user.* turns.*mend it"):
         RendererSpec(base_model, chat_template=fault + real_template("qwen3_instruct")).build()
@@ -149,7 +159,9 @@ def test_a_template_that_fails(base_model: str, fault: str) -> None:
 @pytest.mark.parametrize("fault", ["{{ raise_exception('no tools here') }}", "{{ 1 + 'a' }}"])
 def test_a_template_that_fails_on_tools_is_not_of_the_family(base_model: str, fault: str) -> None:
     template = "{%- if tools %}" + fault + "{%- endif %}" + real_template("qwen3_instruct")
-    with pytest.raises(ConfigError, match=r"cannot render a conversation of user.* turns with tools"):
+    with pytest.raises(
+        ConfigError, match=r"cannot render a conversation of user.* turns with tools"
+    ):
         RendererSpec(base_model, family="chatml", chat_template=template).build()
 
 
@@ -157,24 +169,32 @@ def test_a_tokenizer_whose_markers_swallow_white_space(tmp_path: Path) -> None:
     from tokenizers import AddedToken
 
     tokenizer = trained_tokenizer(ORDINARY["qwen3"], special=SPECIAL[:2])
-    tokenizer.add_tokens([AddedToken("<|im_end|>", rstrip=True, normalized=False)], special_tokens=True)
+    tokenizer.add_tokens(
+        [AddedToken("<|im_end|>", rstrip=True, normalized=False)], special_tokens=True
+    )
     folder = saved(tokenizer, tmp_path, real_template("qwen3_instruct"))
     with pytest.raises(DataError, match="strip white space"):
         RendererSpec(folder).build()
 
 
 def test_an_unknown_family(base_model: str) -> None:
-    with pytest.raises(ConfigError, match=r"model\.renderer must be auto, chatml, llama, .*, generic, got 'lama'"):
+    with pytest.raises(
+        ConfigError, match=r"model\.renderer must be auto, chatml, llama, .*, generic, got 'lama'"
+    ):
         RendererSpec(base_model, family="lama").build()
 
 
 def test_a_family_whose_signs_are_missing(model_folder: Folder) -> None:
     with pytest.raises(
-        ConfigError, match=r"model\.renderer: llama needs <\|start_header_id\|>, .* in the chat template"
+        ConfigError,
+        match=r"model\.renderer: llama needs <\|start_header_id\|>, .* in the chat template",
     ):
         RendererSpec(str(model_folder("qwen3")), family="llama").build()
 
 
 def test_plain_chatml_is_not_rendered_by_another_family(base_model: str) -> None:
-    with pytest.raises(ConfigError, match=r"chat_template: chatml is rendered by model\.renderer: chatml, got 'glm'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"chat_template: chatml is rendered by model\.renderer: chatml, got 'glm'",
+    ):
         RendererSpec(base_model, family="glm", chat_template="chatml").build()

@@ -41,7 +41,10 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def parts(*given: str | bytes) -> list[dict[str, Any]]:
     return [
-        {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "image": part} for part in given
+        {"type": "text", "text": part}
+        if isinstance(part, str)
+        else {"type": "image", "image": part}
+        for part in given
     ]
 
 
@@ -57,7 +60,9 @@ def test_an_image_becomes_as_many_placeholders_as_its_grid_has_cells(made: Made)
     renderer, tokenizer = made
     # 84 x 56 pixels are a grid of 6 x 4 patches of 14, merged by 2 x 2: 6 tokens
     segments = renderer.prompt(asked("What is ", picture(84, 56), "?"))
-    expected = "user\nWhat is <|vision_start|>" + "<|image_pad|>" * 6 + "<|vision_end|>?<|im_end|>\n"
+    expected = (
+        "user\nWhat is <|vision_start|>" + "<|image_pad|>" * 6 + "<|vision_end|>?<|im_end|>\n"
+    )
     assert expected in shown(tokenizer, segments)
 
 
@@ -75,7 +80,9 @@ def test_ids_are_those_of_the_template_with_each_placeholder_expanded(made: Made
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl"])
 def test_ids_are_those_that_the_models_own_template_gives(name: str, tmp_path: Path) -> None:
     tokenizer = write_vision_tokenizer(tmp_path, template_text(name))
-    tools = (LOOK,) if name == "qwen3_vl" else ()  # the template of Qwen2.5-VL has no place for tools
+    tools = (
+        (LOOK,) if name == "qwen3_vl" else ()
+    )  # the template of Qwen2.5-VL has no place for tools
     answered: Any = {"role": "tool", "content": parts("It is ", picture(28, 28, seed=1))}
     conversation = with_images(
         [
@@ -94,7 +101,9 @@ def test_ids_are_those_that_the_models_own_template_gives(name: str, tmp_path: P
     )
     placeholder = tokenizer.convert_tokens_to_ids("<|image_pad|>")
     counts = iter([6, 1])
-    expanded = [i for token in theirs for i in ([token] * next(counts) if token == placeholder else [token])]
+    expanded = [
+        i for token in theirs for i in ([token] * next(counts) if token == placeholder else [token])
+    ]
     assert segment.token_ids.tolist() == expanded
 
 
@@ -109,7 +118,11 @@ def test_media_names_each_image_and_where_it_is(made: Made) -> None:
     placeholder = tokenizer.convert_tokens_to_ids("<|image_pad|>")
     for span in segment.media:
         assert set(segment.token_ids[span.start : span.start + span.num_tokens]) == {placeholder}
-        assert segment.token_ids[span.start - 1] != placeholder != segment.token_ids[span.start + span.num_tokens]
+        assert (
+            segment.token_ids[span.start - 1]
+            != placeholder
+            != segment.token_ids[span.start + span.num_tokens]
+        )
 
 
 def test_an_image_in_an_observation_is_an_observation(made: Made) -> None:
@@ -129,7 +142,9 @@ def test_an_image_of_a_tool_stands_in_its_response(tmp_path: Path) -> None:
     tokenizer = write_vision_tokenizer(tmp_path)
     renderer = RendererSpec(str(tmp_path), chat_template="chatml").build()
     answered = asked("It is", picture(28, 28), role="tool")
-    segments = renderer.extend(np.asarray([tokenizer.convert_tokens_to_ids("<|im_end|>")], np.int32), answered)
+    segments = renderer.extend(
+        np.asarray([tokenizer.convert_tokens_to_ids("<|im_end|>")], np.int32), answered
+    )
     assert segments is not None
     assert shown(tokenizer, segments) == (
         "\n<|im_start|>user\n<tool_response>\nIt is<|vision_start|><|image_pad|><|vision_end|>\n</tool_response>"
@@ -156,7 +171,9 @@ def test_text_that_looks_like_an_image_is_none(made: Made) -> None:
         max_size=7,
     )
 )
-def test_fuzzed_parts_never_forge_or_lose_an_image(made: Made, given_parts: list[str | bytes]) -> None:
+def test_fuzzed_parts_never_forge_or_lose_an_image(
+    made: Made, given_parts: list[str | bytes]
+) -> None:
     renderer, tokenizer = made
     history = (*asked("Look."), {"role": "assistant", "content": "Yes."})
     completion = tokenizer.encode("Yes.<|im_end|>", return_tensors="np")[0].astype(np.int32)
@@ -181,14 +198,18 @@ def test_a_model_of_text_alone_refuses_images_by_name(chatml: Renderer) -> None:
 
 
 def test_a_template_without_a_place_for_images_is_named(tmp_path: Path) -> None:
-    template = template_text("qwen2_5_vl").replace("<|vision_start|><|image_pad|><|vision_end|>", "")
+    template = template_text("qwen2_5_vl").replace(
+        "<|vision_start|><|image_pad|><|vision_end|>", ""
+    )
     write_vision_tokenizer(tmp_path, template)
     with pytest.raises(DataError, match="writes 0 placeholders for 1 images"):
         RendererSpec(str(tmp_path)).build().prompt(asked("?", picture()))
 
 
 def test_an_image_too_long_for_the_processor_is_named(made: Made) -> None:
-    with pytest.raises(DataError, match=r"image 2010x10, .* cannot be shown to the model: .*crop it"):
+    with pytest.raises(
+        DataError, match=r"image 2010x10, .* cannot be shown to the model: .*crop it"
+    ):
         made[0].prompt(asked(picture(2010, 10)))
 
 

@@ -14,13 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.engines.scripted import ScriptedEngine
-from agentrl.envs import (
-    EnvSpec,
-    EpisodeView,
-    RewardFn,
-    Rubric,
-    ToolEnv,
-)
+from agentrl.envs import EnvSpec, EpisodeView, RewardFn, Rubric, ToolEnv
 from agentrl.rollouts import (
     EpisodeContext,
     EpisodeKey,
@@ -31,15 +25,7 @@ from agentrl.rollouts import (
 )
 from agentrl.tools import tool
 from agentrl.tools.parsers import load_parser
-from agentrl.types import (
-    Message,
-    SamplingParams,
-    Segment,
-    SegmentKind,
-    Task,
-    ToolSpec,
-    Trajectory,
-)
+from agentrl.types import Message, SamplingParams, Segment, SegmentKind, Task, ToolSpec, Trajectory
 
 END, SYSTEM, USER, ASSISTANT, TOOL = range(256, 261)
 VOCAB = 261
@@ -54,7 +40,9 @@ Part = TypeVar("Part")
 
 def ids(*parts: str | int) -> list[int]:
     """Bytes of the texts, and markers as they are."""
-    return [token for part in parts for token in ([part] if isinstance(part, int) else part.encode())]
+    return [
+        token for part in parts for token in ([part] if isinstance(part, int) else part.encode())
+    ]
 
 
 def say(text: str) -> list[int]:
@@ -89,7 +77,9 @@ class BytewiseRenderer:
     def __init__(self, *, rewrites: bool = False) -> None:
         self._rewrites = rewrites
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> tuple[Segment, ...]:
+    def prompt(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
+    ) -> tuple[Segment, ...]:
         opening = [f"[{tool.name}]" for tool in tools]
         body = [token for m in messages for token in (MARKERS[m["role"]], *ids(self._text(m)), END)]
         return (_segment(PROMPT, ids(*opening) + body + [ASSISTANT]),)
@@ -128,7 +118,9 @@ class BytewiseRenderer:
     @staticmethod
     def _text(message: Message) -> str:
         calls = [entry["function"] for entry in message.get("tool_calls", ())]
-        return str(message["content"]) + "".join(call(entry["name"], **entry["arguments"]) for entry in calls)
+        return str(message["content"]) + "".join(
+            call(entry["name"], **entry["arguments"]) for entry in calls
+        )
 
 
 def _segment(kind: SegmentKind, tokens: list[int]) -> Segment:
@@ -194,14 +186,18 @@ def scripted(script: Any, **settings: Any) -> ScriptedEngine:
 
 
 def context_of(spec: RolloutSpec, engine: Any) -> EpisodeContext:
-    return EpisodeContext(spec, engine, spec.renderer.build(), load_parser(spec.parser), spec.rubric.build())
+    return EpisodeContext(
+        spec, engine, spec.renderer.build(), load_parser(spec.parser), spec.rubric.build()
+    )
 
 
 TASK = Task("t", ({"role": "user", "content": "hi"},))
-KEY = EpisodeKey(draw=4, sibling=1)
+KEY = EpisodeKey(group_index=4, rollout_index=1)
 
 
-async def play(script: Any, *, task: Task = TASK, key: EpisodeKey = KEY, **settings: Any) -> Trajectory:
+async def play(
+    script: Any, *, task: Task = TASK, key: EpisodeKey = KEY, **settings: Any
+) -> Trajectory:
     """One episode; ``script`` is a ScriptedEngine or what one is made of."""
     own = {name: settings.pop(name) for name in ("previous", "sampling") if name in settings}
     engine = script if hasattr(script, "generate") else scripted(script)
@@ -210,7 +206,10 @@ async def play(script: Any, *, task: Task = TASK, key: EpisodeKey = KEY, **setti
 
 def laid_out(trajectory: Trajectory) -> list[list[tuple[str, list[int]]]]:
     """The kinds and ids of each turn's segments."""
-    return [[(segment.kind.name, segment.token_ids.tolist()) for segment in turn.segments] for turn in trajectory.turns]
+    return [
+        [(segment.kind.name, segment.token_ids.tolist()) for segment in turn.segments]
+        for turn in trajectory.turns
+    ]
 
 
 @dataclass

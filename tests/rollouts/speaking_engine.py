@@ -22,7 +22,12 @@ class SpeakingEngine(ScriptedEngine):
     """
 
     def __init__(
-        self, script: Any, pace: Callable[[int], Awaitable[object]] | None = None, *, mishear: int = 0, **settings: Any
+        self,
+        script: Any,
+        pace: Callable[[int], Awaitable[object]] | None = None,
+        *,
+        mishear: int = 0,
+        **settings: Any,
     ) -> None:
         super().__init__(script, **{"vocab_size": MODEL_VOCAB} | settings)
         self._pace = pace
@@ -31,7 +36,9 @@ class SpeakingEngine(ScriptedEngine):
     async def generate(self, request: GenerateRequest) -> Completion:
         completion = await super().generate(request)
         ids = concat_ids(completion.segments)
-        logprobs = np.concatenate([np.zeros(0, np.float32), *(s.logprobs for s in completion.segments)])  # type: ignore[list-item]
+        logprobs = np.concatenate(
+            [np.zeros(0, np.float32), *(s.logprobs for s in completion.segments)]
+        )  # type: ignore[list-item]
         for n in range(ids.size - 1):
             if request.on_tokens is not None:
                 request.on_tokens(ids[n : n + 1] + self._mishear, logprobs[n : n + 1])

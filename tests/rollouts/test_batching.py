@@ -42,21 +42,27 @@ def turn(
 ) -> Turn:
     sampling = None if temperature is None else SamplingParams(9, temperature=temperature)
     message = {"role": "assistant", "content": ""}
-    return Turn(index, parent, tuple(context), tuple(completion), "", message, sampling=sampling, **more)  # type: ignore[arg-type]
+    return Turn(
+        index, parent, tuple(context), tuple(completion), "", message, sampling=sampling, **more
+    )  # type: ignore[arg-type]
 
 
-def trajectory(turns: list[Turn], *, draw: int = 0, sibling: int = 0, **more: Any) -> Trajectory:
+def trajectory(
+    turns: list[Turn], *, group_index: int = 0, rollout_index: int = 0, **more: Any
+) -> Trajectory:
     settings: dict[str, Any] = {"status": Status("terminated"), "reward": 1.0} | more
-    return Trajectory(TASK, draw, sibling, 0, "train", tuple(turns), **settings)
+    return Trajectory(TASK, group_index, rollout_index, 0, "train", tuple(turns), **settings)
 
 
 def group(*trajectories: Trajectory) -> TrajectoryGroup:
-    return TrajectoryGroup(trajectories[0].draw, TASK, trajectories)
+    return TrajectoryGroup(trajectories[0].group_index, TASK, trajectories)
 
 
 def linear(**more: Any) -> Trajectory:
     """prompt 1 2, sampled 3 4; then an observation 5, scaffold 6, sampled 7 by two versions of the policy, and 8."""
-    first = turn(0, None, [seg(PROMPT, [1, 2])], [seg(POLICY, [3, 4])], rewards={"step": 0.5}, state_key="0a")
+    first = turn(
+        0, None, [seg(PROMPT, [1, 2])], [seg(POLICY, [3, 4])], rewards={"step": 0.5}, state_key="0a"
+    )
     second = turn(
         1,
         0,
@@ -74,8 +80,8 @@ def credit(*values: float) -> np.ndarray:
 def test_the_columns_of_two_trajectories() -> None:
     other = trajectory(
         [turn(0, None, [seg(PROMPT, [9])], [seg(POLICY, [10])])],
-        draw=7,
-        sibling=2,
+        group_index=7,
+        rollout_index=2,
         status=Status("truncated", "max_turns"),
         reward=0.25,
     )
@@ -95,8 +101,8 @@ def test_the_columns_of_two_trajectories() -> None:
         "turn_credit": [0, 0, 0],
         "state_key": [10, 255, 0],
         "group": [0, 1],
-        "draw": [0, 7],
-        "sibling": [0, 2],
+        "group_index": [0, 7],
+        "rollout_index": [0, 2],
         "reward": [2.0, 0.25],
         "credit": [1.5, -1.5],
         "truncated": [False, True],
@@ -121,7 +127,7 @@ def test_a_turn_on_two_paths_is_trained_in_the_first_alone() -> None:
 
 
 def test_samples_of_a_trajectory_keep_one_row_of_its_own() -> None:
-    batch = make_batch([group(branching(), linear(sibling=1))], credit=credit(1.0, 2.0))
+    batch = make_batch([group(branching(), linear(rollout_index=1))], credit=credit(1.0, 2.0))
     assert batch.trajectory.tolist() == [0, 0, 1]
     assert batch.turn_trajectory.tolist() == [0, 0, 0, 1, 1]
     assert batch.turn_index.tolist()[-8:] == [3, 3, 3, 3, 4, 4, 4, 4]
@@ -129,13 +135,19 @@ def test_samples_of_a_trajectory_keep_one_row_of_its_own() -> None:
 
 @pytest.mark.parametrize("kind", ["failed", "cancelled"])
 def test_what_failed_or_was_cancelled_is_in_no_column(kind: Any) -> None:
-    lost = linear(sibling=1, status=Status(kind, "engine"), reward=None)
+    lost = linear(rollout_index=1, status=Status(kind, "engine"), reward=None)
     batch = make_batch([group(linear(), lost)], credit=credit(1.0))
-    assert (batch.num_trajectories, batch.num_tokens, len(turns_of([group(linear(), lost)]))) == (1, 8, 2)
+    assert (batch.num_trajectories, batch.num_tokens, len(turns_of([group(linear(), lost)]))) == (
+        1,
+        8,
+        2,
+    )
 
 
 def test_other_kinds_are_trained_where_an_algorithm_asks_for_them() -> None:
-    batch = make_batch([group(linear())], credit=credit(1.0), trained={POLICY, OBSERVATION, TEMPLATE})
+    batch = make_batch(
+        [group(linear())], credit=credit(1.0), trained={POLICY, OBSERVATION, TEMPLATE}
+    )
     assert batch.loss_mask.tolist() == [0, 0, 1, 1, 1, 1, 1, 1]
 
 
@@ -148,13 +160,17 @@ def test_demonstrations_have_temperature_one() -> None:
 def test_mixed_temperatures_in_a_sequence_are_refused() -> None:
     mixed = linear()
     hotter = replace(mixed.turns[1], sampling=SamplingParams(9, temperature=0.7))
-    with pytest.raises(DataError, match=r"trajectory 0-0-0 was sampled at temperatures \[0\.5, 0\.7\]"):
+    with pytest.raises(
+        DataError, match=r"trajectory 0-0-0 was sampled at temperatures \[0\.5, 0\.7\]"
+    ):
         make_batch([group(replace(mixed, turns=(mixed.turns[0], hotter)))], credit=credit(1.0))
 
 
 def test_temperatures_may_differ_between_sequences() -> None:
     hotter = turn(0, None, [seg(PROMPT, [1])], [seg(POLICY, [2])], temperature=0.7)
-    batch = make_batch([group(linear(), trajectory([hotter], sibling=1))], credit=credit(1.0, 1.0))
+    batch = make_batch(
+        [group(linear(), trajectory([hotter], rollout_index=1))], credit=credit(1.0, 1.0)
+    )
     assert batch.temperature.tolist() == pytest.approx([0.5, 0.7])
 
 
@@ -166,7 +182,9 @@ def test_greedy_samples_are_refused() -> None:
 
 def test_a_sample_that_starts_with_no_prompt_is_refused() -> None:
     headless = trajectory([turn(0, None, [seg(TEMPLATE, [1])], [seg(POLICY, [2])])])
-    with pytest.raises(DataError, match="a sample starts with PROMPT, that of trajectory 0-0-0 with TEMPLATE"):
+    with pytest.raises(
+        DataError, match="a sample starts with PROMPT, that of trajectory 0-0-0 with TEMPLATE"
+    ):
         make_batch([group(headless)], credit=credit(1.0))
 
 
@@ -181,7 +199,7 @@ def test_credit_of_another_length_is_refused() -> None:
 
 
 def test_a_trajectory_without_tokens_keeps_its_row_and_no_sample() -> None:
-    silent = trajectory([turn(0, None, [], [])], sibling=1)
+    silent = trajectory([turn(0, None, [], [])], rollout_index=1)
     batch = make_batch([group(linear(), silent)], credit=credit(1.0, 1.0))
     assert (batch.num_trajectories, batch.num_samples) == (2, 1)
 

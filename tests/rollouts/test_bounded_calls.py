@@ -9,19 +9,17 @@ import pytest
 from agentrl.envs import Env, EnvSpec
 from agentrl.rollouts.tool_calls import bounded, num_bad_turns
 from agentrl.tools import HermesParser, tool
-from agentrl.types import (
-    Action,
-    Message,
-    Observation,
-    SamplingParams,
-    StepResult,
-    Task,
-)
+from agentrl.types import Action, Message, Observation, SamplingParams, StepResult, Task
 from tests.agent_server.served_policy import HI, serving
 from tests.rollouts.bytewise import add, call, play, say
 
 ROOM: dict[str, Any] = {
-    **{"max_turn_tokens": 10**6, "max_response_tokens": 10**6, "context_tokens": 10**6, "max_turns": 20},
+    **{
+        "max_turn_tokens": 10**6,
+        "max_response_tokens": 10**6,
+        "context_tokens": 10**6,
+        "max_turns": 20,
+    },
     "sampling": SamplingParams(max_new_tokens=10**6),
 }
 STRAY = "</tool_call>"
@@ -51,9 +49,12 @@ async def test_two_thousand_calls_of_one_turn_are_not_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "left_out"), [(call("add", a=1, b=2) * 2000, 1968), (STRAY * 3000, 2968), (STRAY * 33, 1)]
+    ("written", "left_out"),
+    [(call("add", a=1, b=2) * 2000, 1968), (STRAY * 3000, 2968), (STRAY * 33, 1)],
 )
-async def test_calls_beyond_the_limit_get_one_answer_that_counts_them(written: str, left_out: int) -> None:
+async def test_calls_beyond_the_limit_get_one_answer_that_counts_them(
+    written: str, left_out: int
+) -> None:
     turns = [say(written), say("done")]
     trajectory = await play(turns, tools=[add], **ROOM, max_calls_per_turn=32)
 
@@ -67,7 +68,9 @@ async def test_calls_beyond_the_limit_get_one_answer_that_counts_them(written: s
 
 
 async def test_as_many_calls_as_a_turn_may_make_are_all_answered() -> None:
-    trajectory = await play([say(STRAY * 32), say("done")], tools=[add], **ROOM, max_calls_per_turn=32)
+    trajectory = await play(
+        [say(STRAY * 32), say("done")], tools=[add], **ROOM, max_calls_per_turn=32
+    )
 
     told = answers(trajectory.turns[1].observed)
     assert len(told) == 32
@@ -79,7 +82,10 @@ def test_a_message_keeps_its_first_calls_and_problems_in_order() -> None:
     kept = bounded(HermesParser().parse(one + STRAY + one + STRAY + one), 3)
 
     assert [made.id for made in kept.tool_calls] == ["call_0", "call_2"]
-    assert [(found.id, found.kind) for found in kept.problems] == [("call_1", "unclosed"), ("call_3", "too_many")]
+    assert [(found.id, found.kind) for found in kept.problems] == [
+        ("call_1", "unclosed"),
+        ("call_3", "too_many"),
+    ]
     assert [entry["id"] for entry in kept.message["tool_calls"]] == ["call_0", "call_2"]
 
 
@@ -94,7 +100,9 @@ async def test_turns_in_a_row_without_a_readable_call_end_the_episode() -> None:
 
 async def test_a_readable_call_begins_the_count_anew() -> None:
     bad, good = say(STRAY), say(call("add", a=1, b=2) + STRAY)
-    trajectory = await play([bad, bad, good, bad, bad, good, say("3")], tools=[add], **ROOM, max_bad_turns=3)
+    trajectory = await play(
+        [bad, bad, good, bad, bad, good, say("3")], tools=[add], **ROOM, max_bad_turns=3
+    )
 
     assert str(trajectory.status) == "terminated"
     assert len(trajectory.turns) == 7

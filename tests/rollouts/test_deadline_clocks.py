@@ -9,23 +9,18 @@ import threading
 import pytest
 
 from agentrl.rollouts.deadlines import Deadlines, LimitSpentError, within
-from agentrl.sandbox import (
-    SandboxPool,
-    SandboxSpec,
-    clock_paused,
-    counted_by,
-)
-from agentrl.sandbox.permits import PhaseSemaphores
+from agentrl.sandbox import SandboxPool, SandboxSpec, clock_paused, counted_by
+from agentrl.sandbox.permits import FifoSemaphore
 
 SHORT_S, LONG_S = 1.0, 2.5  # the wait is far longer than the deadline
 
 
-async def give_later(permits: PhaseSemaphores) -> None:
+async def give_later(permits: FifoSemaphore) -> None:
     asyncio.get_running_loop().call_later(LONG_S, permits.give)
 
 
 async def test_a_wait_for_a_permit_is_not_counted() -> None:
-    permits = PhaseSemaphores(1)
+    permits = FifoSemaphore(1)
     await permits.take()
     async with within(SHORT_S, "turn_timeout"):
         await give_later(permits)
@@ -33,7 +28,7 @@ async def test_a_wait_for_a_permit_is_not_counted() -> None:
 
 
 async def test_what_is_left_counts_on_after_the_wait() -> None:
-    permits = PhaseSemaphores(1)
+    permits = FifoSemaphore(1)
     await permits.take()
 
     async def wait_then_dawdle() -> None:
@@ -47,7 +42,7 @@ async def test_what_is_left_counts_on_after_the_wait() -> None:
 
 
 async def test_every_deadline_around_the_wait_stands_still() -> None:
-    permits = PhaseSemaphores(1)
+    permits = FifoSemaphore(1)
     await permits.take()
     async with within(SHORT_S, "episode_timeout"), within(SHORT_S, "turn_timeout"):
         await give_later(permits)
@@ -55,7 +50,7 @@ async def test_every_deadline_around_the_wait_stands_still() -> None:
 
 
 async def test_a_call_that_waits_in_a_task_of_the_turn_stops_its_clock() -> None:
-    permits = PhaseSemaphores(1)
+    permits = FifoSemaphore(1)
     await permits.take()
     async with within(SHORT_S, "turn_timeout"), asyncio.TaskGroup() as calls:
         await give_later(permits)
@@ -77,7 +72,9 @@ async def test_a_wait_on_another_thread_stops_the_clock_too() -> None:
         context = contextvars.copy_context()
         thread = threading.Thread(target=context.run, args=(on_a_loop_of_its_own,))
         thread.start()
-        await asyncio.sleep(LONG_S)  # the loop hears of the stop within the deadline, or this ends it
+        await asyncio.sleep(
+            LONG_S
+        )  # the loop hears of the stop within the deadline, or this ends it
         release.set()
         while thread.is_alive():
             await asyncio.sleep(0.01)
@@ -85,7 +82,7 @@ async def test_a_wait_on_another_thread_stops_the_clock_too() -> None:
 
 
 async def test_what_waits_on_after_the_deadlines_end_changes_nothing() -> None:
-    permits = PhaseSemaphores(1)
+    permits = FifoSemaphore(1)
     await permits.take()
     async with within(SHORT_S, "turn_timeout"):
         left_behind = asyncio.ensure_future(permits.take())
@@ -95,7 +92,7 @@ async def test_what_waits_on_after_the_deadlines_end_changes_nothing() -> None:
 
 
 async def test_a_deadline_counts_its_own_time_without_a_wait() -> None:
-    permits = PhaseSemaphores(1)
+    permits = FifoSemaphore(1)
     with pytest.raises(LimitSpentError):
         async with within(SHORT_S, "turn_timeout"), permits:  # free: nobody waited
             await asyncio.Event().wait()

@@ -12,14 +12,18 @@ from agentrl.envs import Env, EnvSpec, EpisodeView
 from agentrl.errors import EngineError, RewardError
 from agentrl.rollouts import EpisodeKey, PhaseSemaphores, run_episode
 from agentrl.tools import tool
-from agentrl.types import (
-    Action,
-    Message,
-    Observation,
-    StepResult,
-    Task,
+from agentrl.types import Action, Message, Observation, StepResult, Task
+from tests.rollouts.bytewise import (
+    KEY,
+    TASK,
+    call,
+    context_of,
+    length_reward,
+    play,
+    rollout_spec,
+    say,
+    scripted,
 )
-from tests.rollouts.bytewise import KEY, TASK, call, context_of, length_reward, play, rollout_spec, say, scripted
 
 NEXT: Message = {"role": "user", "content": "go on"}
 
@@ -60,14 +64,21 @@ def hangs_at(turn: int) -> Any:
 async def test_a_turn_that_overruns_truncates_and_keeps_the_finished_turns() -> None:
     engine = scripted([say("one"), say("two")], latency=hangs_at(1))
     trajectory = await play(engine, env=EnvSpec(Talk), turn_timeout_s=0.3)
-    assert (str(trajectory.status), [turn.text for turn in trajectory.turns]) == ("truncated(turn_timeout)", ["one"])
+    assert (str(trajectory.status), [turn.text for turn in trajectory.turns]) == (
+        "truncated(turn_timeout)",
+        ["one"],
+    )
     assert trajectory.reward == 3.0
 
 
 async def test_an_episode_that_overruns_truncates_and_keeps_the_finished_turns() -> None:
     engine = scripted([say("one"), say("two")], latency=hangs_at(1))
     trajectory = await play(engine, env=EnvSpec(Talk), episode_timeout_s=0.5)
-    assert (str(trajectory.status), len(trajectory.turns), trajectory.reward) == ("truncated(episode_timeout)", 1, 3.0)
+    assert (str(trajectory.status), len(trajectory.turns), trajectory.reward) == (
+        "truncated(episode_timeout)",
+        1,
+        3.0,
+    )
 
 
 async def test_the_request_of_a_turn_that_overran_is_taken_back() -> None:
@@ -83,13 +94,19 @@ async def test_a_step_that_hangs_counts_its_turn_and_truncates() -> None:
             raise AssertionError
 
     trajectory = await play([say("one")], env=EnvSpec(Stuck), turn_timeout_s=0.1)
-    assert (str(trajectory.status), len(trajectory.turns), trajectory.reward) == ("truncated(turn_timeout)", 1, 3.0)
+    assert (str(trajectory.status), len(trajectory.turns), trajectory.reward) == (
+        "truncated(turn_timeout)",
+        1,
+        3.0,
+    )
 
 
 async def test_a_deadline_spent_before_any_token_is_no_doing_of_the_policy() -> None:
     trajectory = await play(scripted([say("x")], latency=never), turn_timeout_s=0.1)
     assert (str(trajectory.status), trajectory.reward) == ("failed(engine)", None)
-    assert trajectory.status.detail == "turn_timeout while waiting for the engine's first completion"
+    assert (
+        trajectory.status.detail == "turn_timeout while waiting for the engine's first completion"
+    )
 
 
 async def test_a_deadline_spent_by_the_environment_before_any_turn_is_named_for_it() -> None:
@@ -100,7 +117,9 @@ async def test_a_deadline_spent_by_the_environment_before_any_turn_is_named_for_
 
     trajectory = await play([say("one")], env=EnvSpec(Asleep), episode_timeout_s=0.1)
     assert (str(trajectory.status), trajectory.info["retryable"]) == ("failed(env)", True)
-    assert trajectory.status.detail == "episode_timeout before the policy was asked for its first turn"
+    assert (
+        trajectory.status.detail == "episode_timeout before the policy was asked for its first turn"
+    )
 
 
 async def test_the_wait_for_others_who_prepare_counts_against_no_deadline() -> None:
@@ -116,7 +135,10 @@ async def test_the_wait_for_others_who_prepare_counts_against_no_deadline() -> N
 async def test_an_engine_that_fails_is_a_failure_that_may_be_retried() -> None:
     engine = scripted([say("x")], failures={0: EngineError("the server went away")})
     trajectory = await play(engine)
-    assert (str(trajectory.status), trajectory.status.detail) == ("failed(engine)", "the server went away")
+    assert (str(trajectory.status), trajectory.status.detail) == (
+        "failed(engine)",
+        "the server went away",
+    )
     assert (trajectory.info["retryable"], trajectory.reward) == (True, None)
 
 
@@ -154,11 +176,17 @@ class Breaks(Talk):
 
 async def test_an_environment_that_raises_is_a_failure_at_first() -> None:
     trajectory = await play([say("one"), say("two")], env=EnvSpec(Breaks))
-    assert (str(trajectory.status), trajectory.reward, trajectory.info["retryable"]) == ("failed(env)", None, True)
+    assert (str(trajectory.status), trajectory.reward, trajectory.info["retryable"]) == (
+        "failed(env)",
+        None,
+        True,
+    )
     assert "Breaks.step raised ZeroDivisionError: by nought" in trajectory.status.detail
 
 
-async def test_an_environment_that_raises_again_after_the_same_actions_is_the_policys_doing() -> None:
+async def test_an_environment_that_raises_again_after_the_same_actions_is_the_policys_doing() -> (
+    None
+):
     script = [say("one"), say("two")]
     first = await play(script, env=EnvSpec(Breaks))
     again = await play(script, env=EnvSpec(Breaks), key=replace(KEY, attempt=1), previous=first)
@@ -187,7 +215,11 @@ async def test_a_rubric_that_raises_is_a_failure_and_never_a_reward_of_0() -> No
         raise KeyError("answer")
 
     trajectory = await play([say("x")], reward=broken)
-    assert (str(trajectory.status), trajectory.reward, dict(trajectory.rewards)) == ("failed(reward)", None, {})
+    assert (str(trajectory.status), trajectory.reward, dict(trajectory.rewards)) == (
+        "failed(reward)",
+        None,
+        {},
+    )
     assert "reward 'broken' of task 't' raised KeyError" in trajectory.status.detail
 
 
@@ -255,7 +287,9 @@ async def test_nothing_of_an_episode_lives_after_its_end(ends: str) -> None:
     if ends == "failed":
         engine = scripted([say("one"), say("two")], failures={1: EngineError("away")})
     else:
-        engine = scripted([say("one"), say("two")], latency=hangs_at(1) if ends == "cancelled" else None)
+        engine = scripted(
+            [say("one"), say("two")], latency=hangs_at(1) if ends == "cancelled" else None
+        )
     episode = asyncio.ensure_future(play(engine, **settings))
     if ends == "cancelled":
         while len(engine.requests) < 2:
@@ -264,7 +298,11 @@ async def test_nothing_of_an_episode_lives_after_its_end(ends: str) -> None:
     await asyncio.wait([episode])
     assert episode.cancelled() == (ends == "cancelled")
     assert closed == ["t"]
-    assert (engine.health().running, engine.health().waiting, engine.health().kv_tokens) == (0, 0, 0)
+    assert (engine.health().running, engine.health().waiting, engine.health().kv_tokens) == (
+        0,
+        0,
+        0,
+    )
 
 
 async def test_a_cancelled_tool_is_cancelled() -> None:
@@ -290,4 +328,10 @@ async def test_a_cancelled_tool_is_cancelled() -> None:
 
 async def test_seconds_of_each_stage_are_kept() -> None:
     trajectory = await play([say("x")], reward=length_reward, task=TASK, key=EpisodeKey(0, 0))
-    assert set(trajectory.timings) == {"prepare_s", "generate_s", "env_s", "retokenize_s", "score_s"}
+    assert set(trajectory.timings) == {
+        "prepare_s",
+        "generate_s",
+        "env_s",
+        "retokenize_s",
+        "score_s",
+    }

@@ -10,13 +10,7 @@ from agentrl.envs import AsyncEnv, Env, EnvSpec
 from agentrl.errors import SandboxError
 from agentrl.rollouts import EpisodeRunner, GroupRequest
 from agentrl.tools import ToolContext, tool
-from agentrl.types import (
-    Action,
-    Message,
-    Observation,
-    StepResult,
-    Task,
-)
+from agentrl.types import Action, Message, Observation, StepResult, Task
 from tests.rollouts.bytewise import TASK, call, rollout_spec, say, scripted
 
 SEEN: list[str] = []
@@ -48,7 +42,9 @@ class Told(Env):
 @pytest.fixture
 def runner() -> Iterator[EpisodeRunner]:
     SEEN.clear()
-    engine = scripted(lambda request: say(call("note") if request.request_id.endswith("/0") else "done"))
+    engine = scripted(
+        lambda request: say(call("note") if request.request_id.endswith("/0") else "done")
+    )
     opened = EpisodeRunner(rollout_spec(tools=[note], max_response_tokens=1500), engine)
     yield opened
     opened.close()
@@ -63,16 +59,26 @@ async def test_no_two_episodes_have_one_id(runner: EpisodeRunner) -> None:
             GroupRequest(0, TASK, 2, "eval", "sums/before/sampled"),
         )
     ]
-    played = [trajectory for outcome in outcomes for trajectory in (*outcome.retried, *outcome.group.trajectories)]
+    played = [
+        trajectory
+        for outcome in outcomes
+        for trajectory in (*outcome.retried, *outcome.group.trajectories)
+    ]
     assert len(played) == 8  # one was made again
     assert sorted(SEEN) == sorted(trajectory.id for trajectory in played)
     assert len(set(SEEN)) == 8
 
 
-async def test_an_environment_knows_its_own_and_goes_on_under_another(runner: EpisodeRunner) -> None:
+async def test_an_environment_knows_its_own_and_goes_on_under_another(
+    runner: EpisodeRunner,
+) -> None:
     outcome = await runner.run_group(GroupRequest(3, TASK, 2, env=EnvSpec(Told)))
     for trajectory in outcome.group.trajectories:
-        assert trajectory.turns[0].observed[0]["content"] == trajectory.turns[0].info["mine"] == trajectory.id
+        assert (
+            trajectory.turns[0].observed[0]["content"]
+            == trajectory.turns[0].info["mine"]
+            == trajectory.id
+        )
 
     before = EnvSpec(Told).build(TASK, episode_id="3-0-0")
     after = AsyncEnv(EnvSpec(Told).build(TASK, episode_id="3-0-1"))

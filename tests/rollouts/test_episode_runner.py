@@ -13,22 +13,10 @@ import pytest
 
 from agentrl.envs import Env, EnvSpec, ToolEnv
 from agentrl.errors import EngineError
-from agentrl.rollouts import (
-    EpisodeRunner,
-    GroupOutcome,
-    GroupRequest,
-    StagePermits,
-)
+from agentrl.rollouts import EpisodeRunner, GroupOutcome, GroupRequest, StagePermits
 from agentrl.sandbox import SandboxSpec
 from agentrl.tools import PythonTool
-from agentrl.types import (
-    Action,
-    Message,
-    Observation,
-    SamplingParams,
-    StepResult,
-    Task,
-)
+from agentrl.types import Action, Message, Observation, SamplingParams, StepResult, Task
 from tests.rollouts.bytewise import TASK, call, rollout_spec, say, scripted
 
 NEXT: Message = {"role": "user", "content": "go on"}
@@ -90,8 +78,15 @@ def test_a_group_comes_back_whole_and_in_order(opened: Open) -> None:
     runner = opened(scripted(lambda request: say(request.session_id)))
     runner.submit([GroupRequest(3, TASK, 4)])
     (outcome,) = collect(runner)
-    assert [trajectory.id for trajectory in outcome.group.trajectories] == ["3-0-0", "3-1-0", "3-2-0", "3-3-0"]
-    assert [t.turns[0].text for t in outcome.group.trajectories] == [f"train/3-{n}-0" for n in range(4)]
+    assert [trajectory.id for trajectory in outcome.group.trajectories] == [
+        "3-0-0",
+        "3-1-0",
+        "3-2-0",
+        "3-3-0",
+    ]
+    assert [t.turns[0].text for t in outcome.group.trajectories] == [
+        f"train/3-{n}-0" for n in range(4)
+    ]
     assert outcome.retried == ()
 
 
@@ -106,10 +101,14 @@ def test_an_attempt_that_the_engine_failed_is_made_again_from_the_same_seeds(ope
 
 
 def test_after_its_retries_an_attempt_is_failed(opened: Open) -> None:
-    runner = opened(scripted([say("x")], failures={n: EngineError("away") for n in range(9)}), max_retries=2)
+    runner = opened(
+        scripted([say("x")], failures={n: EngineError("away") for n in range(9)}), max_retries=2
+    )
     runner.submit([GroupRequest(3, TASK, 1)])
     (outcome,) = collect(runner)
-    assert [(t.id, str(t.status)) for t in outcome.group.trajectories] == [("3-0-2", "failed(engine)")]
+    assert [(t.id, str(t.status)) for t in outcome.group.trajectories] == [
+        ("3-0-2", "failed(engine)")
+    ]
     assert [t.id for t in outcome.retried] == ["3-0-0", "3-0-1"]
     assert outcome.group.finished == ()
 
@@ -130,7 +129,11 @@ def test_an_environment_that_raises_twice_alike_is_truncated_and_trained(opened:
     runner.submit([GroupRequest(3, TASK, 1)])
     (outcome,) = collect(runner)
     (trajectory,) = outcome.group.finished
-    assert (trajectory.id, str(trajectory.status), trajectory.reward) == ("3-0-1", "truncated(env_exception)", 6.0)
+    assert (trajectory.id, str(trajectory.status), trajectory.reward) == (
+        "3-0-1",
+        "truncated(env_exception)",
+        6.0,
+    )
 
 
 def test_a_failing_sibling_leaves_its_group_with_the_others_finished(opened: Open) -> None:
@@ -142,8 +145,12 @@ def test_a_failing_sibling_leaves_its_group_with_the_others_finished(opened: Ope
     runner = opened(scripted(script))
     runner.submit([GroupRequest(3, TASK, 3)])
     (outcome,) = collect(runner)
-    assert [str(t.status) for t in outcome.group.trajectories] == ["terminated", "failed(engine)", "terminated"]
-    assert [t.sibling for t in outcome.group.finished] == [0, 2]
+    assert [str(t.status) for t in outcome.group.trajectories] == [
+        "terminated",
+        "failed(engine)",
+        "terminated",
+    ]
+    assert [t.rollout_index for t in outcome.group.finished] == [0, 2]
 
 
 def test_episodes_in_flight_are_bounded_by_their_permits(opened: Open) -> None:
@@ -167,8 +174,10 @@ def test_episodes_in_flight_are_bounded_by_their_permits(opened: Open) -> None:
             return StepResult(Observation(), terminated=True)
 
     permits = StagePermits(preparing=2, running=3, scoring=1)
-    runner = opened(scripted([say("x")]), env=EnvSpec(Counted, kwargs={"notes": []}), permits=permits)
-    runner.submit([GroupRequest(draw, TASK, 4) for draw in range(4)])
+    runner = opened(
+        scripted([say("x")]), env=EnvSpec(Counted, kwargs={"notes": []}), permits=permits
+    )
+    runner.submit([GroupRequest(group_index, TASK, 4) for group_index in range(4)])
     collect(runner, 4)
     assert most == 3
 
@@ -219,7 +228,7 @@ def test_close_cleans_up_what_runs(opened: Open) -> None:
     notes: list[str] = []
     engine = scripted([say("x")], latency=lambda request: asyncio.Event().wait())
     runner = opened(engine, env=EnvSpec(Noted, kwargs={"notes": notes}))
-    runner.submit([GroupRequest(draw, TASK, 3) for draw in range(2)])
+    runner.submit([GroupRequest(group_index, TASK, 3) for group_index in range(2)])
     until(lambda: engine.health().running == 6)
     runner.cancel([0])
     runner.close()
@@ -250,7 +259,11 @@ def test_a_request_may_bring_its_own_sampling_and_environment(opened: Open) -> N
     runner.submit([GroupRequest(0, TASK, 1, "eval", "code/now", sampling=greedy, env=own)])
     (outcome,) = collect(runner)
     (trajectory,) = outcome.group.trajectories
-    assert (trajectory.id, trajectory.purpose, len(trajectory.turns)) == ("code/now/0-0-0", "eval", 2)
+    assert (trajectory.id, trajectory.purpose, len(trajectory.turns)) == (
+        "code/now/0-0-0",
+        "eval",
+        2,
+    )
     assert {request.sampling.temperature for request in engine.requests} == {0.0}
 
 
@@ -290,5 +303,8 @@ def test_the_sandbox_of_a_cancelled_episode_comes_back_too(opened: Open, tmp_pat
     until(mark.exists)
     runner.cancel([0])
     runner.submit([GroupRequest(1, TASK, 1)])
-    outcomes = sorted(collect(runner, 2), key=lambda outcome: outcome.request.draw)
-    assert [str(o.group.trajectories[0].status) for o in outcomes] == ["cancelled(cancelled)", "terminated"]
+    outcomes = sorted(collect(runner, 2), key=lambda outcome: outcome.request.group_index)
+    assert [str(o.group.trajectories[0].status) for o in outcomes] == [
+        "cancelled(cancelled)",
+        "terminated",
+    ]

@@ -13,14 +13,7 @@ from agentrl.envs import Env, EnvSpec
 from agentrl.errors import SandboxError
 from agentrl.rollouts import EpisodeKey
 from agentrl.tools import ToolOutput, tool
-from agentrl.types import (
-    Action,
-    Observation,
-    SamplingParams,
-    StepResult,
-    Task,
-    seed_for,
-)
+from agentrl.types import Action, Observation, SamplingParams, StepResult, Task, seed_for
 from tests.rollouts.bytewise import (
     ASSISTANT,
     END,
@@ -50,7 +43,12 @@ async def test_the_segments_of_an_episode_of_three_turns() -> None:
             ("TEMPLATE", [END, ASSISTANT]),
             ("POLICY", ids(second, END)),
         ],
-        [("TEMPLATE", [TOOL]), ("OBSERVATION", ids("7")), ("TEMPLATE", [END, ASSISTANT]), ("POLICY", ids("7", END))],
+        [
+            ("TEMPLATE", [TOOL]),
+            ("OBSERVATION", ids("7")),
+            ("TEMPLATE", [END, ASSISTANT]),
+            ("POLICY", ids("7", END)),
+        ],
     ]
     assert [turn.parent for turn in trajectory.turns] == [None, 0, 1]
     assert (str(trajectory.status), trajectory.reward) == ("terminated", 1.0)
@@ -77,7 +75,9 @@ async def test_a_cut_answer_truncates_the_episode_and_is_rewarded() -> None:
 
 
 async def test_malformed_json_is_answered_with_a_mend_and_kept() -> None:
-    trajectory = await play([say('<tool_call>{"name": "add", }</tool_call>'), say("sorry")], tools=[add])
+    trajectory = await play(
+        [say('<tool_call>{"name": "add", }</tool_call>'), say("sorry")], tools=[add]
+    )
     (record,) = trajectory.turns[0].calls
     assert record.problem is not None
     assert record.result is not None
@@ -144,7 +144,9 @@ async def test_a_tool_that_hangs_is_answered_at_its_deadline() -> None:
         await asyncio.Event().wait()
         return ""
 
-    trajectory = await play([say(call("hangs")), say("ok")], tools=[hangs], env_settings={"tool_deadline_s": 0.05})
+    trajectory = await play(
+        [say(call("hangs")), say("ok")], tools=[hangs], env_settings={"tool_deadline_s": 0.05}
+    )
     result = trajectory.turns[0].calls[0].result
     assert result is not None
     assert (result.error, str(trajectory.status)) == ("timeout", "terminated")
@@ -157,7 +159,10 @@ async def test_ten_megabytes_of_output_are_cut_with_a_visible_mark() -> None:
         return "x" * 10_000_000
 
     trajectory = await play(
-        [say(call("floods")), say("ok")], tools=[floods], max_response_tokens=20_000, context_tokens=20_000
+        [say(call("floods")), say("ok")],
+        tools=[floods],
+        max_response_tokens=20_000,
+        context_tokens=20_000,
     )
     result = trajectory.turns[0].calls[0].result
     assert result is not None
@@ -185,8 +190,15 @@ async def test_max_turns_truncates_and_rewards() -> None:
 
 async def test_a_prompt_over_its_limit_fails_as_the_data_that_it_is() -> None:
     trajectory = await play([say("x")], max_prompt_tokens=4)  # USER h i END ASSISTANT
-    assert (str(trajectory.status), trajectory.turns, trajectory.reward) == ("failed(data)", (), None)
-    assert "the prompt of task 't' has 5 tokens, data.max_prompt_tokens is 4" in trajectory.status.detail
+    assert (str(trajectory.status), trajectory.turns, trajectory.reward) == (
+        "failed(data)",
+        (),
+        None,
+    )
+    assert (
+        "the prompt of task 't' has 5 tokens, data.max_prompt_tokens is 4"
+        in trajectory.status.detail
+    )
     assert not trajectory.info.get("retryable")
 
 
@@ -212,14 +224,18 @@ async def test_a_completion_is_bounded_by_what_the_response_may_still_have() -> 
 
 async def test_no_room_for_an_answer_truncates_after_the_finished_turn() -> None:
     first = call("add", a=1, b=2)
-    trajectory = await play([say(first), say("3")], tools=[add], max_response_tokens=len(first) + 1 + 4)
+    trajectory = await play(
+        [say(first), say("3")], tools=[add], max_response_tokens=len(first) + 1 + 4
+    )
     assert (str(trajectory.status), len(trajectory.turns)) == ("truncated(max_response_tokens)", 1)
     assert trajectory.reward == 0.0  # the message holds a call, and no content
 
 
 async def test_the_context_bounds_the_whole_sequence() -> None:
     first = call("add", a=1, b=2)
-    trajectory = await play([say(first), say("3")], tools=[add], context_tokens=5 + len(first) + 1 + 4)
+    trajectory = await play(
+        [say(first), say("3")], tools=[add], context_tokens=5 + len(first) + 1 + 4
+    )
     assert str(trajectory.status) == "truncated(context_tokens)"
 
 
@@ -236,7 +252,9 @@ class Rewriting(Env):
         self.steps += 1
         if self.steps == 1:
             history = ({"role": "user", "content": "short"},)
-            return StepResult(Observation(({"role": "user", "content": "go"},), rewrite=history), reward=0.5)
+            return StepResult(
+                Observation(({"role": "user", "content": "go"},), rewrite=history), reward=0.5
+            )
         return StepResult(Observation(), terminated=True, reward=0.25)
 
 
@@ -258,7 +276,9 @@ async def test_a_template_that_rewrites_history_starts_a_sequence_each_turn() ->
 
 
 async def test_step_rewards_are_weighted_beside_the_rubric() -> None:
-    trajectory = await play([say("one"), say("two")], env=EnvSpec(Rewriting), step_reward_weight=2.0)
+    trajectory = await play(
+        [say("one"), say("two")], env=EnvSpec(Rewriting), step_reward_weight=2.0
+    )
     assert [dict(turn.rewards) for turn in trajectory.turns] == [{"step": 0.5}, {"step": 0.25}]
     assert trajectory.rewards == {"length_reward": 3.0, "step": 0.75}
     assert trajectory.reward == 3.0 + 2 * 0.75
@@ -327,7 +347,10 @@ async def test_a_request_asks_for_at_least_the_version_of_its_sequence() -> None
 async def test_sampling_may_be_given_for_one_episode() -> None:
     engine = scripted([say("x")])
     await play(engine, sampling=SamplingParams(3, temperature=0.0))
-    assert (engine.requests[0].sampling.temperature, engine.requests[0].sampling.max_new_tokens) == (0.0, 3)
+    assert (
+        engine.requests[0].sampling.temperature,
+        engine.requests[0].sampling.max_new_tokens,
+    ) == (0.0, 3)
 
 
 async def test_a_sandbox_that_fails_is_a_failure_that_may_be_retried() -> None:

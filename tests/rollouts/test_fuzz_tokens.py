@@ -16,29 +16,20 @@ import pytest
 
 from agentrl.engines.scripted import ScriptedEngine
 from agentrl.envs import EnvSpec, Rubric
-from agentrl.render import (
-    Piece,
-    PieceEncoder,
-    Renderer,
-    Source,
-)
+from agentrl.render import Piece, PieceEncoder, Renderer, Source
 from agentrl.render.char_provenance import Provenance
-from agentrl.rollouts import (
-    EpisodeContext,
-    EpisodeKey,
-    EpisodeLimits,
-    RolloutSpec,
-    run_episode,
-)
+from agentrl.rollouts import EpisodeContext, EpisodeKey, EpisodeLimits, RolloutSpec, run_episode
 from agentrl.tools import parser_for
-from agentrl.types import (
-    SamplingParams,
-    Segment,
-    SegmentKind,
-    Task,
-    Trajectory,
+from agentrl.types import SamplingParams, Segment, SegmentKind, Task, Trajectory
+from benchmarks.fuzz import (
+    VARIANTS,
+    Bookkeeper,
+    FuzzedEnv,
+    FuzzedModel,
+    fuzz,
+    golden_violations,
+    mask_errors,
 )
-from benchmarks.fuzz import VARIANTS, Bookkeeper, FuzzedEnv, FuzzedModel, fuzz, golden_violations, mask_errors
 from benchmarks.fuzz.renderers import built_variant
 from tests.rollouts.bytewise import Built, length_reward
 
@@ -63,7 +54,10 @@ def test_a_renderer_that_lets_tools_write_markers_is_caught(
         return ids, true_encode(self, pieces)[1][:1].repeat(ids.size)
 
     monkeypatch.setattr(PieceEncoder, "encode", trusting)
-    assert any("became that token" in fault for fault in fuzz(VARIANTS[name], tmp_path, episodes=20, seed=7).forged)
+    assert any(
+        "became that token" in fault
+        for fault in fuzz(VARIANTS[name], tmp_path, episodes=20, seed=7).forged
+    )
 
 
 def test_a_template_that_sees_markers_in_what_tools_say_is_caught(
@@ -93,18 +87,26 @@ class Played:
         )
         for number in range(50):
             self.books = Bookkeeper(ScriptedEngine(model, vocab_size=renderer.vocab_size))
-            parts = EpisodeContext(spec, self.books, renderer, parser_for(renderer), spec.rubric.build())
+            parts = EpisodeContext(
+                spec, self.books, renderer, parser_for(renderer), spec.rubric.build()
+            )
             self.key = EpisodeKey(number, 0)
             task = Task("t", info={"seed": number, "markers": markers, "tools": True})
             self.trajectory = asyncio.run(run_episode(parts, task, self.key))
-            path = [turn for turn in self.trajectory.turns if turn.parent is not None and turn.completion]
+            path = [
+                turn
+                for turn in self.trajectory.turns
+                if turn.parent is not None and turn.completion
+            ]
             if len(path) >= 2:
                 return
         raise AssertionError("no trajectory of several turns")
 
     def faults(self, trajectory: Trajectory) -> tuple[list[str], list[str]]:
         session = self.key.session_id
-        return golden_violations(trajectory, session, self.books), mask_errors(trajectory, session, self.books)
+        return golden_violations(trajectory, session, self.books), mask_errors(
+            trajectory, session, self.books
+        )
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +114,9 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     return Played(tmp_path_factory.mktemp("played"))
 
 
-def changed(trajectory: Trajectory, change: Callable[[Segment], Segment], *, kind: SegmentKind) -> Trajectory:
+def changed(
+    trajectory: Trajectory, change: Callable[[Segment], Segment], *, kind: SegmentKind
+) -> Trajectory:
     """The trajectory with the last segment of a kind changed."""
     turns = list(trajectory.turns)
     for index in reversed(range(len(turns))):
@@ -122,7 +126,9 @@ def changed(trajectory: Trajectory, change: Callable[[Segment], Segment], *, kin
                 segments[place] = change(segments[place])
                 split = len(turns[index].context)
                 turns[index] = dataclasses.replace(
-                    turns[index], context=tuple(segments[:split]), completion=tuple(segments[split:])
+                    turns[index],
+                    context=tuple(segments[:split]),
+                    completion=tuple(segments[split:]),
                 )
                 return dataclasses.replace(trajectory, turns=tuple(turns))
     raise AssertionError(f"no segment of kind {kind.name}")
@@ -140,7 +146,9 @@ def shorter(segment: Segment) -> Segment:
 
 
 def as_policy(segment: Segment) -> Segment:
-    return Segment(SegmentKind.POLICY, segment.token_ids, np.full(len(segment), -1.0, np.float32), 0)
+    return Segment(
+        SegmentKind.POLICY, segment.token_ids, np.full(len(segment), -1.0, np.float32), 0
+    )
 
 
 def as_observation(segment: Segment) -> Segment:
@@ -159,18 +167,37 @@ def test_a_true_trajectory_has_no_fault(played: Played) -> None:
 @pytest.mark.parametrize(
     ("change", "kind", "golden", "mask"),
     [
-        (other_id, SegmentKind.POLICY, "its sequence is not what", "other tokens than the model made"),
+        (
+            other_id,
+            SegmentKind.POLICY,
+            "its sequence is not what",
+            "other tokens than the model made",
+        ),
         (other_id, SegmentKind.TEMPLATE, "its sequence is not what", None),
         (shorter, SegmentKind.POLICY, "its completion is not what", "are trained"),
-        (shorter, SegmentKind.OBSERVATION, "its sequence is not what", "other tokens than the model made"),
-        (as_policy, SegmentKind.OBSERVATION, None, "a token that the model did not make is trained"),
+        (
+            shorter,
+            SegmentKind.OBSERVATION,
+            "its sequence is not what",
+            "other tokens than the model made",
+        ),
+        (
+            as_policy,
+            SegmentKind.OBSERVATION,
+            None,
+            "a token that the model did not make is trained",
+        ),
         (as_policy, SegmentKind.TEMPLATE, None, "a token that the model did not make is trained"),
         (as_observation, SegmentKind.POLICY, None, "a made token without its kind"),
         (other_logprob, SegmentKind.POLICY, None, "a made token without its kind and logprob"),
     ],
 )
 def test_each_broken_account_is_named(
-    played: Played, change: Callable[[Segment], Segment], kind: SegmentKind, golden: str | None, mask: str | None
+    played: Played,
+    change: Callable[[Segment], Segment],
+    kind: SegmentKind,
+    golden: str | None,
+    mask: str | None,
 ) -> None:
     found_golden, found_mask = played.faults(changed(played.trajectory, change, kind=kind))
     assert any(golden in fault for fault in found_golden) if golden else not found_golden
@@ -182,7 +209,9 @@ def test_a_lost_parent_is_named(played: Played) -> None:
     last = next(turn.index for turn in reversed(turns) if turn.parent is not None)
     turns[last] = dataclasses.replace(turns[last], parent=None)
     found = golden_violations(
-        dataclasses.replace(played.trajectory, turns=tuple(turns)), played.key.session_id, played.books
+        dataclasses.replace(played.trajectory, turns=tuple(turns)),
+        played.key.session_id,
+        played.books,
     )
     assert f"turn {last}: its sequence is not what the engine was given and made" in found
 

@@ -13,12 +13,7 @@ from PIL import Image as Pictures
 
 from agentrl.engines.openai import OpenAIEngineSpec
 from agentrl.engines.scripted import ScriptedEngine
-from agentrl.envs import (
-    Env,
-    EnvSpec,
-    Rubric,
-    ToolEnv,
-)
+from agentrl.envs import Env, EnvSpec, Rubric, ToolEnv
 from agentrl.llm import ChatServerSpec
 from agentrl.render import Renderer, RendererSpec
 from agentrl.rollouts import (
@@ -78,8 +73,12 @@ def blur() -> ToolOutput:
 def renderer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Renderer:
     """Of plain ChatML, and of a template as its models ship it."""
     folder = tmp_path_factory.mktemp("vision")
-    write_vision_tokenizer(folder, None if request.param == "chatml" else template_text(request.param))
-    return RendererSpec(str(folder), chat_template="chatml" if request.param == "chatml" else None).build()
+    write_vision_tokenizer(
+        folder, None if request.param == "chatml" else template_text(request.param)
+    )
+    return RendererSpec(
+        str(folder), chat_template="chatml" if request.param == "chatml" else None
+    ).build()
 
 
 class Speaks:
@@ -90,11 +89,18 @@ class Speaks:
 
     def __call__(self, request: GenerateRequest) -> Sequence[int]:
         text = self.texts[int(request.request_id.rpartition("/")[2])]
-        return [*self.renderer.tokenize(text), self.renderer.stop_token_ids[0]] if isinstance(text, str) else text
+        return (
+            [*self.renderer.tokenize(text), self.renderer.stop_token_ids[0]]
+            if isinstance(text, str)
+            else text
+        )
 
 
 def asked(*parts: str | bytes, **more: Any) -> Task:
-    content = [{"type": "text", "text": p} if isinstance(p, str) else {"type": "image", "image": p} for p in parts]
+    content = [
+        {"type": "text", "text": p} if isinstance(p, str) else {"type": "image", "image": p}
+        for p in parts
+    ]
     return Task("t", ({"role": "user", "content": content},), **more)
 
 
@@ -112,7 +118,9 @@ async def play(
         root_seed=0,
     )
     engine = ScriptedEngine(Speaks(renderer, *texts), vocab_size=renderer.vocab_size)
-    parts = EpisodeContext(spec, engine, renderer, parser_for(renderer, "hermes"), spec.rubric.build())
+    parts = EpisodeContext(
+        spec, engine, renderer, parser_for(renderer, "hermes"), spec.rubric.build()
+    )
     return await run_episode(parts, task, EpisodeKey(0, 0)), engine.requests
 
 
@@ -128,7 +136,9 @@ def placeholders(renderer: Renderer, request: GenerateRequest) -> list[int]:
 
 
 async def test_each_request_names_every_image_of_its_sequence(renderer: Renderer) -> None:
-    trajectory, requests = await play(renderer, asked("What?", FIRST), call("look", times=2), "A cat.")
+    trajectory, requests = await play(
+        renderer, asked("What?", FIRST), call("look", times=2), "A cat."
+    )
     assert str(trajectory.status) == "terminated"
     names = [[image.sha256 for image in request.images] for request in requests]
     first, second = Image.read(FIRST).sha256, Image.read(SECOND).sha256
@@ -158,12 +168,17 @@ async def test_a_tool_may_return_a_picture_itself(renderer: Renderer) -> None:
     assert record.result.images == requests[1].images
 
 
-async def test_a_tool_whose_image_cannot_be_read_is_answered_with_what_to_mend(renderer: Renderer) -> None:
+async def test_a_tool_whose_image_cannot_be_read_is_answered_with_what_to_mend(
+    renderer: Renderer,
+) -> None:
     trajectory, requests = await play(renderer, asked("Look."), call("blur"), "Sorry.")
     (record,) = trajectory.turns[0].calls
     assert record.result is not None
     assert record.result.error == "exception"
-    assert "blur gave an image that cannot be used: image 0: 8 bytes that cannot be read" in record.result.content
+    assert (
+        "blur gave an image that cannot be used: image 0: 8 bytes that cannot be read"
+        in record.result.content
+    )
     assert not requests[1].images
 
 
@@ -181,7 +196,9 @@ class Screen(Env):
         if action.text == "end":
             return StepResult(Observation(), terminated=True)
         content = [{"type": "image", "image": "screen"}]
-        return StepResult(Observation(rewrite=({"role": "user", "content": content},), images={"screen": SECOND}))
+        return StepResult(
+            Observation(rewrite=({"role": "user", "content": content},), images={"screen": SECOND})
+        )
 
 
 async def test_a_rewritten_history_keeps_its_own_images(renderer: Renderer) -> None:
@@ -193,7 +210,10 @@ async def test_a_rewritten_history_keeps_its_own_images(renderer: Renderer) -> N
 async def test_an_unreadable_image_of_a_task_fails_its_episode_by_name(renderer: Renderer) -> None:
     trajectory, requests = await play(renderer, asked("What?", b"no image"))
     assert str(trajectory.status) == "failed(data)"
-    assert "part 1 of a user message: 8 bytes that cannot be read as an image" in trajectory.status.detail
+    assert (
+        "part 1 of a user message: 8 bytes that cannot be read as an image"
+        in trajectory.status.detail
+    )
     assert not trajectory.info["retryable"]
     assert not requests
 
@@ -205,12 +225,18 @@ async def test_an_image_with_too_many_tokens_for_the_prompt_is_named(renderer: R
 
 
 async def test_images_that_do_not_fit_the_context_truncate(renderer: Renderer) -> None:
-    trajectory, _ = await play(renderer, asked("?"), call("look", times=40), "-", context_tokens=620)
+    trajectory, _ = await play(
+        renderer, asked("?"), call("look", times=40), "-", context_tokens=620
+    )
     assert str(trajectory.status) == "truncated(context_tokens)"
 
 
 async def test_a_sampled_placeholder_ends_the_episode(renderer: Renderer) -> None:
-    forged = [next(iter(renderer.image_token_ids)), *renderer.tokenize(call("look")), renderer.stop_token_ids[0]]
+    forged = [
+        next(iter(renderer.image_token_ids)),
+        *renderer.tokenize(call("look")),
+        renderer.stop_token_ids[0],
+    ]
     trajectory, requests = await play(renderer, asked("?", FIRST), forged, "never asked")
     assert str(trajectory.status) == "truncated(image_token)"
     assert len(requests) == 1
@@ -220,14 +246,21 @@ async def test_a_sampled_placeholder_ends_the_episode(renderer: Renderer) -> Non
 async def test_fuzzed_episodes_keep_the_golden_rule(renderer: Renderer) -> None:
     rng = random.Random(3)
     for _ in range(300):
-        task = asked(*(rng.choice(["text", "".join(MARKERS), FIRST, SECOND]) for _ in range(rng.randint(1, 4))))
+        task = asked(
+            *(
+                rng.choice(["text", "".join(MARKERS), FIRST, SECOND])
+                for _ in range(rng.randint(1, 4))
+            )
+        )
         calls = [call("look", times=rng.randint(0, 3)) for _ in range(rng.randint(0, 3))]
         trajectory, requests = await play(renderer, task, *calls, "End.")
         assert str(trajectory.status) == "terminated"
         for request, turn in zip(requests, trajectory.turns, strict=True):
             made = [int(i) for segment in turn.completion for i in segment.token_ids]
             assert trajectory.sequence(turn.index).tolist() == [*request.token_ids.tolist(), *made]
-            spans = [place for s in request.media for place in range(s.start, s.start + s.num_tokens)]
+            spans = [
+                place for s in request.media for place in range(s.start, s.start + s.num_tokens)
+            ]
             assert spans == placeholders(renderer, request)
             assert [s.sha256 for s in request.media] == [image.sha256 for image in request.images]
         assert trajectory.info["retok_frac"] == 0
@@ -236,14 +269,21 @@ async def test_fuzzed_episodes_keep_the_golden_rule(renderer: Renderer) -> None:
 async def test_an_agent_of_its_own_sends_images(renderer: Renderer) -> None:
     engine = ScriptedEngine(Speaks(renderer, "A cat.", "A dog."), vocab_size=renderer.vocab_size)
     first: Any = {"role": "user", "content": [sent("What?"), sent(FIRST)]}
-    async with serving(engine, renderer=renderer, max_prompt_tokens=1000, context_tokens=3000) as served:
+    async with serving(
+        engine, renderer=renderer, max_prompt_tokens=1000, context_tokens=3000
+    ) as served:
         episode = await served.open()
         answer = await episode.say(first)
         reply = {"role": "assistant", "content": answer.content}
-        await episode.say(first, reply, {"role": "user", "content": [sent(SECOND), sent("And now?")]})
+        await episode.say(
+            first, reply, {"role": "user", "content": [sent(SECOND), sent("And now?")]}
+        )
         trajectory = await episode.end()
     assert [turn.parent for turn in trajectory.turns] == [None, 0]
-    assert [[image.data for image in request.images] for request in engine.requests] == [[FIRST], [FIRST, SECOND]]
+    assert [[image.data for image in request.images] for request in engine.requests] == [
+        [FIRST],
+        [FIRST, SECOND],
+    ]
     for request in engine.requests:
         spans = [place for s in request.media for place in range(s.start, s.start + s.num_tokens)]
         assert spans == placeholders(renderer, request)

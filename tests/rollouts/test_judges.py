@@ -17,7 +17,9 @@ class Judge:
 
     async def __call__(self, view: EpisodeView) -> float:
         question = f"From 0 to 10, how good is {view.final_text!r}?"
-        answer = await self.client.chat([{"role": "user", "content": question}], max_tokens=8, temperature=0.0)
+        answer = await self.client.chat(
+            [{"role": "user", "content": question}], max_tokens=8, temperature=0.0
+        )
         return float(answer.text) / 10
 
 

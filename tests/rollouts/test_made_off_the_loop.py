@@ -8,21 +8,10 @@ from typing import Any
 
 import pytest
 
-from agentrl.envs import (
-    ENV_THREADS,
-    Env,
-    EnvSpec,
-    ToolEnv,
-    build_env,
-)
+from agentrl.envs import ENV_THREADS, Env, EnvSpec, ToolEnv, build_env
 from agentrl.rollouts import EpisodeRunner, StagePermits
 from agentrl.tools import TOOL_THREADS, ToolFactory, tool
-from agentrl.types import (
-    Action,
-    Observation,
-    StepResult,
-    Task,
-)
+from agentrl.types import Action, Observation, StepResult, Task
 from tests.rollouts.bytewise import play, rollout_spec, say, scripted
 
 
@@ -31,7 +20,9 @@ class Slow(Env):
 
     made_in: str = ""
 
-    def __init__(self, task: Task, begun: threading.Event | None = None, go: threading.Event | None = None) -> None:
+    def __init__(
+        self, task: Task, begun: threading.Event | None = None, go: threading.Event | None = None
+    ) -> None:
         self.closed = threading.Event()
         Slow.made_in = threading.current_thread().name
         if begun is not None and go is not None:
@@ -113,7 +104,9 @@ async def test_what_the_factory_raises_is_the_episodes_end() -> None:
 def test_a_runner_has_as_many_threads_as_the_settings_say() -> None:
     before = TOOL_THREADS.max_threads, ENV_THREADS.max_threads
     try:
-        runner = EpisodeRunner(rollout_spec(permits=StagePermits(tool_threads=3, env_threads=5)), scripted([]))
+        runner = EpisodeRunner(
+            rollout_spec(permits=StagePermits(tool_threads=3, env_threads=5)), scripted([])
+        )
         runner.close()
         assert (TOOL_THREADS.max_threads, ENV_THREADS.max_threads) == (3, 5)
     finally:
@@ -141,7 +134,9 @@ class OwnConstructor(ToolEnv):
         (EnvSpec(Slow), False),
     ],
 )
-def test_what_runs_no_constructor_of_a_users_needs_no_thread_after_the_first(spec: EnvSpec, plain: bool) -> None:
+def test_what_runs_no_constructor_of_a_users_needs_no_thread_after_the_first(
+    spec: EnvSpec, plain: bool
+) -> None:
     assert not spec.is_plain
     spec.build(Task("a", ({"role": "user", "content": "hi"},)))
     assert spec.is_plain == plain

@@ -14,12 +14,7 @@ import pytest
 from agentrl.algorithms.credit import group_advantages
 from agentrl.envs import EnvSpec, EpisodeView, ToolEnv
 from agentrl.errors import EngineError
-from agentrl.rollouts import (
-    EpisodeRunner,
-    GroupOutcome,
-    GroupRequest,
-    StagePermits,
-)
+from agentrl.rollouts import EpisodeRunner, GroupOutcome, GroupRequest, StagePermits
 from agentrl.tools import tool
 from agentrl.types import Observation, Task
 from tests.rollouts.bytewise import TASK, call, rollout_spec, say, scripted
@@ -63,9 +58,13 @@ def test_two_thousand_episodes_wait_for_the_engine_at_once(opened: Open) -> None
 
     permits = StagePermits(preparing=number, running=number, scoring=number)
     runner = opened(scripted(lambda request: say("x"), latency=latency), permits=permits)
-    runner.submit([GroupRequest(draw, TASK, 8) for draw in range(number // 8)])
+    runner.submit([GroupRequest(group_index, TASK, 8) for group_index in range(number // 8)])
     played = [t for outcome in collect(runner, number // 8) for t in outcome.group.trajectories]
-    assert (len(played), {str(t.status) for t in played}, waiting) == (number, {"terminated"}, number)
+    assert (len(played), {str(t.status) for t in played}, waiting) == (
+        number,
+        {"terminated"},
+        number,
+    )
 
 
 class Slow(ToolEnv):
@@ -116,32 +115,48 @@ def test_an_episode_that_is_kept_in_a_stage_keeps_no_other(opened: Open, stage: 
         return 1.0
 
     def script(request: Any) -> list[int]:
-        draw, turn = request.session_id.split("/")[1].split("-")[0], request.request_id.rpartition("/")[2]
-        return say(call("wait", task=stage if draw == "0" else "quick")) if turn == "0" else say("end")
+        group_index, turn = (
+            request.session_id.split("/")[1].split("-")[0],
+            request.request_id.rpartition("/")[2],
+        )
+        return (
+            say(call("wait", task=stage if group_index == "0" else "quick"))
+            if turn == "0"
+            else say("end")
+        )
 
     env = EnvSpec(Slow, kwargs={"tools": [wait], "announce_tools": False})
     runner = opened(scripted(script, latency=latency), env=env, reward=reward)
     kept = Task(stage, TASK.messages, info={"held": held})
     runner.submit([GroupRequest(0, kept, 1)])
     assert held.come.wait(DEADLINE_S)
-    runner.submit([GroupRequest(draw, TASK, 2) for draw in range(1, 9)])
-    assert sorted(outcome.request.draw for outcome in collect(runner, 8)) == list(range(1, 9))
+    runner.submit([GroupRequest(group_index, TASK, 2) for group_index in range(1, 9)])
+    assert sorted(outcome.request.group_index for outcome in collect(runner, 8)) == list(
+        range(1, 9)
+    )
     held.let_go(runner)
     ((trajectory,),) = [outcome.group.finished for outcome in collect(runner, 1)]
-    assert (trajectory.draw, str(trajectory.status), trajectory.reward) == (0, "terminated", 1.0)
+    assert (trajectory.group_index, str(trajectory.status), trajectory.reward) == (
+        0,
+        "terminated",
+        1.0,
+    )
 
 
 def test_the_baseline_is_that_of_the_siblings_that_finished(opened: Open) -> None:
     """Rewards 1 and 4 beside a failure: the baseline is 2.5, where a failure at 0 would make it 5/3."""
 
     def script(request: Any) -> list[int]:
-        sibling = int(request.session_id.split("-")[1])
-        if sibling == 1:
+        rollout_index = int(request.session_id.split("-")[1])
+        if rollout_index == 1:
             raise EngineError("not this one", retryable=False)
-        return say("x" if sibling == 0 else "xxxx")  # the reward is the length
+        return say("x" if rollout_index == 0 else "xxxx")  # the reward is the length
 
     runner = opened(scripted(script))
     runner.submit([GroupRequest(3, TASK, 3)])
     (outcome,) = collect(runner, 1)
     rewards = np.asarray([t.reward for t in outcome.group.finished], dtype=np.float64)
-    assert group_advantages(rewards, np.zeros(2, dtype=np.int64), scale="none").tolist() == [-1.5, 1.5]
+    assert group_advantages(rewards, np.zeros(2, dtype=np.int64), scale="none").tolist() == [
+        -1.5,
+        1.5,
+    ]

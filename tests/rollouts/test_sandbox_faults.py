@@ -17,19 +17,16 @@ from agentrl.algorithms.credit import group_advantages
 from agentrl.envs import EnvSpec, ToolEnv
 from agentrl.errors import MachineError
 from agentrl.metrics import rollout_metrics
-from agentrl.rollouts import (
-    EpisodeRunner,
-    GroupOutcome,
-    GroupRequest,
-    make_batch,
-)
+from agentrl.rollouts import EpisodeRunner, GroupOutcome, GroupRequest, make_batch
 from agentrl.sandbox import Limits, SandboxSpec
 from agentrl.sandbox.forkserver.hosts import _servers
 from agentrl.tools import PythonTool
 from tests.rollouts.bytewise import TASK, call, rollout_spec, say, scripted
 
 DEADLINE_S = 120.0
-LIMITS = Limits(wall_s=30, memory_bytes=64 * 2**20, processes=8, output_bytes=10_000, file_bytes=10**6)
+LIMITS = Limits(
+    wall_s=30, memory_bytes=64 * 2**20, processes=8, output_bytes=10_000, file_bytes=10**6
+)
 _numbers = itertools.count(1_000_000)
 
 
@@ -44,17 +41,26 @@ def spec() -> SandboxSpec:
     return made
 
 
-def play(spec: SandboxSpec, code: str, *, group_size: int = 1, timeout_s: float = 30.0) -> GroupOutcome:
+def play(
+    spec: SandboxSpec, code: str, *, group_size: int = 1, timeout_s: float = 30.0
+) -> GroupOutcome:
     """Siblings beyond the first answer at once; the first runs the code, then answers."""
 
     def script(request: Any) -> list[int]:
         first = request.session_id.split("-")[1] == "0"
-        return say(call("python", code=code)) if first and request.request_id.endswith("/0") else say("the end")
+        return (
+            say(call("python", code=code))
+            if first and request.request_id.endswith("/0")
+            else say("the end")
+        )
 
     kwargs = {"tools": [PythonTool(timeout_s=timeout_s)], "announce_tools": False}
     env = EnvSpec(ToolEnv, kwargs=kwargs, sandbox=spec)
     runner = EpisodeRunner(
-        rollout_spec(env=env, max_turn_tokens=2000, max_response_tokens=50_000, context_tokens=60_000), scripted(script)
+        rollout_spec(
+            env=env, max_turn_tokens=2000, max_response_tokens=50_000, context_tokens=60_000
+        ),
+        scripted(script),
     )
     try:
         runner.submit([GroupRequest(0, TASK, group_size)])
@@ -79,7 +85,11 @@ def host_killed(spec: SandboxSpec, times: int) -> Iterator[list[int]]:
                     killed.append(pid)
 
     def hosts() -> list[Any]:
-        return [server for settings, server in list(_servers.items()) if settings.recycle_after == spec.recycle_after]
+        return [
+            server
+            for settings, server in list(_servers.items())
+            if settings.recycle_after == spec.recycle_after
+        ]
 
     thread = threading.Thread(target=kill)
     thread.start()
@@ -121,13 +131,19 @@ def test_a_host_that_dies_costs_an_attempt_and_the_next_one_counts(spec: Sandbox
     (failed,) = outcome.retried
     assert (str(failed.status), failed.reward) == ("failed(sandbox)", None)
     (trajectory,) = outcome.group.trajectories
-    assert (str(trajectory.status), trajectory.attempt, trajectory.reward) == ("terminated", 1, len("the end"))
+    assert (str(trajectory.status), trajectory.attempt, trajectory.reward) == (
+        "terminated",
+        1,
+        len("the end"),
+    )
     result = trajectory.turns[0].calls[0].result
     assert result is not None
     assert result.content == "done"
 
 
-def test_a_host_that_keeps_dying_fails_the_episode_which_no_statistic_sees(spec: SandboxSpec) -> None:
+def test_a_host_that_keeps_dying_fails_the_episode_which_no_statistic_sees(
+    spec: SandboxSpec,
+) -> None:
     with host_killed(spec, times=99):
         outcome = play(spec, "import time; time.sleep(1); print('done')", group_size=3)
     assert [str(t.status) for t in outcome.retried] == ["failed(sandbox)"] * 2

@@ -27,14 +27,7 @@ from agentrl.rollouts import (
 from agentrl.sandbox import SandboxSpec
 from agentrl.tools import tool
 from agentrl.tools.python import PythonTool
-from agentrl.types import (
-    Action,
-    Message,
-    Observation,
-    Status,
-    StepResult,
-    Task,
-)
+from agentrl.types import Action, Message, Observation, Status, StepResult, Task
 from tests.rollouts.bytewise import TASK, call, rollout_spec, say, scripted
 
 DEADLINE_S = 60.0
@@ -88,8 +81,8 @@ class Unkept(Counts):
 class Gate:
     """Holds model calls from a turn on, until it is opened."""
 
-    def __init__(self, turn: int, sibling: int | None = None) -> None:
-        self._turn, self._sibling, self._held = turn, sibling, 0
+    def __init__(self, turn: int, rollout_index: int | None = None) -> None:
+        self._turn, self._sibling, self._held = turn, rollout_index, 0
         self._open = threading.Event()
 
     async def __call__(self, request: Any) -> None:
@@ -159,16 +152,22 @@ def test_a_resumed_episode_is_the_one_that_was_not_interrupted(opened: Open) -> 
     for one, other in zip(found, expected, strict=True):
         assert [turn.text for turn in one.turns] == [turn.text for turn in other.turns]
         assert one.sequence(TURNS - 1).tolist() == other.sequence(TURNS - 1).tolist()
-        assert (one.reward, one.rewards, str(one.status)) == (other.reward, other.rewards, "terminated")
+        assert (one.reward, one.rewards, str(one.status)) == (
+            other.reward,
+            other.rewards,
+            "terminated",
+        )
 
 
 def test_it_extends_what_was_saved_and_says_so(opened: Open) -> None:
     saved = interrupted(opened)
-    for sibling, trajectory in zip(saved.resumable, resumed(opened, saved).group.trajectories, strict=True):
-        before = sibling.head.ids
+    for rollout_index, trajectory in zip(
+        saved.resumable, resumed(opened, saved).group.trajectories, strict=True
+    ):
+        before = rollout_index.head.ids
         assert trajectory.sequence(TURNS - 1)[: before.size].tolist() == before.tolist()
         assert [np.asarray(t.completion[0].logprobs).tobytes() for t in trajectory.turns[:2]] == [
-            np.asarray(t.completion[0].logprobs).tobytes() for t in sibling.turns
+            np.asarray(t.completion[0].logprobs).tobytes() for t in rollout_index.turns
         ]
         assert trajectory.info["resumed_turns"] == 2
 
@@ -185,7 +184,7 @@ def test_versions_of_before_and_after_are_both_recorded(opened: Open) -> None:
 
 
 def test_a_sibling_that_had_finished_is_not_played_again(opened: Open) -> None:
-    gate = Gate(2, sibling=1)
+    gate = Gate(2, rollout_index=1)
     engine = scripted(words, latency=gate)
     runner = opened(engine)
     runner.submit([GroupRequest(3, TASK, 2)])
@@ -196,7 +195,10 @@ def test_a_sibling_that_had_finished_is_not_played_again(opened: Open) -> None:
     again = scripted(words)
     other = opened(again)
     other.submit([GroupRequest(3, TASK, 2, saved=saved)])
-    assert [t.status.kind for t in collect(other).group.trajectories] == ["terminated", "terminated"]
+    assert [t.status.kind for t in collect(other).group.trajectories] == [
+        "terminated",
+        "terminated",
+    ]
     assert {request.session_id for request in again.requests} == {"train/3-1-0"}
 
 
@@ -229,10 +231,14 @@ def test_what_cannot_be_kept_is_begun_anew_and_says_why(opened: Open, env: Any, 
     saved = interrupted(opened, env=EnvSpec(env))
     assert [why in one.why for one in saved.lost] == [True, True]
     found = resumed(opened, saved).group.trajectories
-    assert [(len(t.turns), t.attempt, t.info.get("resumed_turns")) for t in found] == [(TURNS, 0, None)] * 2
+    assert [(len(t.turns), t.attempt, t.info.get("resumed_turns")) for t in found] == [
+        (TURNS, 0, None)
+    ] * 2
 
 
-def test_a_state_that_cannot_be_read_back_is_a_failed_attempt_and_then_begun_anew(opened: Open) -> None:
+def test_a_state_that_cannot_be_read_back_is_a_failed_attempt_and_then_begun_anew(
+    opened: Open,
+) -> None:
     outcome = resumed(opened, interrupted(opened), env=EnvSpec(Broken))
     assert [str(t.status) for t in outcome.retried] == ["failed(env)"] * 2
     assert "ValueError: of another version" in outcome.retried[0].status.detail
@@ -269,15 +275,23 @@ def test_an_episode_with_tools_goes_on(opened: Open) -> None:
     other = opened(scripted(said), env=spec.env)
     other.submit([GroupRequest(3, TASK, 1, saved=saved)])
     (trajectory,) = collect(other).group.trajectories
-    results = [record.result.content for turn in trajectory.turns for record in turn.calls if record.result]
+    results = [
+        record.result.content for turn in trajectory.turns for record in turn.calls if record.result
+    ]
     assert (str(trajectory.status), results) == ("terminated", ["8", "16"])
 
 
 def test_an_episode_with_a_sandbox_is_begun_anew(opened: Open) -> None:
     spec = rollout_spec()
-    env = EnvSpec(spec.env.factory, kwargs={"tools": [PythonTool()], "announce_tools": False}, sandbox=SandboxSpec())
+    env = EnvSpec(
+        spec.env.factory,
+        kwargs={"tools": [PythonTool()], "announce_tools": False},
+        sandbox=SandboxSpec(),
+    )
     gate = Gate(1)
-    runner = opened(scripted(lambda request: say(call("python", code="print(1)")), latency=gate), env=env)
+    runner = opened(
+        scripted(lambda request: say(call("python", code="print(1)")), latency=gate), env=env
+    )
     runner.submit([GroupRequest(3, TASK, 1)])
     gate.wait_for(1)
     (saved,) = runner.in_flight()
@@ -337,7 +351,9 @@ def test_what_an_agents_own_program_plays_is_begun_anew_and_counted(opened: Open
     runner.submit([GroupRequest(3, TASK, 1, env=waits)])
     assert waits.begun.wait(DEADLINE_S)
     (saved,) = runner.in_flight()
-    assert [one.why for one in saved.lost] == ["what plays it is no environment, and cannot be saved"]
+    assert [one.why for one in saved.lost] == [
+        "what plays it is no environment, and cannot be saved"
+    ]
 
 
 def test_a_straggler_that_is_cut_right_after_the_resume_counts_with_its_turns(opened: Open) -> None:

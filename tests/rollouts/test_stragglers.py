@@ -13,14 +13,7 @@ from agentrl.algorithms.credit import group_advantages
 from agentrl.envs import Env, EnvSpec
 from agentrl.metrics import rollout_metrics
 from agentrl.rollouts import EpisodeRunner, GroupOutcome, GroupRequest
-from agentrl.types import (
-    Action,
-    GenerateRequest,
-    Message,
-    Observation,
-    StepResult,
-    Task,
-)
+from agentrl.types import Action, GenerateRequest, Message, Observation, StepResult, Task
 from tests.rollouts.bytewise import TASK, rollout_spec, say, scripted
 
 NEXT: Message = {"role": "user", "content": "go on"}
@@ -72,8 +65,16 @@ async def play() -> AsyncIterator[Play]:
 
 async def test_a_straggler_is_truncated_and_rewarded_with_what_it_has(play: Play) -> None:
     outcome = await play(["1", "go", "22"], GroupRequest(0, TASK, 2, extra_siblings=1))
-    assert [str(t.status) for t in outcome.group.trajectories] == ["terminated", "truncated(straggler)", "terminated"]
-    assert [t.reward for t in outcome.group.trajectories] == [1.0, 2.0, 2.0]  # the length of the last message
+    assert [str(t.status) for t in outcome.group.trajectories] == [
+        "terminated",
+        "truncated(straggler)",
+        "terminated",
+    ]
+    assert [t.reward for t in outcome.group.trajectories] == [
+        1.0,
+        2.0,
+        2.0,
+    ]  # the length of the last message
 
 
 async def test_the_baseline_counts_the_straggler(play: Play) -> None:
@@ -87,9 +88,16 @@ async def test_the_baseline_counts_the_straggler(play: Play) -> None:
 async def test_one_without_a_finished_turn_is_cancelled_and_leaves_the_baseline(play: Play) -> None:
     """Of rewards 1 and 3 the mean is 2, whatever the cancelled sibling might have got."""
     outcome = await play(["1", "hang", "333"], GroupRequest(0, TASK, 2, extra_siblings=1))
-    assert [str(t.status) for t in outcome.group.trajectories] == ["terminated", "cancelled(straggler)", "terminated"]
+    assert [str(t.status) for t in outcome.group.trajectories] == [
+        "terminated",
+        "cancelled(straggler)",
+        "terminated",
+    ]
     rewards = np.asarray([t.reward for t in outcome.group.finished], dtype=np.float64)
-    assert group_advantages(rewards, np.zeros(2, dtype=np.int64), scale="none").tolist() == [-1.0, 1.0]
+    assert group_advantages(rewards, np.zeros(2, dtype=np.int64), scale="none").tolist() == [
+        -1.0,
+        1.0,
+    ]
 
 
 async def test_stragglers_are_counted(play: Play) -> None:

@@ -11,13 +11,7 @@ import pytest
 from agentrl.engines.scripted import ScriptedEngine
 from agentrl.errors import TokenMismatchError
 from agentrl.rollouts import assert_extends_context, assert_token_consistency
-from agentrl.types import (
-    Completion,
-    GenerateRequest,
-    SamplingParams,
-    Segment,
-    SegmentKind,
-)
+from agentrl.types import Completion, GenerateRequest, SamplingParams, Segment, SegmentKind
 from tests.rollouts.bytewise import laid_out, play, say, scripted
 
 VOCAB = 50
@@ -34,7 +28,12 @@ async def true_answer() -> Completion:
 
 
 def policy(ids: list[int], version: int) -> Segment:
-    return Segment(SegmentKind.POLICY, np.asarray(ids, dtype=np.int32), np.full(len(ids), -1.0, np.float32), version)
+    return Segment(
+        SegmentKind.POLICY,
+        np.asarray(ids, dtype=np.int32),
+        np.full(len(ids), -1.0, np.float32),
+        version,
+    )
 
 
 async def test_a_true_answer_passes() -> None:
@@ -43,7 +42,9 @@ async def test_a_true_answer_passes() -> None:
 
 async def test_an_engine_that_ran_the_last_token_through_passes() -> None:
     answer = await true_answer()
-    assert_token_consistency(request(), replace(answer, account=replace(answer.account, kv_tokens=5)), VOCAB)
+    assert_token_consistency(
+        request(), replace(answer, account=replace(answer.account, kv_tokens=5)), VOCAB
+    )
 
 
 async def test_an_answer_that_crossed_a_weight_update_passes() -> None:
@@ -57,7 +58,9 @@ Mutation = Callable[[Completion], Completion]
 @pytest.mark.parametrize(
     ("mutate", "named"),
     [
-        pytest.param(lambda c: replace(c, request_id="q"), "the answer is for request 'q'", id="request_id"),
+        pytest.param(
+            lambda c: replace(c, request_id="q"), "the answer is for request 'q'", id="request_id"
+        ),
         pytest.param(
             lambda c: replace(c, account=replace(c.account, prompt_tokens=2)),
             "3 ids were sent, the engine was given 2",
@@ -100,7 +103,9 @@ Mutation = Callable[[Completion], Completion]
         ),
         pytest.param(
             lambda c: replace(
-                c, segments=(policy([8] * 5, 3),), account=replace(c.account, completion_tokens=5, kv_tokens=7)
+                c,
+                segments=(policy([8] * 5, 3),),
+                account=replace(c.account, completion_tokens=5, kv_tokens=7),
             ),
             "5 ids came back, max_new_tokens was 4",
             id="too_many",
@@ -124,7 +129,9 @@ def test_a_request_that_lost_its_prefix_is_named() -> None:
 
 
 def test_a_request_that_adds_nothing_is_named() -> None:
-    with pytest.raises(TokenMismatchError, match="it has 3 ids, the sequence that it extends has 3"):
+    with pytest.raises(
+        TokenMismatchError, match="it has 3 ids, the sequence that it extends has 3"
+    ):
         assert_extends_context(request(), np.asarray([5, 6, 7], dtype=np.int32))
 
 

@@ -8,13 +8,7 @@ import pytest
 from agentrl.envs import Env, EnvSpec
 from agentrl.rollouts import make_batch
 from agentrl.tools import tool
-from agentrl.types import (
-    Action,
-    Observation,
-    StepResult,
-    Task,
-    TrajectoryGroup,
-)
+from agentrl.types import Action, Observation, StepResult, Task, TrajectoryGroup
 from tests.rollouts.bytewise import TASK, BytewiseRenderer, call, ids, laid_out, play, say, scripted
 
 
@@ -54,7 +48,9 @@ async def test_an_answer_that_does_not_fit_ends_the_episode_with_the_turn_whole(
 
 async def test_the_tokens_of_an_episode_that_was_cut_are_trained() -> None:
     trajectory = await play([ids("a" * 50)], max_turn_tokens=20)
-    batch = make_batch([TrajectoryGroup(4, TASK, (trajectory,))], credit=np.ones(1, dtype=np.float32))
+    batch = make_batch(
+        [TrajectoryGroup(4, TASK, (trajectory,))], credit=np.ones(1, dtype=np.float32)
+    )
     assert str(trajectory.status) == "truncated(length)"
     assert batch.loss_mask.sum() == 20
     assert bool(batch.truncated[0])
@@ -81,7 +77,9 @@ async def test_each_call_is_told_how_much_room_there_is() -> None:
 
 async def test_a_restated_history_over_the_prompts_limit_truncates_with_all_turns() -> None:
     script = [say(call("recite", letters=60)), say("never")]
-    trajectory = await play(script, tools=[recite], renderer=BytewiseRenderer(rewrites=True), max_prompt_tokens=80)
+    trajectory = await play(
+        script, tools=[recite], renderer=BytewiseRenderer(rewrites=True), max_prompt_tokens=80
+    )
     assert str(trajectory.status) == "truncated(max_prompt_tokens)"
     assert len(trajectory.turns) == 1
     assert trajectory.reward is not None
@@ -108,6 +106,11 @@ async def test_a_completion_of_nothing_keeps_its_context_and_the_sequence_goes_o
     trajectory = await play(engine, env=EnvSpec(AsksTwice))
     assert [turn.parent for turn in trajectory.turns] == [None, 0]
     assert trajectory.sequence(0).tolist() == engine.requests[0].token_ids.tolist()
-    assert engine.requests[1].token_ids.tolist()[: trajectory.sequence(0).size] == trajectory.sequence(0).tolist()
-    batch = make_batch([TrajectoryGroup(4, TASK, (trajectory,))], credit=np.ones(1, dtype=np.float32))
+    assert (
+        engine.requests[1].token_ids.tolist()[: trajectory.sequence(0).size]
+        == trajectory.sequence(0).tolist()
+    )
+    batch = make_batch(
+        [TrajectoryGroup(4, TASK, (trajectory,))], credit=np.ones(1, dtype=np.float32)
+    )
     assert batch.loss_mask.sum() == len(say("4"))

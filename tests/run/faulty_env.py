@@ -6,12 +6,7 @@ import os
 from pathlib import Path
 
 from agentrl.envs import Env
-from agentrl.types import (
-    Action,
-    Observation,
-    StepResult,
-    Task,
-)
+from agentrl.types import Action, Observation, StepResult, Task
 
 
 class Faulty(Env):
@@ -25,7 +20,10 @@ class Faulty(Env):
         return Observation(self.task.messages)
 
     def step(self, action: Action) -> StepResult:
-        if Path(os.environ["FAULTY"]).exists() and self._number % int(os.environ.get("FAULTY_EVERY", "1")) == 0:
+        if (
+            Path(os.environ["FAULTY"]).exists()
+            and self._number % int(os.environ.get("FAULTY_EVERY", "1")) == 0
+        ):
             self._read_map()
         digits = sum(letter.isdigit() for letter in action.text)
         return StepResult(Observation(()), reward=digits / (1 + len(action.text)), terminated=True)

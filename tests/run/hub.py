@@ -70,14 +70,26 @@ class Answers(http.server.BaseHTTPRequestHandler):
         assert api is not None
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         names = [str(path.relative_to(folder)) for path in files]
-        answer: object = {"_id": "1", "id": NAME, "sha": commit, "siblings": [{"rfilename": name} for name in names]}
+        answer: object = {
+            "_id": "1",
+            "id": NAME,
+            "sha": commit,
+            "siblings": [{"rfilename": name} for name in names],
+        }
         if api[1] == "tree":
             sizes = [path.stat().st_size for path in files]
             answer = [
-                {"type": "file", "path": name, "size": size, "oid": hashlib.sha1(name.encode()).hexdigest()}
+                {
+                    "type": "file",
+                    "path": name,
+                    "size": size,
+                    "oid": hashlib.sha1(name.encode()).hexdigest(),
+                }
                 for name, size in zip(names, sizes, strict=True)
             ]
-        return self._send(200, json.dumps(answer).encode(), body, {"Content-Type": "application/json"})
+        return self._send(
+            200, json.dumps(answer).encode(), body, {"Content-Type": "application/json"}
+        )
 
     def _send(self, status: int, data: bytes, body: bool, headers: Mapping[str, str]) -> None:
         self.send_response(status)
@@ -104,9 +116,23 @@ def serving() -> Iterator[Hub]:
             thread.join()
 
 
-def python(code: str, *, endpoint: str, home: Path, args: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+def python(
+    code: str, *, endpoint: str, home: Path, args: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
     """Runs Python that takes ``endpoint`` for the hub, and ``home`` for the folder of its cache."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGINGFACE"))}
-    env = {**kept, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_ETAG_TIMEOUT": "20", "OMP_NUM_THREADS": "1"}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("HF_", "HUGGINGFACE"))
+    }
+    env = {
+        **kept,
+        "HF_ENDPOINT": endpoint,
+        "HF_HOME": str(home),
+        "HF_HUB_ETAG_TIMEOUT": "20",
+        "OMP_NUM_THREADS": "1",
+    }
     command = [sys.executable, "-c", code, *args]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
+    return subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=300, check=False
+    )

@@ -5,13 +5,7 @@ from __future__ import annotations
 import time
 
 from agentrl.envs import Env
-from agentrl.types import (
-    Action,
-    Message,
-    Observation,
-    StepResult,
-    Task,
-)
+from agentrl.types import Action, Message, Observation, StepResult, Task
 
 
 class Long(Env):

@@ -20,7 +20,10 @@ ALWAYS = ("run.deterministic=false", "stages.rl.eval.sets={}")
 def ahead(folder: Path) -> Path:
     """The tiny run's configuration with what tokens of older versions need."""
     config = folder / "config.yaml"
-    config.write_text(CONFIG.replace(RL, f"{RL}    algorithm: {{name: grpo, correction: token}}\n"), encoding="utf-8")
+    config.write_text(
+        CONFIG.replace(RL, f"{RL}    algorithm: {{name: grpo, correction: token}}\n"),
+        encoding="utf-8",
+    )
     return config
 
 

@@ -33,7 +33,11 @@ class Adding(BaseHTTPRequestHandler):
         if last["role"] == "user":
             a, _, b = last["content"].rstrip("?").split()
             function = {"name": "add", "arguments": json.dumps({"a": int(a), "b": int(b)})}
-            message = {"role": "assistant", "content": None, "tool_calls": [{**TOOL_CALL, "function": function}]}
+            message = {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{**TOOL_CALL, "function": function}],
+            }
         broken = self.asked % 3 == 0
         answer = {"choices": [{"message": message, "finish_reason": "stop"}]}
         raw = json.dumps({"error": {"message": "busy"}} if broken else answer).encode()
@@ -67,14 +71,23 @@ def config(tmp_path: Path) -> Path:
 
 def overrides(url: str) -> list[str]:
     engine = ["rollout.engine=openai", "run.deterministic=false", "rollout.engine_args.model=m"]
-    return [*engine, f"rollout.engine_args.base_url={url}", "rollout.engine_args.max_backoff_s=0.01"]
+    return [
+        *engine,
+        f"rollout.engine_args.base_url={url}",
+        "rollout.engine_args.max_backoff_s=0.01",
+    ]
 
 
 def test_eval_asks_a_server_and_scores_what_it_says(
     config: Path, url: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     out = tmp_path / "eval.parquet"
-    assert run_command_line(["eval", str(config), *overrides(url), "--samples", "2", "--json", "--out", str(out)]) == 0
+    assert (
+        run_command_line(
+            ["eval", str(config), *overrides(url), "--samples", "2", "--json", "--out", str(out)]
+        )
+        == 0
+    )
     report = json.loads(capsys.readouterr().out)
     assert report["failed_samples"] == 0
     assert report["sources"]["sums"]["avg@2"]["value"] == 1.0
@@ -110,7 +123,9 @@ def test_a_server_cannot_be_trained(config: Path, url: str) -> None:
         ("rollout.engine_args.api_key_env=NO_SUCH_KEY", "NO_SUCH_KEY"),
     ],
 )
-def test_a_server_that_is_described_wrongly_is_named(config: Path, url: str, override: str, words: str) -> None:
+def test_a_server_that_is_described_wrongly_is_named(
+    config: Path, url: str, override: str, words: str
+) -> None:
     with (
         Trainer(load_config(config, [*overrides(url), override], trains=False)) as trainer,
         pytest.raises(ConfigError, match=words),
@@ -118,7 +133,9 @@ def test_a_server_that_is_described_wrongly_is_named(config: Path, url: str, ove
         trainer.evaluate()
 
 
-def test_a_configuration_alone_needs_a_server(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_configuration_alone_needs_a_server(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run_command_line(["eval", str(config)]) == 2
     assert "set rollout.engine=openai" in capsys.readouterr().err
 
@@ -130,7 +147,16 @@ def test_rollout_collects_from_a_server_and_goes_on_where_it_was(
 
     monkeypatch.setattr(Adding, "asked", 0)
     out = tmp_path / "out"
-    command = ["rollout", str(config), *overrides(url), "--samples", "2", "--out", str(out), "--tasks"]
+    command = [
+        "rollout",
+        str(config),
+        *overrides(url),
+        "--samples",
+        "2",
+        "--out",
+        str(out),
+        "--tasks",
+    ]
     assert run_command_line([*command, "2"]) == 0
     asked = Adding.asked
     assert asked >= 2 * 2 * 2  # two turns an episode, and what failed once more
@@ -138,7 +164,13 @@ def test_rollout_collects_from_a_server_and_goes_on_where_it_was(
     assert Adding.asked == asked
     assert run_command_line([*command, "3"]) == 0
     pattern = str(out / "traj" / "sealed" / "*" / "*.parquet")
-    rows = list(load_dataset("parquet", data_files=pattern, split="train", cache_dir=str(tmp_path / "cache")))
-    assert sorted((row["draw"], row["sibling"]) for row in rows) == [(d, s) for d in range(3) for s in range(2)]
+    rows = list(
+        load_dataset(
+            "parquet", data_files=pattern, split="train", cache_dir=str(tmp_path / "cache")
+        )
+    )
+    assert sorted((row["draw"], row["sibling"]) for row in rows) == [
+        (d, s) for d in range(3) for s in range(2)
+    ]
     assert all(row["num_turns"] == 2 and row["reward"] > 1 for row in rows)
     assert all(row["token_ids"] == [] and row["num_policy_tokens"] == 0 for row in rows)

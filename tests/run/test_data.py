@@ -32,7 +32,11 @@ Load = Callable[..., list[Task]]
 @pytest.fixture
 def load(tmp_path: Path) -> Load:
     def loaded(reference: str, args: dict[str, Any] | None = None, **more: Any) -> list[Task]:
-        return load_tasks(reference, args or {}, **{"base_dir": tmp_path, "seed": 5, "setting": "data.train"} | more)
+        return load_tasks(
+            reference,
+            args or {},
+            **{"base_dir": tmp_path, "seed": 5, "setting": "data.train"} | more,
+        )
 
     return loaded
 
@@ -55,9 +59,12 @@ def write_folder(path: Path, rows: list[Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "write"), [("t.jsonl", write_jsonl), ("t.parquet", write_parquet), ("folder", write_folder)]
+    ("name", "write"),
+    [("t.jsonl", write_jsonl), ("t.parquet", write_parquet), ("folder", write_folder)],
 )
-def test_files_of_our_columns(load: Load, tmp_path: Path, name: str, write: Callable[[Path, list[Any]], None]) -> None:
+def test_files_of_our_columns(
+    load: Load, tmp_path: Path, name: str, write: Callable[[Path, list[Any]], None]
+) -> None:
     write(tmp_path / name, ROWS)
     tasks = load(name)
     assert [(task.id, task.answer, task.messages, task.info["level"]) for task in tasks] == [
@@ -67,7 +74,9 @@ def test_files_of_our_columns(load: Load, tmp_path: Path, name: str, write: Call
     assert {task.data_source for task in tasks} == {"default"}
 
 
-@pytest.mark.parametrize(("name", "write"), [("t.jsonl", write_jsonl), ("t.parquet", write_parquet)])
+@pytest.mark.parametrize(
+    ("name", "write"), [("t.jsonl", write_jsonl), ("t.parquet", write_parquet)]
+)
 def test_files_of_verls_columns(load: Load, tmp_path: Path, name: str, write: Any) -> None:
     write(tmp_path / name, [VERL, VERL])
     first, second = load(name)
@@ -98,8 +107,13 @@ def test_a_function_gets_the_runs_seed_and_its_arguments(load: Load, tmp_path: P
     assert [task.id for task in load("task.py:tasks", {"split": "train", "seed": 9})] == ["train-9"]
 
 
-def test_a_function_may_yield_rows_for_ever_where_there_is_a_limit(load: Load, tmp_path: Path) -> None:
-    write_function(tmp_path, "def tasks():\n    n = 0\n    while True:\n        yield Task(str(n))\n        n += 1")
+def test_a_function_may_yield_rows_for_ever_where_there_is_a_limit(
+    load: Load, tmp_path: Path
+) -> None:
+    write_function(
+        tmp_path,
+        "def tasks():\n    n = 0\n    while True:\n        yield Task(str(n))\n        n += 1",
+    )
     assert [task.id for task in load("task.py:tasks", limit=3)] == ["0", "1", "2"]
 
 
@@ -110,14 +124,28 @@ def test_a_function_may_yield_rows_for_ever_where_there_is_a_limit(load: Load, t
         ("def tasks():\n    return 3", "must return an iterable of rows, got int"),
         ("def tasks():\n    raise OSError('no disk')", "raised OSError: no disk"),
         ("def tasks(other):\n    return []", "raised TypeError: .*other"),
-        ("def tasks():\n    return [3]", "row 0 of task.py:tasks must be a Task or a mapping, got int"),
-        ("def tasks():\n    return [{'text': 'x'}]", r"has no 'messages', 'prompt' or 'question'; it has \['text'\]"),
+        (
+            "def tasks():\n    return [3]",
+            "row 0 of task.py:tasks must be a Task or a mapping, got int",
+        ),
+        (
+            "def tasks():\n    return [{'text': 'x'}]",
+            r"has no 'messages', 'prompt' or 'question'; it has \['text'\]",
+        ),
         ("def tasks():\n    yield Task('a')\n    raise KeyError('b')", "raised KeyError: 'b'"),
-        ("def tasks():\n    return [{'messages': 3}]", "row 0 of task.py:tasks: 'messages' must be"),
-        ("def tasks():\n    return [{'messages': ['x']}]", "row 0 of task.py:tasks: 'messages' must be"),
+        (
+            "def tasks():\n    return [{'messages': 3}]",
+            "row 0 of task.py:tasks: 'messages' must be",
+        ),
+        (
+            "def tasks():\n    return [{'messages': ['x']}]",
+            "row 0 of task.py:tasks: 'messages' must be",
+        ),
     ],
 )
-def test_what_is_wrong_with_a_function_is_named(load: Load, tmp_path: Path, body: str, message: str) -> None:
+def test_what_is_wrong_with_a_function_is_named(
+    load: Load, tmp_path: Path, body: str, message: str
+) -> None:
     write_function(tmp_path, body)
     with pytest.raises(DataError, match=message):
         load("task.py:tasks")
@@ -136,7 +164,9 @@ def test_a_file_that_is_not_there_is_named_with_its_setting(load: Load, name: st
 
 
 def test_a_reference_of_no_kind_is_told_the_kinds(load: Load) -> None:
-    with pytest.raises(DataError, match=r"neither file\.py:function, module:function, a \.jsonl or \.parquet file"):
+    with pytest.raises(
+        DataError, match=r"neither file\.py:function, module:function, a \.jsonl or \.parquet file"
+    ):
         load("somewhere")
 
 
@@ -147,7 +177,9 @@ def test_a_line_that_is_no_json_is_named(load: Load, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["t.parquet", "folder"])
-def test_a_file_that_is_not_what_its_name_says_is_named(load: Load, tmp_path: Path, name: str) -> None:
+def test_a_file_that_is_not_what_its_name_says_is_named(
+    load: Load, tmp_path: Path, name: str
+) -> None:
     path = tmp_path / name
     if name == "folder":
         path.mkdir()

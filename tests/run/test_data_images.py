@@ -11,12 +11,7 @@ from PIL import Image as Pictures
 
 from agentrl.errors import DataError
 from agentrl.run.data.datasets import load_tasks, rows_hash
-from agentrl.types import (
-    Image,
-    Task,
-    images_in,
-    with_images,
-)
+from agentrl.types import Image, Task, images_in, with_images
 from tests.tiny_vision import picture
 
 HERE: dict[str, Any] = {"type": "image"}
@@ -42,7 +37,11 @@ def seen(task: Task) -> list[Image]:
 def test_files_are_named_from_the_data_sets_folder(tmp_path: Path) -> None:
     (tmp_path / "data" / "pictures").mkdir(parents=True)
     (tmp_path / "data" / "pictures" / "a.png").write_bytes(picture())
-    row = {"messages": user({"type": "text", "text": "?"}, {"type": "image", "image": "pictures/a.png"})}
+    row = {
+        "messages": user(
+            {"type": "text", "text": "?"}, {"type": "image", "image": "pictures/a.png"}
+        )
+    }
     (tmp_path / "data" / "rows.jsonl").write_text(json.dumps(row))
     (task,) = load(tmp_path, "data/rows.jsonl")
     assert seen(task) == [Image.read(picture())]
@@ -50,7 +49,9 @@ def test_files_are_named_from_the_data_sets_folder(tmp_path: Path) -> None:
 
 def test_parts_without_an_image_take_those_of_the_column(tmp_path: Path) -> None:
     uris = [Image.read(picture(seed=seed)).data_uri() for seed in (1, 2)]
-    (task,) = written(tmp_path, {"messages": user(HERE, {"type": "text", "text": "or"}, HERE), "images": uris})
+    (task,) = written(
+        tmp_path, {"messages": user(HERE, {"type": "text", "text": "or"}, HERE), "images": uris}
+    )
     assert seen(task) == [Image.read(picture(seed=1)), Image.read(picture(seed=2))]
     assert "images" not in task.info
 
@@ -59,7 +60,9 @@ def test_a_saved_hugging_face_data_set_may_hold_images(tmp_path: Path) -> None:
     from datasets import Dataset, Features, Sequence, Value
     from datasets import Image as ImageFeature
 
-    parts = Features({"role": Value("string"), "content": [{"type": Value("string"), "text": Value("string")}]})
+    parts = Features(
+        {"role": Value("string"), "content": [{"type": Value("string"), "text": Value("string")}]}
+    )
     features = Features({"messages": [dict(parts)], "images": Sequence(ImageFeature())})
     content = [{"type": "text", "text": "What?"}, {"type": "image", "text": None}]
     shown = Pictures.new("RGB", (30, 20), "red")
@@ -73,14 +76,25 @@ def test_a_saved_hugging_face_data_set_may_hold_images(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"messages": user(HERE, HERE), "images": ["a.png"]}, "row 0 of rows.jsonl: .* 'images' has none left"),
+        (
+            {"messages": user(HERE, HERE), "images": ["a.png"]},
+            "row 0 of rows.jsonl: .* 'images' has none left",
+        ),
         ({"messages": user(HERE), "images": ["a.png", "b.png"]}, "holds 2 images, 1 more than"),
         ({"messages": user(HERE)}, "a part of type image has no image"),
         ({"messages": user(HERE), "images": "a.png"}, "'images' must be a list of images, got str"),
-        ({"messages": user({"type": "image", "image": "data:image/png;base64,eA=="})}, "row 0 .* cannot be read as"),
-        ({"messages": user({"type": "image", "image": "http://example.org/a.png"})}, "nothing is fetched in a run"),
+        (
+            {"messages": user({"type": "image", "image": "data:image/png;base64,eA=="})},
+            "row 0 .* cannot be read as",
+        ),
+        (
+            {"messages": user({"type": "image", "image": "http://example.org/a.png"})},
+            "nothing is fetched in a run",
+        ),
     ],
 )
-def test_a_row_whose_images_do_not_fit_is_named(row: dict[str, Any], said: str, tmp_path: Path) -> None:
+def test_a_row_whose_images_do_not_fit_is_named(
+    row: dict[str, Any], said: str, tmp_path: Path
+) -> None:
     with pytest.raises(DataError, match=said):
         written(tmp_path, row)

@@ -44,11 +44,15 @@ def spec(write: Write, tmp_path: Path) -> Callable[..., EnvSpec]:
     return make
 
 
-async def test_a_subclass_of_tool_env_is_given_tools_and_prompt(spec: Callable[..., EnvSpec]) -> None:
+async def test_a_subclass_of_tool_env_is_given_tools_and_prompt(
+    spec: Callable[..., EnvSpec],
+) -> None:
     text = "env: {entry: 'own.py:Own', tools: ['own.py:look'], system_prompt: Look!}\nrollout: {tool_timeout_s: 7}"
     built = spec(text)
     assert built.kwargs["tool_deadline_s"] == 7
-    observation = await built.build(Task("1", ({"role": "user", "content": "Where?"},))).reset(seed=0)
+    observation = await built.build(Task("1", ({"role": "user", "content": "Where?"},))).reset(
+        seed=0
+    )
     assert [tool.name for tool in observation.tools or ()] == ["look"]
     assert [message["content"] for message in observation.messages] == ["Look!", "Where?"]
     assert spec(text, with_tools=False).kwargs["tools"] == []
@@ -64,11 +68,18 @@ async def test_a_subclass_of_tool_env_is_given_tools_and_prompt(spec: Callable[.
 def test_a_setting_that_an_environment_does_not_take_is_refused(
     spec: Callable[..., EnvSpec], setting: str, named: str
 ) -> None:
-    with pytest.raises(ConfigError, match=rf"{named} would do nothing, since Bare has no parameter '\w+'; give it one"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"{named} would do nothing, since Bare has no parameter '\w+'; give it one",
+    ):
         spec(f"env: {{entry: 'own.py:Bare', {setting}}}")
 
 
-def test_without_such_settings_it_is_given_its_own_arguments_alone(spec: Callable[..., EnvSpec]) -> None:
+def test_without_such_settings_it_is_given_its_own_arguments_alone(
+    spec: Callable[..., EnvSpec],
+) -> None:
     assert spec("env: {entry: 'own.py:Bare', args: {size: 3}}").kwargs == {"size": 3}
     assert spec("env: {entry: 'own.py:Bare', announce_tools: false}").kwargs == {}
-    assert spec("env: {entry: 'own.py:Own', announce_tools: false}").kwargs["announce_tools"] is False
+    assert (
+        spec("env: {entry: 'own.py:Own', announce_tools: false}").kwargs["announce_tools"] is False
+    )

@@ -37,7 +37,9 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
     console = Console(file=io.StringIO(), width=300)
 
     def train(*overrides: str, resume: bool = False) -> str:
-        config = load_config(tmp_path / "config.yaml", [f"run.dir={tmp_path / 'run'}", *RL_ALONE, *overrides])
+        config = load_config(
+            tmp_path / "config.yaml", [f"run.dir={tmp_path / 'run'}", *RL_ALONE, *overrides]
+        )
         with Trainer(config, console=console) as trainer:
             trainer.train(resume=resume)
         assert isinstance(console.file, io.StringIO)
@@ -46,39 +48,54 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
     return train
 
 
-def test_an_environment_whose_step_always_raises_stops_the_run_and_names_its_line(play: Play, tmp_path: Path) -> None:
+def test_an_environment_whose_step_always_raises_stops_the_run_and_names_its_line(
+    play: Play, tmp_path: Path
+) -> None:
     with pytest.raises(EpisodesFailedError) as caught:
         play()
     text = str(caught.value)
     assert text.startswith("every one of the ")
     assert "episodes of step 1 of stage 'rl' ended as " in text
-    assert f"Faulty.step raised KeyError: 'the map', at {FAULTY}:33" in text
-    assert f'File "{FAULTY}", line 24, in step' in text
-    assert text.index("line 24, in step") < text.index("line 33, in _read_map")
+    assert f"Faulty.step raised KeyError: 'the map', at {FAULTY}:36" in text
+    assert f'File "{FAULTY}", line 27, in step' in text
+    assert text.index("line 27, in step") < text.index("line 36, in _read_map")
     assert "agentrl/envs/drive.py" not in text
     assert not [row for row in metrics(tmp_path / "run") if row["stage"] == "rl"]
 
 
-def test_a_run_that_its_environment_stopped_goes_on_once_that_is_mended(play: Play, tmp_path: Path) -> None:
+def test_a_run_that_its_environment_stopped_goes_on_once_that_is_mended(
+    play: Play, tmp_path: Path
+) -> None:
     with pytest.raises(EpisodesFailedError):
         play()
     (tmp_path / "fault").unlink()
     play(resume=True)
-    trained = [row for row in read_jsonl(tmp_path / "run" / "ledger.jsonl") if row["to"] == "trained"]
-    assert sorted(row["draw"] for row in trained) == list(range(6))  # the draws that failed are played again
+    trained = [
+        row for row in read_jsonl(tmp_path / "run" / "ledger.jsonl") if row["to"] == "trained"
+    ]
+    assert sorted(row["draw"] for row in trained) == list(
+        range(6)
+    )  # the draws that failed are played again
     assert [row["step"] for row in metrics(tmp_path / "run") if row["stage"] == "rl"] == [1, 2]
 
 
-def test_the_checkpoint_of_a_run_that_stopped_is_the_state_before_the_batch(play: Play, tmp_path: Path) -> None:
+def test_the_checkpoint_of_a_run_that_stopped_is_the_state_before_the_batch(
+    play: Play, tmp_path: Path
+) -> None:
     with pytest.raises(EpisodesFailedError):
         play()
     (checkpoint,) = (tmp_path / "run" / "checkpoints" / "rl").glob("step=*/manifest.json")
     assert checkpoint.parent.name == "step=000000"
 
 
-def test_more_than_max_failed_frac_of_a_batch_stops_the_run(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_than_max_failed_frac_of_a_batch_stops_the_run(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FAULTY_EVERY", "3")
-    with pytest.raises(EpisodesFailedError, match=r"\d+ of the \d+ episodes of step \d of stage 'rl' failed at one "):
+    with pytest.raises(
+        EpisodesFailedError,
+        match=r"\d+ of the \d+ episodes of step \d of stage 'rl' failed at one ",
+    ):
         play("stages.rl.rollout.max_failed_frac=0.0")
 
 
@@ -89,7 +106,13 @@ def test_below_max_failed_frac_the_terminal_says_how_many_and_why(
     text = play("stages.rl.rollout.max_failed_frac=0.9", "stages.rl.train.batch_prompts=12")
     shown = [line for line in text.splitlines() if line.startswith("! step ")]
     assert shown
-    assert all(f"Faulty.step raised KeyError: 'the map', at {FAULTY}:33" in line for line in shown)
-    counted = [row for row in read_jsonl(tmp_path / "run" / "events.jsonl") if row["event"] == "episodes_failed"]
-    assert [row["episodes"] for row in counted] == [int(line.split(" episodes ")[1].split()[0]) for line in shown]
+    assert all(f"Faulty.step raised KeyError: 'the map', at {FAULTY}:36" in line for line in shown)
+    counted = [
+        row
+        for row in read_jsonl(tmp_path / "run" / "events.jsonl")
+        if row["event"] == "episodes_failed"
+    ]
+    assert [row["episodes"] for row in counted] == [
+        int(line.split(" episodes ")[1].split()[0]) for line in shown
+    ]
     assert states(tmp_path / "run")["trained"] > 0

@@ -26,7 +26,16 @@ def test_a_full_disk_at_a_checkpoint_is_a_sentence(tmp_path: Path) -> None:
     small = ["bwrap", "--dev-bind", "/", "/", "--size", str(TOO_SMALL), "--tmpfs", str(disk)]
     often = ("checkpoint.every=1", "checkpoint.keep_last=100", "run.deterministic=false")
     done = subprocess.run(
-        [*small, sys.executable, "-m", "agentrl", "train", str(config), f"run.dir={disk}/run", *often],
+        [
+            *small,
+            sys.executable,
+            "-m",
+            "agentrl",
+            "train",
+            str(config),
+            f"run.dir={disk}/run",
+            *often,
+        ],
         capture_output=True,
         text=True,
     )
@@ -52,5 +61,7 @@ def test_a_full_disk_is_named_whoever_swallowed_its_number(tmp_path: Path) -> No
 
 
 def test_another_failure_keeps_its_own_words(tmp_path: Path) -> None:
-    found = write_failure("it could not be written", tmp_path, PermissionError(13, "Permission denied"))
+    found = write_failure(
+        "it could not be written", tmp_path, PermissionError(13, "Permission denied")
+    )
     assert (type(found), str(found)) == (StoreError, "it could not be written: Permission denied")

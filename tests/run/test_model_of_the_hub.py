@@ -32,7 +32,13 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
     with serving() as hub:
         folder = tmp_path / "first"
         (folder / "onnx").mkdir(parents=True)
-        for name in ("config.json", "model.safetensors", "tokenizer.json", "model.bin", "onnx/model.safetensors"):
+        for name in (
+            "config.json",
+            "model.safetensors",
+            "tokenizer.json",
+            "model.bin",
+            "onnx/model.safetensors",
+        ):
             (folder / name).write_text(f"the first {name}")
         hub.add(folder)
         yield hub
@@ -47,7 +53,10 @@ def test_a_name_is_downloaded_to_the_usual_cache(hub: Hub, tmp_path: Path) -> No
     code, folder, said = give(hub, tmp_path / "home", NAME)
     assert code == 0, said
     (commit,) = hub.commits
-    assert Path(folder) == tmp_path / "home" / "hub" / "models--someone--tiny-model" / "snapshots" / commit
+    assert (
+        Path(folder)
+        == tmp_path / "home" / "hub" / "models--someone--tiny-model" / "snapshots" / commit
+    )
     assert sorted(path.name for path in Path(folder).iterdir()) == [
         "config.json",
         "model.safetensors",
@@ -56,7 +65,9 @@ def test_a_name_is_downloaded_to_the_usual_cache(hub: Hub, tmp_path: Path) -> No
     assert "100%" in said  # the progress bar
 
 
-def test_what_is_in_the_cache_is_not_downloaded_again_and_needs_no_network(hub: Hub, tmp_path: Path) -> None:
+def test_what_is_in_the_cache_is_not_downloaded_again_and_needs_no_network(
+    hub: Hub, tmp_path: Path
+) -> None:
     _, first, _ = give(hub, tmp_path / "home", NAME)
     hub.asked.clear()
     assert give(hub, tmp_path / "home", NAME)[1] == first
@@ -89,7 +100,9 @@ def test_a_revision_stands_behind_the_name(hub: Hub, tmp_path: Path) -> None:
         ("models/of/mine", "is no folder ("),
     ],
 )
-def test_a_name_that_the_hub_lacks_is_one_plain_sentence(hub: Hub, tmp_path: Path, setting: str, words: str) -> None:
+def test_a_name_that_the_hub_lacks_is_one_plain_sentence(
+    hub: Hub, tmp_path: Path, setting: str, words: str
+) -> None:
     code, _, said = give(hub, tmp_path / "home", setting)
     assert code == 1
     assert f"DataError: model.path='{setting}' is no folder" in said
@@ -151,7 +164,10 @@ def test_a_run_trains_a_model_of_the_hub_and_goes_on_with_the_same_commit(tmp_pa
     with serving() as hub:
         commit = hub.add(tmp_path / "model")
         first = python(
-            TRAIN, endpoint=hub.url, home=tmp_path / "home", args=(*words, "train.steps=2", f"run.dir={run_dir}")
+            TRAIN,
+            endpoint=hub.url,
+            home=tmp_path / "home",
+            args=(*words, "train.steps=2", f"run.dir={run_dir}"),
         )
         assert first.returncode == 0, first.stderr
         assert RunDirectory(run_dir).read_record()["parent"] == f"{NAME}@{commit}"

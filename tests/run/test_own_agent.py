@@ -82,7 +82,9 @@ class Account:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_tokens_trained_are_those_that_the_engine_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tokens_trained_are_those_that_the_engine_sampled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     account = Account(monkeypatch)
     (tmp_path / "config.yaml").write_text(CONFIG, encoding="utf-8")
     with Trainer(load_config(tmp_path / "config.yaml", [f"run.dir={tmp_path / 'run'}"])) as trainer:
@@ -97,7 +99,9 @@ def test_the_tokens_trained_are_those_that_the_engine_sampled(tmp_path: Path, mo
             for turn in trajectory.turns:
                 completion = tuple(concat_ids(turn.completion).tolist())
                 given = trajectory.sequence(turn.index)[: -len(completion)]
-                assert completion in account.made[tuple(given.tolist())]  # by the engine's own account
+                assert (
+                    completion in account.made[tuple(given.tolist())]
+                )  # by the engine's own account
                 sampled[completion] += 1
                 turns_of_two += turn.parent is not None
         trained: Counter[tuple[int, ...]] = Counter()
@@ -105,28 +109,44 @@ def test_the_tokens_trained_are_those_that_the_engine_sampled(tmp_path: Path, mo
             mask = (batch.turn_index == turn_row) & (batch.loss_mask > 0)
             trained[tuple(batch.token_ids[mask].tolist())] += 1
         assert trained == sampled
-        assert int(np.count_nonzero(batch.loss_mask)) == sum(t.num_policy_tokens for t in trajectories)
-    assert turns_of_two > 0  # an agent asked again with a tool's answer, and its sequence was gone on with
+        assert int(np.count_nonzero(batch.loss_mask)) == sum(
+            t.num_policy_tokens for t in trajectories
+        )
+    assert (
+        turns_of_two > 0
+    )  # an agent asked again with a tool's answer, and its sequence was gone on with
     rows = [row for row in metrics(tmp_path / "run") if row["stage"] == "rl"]
     assert [row["step"] for row in rows] == [1, 2]
     stored = TrajectoryReader(RunDirectory(tmp_path / "run"))
     versions = {
-        v for found in stored.summaries() if found.label == "" for v in stored.get(found.id).trajectory.policy_versions
+        v
+        for found in stored.summaries()
+        if found.label == ""
+        for v in stored.get(found.id).trajectory.policy_versions
     }
-    assert versions == {0, 1}  # the second step was played by the weights that the first one trained
+    assert versions == {
+        0,
+        1,
+    }  # the second step was played by the weights that the first one trained
 
 
 def test_a_program_stands_in_place_of_an_environment(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(CONFIG, encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"env\.program=.* is the agent itself, so env\.system_prompt"):
+    with pytest.raises(
+        ConfigError, match=r"env\.program=.* is the agent itself, so env\.system_prompt"
+    ):
         load_config(path, ["env.system_prompt=hi"])
 
 
-def test_a_program_that_is_not_there_is_refused_before_a_run_directory_is_made(tmp_path: Path) -> None:
+def test_a_program_that_is_not_there_is_refused_before_a_run_directory_is_made(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(CONFIG, encoding="utf-8")
-    config = load_config(path, [f"run.dir={tmp_path / 'run'}", "stages.rl.env.program=[no-such-agent]"])
+    config = load_config(
+        path, [f"run.dir={tmp_path / 'run'}", "stages.rl.env.program=[no-such-agent]"]
+    )
     with Trainer(config) as trainer, pytest.raises(ConfigError, match="no-such-agent"):
         trainer.train()
     assert not (tmp_path / "run").exists()

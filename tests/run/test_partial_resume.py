@@ -42,7 +42,10 @@ OVERRIDES = (
 def config(tmp_path: Path) -> Path:
     path = tmp_path / "config.yaml"
     rl = "  - name: rl\n"
-    path.write_text(CONFIG.replace(rl, f"{rl}    algorithm: {{name: grpo, correction: token}}\n"), encoding="utf-8")
+    path.write_text(
+        CONFIG.replace(rl, f"{rl}    algorithm: {{name: grpo, correction: token}}\n"),
+        encoding="utf-8",
+    )
     return path
 
 
@@ -69,7 +72,10 @@ def trained_draws(run_dir: Path) -> list[tuple[int, int]]:
     """Draw and sibling of each trajectory that was trained and not rolled back."""
     state: dict[tuple[int, int, int], str] = {}
     for row in read_jsonl(run_dir / "ledger.jsonl"):
-        state |= {(row["attempt"], row["draw"], sibling): row["to"] for sibling in row["siblings"]}
+        state |= {
+            (row["attempt"], row["draw"], rollout_index): row["to"]
+            for rollout_index in row["siblings"]
+        }
     return [key[1:] for key, to in state.items() if to == "trained"]
 
 
@@ -89,8 +95,15 @@ def test_episodes_in_flight_go_on_after_a_kill_with_their_tokens(
     driver.kill()
     finish(driver, -signal.SIGKILL)
     _, saved = newest(run_dir)
-    standing = {(group.draw, n): one for group in saved for n, one in enumerate(group.siblings)}
-    resumable = {(group.draw, n) for group in saved for n, one in enumerate(group.siblings) if one in group.resumable}
+    standing = {
+        (group.group_index, n): one for group in saved for n, one in enumerate(group.siblings)
+    }
+    resumable = {
+        (group.group_index, n)
+        for group in saved
+        for n, one in enumerate(group.siblings)
+        if one in group.resumable
+    }
     assert resumable, "nothing was in flight at the checkpoint"
 
     finish(start(config, run_dir, resume=True, overrides=overrides))
@@ -102,13 +115,17 @@ def test_episodes_in_flight_go_on_after_a_kill_with_their_tokens(
     assert len(trained) == len(set(trained)), "a trajectory was trained twice"
     assert not states(run_dir).keys() & {"running", "finished", "buffered", "taken"}
 
-    trajectories = {(t.draw, t.sibling): t for t in stored(run_dir) if t.status.finished}
+    trajectories = {
+        (t.group_index, t.rollout_index): t for t in stored(run_dir) if t.status.finished
+    }
     extended = [key for key in resumable if key in trajectories]
     assert extended
     mixed = 0
     for key in extended:
         before, after = standing[key], trajectories[key]
-        assert [turn.text for turn in after.turns[: len(before.turns)]] == [turn.text for turn in before.turns]
+        assert [turn.text for turn in after.turns[: len(before.turns)]] == [
+            turn.text for turn in before.turns
+        ]
         ids = after.sequence(len(after.turns) - 1)
         assert ids[: before.head.ids.size].tolist() == before.head.ids.tolist()
         assert after.info["resumed_turns"] == len(before.turns)
@@ -118,7 +135,9 @@ def test_episodes_in_flight_go_on_after_a_kill_with_their_tokens(
     assert mixed
 
 
-def test_a_rollout_worker_that_is_killed_in_a_step_costs_no_episode(config: Path, tmp_path: Path) -> None:
+def test_a_rollout_worker_that_is_killed_in_a_step_costs_no_episode(
+    config: Path, tmp_path: Path
+) -> None:
     run_dir = tmp_path / "run"
     ray = ("controller.mode=ray", "rollout.num_workers=2")
     driver = start(config, run_dir, overrides=(*OVERRIDES, *ray))
@@ -134,14 +153,18 @@ def test_a_rollout_worker_that_is_killed_in_a_step_costs_no_episode(config: Path
     assert sum(row.get("count/lost_workers", 0) for row in rows) == 1
     replayed = sum(row.get("count/replayed_groups", 0) for row in rows)
     assert replayed > 0
-    (event,) = [row for row in read_jsonl(run_dir / "events.jsonl") if row["event"] == "worker_lost"]
+    (event,) = [
+        row for row in read_jsonl(run_dir / "events.jsonl") if row["event"] == "worker_lost"
+    ]
     assert "died" in event["message"]
     assert f"its {replayed:.0f} groups are played again" in event["message"]
 
     trained = trained_draws(run_dir)
-    assert len(trained) == len(set(trained)) == sum(row["count/trained_trajectories"] for row in rows)
+    assert (
+        len(trained) == len(set(trained)) == sum(row["count/trained_trajectories"] for row in rows)
+    )
     assert states(run_dir).keys() <= {"trained", "cancelled", "dropped"}
     played = stored(run_dir)
     assert {t.attempt for t in played} == {0, 1}
-    assert len({t.draw for t in played if t.attempt == 1}) == replayed
+    assert len({t.group_index for t in played if t.attempt == 1}) == replayed
     assert all(t.status.finished or t.status.kind == "cancelled" for t in played)

@@ -31,8 +31,12 @@ def make_wheel(folder: Path, name: str, *, requires: str = "", num_bytes: int = 
     with zipfile.ZipFile(page / file, "w") as wheel:
         wheel.writestr(f"{name}.py", "")
         wheel.writestr(f"{name}.bin", os.urandom(num_bytes))
-        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n{needed}")
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.2\n{needed}"
+        )
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
         wheel.writestr(f"{info}/RECORD", "")
 
 
@@ -89,11 +93,17 @@ def test_the_line_says_how_much_of_a_file_is_here(tmp_path: Path) -> None:
     assert progress.line() == "looking for what is needed: 1 packages so far"
     progress.hear("  Downloading torch-2.13.0-cp311-linux.whl.metadata (29 kB)")
     assert progress.line().startswith("looking")
-    assert progress.hear("Downloading torch-2.13.0-cp311-linux.whl (888.1 MB)") == "downloading torch 2.13.0, 888.1 MB"
+    assert (
+        progress.hear("Downloading torch-2.13.0-cp311-linux.whl (888.1 MB)")
+        == "downloading torch 2.13.0, 888.1 MB"
+    )
     (tmp_path / "unpack").mkdir()
     (tmp_path / "unpack" / "torch-2.13.0-cp311-linux.whl").write_bytes(bytes(3_000_000))
     assert progress.line() == "torch 2.13.0, 3.0 MB of 888.1 MB; 1 files, 888.1 MB in all"
-    assert progress.hear("Installing collected packages: torch, numpy") == "installing 2 packages, 888.1 MB of files"
+    assert (
+        progress.hear("Installing collected packages: torch, numpy")
+        == "installing 2 packages, 888.1 MB of files"
+    )
     assert progress.line() == "installing 2 packages"
 
 
@@ -108,5 +118,8 @@ def test_packages_are_counted_while_they_are_installed(tmp_path: Path) -> None:
 def test_small_files_are_counted_and_not_named(tmp_path: Path) -> None:
     progress = Progress(tmp_path)
     assert progress.hear("Downloading idna-3.10-py3-none-any.whl (70 kB)") is None
-    assert progress.hear("Using cached ray-2.6-cp311-linux.whl (70.2 MB)") == "using cached ray 2.6, 70.2 MB"
+    assert (
+        progress.hear("Using cached ray-2.6-cp311-linux.whl (70.2 MB)")
+        == "using cached ray 2.6, 70.2 MB"
+    )
     assert progress.line() == "ray 2.6; 2 files, 70.3 MB in all"

@@ -59,11 +59,18 @@ def folder(tmp_path: Path) -> Path:
 
 def left_out(folder: Path, model: Path, *overrides: str) -> LeftOut:
     stage = load_config(folder / "config.yaml", [*overrides]).resolved_stages()[-1]
-    tasks = [Task("short", ({"role": "user", "content": SHORT},)), Task("long", ({"role": "user", "content": LONG},))]
-    return left_out_tasks(stage, LiveObjects(), [*tasks, Task("none")], base_dir=folder, model=model)
+    tasks = [
+        Task("short", ({"role": "user", "content": SHORT},)),
+        Task("long", ({"role": "user", "content": LONG},)),
+    ]
+    return left_out_tasks(
+        stage, LiveObjects(), [*tasks, Task("none")], base_dir=folder, model=model
+    )
 
 
-def test_a_prompt_of_the_limit_stays_and_one_more_token_is_left_out(folder: Path, model: Path) -> None:
+def test_a_prompt_of_the_limit_stays_and_one_more_token_is_left_out(
+    folder: Path, model: Path
+) -> None:
     longest = left_out(folder, model, "data.max_prompt_tokens=1").longest
     found = left_out(folder, model, f"data.max_prompt_tokens={longest - 1}")
     assert (found.ids, found.num_tasks, found.longest) == (("long",), 3, longest)
@@ -74,21 +81,36 @@ def test_a_prompt_of_the_limit_stays_and_one_more_token_is_left_out(folder: Path
     )
 
 
-@pytest.mark.parametrize("more", ["env.announce_tools=true", "env.system_prompt=Add!", "env.entry=own.py:Inherits"])
-def test_the_prompt_is_what_the_environment_opens_with(folder: Path, model: Path, more: str) -> None:
+@pytest.mark.parametrize(
+    "more", ["env.announce_tools=true", "env.system_prompt=Add!", "env.entry=own.py:Inherits"]
+)
+def test_the_prompt_is_what_the_environment_opens_with(
+    folder: Path, model: Path, more: str
+) -> None:
     bare = left_out(folder, model, "data.max_prompt_tokens=1").longest
-    assert left_out(folder, model, more, "data.max_prompt_tokens=1").longest >= bare + (not more.endswith("Inherits"))
+    assert left_out(folder, model, more, "data.max_prompt_tokens=1").longest >= bare + (
+        not more.endswith("Inherits")
+    )
 
 
 def test_an_environment_that_opens_otherwise_is_not_judged(folder: Path, model: Path) -> None:
-    assert left_out(folder, model, "env.entry=own.py:Shortened", "data.max_prompt_tokens=1").ids == ()
+    assert (
+        left_out(folder, model, "env.entry=own.py:Shortened", "data.max_prompt_tokens=1").ids == ()
+    )
 
 
 def trained(folder: Path, *overrides: str, resume: bool = False) -> tuple[Path, str]:
     shown = io.StringIO()
-    steps = ["stages.warmup.steps=1", "stages.rl.eval={}", "train.batch_prompts=2", "checkpoint.every=1"]
+    steps = [
+        "stages.warmup.steps=1",
+        "stages.rl.eval={}",
+        "train.batch_prompts=2",
+        "checkpoint.every=1",
+    ]
     settings = [f"run.dir={folder / 'run'}", "data.train=own.py:tasks", *steps, *overrides]
-    with Trainer(load_config(folder / "config.yaml", settings), console=Console(file=shown, width=200)) as trainer:
+    with Trainer(
+        load_config(folder / "config.yaml", settings), console=Console(file=shown, width=200)
+    ) as trainer:
         trainer.train(resume=resume)
     return folder / "run", shown.getvalue()
 
@@ -100,9 +122,15 @@ def drawn(run: Path) -> set[str]:
 def test_long_tasks_are_never_drawn_and_told(folder: Path) -> None:
     run, shown = trained(folder, "data.max_prompt_tokens=40", "train.steps=null", "train.epochs=2")
     assert drawn(run) == {"train-0", "train-2"}
-    assert len([row for row in read_jsonl(run / "metrics.jsonl") if row["stage"] == "rl"]) == 2  # 2 epochs of 2 tasks
+    assert (
+        len([row for row in read_jsonl(run / "metrics.jsonl") if row["stage"] == "rl"]) == 2
+    )  # 2 epochs of 2 tasks
     (event,) = [row for row in read_jsonl(run / "events.jsonl") if row["event"] == "tasks_left_out"]
-    assert (event["ids"], event["num_tasks"], event["level"]) == (["train-1", "train-3"], 4, "warning")
+    assert (event["ids"], event["num_tasks"], event["level"]) == (
+        ["train-1", "train-3"],
+        4,
+        "warning",
+    )
     assert "left out 2 of 4 tasks of data.train" in shown
 
     # a resumed run draws the same tasks, whatever its settings would leave out
@@ -113,5 +141,7 @@ def test_long_tasks_are_never_drawn_and_told(folder: Path) -> None:
 
 
 def test_a_data_set_of_which_nothing_is_left_is_an_error(folder: Path) -> None:
-    with pytest.raises(DataError, match=r"left out 2 of 2 .* no task is left: raise data\.max_prompt_tokens"):
+    with pytest.raises(
+        DataError, match=r"left out 2 of 2 .* no task is left: raise data\.max_prompt_tokens"
+    ):
         trained(folder, "data.train=own.py:long_ones", "data.max_prompt_tokens=40")

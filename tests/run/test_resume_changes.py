@@ -23,7 +23,12 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that died in its second stage, after that one's first checkpoint; the first stage is finished."""
     folder = tmp_path_factory.mktemp("killed")
     (folder / "config.yaml").write_text(CONFIG, encoding="utf-8")
-    driver = start(folder / "config.yaml", folder / "run", die_at="agentrl.controller.stage:StageRun.record", call=15)
+    driver = start(
+        folder / "config.yaml",
+        folder / "run",
+        die_at="agentrl.controller.stage:StageRun.record",
+        call=15,
+    )
     driver.join(240)
     assert driver.exitcode == -signal.SIGKILL
     assert list((folder / "run" / "checkpoints" / "rl").glob("*/manifest.json"))
@@ -57,13 +62,22 @@ def record(run: Path) -> dict[str, Any]:
 
 def test_changed_settings_are_what_runs_and_what_is_written(run: Path) -> None:
     was = (run / "config.resolved.yaml").read_text()
-    resume(run, "optim.lr=5.0e-4", "stages.warmup.optim.lr=0.5", "rollout.retries=1", "stages.rl.steps=6")
+    resume(
+        run,
+        "optim.lr=5.0e-4",
+        "stages.warmup.optim.lr=0.5",
+        "rollout.retries=1",
+        "stages.rl.steps=6",
+    )
 
     (entry,) = record(run)["resumed"]
     assert entry["changed"]["stages.rl.optim.lr"] == [1.0e-3, 5.0e-4]
     assert entry["changed"]["stages.rl.train.steps"] == [5, 6]
     assert entry["changed"]["stages.rl.rollout.retries"] == [2, 1]
-    assert entry["without_effect"]["stages.warmup.optim.lr"] == [1.0e-2, 0.5]  # finished: it stays as it ran
+    assert entry["without_effect"]["stages.warmup.optim.lr"] == [
+        1.0e-2,
+        0.5,
+    ]  # finished: it stays as it ran
     assert (run / entry["config_before"]).read_text() == was
     warmup, rl = load_config(run / "config.resolved.yaml").resolved_stages()
     assert (rl.optim.lr, rl.train.steps, rl.rollout.retries) == (5.0e-4, 6, 1)
@@ -100,7 +114,10 @@ def test_what_a_run_keeps_for_good_is_refused_all_at_once(run: Path) -> None:
         "stages.rl.data.args",
         "stages.rl.optim.name",
     ]
-    assert "run.seed must stay 0 for the whole run, got 3; set it back, or begin a run of its own" in found[0]
+    assert (
+        "run.seed must stay 0 for the whole run, got 3; set it back, or begin a run of its own"
+        in found[0]
+    )
 
 
 def test_stages_that_have_run_cannot_be_others(run: Path) -> None:
@@ -114,11 +131,15 @@ def test_another_stage_may_follow(run: Path) -> None:
     (run.parent / "config.yaml").write_text(text)
     resume(run)
     assert (run / "models" / "more").is_dir()
-    assert [stage.name for stage in load_config(run / "config.resolved.yaml").resolved_stages()][-1] == "more"
+    assert [stage.name for stage in load_config(run / "config.resolved.yaml").resolved_stages()][
+        -1
+    ] == "more"
 
 
 def test_other_tasks_under_the_same_name_are_refused(run: Path) -> None:
     kept = record(run)
     kept["data"]["rl/train"] = "0" * 64
     (run / "run.json").write_text(json.dumps(kept))
-    assert "stages.rl.data.train must give the same tasks as when the stage began" in refusals(run)[0]
+    assert (
+        "stages.rl.data.train must give the same tasks as when the stage began" in refusals(run)[0]
+    )

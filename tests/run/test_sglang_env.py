@@ -23,14 +23,18 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("environment")
     told: list[str] = []
     for _ in range(2):  # the second call finds a build that was broken off
-        with pytest.raises(MachineError, match="loading the server failed; call the command again to go on"):
+        with pytest.raises(
+            MachineError, match="loading the server failed; call the command again to go on"
+        ):
             build_environment(folder, NOTHING, torch_index=None, tell=told.append)
     assert told[-1] == "loading the server, to see that it can be"
     return interpreter(folder)
 
 
 def run(python: Path, code: str) -> str:
-    return subprocess.run([str(python), "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
+    return subprocess.run(
+        [str(python), "-c", code], capture_output=True, text=True, timeout=60, check=True
+    ).stdout
 
 
 def test_a_missing_kernel_says_so_when_it_is_called(python: Path) -> None:
@@ -39,7 +43,9 @@ def test_a_missing_kernel_says_so_when_it_is_called(python: Path) -> None:
 
 
 def test_kernels_have_no_private_names(python: Path) -> None:
-    assert run(python, "import sgl_kernel; print(hasattr(sgl_kernel, '__path_hooks__'))") == "False\n"
+    assert (
+        run(python, "import sgl_kernel; print(hasattr(sgl_kernel, '__path_hooks__'))") == "False\n"
+    )
 
 
 def test_each_start_watches_for_torchvision_once(python: Path) -> None:

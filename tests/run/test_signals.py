@@ -30,9 +30,19 @@ class Driver:
     def __init__(self, config: Path, run_dir: Path, *words: str) -> None:
         self.run_dir = run_dir
         self._log = run_dir.with_name(f"{run_dir.name}.log")
-        command = [sys.executable, "-m", "agentrl", "train", str(config), f"run.dir={run_dir}", *words]
+        command = [
+            sys.executable,
+            "-m",
+            "agentrl",
+            "train",
+            str(config),
+            f"run.dir={run_dir}",
+            *words,
+        ]
         with self._log.open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
 
     def until(self, ready: Callable[[], bool]) -> None:
         end = time.monotonic() + DEADLINE_S
@@ -82,7 +92,9 @@ def start(config: Path, tmp_path: Path) -> Iterator[Start]:
 
 
 @pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGUSR1], ids=lambda sign: sign.name)
-def test_an_interrupted_run_goes_on_as_if_it_had_not_been(start: Start, sign: signal.Signals) -> None:
+def test_an_interrupted_run_goes_on_as_if_it_had_not_been(
+    start: Start, sign: signal.Signals
+) -> None:
     whole = start(name="whole")
     assert whole.finish() == 0, whole.text
 
@@ -112,11 +124,15 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(start: Start, sign: si
 
 def test_an_evaluation_that_was_interrupted_is_made_up_for(start: Start) -> None:
     driver = start("stages.rl.eval.sets.sums.args.num_tasks=400")
-    driver.until(lambda: driver.done("warmup", 12) and (driver.run_dir / "traj/live/step=000000").is_dir())
+    driver.until(
+        lambda: driver.done("warmup", 12) and (driver.run_dir / "traj/live/step=000000").is_dir()
+    )
     driver.process.send_signal(signal.SIGTERM)
     assert driver.finish() == 143, driver.text
     manifest = json.loads(
-        (driver.run_dir / driver.record()["interrupted"]["checkpoint"] / "manifest.json").read_text(encoding="utf-8")
+        (driver.run_dir / driver.record()["interrupted"]["checkpoint"] / "manifest.json").read_text(
+            encoding="utf-8"
+        )
     )
     assert (manifest["step"], manifest["evaluating"]) == (0, "before")
     resumed = start("--resume")
@@ -149,7 +165,12 @@ def test_ctrl_c_says_how_the_run_goes_on(start: Start) -> None:
 
 @pytest.mark.parametrize("whom", ["driver", "all"])
 def test_a_run_on_ray_prints_no_native_stack(start: Start, whom: str) -> None:
-    driver = start("controller.mode=ray", "run.deterministic=false", "stages.rl.steps=400", "checkpoint.every=1")
+    driver = start(
+        "controller.mode=ray",
+        "run.deterministic=false",
+        "stages.rl.steps=400",
+        "checkpoint.every=1",
+    )
     driver.until(lambda: driver.done("rl", 2))
     if whom == "driver":
         driver.process.send_signal(signal.SIGTERM)

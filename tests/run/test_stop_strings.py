@@ -27,7 +27,9 @@ async def test_an_engine_of_a_configuration_ends_at_a_stop_string(tmp_path: Path
         text = renderer.decode(concat_ids(whole.segments))
         stop = text[len(text) // 2 : len(text) // 2 + 3]
         cut = await engine.generate(
-            GenerateRequest("b", "b", prompt, SamplingParams(16, temperature=0.0, stop=(stop,)), seed=0)
+            GenerateRequest(
+                "b", "b", prompt, SamplingParams(16, temperature=0.0, stop=(stop,)), seed=0
+            )
         )
     finally:
         engine.close()

@@ -13,27 +13,11 @@ import pytest
 from agentrl.config.load import load_config
 from agentrl.controller.cluster.ray_rollout_pool import _RolloutWorker
 from agentrl.envs import Env, ToolEnv
-from agentrl.errors import (
-    AgentRLError,
-    ConfigError,
-    DataError,
-    ToolError,
-)
+from agentrl.errors import AgentRLError, ConfigError, DataError, ToolError
 from agentrl.run.build import LiveObjects, env_spec
 from agentrl.run.trainer import Trainer
-from agentrl.tools import (
-    Tool,
-    ToolContext,
-    ToolFactory,
-    close_shared_tools,
-    share,
-)
-from agentrl.types import (
-    Action,
-    Task,
-    ToolCall,
-    ToolSpec,
-)
+from agentrl.tools import Tool, ToolContext, ToolFactory, close_shared_tools, share
+from agentrl.types import Action, Task, ToolCall, ToolSpec
 from tests.run.tiny_run import CONFIG
 
 Write = Callable[..., Path]
@@ -155,7 +139,9 @@ async def test_each_episode_has_its_own_of_a_class_or_factory(
     await other.close()
 
 
-async def test_an_object_is_shared_and_closed_with_the_process(make: Callable[..., ToolEnv], tmp_path: Path) -> None:
+async def test_an_object_is_shared_and_closed_with_the_process(
+    make: Callable[..., ToolEnv], tmp_path: Path
+) -> None:
     one, other = make("'own.py:shared'"), make("'own.py:shared'")
     assert await count(one, "plain", 1) == "101"
     await one.close()
@@ -169,12 +155,16 @@ async def test_an_object_is_shared_and_closed_with_the_process(make: Callable[..
 
 
 def test_the_end_of_a_process_closes_what_was_shared(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(MODULE.replace('LOG.append("closed")', 'print("closed", flush=True)'))
+    (tmp_path / "own.py").write_text(
+        MODULE.replace('LOG.append("closed")', 'print("closed", flush=True)')
+    )
     program = (
         "from agentrl.envs import ToolEnv\nfrom agentrl.types import Task\n"
         "ToolEnv(Task('1', ({'role': 'user', 'content': 'x'},)), tools=['own.py:shared'])\nprint('ends', flush=True)\n"
     )
-    ended = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert (ended.stdout.split(), ended.stderr) == (["ends", "closed"], "")
 
 
@@ -197,10 +187,17 @@ def test_a_rollout_worker_closes_what_was_shared_at_its_end_and_not_between_stag
     assert kept.closed == 1
 
 
-async def test_what_is_made_to_look_at_it_is_closed(make: Callable[..., ToolEnv], tmp_path: Path) -> None:
+async def test_what_is_made_to_look_at_it_is_closed(
+    make: Callable[..., ToolEnv], tmp_path: Path
+) -> None:
     env = make("'own.py:Counter'")
     await env.close()
-    assert sorted(log(tmp_path)) == ["closed", "closed", "made", "made"]  # one by env_spec, one by the episode
+    assert sorted(log(tmp_path)) == [
+        "closed",
+        "closed",
+        "made",
+        "made",
+    ]  # one by env_spec, one by the episode
 
 
 def test_an_environment_that_cannot_be_made_closes_the_tools_that_it_made(tmp_path: Path) -> None:
@@ -213,16 +210,36 @@ def test_an_environment_that_cannot_be_made_closes_the_tools_that_it_made(tmp_pa
 @pytest.mark.parametrize(
     ("tools", "told"),
     [
-        ("{function: 'own.py:Counter', args: {strat: 5}}", r"Counter .*own\.py:11.*'strat'; its arguments are: start"),
-        ("{function: 'own.py:shared', args: {start: 5}}", r"own\.py:shared is one object .* takes no args"),
-        ("{function: 'own.py:forgotten', args: {by: 5}}", r"forgotten .*own\.py:\d+\) must make tools, got 5; .*@tool"),
-        ("'own.py:forgotten'", r"own\.py:forgotten \(.*own\.py:60\) is no tool but a function; decorate it with @tool"),
-        ("'own.py:Counting'", r"own\.py:Counting \(.*own\.py:47\) is no tool but a class; decorate it with @tool"),
+        (
+            "{function: 'own.py:Counter', args: {strat: 5}}",
+            r"Counter .*own\.py:11.*'strat'; its arguments are: start",
+        ),
+        (
+            "{function: 'own.py:shared', args: {start: 5}}",
+            r"own\.py:shared is one object .* takes no args",
+        ),
+        (
+            "{function: 'own.py:forgotten', args: {by: 5}}",
+            r"forgotten .*own\.py:\d+\) must make tools, got 5; .*@tool",
+        ),
+        (
+            "'own.py:forgotten'",
+            r"own\.py:forgotten \(.*own\.py:60\) is no tool but a function; decorate it with @tool",
+        ),
+        (
+            "'own.py:Counting'",
+            r"own\.py:Counting \(.*own\.py:47\) is no tool but a class; decorate it with @tool",
+        ),
         ("pyhton", r"'pyhton' is no built-in tool \(python, search\); did you mean 'python'\?"),
-        ("{function: python, args: {timeout: 1}}", r"'python' .*'timeout'; its arguments are: .*timeout_s"),
+        (
+            "{function: python, args: {timeout: 1}}",
+            r"'python' .*'timeout'; its arguments are: .*timeout_s",
+        ),
     ],
 )
-def test_what_is_wrong_with_a_tool_is_told(make: Callable[..., ToolEnv], tools: str, told: str) -> None:
+def test_what_is_wrong_with_a_tool_is_told(
+    make: Callable[..., ToolEnv], tools: str, told: str
+) -> None:
     with pytest.raises(AgentRLError, match=told) as caught:
         make(tools)
     assert caught.value.exit_code == 2  # a sentence on the command line, and no traceback
@@ -236,7 +253,9 @@ def test_the_built_in_python(make: Callable[..., ToolEnv]) -> None:
 
 
 async def test_the_built_in_search(make: Callable[..., ToolEnv], tmp_path: Path) -> None:
-    (tmp_path / "words.jsonl").write_text('{"title": "Ada", "text": "Her mother is Eve."}\n\n{"text": "Eve is old."}\n')
+    (tmp_path / "words.jsonl").write_text(
+        '{"title": "Ada", "text": "Her mother is Eve."}\n\n{"text": "Eve is old."}\n'
+    )
     env = make("{function: search, args: {documents: words.jsonl, top_k: 1}}")
     call = ToolCall("call_0", "search", {"query": "mother"})
     said: Any = {"role": "assistant", "content": "", "tool_calls": [call.openai()]}
@@ -253,7 +272,11 @@ async def test_the_built_in_search(make: Callable[..., ToolEnv], tmp_path: Path)
     ],
 )
 def test_documents_that_cannot_be_read(
-    make: Callable[..., ToolEnv], tmp_path: Path, lines: str | None, error: type[Exception], told: str
+    make: Callable[..., ToolEnv],
+    tmp_path: Path,
+    lines: str | None,
+    error: type[Exception],
+    told: str,
 ) -> None:
     if lines is not None:
         (tmp_path / "words.jsonl").write_text(lines)
@@ -262,7 +285,9 @@ def test_documents_that_cannot_be_read(
 
 
 def test_a_search_without_documents_says_what_it_needs(make: Callable[..., ToolEnv]) -> None:
-    with pytest.raises(ToolError, match=r"missing a required argument: 'documents'; its arguments are: documents"):
+    with pytest.raises(
+        ToolError, match=r"missing a required argument: 'documents'; its arguments are: documents"
+    ):
         make("search")
 
 
@@ -277,7 +302,16 @@ def test_a_factory_with_arguments_travels(tmp_path: Path) -> None:
     assert (copy.make, copy.args) == (counter.make, {"start": 3})
 
 
-HINTS = ["by", "by: unknown", "by: 'int or'", "by: math.flaot", "by: 3", "by: object()", "by: Callable", "*by: int"]
+HINTS = [
+    "by",
+    "by: unknown",
+    "by: 'int or'",
+    "by: math.flaot",
+    "by: 3",
+    "by: object()",
+    "by: Callable",
+    "*by: int",
+]
 
 
 @pytest.mark.parametrize("hint", HINTS)
@@ -296,16 +330,26 @@ def test_a_wrong_hint_is_a_sentence_with_the_users_line(
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_ray_worker_makes_tools_for_each_episode_and_closes_shared_ones_once(tmp_path: Path) -> None:
+def test_a_ray_worker_makes_tools_for_each_episode_and_closes_shared_ones_once(
+    tmp_path: Path,
+) -> None:
     log = tmp_path / "log"
     (tmp_path / "own.py").write_text(
-        MODULE.replace("LOG = []", f"def note(word):\n    with open({str(log)!r}, 'a') as f:\n        f.write(word)\n")
+        MODULE.replace(
+            "LOG = []",
+            f"def note(word):\n    with open({str(log)!r}, 'a') as f:\n        f.write(word)\n",
+        )
         .replace('LOG.append("made")', 'note("m")')
         .replace('LOG.append("closed")', 'note("s" if isinstance(self, Tool) else "c")')
     )
     (tmp_path / "config.yaml").write_text(CONFIG, encoding="utf-8")
     tools = "env.tools=[{function: 'own.py:Counter', args: {start: 5}}, 'own.py:shared']"
-    short = ["stages.warmup.steps=1", "train.steps=1", "stages.rl.eval={}", "run.deterministic=false"]
+    short = [
+        "stages.warmup.steps=1",
+        "train.steps=1",
+        "stages.rl.eval={}",
+        "run.deterministic=false",
+    ]
     settings = [f"run.dir={tmp_path / 'run'}", "controller.mode=ray", tools, *short]
     with Trainer(load_config(tmp_path / "config.yaml", settings)) as trainer:
         trainer.train()

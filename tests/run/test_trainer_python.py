@@ -23,7 +23,12 @@ from agentrl.store import RunDirectory, TrajectoryReader
 from tests.run.tiny_run import CONFIG, TASK, metrics, states
 from tests.run.tiny_task import build_model
 
-QUICK = ["run.deterministic=false", "stages.warmup.steps=2", "stages.rl.steps=2", "stages.rl.eval.every=null"]
+QUICK = [
+    "run.deterministic=false",
+    "stages.warmup.steps=2",
+    "stages.rl.steps=2",
+    "stages.rl.eval.every=null",
+]
 
 Open = Callable[..., Trainer]
 
@@ -34,7 +39,9 @@ def opened(tmp_path: Path) -> Iterator[Open]:
 
     def open_trainer(*overrides: str, text: str = CONFIG, **live: Any) -> Trainer:
         (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
-        config = load_config(tmp_path / "config.yaml", [f"run.dir={tmp_path / 'run'}", *QUICK, *overrides])
+        config = load_config(
+            tmp_path / "config.yaml", [f"run.dir={tmp_path / 'run'}", *QUICK, *overrides]
+        )
         trainers.append(Trainer(config, **live))
         return trainers[-1]
 
@@ -57,7 +64,9 @@ def letters(episode: EpisodeView) -> float:
     return float(sum(letter.isalpha() for letter in episode.turns[-1].text))
 
 
-def test_live_tools_and_a_live_reward_take_the_place_of_the_files(opened: Open, tmp_path: Path) -> None:
+def test_live_tools_and_a_live_reward_take_the_place_of_the_files(
+    opened: Open, tmp_path: Path
+) -> None:
     trainer = opened(tools=[double], reward=letters)
     summary = trainer.train()
     assert isinstance(summary, Summary)
@@ -72,7 +81,9 @@ def test_live_tools_and_a_live_reward_take_the_place_of_the_files(opened: Open, 
     ]
     assert "reward_part/letters/mean" in rows[-1]
     assert states(tmp_path / "run")["trained"] == sum(
-        int(row["count/trained_trajectories"]) for row in rows if row["stage"] == "rl" and row["step"]
+        int(row["count/trained_trajectories"])
+        for row in rows
+        if row["stage"] == "rl" and row["step"]
     )
 
     results = trainer.evaluate()
@@ -83,7 +94,9 @@ def test_live_tools_and_a_live_reward_take_the_place_of_the_files(opened: Open, 
 
     task: Task = Task("mine", ({"role": "user", "content": "1 and 2?"},))
     played = trainer.rollout([task], samples=3)
-    assert [(t.task.id, t.sibling, t.purpose) for t in played] == [("mine", n, "eval") for n in range(3)]
+    assert [(t.task.id, t.rollout_index, t.purpose) for t in played] == [
+        ("mine", n, "eval") for n in range(3)
+    ]
     assert all(t.reward == letters_of(t) for t in played if t.status.finished)
     assert trainer.rollout([]) == []
 
@@ -99,7 +112,9 @@ def test_the_run_directory_tells_what_ran(opened: Open, tmp_path: Path) -> None:
     assert summary["eval"]["sums"].keys() == {"before", "after", "num_tasks"}
     assert summary["eval"]["sums"]["after"].keys() >= {"sampled", "greedy"}
     assert summary["steps"] == 2
-    assert {"rollout", "update", "publish", "checkpoint", "eval", "setup", "total"} <= summary["seconds"].keys()
+    assert {"rollout", "update", "publish", "checkpoint", "eval", "setup", "total"} <= summary[
+        "seconds"
+    ].keys()
     record = json.loads((run / "run.json").read_text())
     assert (record["seed"], record["data"].keys()) == (0, {"rl/train", "rl/eval/sums"})
     assert {"torch", "transformers"} <= record["versions"].keys()
@@ -129,10 +144,16 @@ def test_what_is_no_run_is_not_resumed(opened: Open) -> None:
         opened().train(resume=True)
 
 
-def test_an_engine_that_is_not_there_is_refused_before_anything_is_made(opened: Open, tmp_path: Path) -> None:
+def test_an_engine_that_is_not_there_is_refused_before_anything_is_made(
+    opened: Open, tmp_path: Path
+) -> None:
     nowhere = tmp_path / "nowhere" / "python"
-    with pytest.raises(MachineError, match=r"rollout\.sglang\.python='.*nowhere/python' is no file; run `agentrl"):
-        opened("rollout.engine=sglang", "run.deterministic=false", f"rollout.sglang.python={nowhere}").train()
+    with pytest.raises(
+        MachineError, match=r"rollout\.sglang\.python='.*nowhere/python' is no file; run `agentrl"
+    ):
+        opened(
+            "rollout.engine=sglang", "run.deterministic=false", f"rollout.sglang.python={nowhere}"
+        ).train()
     assert not (tmp_path / "run").exists()
 
 
@@ -157,13 +178,17 @@ def test_a_model_folder_that_is_not_there_is_named(opened: Open, tmp_path: Path)
         ("pass", r"wrote no config\.json"),
     ],
 )
-def test_a_model_that_cannot_be_built_is_named(opened: Open, tmp_path: Path, body: str, message: str) -> None:
+def test_a_model_that_cannot_be_built_is_named(
+    opened: Open, tmp_path: Path, body: str, message: str
+) -> None:
     (tmp_path / "build.py").write_text(f"def build(folder):\n    {body}\n")
     with pytest.raises(DataError, match=message):
         opened("model.build=build.py:build").train()
 
 
-def test_after_an_exception_in_mid_run_the_same_trainer_goes_on(opened: Open, tmp_path: Path) -> None:
+def test_after_an_exception_in_mid_run_the_same_trainer_goes_on(
+    opened: Open, tmp_path: Path
+) -> None:
     fails = [True]
 
     def moody(episode: EpisodeView) -> float:
@@ -183,7 +208,9 @@ def test_after_an_exception_in_mid_run_the_same_trainer_goes_on(opened: Open, tm
     update.__registration__ = real.__registration__  # type: ignore[attr-defined]
     Actor.update = update  # type: ignore[method-assign]
     try:
-        with pytest.raises(TrainingError, match=r"rank 0: actor\.update raised ZeroDivisionError: a bug"):
+        with pytest.raises(
+            TrainingError, match=r"rank 0: actor\.update raised ZeroDivisionError: a bug"
+        ):
             trainer.train()
         fails.clear()
         summary = trainer.train(resume=True)
@@ -192,18 +219,29 @@ def test_after_an_exception_in_mid_run_the_same_trainer_goes_on(opened: Open, tm
     assert summary.steps == 2
     rows = metrics(tmp_path / "run")
     assert [row["step"] for row in rows if row["stage"] == "rl"] == [0, 1, 2]
-    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    events = [
+        json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    ]
     assert {"run_failed", "resumed"} <= {event["event"] for event in events}
-    assert set(states(tmp_path / "run")) <= {"trained", "rolled_back", "dropped", "failed", "cancelled"}
+    assert set(states(tmp_path / "run")) <= {
+        "trained",
+        "rolled_back",
+        "dropped",
+        "failed",
+        "cancelled",
+    }
 
 
-def test_a_step_whose_every_episode_fails_ends_the_run_and_never_rewards_0(opened: Open, tmp_path: Path) -> None:
+def test_a_step_whose_every_episode_fails_ends_the_run_and_never_rewards_0(
+    opened: Open, tmp_path: Path
+) -> None:
     def broken(episode: EpisodeView) -> float:
         raise OSError("the judge is down")
 
     trainer = opened("stages.rl.eval.before=false", "rollout.retries=0", reward=broken)
     with pytest.raises(
-        EngineError, match=r"every one of the \d+ episodes of step 1 of stage 'rl' ended as failed\(rew"
+        EngineError,
+        match=r"every one of the \d+ episodes of step 1 of stage 'rl' ended as failed\(rew",
     ):
         trainer.train()
     assert set(states(tmp_path / "run")) == {"failed"}
@@ -246,9 +284,15 @@ def test_several_ranks_in_one_process_are_refused(opened: Open) -> None:
         opened("train.world_size=2").train()
 
 
-def test_a_run_says_which_template_family_it_found_and_who_reads_the_calls(opened: Open, tmp_path: Path) -> None:
+def test_a_run_says_which_template_family_it_found_and_who_reads_the_calls(
+    opened: Open, tmp_path: Path
+) -> None:
     opened("stages.rl.steps=1", "stages.warmup.steps=1").train()
-    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    events = [
+        json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    ]
     told = [event for event in events if event["event"] == "renderer"]
-    assert [(event["family"], event["parser"]) for event in told] == [("chatml", "HermesParser")] * 2
+    assert [(event["family"], event["parser"]) for event in told] == [
+        ("chatml", "HermesParser")
+    ] * 2
     assert "stage warmup: chat template family chatml (model.renderer: auto)" in told[0]["message"]

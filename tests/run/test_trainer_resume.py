@@ -62,7 +62,9 @@ CHECKPOINTS = "agentrl.controller.checkpoints:Checkpoints"
         pytest.param("agentrl.run.trainer:run_stage", 0, id="before_the_first_step"),
         pytest.param(f"{STAGE}.record", 0, id="before_the_first_checkpoint"),
         pytest.param(f"{CHECKPOINTS}.commit", 0, id="during_the_first_checkpoint"),
-        pytest.param("agentrl.controller.stage:export_whole", 0, id="before_the_first_stage_is_exported"),
+        pytest.param(
+            "agentrl.controller.stage:export_whole", 0, id="before_the_first_stage_is_exported"
+        ),
         pytest.param("agentrl.run.trainer:run_stage", 1, id="between_the_stages"),
         pytest.param(f"{STAGE}.record", 12, id="before_the_first_checkpoint_of_the_second_stage"),
         pytest.param(f"{SERVICE}._take_in", 10, id="while_groups_are_played"),
@@ -93,37 +95,53 @@ def test_a_run_killed_at_any_moment_goes_on_as_if_it_had_not_been(
     driver.kill()
     driver.join(DEADLINE_S)
     finish(start(config, run_dir, resume=True))
-    assert metrics(run_dir) == uninterrupted, f"killed {time.monotonic() - begun:.3f} s after it began"
+    assert metrics(run_dir) == uninterrupted, (
+        f"killed {time.monotonic() - begun:.3f} s after it began"
+    )
 
 
 def test_a_run_killed_again_and_again_comes_to_the_same_end(
     config: Path, run_dir: Path, uninterrupted: list[dict[str, Any]]
 ) -> None:
     finish(start(config, run_dir, die_at=f"{STAGE}.record", call=15), -signal.SIGKILL)
-    finish(start(config, run_dir, resume=True, die_at=f"{SERVICE}._take_in", call=1), -signal.SIGKILL)
-    finish(start(config, run_dir, resume=True, die_at=f"{CHECKPOINTS}.commit", call=0), -signal.SIGKILL)
+    finish(
+        start(config, run_dir, resume=True, die_at=f"{SERVICE}._take_in", call=1), -signal.SIGKILL
+    )
+    finish(
+        start(config, run_dir, resume=True, die_at=f"{CHECKPOINTS}.commit", call=0), -signal.SIGKILL
+    )
     finish(start(config, run_dir, resume=True))
     assert metrics(run_dir) == uninterrupted
     assert states(run_dir)["trained"] == 60
 
 
-def test_a_finished_run_is_left_as_it_is_by_a_resume(config: Path, uninterrupted: list[dict[str, Any]]) -> None:
+def test_a_finished_run_is_left_as_it_is_by_a_resume(
+    config: Path, uninterrupted: list[dict[str, Any]]
+) -> None:
     run_dir = config.parent / "whole"
     finish(start(config, run_dir, resume=True))
     assert metrics(run_dir) == uninterrupted
     assert states(run_dir) == {"trained": 60}
 
 
-def test_a_finished_run_goes_on_to_more_steps(config: Path, run_dir: Path, uninterrupted: list[dict[str, Any]]) -> None:
+def test_a_finished_run_goes_on_to_more_steps(
+    config: Path, run_dir: Path, uninterrupted: list[dict[str, Any]]
+) -> None:
     finish(start(config, run_dir, overrides=["stages.rl.steps=4"]))
     finish(start(config, run_dir, resume=True))
-    assert [row for row in metrics(run_dir) if row["step"] == 5] == [row for row in uninterrupted if row["step"] == 5]
+    assert [row for row in metrics(run_dir) if row["step"] == 5] == [
+        row for row in uninterrupted if row["step"] == 5
+    ]
 
 
-def test_the_same_through_ray(config: Path, run_dir: Path, uninterrupted: list[dict[str, Any]]) -> None:
+def test_the_same_through_ray(
+    config: Path, run_dir: Path, uninterrupted: list[dict[str, Any]]
+) -> None:
     ray = ["controller.mode=ray"]
     driver = start(config, run_dir, overrides=ray)
-    while driver.is_alive() and not any(row["step"] == 3 and row["stage"] == "rl" for row in metrics(run_dir)):
+    while driver.is_alive() and not any(
+        row["step"] == 3 and row["stage"] == "rl" for row in metrics(run_dir)
+    ):
         driver.join(0.02)
     started = descendants(driver.pid)
     driver.kill()

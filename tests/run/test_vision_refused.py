@@ -27,5 +27,7 @@ def test_the_engine_in_process_is_refused(folder: Path, tmp_path: Path) -> None:
 
 
 def test_training_is_refused(folder: Path) -> None:
-    with pytest.raises(ConfigError, match="sees images, and only models of text alone can be trained"):
+    with pytest.raises(
+        ConfigError, match="sees images, and only models of text alone can be trained"
+    ):
         load_policy(folder, attention="segments")

@@ -44,20 +44,35 @@ stages:
 _DRIVERS = multiprocessing.get_context("forkserver")
 # drivers are forked from a process that has imported what takes long, and has started nothing
 _DRIVERS.set_forkserver_preload(
-    ["agentrl.run.trainer", "agentrl.engines.torch.engine", "transformers.models.qwen3.modeling_qwen3", __name__]
+    [
+        "agentrl.run.trainer",
+        "agentrl.engines.torch.engine",
+        "transformers.models.qwen3.modeling_qwen3",
+        __name__,
+    ]
 )
 
 
 def start(
-    config: Path, run_dir: Path, *, resume: bool = False, die_at: str = "", call: int = 0, overrides: Iterable[str] = ()
+    config: Path,
+    run_dir: Path,
+    *,
+    resume: bool = False,
+    die_at: str = "",
+    call: int = 0,
+    overrides: Iterable[str] = (),
 ) -> BaseProcess:
     """A driver in a process of its own, which dies at call number ``call`` of ``module:Class.method``."""
-    driver = _DRIVERS.Process(target=_drive, args=(config, run_dir, resume, die_at, call, tuple(overrides)))
+    driver = _DRIVERS.Process(
+        target=_drive, args=(config, run_dir, resume, die_at, call, tuple(overrides))
+    )
     driver.start()
     return driver
 
 
-def _drive(config: Path, run_dir: Path, resume: bool, die_at: str, call: int, overrides: tuple[str, ...]) -> None:
+def _drive(
+    config: Path, run_dir: Path, resume: bool, die_at: str, call: int, overrides: tuple[str, ...]
+) -> None:
     from agentrl.config.load import load_config
     from agentrl.run.trainer import Trainer
 

@@ -35,7 +35,11 @@ def demonstrations(seed: int) -> Iterator[dict[str, Any]]:
     rng = random.Random(seed)
     while True:
         a, b = rng.randrange(10), rng.randrange(10)
-        call = {"id": "call_0", "type": "function", "function": {"name": "add", "arguments": {"a": a, "b": b}}}
+        call = {
+            "id": "call_0",
+            "type": "function",
+            "function": {"name": "add", "arguments": {"a": a, "b": b}},
+        }
         yield {
             "messages": [
                 {"role": "user", "content": f"{a} and {b}?"},
@@ -50,10 +54,14 @@ def build_model(folder: Path, seed: int) -> None:
     from agentrl.training.models.tiny import build_tiny_model
 
     sizes = {"hidden": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "ff": 48}
-    build_tiny_model(folder, demonstrations(seed), seed=seed, num_demonstrations=40, vocab_size=300, **sizes)
+    build_tiny_model(
+        folder, demonstrations(seed), seed=seed, num_demonstrations=40, vocab_size=300, **sizes
+    )
 
 
 def graded(episode: EpisodeView) -> float:
     """Something that differs between the answers of a model that knows nothing."""
     text = episode.turns[-1].text
-    return float(text.strip() == episode.task.answer) + sum(letter.isdigit() for letter in text) / (1 + len(text))
+    return float(text.strip() == episode.task.answer) + sum(letter.isdigit() for letter in text) / (
+        1 + len(text)
+    )

@@ -10,12 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.sandbox import (
-    GUARANTEES,
-    BackendReport,
-    Limits,
-    SandboxSpec,
-)
+from agentrl.sandbox import GUARANTEES, BackendReport, Limits, SandboxSpec
 from agentrl.sandbox.conformance import CHECKS, Check, check_sandbox
 from agentrl.sandbox.forkserver.bubblewrap import BubblewrapLauncher
 from agentrl.sandbox.forkserver.hosts import shared_server
@@ -40,14 +35,20 @@ def name(check: Check) -> str:
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=name)
-async def test_bubblewrap_passes_every_check_of_what_it_claims(check: Check, bubblewrap: BackendReport) -> None:
+async def test_bubblewrap_passes_every_check_of_what_it_claims(
+    check: Check, bubblewrap: BackendReport
+) -> None:
     if check.guarantee is not None and check.guarantee not in bubblewrap.held:
         pytest.skip(f"bubblewrap does not claim {check.guarantee!r} here")
-    (result,) = await check_sandbox(SandboxSpec("bubblewrap").build, guarantees=bubblewrap.held, only=[check.name])
+    (result,) = await check_sandbox(
+        SandboxSpec("bubblewrap").build, guarantees=bubblewrap.held, only=[check.name]
+    )
     assert result.passed, result.detail
 
 
-def test_bubblewrap_claims_everything_but_a_uid_that_only_root_can_give(bubblewrap: BackendReport) -> None:
+def test_bubblewrap_claims_everything_but_a_uid_that_only_root_can_give(
+    bubblewrap: BackendReport,
+) -> None:
     assert bubblewrap.held == set(GUARANTEES) - (set() if os.getuid() == 0 else {"user"})
 
 
@@ -55,14 +56,23 @@ def suite_as_nobody(checks: list[str] | None) -> tuple[int, list[str], int, list
     import agentrl
 
     if os.getuid() != 0:
-        pytest.skip("only root can start a program as another user; the other tests run as one who is not root")
+        pytest.skip(
+            "only root can start a program as another user; the other tests run as one who is not root"
+        )
     python = f"/usr/bin/python3.{sys.version_info.minor}"
     if not os.path.exists(python):
         pytest.skip(f"{python} is missing: an interpreter that any user can reach")
-    paths = [str(Path(agentrl.__file__).parents[1]), *(path for path in sys.path if path.endswith("-packages"))]
+    paths = [
+        str(Path(agentrl.__file__).parents[1]),
+        *(path for path in sys.path if path.endswith("-packages")),
+    ]
     done = subprocess.run(
         [python, "-c", SUITE, json.dumps(checks)],
-        env={"PYTHONPATH": os.pathsep.join(paths), "PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"},
+        env={
+            "PYTHONPATH": os.pathsep.join(paths),
+            "PATH": os.environ["PATH"],
+            "PYTHONDONTWRITEBYTECODE": "1",
+        },
         cwd="/",
         user=NOBODY,
         group=NOBODY,
@@ -77,9 +87,21 @@ def suite_as_nobody(checks: list[str] | None) -> tuple[int, list[str], int, list
 
 
 def test_a_user_who_is_not_root_can_use_it(bubblewrap: BackendReport) -> None:
-    checks = ["ok", "read outside", "signal others", "fork bomb", "disk fill", "setsid child outlives a timeout"]
+    checks = [
+        "ok",
+        "read outside",
+        "signal others",
+        "fork bomb",
+        "disk fill",
+        "setsid child outlives a timeout",
+    ]
     uid, held, num_checks, failed = suite_as_nobody(checks)
-    assert (uid, held, num_checks, failed) == (NOBODY, sorted(set(GUARANTEES) - {"user"}), len(checks), [])
+    assert (uid, held, num_checks, failed) == (
+        NOBODY,
+        sorted(set(GUARANTEES) - {"user"}),
+        len(checks),
+        [],
+    )
 
 
 @pytest.mark.slow

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.sandbox import (
-    BackendReport,
-    FileRefusedError,
-    Limits,
-    SandboxSpec,
-)
+from agentrl.sandbox import BackendReport, FileRefusedError, Limits, SandboxSpec
 
 MIB = 2**20
 SMALL = Limits(disk_bytes=4 * MIB, file_bytes=4 * MIB, max_files=64)
@@ -55,7 +50,9 @@ async def test_a_full_disk_is_the_codes_fault_and_the_session_goes_on(small: San
         with pytest.raises(FileRefusedError, match="No space left"):
             await sandbox.run("print(1)", files={"more": bytes(2 * MIB)})
         assert (await sandbox.run("x = 1\nprint(x)", persist="interpreter")).stdout == b"1\n"
-        assert (await sandbox.run("import os\nos.remove('full')\nprint(x)", persist="interpreter")).stdout == b"1\n"
+        assert (
+            await sandbox.run("import os\nos.remove('full')\nprint(x)", persist="interpreter")
+        ).stdout == b"1\n"
         await sandbox.write_file("more", bytes(2 * MIB))
 
 
@@ -67,12 +64,16 @@ async def test_a_run_with_limits_of_its_own_has_a_disk_of_that_size(small: Sandb
         result = await sandbox.run("open('big', 'wb').write(bytes(8 << 20))\n" + code, limits=wide)
         assert result.stdout == b"16777216 16777216\n"
         # what lies there stays: nothing can be added to it
-        result = await sandbox.run("print(len(open('big', 'rb').read()))\nopen('more', 'wb').write(bytes(8192))")
+        result = await sandbox.run(
+            "print(len(open('big', 'rb').read()))\nopen('more', 'wb').write(bytes(8192))"
+        )
         assert result.stdout == b"8388608\n"
         assert b"No space left" in result.stderr
 
 
-async def test_tmp_is_empty_in_each_run_and_outlasts_the_runs_of_one_interpreter(small: SandboxSpec) -> None:
+async def test_tmp_is_empty_in_each_run_and_outlasts_the_runs_of_one_interpreter(
+    small: SandboxSpec,
+) -> None:
     leave = "import os\nos.makedirs('/tmp/a/b'); open('/tmp/a/b/c', 'w').write('x'); os.chmod('/tmp/a', 0)"
     look = "import os\nprint(os.listdir('/tmp'))"
     async with small.build() as sandbox:

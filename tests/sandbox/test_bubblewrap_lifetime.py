@@ -45,7 +45,11 @@ SERVERS = HostSettings(confine=True, launcher=BubblewrapLauncher())
 def mounts_of_sandboxes() -> list[str]:
     """Where this machine shows a place at which a sandbox, or what starts one, mounts something."""
     places = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
-    return [place for place in places if place.startswith("/sandbox") or place in ("/mnt", "/media", "/srv", "/tmp")]
+    return [
+        place
+        for place in places
+        if place.startswith("/sandbox") or place in ("/mnt", "/media", "/srv", "/tmp")
+    ]
 
 
 def wait_until(holds: Callable[[], bool], seconds: float) -> bool:
@@ -111,7 +115,9 @@ async def test_a_sandbox_that_is_closed_leaves_no_process(bubblewrap: BackendRep
     sandbox = ForkedSandbox(lambda: server, Limits())
     await sandbox.run("import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(600)")
     await sandbox.run("x = 1", persist="interpreter")
-    assert len(descendants(server._host.pid)) == len(idle) + 3, "a slot, an interpreter, its namespace's first process"
+    assert len(descendants(server._host.pid)) == len(idle) + 3, (
+        "a slot, an interpreter, its namespace's first process"
+    )
     await sandbox.close()
     assert set(descendants(server._host.pid)) == idle
     await asyncio.to_thread(server.close)
@@ -121,7 +127,9 @@ async def test_hosts_hold_blocks_of_uids_that_are_not_the_same(bubblewrap: Backe
     if "user" not in bubblewrap.held:
         pytest.skip("a uid for each sandbox is missing here: not root")
     servers = [ForkServer(SERVERS) for _ in range(2)]
-    sandboxes = [ForkedSandbox(lambda server=server: server, Limits()) for server in (*servers, servers[0])]
+    sandboxes = [
+        ForkedSandbox(lambda server=server: server, Limits()) for server in (*servers, servers[0])
+    ]
     seen = {(await sandbox.run("import os\nprint(os.getuid())")).stdout for sandbox in sandboxes}
     assert len(seen) == 3
     for sandbox in sandboxes:
@@ -130,7 +138,9 @@ async def test_hosts_hold_blocks_of_uids_that_are_not_the_same(bubblewrap: Backe
         await asyncio.to_thread(server.close)
 
 
-async def test_each_run_has_pids_ipc_and_mounts_of_its_own_and_each_sandbox_users(bubblewrap: BackendReport) -> None:
+async def test_each_run_has_pids_ipc_and_mounts_of_its_own_and_each_sandbox_users(
+    bubblewrap: BackendReport,
+) -> None:
     if os.getuid() != 0:
         pytest.skip("only root may look at the namespaces of a run")
     server = ForkServer(SERVERS)
@@ -140,13 +150,17 @@ async def test_each_run_has_pids_ipc_and_mounts_of_its_own_and_each_sandbox_user
 
     async def namespaces(sandbox: ForkedSandbox) -> dict[str, int]:
         marker = f"marker-{os.urandom(4).hex()}"
-        task = asyncio.create_task(sandbox.run(argv=["sh", "-c", f"sleep 4321; : {marker}"], timeout_s=60))
+        task = asyncio.create_task(
+            sandbox.run(argv=["sh", "-c", f"sleep 4321; : {marker}"], timeout_s=60)
+        )
         while not (pids := living(marker)) and not task.done():
             await asyncio.wait([task], timeout=0.02)
         kinds = ("user", "pid", "ipc", "mnt", "net", "uts", "cgroup")
         for kind in kinds:  # held, so that no later one gets the number of one that has ended
             held.append(os.open(f"/proc/{pids[0]}/ns/{kind}", os.O_RDONLY))
-        found = {kind: os.fstat(fd).st_ino for kind, fd in zip(kinds, held[-len(kinds) :], strict=True)}
+        found = {
+            kind: os.fstat(fd).st_ino for kind, fd in zip(kinds, held[-len(kinds) :], strict=True)
+        }
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         return found
@@ -155,7 +169,12 @@ async def test_each_run_has_pids_ipc_and_mounts_of_its_own_and_each_sandbox_user
     own = {kind: os.stat(f"/proc/self/ns/{kind}").st_ino for kind in first}
     try:
         assert {kind for kind in first if first[kind] == own[kind]} == set()
-        assert {kind for kind in first if first[kind] == second[kind]} == {"user", "net", "uts", "cgroup"}
+        assert {kind for kind in first if first[kind] == second[kind]} == {
+            "user",
+            "net",
+            "uts",
+            "cgroup",
+        }
         assert {kind for kind in first if first[kind] == other[kind]} == {"net", "uts", "cgroup"}
     finally:
         for fd in held:

@@ -50,9 +50,14 @@ def refusal() -> str:
     return message
 
 
-def test_a_machine_without_bubblewrap_is_told_to_install_it(stand_in: Callable[[str], None]) -> None:
+def test_a_machine_without_bubblewrap_is_told_to_install_it(
+    stand_in: Callable[[str], None],
+) -> None:
     stand_in("")
-    assert "bubblewrap is not installed: no bwrap in PATH; install the system's package bubblewrap" in refusal()
+    assert (
+        "bubblewrap is not installed: no bwrap in PATH; install the system's package bubblewrap"
+        in refusal()
+    )
 
 
 def test_a_bubblewrap_that_is_refused_says_what_it_said(stand_in: Callable[[str], None]) -> None:
@@ -78,7 +83,11 @@ def test_a_bubblewrap_that_is_too_old_is_told_so(stand_in: Callable[[str], None]
 @pytest.mark.parametrize(
     ("switch", "value", "mend"),
     [
-        ("apparmor_restrict_unprivileged_userns", "1", "sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0"),
+        (
+            "apparmor_restrict_unprivileged_userns",
+            "1",
+            "sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0",
+        ),
         ("unprivileged_userns_clone", "0", "sudo sysctl kernel.unprivileged_userns_clone=1"),
         ("max_user_namespaces", "0", "sudo sysctl user.max_user_namespaces=10000"),
     ],
@@ -91,14 +100,19 @@ def test_the_switch_that_refuses_is_named_with_the_command_that_turns_it(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    switches = [(str(tmp_path / Path(path).name), off, text) for path, off, text in bubblewrap_module._SWITCHES]
+    switches = [
+        (str(tmp_path / Path(path).name), off, text)
+        for path, off, text in bubblewrap_module._SWITCHES
+    ]
     (tmp_path / switch).write_text(f"{value}\n")
     monkeypatch.setattr(bubblewrap_module, "_SWITCHES", switches)
     stand_in("echo 'bwrap: No permissions to create new namespace' >&2; exit 1")
     assert mend in refusal()
 
 
-def test_auto_goes_on_to_the_next_backend(stand_in: Callable[[str], None], landlock: BackendReport) -> None:
+def test_auto_goes_on_to_the_next_backend(
+    stand_in: Callable[[str], None], landlock: BackendReport
+) -> None:
     stand_in("exit 1")
     assert SandboxSpec().check().backend != "bubblewrap"
 
@@ -117,7 +131,9 @@ def processes_of(server: ForkServer) -> list[Path]:
     while pending:
         process = Path(f"/proc/{pending.pop()}")
         found.append(process)
-        pending += [int(pid) for pid in (process / f"task/{process.name}/children").read_text().split()]
+        pending += [
+            int(pid) for pid in (process / f"task/{process.name}/children").read_text().split()
+        ]
     return found
 
 
@@ -131,7 +147,11 @@ def test_no_process_of_the_host_has_a_variable_or_a_uid_of_its_owner(
         assert len(processes) >= 3, "bubblewrap outside, its first process inside, the supervisor"
         for process in processes:
             if os.getuid() == 0:
-                uids = next(line for line in (process / "status").read_text().splitlines() if line.startswith("Uid:"))
+                uids = next(
+                    line
+                    for line in (process / "status").read_text().splitlines()
+                    if line.startswith("Uid:")
+                )
                 assert "0" not in uids.split()[1:], uids
             assert b"SECRET" not in (process / "environ").read_bytes()
     finally:

@@ -38,7 +38,9 @@ async def test_files_that_are_held_open_without_a_name_count(spec: SandboxSpec) 
     assert (result.status, "the limit is 16777216 bytes" in result.detail) == ("killed", True)
 
 
-async def test_files_held_by_a_process_whose_first_thread_has_ended_count(spec: SandboxSpec) -> None:
+async def test_files_held_by_a_process_whose_first_thread_has_ended_count(
+    spec: SandboxSpec,
+) -> None:
     code = (
         "import ctypes, os, platform, threading, time\nheld = []\n"
         "for n in range(24):\n    held.append(open('f', 'wb')); held[-1].write(b'x' * 2**20); held[-1].flush()\n"
@@ -82,7 +84,9 @@ async def test_below_the_reserve_a_run_that_wrote_much_is_ended(spec: SandboxSpe
         limits = Limits(file_bytes=2**20, disk_bytes=16 * 2**20, reserve_bytes=2**60)
         result = await sandbox.run(code + HOLD, limits=limits)
     assert result.status == "killed"
-    assert f"sandbox.limits.reserve_bytes is {2**60}, and the code has its part in it" in result.detail
+    assert (
+        f"sandbox.limits.reserve_bytes is {2**60}, and the code has its part in it" in result.detail
+    )
 
 
 @pytest.mark.parametrize(
@@ -94,8 +98,13 @@ async def test_below_the_reserve_a_run_that_wrote_much_is_ended(spec: SandboxSpe
     ],
     ids=["in a socket", "in a mapping", "behind closed descriptors"],
 )
-async def test_below_the_reserve_a_run_that_hides_files_is_ended(spec: SandboxSpec, hides: str) -> None:
-    code = "import mmap, os, socket\nf = open('f', 'w+b')\nf.write(b'x' * 2**20); f.flush()\nos.unlink('f')\n" + hides
+async def test_below_the_reserve_a_run_that_hides_files_is_ended(
+    spec: SandboxSpec, hides: str
+) -> None:
+    code = (
+        "import mmap, os, socket\nf = open('f', 'w+b')\nf.write(b'x' * 2**20); f.flush()\nos.unlink('f')\n"
+        + hides
+    )
     async with spec.build() as sandbox:
         result = await sandbox.run(code + HOLD, limits=Limits(reserve_bytes=2**60))
     assert (result.status, "the code has its part in it" in result.detail) == ("killed", True)
@@ -103,7 +112,9 @@ async def test_below_the_reserve_a_run_that_hides_files_is_ended(spec: SandboxSp
 
 async def test_below_the_reserve_a_run_that_wrote_little_is_no_result(spec: SandboxSpec) -> None:
     async with spec.build() as sandbox:
-        with pytest.raises(SandboxError, match=r"bytes are left .*reserve_bytes is \d+: free some, or lower it"):
+        with pytest.raises(
+            SandboxError, match=r"bytes are left .*reserve_bytes is \d+: free some, or lower it"
+        ):
             await sandbox.run("print(1)" + HOLD, limits=Limits(reserve_bytes=2**60))
 
 

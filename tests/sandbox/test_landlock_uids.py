@@ -47,8 +47,12 @@ async def test_a_uid_rests_before_another_sandbox_gets_it(own_uid: None) -> None
     await asyncio.to_thread(server.close)
 
 
-def test_a_block_is_held_until_its_socket_is_closed(own_uid: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "urandom", lambda count: b"\x05" * count)  # the same block is drawn each time
+def test_a_block_is_held_until_its_socket_is_closed(
+    own_uid: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        os, "urandom", lambda count: b"\x05" * count
+    )  # the same block is drawn each time
     taken = uids.reserve()
     assert taken is not None
     first, reservation = taken

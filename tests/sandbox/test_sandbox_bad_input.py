@@ -8,12 +8,7 @@ from typing import Any
 import pytest
 
 from agentrl.errors import ConfigError, MachineError
-from agentrl.sandbox import (
-    DockerSettings,
-    FileRefusedError,
-    Limits,
-    SandboxSpec,
-)
+from agentrl.sandbox import DockerSettings, FileRefusedError, Limits, SandboxSpec
 
 
 @pytest.mark.parametrize(
@@ -29,7 +24,9 @@ from agentrl.sandbox import (
     ],
     ids=["empty", "empty bytes", "not UTF-8", "surrogate", "NUL", "5 MB", "5 MB number"],
 )
-async def test_code_of_any_content_is_a_result(spec: SandboxSpec, code: str | bytes, status: str, said: bytes) -> None:
+async def test_code_of_any_content_is_a_result(
+    spec: SandboxSpec, code: str | bytes, status: str, said: bytes
+) -> None:
     async with spec.build() as sandbox:
         result = await sandbox.run(code, timeout_s=60)
         assert (result.status, said in result.stderr) == (status, True)
@@ -39,14 +36,30 @@ async def test_code_of_any_content_is_a_result(spec: SandboxSpec, code: str | by
 @pytest.mark.parametrize("timeout_s", [-1.0, 0.0, math.inf, -math.inf, math.nan, 1e9, "5", True])
 async def test_a_timeout_that_is_no_deadline_is_refused(spec: SandboxSpec, timeout_s: Any) -> None:
     async with spec.build() as sandbox:
-        with pytest.raises(ConfigError, match=r"sandbox\.limits\.wall_s must be a number of seconds above 0"):
+        with pytest.raises(
+            ConfigError, match=r"sandbox\.limits\.wall_s must be a number of seconds above 0"
+        ):
             await sandbox.run("pass", timeout_s=timeout_s)
 
 
 @pytest.mark.parametrize(
-    "path", ["../up", "a/../../up", "/etc/passwd", "", ".", "a\0b", "x/" * 100 + "y", "\ud800", "..", "a/.."]
+    "path",
+    [
+        "../up",
+        "a/../../up",
+        "/etc/passwd",
+        "",
+        ".",
+        "a\0b",
+        "x/" * 100 + "y",
+        "\ud800",
+        "..",
+        "a/..",
+    ],
 )
-async def test_a_path_that_leaves_the_folder_or_names_no_file_is_refused(spec: SandboxSpec, path: str) -> None:
+async def test_a_path_that_leaves_the_folder_or_names_no_file_is_refused(
+    spec: SandboxSpec, path: str
+) -> None:
     async with spec.build() as sandbox:
         for action in (
             sandbox.read_file(path),
@@ -110,7 +123,10 @@ async def test_arguments_that_no_program_can_take_are_refused(
 @pytest.mark.parametrize(
     ("limits", "words"),
     [
-        ({"memory_bytes": 2**20}, "memory_bytes=1048576 is below the 33554432 bytes that an interpreter needs"),
+        (
+            {"memory_bytes": 2**20},
+            "memory_bytes=1048576 is below the 33554432 bytes that an interpreter needs",
+        ),
         ({"open_files": 4}, "open_files=4 is below the 16"),
         ({"file_bytes": 2**28 + 1}, "file_bytes=268435457 exceeds disk_bytes=268435456"),
     ],
@@ -121,5 +137,7 @@ def test_limits_that_contradict_name_themselves(limits: dict[str, int], words: s
 
 
 def test_a_backend_that_this_machine_cannot_give_is_refused_with_the_reason() -> None:
-    with pytest.raises(MachineError, match=r"docker cannot be used: no container engine answers at unix:///nowhere"):
+    with pytest.raises(
+        MachineError, match=r"docker cannot be used: no container engine answers at unix:///nowhere"
+    ):
         SandboxSpec("docker", docker=DockerSettings(host="unix:///nowhere/docker.sock")).check()

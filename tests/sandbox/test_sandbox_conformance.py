@@ -2,12 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.sandbox import (
-    GUARANTEES,
-    BackendReport,
-    Limits,
-    SandboxSpec,
-)
+from agentrl.sandbox import GUARANTEES, BackendReport, Limits, SandboxSpec
 from agentrl.sandbox.conformance import CHECKS, Check, check_sandbox
 from agentrl.sandbox.forkserver.hosts import shared_server
 from agentrl.sandbox.forkserver.server import HostSettings
@@ -21,8 +16,12 @@ def name(check: Check) -> str:
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=name)
-async def test_landlock_passes_every_check_of_what_it_claims(check: Check, landlock: BackendReport) -> None:
-    results = await check_sandbox(SandboxSpec("landlock").build, guarantees=landlock.held, only=[check.name])
+async def test_landlock_passes_every_check_of_what_it_claims(
+    check: Check, landlock: BackendReport
+) -> None:
+    results = await check_sandbox(
+        SandboxSpec("landlock").build, guarantees=landlock.held, only=[check.name]
+    )
     assert len(results) == (check.guarantee is None or check.guarantee in landlock.held)
     assert [result.detail for result in results if not result.passed] == []
 
@@ -35,7 +34,9 @@ async def test_unsafe_has_the_same_semantics(check: Check) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("abi", [1, 3, 5])
-async def test_what_an_older_kernel_lacks_is_closed_by_other_means(abi: int, landlock: BackendReport) -> None:
+async def test_what_an_older_kernel_lacks_is_closed_by_other_means(
+    abi: int, landlock: BackendReport
+) -> None:
     settings = HostSettings(confine=True, abi_cap=abi)
 
     def build() -> ForkedSandbox:
@@ -48,10 +49,18 @@ async def test_what_an_older_kernel_lacks_is_closed_by_other_means(abi: int, lan
 
 @pytest.mark.parametrize(
     "attack",
-    ["read outside", "write outside", "loopback services", "signal others", "environment and memory of others"],
+    [
+        "read outside",
+        "write outside",
+        "loopback services",
+        "signal others",
+        "environment and memory of others",
+    ],
 )
 async def test_the_suite_sees_an_attack_that_succeeds(attack: str) -> None:
-    (result,) = await check_sandbox(SandboxSpec("unsafe").build, guarantees=GUARANTEES, only=[attack])
+    (result,) = await check_sandbox(
+        SandboxSpec("unsafe").build, guarantees=GUARANTEES, only=[attack]
+    )
     assert not result.passed
 
 

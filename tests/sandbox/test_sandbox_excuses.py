@@ -25,7 +25,9 @@ RESULTS = {"ok", "error", "timeout", "oom", "killed", "output_limit"}
 
 
 @pytest.fixture(params=["landlock", "bubblewrap"])
-async def sandbox(request: pytest.FixtureRequest, landlock: BackendReport) -> AsyncIterator[Sandbox]:
+async def sandbox(
+    request: pytest.FixtureRequest, landlock: BackendReport
+) -> AsyncIterator[Sandbox]:
     report = report_on(SandboxSpec(request.param))
     if report.problem is not None:
         pytest.skip(f"the {report.backend} backend is missing here: {report.problem}")
@@ -35,10 +37,15 @@ async def sandbox(request: pytest.FixtureRequest, landlock: BackendReport) -> As
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(PROGRAMS))
-async def test_whatever_the_code_does_to_its_interpreter_is_a_result(sandbox: Sandbox, name: str) -> None:
+async def test_whatever_the_code_does_to_its_interpreter_is_a_result(
+    sandbox: Sandbox, name: str
+) -> None:
     code, slow = PRELUDE + PROGRAMS[name], name in WAITS_FOR_ITS_DEADLINE
     for _ in range(RUNS_TO_THE_DEADLINE if slow else RUNS_OF_EVERY_PROGRAM):
-        seen = [await sandbox.run(code, timeout_s=0.3 if slow else 5), await sandbox.run("print(3)", timeout_s=1)]
+        seen = [
+            await sandbox.run(code, timeout_s=0.3 if slow else 5),
+            await sandbox.run("print(3)", timeout_s=1),
+        ]
         assert {result.status for result in seen} <= RESULTS
     for _ in range(3):  # until what the code broke is found out
         result = await sandbox.run("print(3)", timeout_s=5)
@@ -71,7 +78,12 @@ async def test_a_forged_exit_code_ends_the_run_and_the_next_is_its_own(sandbox: 
 
 async def test_a_run_that_closes_every_descriptor_keeps_its_own_exit_code(sandbox: Sandbox) -> None:
     result = await sandbox.run("import os\nos.closerange(3, 256)\nprint(1)")
-    assert (result.status, result.exit_code, result.stdout, result.interpreter_ended) == ("ok", 0, b"1\n", True)
+    assert (result.status, result.exit_code, result.stdout, result.interpreter_ended) == (
+        "ok",
+        0,
+        b"1\n",
+        True,
+    )
 
 
 async def test_an_interpreter_that_was_awake_between_two_runs_is_ended(sandbox: Sandbox) -> None:
@@ -81,7 +93,9 @@ async def test_an_interpreter_that_was_awake_between_two_runs_is_ended(sandbox: 
     assert (result.stdout, result.interpreter_ended) == (b"False\n", True)
 
 
-async def test_a_process_whose_first_thread_has_ended_does_not_outlive_its_run(sandbox: Sandbox) -> None:
+async def test_a_process_whose_first_thread_has_ended_does_not_outlive_its_run(
+    sandbox: Sandbox,
+) -> None:
     beat = (
         "import ctypes, os, platform, threading, time\ndef beat():\n    for _ in range(3000):\n"
         "        open('beat', 'a').write('.'); time.sleep(0.01)\n"
@@ -95,7 +109,9 @@ async def test_a_process_whose_first_thread_has_ended_does_not_outlive_its_run(s
     assert (await sandbox.list_files())["beat"] == before
 
 
-async def test_processes_that_are_gone_when_they_are_found_end_with_their_run(sandbox: Sandbox) -> None:
+async def test_processes_that_are_gone_when_they_are_found_end_with_their_run(
+    sandbox: Sandbox,
+) -> None:
     for persist in ("interpreter", "files") * 3:
         result = await sandbox.run(PRELUDE + COMETS, persist=persist)  # type: ignore[arg-type]
         assert result.status in RESULTS

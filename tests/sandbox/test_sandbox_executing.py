@@ -31,7 +31,9 @@ async def test_a_deadline_does_not_count_the_wait() -> None:
     async with AsyncExitStack() as stack:
         crowd = [await stack.enter_async_context(ONE.build()) for _ in range(8)]
         await asyncio.gather(*(sandbox.start() for sandbox in crowd))
-        results = await asyncio.gather(*(one.run("import time; time.sleep(0.4)", timeout_s=2.0) for one in crowd))
+        results = await asyncio.gather(
+            *(one.run("import time; time.sleep(0.4)", timeout_s=2.0) for one in crowd)
+        )
 
     assert [result.status for result in results] == ["ok"] * 8
     assert max(result.queued_s for result in results) >= 2.8
@@ -41,7 +43,9 @@ async def test_a_deadline_does_not_count_the_wait() -> None:
 async def test_runs_of_one_sandbox_wait_for_each_other_and_say_so() -> None:
     async with SandboxSpec("unsafe").build() as sandbox:
         await sandbox.run("pass")
-        results = await asyncio.gather(*(sandbox.run("import time; time.sleep(0.2)", timeout_s=60) for _ in range(3)))
+        results = await asyncio.gather(
+            *(sandbox.run("import time; time.sleep(0.2)", timeout_s=60) for _ in range(3))
+        )
 
     assert max(result.queued_s for result in results) >= 0.4
 
@@ -50,7 +54,9 @@ async def test_a_run_behind_another_of_its_own_sandbox_keeps_no_place_from_other
     two = SandboxSpec("unsafe", max_executing=2)
     async with two.build() as busy, two.build() as other:
         await busy.run("pass")
-        hanging = [asyncio.create_task(busy.run("while True: pass", timeout_s=600)) for _ in range(2)]
+        hanging = [
+            asyncio.create_task(busy.run("while True: pass", timeout_s=600)) for _ in range(2)
+        ]
         await asyncio.wait(hanging, timeout=0.1)
         async with asyncio.timeout(60):
             assert (await other.run("print(1)")).status == "ok"
@@ -91,7 +97,9 @@ async def test_a_run_that_fails_gives_its_place_back() -> None:
 async def test_the_bound_holds_over_event_loops() -> None:
     seen: list[ExecResult] = []
     code = "import time; print(time.monotonic()); time.sleep(0.2); print(time.monotonic())"
-    threads = [threading.Thread(target=lambda: seen.append(asyncio.run(run(code)))) for _ in range(3)]
+    threads = [
+        threading.Thread(target=lambda: seen.append(asyncio.run(run(code)))) for _ in range(3)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -134,5 +142,8 @@ async def test_a_permit_that_comes_while_its_waiter_is_cancelled_goes_on() -> No
 
 @pytest.mark.parametrize("count", [0, -1, True, 1.5])
 def test_a_bound_below_one_is_a_config_error(count: int) -> None:
-    with pytest.raises(ConfigError, match=rf"sandbox\.max_executing must be a whole number of at least 1, got {count}"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"sandbox\.max_executing must be a whole number of at least 1, got {count}",
+    ):
         SandboxSpec(max_executing=count)

@@ -82,7 +82,9 @@ def lives(pid: str) -> bool:
         return False
 
 
-async def test_a_run_that_is_killed_is_the_sandboxs_failure_not_the_codes(spec: SandboxSpec) -> None:
+async def test_a_run_that_is_killed_is_the_sandboxs_failure_not_the_codes(
+    spec: SandboxSpec,
+) -> None:
     sandbox = spec.build()
     await sandbox.run("pass")
     task = asyncio.create_task(sandbox.run("while True: pass", timeout_s=600))
@@ -129,13 +131,19 @@ async def test_a_host_that_dies_is_a_retryable_failure_and_the_next_sandbox_gets
     await other.close()
     for started in servers:
         await asyncio.to_thread(started.close)
-    assert [started.facts["base"] for started in servers if os.path.exists(started.facts["base"])] == []
+    assert [
+        started.facts["base"] for started in servers if os.path.exists(started.facts["base"])
+    ] == []
 
 
-async def test_a_run_that_is_given_up_before_its_turn_does_not_take_its_time(spec: SandboxSpec) -> None:
+async def test_a_run_that_is_given_up_before_its_turn_does_not_take_its_time(
+    spec: SandboxSpec,
+) -> None:
     async with spec.build() as sandbox:
         await sandbox.run("pass")
-        first, second = (asyncio.create_task(sandbox.run("while True: pass", timeout_s=600)) for _ in range(2))
+        first, second = (
+            asyncio.create_task(sandbox.run("while True: pass", timeout_s=600)) for _ in range(2)
+        )
         await asyncio.wait([first, second], timeout=0.2)
         second.cancel()
         first.cancel()
@@ -151,7 +159,9 @@ async def test_one_sandbox_serves_several_threads_and_event_loops(spec: SandboxS
     def run_in_a_loop_of_its_own(number: int) -> None:
         seen.append(asyncio.run(sandbox.run(f"print({number})")).stdout)
 
-    threads = [threading.Thread(target=run_in_a_loop_of_its_own, args=(number,)) for number in range(4)]
+    threads = [
+        threading.Thread(target=run_in_a_loop_of_its_own, args=(number,)) for number in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

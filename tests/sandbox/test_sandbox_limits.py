@@ -57,7 +57,9 @@ async def test_files_that_use_up_the_inodes_end_the_run(spec: SandboxSpec) -> No
     assert "more than 1000 files" in result.detail or b"No space left" in result.stderr
 
 
-async def test_more_processes_than_allowed_are_refused_to_the_code_or_end_it(spec: SandboxSpec) -> None:
+async def test_more_processes_than_allowed_are_refused_to_the_code_or_end_it(
+    spec: SandboxSpec,
+) -> None:
     code = "import os, time\nfor _ in range(9):\n    if os.fork() == 0: time.sleep(60); os._exit(0)\ntime.sleep(5)"
     async with spec.build() as sandbox:
         result = await sandbox.run(code, limits=Limits(processes=4, wall_s=60))
@@ -79,5 +81,7 @@ async def test_processor_time_is_bounded_whatever_the_wall_says(spec: SandboxSpe
 
 async def test_the_limits_of_one_run_do_not_hold_for_the_next(spec: SandboxSpec) -> None:
     async with spec.build() as sandbox:
-        assert (await sandbox.run("print('x' * 99)", limits=Limits(output_bytes=10))).status == "output_limit"
+        assert (
+            await sandbox.run("print('x' * 99)", limits=Limits(output_bytes=10))
+        ).status == "output_limit"
         assert (await sandbox.run("print('x' * 99)")).status == "ok"

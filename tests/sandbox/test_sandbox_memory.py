@@ -36,7 +36,9 @@ def node() -> cgroups.Node:
 
 
 def cgroups_of_this_process(node: cgroups.Node) -> list[str]:
-    return [name for name in os.listdir(node.path) if name.startswith(f"agentrl-sandbox-{os.getpid()}-")]
+    return [
+        name for name in os.listdir(node.path) if name.startswith(f"agentrl-sandbox-{os.getpid()}-")
+    ]
 
 
 @pytest.fixture
@@ -49,7 +51,11 @@ def server(node: cgroups.Node, landlock: BackendReport) -> Iterator[ForkServer]:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("with_cgroup", [True, False])
 async def test_buffers_of_many_processes_end_the_run_and_no_other(
-    backend: str, with_cgroup: bool, landlock: BackendReport, monkeypatch: pytest.MonkeyPatch, request: Any
+    backend: str,
+    with_cgroup: bool,
+    landlock: BackendReport,
+    monkeypatch: pytest.MonkeyPatch,
+    request: Any,
 ) -> None:
     if with_cgroup:
         request.getfixturevalue("node")
@@ -57,9 +63,13 @@ async def test_buffers_of_many_processes_end_the_run_and_no_other(
         monkeypatch.setattr(cgroups, "find_node", lambda: None)
     launcher = BubblewrapLauncher() if backend == "bubblewrap" else LocalLauncher()
     server = ForkServer(HostSettings(confine=True, launcher=launcher))
-    async with ForkedSandbox(lambda: server, LIMITS) as sandbox, ForkedSandbox(lambda: server, LIMITS) as neighbour:
+    async with (
+        ForkedSandbox(lambda: server, LIMITS) as sandbox,
+        ForkedSandbox(lambda: server, LIMITS) as neighbour,
+    ):
         result, beside = await asyncio.gather(
-            sandbox.run(BUFFERS_OF_MANY), neighbour.run("import time\ntime.sleep(2)\nprint('beside')")
+            sandbox.run(BUFFERS_OF_MANY),
+            neighbour.run("import time\ntime.sleep(2)\nprint('beside')"),
         )
         assert (result.status, result.stdout) == ("oom", b"")
         assert beside.stdout == b"beside\n"
@@ -94,7 +104,9 @@ print('done')
 async def test_what_the_limits_allow_is_there_beside_files_and_a_resting_interpreter(
     backend: str, node: cgroups.Node, landlock: BackendReport
 ) -> None:
-    limits = Limits(wall_s=30, memory_bytes=96 * 2**20, disk_bytes=64 * 2**20, file_bytes=60 * 2**20)
+    limits = Limits(
+        wall_s=30, memory_bytes=96 * 2**20, disk_bytes=64 * 2**20, file_bytes=60 * 2**20
+    )
     async with SandboxSpec(backend, require="none", limits=limits).build() as sandbox:
         assert (await sandbox.run("open('big', 'wb').write(bytes(56 * 2**20))")).status == "ok"
         assert (await sandbox.run(RESTING, persist="interpreter")).status == "ok"
@@ -104,7 +116,9 @@ async def test_what_the_limits_allow_is_there_beside_files_and_a_resting_interpr
         assert result.stdout == b"83886080\n", result
 
 
-async def test_what_an_interpreter_is_handed_is_no_memory_to_hoard_in(landlock: BackendReport) -> None:
+async def test_what_an_interpreter_is_handed_is_no_memory_to_hoard_in(
+    landlock: BackendReport,
+) -> None:
     keep = """
 import os, socket
 kept, receive = [], socket.recv_fds
@@ -125,7 +139,9 @@ for fill in (lambda: os.write(kept[0], bytes(2**20)), lambda: os.ftruncate(kept[
     assert result.stdout == b"Operation not permitted\n" * 2, result
 
 
-async def test_a_run_is_in_a_cgroup_and_its_slot_is_not(node: cgroups.Node, server: ForkServer) -> None:
+async def test_a_run_is_in_a_cgroup_and_its_slot_is_not(
+    node: cgroups.Node, server: ForkServer
+) -> None:
     async with ForkedSandbox(lambda: server, Limits()) as sandbox:
         before = set(cgroups_of_this_process(node))
         run = asyncio.create_task(sandbox.run("import time\ntime.sleep(30)"))
@@ -150,19 +166,29 @@ async def test_a_sandbox_takes_the_cgroup_of_one_that_ended_and_none_outlives_th
     assert set(cgroups_of_this_process(node)) <= before
 
 
-def test_version_2_wants_the_nearest_node_whose_children_have_the_memory_controller(tmp_path: Path) -> None:
+def test_version_2_wants_the_nearest_node_whose_children_have_the_memory_controller(
+    tmp_path: Path,
+) -> None:
     own = tmp_path / "user.slice" / "app.slice" / "run.scope"
     own.mkdir(parents=True)
-    for folder, controllers in ((tmp_path, "cpu memory"), (own.parents[1], "memory pids"), (own.parent, "pids")):
+    for folder, controllers in (
+        (tmp_path, "cpu memory"),
+        (own.parents[1], "memory pids"),
+        (own.parent, "pids"),
+    ):
         (folder / "cgroup.subtree_control").write_text(controllers)
     (own / "cgroup.subtree_control").write_text("")
     (tmp_path / "cgroup").write_text("0::/user.slice/app.slice/run.scope\n")
-    (tmp_path / "mountinfo").write_text(f"31 23 0:27 / {tmp_path} rw shared:4 - cgroup2 cgroup2 rw,nsdelegate\n")
+    (tmp_path / "mountinfo").write_text(
+        f"31 23 0:27 / {tmp_path} rw shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
+    )
     found = list(cgroups.candidate_nodes(str(tmp_path)))
     assert found == [cgroups.Node(str(own.parents[1]), 2), cgroups.Node(str(tmp_path), 2)]
 
 
-def test_version_1_takes_its_own_also_where_a_part_of_the_hierarchy_is_mounted(tmp_path: Path) -> None:
+def test_version_1_takes_its_own_also_where_a_part_of_the_hierarchy_is_mounted(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "cgroup").write_text("5:cpu:/\n4:memory:/box/inner\n0::/\n")
     lines = [
         "30 23 0:26 /box /mnt/cpu rw - cgroup cgroup rw,cpu",
@@ -182,12 +208,16 @@ def test_the_cgroup_of_a_dead_owner_is_removed(node: cgroups.Node) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-async def test_sandboxes_die_before_the_process_that_owns_them(backend: str, landlock: BackendReport) -> None:
+async def test_sandboxes_die_before_the_process_that_owns_them(
+    backend: str, landlock: BackendReport
+) -> None:
     async with SandboxSpec(backend, require="none").build() as sandbox:
         run = asyncio.create_task(sandbox.run("import time\ntime.sleep(30)"))
         with open("/proc/self/oom_score_adj") as file:
             own = int(file.read())
-        scores = await eventually(lambda: [score for score in scores_below(os.getpid()) if score == 1000])
+        scores = await eventually(
+            lambda: [score for score in scores_below(os.getpid()) if score == 1000]
+        )
         assert own < scores[0]
         run.cancel()
         await asyncio.gather(run, return_exceptions=True)

@@ -57,7 +57,9 @@ def open_spec(servers: tuple[int, int]) -> SandboxSpec:
     return spec
 
 
-async def test_listed_hosts_answer_and_others_do_not(open_spec: SandboxSpec, servers: tuple[int, int]) -> None:
+async def test_listed_hosts_answer_and_others_do_not(
+    open_spec: SandboxSpec, servers: tuple[int, int]
+) -> None:
     listed, other = servers
     urls = f"http://127.0.0.1:{listed}/ http://127.0.0.1:{other}/ http://169.254.169.254/latest/meta-data http://a.example/"
     async with open_spec.build() as sandbox:
@@ -81,25 +83,29 @@ async def test_every_attack_on_the_network_fails_with_it(open_spec: SandboxSpec,
     assert result.passed, result.detail
 
 
-async def test_two_sandboxes_do_not_meet_on_the_loopback_that_they_share(open_spec: SandboxSpec) -> None:
+async def test_two_sandboxes_do_not_meet_on_the_loopback_that_they_share(
+    open_spec: SandboxSpec,
+) -> None:
     serve = "import socket\ns = socket.socket()\ntry: s.listen(); print('BREACH')\nexcept OSError as e: print(e.errno)"
     async with open_spec.build() as sandbox:
         assert (await sandbox.run(serve)).stdout == b"1\n"  # EPERM
 
 
-async def test_an_interpreter_that_persists_keeps_its_way(open_spec: SandboxSpec, servers: tuple[int, int]) -> None:
+async def test_an_interpreter_that_persists_keeps_its_way(
+    open_spec: SandboxSpec, servers: tuple[int, int]
+) -> None:
     url = f"http://127.0.0.1:{servers[0]}/"
     async with open_spec.build() as sandbox:
         for _ in range(2):
-            result = await sandbox.run(FETCH, stdin=url.encode(), timeout_s=60, persist="interpreter")
+            result = await sandbox.run(
+                FETCH, stdin=url.encode(), timeout_s=60, persist="interpreter"
+            )
             assert result.stdout == b"200 hello\n", result
 
 
 @pytest.mark.parametrize("backend", ["landlock", "docker", "unsafe"])
 def test_a_backend_that_cannot_keep_to_a_list_is_refused_by_name(backend: str) -> None:
-    words = (
-        rf"needs a backend that can keep code to a list of hosts, sandbox\.backend='{backend}' cannot; use one of bubbl"
-    )
+    words = rf"needs a backend that can keep code to a list of hosts, sandbox\.backend='{backend}' cannot; use one of bubbl"
     with pytest.raises(ConfigError, match=words):
         SandboxSpec(backend, network=("pypi.org",))
 
@@ -110,4 +116,6 @@ def test_auto_looks_only_where_it_can_be_had() -> None:
 
 def test_the_configuration_says_none_or_hosts() -> None:
     assert SandboxConfig.model_validate({"network": "none"}).spec().network == ()
-    assert SandboxConfig.model_validate({"network": {"allow": ["pypi.org"]}}).spec().network == ("pypi.org",)
+    assert SandboxConfig.model_validate({"network": {"allow": ["pypi.org"]}}).spec().network == (
+        "pypi.org",
+    )

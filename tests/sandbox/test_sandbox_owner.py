@@ -28,7 +28,9 @@ def test_this_process_lives() -> None:
 @needs_proc
 def test_a_process_that_ended_is_dead_and_one_that_got_its_pid_later_is_another() -> None:
     code = "from agentrl.sandbox.owner_id import Owner; print(Owner.current())"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.strip()
     ended = Owner.parse(said)
     assert ended is not None
     assert ended.is_dead

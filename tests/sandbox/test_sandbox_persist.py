@@ -9,19 +9,16 @@ from collections.abc import AsyncIterator
 import pytest
 
 from agentrl.errors import ConfigError
-from agentrl.sandbox import (
-    BackendReport,
-    Limits,
-    Sandbox,
-    SandboxSpec,
-)
+from agentrl.sandbox import BackendReport, Limits, Sandbox, SandboxSpec
 from agentrl.sandbox.backends import report_on
 
 LOST = "the interpreter ended, and its variables with it"
 
 
 @pytest.fixture(params=["landlock", "bubblewrap", "unsafe"])
-async def sandbox(request: pytest.FixtureRequest, landlock: BackendReport) -> AsyncIterator[Sandbox]:
+async def sandbox(
+    request: pytest.FixtureRequest, landlock: BackendReport
+) -> AsyncIterator[Sandbox]:
     report = report_on(SandboxSpec(request.param))
     if report.problem is not None:
         pytest.skip(f"the {report.backend} backend is missing here: {report.problem}")
@@ -40,7 +37,9 @@ async def test_an_expression_alone_prints_nothing(sandbox: Sandbox) -> None:
 
 
 async def test_each_run_has_its_own_input_output_and_deadline(sandbox: Sandbox) -> None:
-    first = await sandbox.run("print(input())\nimport sys; print('e', file=sys.stderr)", stdin=b"one\ntwo\n")
+    first = await sandbox.run(
+        "print(input())\nimport sys; print('e', file=sys.stderr)", stdin=b"one\ntwo\n"
+    )
     assert (first.stdout, first.stderr) == (b"one\n", b"e\n")
     second = await sandbox.run("print(input())", stdin=b"three\n")
     assert (second.stdout, second.stderr) == (b"three\n", b"")
@@ -97,11 +96,11 @@ async def test_an_end_that_no_reply_told_of_is_told_by_the_next(sandbox: Sandbox
     assert not (await sandbox.run("pass")).interpreter_ended
 
 
-async def test_what_the_code_does_to_its_socket_costs_its_own_variables_alone(sandbox: Sandbox) -> None:
+async def test_what_the_code_does_to_its_socket_costs_its_own_variables_alone(
+    sandbox: Sandbox,
+) -> None:
     await sandbox.run("x = 1")
-    forged = (
-        "import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'\\0' * 64)\n    except OSError: pass\nprint(2)"
-    )
+    forged = "import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'\\0' * 64)\n    except OSError: pass\nprint(2)"
     await sandbox.run(forged, timeout_s=5)
     for _ in range(2):  # it may take one run to be found out
         result = await sandbox.run("print(3)", timeout_s=5)
@@ -146,7 +145,9 @@ async def test_processor_time_is_each_runs_own(sandbox: Sandbox) -> None:
     assert (await sandbox.run("while True: pass", limits=limits)).status == "timeout"
 
 
-async def test_variables_reach_no_other_sandbox_and_no_reset(sandbox: Sandbox, landlock: BackendReport) -> None:
+async def test_variables_reach_no_other_sandbox_and_no_reset(
+    sandbox: Sandbox, landlock: BackendReport
+) -> None:
     await sandbox.run("x = 1")
     async with SandboxSpec("landlock", persist="interpreter").build() as other:
         assert (await other.run("print('x' in globals())")).stdout == b"False\n"
@@ -162,7 +163,9 @@ async def test_a_run_may_ask_for_it_where_the_sandbox_does_not(landlock: Backend
 
 
 async def test_a_limit_that_only_the_start_can_set_is_refused_for_one_run(sandbox: Sandbox) -> None:
-    with pytest.raises(ConfigError, match=r"memory_bytes=67108864 .* set sandbox\.limits\.memory_bytes, or .*files"):
+    with pytest.raises(
+        ConfigError, match=r"memory_bytes=67108864 .* set sandbox\.limits\.memory_bytes, or .*files"
+    ):
         await sandbox.run("pass", limits=Limits(memory_bytes=64 * 2**20))
 
 
@@ -176,5 +179,7 @@ async def test_a_hundred_runs_cost_no_hundred_starts(sandbox: Sandbox) -> None:
 
 
 def test_another_word_than_files_or_interpreter_is_a_config_error() -> None:
-    with pytest.raises(ConfigError, match=r"sandbox\.persist must be 'files' or 'interpreter', got 'all'"):
+    with pytest.raises(
+        ConfigError, match=r"sandbox\.persist must be 'files' or 'interpreter', got 'all'"
+    ):
         SandboxSpec(persist="all")  # type: ignore[arg-type]

@@ -78,11 +78,19 @@ def test_a_pool_of_none_is_a_config_error(spec: SandboxSpec) -> None:
 @pytest.mark.parametrize(
     ("full", "message"),
     [
-        (SandboxSpec("docker"), r"sandbox\.max_running=129 .* more than sandbox\.docker\.max_sandboxes=128; .* raise"),
-        (SandboxSpec("unsafe"), r"sandbox\.max_running=1001 .* more than the 1000 that one process can hold"),
+        (
+            SandboxSpec("docker"),
+            r"sandbox\.max_running=129 .* more than sandbox\.docker\.max_sandboxes=128; .* raise",
+        ),
+        (
+            SandboxSpec("unsafe"),
+            r"sandbox\.max_running=1001 .* more than the 1000 that one process can hold",
+        ),
     ],
 )
-def test_a_pool_of_more_than_a_host_holds_is_a_config_error(full: SandboxSpec, message: str) -> None:
+def test_a_pool_of_more_than_a_host_holds_is_a_config_error(
+    full: SandboxSpec, message: str
+) -> None:
     most = full.docker.max_sandboxes if full.backend == "docker" else 1000
     SandboxPool(full, max_running=most)
     with pytest.raises(ConfigError, match=message):
@@ -136,7 +144,9 @@ async def test_a_sandbox_that_does_not_start_in_time_is_a_retryable_failure_that
         assert failure.value.retryable
 
 
-async def test_a_sandbox_that_is_kept_too_long_is_ended_and_its_place_goes_on(spec: SandboxSpec) -> None:
+async def test_a_sandbox_that_is_kept_too_long_is_ended_and_its_place_goes_on(
+    spec: SandboxSpec,
+) -> None:
     pool = SandboxPool(replace(spec, max_lifetime_s=0.2), max_running=1)
     forgotten = await pool.acquire()
     async with asyncio.timeout(30):

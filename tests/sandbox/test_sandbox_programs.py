@@ -11,12 +11,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.sandbox import (
-    BackendReport,
-    ExecResult,
-    Limits,
-    SandboxSpec,
-)
+from agentrl.sandbox import BackendReport, ExecResult, Limits, SandboxSpec
 
 ROOMY = Limits(wall_s=60, memory_bytes=2**30)
 BACKENDS = ("landlock", "bubblewrap")
@@ -52,9 +47,13 @@ one.send(b"c"); print(other.recv(9), select.select([], [one], [])[1] == [one])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-async def test_code_copies_packs_and_changes_its_own_files(backend: str, landlock: BackendReport) -> None:
+async def test_code_copies_packs_and_changes_its_own_files(
+    backend: str, landlock: BackendReport
+) -> None:
     if backend == "landlock" and "user" not in landlock.held:
-        pytest.skip("landlock refuses modes and times where the uid is the user's own: docs/sandbox.md")
+        pytest.skip(
+            "landlock refuses modes and times where the uid is the user's own: docs/sandbox.md"
+        )
     code = """
 import os, shutil, sqlite3, subprocess, tarfile
 os.mkdir("d")
@@ -75,7 +74,9 @@ subprocess.run(["cp", "-p", "d/x", "g"], check=True)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-async def test_memory_that_is_private_and_anonymous_is_mapped(backend: str, landlock: BackendReport) -> None:
+async def test_memory_that_is_private_and_anonymous_is_mapped(
+    backend: str, landlock: BackendReport
+) -> None:
     code = """
 import mmap
 try: mmap.mmap(-1, 4096)
@@ -140,14 +141,18 @@ async def test_a_program_with_a_c_library_of_its_own_runs(
         pytest.skip("landlock refuses modes where the uid is the user's own: docs/sandbox.md")
     (tmp_path / "program.c").write_text(C_PROGRAM)
     built = tmp_path / "program"
-    subprocess.run([compiler, "-static", "-pthread", "-o", built, tmp_path / "program.c"], check=True)
+    subprocess.run(
+        [compiler, "-static", "-pthread", "-o", built, tmp_path / "program.c"], check=True
+    )
     code = "import os, subprocess\nos.chmod('p', 0o700)\nprint(subprocess.run(['./p'], capture_output=True).stdout)"
     result = await ran(backend, code, files={"p": built.read_bytes()})
     assert result.stdout == b"b'thread 7\\nclone3 -1\\nchild 3, system 0\\n'\n", result
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-async def test_numpy_multiplies_with_the_threads_of_its_blas(backend: str, landlock: BackendReport) -> None:
+async def test_numpy_multiplies_with_the_threads_of_its_blas(
+    backend: str, landlock: BackendReport
+) -> None:
     import numpy
 
     from agentrl.sandbox.forkserver.bubblewrap import BubblewrapLauncher
@@ -198,7 +203,9 @@ server.close()
 NOBODY = 65534
 
 
-def test_code_changes_no_file_that_its_uid_owns_outside(landlock: BackendReport, tmp_path: Path) -> None:
+def test_code_changes_no_file_that_its_uid_owns_outside(
+    landlock: BackendReport, tmp_path: Path
+) -> None:
     """As with an interpreter of uv, pyenv or conda: its files are readable, and the user's own."""
     import agentrl
 
@@ -215,10 +222,17 @@ def test_code_changes_no_file_that_its_uid_owns_outside(landlock: BackendReport,
         for path in (folder, module):
             os.chown(path, NOBODY, NOBODY)
         before = module.stat()
-        paths = [str(Path(agentrl.__file__).parents[1]), *(path for path in sys.path if path.endswith("-packages"))]
+        paths = [
+            str(Path(agentrl.__file__).parents[1]),
+            *(path for path in sys.path if path.endswith("-packages")),
+        ]
         done = subprocess.run(
             [python, "-c", AS_NOBODY, str(module)],
-            env={"PYTHONPATH": os.pathsep.join(paths), "PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"},
+            env={
+                "PYTHONPATH": os.pathsep.join(paths),
+                "PATH": os.environ["PATH"],
+                "PYTHONDONTWRITEBYTECODE": "1",
+            },
             cwd="/",
             user=NOBODY,
             group=NOBODY,
@@ -227,6 +241,9 @@ def test_code_changes_no_file_that_its_uid_owns_outside(landlock: BackendReport,
             text=True,
         )
         assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
-        assert (module.stat().st_mode, module.stat().st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
+        assert (module.stat().st_mode, module.stat().st_mtime_ns) == (
+            before.st_mode,
+            before.st_mtime_ns,
+        )
     finally:
         shutil.rmtree(folder)

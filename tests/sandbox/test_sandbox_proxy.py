@@ -152,27 +152,40 @@ def test_a_body_goes_along(server: int) -> None:
 def test_a_host_that_is_not_listed_is_refused_with_the_reason(server: int) -> None:
     with proxied("pypi.org") as (proxy, place):
         status, said = ask(place, f"http://127.0.0.1:{server}/")
-        assert (status, b"is not among the hosts that this sandbox may reach" in said) == (403, True)
+        assert (status, b"is not among the hosts that this sandbox may reach" in said) == (
+            403,
+            True,
+        )
         assert proxy.counts[f"127.0.0.1:{server}", "refused"] == 1
 
 
 def test_names_without_end_are_counted_together() -> None:
     with proxied("*.a", max_places=10) as (proxy, place):
         for index in range(30):
-            assert send(place, f"CONNECT host-{index}:443 HTTP/1.1\r\n\r\n".encode()).startswith(b"HTTP/1.1 403")
+            assert send(place, f"CONNECT host-{index}:443 HTTP/1.1\r\n\r\n".encode()).startswith(
+                b"HTTP/1.1 403"
+            )
         assert (len(proxy.counts), proxy.counts.total()) == (11, 30)
         assert proxy.counts["other hosts", "refused"] == 20
 
 
-def test_a_place_is_logged_once_however_often_it_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_place_is_logged_once_however_often_it_is_asked_for(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level("INFO", "agentrl.sandbox.proxy"), proxied("a") as (_, place):
         for _ in range(5):
             send(place, b"CONNECT b:443 HTTP/1.1\r\n\r\n")
-    assert [record.getMessage() for record in caplog.records] == ["a sandbox asked for CONNECT b:443: refused"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "a sandbox asked for CONNECT b:443: refused"
+    ]
 
 
-@pytest.mark.parametrize("name", [b"a" * 60_000, b"a\nb", b"\x1b[2Ja", b"a b.a", b"[2a00::1%" + b"a" * 60_000 + b"]"])
-def test_what_is_no_name_is_neither_logged_nor_counted(name: bytes, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "name", [b"a" * 60_000, b"a\nb", b"\x1b[2Ja", b"a b.a", b"[2a00::1%" + b"a" * 60_000 + b"]"]
+)
+def test_what_is_no_name_is_neither_logged_nor_counted(
+    name: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level("DEBUG", "agentrl.sandbox.proxy"), proxied("*.a") as (proxy, place):
         answer = send(place, b"CONNECT " + name + b":443 HTTP/1.1\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 400")
@@ -261,11 +274,15 @@ def test_what_is_no_request_to_a_proxy_is_answered_so(raw: bytes, status: str) -
 
 def test_headers_without_an_end_are_cut_off() -> None:
     with proxied("a") as (_, place):
-        assert send(place, b"GET http://a/ HTTP/1.1\r\n" + b"A: b\r\n" * 20_000).startswith(b"HTTP/1.1 431")
+        assert send(place, b"GET http://a/ HTTP/1.1\r\n" + b"A: b\r\n" * 20_000).startswith(
+            b"HTTP/1.1 431"
+        )
 
 
 def test_headers_for_the_proxy_stay_with_it() -> None:
-    request = parse(b"GET http://a/ HTTP/1.1\r\nProxy-Authorization: x\r\nConnection: keep-alive\r\nX: y\r\n\r\n")
+    request = parse(
+        b"GET http://a/ HTTP/1.1\r\nProxy-Authorization: x\r\nConnection: keep-alive\r\nX: y\r\n\r\n"
+    )
     assert request.head == b"GET / HTTP/1.1\r\nHost: a\r\nX: y\r\nConnection: close\r\n\r\n"
 
 

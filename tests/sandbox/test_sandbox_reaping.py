@@ -79,7 +79,9 @@ def running(code: str = "while True: pass") -> Iterator[Running]:
         reap_orphans()  # what a test let live
 
 
-def test_a_host_that_was_stopped_when_its_owner_died_is_ended_with_its_sandboxes(landlock: BackendReport) -> None:
+def test_a_host_that_was_stopped_when_its_owner_died_is_ended_with_its_sandboxes(
+    landlock: BackendReport,
+) -> None:
     with running() as run:
         assert wait_until(lambda: bool(slots_of(run.host)))
         (slot,) = slots_of(run.host)
@@ -140,12 +142,16 @@ time.sleep(600)
 def test_the_process_of_a_run_ends_with_its_slot(landlock: BackendReport) -> None:
     marker = f"marker-{os.urandom(6).hex()}"
     with running(f"import os\nos.execv('/bin/sh', ['sh', '-c', 'sleep 600; : {marker}'])") as run:
-        assert wait_until(lambda: len(living(marker)) == 2)  # the owner's command line names it as well
+        assert wait_until(
+            lambda: len(living(marker)) == 2
+        )  # the owner's command line names it as well
         end_together(run)
         assert wait_until(lambda: not living(marker))
 
 
-def test_what_the_code_started_is_found_when_owner_and_host_were_killed_together(landlock: BackendReport) -> None:
+def test_what_the_code_started_is_found_when_owner_and_host_were_killed_together(
+    landlock: BackendReport,
+) -> None:
     marker = f"marker-{os.urandom(6).hex()}"
     with running(HIDES.replace("MARKER", marker).replace("OWNER", str(Owner.current()))) as run:
         assert wait_until(lambda: len(living(marker)) == 2)
@@ -157,7 +163,9 @@ def test_what_the_code_started_is_found_when_owner_and_host_were_killed_together
     assert not run.base.exists()
 
 
-def test_what_the_code_started_ends_with_its_sandbox_where_only_the_host_was_killed(landlock: BackendReport) -> None:
+def test_what_the_code_started_ends_with_its_sandbox_where_only_the_host_was_killed(
+    landlock: BackendReport,
+) -> None:
     server = ForkServer(HostSettings(confine=True))
     marker = f"marker-{os.urandom(6).hex()}"
 

@@ -47,7 +47,9 @@ def swapping(root: Path, outside: Path) -> Iterator[None]:
             swapper.communicate()
 
 
-def test_no_mode_and_no_file_outside_changes_while_folders_are_swapped_for_links(tmp_path: Path) -> None:
+def test_no_mode_and_no_file_outside_changes_while_folders_are_swapped_for_links(
+    tmp_path: Path,
+) -> None:
     outside, root = tmp_path / "outside", tmp_path / "root"
     (outside / "kept" / "d").mkdir(parents=True)
     (outside / "file").write_text("x")
@@ -60,7 +62,9 @@ def test_no_mode_and_no_file_outside_changes_while_folders_are_swapped_for_links
                 removal.empty(str(root))
             except OSError:
                 continue  # something was there again
-    assert [stat.S_IMODE(path.stat().st_mode) for path in (outside, outside / "kept")] == [0o751] * 2
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (outside, outside / "kept")] == [
+        0o751
+    ] * 2
     assert sorted(os.listdir(outside)) == ["file", "kept"]
     assert os.listdir(outside / "kept") == ["d"]
 
@@ -96,7 +100,9 @@ def test_a_link_in_the_place_of_the_folder_itself_is_refused(tmp_path: Path) -> 
     assert (tmp_path / "outside" / "file").exists()
 
 
-def test_hard_links_count_once_and_closed_folders_are_counted_and_stay_closed(tmp_path: Path) -> None:
+def test_hard_links_count_once_and_closed_folders_are_counted_and_stay_closed(
+    tmp_path: Path,
+) -> None:
     closed = tmp_path / "root" / "closed"
     closed.mkdir(parents=True)
     (closed / "a").write_bytes(b"x" * 2**20)

@@ -9,12 +9,7 @@ from typing import Any
 import pytest
 
 from agentrl.errors import ConfigError, MachineError
-from agentrl.sandbox import (
-    BackendReport,
-    Limits,
-    SandboxSpec,
-    backends,
-)
+from agentrl.sandbox import BackendReport, Limits, SandboxSpec, backends
 from agentrl.sandbox import sandbox_spec as spec_module
 from agentrl.sandbox.guarantees import LEVELS, parse_require
 
@@ -26,7 +21,9 @@ def test_a_spec_travels_by_pickle() -> None:
 
 @pytest.mark.parametrize("backend", ["Docker", "bwrap", "Landlock", ""])
 def test_a_backend_that_does_not_exist_is_a_config_error_that_says_which_do(backend: str) -> None:
-    with pytest.raises(ConfigError, match=r"use one of auto, .*landlock, .*unsafe, or module:function"):
+    with pytest.raises(
+        ConfigError, match=r"use one of auto, .*landlock, .*unsafe, or module:function"
+    ):
         SandboxSpec(backend)
 
 
@@ -35,7 +32,9 @@ def test_unsafe_contradicts_a_requirement() -> None:
         SandboxSpec("unsafe", require="isolated")
 
 
-@pytest.mark.parametrize(("word", "hint"), [("isolate", "did you mean 'isolated'"), ("gpu", "use one of none")])
+@pytest.mark.parametrize(
+    ("word", "hint"), [("isolate", "did you mean 'isolated'"), ("gpu", "use one of none")]
+)
 def test_an_unknown_requirement_says_what_is_known(word: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=hint):
         SandboxSpec(require=word)
@@ -55,7 +54,9 @@ broken = 3
 """
 
 
-async def test_a_backend_of_ones_own_is_named_by_module_and_function(tmp_path: Path, landlock: BackendReport) -> None:
+async def test_a_backend_of_ones_own_is_named_by_module_and_function(
+    tmp_path: Path, landlock: BackendReport
+) -> None:
     (tmp_path / "own.py").write_text(OWN_BACKEND)
     spec = SandboxSpec(f"{tmp_path}/own.py:boxes", require="none")
     assert spec.check().backend == spec.backend
@@ -76,7 +77,9 @@ def test_a_backend_of_ones_own_must_be_a_function(tmp_path: Path) -> None:
         SandboxSpec(f"{tmp_path}/own.py:broken", require="none").check()
 
 
-def test_auto_takes_the_backend_that_holds_most(monkeypatch: pytest.MonkeyPatch, landlock: BackendReport) -> None:
+def test_auto_takes_the_backend_that_holds_most(
+    monkeypatch: pytest.MonkeyPatch, landlock: BackendReport
+) -> None:
     weaker_first = {
         "weak": backends.Backend("agentrl.sandbox.forkserver.local:unsafe"),
         "landlock": backends.BACKENDS["landlock"],
@@ -105,15 +108,21 @@ def test_a_number_out_of_its_range_names_itself(setting: str, value: Any) -> Non
 def test_auto_takes_one_that_isolates_and_says_what_it_guarantees(landlock: BackendReport) -> None:
     report = SandboxSpec().check()
     assert LEVELS["isolated"] | landlock.held <= report.held
-    assert str(report).startswith(f"{report.backend}: guarantees files, secrets, network, processes, kernel, memory")
+    assert str(report).startswith(
+        f"{report.backend}: guarantees files, secrets, network, processes, kernel, memory"
+    )
 
 
-def test_what_a_backend_does_not_give_is_refused_in_one_line_with_the_mend(landlock: BackendReport) -> None:
+def test_what_a_backend_does_not_give_is_refused_in_one_line_with_the_mend(
+    landlock: BackendReport,
+) -> None:
     with pytest.raises(MachineError) as refusal:
         SandboxSpec("landlock", require=("isolated", "disk")).check()
     message = str(refusal.value)
     assert "landlock does not give disk here" in message
-    assert message.endswith("; set sandbox.backend=auto, which tries all others, or require less by sandbox.require")
+    assert message.endswith(
+        "; set sandbox.backend=auto, which tries all others, or require less by sandbox.require"
+    )
     assert "\n" not in message
     assert refusal.value.exit_code == 4
 
@@ -122,14 +131,18 @@ def test_off_linux_the_mend_is_a_container_or_unsafe(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(backends, "_reports", {})
     monkeypatch.setattr(spec_module, "_chosen", {})
-    with pytest.raises(MachineError, match=r"needs Linux, this is darwin; .*docker run.*sandbox\.backend=unsafe"):
+    with pytest.raises(
+        MachineError, match=r"needs Linux, this is darwin; .*docker run.*sandbox\.backend=unsafe"
+    ):
         SandboxSpec().check()
 
 
 def test_on_linux_the_mend_is_what_each_backend_lacks_and_never_unsafe(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    without_landlock = {name: row for name, row in backends.BACKENDS.items() if name in ("bubblewrap", "docker")}
+    without_landlock = {
+        name: row for name, row in backends.BACKENDS.items() if name in ("bubblewrap", "docker")
+    }
     for module in (backends, spec_module):
         monkeypatch.setattr(module, "BACKENDS", without_landlock)
     monkeypatch.setattr(backends, "_reports", {})
@@ -139,7 +152,10 @@ def test_on_linux_the_mend_is_what_each_backend_lacks_and_never_unsafe(
     with pytest.raises(MachineError) as refusal:
         SandboxSpec().check()
     message = str(refusal.value)
-    assert "install the system's package bubblewrap (apt install bubblewrap, dnf install bubblewrap)" in message
+    assert (
+        "install the system's package bubblewrap (apt install bubblewrap, dnf install bubblewrap)"
+        in message
+    )
     assert "docker cannot be used: no container engine answers" in message
     assert message.endswith("; one of them is enough")
     assert "unsafe" not in message
@@ -152,7 +168,9 @@ def test_a_backend_that_is_named_and_not_there_may_be_left_to_auto(
     monkeypatch.setattr(backends, "_reports", {})
     monkeypatch.setattr(spec_module, "_chosen", {})
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(MachineError, match=r"apt install bubblewrap.*; or set sandbox\.backend=auto") as refusal:
+    with pytest.raises(
+        MachineError, match=r"apt install bubblewrap.*; or set sandbox\.backend=auto"
+    ) as refusal:
         SandboxSpec("bubblewrap").check()
     assert "unsafe" not in str(refusal.value)
 
@@ -177,7 +195,9 @@ def test_unsafe_guarantees_nothing() -> None:
     assert not any(SandboxSpec("unsafe").describe().values())
 
 
-async def test_a_preloaded_module_is_there_before_the_code_imports_it(landlock: BackendReport) -> None:
+async def test_a_preloaded_module_is_there_before_the_code_imports_it(
+    landlock: BackendReport,
+) -> None:
     spec = SandboxSpec(preload_modules=("statistics",))
     async with spec.build() as sandbox:
         result = await sandbox.run("import sys\nprint('statistics' in sys.modules)")
@@ -186,7 +206,9 @@ async def test_a_preloaded_module_is_there_before_the_code_imports_it(landlock: 
 
 async def test_the_code_does_not_find_the_modules_of_the_host(spec: SandboxSpec) -> None:
     async with spec.build() as sandbox:
-        result = await sandbox.run("import sys\nprint([name for name in sys.modules if name.split('.')[0] == 'host'])")
+        result = await sandbox.run(
+            "import sys\nprint([name for name in sys.modules if name.split('.')[0] == 'host'])"
+        )
     assert result.stdout == b"[]\n"
 
 
@@ -207,7 +229,10 @@ async def test_installed_packages_are_importable_where_allowed(
 async def test_numpy_draws_other_numbers_in_every_run(landlock: BackendReport) -> None:
     spec = SandboxSpec(site_packages=True, preload_modules=("numpy", "numpy.random"))
     async with spec.build() as sandbox:
-        drawn = [await sandbox.run("import numpy\nprint(numpy.random.rand())", timeout_s=60) for _ in range(2)]
+        drawn = [
+            await sandbox.run("import numpy\nprint(numpy.random.rand())", timeout_s=60)
+            for _ in range(2)
+        ]
     assert drawn[0].status == drawn[1].status == "ok", drawn
     assert drawn[0].stdout != drawn[1].stdout
 

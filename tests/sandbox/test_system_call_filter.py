@@ -13,7 +13,13 @@ import pytest
 
 from agentrl.sandbox.host import seccomp, syscalls
 
-TABLES = (syscalls.ALLOWED, syscalls.OWNERS, syscalls.REFUSED, syscalls.NAMED_SOCKETS, syscalls.UNCOPIED)
+TABLES = (
+    syscalls.ALLOWED,
+    syscalls.OWNERS,
+    syscalls.REFUSED,
+    syscalls.NAMED_SOCKETS,
+    syscalls.UNCOPIED,
+)
 INCLUDE = Path("/usr/include")
 HEADERS = (INCLUDE / "x86_64-linux-gnu/asm/unistd_64.h", INCLUDE / "asm-generic/unistd.h")
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
@@ -22,7 +28,11 @@ ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 def answer(program: bytes, number: int, *args: int, arch: int = 0xC000003E) -> int:
     """What classic BPF returns for a system call, by the six instructions that the filter uses."""
     data = struct.pack(
-        "=iIQ6Q", number if number < 2**31 else number - 2**32, arch, 0, *(*args, *[0] * (6 - len(args)))
+        "=iIQ6Q",
+        number if number < 2**31 else number - 2**32,
+        arch,
+        0,
+        *(*args, *[0] * (6 - len(args))),
     )
     code = list(struct.iter_unpack("=HBBI", program))
     at = word = 0
@@ -56,14 +66,18 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Iterator[bytes]:
 
 def test_no_number_stands_for_two_calls() -> None:
     for column in (0, 1):
-        numbers = [row[column] for table in TABLES for row in table.values() if row[column] is not None]
+        numbers = [
+            row[column] for table in TABLES for row in table.values() if row[column] is not None
+        ]
         assert len(numbers) == len(set(numbers))
 
 
 def test_the_numbers_are_those_of_the_kernels_headers() -> None:
     seen = 0
     for column, path in enumerate(HEADERS):
-        if not path.exists():  # a machine has those of its own architecture, and the generic ones that aarch64 uses
+        if (
+            not path.exists()
+        ):  # a machine has those of its own architecture, and the generic ones that aarch64 uses
             continue
         pairs = re.findall(r"#define __NR(?:3264)?_(\w+) (\d+)", path.read_text())
         numbers = {name: int(number) for name, number in pairs}
@@ -114,11 +128,19 @@ def test_calls_of_another_architecture_or_of_x32_are_killed(program: bytes) -> N
         ("socketpair", (1, 1), ALLOW),
         ("socketpair", (1, 5 | 0x80800), ALLOW),  # SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK
         ("socketpair", (1, 2), ERRNO | errno.EPERM),
-        ("socketpair", (1, 3), ERRNO | errno.EPERM),  # SOCK_RAW, which the kernel takes for SOCK_DGRAM
+        (
+            "socketpair",
+            (1, 3),
+            ERRNO | errno.EPERM,
+        ),  # SOCK_RAW, which the kernel takes for SOCK_DGRAM
         ("socketpair", (2, 1), ERRNO | errno.EPERM),
         ("sendto", (0, 0, 0, 0, 0), ALLOW),
         ("sendto", (0, 0, 0, 0, 0x7F00_0000_1000), ERRNO | errno.EPERM),
-        ("sendto", (0, 0, 0, 0, 0x7F00_0000_0000), ERRNO | errno.EPERM),  # the lower half alone is null
+        (
+            "sendto",
+            (0, 0, 0, 0, 0x7F00_0000_0000),
+            ERRNO | errno.EPERM,
+        ),  # the lower half alone is null
         ("sendto", (0, 0, 0, 0x2000_0000, 0), ERRNO | errno.EPERM),  # MSG_FASTOPEN
         ("sendmsg", (0, 0, 0x2000_0000), ERRNO | errno.EPERM),
         ("clone", (17,), ALLOW),
@@ -143,7 +165,9 @@ def test_arguments_decide(program: bytes, name: str, args: tuple[int, ...], expe
     assert answer(program, number, *args) == expected
 
 
-def test_modes_and_owners_are_refused_in_every_way_where_the_uid_is_the_users(program: bytes) -> None:
+def test_modes_and_owners_are_refused_in_every_way_where_the_uid_is_the_users(
+    program: bytes,
+) -> None:
     shared = seccomp.build_filter(own_uid=False, abi=7, pid=None)
     for name, (number, _) in syscalls.OWNERS.items():
         if number is not None:
@@ -154,7 +178,9 @@ def test_modes_and_owners_are_refused_in_every_way_where_the_uid_is_the_users(pr
 def test_a_proxy_opens_connections_over_tcp_alone(program: bytes) -> None:
     proxied = seccomp.build_filter(own_uid=True, abi=7, pid=None, proxied=True)
     numbers = {name: row[0] for name, row in syscalls.NAMED_SOCKETS.items()}
-    assert answer(proxied, numbers["socket"], 2, 1, 6) == answer(proxied, numbers["connect"]) == ALLOW
+    assert (
+        answer(proxied, numbers["socket"], 2, 1, 6) == answer(proxied, numbers["connect"]) == ALLOW
+    )
     for args in ((2, 2, 0), (1, 1, 0), (10, 1, 6), (2, 3, 6)):
         assert answer(proxied, numbers["socket"], *args) == ERRNO | errno.EPERM
     for name in ("bind", "listen", "accept", "accept4"):

@@ -33,7 +33,8 @@ def test_a_new_run_is_found_again(tmp_path: Path) -> None:
 
 def test_an_existing_run_is_refused_with_the_mend(run: RunDirectory) -> None:
     with pytest.raises(
-        ConfigError, match=r"run\.dir='.*/run' must be a new .* already holds a run; .*--resume, or name"
+        ConfigError,
+        match=r"run\.dir='.*/run' must be a new .* already holds a run; .*--resume, or name",
     ):
         RunDirectory.create(run.root)
 
@@ -41,7 +42,9 @@ def test_an_existing_run_is_refused_with_the_mend(run: RunDirectory) -> None:
 def test_a_folder_with_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
 
-    with pytest.raises(ConfigError, match=r"already holds files, such as thesis\.tex; name another run\.dir"):
+    with pytest.raises(
+        ConfigError, match=r"already holds files, such as thesis\.tex; name another run\.dir"
+    ):
         RunDirectory.create(tmp_path)
 
 
@@ -62,11 +65,15 @@ def test_empty_folders_are_no_run(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made_is_a_configuration_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
-    with pytest.raises(ConfigError, match=r"run\.dir='.*file/run' cannot be made: Not a directory; name a folder"):
+    with pytest.raises(
+        ConfigError, match=r"run\.dir='.*file/run' cannot be made: Not a directory; name a folder"
+    ):
         RunDirectory.create(tmp_path / "file" / "run")
 
 
-@pytest.mark.parametrize(("folder", "state"), [("", "has no run.json"), ("missing", "does not exist")])
+@pytest.mark.parametrize(
+    ("folder", "state"), [("", "has no run.json"), ("missing", "does not exist")]
+)
 def test_what_is_no_run_is_not_opened(tmp_path: Path, folder: str, state: str) -> None:
     with pytest.raises(StoreError, match=f"is not a run directory: it {state}"):
         RunDirectory.open(tmp_path / folder)
@@ -203,11 +210,22 @@ def test_going_back_drops_the_later_lines(tmp_path: Path) -> None:
 def test_events_name_their_boundary(run: RunDirectory) -> None:
     events = EventLog(run, SecretMask({"API_KEY": "0123456789"}))
     events.failure("episode_failed", SandboxError("no space left"), step=3)
-    events.log("excluded", "5 of 128 excluded, key 0123456789", boundary="sandbox", level="warning", share=0.04)
+    events.log(
+        "excluded",
+        "5 of 128 excluded, key 0123456789",
+        boundary="sandbox",
+        level="warning",
+        share=0.04,
+    )
     events.close()
 
     first, second = read_jsonl(run.events_path)
-    assert (first["level"], first["boundary"], first["error"], first["step"]) == ("error", "sandbox", "SandboxError", 3)
+    assert (first["level"], first["boundary"], first["error"], first["step"]) == (
+        "error",
+        "sandbox",
+        "SandboxError",
+        3,
+    )
     assert second["message"] == "5 of 128 excluded, key <masked:API_KEY>"
 
 

@@ -32,13 +32,19 @@ from agentrl.types import (
 def same(left: Any, right: Any) -> bool:
     """Equal in every field and bit; a NaN equals a NaN."""
     if isinstance(left, np.ndarray):
-        return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
+        return (
+            left.dtype == right.dtype
+            and left.shape == right.shape
+            and left.tobytes() == right.tobytes()
+        )
     if is_dataclass(left):
         return type(left) is type(right) and all(
             same(getattr(left, f.name), getattr(right, f.name)) for f in fields(left)
         )
     if isinstance(left, dict):
-        return left.keys() == right.keys() and all(same(value, right[key]) for key, value in left.items())
+        return left.keys() == right.keys() and all(
+            same(value, right[key]) for key, value in left.items()
+        )
     if isinstance(left, tuple | list):
         return len(left) == len(right) and all(same(a, b) for a, b in zip(left, right, strict=True))
     if isinstance(left, float) and math.isnan(left):
@@ -89,7 +95,8 @@ def segments(draw: st.DrawFn) -> Segment:
 call_records = st.builds(
     CallRecord,
     call=st.none() | st.builds(ToolCall, id=texts, name=texts, arguments=infos),
-    problem=st.none() | st.builds(CallProblem, id=texts, kind=st.just("unclosed"), detail=texts, raw=texts),
+    problem=st.none()
+    | st.builds(CallProblem, id=texts, kind=st.just("unclosed"), detail=texts, raw=texts),
     result=st.none()
     | st.builds(
         ToolResult,
@@ -102,7 +109,9 @@ call_records = st.builds(
         metrics=st.none() | scores,
     ),
 )
-messages = st.builds(lambda role, content: {"role": role, "content": content}, st.just("user"), texts | json_values)
+messages = st.builds(
+    lambda role, content: {"role": role, "content": content}, st.just("user"), texts | json_values
+)
 
 
 @st.composite
@@ -120,7 +129,11 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
             finish_reason=draw(st.sampled_from(["stop", "length", "abort"])),
             sampling=draw(
                 st.none()
-                | st.just(SamplingParams(64, 0.7, 0.9, 5, 0.1, stop_token_ids=(1, 2), stop=("</tool_call>", "\n")))
+                | st.just(
+                    SamplingParams(
+                        64, 0.7, 0.9, 5, 0.1, stop_token_ids=(1, 2), stop=("</tool_call>", "\n")
+                    )
+                )
             ),
             rewards=draw(scores),
             state_key=draw(texts),
@@ -143,8 +156,8 @@ def trajectories(draw: st.DrawFn) -> Trajectory:
                 info=infos,
             )
         ),
-        draw=draw(st.integers(0, 2**40)),
-        sibling=draw(st.integers(0, 2**20)),
+        group_index=draw(st.integers(0, 2**40)),
+        rollout_index=draw(st.integers(0, 2**20)),
         attempt=draw(st.integers(0, 9)),
         purpose=draw(st.sampled_from(["train", "baseline", "eval"])),
         turns=turns,
@@ -172,8 +185,8 @@ def test_every_field_comes_back(trajectory: Trajectory) -> None:
 def trajectory_with(**changes: Any) -> Trajectory:
     given_fields: dict[str, Any] = {
         "task": Task("t"),
-        "draw": 0,
-        "sibling": 0,
+        "group_index": 0,
+        "rollout_index": 0,
         "attempt": 0,
         "purpose": "train",
         "turns": (),
@@ -216,21 +229,40 @@ def test_tokens_are_flat_with_their_origin() -> None:
     assert arrays.logprobs[2] == -0.5
     assert arrays.policy_versions.tolist() == [-1, -1, 4]
     assert arrays.kinds.tolist() == [0, 0, 1]
-    assert (row["num_tokens"], row["num_policy_tokens"], row["policy_version_min"], row["step"]) == (3, 1, 4, 9)
+    assert (
+        row["num_tokens"],
+        row["num_policy_tokens"],
+        row["policy_version_min"],
+        row["step"],
+    ) == (3, 1, 4, 9)
 
 
 def test_a_side_array_of_objects_is_refused() -> None:
     side = {"x": np.array([object()])}
     turn = Turn(
-        0, None, (Segment(SegmentKind.PROMPT, np.array([1]), side=side),), (), "", {"role": "assistant", "content": ""}
+        0,
+        None,
+        (Segment(SegmentKind.PROMPT, np.array([1]), side=side),),
+        (),
+        "",
+        {"role": "assistant", "content": ""},
     )
 
-    with pytest.raises(StoreError, match="'x' must hold numbers or fixed strings, got dtype object"):
+    with pytest.raises(
+        StoreError, match="'x' must hold numbers or fixed strings, got dtype object"
+    ):
         encode_trajectory(trajectory_with(turns=(turn,)), step=0, recorded_at=0.0)
 
 
 def test_a_row_that_lost_tokens_is_refused() -> None:
-    turn = Turn(0, None, (Segment(SegmentKind.PROMPT, np.array([1, 2])),), (), "", {"role": "assistant", "content": ""})
+    turn = Turn(
+        0,
+        None,
+        (Segment(SegmentKind.PROMPT, np.array([1, 2])),),
+        (),
+        "",
+        {"role": "assistant", "content": ""},
+    )
     row, arrays = encode_trajectory(trajectory_with(turns=(turn,)), step=0, recorded_at=0.0)
 
     with pytest.raises(StoreError, match=r"'0-0-0' cannot be read back.*more than its 1 tokens"):

@@ -9,12 +9,7 @@ import numpy as np
 import pytest
 
 from agentrl.errors import StoreError
-from agentrl.store import (
-    RunDirectory,
-    TrajectoryReader,
-    TrajectoryWriter,
-    encode_trajectory,
-)
+from agentrl.store import RunDirectory, TrajectoryReader, TrajectoryWriter, encode_trajectory
 from agentrl.types import (
     CallRecord,
     Image,
@@ -33,11 +28,13 @@ from tests.tiny_vision import picture
 ASKED, GIVEN = Image.read(picture()), Image.read(picture(seed=1))
 
 
-def with_pictures(draw: int = 0) -> Trajectory:
+def with_pictures(group_index: int = 0) -> Trajectory:
     """One turn that was asked with an image, and whose tool gave another."""
     content = [{"type": "text", "text": "What is it?"}, {"type": "image", "image": ASKED}]
     user: Any = {"role": "user", "content": content}
-    prompt = Segment(SegmentKind.PROMPT, np.arange(8), media=(MediaSpan(1, 6, ASKED.sha256, "image"),))
+    prompt = Segment(
+        SegmentKind.PROMPT, np.arange(8), media=(MediaSpan(1, 6, ASKED.sha256, "image"),)
+    )
     policy = Segment(SegmentKind.POLICY, np.arange(2), np.zeros(2, np.float32) - 1, 0)
     called = ToolCall("call_0", "look", {})
     turn = Turn(
@@ -51,7 +48,9 @@ def with_pictures(draw: int = 0) -> Trajectory:
         images=(ASKED,),
         calls=(CallRecord(called, None, ToolResult("call_0", "look", "seen", images=(GIVEN,))),),
     )
-    return Trajectory(Task("t", (user,)), draw, 0, 0, "train", (turn,), Status("terminated"), {}, 1.0)
+    return Trajectory(
+        Task("t", (user,)), group_index, 0, 0, "train", (turn,), Status("terminated"), {}, 1.0
+    )
 
 
 @pytest.fixture
@@ -61,9 +60,11 @@ def run(tmp_path: Path) -> RunDirectory:
 
 def test_each_image_is_kept_once(run: RunDirectory) -> None:
     with TrajectoryWriter(run) as writer:
-        for draw in range(3):
-            writer.write(with_pictures(draw), step=0)
-    assert sorted(path.name for path in run.blobs_folder.iterdir()) == sorted([ASKED.sha256, GIVEN.sha256])
+        for group_index in range(3):
+            writer.write(with_pictures(group_index), step=0)
+    assert sorted(path.name for path in run.blobs_folder.iterdir()) == sorted(
+        [ASKED.sha256, GIVEN.sha256]
+    )
     assert run.read_blob(ASKED.sha256) == ASKED.data
 
 

@@ -9,12 +9,7 @@ import numpy as np
 import pytest
 
 from agentrl.errors import StoreError
-from agentrl.store import (
-    Annotation,
-    RunDirectory,
-    TrajectoryReader,
-    TrajectoryWriter,
-)
+from agentrl.store import Annotation, RunDirectory, TrajectoryReader, TrajectoryWriter
 from agentrl.types import Status, Trajectory
 
 Make = Callable[..., Trajectory]
@@ -25,7 +20,9 @@ def stored(run: RunDirectory, make: Make) -> RunDirectory:
     with TrajectoryWriter(run) as writer:
         writer.write(make(3), 2)
         writer.write(make(1), 1)
-        writer.write(make(0, status=Status("failed", "sandbox", "no space"), reward=None, rewards={}), 1)
+        writer.write(
+            make(0, status=Status("failed", "sandbox", "no space"), reward=None, rewards={}), 1
+        )
         writer.write(make(0, label="code/before/greedy", purpose="eval"), 0)
     return run
 
@@ -47,7 +44,12 @@ def test_filters(stored: RunDirectory, filters: dict[str, object], found: list[s
 def test_a_summary_has_what_a_list_shows(stored: RunDirectory) -> None:
     (entry,) = TrajectoryReader(stored).summaries(step=2)
 
-    assert (entry.rewards, entry.reward, entry.num_tokens, entry.num_policy_tokens) == ({"correct": 1.0}, 1.0, 6, 2)
+    assert (entry.rewards, entry.reward, entry.num_tokens, entry.num_policy_tokens) == (
+        {"correct": 1.0},
+        1.0,
+        6,
+        2,
+    )
 
 
 def test_a_failed_trajectory_keeps_its_reason(stored: RunDirectory) -> None:
@@ -62,18 +64,20 @@ def test_an_unknown_id_is_refused(stored: RunDirectory) -> None:
         TrajectoryReader(stored).get("9-9-9")
 
 
-def test_a_trajectory_that_is_sealed_while_the_reader_goes_on_is_found(run: RunDirectory, make: Make) -> None:
+def test_a_trajectory_that_is_sealed_while_the_reader_goes_on_is_found(
+    run: RunDirectory, make: Make
+) -> None:
     reader = TrajectoryReader(run)
     with TrajectoryWriter(run) as writer:
-        for draw in range(2):
-            writer.write(make(draw), 0)
+        for group_index in range(2):
+            writer.write(make(group_index), 0)
         writer.flush()
         found = reader.get_many(["0-0-0", "1-0-0"])
-        assert next(found).trajectory.draw == 0
+        assert next(found).trajectory.group_index == 0
         writer.seal(0)
         writer.flush()
 
-        assert next(found).trajectory.draw == 1
+        assert next(found).trajectory.group_index == 1
 
 
 def test_of_two_records_of_an_id_the_newest_counts(run: RunDirectory, make: Make) -> None:
@@ -106,7 +110,9 @@ def test_annotations_join_their_trajectory(run: RunDirectory, make: Make) -> Non
     }
 
 
-def test_an_annotation_of_a_rolled_back_record_is_not_the_new_ones(run: RunDirectory, make: Make) -> None:
+def test_an_annotation_of_a_rolled_back_record_is_not_the_new_ones(
+    run: RunDirectory, make: Make
+) -> None:
     with TrajectoryWriter(run) as writer:
         writer.write(make(0), 5)
         writer.annotate(Annotation("0-0-0", {"trained_step": 6}))
@@ -119,7 +125,9 @@ def test_an_annotation_holds_flat_numbers(run: RunDirectory) -> None:
     writer = TrajectoryWriter(run)
     writer.annotate(Annotation("0-0-0", {}, {"advantages": np.zeros((2, 2))}))
 
-    with pytest.raises(StoreError, match="'advantages' of trajectory '0-0-0' must be a one-dimensional array"):
+    with pytest.raises(
+        StoreError, match="'advantages' of trajectory '0-0-0' must be a one-dimensional array"
+    ):
         writer.close()
 
 
@@ -127,7 +135,9 @@ def test_datasets_loads_the_shards(stored: RunDirectory, tmp_path: Path) -> None
     from datasets import load_dataset
 
     files = [str(path) for path in sorted(stored.sealed_folder.rglob("*.parquet"))]
-    data = load_dataset("parquet", data_files=files, split="train", cache_dir=str(tmp_path / "cache"))
+    data = load_dataset(
+        "parquet", data_files=files, split="train", cache_dir=str(tmp_path / "cache")
+    )
 
     rows = {row["id"]: row for row in data}
     assert set(rows) == {"code/before/greedy/0-0-0", "0-0-0", "1-0-0", "3-0-0"}
@@ -141,5 +151,7 @@ def test_a_damaged_shard_is_named(stored: RunDirectory) -> None:
     path = stored.shard_path(2, "driver", 1)
     path.write_bytes(path.read_bytes()[:-100])
 
-    with pytest.raises(StoreError, match=r"step=000002/driver-0001\.parquet cannot be read as a shard"):
+    with pytest.raises(
+        StoreError, match=r"step=000002/driver-0001\.parquet cannot be read as a shard"
+    ):
         TrajectoryReader(stored).summaries()

@@ -16,13 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from agentrl.errors import StoreError
-from agentrl.store import (
-    Annotation,
-    RunDirectory,
-    SecretMask,
-    TrajectoryReader,
-    TrajectoryWriter,
-)
+from agentrl.store import Annotation, RunDirectory, SecretMask, TrajectoryReader, TrajectoryWriter
 from agentrl.store.trajectories.live import FramedRecord, FramedWriter
 from agentrl.types import Trajectory
 
@@ -30,7 +24,9 @@ Make = Callable[..., Trajectory]
 
 
 def shards(run: RunDirectory) -> list[str]:
-    return sorted(str(path.relative_to(run.sealed_folder)) for path in run.sealed_folder.rglob("*.parquet"))
+    return sorted(
+        str(path.relative_to(run.sealed_folder)) for path in run.sealed_folder.rglob("*.parquet")
+    )
 
 
 def ids(run: RunDirectory) -> list[str]:
@@ -43,8 +39,8 @@ def live_files(run: RunDirectory) -> list[Path]:
 
 def test_a_sealed_step_is_a_shard_and_no_live_file(run: RunDirectory, make: Make) -> None:
     with TrajectoryWriter(run) as writer:
-        for draw in range(3):
-            writer.write(make(draw), 7)
+        for group_index in range(3):
+            writer.write(make(group_index), 7)
         writer.seal(7)
         writer.flush()
 
@@ -55,11 +51,15 @@ def test_a_sealed_step_is_a_shard_and_no_live_file(run: RunDirectory, make: Make
 
 def test_a_shard_has_groups_of_32_rows(run: RunDirectory, make: Make) -> None:
     with TrajectoryWriter(run) as writer:
-        for draw in range(70):
-            writer.write(make(draw), 0)
+        for group_index in range(70):
+            writer.write(make(group_index), 0)
 
     metadata = pq.read_metadata(run.shard_path(0, "driver", 1))
-    assert [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)] == [32, 32, 6]
+    assert [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)] == [
+        32,
+        32,
+        6,
+    ]
 
 
 def test_a_seal_leaves_other_steps_live(run: RunDirectory, make: Make) -> None:
@@ -69,7 +69,9 @@ def test_a_seal_leaves_other_steps_live(run: RunDirectory, make: Make) -> None:
         writer.seal(1)
         writer.flush()
 
-        assert [path.relative_to(run.live_folder).parts[0] for path in live_files(run)] == ["step=000002"] * 2
+        assert [path.relative_to(run.live_folder).parts[0] for path in live_files(run)] == [
+            "step=000002"
+        ] * 2
         assert ids(run) == ["0-0-0", "1-0-0"]
 
 
@@ -110,7 +112,9 @@ def test_a_closed_writer_says_so(run: RunDirectory, make: Make) -> None:
 def test_secrets_are_masked_in_text(run: RunDirectory, make: Make) -> None:
     mask = SecretMask({"HUB_TOKEN": "hf_0123456789"})
     with TrajectoryWriter(run, mask=mask) as writer:
-        writer.write(make(0, text="the token is hf_0123456789", info={"env": 'x="hf_0123456789"'}), 0)
+        writer.write(
+            make(0, text="the token is hf_0123456789", info={"env": 'x="hf_0123456789"'}), 0
+        )
 
     stored = TrajectoryReader(run).get("0-0-0").trajectory
     assert stored.turns[0].text == "the token is <masked:HUB_TOKEN>"
@@ -146,8 +150,8 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
 
 def test_a_full_queue_spills_and_keeps_the_order(run: RunDirectory, make: Make, gate: Gate) -> None:
     with TrajectoryWriter(run, queue_size=2) as writer:
-        for draw in range(6):
-            writer.write(make(draw), 0)
+        for group_index in range(6):
+            writer.write(make(group_index), 0)
         writer.seal(0)
         assert writer.counts.spilled == 4
         gate.open()
@@ -160,7 +164,9 @@ def test_a_full_queue_spills_and_keeps_the_order(run: RunDirectory, make: Make, 
     assert len(list(TrajectoryReader(run).get_many(ids(run)))) == 6
 
 
-def test_a_full_spill_makes_write_wait_and_counts_it(run: RunDirectory, make: Make, gate: Gate) -> None:
+def test_a_full_spill_makes_write_wait_and_counts_it(
+    run: RunDirectory, make: Make, gate: Gate
+) -> None:
     with TrajectoryWriter(run, queue_size=1, max_spill_bytes=1) as writer:
         writer.write(make(0), 0)
         writer.write(make(1), 0)  # the spill takes one record of any size
@@ -189,7 +195,9 @@ def test_a_store_that_stands_still_is_named(run: RunDirectory, make: Make, gate:
     writer.close()
 
 
-def test_an_annotation_is_dropped_and_counted_when_the_queue_is_full(run: RunDirectory, make: Make, gate: Gate) -> None:
+def test_an_annotation_is_dropped_and_counted_when_the_queue_is_full(
+    run: RunDirectory, make: Make, gate: Gate
+) -> None:
     with TrajectoryWriter(run, queue_size=1) as writer:
         writer.write(make(0), 0)
 
@@ -205,7 +213,9 @@ def test_a_disk_that_refuses_is_raised_by_the_next_call(run: RunDirectory, make:
         # the kernel itself refuses to let any file of this process grow beyond this
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, old[1]))
         writer.write(make(0, num_tokens=1000, text="x" * 4000), 0)
-        with pytest.raises(StoreError, match=r"'driver' failed: File too large; .* were not stored: mend that"):
+        with pytest.raises(
+            StoreError, match=r"'driver' failed: File too large; .* were not stored: mend that"
+        ):
             writer.flush()
         with pytest.raises(StoreError, match="File too large"):
             writer.write(make(1), 0)
@@ -215,7 +225,9 @@ def test_a_disk_that_refuses_is_raised_by_the_next_call(run: RunDirectory, make:
         resource.setrlimit(resource.RLIMIT_FSIZE, old)
 
 
-def test_a_failure_does_not_hide_the_error_that_ended_the_run(run: RunDirectory, make: Make) -> None:
+def test_a_failure_does_not_hide_the_error_that_ended_the_run(
+    run: RunDirectory, make: Make
+) -> None:
     side = {"x": np.array([object()] * 4)}
     bad = make(0)
     turn = bad.turns[0]
@@ -267,8 +279,8 @@ def test_after_sigkill_the_reader_has_all_that_was_flushed(run: RunDirectory) ->
     killed(run)
 
     found = ids(run)
-    assert found[:15] == [f"{draw}-0-0" for draw in range(15)]
-    assert found == [f"{draw}-0-0" for draw in range(len(found))]
+    assert found[:15] == [f"{group_index}-0-0" for group_index in range(15)]
+    assert found == [f"{group_index}-0-0" for group_index in range(len(found))]
     assert len(list(TrajectoryReader(run).get_many(found))) == len(found)
 
 
@@ -318,7 +330,9 @@ def test_a_line_whose_frame_the_disk_lost_is_torn_too(run: RunDirectory, make: M
         assert writer.counts.recovered == 1
 
 
-def test_a_death_between_the_shard_and_its_live_file_repeats_nothing(run: RunDirectory, make: Make) -> None:
+def test_a_death_between_the_shard_and_its_live_file_repeats_nothing(
+    run: RunDirectory, make: Make
+) -> None:
     path = run.live_path(4, "driver", 1)
     with TrajectoryWriter(run) as writer:
         writer.write(make(0), 4)
@@ -343,6 +357,8 @@ def test_one_process_at_a_time_uses_a_name(run: RunDirectory) -> None:
         "import sys; from agentrl.store import *; TrajectoryWriter(RunDirectory.open(sys.argv[1]))",
     ]
     with TrajectoryWriter(run):
-        result = subprocess.run([*command, str(run.root)], capture_output=True, text=True, timeout=100, check=False)
+        result = subprocess.run(
+            [*command, str(run.root)], capture_output=True, text=True, timeout=100, check=False
+        )
 
     assert "driver.lock is held by another process" in result.stderr

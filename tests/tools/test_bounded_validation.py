@@ -53,10 +53,14 @@ def served() -> Iterator[tuple[str, list[str]]]:
 
 
 @pytest.mark.parametrize("keyword", ["$ref", "$dynamicRef"])
-async def test_a_reference_to_elsewhere_is_refused_and_not_fetched(served: tuple[str, list[str]], keyword: str) -> None:
+async def test_a_reference_to_elsewhere_is_refused_and_not_fetched(
+    served: tuple[str, list[str]], keyword: str
+) -> None:
     address, asked = served
     with pytest.raises(ToolError, match=r"refers to 'http.*nothing is fetched; copy it into"):
-        await ToolExecutor([a_tool(x={"items": {keyword: f"{address}/x.json"}})]).run([ToolCall("c", "f", {"x": [1]})])
+        await ToolExecutor([a_tool(x={"items": {keyword: f"{address}/x.json"}})]).run(
+            [ToolCall("c", "f", {"x": [1]})]
+        )
     assert asked == []
 
 
@@ -80,12 +84,18 @@ async def test_a_reference_within_the_schema_holds() -> None:
 
 def test_a_schema_that_refers_to_itself_without_an_end_is_refused() -> None:
     with pytest.raises(ToolError, match="refers to itself without an end"):
-        Tool.from_schema({"name": "f", "parameters": {"type": "object", "$ref": "#"}}, lambda **given: "")
+        Tool.from_schema(
+            {"name": "f", "parameters": {"type": "object", "$ref": "#"}}, lambda **given: ""
+        )
 
 
-@pytest.mark.parametrize("rule", [{"pattern": "("}, {"type": "object", "patternProperties": {"(": {}}}])
+@pytest.mark.parametrize(
+    "rule", [{"pattern": "("}, {"type": "object", "patternProperties": {"(": {}}}]
+)
 def test_a_pattern_that_is_none_is_refused_with_the_tool(rule: dict[str, Any]) -> None:
-    with pytest.raises(ToolError, match=r"tool 'f': its parameters are no JSON Schema .*'\(' is not a 'regex'"):
+    with pytest.raises(
+        ToolError, match=r"tool 'f': its parameters are no JSON Schema .*'\(' is not a 'regex'"
+    ):
         a_tool(x=rule)
 
 
@@ -93,7 +103,11 @@ def test_a_pattern_that_is_none_is_refused_with_the_tool(rule: dict[str, Any]) -
     ("rule", "right", "wrong"),
     [
         ({"type": "string", "pattern": "^[a-z]+$"}, "abc", "a1"),
-        ({"type": "object", "patternProperties": {"^n": {"type": "integer"}}}, {"n": 1, "x": "y"}, {"n": "1"}),
+        (
+            {"type": "object", "patternProperties": {"^n": {"type": "integer"}}},
+            {"n": 1, "x": "y"},
+            {"n": "1"},
+        ),
         (
             {"type": "object", "patternProperties": {"^n": {}}, "additionalProperties": False},
             {"n1": 1},
@@ -106,7 +120,10 @@ async def test_patterns_are_obeyed(rule: dict[str, Any], right: Any, wrong: Any)
     calls = [ToolCall("call_0", "f", {"x": right}), ToolCall("call_1", "f", {"x": wrong})]
     records = await ToolExecutor([a_tool(x=rule)]).run(calls)
 
-    assert [record.result and record.result.error for record in records] == [None, "invalid_arguments"]
+    assert [record.result and record.result.error for record in records] == [
+        None,
+        "invalid_arguments",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -114,12 +131,18 @@ async def test_patterns_are_obeyed(rule: dict[str, Any], right: Any, wrong: Any)
     [
         ({"type": "string", "pattern": BACKTRACKS}, "a" * 34 + "b"),
         (
-            {"type": "object", "patternProperties": {BACKTRACKS: {}}, "additionalProperties": False},
+            {
+                "type": "object",
+                "patternProperties": {BACKTRACKS: {}},
+                "additionalProperties": False,
+            },
             {"a" * 34 + "b": 1},
         ),
     ],
 )
-async def test_other_episodes_go_on_while_a_pattern_backtracks(rule: dict[str, Any], value: Any) -> None:
+async def test_other_episodes_go_on_while_a_pattern_backtracks(
+    rule: dict[str, Any], value: Any
+) -> None:
     turns = 0
 
     async def others() -> None:
@@ -141,14 +164,23 @@ async def test_a_pattern_that_backtracks_without_an_end_is_told() -> None:
     assert record.result is not None
     assert record.result.error == "invalid_arguments"
     # by the pattern's own limit in processor time, or by that of the whole check where the machine is busy
-    assert re.search(r"takes too long for the text given; give a shorter one|give shorter ones", record.result.content)
+    assert re.search(
+        r"takes too long for the text given; give a shorter one|give shorter ones",
+        record.result.content,
+    )
 
 
 JSON = st.recursive(
     st.one_of(
-        st.none(), st.booleans(), st.integers(-2, 2), st.sampled_from([0.0, 1.0, 0.5]), st.text("ab", max_size=1)
+        st.none(),
+        st.booleans(),
+        st.integers(-2, 2),
+        st.sampled_from([0.0, 1.0, 0.5]),
+        st.text("ab", max_size=1),
     ),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text("ab", max_size=1), inner, max_size=2),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.text("ab", max_size=1), inner, max_size=2)
+    ),
     max_leaves=4,
 )
 
@@ -156,7 +188,9 @@ JSON = st.recursive(
 @given(items=st.lists(JSON, max_size=5))
 def test_items_that_must_differ_differ_as_json_does(items: list[Any]) -> None:
     rule = {"type": "array", "uniqueItems": True}
-    ours = argument_faults(schema_validator({"type": "object", "properties": {"x": rule}}, "f"), {"x": items})
+    ours = argument_faults(
+        schema_validator({"type": "object", "properties": {"x": rule}}, "f"), {"x": items}
+    )
 
     assert (ours == ()) is Draft202012Validator(rule).is_valid(items)
 

@@ -11,28 +11,22 @@ from typing import Any
 import pytest
 
 from agentrl.errors import SandboxError, ToolError
-from agentrl.tools import (
-    TOOL_THREADS,
-    Tool,
-    ToolContext,
-    ToolExecutor,
-    ToolOutput,
-    tool,
-)
-from agentrl.types import (
-    CallProblem,
-    ToolCall,
-    ToolResult,
-    ToolSpec,
-)
+from agentrl.tools import TOOL_THREADS, Tool, ToolContext, ToolExecutor, ToolOutput, tool
+from agentrl.types import CallProblem, ToolCall, ToolResult, ToolSpec
 
 
 def calls(*wanted: tuple[str, Mapping[str, Any]]) -> list[ToolCall]:
-    return [ToolCall(f"call_{index}", name, arguments) for index, (name, arguments) in enumerate(wanted)]
+    return [
+        ToolCall(f"call_{index}", name, arguments) for index, (name, arguments) in enumerate(wanted)
+    ]
 
 
-async def results(executor: ToolExecutor, *wanted: tuple[str, Mapping[str, Any]]) -> list[ToolResult]:
-    return [record.result for record in await executor.run(calls(*wanted)) if record.result is not None]
+async def results(
+    executor: ToolExecutor, *wanted: tuple[str, Mapping[str, Any]]
+) -> list[ToolResult]:
+    return [
+        record.result for record in await executor.run(calls(*wanted)) if record.result is not None
+    ]
 
 
 async def only(executor: ToolExecutor, name: str, **arguments: Any) -> ToolResult:
@@ -59,15 +53,29 @@ def fail(how: str) -> str:
 async def test_a_call_gives_its_result() -> None:
     result = await only(ToolExecutor([add]), "add", a=1)
 
-    assert (result.content, result.error, result.name, result.call_id) == ("4", None, "add", "call_0")
+    assert (result.content, result.error, result.name, result.call_id) == (
+        "4",
+        None,
+        "add",
+        "call_0",
+    )
 
 
 async def test_calls_and_problems_come_back_in_the_order_written() -> None:
     problem = CallProblem("call_1", "malformed_json", "the call is no valid JSON", "{")
-    made = [ToolCall("call_10", "add", {"a": 10}), ToolCall("call_2", "add", {"a": 2}), ToolCall("call_0", "no", {})]
+    made = [
+        ToolCall("call_10", "add", {"a": 10}),
+        ToolCall("call_2", "add", {"a": 2}),
+        ToolCall("call_0", "no", {}),
+    ]
     records = await ToolExecutor([add]).run(made, [problem])
 
-    assert [r.result.call_id for r in records if r.result] == ["call_0", "call_1", "call_2", "call_10"]
+    assert [r.result.call_id for r in records if r.result] == [
+        "call_0",
+        "call_1",
+        "call_2",
+        "call_10",
+    ]
 
 
 async def test_ids_of_another_form_keep_their_order() -> None:
@@ -81,7 +89,9 @@ async def test_a_problem_is_answered_with_its_mend() -> None:
     (record,) = await ToolExecutor([add]).run([], [problem])
 
     assert record.problem is problem
-    assert record.result == ToolResult("call_0", "", "Error: end it with </tool_call>", error="malformed")
+    assert record.result == ToolResult(
+        "call_0", "", "Error: end it with </tool_call>", error="malformed"
+    )
 
 
 async def test_calls_of_a_turn_run_at_once() -> None:
@@ -92,14 +102,19 @@ async def test_calls_of_a_turn_run_at_once() -> None:
         barrier.wait(60)  # passes only where all three are inside
         return "met"
 
-    assert [r.content for r in await results(ToolExecutor([meet]), *[("meet", {})] * 3)] == ["met"] * 3
+    assert [r.content for r in await results(ToolExecutor([meet]), *[("meet", {})] * 3)] == [
+        "met"
+    ] * 3
 
 
 async def test_an_unknown_tool_is_told_what_there_is() -> None:
     result = await only(ToolExecutor([add, fail]), "ad")
 
     assert result.error == "unknown_tool"
-    assert result.content == "Error: there is no tool 'ad'. Did you mean 'add'? The tools are: add, fail."
+    assert (
+        result.content
+        == "Error: there is no tool 'ad'. Did you mean 'add'? The tools are: add, fail."
+    )
 
 
 @pytest.mark.parametrize(
@@ -111,7 +126,9 @@ async def test_an_unknown_tool_is_told_what_there_is() -> None:
         ({"a": True}, "argument 'a' must be of type integer, got true"),
     ],
 )
-async def test_invalid_arguments_are_told_what_to_mend(arguments: dict[str, Any], told: str) -> None:
+async def test_invalid_arguments_are_told_what_to_mend(
+    arguments: dict[str, Any], told: str
+) -> None:
     result = await only(ToolExecutor([add]), "add", **arguments)
 
     assert (result.error, result.content) == (
@@ -180,7 +197,10 @@ async def test_an_async_tool_that_hangs_is_cancelled() -> None:
     executor = ToolExecutor([hang])
     result = await only(executor, "hang")
 
-    assert (result.error, result.content) == ("timeout", "Error: hang took longer than 0.05 s and was ended.")
+    assert (result.error, result.content) == (
+        "timeout",
+        "Error: hang took longer than 0.05 s and was ended.",
+    )
     assert ended.is_set()
     assert executor.num_abandoned == 0
 
@@ -244,7 +264,10 @@ async def test_ten_megabytes_are_cut_with_a_mark() -> None:
     result = await only(ToolExecutor([flood], max_output_chars=100), "flood")
 
     assert result.truncated
-    assert result.content == "a" * 50 + "\n[... 9999900 of 10000000 characters left out ...]\n" + "z" * 50
+    assert (
+        result.content
+        == "a" * 50 + "\n[... 9999900 of 10000000 characters left out ...]\n" + "z" * 50
+    )
 
 
 async def test_a_tools_own_limit_goes_before_the_executors() -> None:
@@ -300,7 +323,8 @@ async def test_each_call_has_a_seed_of_its_own_that_repeats() -> None:
     executor = ToolExecutor([draw])
     wanted = calls(("draw", {}), ("draw", {}))
     first, again, other = [
-        [r.result.content for r in await executor.run(wanted, seed=seed) if r.result] for seed in (1, 1, 2)
+        [r.result.content for r in await executor.run(wanted, seed=seed) if r.result]
+        for seed in (1, 1, 2)
     ]
 
     assert first == again

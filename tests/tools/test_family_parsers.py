@@ -22,7 +22,9 @@ from agentrl.types import ParsedMessage, ToolCall, ToolSpec
 ADD = {"a": 1, "b": "é"}
 ADD_JSON = json.dumps(ADD, ensure_ascii=False)
 TOOL = ToolSpec(
-    "add", "Adds.", {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}, "c": {}}}
+    "add",
+    "Adds.",
+    {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}, "c": {}}},
 )
 
 
@@ -36,7 +38,10 @@ def v3(name: str, arguments: str) -> str:
 
 
 def glm(name: str, **arguments: str) -> str:
-    pairs = "".join(f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n" for key, value in arguments.items())
+    pairs = "".join(
+        f"<arg_key>{key}</arg_key>\n<arg_value>{value}</arg_value>\n"
+        for key, value in arguments.items()
+    )
     return f"<tool_call>{name}\n{pairs}</tool_call>"
 
 
@@ -66,7 +71,9 @@ ONE_CALL: dict[type[ToolCallParser], tuple[str, ...]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("parser", "text"), [(parser, text) for parser, texts in ONE_CALL.items() for text in texts])
+@pytest.mark.parametrize(
+    ("parser", "text"), [(parser, text) for parser, texts in ONE_CALL.items() for text in texts]
+)
 def test_one_call(parser: Callable[[], ToolCallParser], text: str) -> None:
     parsed = parser().parse(text, (TOOL,))
 
@@ -88,7 +95,9 @@ def test_one_call(parser: Callable[[], ToolCallParser], text: str) -> None:
         ),
     ],
 )
-def test_words_around_a_call_are_kept(parser: Callable[[], ToolCallParser], text: str, content: str) -> None:
+def test_words_around_a_call_are_kept(
+    parser: Callable[[], ToolCallParser], text: str, content: str
+) -> None:
     parsed = parser().parse(text)
 
     assert parsed.tool_calls == (ToolCall("call_0", "add", {}),)
@@ -101,7 +110,10 @@ def test_words_around_a_call_are_kept(parser: Callable[[], ToolCallParser], text
         (LlamaParser, f"<think>Hm.</think>{llama('add', '{}')}"),
         (DeepSeekParser, f"Hm.\n</think>\n\n{deepseek(v3('add', '{}'))}"),
         (GLMParser, f"\n<think>Hm.</think>\n{glm('add')}"),
-        (HarmonyParser, f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{harmony('add', '{}')}"),
+        (
+            HarmonyParser,
+            f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{harmony('add', '{}')}",
+        ),
     ],
 )
 def test_thoughts_are_set_apart(parser: Callable[[], ToolCallParser], text: str) -> None:
@@ -121,7 +133,10 @@ def test_thoughts_are_set_apart(parser: Callable[[], ToolCallParser], text: str)
 def test_several_calls_in_their_order(parser: Callable[[], ToolCallParser], text: str) -> None:
     parsed = parser().parse(text)
 
-    assert [(call.id, call.name) for call in parsed.tool_calls] == [("call_0", "f"), ("call_1", "g")]
+    assert [(call.id, call.name) for call in parsed.tool_calls] == [
+        ("call_0", "f"),
+        ("call_1", "g"),
+    ]
 
 
 @pytest.mark.parametrize("between", ["; ", "\n", ""])
@@ -134,7 +149,9 @@ def test_llamas_second_call_of_a_turn_is_answered(between: str) -> None:
 
 
 def test_harmonys_second_call_of_a_turn_is_answered() -> None:
-    parsed = HarmonyParser().parse(f"{harmony('f', '{}')}<|call|><|start|>assistant{harmony('g', '{}')}")
+    parsed = HarmonyParser().parse(
+        f"{harmony('f', '{}')}<|call|><|start|>assistant{harmony('g', '{}')}"
+    )
 
     assert [call.name for call in parsed.tool_calls] == ["f"]
     assert [found.kind for found in parsed.problems] == ["second_call"]
@@ -143,7 +160,11 @@ def test_harmonys_second_call_of_a_turn_is_answered() -> None:
 def test_an_answer_in_json_is_no_call_of_llamas() -> None:
     parsed = LlamaParser().parse('{"answer": 4}')
 
-    assert (parsed.tool_calls, parsed.problems, parsed.message["content"]) == ((), (), '{"answer": 4}')
+    assert (parsed.tool_calls, parsed.problems, parsed.message["content"]) == (
+        (),
+        (),
+        '{"answer": 4}',
+    )
 
 
 def test_glms_values_are_what_the_schema_says() -> None:
@@ -153,11 +174,16 @@ def test_glms_values_are_what_the_schema_says() -> None:
 
 
 def test_glms_values_without_a_schema_are_json_where_they_read_as_json() -> None:
-    assert GLMParser().parse(glm("f", a="12", b="word")).tool_calls[0].arguments == {"a": 12, "b": "word"}
+    assert GLMParser().parse(glm("f", a="12", b="word")).tool_calls[0].arguments == {
+        "a": 12,
+        "b": "word",
+    }
 
 
 def test_a_glm_value_may_hold_a_closing_tag() -> None:
-    assert GLMParser().parse(glm("f", code="</tool_call>")).tool_calls[0].arguments == {"code": "</tool_call>"}
+    assert GLMParser().parse(glm("f", code="</tool_call>")).tool_calls[0].arguments == {
+        "code": "</tool_call>"
+    }
 
 
 def test_a_harmony_answer_is_content() -> None:
@@ -235,17 +261,43 @@ MARKS = st.sampled_from(
             "```json\n",
             "\n```",
         ),
-        *("<|python_tag|>", "f.call(", '{"name": "f", "parameters": {}}', '{"name"', ")", "{", "}", '"', "f", "\n"),
-        *("<|channel|>", "analysis", "commentary", "<|message|>", "<|end|>", "<|start|>", "to=functions.f", "<|call|>"),
+        *(
+            "<|python_tag|>",
+            "f.call(",
+            '{"name": "f", "parameters": {}}',
+            '{"name"',
+            ")",
+            "{",
+            "}",
+            '"',
+            "f",
+            "\n",
+        ),
+        *(
+            "<|channel|>",
+            "analysis",
+            "commentary",
+            "<|message|>",
+            "<|end|>",
+            "<|start|>",
+            "to=functions.f",
+            "<|call|>",
+        ),
     ]
 )
 
 
-@pytest.mark.parametrize("parser", [HermesParser, LlamaParser, DeepSeekParser, GLMParser, HarmonyParser])
+@pytest.mark.parametrize(
+    "parser", [HermesParser, LlamaParser, DeepSeekParser, GLMParser, HarmonyParser]
+)
 @given(text=st.lists(st.one_of(MARKS, st.text(max_size=4)), max_size=14).map("".join))
-def test_any_text_is_read_and_numbered_without_gaps(parser: Callable[[], ToolCallParser], text: str) -> None:
+def test_any_text_is_read_and_numbered_without_gaps(
+    parser: Callable[[], ToolCallParser], text: str
+) -> None:
     parsed: ParsedMessage = parser().parse(text, (TOOL,))
-    ids = sorted(int(item.id.removeprefix("call_")) for item in (*parsed.tool_calls, *parsed.problems))
+    ids = sorted(
+        int(item.id.removeprefix("call_")) for item in (*parsed.tool_calls, *parsed.problems)
+    )
 
     assert ids == list(range(len(ids)))
     json.dumps(parsed.message)

@@ -34,7 +34,9 @@ def test_an_adversarial_text_has_the_length_asked_for(name: str) -> None:
     assert SHORT <= len(of_length(name, SHORT)) <= 2 * SHORT
 
 
-def test_the_benchmark_writes_its_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_benchmark_writes_its_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     benchmark.main(["--characters", "500", "--json", str(tmp_path / "figures.json")])
 
     assert '"slowest of' in (tmp_path / "figures.json").read_text()
@@ -42,7 +44,9 @@ def test_the_benchmark_writes_its_figures(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_the_call_behind_a_string_that_was_not_closed_is_read() -> None:
-    parsed = LlamaParser().parse('{"name": "f", "parameters": {"q": "half}} {"name": "g", "parameters": {}}')
+    parsed = LlamaParser().parse(
+        '{"name": "f", "parameters": {"q": "half}} {"name": "g", "parameters": {}}'
+    )
 
     assert [found.kind for found in parsed.problems] == ["malformed_json"]
     assert [call.name for call in parsed.tool_calls] == ["g"]
@@ -52,7 +56,9 @@ def test_what_stands_within_a_faulty_call_is_no_call() -> None:
     # one bracket is missing at the end: the argument named "user" is not a second call
     parsed = LlamaParser().parse('{"name": "f", "parameters": {"user": {"name": "x"}')
 
-    assert [found.raw for found in parsed.problems] == ['{"name": "f", "parameters": {"user": {"name": "x"}']
+    assert [found.raw for found in parsed.problems] == [
+        '{"name": "f", "parameters": {"user": {"name": "x"}'
+    ]
     assert parsed.tool_calls == ()
 
 
@@ -60,13 +66,17 @@ def test_what_stands_within_a_faulty_call_is_no_call() -> None:
 def test_a_value_of_any_length_is_read_whole(size: int) -> None:
     # the decoder is given windows of 512, 4,096, ... characters
     text = "é" * size
-    parsed = HermesParser().parse(f'<tool_call>{{"name": "f", "arguments": {{"a": "{text}", "n": 123}}}}</tool_call>')
+    parsed = HermesParser().parse(
+        f'<tool_call>{{"name": "f", "arguments": {{"a": "{text}", "n": 123}}}}</tool_call>'
+    )
 
     assert parsed.problems == ()
     assert parsed.tool_calls[0].arguments == {"a": text, "n": 123}
 
 
-@pytest.mark.parametrize("fault", ["NaN", "-Infinity", '{"a": 1, "a": 2}', "9" * 5000, "[" * 70, '"\\ud800"', "x"])
+@pytest.mark.parametrize(
+    "fault", ["NaN", "-Infinity", '{"a": 1, "a": 2}', "9" * 5000, "[" * 70, '"\\ud800"', "x"]
+)
 def test_a_fault_far_inside_is_found_where_it_stands(fault: str) -> None:
     body = f'{{"name": "f", "arguments": {{"a": "{"a" * 5000}", "b": {fault}, "c": 1}}}}'
     parsed = HermesParser().parse(f"<tool_call>{body}</tool_call>")

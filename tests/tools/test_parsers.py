@@ -38,12 +38,17 @@ def test_a_call_and_the_text_around_it() -> None:
     assert parsed.message == {
         "role": "assistant",
         "content": "Let me see.  Done.",
-        "tool_calls": [{"id": "call_0", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}],
+        "tool_calls": [
+            {"id": "call_0", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+        ],
     }
 
 
 def test_text_alone_is_content() -> None:
-    assert parse(" The answer is 4.\n").message == {"role": "assistant", "content": "The answer is 4."}
+    assert parse(" The answer is 4.\n").message == {
+        "role": "assistant",
+        "content": "The answer is 4.",
+    }
 
 
 def test_calls_and_problems_share_one_sequence_of_ids() -> None:
@@ -95,7 +100,9 @@ def test_a_closing_tag_within_a_json_string_does_not_close() -> None:
 
 
 def test_arguments_given_as_a_json_string_are_read() -> None:
-    assert parse(block('{"name": "f", "arguments": "{\\"a\\": 1}"}')).tool_calls[0].arguments == {"a": 1}
+    assert parse(block('{"name": "f", "arguments": "{\\"a\\": 1}"}')).tool_calls[0].arguments == {
+        "a": 1
+    }
 
 
 def test_many_brackets_side_by_side_are_not_deep() -> None:
@@ -116,10 +123,22 @@ def test_a_call_without_arguments_has_none() -> None:
         ("{'name': 'f'}", "malformed_json", "double quotes"),
         ('{"name": "f", "arguments": {"a": NaN}}', "malformed_json", "NaN is no JSON number"),
         ('{"name": "f", "name": "g"}', "malformed_json", "the key 'name' is given twice"),
-        ('{"name": "f", "arguments": {"a": "\\ud800"}}', "malformed_json", "without its other half"),
-        ('{"name": "f", "arguments": {"a": ' + "9" * 5000 + "}}", "malformed_json", "Exceeds the limit"),
+        (
+            '{"name": "f", "arguments": {"a": "\\ud800"}}',
+            "malformed_json",
+            "without its other half",
+        ),
+        (
+            '{"name": "f", "arguments": {"a": ' + "9" * 5000 + "}}",
+            "malformed_json",
+            "Exceeds the limit",
+        ),
         ("[" * 100_000, "malformed_json", "nested too deeply"),
-        ('{"name": "f", "arguments": {"a": ' + "[" * 70 + "]" * 70 + "}}", "malformed_json", "nested too deeply"),
+        (
+            '{"name": "f", "arguments": {"a": ' + "[" * 70 + "]" * 70 + "}}",
+            "malformed_json",
+            "nested too deeply",
+        ),
         ('{"name": "f"} {"name": "g"}', "malformed_json", "one block holds one call"),
         ('[{"name": "f"}]', "malformed_json", "not a list"),
         ('{"arguments": {}}', "missing_name", "the keys are ['arguments']"),
@@ -156,17 +175,23 @@ def test_a_block_that_is_not_closed_or_not_opened(text: str) -> None:
 def test_a_call_within_a_call_ends_the_first_unclosed() -> None:
     parsed = parse('<tool_call>{"name": "f", ' + ADD)
 
-    assert [(found.kind, found.raw) for found in parsed.problems] == [("unclosed", '<tool_call>{"name": "f", ')]
+    assert [(found.kind, found.raw) for found in parsed.problems] == [
+        ("unclosed", '<tool_call>{"name": "f", ')
+    ]
     assert [call.id for call in parsed.tool_calls] == ["call_1"]
 
 
-PIECES = st.sampled_from(["<tool_call>", "</tool_call>", "<think>", "</think>", '{"name": "f"}', '{"a', '"', "x", "\n"])
+PIECES = st.sampled_from(
+    ["<tool_call>", "</tool_call>", "<think>", "</think>", '{"name": "f"}', '{"a', '"', "x", "\n"]
+)
 
 
 @given(st.lists(st.one_of(PIECES, st.text(max_size=5)), max_size=12).map("".join))
 def test_any_text_is_read_and_numbered_without_gaps(text: str) -> None:
     parsed = parse(text)
-    ids = sorted(int(item.id.removeprefix("call_")) for item in (*parsed.tool_calls, *parsed.problems))
+    ids = sorted(
+        int(item.id.removeprefix("call_")) for item in (*parsed.tool_calls, *parsed.problems)
+    )
 
     assert ids == list(range(len(ids)))
     json.dumps(parsed.message)

@@ -7,12 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from agentrl.errors import ToolError
-from agentrl.sandbox import (
-    Limits,
-    Persist,
-    Sandbox,
-    SandboxSpec,
-)
+from agentrl.sandbox import Limits, Persist, Sandbox, SandboxSpec
 from agentrl.tools import PythonTool, ToolContext, ToolExecutor
 from agentrl.types import ToolCall, ToolResult
 
@@ -24,10 +19,16 @@ async def sandbox() -> AsyncIterator[Sandbox]:
         yield built
 
 
-async def run(sandbox: Sandbox | None, code: str, *, persist: Persist | None = None, **settings: float) -> ToolResult:
+async def run(
+    sandbox: Sandbox | None, code: str, *, persist: Persist | None = None, **settings: float
+) -> ToolResult:
     stderr_lines = int(settings.get("stderr_lines", 3))
-    tool = PythonTool(persist=persist, timeout_s=settings.get("timeout_s", 60.0), stderr_lines=stderr_lines)
-    (record,) = await ToolExecutor([tool]).run([ToolCall("call_0", "python", {"code": code})], sandbox=sandbox)
+    tool = PythonTool(
+        persist=persist, timeout_s=settings.get("timeout_s", 60.0), stderr_lines=stderr_lines
+    )
+    (record,) = await ToolExecutor([tool]).run(
+        [ToolCall("call_0", "python", {"code": code})], sandbox=sandbox
+    )
     assert record.result is not None
     return record.result
 
@@ -55,7 +56,9 @@ async def test_code_that_is_no_python_is_told(sandbox: Sandbox) -> None:
 
 
 async def test_an_exit_code_alone_is_told(sandbox: Sandbox) -> None:
-    assert (await run(sandbox, "raise SystemExit(3)")).content == "Error: the code ended with exit code 3."
+    assert (
+        await run(sandbox, "raise SystemExit(3)")
+    ).content == "Error: the code ended with exit code 3."
 
 
 async def test_code_that_hangs_is_ended(sandbox: Sandbox) -> None:
@@ -73,7 +76,9 @@ async def test_code_that_floods_is_ended(sandbox: Sandbox) -> None:
 
 
 async def test_bytes_that_are_no_text_are_replaced(sandbox: Sandbox) -> None:
-    assert (await run(sandbox, r"import sys; sys.stdout.buffer.write(b'\xff ok')")).content == "\ufffd ok"
+    assert (
+        await run(sandbox, r"import sys; sys.stdout.buffer.write(b'\xff ok')")
+    ).content == "\ufffd ok"
 
 
 async def test_files_last_from_call_to_call(sandbox: Sandbox) -> None:

@@ -36,11 +36,22 @@ def test_parameters_that_are_no_json_are_refused(value: object) -> None:
 
 
 NAMES = st.sampled_from(["x", "y", "z"])
-VALUES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.just([1]), st.just({"x": 1}))
+VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.just([1]), st.just({"x": 1})
+)
 RULES = st.fixed_dictionaries(
     {
         "type": st.sampled_from(
-            ["string", "integer", "number", "boolean", "null", "array", "object", ["string", "null"]]
+            [
+                "string",
+                "integer",
+                "number",
+                "boolean",
+                "null",
+                "array",
+                "object",
+                ["string", "null"],
+            ]
         )
     },
     optional={"description": st.just("what it is"), "minimum": st.just(3), "default": st.just(1)},

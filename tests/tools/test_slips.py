@@ -41,7 +41,9 @@ def test_a_glm_call_with_a_slip_between_key_and_value_leaves_the_next_one_whole(
 
 def test_a_glm_value_may_hold_the_tags_of_calls() -> None:
     code = "</tool_call><tool_call>"
-    parsed = GLMParser().parse(f"<tool_call>f<arg_key>a</arg_key><arg_value>{code}</arg_value></tool_call>{NEXT}")
+    parsed = GLMParser().parse(
+        f"<tool_call>f<arg_key>a</arg_key><arg_value>{code}</arg_value></tool_call>{NEXT}"
+    )
 
     assert [call.arguments for call in parsed.tool_calls] == [{"a": code}, {"b": 2}]
 
@@ -83,8 +85,13 @@ def test_what_is_told_of_a_slip_is_short_however_long_the_call_is(body: str) -> 
 def test_a_thousand_calls_of_a_completion_are_counted_though_most_of_them_are_not_read(
     parser: type[ToolCallParser], written: str
 ) -> None:
-    parsed = parser().parse(f"so {written * 1000}" if parser is not HarmonyParser else written * 1000)
-    *read, last = sorted([*parsed.tool_calls, *parsed.problems], key=lambda entry: int(entry.id.removeprefix("call_")))
+    parsed = parser().parse(
+        f"so {written * 1000}" if parser is not HarmonyParser else written * 1000
+    )
+    *read, last = sorted(
+        [*parsed.tool_calls, *parsed.problems],
+        key=lambda entry: int(entry.id.removeprefix("call_")),
+    )
 
     assert len(read) == 256
     assert last == CallProblem("call_256", "too_many", last.detail, "", 744)

@@ -73,7 +73,12 @@ async def test_waiting_for_a_thread_does_not_spend_the_deadline() -> None:
 
 
 async def test_a_call_cancelled_while_it_waits_never_runs() -> None:
-    threads, entered, release, ran = BoundedThreads(1, "test"), threading.Event(), threading.Event(), []
+    threads, entered, release, ran = (
+        BoundedThreads(1, "test"),
+        threading.Event(),
+        threading.Event(),
+        [],
+    )
 
     def hold() -> None:
         entered.set()

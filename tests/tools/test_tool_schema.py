@@ -143,7 +143,9 @@ def test_a_type_used_twice_stands_in_defs_at_the_root() -> None:
     made = tool(draw)
 
     assert list(made.spec.parameters["$defs"]) == ["Point"]
-    assert made.spec.parameters["properties"]["line"]["properties"]["start"] == {"$ref": "#/$defs/Point"}
+    assert made.spec.parameters["properties"]["line"]["properties"]["start"] == {
+        "$ref": "#/$defs/Point"
+    }
     assert call(made, line={"start": {"x": 1}, "end": {"x": 2}}) == "2.0"
 
 
@@ -201,7 +203,10 @@ def test_a_parameter_without_a_hint_is_refused_by_name() -> None:
     def shout(text) -> str:  # type: ignore[no-untyped-def]
         return str(text)
 
-    with pytest.raises(ToolError, match=r"tool 'shout': parameter 'text' needs a type hint.*write for example text: s"):
+    with pytest.raises(
+        ToolError,
+        match=r"tool 'shout': parameter 'text' needs a type hint.*write for example text: s",
+    ):
         tool(shout)
 
 
@@ -209,7 +214,9 @@ def test_a_parameter_that_json_cannot_carry_is_refused() -> None:
     def send(to: Path, by: asyncio.AbstractEventLoop) -> str:
         return f"{to}{by}"
 
-    with pytest.raises(ToolError, match=r"tool 'send': parameter 'by' has type .* which makes no JSON Schema"):
+    with pytest.raises(
+        ToolError, match=r"tool 'send': parameter 'by' has type .* which makes no JSON Schema"
+    ):
         tool(send)
 
 
@@ -217,7 +224,9 @@ def test_arguments_without_a_name_are_refused() -> None:
     def many(*words: str) -> str:
         return "".join(words)
 
-    with pytest.raises(ToolError, match=r"parameter .\*words.* is variadic positional; a model passes"):
+    with pytest.raises(
+        ToolError, match=r"parameter .\*words.* is variadic positional; a model passes"
+    ):
         tool(many)
 
 
@@ -230,7 +239,9 @@ def test_a_misspelt_entry_of_the_docstring_is_refused() -> None:
         """
         return text
 
-    with pytest.raises(ToolError, match="describe 'txet', which is no parameter; did you mean 'text'"):
+    with pytest.raises(
+        ToolError, match="describe 'txet', which is no parameter; did you mean 'text'"
+    ):
         tool(shout)
 
 
@@ -254,7 +265,10 @@ def test_a_class_is_described_by_its_docstrings() -> None:
     (made,) = NoteBook.build()
 
     assert (made.spec.name, made.spec.description) == ("note_book", "Keeps notes.")
-    assert made.spec.parameters["properties"]["note"] == {"type": "string", "description": "what to write"}
+    assert made.spec.parameters["properties"]["note"] == {
+        "type": "string",
+        "description": "what to write",
+    }
 
 
 async def test_closing_a_tool_closes_its_object() -> None:
@@ -319,7 +333,11 @@ def test_a_tool_of_a_plain_function_pickles_by_value() -> None:
     assert (call(copy, text="a"), copy.deadline_s) == ("A", 3.0)
 
 
-SCHEMA = {"name": "area", "description": "d", "parameters": {"type": "object", "properties": {"w": {"minimum": 0}}}}
+SCHEMA = {
+    "name": "area",
+    "description": "d",
+    "parameters": {"type": "object", "properties": {"w": {"minimum": 0}}},
+}
 
 
 def test_a_schema_given_by_hand() -> None:
@@ -336,7 +354,10 @@ def test_a_schema_given_by_hand() -> None:
         ({"name": "x", "parameters": {"type": "array"}}, "must have type 'object', got 'array'"),
         ({"name": "x", "parameters": {"type": "objekt"}}, r"no JSON Schema at \$\.type: 'objekt'"),
         ({"name": "x y", "parameters": {"type": "object"}}, "name must be 1 to 64 of"),
-        ({"name": "x", "parameters": {"type": "object", "properties": {"a": {}}}}, r"arguments \['a'\] that the fun"),
+        (
+            {"name": "x", "parameters": {"type": "object", "properties": {"a": {}}}},
+            r"arguments \['a'\] that the fun",
+        ),
     ],
 )
 def test_a_wrong_schema_is_refused(schema: dict[str, Any], message: str) -> None:

@@ -69,8 +69,8 @@ def make_batch(
         turn_credit=np.zeros(num, dtype=np.float32),
         state_key=np.zeros(num, dtype=np.uint64),
         group=rows // siblings,
-        draw=(rows // siblings).astype(np.int64),
-        sibling=rows % siblings,
+        group_index=(rows // siblings).astype(np.int64),
+        rollout_index=rows % siblings,
         reward=reward,
         credit=rng.normal(size=num).astype(np.float32),
         truncated=np.zeros(num, dtype=np.bool_),
@@ -97,27 +97,44 @@ def make_actor(
 
 def prepared(actor: Actor, batch: Batch, micro_batch_tokens: int = 64) -> Batch:
     """The batch with old logprobs and advantages, passes of a world of one."""
-    plan = union(partition(batch.lengths, batch.group[batch.trajectory], seed=0, layout=layout(1, micro_batch_tokens)))
+    plan = union(
+        partition(
+            batch.lengths,
+            batch.group[batch.trajectory],
+            seed=0,
+            layout=layout(1, micro_batch_tokens),
+        )
+    )
     for method in (actor.logprobs, actor.advantages):
         parts = shards(batch, plan)
         batch = batch.join(merge_columns([method(parts[0])], parts, batch.cu_seqlens))
     return batch
 
 
-def update(actor: Actor, batch: Batch, micro_batch_tokens: int = 64, *, rank: int = 0, world_size: int = 1) -> Stats:
+def update(
+    actor: Actor, batch: Batch, micro_batch_tokens: int = 64, *, rank: int = 0, world_size: int = 1
+) -> Stats:
     """One optimizer step on the whole batch; this rank's statistics."""
     (plan,) = partition(
-        batch.lengths, batch.group[batch.trajectory], seed=0, layout=layout(world_size, micro_batch_tokens)
+        batch.lengths,
+        batch.group[batch.trajectory],
+        seed=0,
+        layout=layout(world_size, micro_batch_tokens),
     )
     weights = sample_weights(batch, plan, actor.spec.algorithm.reduction)
     return actor.update(shards(batch, plan, weights)[rank])
 
 
 def layout(world_size: int, micro_batch_tokens: int) -> Layout:
-    return Layout(data_parallel=world_size, micro_batch_tokens=micro_batch_tokens, length_scale=291.0)
+    return Layout(
+        data_parallel=world_size, micro_batch_tokens=micro_batch_tokens, length_scale=291.0
+    )
 
 
 def gradients(actor: Actor) -> dict[str, torch.Tensor]:
     """The whole gradient of the last step by name, as AdamW with beta_1 = 0 remembers it."""
     (optimizer,) = actor.learner.optimizers
-    return {name: optimizer.state[p]["exp_avg"].full_tensor() for name, p in actor.model.named_parameters()}
+    return {
+        name: optimizer.state[p]["exp_avg"].full_tensor()
+        for name, p in actor.model.named_parameters()
+    }

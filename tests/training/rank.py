@@ -13,13 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from agentrl.training import (
-    DistSpec,
-    OptimSpec,
-    leave,
-    shards,
-    union,
-)
+from agentrl.training import DistSpec, OptimSpec, leave, shards, union
 from agentrl.training.data.partition import partition
 from agentrl.training.fsdp.weights import tensor_checksum
 from agentrl.types import Batch, SegmentKind
@@ -44,7 +38,9 @@ def run(model_path: str, folder: Path, place: DistSpec) -> dict[str, Any]:
         result["gradients"][name] = gradients(actor)
     for name, optim in (("adamw", OptimSpec(lr=1e-3)), ("muon", MUON)):
         actor = make_actor(model_path, "sft", optim=optim, place=place)
-        result["stats"][name] = [dict(update(actor, batches["plain"], 30, **ranks)) for _ in range(4)]
+        result["stats"][name] = [
+            dict(update(actor, batches["plain"], 30, **ranks)) for _ in range(4)
+        ]
         result[name] = dict(actor.weights())
         actor.save(folder / name)
     actor.export(folder / "export")
@@ -62,14 +58,23 @@ def run(model_path: str, folder: Path, place: DistSpec) -> dict[str, Any]:
 
 def logprobs(actor: Any, batch: Batch, place: DistSpec) -> dict[str, Any]:
     """This rank's samples and their logprobs."""
-    plan = union(partition(batch.lengths, batch.group[batch.trajectory], seed=0, layout=layout(place.world_size, 30)))
+    plan = union(
+        partition(
+            batch.lengths,
+            batch.group[batch.trajectory],
+            seed=0,
+            layout=layout(place.world_size, 30),
+        )
+    )
     shard = shards(batch, plan)[place.rank]
     return {"samples": shard.samples, "column": actor.logprobs(shard)["old_logprobs"]}
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    here = DistSpec(rank=int(sys.argv[1]), world_size=int(sys.argv[2]), port=int(sys.argv[3]), timeout_s=120)
+    here = DistSpec(
+        rank=int(sys.argv[1]), world_size=int(sys.argv[2]), port=int(sys.argv[3]), timeout_s=120
+    )
     out = Path(sys.argv[5])
     torch.save(run(sys.argv[4], out, here), out / f"rank{here.rank}.pt")
     leave()

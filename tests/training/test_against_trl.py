@@ -29,13 +29,19 @@ def batch_of(actor: Any) -> Batch:
     mask = batch.loss_mask
 
     def near(spread: float) -> np.ndarray:
-        return ((batch.old_logprobs + random.normal(0, spread, mask.size)) * mask).astype(np.float32)
+        return ((batch.old_logprobs + random.normal(0, spread, mask.size)) * mask).astype(
+            np.float32
+        )
 
-    return replace(batch, old_logprobs=near(0.4), rollout_logprobs=near(0.6), ref_logprobs=near(0.8))
+    return replace(
+        batch, old_logprobs=near(0.4), rollout_logprobs=near(0.6), ref_logprobs=near(0.8)
+    )
 
 
 def padded(column: np.ndarray, cu_seqlens: np.ndarray) -> Tensor:
-    rows = [torch.from_numpy(column[a + 1 : b].copy()) for a, b in pairwise(cu_seqlens)]  # without the first token
+    rows = [
+        torch.from_numpy(column[a + 1 : b].copy()) for a, b in pairwise(cu_seqlens)
+    ]  # without the first token
     return nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
@@ -43,13 +49,24 @@ def theirs(model_path: str, batch: Batch, delta: float | None) -> tuple[float, d
     """The loss and gradient of TRL's own function, on transformers' padded forward."""
     trl = pytest.importorskip("trl", reason="trl is not installed")
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
-    ids = [torch.from_numpy(batch.token_ids[a:b].astype(np.int64)) for a, b in pairwise(batch.cu_seqlens)]
+    ids = [
+        torch.from_numpy(batch.token_ids[a:b].astype(np.int64))
+        for a, b in pairwise(batch.cu_seqlens)
+    ]
     tokens = nn.utils.rnn.pad_sequence(ids, batch_first=True)
-    attention = nn.utils.rnn.pad_sequence([torch.ones(len(row), dtype=torch.int64) for row in ids], batch_first=True)
+    attention = nn.utils.rnn.pad_sequence(
+        [torch.ones(len(row), dtype=torch.int64) for row in ids], batch_first=True
+    )
 
     def logprobs(model: Any, *_: Any, **__: Any) -> tuple[Tensor, Tensor, None]:
-        all_logprobs = model(input_ids=tokens, attention_mask=attention).logits[:, :-1].log_softmax(-1)
-        return all_logprobs.gather(-1, tokens[:, 1:, None])[..., 0], torch.zeros_like(tokens[:, 1:]).float(), None
+        all_logprobs = (
+            model(input_ids=tokens, attention_mask=attention).logits[:, :-1].log_softmax(-1)
+        )
+        return (
+            all_logprobs.gather(-1, tokens[:, 1:, None])[..., 0],
+            torch.zeros_like(tokens[:, 1:]).float(),
+            None,
+        )
 
     columns = {
         name: padded(getattr(batch, name), batch.cu_seqlens)
@@ -60,7 +77,9 @@ def theirs(model_path: str, batch: Batch, delta: float | None) -> tuple[float, d
         args=SimpleNamespace(delta=delta, use_bias_correction_kl=False),
         model=model,
         _get_per_token_logps_and_entropies=logprobs,
-        accelerator=SimpleNamespace(gather=lambda x: x, reduce=lambda x, reduction: x, num_processes=1),
+        accelerator=SimpleNamespace(
+            gather=lambda x: x, reduce=lambda x, reduction: x, num_processes=1
+        ),
         _metrics={"train": defaultdict(list), "eval": defaultdict(list)},
         beta=KL_COEF,
         epsilon_low=0.2,
@@ -84,7 +103,9 @@ def theirs(model_path: str, batch: Batch, delta: float | None) -> tuple[float, d
     }
     loss = trl.GRPOTrainer._compute_loss(trainer, model.train(), asked)
     loss.backward()
-    return loss.item(), {f"hf.{name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return loss.item(), {
+        f"hf.{name}": p.grad for name, p in model.named_parameters() if p.grad is not None
+    }
 
 
 class _Trainer(SimpleNamespace):
@@ -97,8 +118,16 @@ class _Trainer(SimpleNamespace):
 
 
 @pytest.mark.parametrize("dual", [None, 1.5])
-def test_a_corrected_loss_with_a_kl_term_has_trls_gradient(model_path: str, dual: float | None) -> None:
-    settings = {"kl_coef": KL_COEF, "kl_cap": None, "correction": "token", "correction_cap": CAP, "clip_dual": dual}
+def test_a_corrected_loss_with_a_kl_term_has_trls_gradient(
+    model_path: str, dual: float | None
+) -> None:
+    settings = {
+        "kl_coef": KL_COEF,
+        "kl_cap": None,
+        "correction": "token",
+        "correction_cap": CAP,
+        "clip_dual": dual,
+    }
     actor = make_actor(model_path, settings=settings)
     batch = batch_of(actor)
     wanted, gradient = theirs(model_path, batch, dual)
@@ -109,11 +138,17 @@ def test_a_corrected_loss_with_a_kl_term_has_trls_gradient(model_path: str, dual
     found = gradients(actor)
     assert found.keys() == gradient.keys()
     for name, expected in gradient.items():
-        torch.testing.assert_close(found[name], expected, rtol=0.0, atol=2e-5 * expected.abs().max().item(), msg=name)
+        torch.testing.assert_close(
+            found[name], expected, rtol=0.0, atol=2e-5 * expected.abs().max().item(), msg=name
+        )
 
 
 def test_the_loss_is_told_in_its_parts(model_path: str) -> None:
     actor = make_actor(model_path, settings={"kl_coef": KL_COEF, "correction": "token"})
     means = update(actor, batch_of(actor)).means()
-    assert means["policy/loss"] == pytest.approx(means["policy/pg_loss"] + KL_COEF * means["policy/kl_loss"], rel=1e-9)
-    assert means["policy/kl_loss"] == pytest.approx(means["policy/kl_ref"], rel=1e-6)  # token_mean: the same mean
+    assert means["policy/loss"] == pytest.approx(
+        means["policy/pg_loss"] + KL_COEF * means["policy/kl_loss"], rel=1e-9
+    )
+    assert means["policy/kl_loss"] == pytest.approx(
+        means["policy/kl_ref"], rel=1e-6
+    )  # token_mean: the same mean

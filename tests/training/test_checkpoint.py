@@ -76,7 +76,9 @@ def cut_the_listing(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("tear", [truncate, remove, flip_a_bit, never_finish, cut_the_listing])
-def test_a_torn_checkpoint_is_refused_by_its_file(model_path: str, tmp_path: Path, tear: Callable[[Path], str]) -> None:
+def test_a_torn_checkpoint_is_refused_by_its_file(
+    model_path: str, tmp_path: Path, tear: Callable[[Path], str]
+) -> None:
     actor = make_actor(model_path, "sft")
     update(actor, make_batch(kind=SegmentKind.TARGET))
     actor.save(tmp_path / "actor")
@@ -95,7 +97,9 @@ def test_a_checkpoint_is_never_written_over(model_path: str, tmp_path: Path) -> 
 def test_another_models_checkpoint_is_refused(model_path: str, tmp_path: Path) -> None:
     make_actor(model_path, "sft").save(tmp_path / "actor")
     other = make_actor(str(write_model(tmp_path / "model", tie_word_embeddings=False)), "sft")
-    with pytest.raises(StoreError, match=r"another model or optimizer: 'model\.hf\.lm_head\.weight' is missing"):
+    with pytest.raises(
+        StoreError, match=r"another model or optimizer: 'model\.hf\.lm_head\.weight' is missing"
+    ):
         other.load(tmp_path / "actor")
 
 
@@ -123,4 +127,6 @@ def test_a_tied_weight_is_published_once(model_path: str) -> None:
 
 
 def test_weights_are_published_in_the_served_dtype(model_path: str) -> None:
-    assert {tensor.dtype for _, tensor in make_actor(model_path, "sft").weights("bfloat16")} == {torch.bfloat16}
+    assert {tensor.dtype for _, tensor in make_actor(model_path, "sft").weights("bfloat16")} == {
+        torch.bfloat16
+    }

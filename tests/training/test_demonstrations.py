@@ -11,9 +11,24 @@ from agentrl.errors import DataError
 from agentrl.training.data.demonstrations import demonstration_group
 from agentrl.training.data.preferences import preference_group
 from agentrl.types import SegmentKind
-from tests.rollouts.bytewise import ASSISTANT, END, USER, BytewiseRenderer, add, call, ids, laid_out, play, say
+from tests.rollouts.bytewise import (
+    ASSISTANT,
+    END,
+    USER,
+    BytewiseRenderer,
+    add,
+    call,
+    ids,
+    laid_out,
+    play,
+    say,
+)
 
-CALL = {"id": "call_0", "type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
+CALL = {
+    "id": "call_0",
+    "type": "function",
+    "function": {"name": "add", "arguments": {"a": 1, "b": 2}},
+}
 CONVERSATION: list[dict[str, Any]] = [
     {"role": "user", "content": "hi"},
     {"role": "assistant", "content": "", "tool_calls": [CALL]},
@@ -30,7 +45,8 @@ async def test_its_tokens_are_those_of_a_rollout_that_says_the_same() -> None:
     (demonstrated,) = group_of({"messages": CONVERSATION}).trajectories
     rolled_out = await play([say(call("add", a=1, b=2)), say("3")], tools=[add])
     as_target = [
-        [("TARGET" if kind == "POLICY" else kind, tokens) for kind, tokens in turn] for turn in laid_out(rolled_out)
+        [("TARGET" if kind == "POLICY" else kind, tokens) for kind, tokens in turn]
+        for turn in laid_out(rolled_out)
     ]
     assert laid_out(demonstrated) == as_target
     assert [turn.parent for turn in demonstrated.turns] == [None, 0]
@@ -39,24 +55,30 @@ async def test_its_tokens_are_those_of_a_rollout_that_says_the_same() -> None:
 def test_targets_have_no_logprobs_and_no_version() -> None:
     (trajectory,) = group_of(CONVERSATION).trajectories
     targets = [s for turn in trajectory.turns for s in turn.completion]
-    assert {(s.kind, s.logprobs, s.policy_version) for s in targets} == {(SegmentKind.TARGET, None, None)}
+    assert {(s.kind, s.logprobs, s.policy_version) for s in targets} == {
+        (SegmentKind.TARGET, None, None)
+    }
 
 
 def test_it_counts_as_one_finished_trajectory_of_its_draw() -> None:
     group = group_of(CONVERSATION)
-    assert (group.draw, [t.id for t in group.finished]) == (5, ["5-0-0"])
+    assert (group.group_index, [t.id for t in group.finished]) == (5, ["5-0-0"])
 
 
 def test_a_long_one_is_cut_after_the_last_turn_that_fits() -> None:
     first = len(ids(USER, "hi", END, ASSISTANT)) + len(say(call("add", a=1, b=2)))
     (trajectory,) = group_of(CONVERSATION, max_tokens=first).trajectories
     assert len(trajectory.turns) == 1
-    (longer,) = group_of(CONVERSATION, max_tokens=first + 6).trajectories  # TOOL 3 END ASSISTANT, then 3 END
+    (longer,) = group_of(
+        CONVERSATION, max_tokens=first + 6
+    ).trajectories  # TOOL 3 END ASSISTANT, then 3 END
     assert len(longer.turns) == 2
 
 
 def test_one_that_does_not_fit_at_all_is_refused() -> None:
-    with pytest.raises(DataError, match="demonstration 5 has no assistant's message within 9 tokens"):
+    with pytest.raises(
+        DataError, match="demonstration 5 has no assistant's message within 9 tokens"
+    ):
         group_of(CONVERSATION, max_tokens=9)
 
 
@@ -72,7 +94,9 @@ def test_the_tools_of_a_row_are_in_its_prompt() -> None:
     assert trajectory.turns[0].context[0].token_ids.tolist()[:5] == ids("[add]")
 
 
-@pytest.mark.parametrize("row", [{}, {"messages": []}, "text", {"messages": [{"content": "no role"}]}, 3, None])
+@pytest.mark.parametrize(
+    "row", [{}, {"messages": []}, "text", {"messages": [{"content": "no role"}]}, 3, None]
+)
 def test_a_row_of_another_shape_is_named(row: Any) -> None:
     with pytest.raises(DataError, match="demonstration 5 must be a list of chat messages"):
         group_of(row)
@@ -96,9 +120,9 @@ def test_openais_text_arguments_are_read() -> None:
     (ours,) = group_of(CONVERSATION).trajectories
     assert laid_out(written) == laid_out(ours)
     pair = {"prompt": "hi", "chosen": as_openai()[1:], "rejected": "no"}
-    assert preference_group(pair, 0, BytewiseRenderer(), max_tokens=1000).trajectories[0].turns[0].message == (
-        ours.turns[0].message
-    )
+    assert preference_group(pair, 0, BytewiseRenderer(), max_tokens=1000).trajectories[0].turns[
+        0
+    ].message == (ours.turns[0].message)
 
 
 def test_columns_that_arrow_fills_with_nulls_are_none() -> None:
@@ -110,7 +134,10 @@ def test_columns_that_arrow_fills_with_nulls_are_none() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ('{"a": 1', r"demonstration 5: messages\[1\]: tool_calls\[0\]\.function\.arguments must be JSON text"),
+        (
+            '{"a": 1',
+            r"demonstration 5: messages\[1\]: tool_calls\[0\]\.function\.arguments must be JSON text",
+        ),
         ("[1]", r"arguments must be a JSON object, got \[1\]"),
     ],
 )
@@ -124,5 +151,7 @@ def test_tools_may_be_json_text_and_what_is_none_is_named() -> None:
     (written,) = group_of({"messages": CONVERSATION, "tools": json.dumps(tools)}).trajectories
     (given,) = group_of({"messages": CONVERSATION, "tools": tools}).trajectories
     assert laid_out(written) == laid_out(given)
-    with pytest.raises(DataError, match=r"demonstration 5: 'tools' must be a list of .* \(KeyError: 'name'\)"):
+    with pytest.raises(
+        DataError, match=r"demonstration 5: 'tools' must be a list of .* \(KeyError: 'name'\)"
+    ):
         group_of({"messages": CONVERSATION, "tools": [{"nam": "add"}]})

@@ -22,7 +22,9 @@ ROWS = torch.tensor([3, 40, 40, 17, 3])
 
 def whole_row() -> Packed:
     batch = make_batch()
-    (plan,) = partition(batch.lengths, batch.group[batch.trajectory], seed=0, layout=layout(1, 1000))
+    (plan,) = partition(
+        batch.lengths, batch.group[batch.trajectory], seed=0, layout=layout(1, 1000)
+    )
     (row,) = micro_batches(shards(batch, plan)[0], torch.device("cpu"), share_prefixes=True)
     return row
 
@@ -32,7 +34,10 @@ def whole_trunk(model: PolicyModel, row: Packed) -> Tensor:
     arguments = attention_arguments(model.attention, row.spans, row.token_ids.device)
     trunk: Any = model.hf.base_model
     hidden: Tensor = trunk(
-        input_ids=row.token_ids[None], position_ids=row.positions[None], use_cache=False, **arguments
+        input_ids=row.token_ids[None],
+        position_ids=row.positions[None],
+        use_cache=False,
+        **arguments,
     ).last_hidden_state[0]
     return hidden
 
@@ -45,8 +50,12 @@ def gradients(model: PolicyModel, hidden: Tensor) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_chosen_rows_and_their_gradients_are_those_of_the_whole(tmp_path: Path, recompute: bool) -> None:
-    model = load_policy(write_model(tmp_path), attention="segments", gradient_checkpointing=recompute)
+def test_chosen_rows_and_their_gradients_are_those_of_the_whole(
+    tmp_path: Path, recompute: bool
+) -> None:
+    model = load_policy(
+        write_model(tmp_path), attention="segments", gradient_checkpointing=recompute
+    )
     row = whole_row()
     chosen, whole = model.hidden(row, ROWS), whole_trunk(model, row).index_select(0, ROWS)
     torch.testing.assert_close(chosen, whole, rtol=1e-5, atol=1e-6)

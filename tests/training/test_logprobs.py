@@ -23,23 +23,40 @@ from tests.training.harness import VOCAB, layout, make_actor, make_batch, write_
 @torch.no_grad()
 def padded_logprobs(path: str, batch: Batch) -> np.ndarray:
     """``[T]`` logprobs of masked tokens by Hugging Face's own forward, one padded row a sample."""
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    model = AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
     lengths = batch.lengths.tolist()
     rows = torch.split(torch.from_numpy(batch.token_ids.astype(np.int64)), lengths)
     ids = torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
     mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
-    logits = model(input_ids=ids, attention_mask=mask).logits / torch.from_numpy(batch.temperature)[:, None, None]
+    logits = (
+        model(input_ids=ids, attention_mask=mask).logits
+        / torch.from_numpy(batch.temperature)[:, None, None]
+    )
     logprobs = torch.log_softmax(logits, -1)[:, :-1].gather(2, ids[:, 1:, None]).squeeze(2)
-    parts = [torch.cat([torch.zeros(1), row[: length - 1]]) for row, length in zip(logprobs, lengths, strict=True)]
+    parts = [
+        torch.cat([torch.zeros(1), row[: length - 1]])
+        for row, length in zip(logprobs, lengths, strict=True)
+    ]
     return torch.cat(parts).numpy() * (batch.loss_mask != 0)
 
 
-def packed_logprobs(path: str, batch: Batch, micro_batch_tokens: int = 64, **spec: object) -> np.ndarray:
+def packed_logprobs(
+    path: str, batch: Batch, micro_batch_tokens: int = 64, **spec: object
+) -> np.ndarray:
     actor = make_actor(path, **spec)  # type: ignore[arg-type]
-    (plan,) = partition(batch.lengths, np.zeros(batch.num_samples, int), seed=0, layout=layout(1, micro_batch_tokens))
+    (plan,) = partition(
+        batch.lengths,
+        np.zeros(batch.num_samples, int),
+        seed=0,
+        layout=layout(1, micro_batch_tokens),
+    )
     (shard,) = shards(batch, plan)
     column = np.zeros(batch.num_tokens, np.float32)
-    index = np.concatenate([np.arange(batch.cu_seqlens[s], batch.cu_seqlens[s + 1]) for s in shard.samples])
+    index = np.concatenate(
+        [np.arange(batch.cu_seqlens[s], batch.cu_seqlens[s + 1]) for s in shard.samples]
+    )
     column[index] = actor.logprobs(shard)["old_logprobs"]
     return column
 
@@ -47,25 +64,35 @@ def packed_logprobs(path: str, batch: Batch, micro_batch_tokens: int = 64, **spe
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_packed_logprobs_are_those_of_a_padded_forward(model_path: str, temperature: float) -> None:
     batch = make_batch(temperature=temperature)
-    np.testing.assert_allclose(packed_logprobs(model_path, batch), padded_logprobs(model_path, batch), atol=1e-5)
+    np.testing.assert_allclose(
+        packed_logprobs(model_path, batch), padded_logprobs(model_path, batch), atol=1e-5
+    )
 
 
 def test_each_samples_own_temperature_counts(model_path: str) -> None:
     batch = make_batch()
     mixed = replace(batch, temperature=np.linspace(0.5, 1.5, batch.num_samples, dtype=np.float32))
-    np.testing.assert_allclose(packed_logprobs(model_path, mixed), padded_logprobs(model_path, mixed), atol=1e-5)
-    assert np.abs(packed_logprobs(model_path, mixed) - packed_logprobs(model_path, batch)).max() > 1e-2
+    np.testing.assert_allclose(
+        packed_logprobs(model_path, mixed), padded_logprobs(model_path, mixed), atol=1e-5
+    )
+    assert (
+        np.abs(packed_logprobs(model_path, mixed) - packed_logprobs(model_path, batch)).max() > 1e-2
+    )
 
 
 def test_an_output_layer_of_its_own_is_used(tmp_path: Path) -> None:
     path, batch = str(write_model(tmp_path, tie_word_embeddings=False)), make_batch()
-    np.testing.assert_allclose(packed_logprobs(path, batch), padded_logprobs(path, batch), atol=1e-5)
+    np.testing.assert_allclose(
+        packed_logprobs(path, batch), padded_logprobs(path, batch), atol=1e-5
+    )
 
 
 def test_a_sliding_window_is_kept(tmp_path: Path) -> None:
     write_model(tmp_path, **SLIDING)
     batch = make_batch()
-    np.testing.assert_allclose(packed_logprobs(str(tmp_path), batch), padded_logprobs(str(tmp_path), batch), atol=1e-5)
+    np.testing.assert_allclose(
+        packed_logprobs(str(tmp_path), batch), padded_logprobs(str(tmp_path), batch), atol=1e-5
+    )
 
 
 def test_entries_off_the_mask_are_zero(model_path: str) -> None:
@@ -77,7 +104,10 @@ def test_entries_off_the_mask_are_zero(model_path: str) -> None:
 
 def test_a_samples_numbers_do_not_depend_on_its_neighbours(model_path: str) -> None:
     batch = make_batch()
-    together, alone = packed_logprobs(model_path, batch, 1000), packed_logprobs(model_path, batch, 30)
+    together, alone = (
+        packed_logprobs(model_path, batch, 1000),
+        packed_logprobs(model_path, batch, 30),
+    )
     np.testing.assert_allclose(together, alone, atol=2e-6)
 
 
@@ -90,7 +120,9 @@ def test_logits_in_chunks_are_the_same(model_path: str, monkeypatch: pytest.Monk
 
 def test_a_bfloat16_forward_is_near(model_path: str) -> None:
     batch = make_batch()
-    difference = packed_logprobs(model_path, batch, dtype="bfloat16") - packed_logprobs(model_path, batch)
+    difference = packed_logprobs(model_path, batch, dtype="bfloat16") - packed_logprobs(
+        model_path, batch
+    )
     assert 0 < np.abs(difference).max() < 0.1
 
 

@@ -20,9 +20,13 @@ NAMES = ("policy/loss", "optim/grad_norm", "policy/entropy")
 
 
 def sft_curve(model_path: str) -> list[dict[str, float]]:
-    optim = OptimSpec(name="muon", lr=2e-3, warmup_steps=2, schedule="linear", total_steps=6, flat_fraction=0.5)
+    optim = OptimSpec(
+        name="muon", lr=2e-3, warmup_steps=2, schedule="linear", total_steps=6, flat_fraction=0.5
+    )
     actor = make_actor(model_path, "sft", optim=optim)
-    means = [update(actor, make_batch(kind=SegmentKind.TARGET, seed=step)).means() for step in range(6)]
+    means = [
+        update(actor, make_batch(kind=SegmentKind.TARGET, seed=step)).means() for step in range(6)
+    ]
     return [{name: step[name] for name in NAMES} for step in means]
 
 
@@ -32,7 +36,10 @@ def grpo_curve(model_path: str) -> list[dict[str, float]]:
     for step in range(3):
         batch = prepared(actor, make_batch(seed=step, temperature=0.9))
         means += [update(actor, batch).means() for _ in range(2)]
-    return [{name: step[name] for name in (*NAMES, "policy/kl_old", "mismatch/logp_abs")} for step in means]
+    return [
+        {name: step[name] for name in (*NAMES, "policy/kl_old", "mismatch/logp_abs")}
+        for step in means
+    ]
 
 
 CURVES = {"sft": sft_curve, "grpo": grpo_curve}
@@ -50,4 +57,6 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         path = str(write_model(Path(folder)))
         GOLDEN.parent.mkdir(exist_ok=True)
-        GOLDEN.write_text(json.dumps({name: curve(path) for name, curve in CURVES.items()}, indent=1) + "\n")
+        GOLDEN.write_text(
+            json.dumps({name: curve(path) for name, curve in CURVES.items()}, indent=1) + "\n"
+        )

@@ -34,7 +34,10 @@ def test_output_and_gradients_are_transformers_own(dtype: torch.dtype) -> None:
     norm = theirs(16).to(dtype)
     ours = RMSNorm(nn.Parameter(norm.weight.detach().clone()), norm.variance_epsilon)
     generator = torch.Generator().manual_seed(0)
-    base, weights = torch.randn((2, 3, 5, 16), generator=generator), torch.randn((2, 5, 3, 16), generator=generator)
+    base, weights = (
+        torch.randn((2, 3, 5, 16), generator=generator),
+        torch.randn((2, 5, 3, 16), generator=generator),
+    )
     answers = []
     for module in (norm, ours):
         hidden = base.to(dtype).requires_grad_()
@@ -44,7 +47,9 @@ def test_output_and_gradients_are_transformers_own(dtype: torch.dtype) -> None:
     exact = dtype is torch.float32
     for found, expected in zip(answers[1], answers[0], strict=True):
         assert found.dtype == dtype
-        torch.testing.assert_close(found, expected, rtol=1e-5 if exact else 3e-2, atol=1e-5 if exact else 6e-2)
+        torch.testing.assert_close(
+            found, expected, rtol=1e-5 if exact else 3e-2, atol=1e-5 if exact else 6e-2
+        )
 
 
 def test_a_row_of_zeros_stays_finite() -> None:

@@ -35,7 +35,9 @@ def test_a_flat_part_comes_first() -> None:
 
 def test_half_a_cosine_is_at_the_middle_in_the_middle() -> None:
     spec = OptimSpec(schedule="cosine", total_steps=4)
-    assert factors(spec, 4) == pytest.approx([(1 + math.cos(math.pi * k / 4)) / 2 for k in (1, 2, 3, 4)])
+    assert factors(spec, 4) == pytest.approx(
+        [(1 + math.cos(math.pi * k / 4)) / 2 for k in (1, 2, 3, 4)]
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,7 +116,12 @@ def test_muon_takes_matrices_alone() -> None:
 
 def test_muon_gets_hidden_matrices_and_adamw_the_rest() -> None:
     model = nn.ModuleDict(
-        {"embed": nn.Embedding(10, 4), "hidden": nn.Linear(4, 4), "norm": nn.LayerNorm(4), "head": nn.Linear(4, 10)}
+        {
+            "embed": nn.Embedding(10, 4),
+            "hidden": nn.Linear(4, 4),
+            "norm": nn.LayerNorm(4),
+            "head": nn.Linear(4, 10),
+        }
     )
     model["head"].weight = model["embed"].weight
     rest, hidden = build_optimizers(OptimSpec(name="muon"), model, model["head"])

@@ -8,25 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentrl.errors import ConfigError
-from agentrl.training import (
-    Layout,
-    Plan,
-    merge_columns,
-    repack,
-    sample_weights,
-    shards,
-    union,
-)
+from agentrl.training import Layout, Plan, merge_columns, repack, sample_weights, shards, union
 from agentrl.training.data.partition import partition
 from tests.training.harness import make_batch
 
 
-def layout(data_parallel: int = 1, micro_batch_tokens: int = 64, length_scale: float = 1000.0) -> Layout:
+def layout(
+    data_parallel: int = 1, micro_batch_tokens: int = 64, length_scale: float = 1000.0
+) -> Layout:
     return Layout(data_parallel, micro_batch_tokens, length_scale)
 
 
 def whole(lengths: list[int], **settings: float) -> Plan:
-    (plan,) = partition(np.array(lengths), np.zeros(len(lengths), int), seed=0, layout=layout(**settings))  # type: ignore[arg-type]
+    (plan,) = partition(
+        np.array(lengths), np.zeros(len(lengths), int), seed=0, layout=layout(**settings)
+    )  # type: ignore[arg-type]
     return plan
 
 
@@ -63,7 +59,9 @@ def test_a_coordinate_with_too_few_samples_gets_fillers() -> None:
     plan = whole([30, 10, 10, 10], data_parallel=2, micro_batch_tokens=30, length_scale=1.0)
     repacked = repack(plan, np.array([30, 10, 10, 10]), layout(2, 30))
     assert described(plan) == described(repacked)
-    (plan,) = partition(np.array([30, 16, 16, 16]), np.zeros(4, int), seed=0, layout=layout(2, 30, 1.0))
+    (plan,) = partition(
+        np.array([30, 16, 16, 16]), np.zeros(4, int), seed=0, layout=layout(2, 30, 1.0)
+    )
     assert [part.micro_batches for part in plan.coordinates] == [((0,), (), ()), ((0,), (1,), (2,))]
 
 
@@ -79,7 +77,10 @@ def test_mini_batches_hold_whole_groups_in_seeded_order() -> None:
 def test_equal_seeds_give_equal_plans_and_others_do_not() -> None:
     groups = np.arange(12)
     first, again, other = (
-        [described(p) for p in partition(np.full(12, 5), groups, seed=s, layout=layout(), mini_batch_groups=3)]
+        [
+            described(p)
+            for p in partition(np.full(12, 5), groups, seed=s, layout=layout(), mini_batch_groups=3)
+        ]
         for s in (1, 1, 2)
     )
     assert first == again
@@ -91,14 +92,21 @@ def test_a_union_keeps_every_micro_batch_of_its_plans() -> None:
     plans = partition(lengths, np.arange(8), seed=0, layout=layout(2, 12), mini_batch_groups=4)
 
     def tokens(plan: Plan) -> list[list[tuple[int, ...]]]:
-        return [[tuple(part.samples[list(m)].tolist()) for m in part.micro_batches] for part in plan.coordinates]
+        return [
+            [tuple(part.samples[list(m)].tolist()) for m in part.micro_batches]
+            for part in plan.coordinates
+        ]
 
     joined = tokens(union(plans))
-    assert joined == [first + second for first, second in zip(*(tokens(plan) for plan in plans), strict=True)]
+    assert joined == [
+        first + second for first, second in zip(*(tokens(plan) for plan in plans), strict=True)
+    ]
 
 
 def test_a_sample_longer_than_a_micro_batch_is_refused_by_setting() -> None:
-    with pytest.raises(ConfigError, match=r"train\.micro_batch_tokens must be at least .* got 10 .* of 11 tokens"):
+    with pytest.raises(
+        ConfigError, match=r"train\.micro_batch_tokens must be at least .* got 10 .* of 11 tokens"
+    ):
         whole([3, 11], micro_batch_tokens=10)
 
 
@@ -109,10 +117,19 @@ def test_an_empty_batch_is_refused() -> None:
 
 def test_columns_find_their_way_back() -> None:
     batch = make_batch()
-    plans = partition(batch.lengths, batch.group[batch.trajectory], seed=0, layout=layout(3, 40), mini_batch_groups=1)
+    plans = partition(
+        batch.lengths,
+        batch.group[batch.trajectory],
+        seed=0,
+        layout=layout(3, 40),
+        mini_batch_groups=1,
+    )
     parts = shards(batch, union(plans))
     answers = [{"column": part.batch.token_ids.astype(np.float32)} for part in parts]
-    assert merge_columns(answers, parts, batch.cu_seqlens)["column"].tolist() == batch.token_ids.tolist()
+    assert (
+        merge_columns(answers, parts, batch.cu_seqlens)["column"].tolist()
+        == batch.token_ids.tolist()
+    )
 
 
 def test_a_column_of_the_wrong_length_is_refused() -> None:
@@ -124,8 +141,12 @@ def test_a_column_of_the_wrong_length_is_refused() -> None:
 
 def test_weights_are_those_of_the_mini_batch_alone() -> None:
     batch = make_batch()
-    plans = partition(batch.lengths, batch.group[batch.trajectory], seed=0, layout=layout(), mini_batch_groups=1)
-    weights = sample_weights(batch, plans[0], lambda counts: 1.0 / np.full(counts.tokens.size, counts.tokens.sum()))
+    plans = partition(
+        batch.lengths, batch.group[batch.trajectory], seed=0, layout=layout(), mini_batch_groups=1
+    )
+    weights = sample_weights(
+        batch, plans[0], lambda counts: 1.0 / np.full(counts.tokens.size, counts.tokens.sum())
+    )
     inside = np.isin(np.arange(batch.num_samples), plans[0].samples)
     trained = sum(int((part.batch.loss_mask != 0).sum()) for part in shards(batch, plans[0]))
     np.testing.assert_array_equal(weights, np.where(inside, 1.0 / trained, 0.0))
@@ -142,7 +163,13 @@ def test_every_sample_is_in_exactly_one_micro_batch_that_fits(
     lengths: list[int], data_parallel: int, siblings: int, mini_batch_groups: int, seed: int
 ) -> None:
     sizes, groups = np.array(lengths), np.arange(len(lengths)) // siblings
-    plans = partition(sizes, groups, seed=seed, layout=layout(data_parallel, 40), mini_batch_groups=mini_batch_groups)
+    plans = partition(
+        sizes,
+        groups,
+        seed=seed,
+        layout=layout(data_parallel, 40),
+        mini_batch_groups=mini_batch_groups,
+    )
     seen = []
     for plan in plans:
         assert len({len(part.micro_batches) for part in plan.coordinates}) == 1

@@ -15,7 +15,11 @@ from tests.rollouts.bytewise import BytewiseRenderer, add, call, laid_out, play,
 USER = {"role": "user", "content": "hi"}
 GOOD = {"role": "assistant", "content": "hello"}
 BAD = {"role": "assistant", "content": "go away"}
-CALL = {"id": "call_0", "type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
+CALL = {
+    "id": "call_0",
+    "type": "function",
+    "function": {"name": "add", "arguments": {"a": 1, "b": 2}},
+}
 
 
 def pair(row: Any, **settings: Any) -> TrajectoryGroup:
@@ -46,20 +50,29 @@ def test_every_usual_shape_is_the_same_pair(row: dict[str, Any]) -> None:
 
 def test_the_chosen_comes_first_and_its_reward_is_the_margin() -> None:
     found = pair({"prompt": "hi", "chosen": "hello", "rejected": "go away", "margin": 2})
-    assert [(t.sibling, t.reward) for t in found.finished] == [(0, 2.0), (1, 0.0)]
+    assert [(t.rollout_index, t.reward) for t in found.finished] == [(0, 2.0), (1, 0.0)]
 
 
 async def test_a_conversation_with_tools_has_the_tokens_of_a_rollout_that_says_the_same() -> None:
     result = {"role": "tool", "content": "3", "tool_call_id": "call_0", "name": "add"}
-    called = [{"role": "assistant", "content": "", "tool_calls": [CALL]}, result, {"role": "assistant", "content": "3"}]
+    called = [
+        {"role": "assistant", "content": "", "tool_calls": [CALL]},
+        result,
+        {"role": "assistant", "content": "3"},
+    ]
     found = pair({"prompt": "hi", "chosen": called, "rejected": "3"})
     rolled_out = await play([say(call("add", a=1, b=2)), say("3")], tools=[add])
-    as_target = [[("TARGET" if kind == "POLICY" else kind, ids) for kind, ids in turn] for turn in laid_out(rolled_out)]
+    as_target = [
+        [("TARGET" if kind == "POLICY" else kind, ids) for kind, ids in turn]
+        for turn in laid_out(rolled_out)
+    ]
     assert tokens(found)[0] == as_target
 
 
 async def test_stored_episodes_keep_their_own_tokens() -> None:
-    better, worse = [replace(await play([say(text)]), sibling=n) for n, text in enumerate(("yes", "no"))]
+    better, worse = [
+        replace(await play([say(text)]), rollout_index=n) for n, text in enumerate(("yes", "no"))
+    ]
     found = pair({"chosen": better, "rejected": worse})
     for now, was in zip(found.trajectories, (better, worse), strict=True):
         assert now.sequence(0).tolist() == was.sequence(0).tolist()
@@ -80,15 +93,39 @@ def test_a_template_that_rewrites_history_leaves_the_last_sequence() -> None:
     [
         ("no", "must be a mapping with 'chosen' and 'rejected', got str"),
         ({"prompt": "hi", "chosen": "a"}, r"got \['chosen', 'prompt'\]"),
-        ({"prompt": "hi", "chosen": "", "rejected": "a"}, "'chosen' must be text or a list of chat messages, got ''"),
-        ({"prompt": "hi", "chosen": "a", "rejected": []}, "'rejected' must be text or a list of chat messages"),
-        ({"prompt": "hi", "chosen": "a", "rejected": [{"content": "b"}]}, "'rejected' must be text or a list"),
+        (
+            {"prompt": "hi", "chosen": "", "rejected": "a"},
+            "'chosen' must be text or a list of chat messages, got ''",
+        ),
+        (
+            {"prompt": "hi", "chosen": "a", "rejected": []},
+            "'rejected' must be text or a list of chat messages",
+        ),
+        (
+            {"prompt": "hi", "chosen": "a", "rejected": [{"content": "b"}]},
+            "'rejected' must be text or a list",
+        ),
         ({"chosen": "a", "rejected": "b"}, "has no prompt"),
-        ({"prompt": "hi", "chosen": "a", "rejected": [USER]}, "'rejected' must end with an assistant's message"),
-        ({"prompt": "hi", "chosen": "a", "rejected": "a"}, "'chosen' and 'rejected' are the same tokens"),
-        ({"prompt": "hi", "chosen": "a", "rejected": "b", "margin": "much"}, "'margin' must be a finite number"),
-        ({"prompt": "hi", "chosen": "a", "rejected": "b", "margin": float("nan")}, "'margin' must be a finite number"),
-        ({"prompt": "hi", "chosen": "a" * 99, "rejected": "b"}, "its chosen conversation has .* more than 40"),
+        (
+            {"prompt": "hi", "chosen": "a", "rejected": [USER]},
+            "'rejected' must end with an assistant's message",
+        ),
+        (
+            {"prompt": "hi", "chosen": "a", "rejected": "a"},
+            "'chosen' and 'rejected' are the same tokens",
+        ),
+        (
+            {"prompt": "hi", "chosen": "a", "rejected": "b", "margin": "much"},
+            "'margin' must be a finite number",
+        ),
+        (
+            {"prompt": "hi", "chosen": "a", "rejected": "b", "margin": float("nan")},
+            "'margin' must be a finite number",
+        ),
+        (
+            {"prompt": "hi", "chosen": "a" * 99, "rejected": "b"},
+            "its chosen conversation has .* more than 40",
+        ),
     ],
 )
 def test_a_row_that_is_no_pair_is_named(row: Any, words: str) -> None:

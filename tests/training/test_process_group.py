@@ -30,5 +30,7 @@ def test_a_missing_peer_ends_the_wait_by_its_deadline() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with pytest.raises(TrainingError, match=rf"rank 0 of 2 could not join at 127\.0\.0\.1:{port} within 1 s"):
+    with pytest.raises(
+        TrainingError, match=rf"rank 0 of 2 could not join at 127\.0\.0\.1:{port} within 1 s"
+    ):
         join(DistSpec(rank=0, world_size=2, port=port, timeout_s=1.0))

@@ -7,13 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from agentrl.training import (
-    DistSpec,
-    Reference,
-    ReferenceSpec,
-    shards,
-    union,
-)
+from agentrl.training import DistSpec, Reference, ReferenceSpec, shards, union
 from agentrl.training.data.partition import partition
 from agentrl.types import Batch
 from tests.training.harness import layout, make_actor, make_batch, prepared, update
@@ -21,8 +15,12 @@ from tests.training.harness import layout, make_actor, make_batch, prepared, upd
 
 def with_reference(path: str, batch: Batch) -> Batch:
     reference = Reference(ReferenceSpec(path), DistSpec())
-    (shard,) = shards(batch, union(partition(batch.lengths, batch.trajectory, seed=0, layout=layout(1, 1000))))
-    order = np.concatenate([np.arange(batch.cu_seqlens[s], batch.cu_seqlens[s + 1]) for s in shard.samples])
+    (shard,) = shards(
+        batch, union(partition(batch.lengths, batch.trajectory, seed=0, layout=layout(1, 1000)))
+    )
+    order = np.concatenate(
+        [np.arange(batch.cu_seqlens[s], batch.cu_seqlens[s + 1]) for s in shard.samples]
+    )
     column = np.zeros(batch.num_tokens, np.float32)
     column[order] = reference.logprobs(shard)["ref_logprobs"]
     return batch.join({"ref_logprobs": column})
@@ -45,14 +43,20 @@ def test_the_divergence_grows_from_zero_and_is_part_of_the_loss(model_path: str)
 
 
 def test_one_token_far_from_the_reference_does_not_outweigh_the_batch(model_path: str) -> None:
-    actors = [make_actor(model_path, settings={"kl_coef": 0.1, "kl_cap": cap}) for cap in (10.0, None)]
+    actors = [
+        make_actor(model_path, settings={"kl_coef": 0.1, "kl_cap": cap}) for cap in (10.0, None)
+    ]
     batch = with_reference(model_path, prepared(actors[0], make_batch()))
     assert batch.ref_logprobs is not None
     far = batch.ref_logprobs.copy()
-    far[np.flatnonzero(batch.loss_mask)[0]] += 12.0  # k3 and its gradient are e^12, and the batch has a hundred tokens
+    far[np.flatnonzero(batch.loss_mask)[0]] += (
+        12.0  # k3 and its gradient are e^12, and the batch has a hundred tokens
+    )
     plain = update(make_actor(model_path, settings={"kl_coef": 0.1}), batch)["optim/grad_norm"].mean
 
-    capped, uncapped = (update(one, replace(batch, ref_logprobs=far))["optim/grad_norm"].mean for one in actors)
+    capped, uncapped = (
+        update(one, replace(batch, ref_logprobs=far))["optim/grad_norm"].mean for one in actors
+    )
 
     assert capped == pytest.approx(plain, rel=0.05)
     assert uncapped > 50 * plain

@@ -43,13 +43,14 @@ def learner(model_path: str, settings: dict[str, Any] | None = None, **spec: Any
     join(DistSpec())
     algorithm = make_algorithm("reward_model", settings)
     return RewardLearner(
-        RewardLearnerSpec(model_path, algorithm, **{"optim": PLAIN, "head_seed": 5} | spec), DistSpec()
+        RewardLearnerSpec(model_path, algorithm, **{"optim": PLAIN, "head_seed": 5} | spec),
+        DistSpec(),
     )
 
 
 def pairs(lengths: Sequence[int] = LENGTHS, *, margin: float = 0.0) -> Batch:
     batch = make_batch(lengths, siblings=2)
-    return replace(batch, credit=np.where(batch.sibling == 0, margin, 0.0).astype(np.float32))
+    return replace(batch, credit=np.where(batch.rollout_index == 0, margin, 0.0).astype(np.float32))
 
 
 def shard_of(batch: Batch, micro_batch_tokens: int = 64) -> BatchShard:
@@ -82,7 +83,9 @@ def exported(model_path: str, tmp_path: Path) -> Path:
 
 def test_scores_are_those_of_hugging_faces_own_classifier(model_path: str, exported: Path) -> None:
     role = RewardModel(RewardModelSpec(str(exported)), DistSpec())
-    theirs, report = AutoModelForSequenceClassification.from_pretrained(exported, output_loading_info=True)
+    theirs, report = AutoModelForSequenceClassification.from_pretrained(
+        exported, output_loading_info=True
+    )
     assert theirs.config.num_labels == 1
     assert not report["missing_keys"]
     batch = pairs()
@@ -107,7 +110,9 @@ class Theirs(nn.Module):
 
 
 @pytest.mark.parametrize(("margin", "centring"), [(0.0, 0.0), (0.75, 0.0), (0.5, 0.1)])
-def test_loss_and_gradient_are_those_of_trls_reward_trainer(exported: Path, margin: float, centring: float) -> None:
+def test_loss_and_gradient_are_those_of_trls_reward_trainer(
+    exported: Path, margin: float, centring: float
+) -> None:
     trl = pytest.importorskip("trl", reason="trl is not installed")
     batch = pairs(margin=margin)
     role = learner(str(exported), {"centring": centring})
@@ -140,8 +145,12 @@ def test_loss_and_gradient_are_those_of_trls_reward_trainer(exported: Path, marg
     assert stats["reward_model/loss"].mean == pytest.approx(loss.item(), abs=1e-5)
     squares = sum(float(p.grad.square().sum()) for p in model.parameters() if p.grad is not None)
     assert stats["optim/grad_norm"].mean == pytest.approx(squares**0.5, rel=1e-4)
-    assert stats["reward_model/accuracy"].mean == pytest.approx(trainer._metrics["eval"]["accuracy"][0])
-    assert stats["reward_model/margin"].mean == pytest.approx(trainer._metrics["eval"]["margin"][0], abs=1e-5)
+    assert stats["reward_model/accuracy"].mean == pytest.approx(
+        trainer._metrics["eval"]["accuracy"][0]
+    )
+    assert stats["reward_model/margin"].mean == pytest.approx(
+        trainer._metrics["eval"]["margin"][0], abs=1e-5
+    )
 
 
 def test_micro_batches_change_nothing(model_path: str) -> None:
@@ -150,7 +159,9 @@ def test_micro_batches_change_nothing(model_path: str) -> None:
         role = learner(model_path)
         found.append(role.update(shard_of(pairs(), micro_batch_tokens)))
     for name in ("reward_model/loss", "optim/grad_norm"):
-        assert [stats[name].mean for stats in found] == pytest.approx([found[0][name].mean] * 3, abs=1e-5)
+        assert [stats[name].mean for stats in found] == pytest.approx(
+            [found[0][name].mean] * 3, abs=1e-5
+        )
 
 
 def test_learning_tells_the_pairs_apart(model_path: str) -> None:
@@ -196,7 +207,9 @@ def test_a_checkpoint_after_an_examination_goes_on_to_the_last_bit(
     assert [dict(resumed.update(shard_of(pairs()))) for _ in range(2)] == expected
 
 
-def test_a_checkpoint_read_after_an_examination_is_what_scores_from_then_on(model_path: str, tmp_path: Path) -> None:
+def test_a_checkpoint_read_after_an_examination_is_what_scores_from_then_on(
+    model_path: str, tmp_path: Path
+) -> None:
     role, other = (learner(model_path, head_seed=seed, dtype="bfloat16") for seed in (1, 2))
     other.save(tmp_path / "other")
     role.scores(shard_of(pairs()))
@@ -210,7 +223,10 @@ def test_what_only_scores_has_no_gradients(exported: Path) -> None:
 
 
 def test_a_causal_model_is_no_reward_model(model_path: str) -> None:
-    with pytest.raises(DataError, match=r"reward\.model\.path=.* lacks weights of a reward model \('score\.weight'\)"):
+    with pytest.raises(
+        DataError,
+        match=r"reward\.model\.path=.* lacks weights of a reward model \('score\.weight'\)",
+    ):
         load_score_model(model_path, "reward.model.path", attention="segments")
 
 
@@ -259,5 +275,7 @@ def test_a_pair_lies_in_one_micro_batch() -> None:
 
 def test_a_pair_longer_than_a_micro_batch_is_refused() -> None:
     batch = pairs()
-    with pytest.raises(ConfigError, match=r"train\.micro_batch_tokens must be at least the longest pair .*, got 34"):
+    with pytest.raises(
+        ConfigError, match=r"train\.micro_batch_tokens must be at least the longest pair .*, got 34"
+    ):
         partition_groups(batch.lengths, batch.group, seed=0, layout=layout(1, 34))

@@ -33,7 +33,9 @@ def alike(shared: int = 6) -> Batch:
 
 
 def whole_shard(batch: Batch, micro_batch_tokens: int = 1000) -> BatchShard:
-    (plan,) = partition(batch.lengths, batch.group[batch.trajectory], seed=0, layout=layout(1, micro_batch_tokens))
+    (plan,) = partition(
+        batch.lengths, batch.group[batch.trajectory], seed=0, layout=layout(1, micro_batch_tokens)
+    )
     (shard,) = shards(batch, plan)
     return shard
 
@@ -47,7 +49,10 @@ def outcome(
     model_path: str, batch: Batch, *, share_prefixes: bool
 ) -> tuple[npt.NDArray[np.float32], dict[str, torch.Tensor]]:
     """Logprobs by token, and the gradient of a sum of them with different weights."""
-    model, row = load_policy(model_path, attention="segments"), packed(batch, share_prefixes=share_prefixes)
+    model, row = (
+        load_policy(model_path, attention="segments"),
+        packed(batch, share_prefixes=share_prefixes),
+    )
     logprobs, _ = model(row)
     weights = torch.from_numpy(np.cos(row.source).astype(np.float32))
     (logprobs * weights).sum().backward()
@@ -75,7 +80,9 @@ def at_temperatures(batch: Batch) -> Batch:
 
 def assert_close_to(gradient: torch.Tensor, found: torch.Tensor, name: str) -> None:
     """Up to the rounding of float32 sums, which is in proportion to the largest terms, not to each result."""
-    torch.testing.assert_close(found, gradient, rtol=0.0, atol=2e-5 * gradient.abs().max().item(), msg=name)
+    torch.testing.assert_close(
+        found, gradient, rtol=0.0, atol=2e-5 * gradient.abs().max().item(), msg=name
+    )
 
 
 def assert_same(model_path: str, batch: Batch) -> None:
@@ -138,7 +145,13 @@ def test_spans_of_samples_worked_by_hand() -> None:
 
     stem = spans.index(Span(ROOT, 0, 20))  # a, of all but one
     assert sorted(spans) == sorted(
-        [Span(ROOT, 0, 1), Span(ROOT, 0, 20), Span(stem, 20, 20), Span(stem, 20, 20), Span(paths[3][-1], 40, 1)]
+        [
+            Span(ROOT, 0, 1),
+            Span(ROOT, 0, 20),
+            Span(stem, 20, 20),
+            Span(stem, 20, 20),
+            Span(paths[3][-1], 40, 1),
+        ]
     )
     assert [sum(spans[index].size for index in path) for path in paths] == [40, 41, 1, 40, 40]
     assert paths[3] == paths[4] == paths[1][:-1]
@@ -149,7 +162,9 @@ def test_spans_put_together_are_the_samples() -> None:
     for _ in range(100):
         stems = [generator.integers(0, 3, size=generator.integers(1, 60)) for _ in range(3)]
         samples = [
-            np.concatenate([stems[generator.integers(3)][: generator.integers(1, 60)] for _ in range(3)]).astype("i4")
+            np.concatenate(
+                [stems[generator.integers(3)][: generator.integers(1, 60)] for _ in range(3)]
+            ).astype("i4")
             for _ in range(generator.integers(1, 9))
         ]
         spans, paths = shared_spans(samples)

@@ -66,7 +66,9 @@ def test_gradient_checkpointing_changes_no_gradient(model_path: str, batch: Batc
 
 
 @pytest.mark.parametrize("column", ["advantages", "rollout_logprobs", "old_logprobs"])
-def test_an_untrained_tokens_numbers_change_no_gradient_by_a_bit(model_path: str, batch: Batch, column: str) -> None:
+def test_an_untrained_tokens_numbers_change_no_gradient_by_a_bit(
+    model_path: str, batch: Batch, column: str
+) -> None:
     changed = np.where(batch.loss_mask == 0, np.float32(1e6), getattr(batch, column))
     _, gradient = stepped(model_path, batch)
     _, other = stepped(model_path, replace(batch, **{column: changed}))
@@ -83,7 +85,9 @@ def test_a_trained_tokens_advantage_does_change_it(model_path: str, batch: Batch
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_the_ratio_is_exactly_one_before_the_first_update(model_path: str, deterministic: bool) -> None:
+def test_the_ratio_is_exactly_one_before_the_first_update(
+    model_path: str, deterministic: bool
+) -> None:
     actor = make_actor(model_path, deterministic=deterministic)
     try:
         stats = update(actor, prepared(actor, make_batch()))
@@ -123,7 +127,9 @@ def test_a_mini_batch_without_trained_tokens_takes_no_step(model_path: str, batc
     assert (actor.learner.steps, actor.checksum()) == (0, before)
 
 
-def test_a_micro_batch_without_trained_tokens_changes_nothing(model_path: str, batch: Batch) -> None:
+def test_a_micro_batch_without_trained_tokens_changes_nothing(
+    model_path: str, batch: Batch
+) -> None:
     # the longest sample is alone in its micro-batch of 30 tokens, and untrained
     mask = batch.loss_mask.copy()
     mask[batch.cu_seqlens[7] : batch.cu_seqlens[8]] = 0
@@ -134,7 +140,9 @@ def test_a_micro_batch_without_trained_tokens_changes_nothing(model_path: str, b
     assert largest_difference(gradient, other) < 1e-6
 
 
-def test_a_gradient_that_is_not_finite_stops_the_run_without_a_step(model_path: str, batch: Batch) -> None:
+def test_a_gradient_that_is_not_finite_stops_the_run_without_a_step(
+    model_path: str, batch: Batch
+) -> None:
     assert batch.advantages is not None
     actor = make_actor(model_path)
     before = actor.checksum()
@@ -174,7 +182,9 @@ def test_normalised_advantages_have_the_moments_of_a_unit(model_path: str) -> No
 
 
 def test_imitation_makes_its_targets_likelier(model_path: str) -> None:
-    actor = make_actor(model_path, "sft", optim=OptimSpec(name="muon", lr=2e-3, total_steps=20, schedule="linear"))
+    actor = make_actor(
+        model_path, "sft", optim=OptimSpec(name="muon", lr=2e-3, total_steps=20, schedule="linear")
+    )
     batch = make_batch(kind=SegmentKind.TARGET)
     losses = [update(actor, batch)["policy/loss"].mean for _ in range(20)]
     assert losses[-1] < 0.7 * losses[0]

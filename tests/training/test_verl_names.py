@@ -28,7 +28,9 @@ def batch_of(actor: Any) -> Batch:
         moved = batch.old_logprobs + random.normal(0, spread, batch.num_tokens)
         return (moved * batch.loss_mask).astype(np.float32)
 
-    return replace(batch, old_logprobs=near(0.5), rollout_logprobs=near(0.3), ref_logprobs=near(2.0))
+    return replace(
+        batch, old_logprobs=near(0.5), rollout_logprobs=near(0.3), ref_logprobs=near(2.0)
+    )
 
 
 def tokens_of(model_path: str, batch: Batch) -> list[list[dict[str, float]]]:
@@ -44,7 +46,9 @@ def tokens_of(model_path: str, batch: Batch) -> list[list[dict[str, float]]]:
             [
                 {
                     "now": float(logprobs[at - first - 1, ids[at - first]]),
-                    "entropy": float(-(logprobs[at - first - 1].exp() * logprobs[at - first - 1]).sum()),
+                    "entropy": float(
+                        -(logprobs[at - first - 1].exp() * logprobs[at - first - 1]).sum()
+                    ),
                     "old": float(batch.old_logprobs[at]),  # type: ignore[index]
                     "rollout": float(batch.rollout_logprobs[at]),
                     "ref": float(batch.ref_logprobs[at]),  # type: ignore[index]
@@ -71,7 +75,9 @@ def verls(samples: list[list[dict[str, float]]], mode: str) -> dict[str, float]:
     def aggregate(values: list[list[float]]) -> float:
         if mode == "token-mean":
             return mean(values)
-        return sum(sum(sample) / len(sample) for sample in values) / len(values)  # seq-mean-token-mean
+        return sum(sum(sample) / len(sample) for sample in values) / len(
+            values
+        )  # seq-mean-token-mean
 
     losses, clipped, dual, kl_old, kl_ref = ([[] for _ in samples] for _ in range(5))
     for row, sample in enumerate(samples):
@@ -98,7 +104,8 @@ def verls(samples: list[list[dict[str, float]]], mode: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    ("reduction", "mode"), [("token_mean", "token-mean"), ("trajectory_mean", "seq-mean-token-mean")]
+    ("reduction", "mode"),
+    [("token_mean", "token-mean"), ("trajectory_mean", "seq-mean-token-mean")],
 )
 def test_an_updates_numbers_are_verls(model_path: str, reduction: str, mode: str) -> None:
     settings = {

@@ -37,20 +37,28 @@ def test_swapped_weights_have_another_checksum() -> None:
 
 def test_the_actors_checksums_are_those_of_what_it_publishes(model_path: str) -> None:
     actor = make_actor(model_path, "sft")
-    published = {name: int(tensor_checksum(weight)) % 2**64 for name, weight in actor.weights("bfloat16")}
+    published = {
+        name: int(tensor_checksum(weight)) % 2**64 for name, weight in actor.weights("bfloat16")
+    }
     assert actor.checksum("bfloat16") == published
 
 
-def test_what_is_published_after_a_forward_without_gradients_is_the_weights_themselves(model_path: str) -> None:
+def test_what_is_published_after_a_forward_without_gradients_is_the_weights_themselves(
+    model_path: str,
+) -> None:
     actor = make_actor(model_path, dtype="bfloat16")
     before = {name: weight.clone() for name, weight in actor.weights("float32")}
     prepared(actor, make_batch())
     after = dict(actor.weights("float32"))
     assert after.keys() == before.keys()
-    assert all(torch.equal(after[name], before[name]) for name in before)  # not rounded to the forward's bfloat16
+    assert all(
+        torch.equal(after[name], before[name]) for name in before
+    )  # not rounded to the forward's bfloat16
 
 
-def test_after_a_forward_that_failed_nothing_is_published(model_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_forward_that_failed_nothing_is_published(
+    model_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     actor = make_actor(model_path)
     monkeypatch.setattr(type(actor.model), "_logprobs", lambda *_: [][0])
     with pytest.raises(IndexError):

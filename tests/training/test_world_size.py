@@ -62,12 +62,15 @@ def two(model_path: str, two_folder: Path) -> Results:
 def merged(results: Results, name: str) -> list[Stats]:
     """Each step's statistics over all ranks."""
     return [
-        reduce(lambda a, b: a + b, parts, Stats()) for parts in zip(*(r["stats"][name] for r in results), strict=True)
+        reduce(lambda a, b: a + b, parts, Stats())
+        for parts in zip(*(r["stats"][name] for r in results), strict=True)
     ]
 
 
 @pytest.mark.parametrize("batch", ["plain", "filler", "idle"])
-def test_loss_and_gradient_do_not_depend_on_the_world_size(one: Results, two: Results, batch: str) -> None:
+def test_loss_and_gradient_do_not_depend_on_the_world_size(
+    one: Results, two: Results, batch: str
+) -> None:
     (alone,), (together,) = merged(one, batch), merged(two, batch)
     assert together["policy/loss"].mean == pytest.approx(alone["policy/loss"].mean, abs=1e-6)
     assert together["policy/nll"].count == alone["policy/nll"].count
@@ -76,9 +79,13 @@ def test_loss_and_gradient_do_not_depend_on_the_world_size(one: Results, two: Re
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_four_steps_give_the_same_losses_and_weights(one: Results, two: Results, optimizer: str) -> None:
+def test_four_steps_give_the_same_losses_and_weights(
+    one: Results, two: Results, optimizer: str
+) -> None:
     alone, together = merged(one, optimizer), merged(two, optimizer)
-    assert [s["policy/loss"].mean for s in together] == pytest.approx([s["policy/loss"].mean for s in alone], abs=1e-6)
+    assert [s["policy/loss"].mean for s in together] == pytest.approx(
+        [s["policy/loss"].mean for s in alone], abs=1e-6
+    )
     assert [s["optim/grad_norm"].mean for s in together] == pytest.approx(
         [s["optim/grad_norm"].mean for s in alone], rel=1e-4
     )
@@ -95,7 +102,11 @@ def test_the_filler_batch_has_a_filler() -> None:
 
 def test_numbers_of_the_whole_step_count_once(two: Results) -> None:
     (stats,) = merged(two, "plain")
-    assert (stats["policy/loss"].count, stats["optim/grad_norm"].count, stats["optim/lr"].count) == (1, 1, 1)
+    assert (
+        stats["policy/loss"].count,
+        stats["optim/grad_norm"].count,
+        stats["optim/lr"].count,
+    ) == (1, 1, 1)
 
 
 def test_every_rank_sees_the_same_whole_weights_and_checksums(two: Results) -> None:
@@ -104,14 +115,18 @@ def test_every_rank_sees_the_same_whole_weights_and_checksums(two: Results) -> N
     assert all(torch.equal(first["muon"][name], second["muon"][name]) for name in first["muon"])
 
 
-def test_what_is_published_after_a_skipped_update_has_the_checksums_of_the_shards(one: Results, two: Results) -> None:
+def test_what_is_published_after_a_skipped_update_has_the_checksums_of_the_shards(
+    one: Results, two: Results
+) -> None:
     for ranks in (one, two):
         assert ranks[0]["stats"]["skipped"][0]["optim/skipped"].sum == 1.0
         for rank in ranks:
             assert rank["published after skipped"] == rank["after skipped"] == rank["checksum"]
 
 
-def test_checksums_of_shards_are_those_of_the_whole(two: Results, two_folder: Path, model_path: str) -> None:
+def test_checksums_of_shards_are_those_of_the_whole(
+    two: Results, two_folder: Path, model_path: str
+) -> None:
     actor = make_actor(model_path, "sft", optim=MUON)
     actor.load(two_folder / "muon")
     assert actor.checksum("bfloat16") == two[0]["checksum"]
@@ -123,7 +138,10 @@ def test_a_checkpoint_of_two_ranks_goes_on_in_one(
 ) -> None:
     optim = MUON if optimizer == "muon" else OptimSpec(lr=1e-3)
     batch = make_batch(kind=SegmentKind.TARGET)
-    uninterrupted, resumed = make_actor(model_path, "sft", optim=optim), make_actor(model_path, "sft", optim=optim)
+    uninterrupted, resumed = (
+        make_actor(model_path, "sft", optim=optim),
+        make_actor(model_path, "sft", optim=optim),
+    )
     for _ in range(4):
         update(uninterrupted, batch, 30)
     resumed.load(two_folder / optimizer)
@@ -143,7 +161,9 @@ def test_logprobs_of_a_shard_are_those_of_the_whole(one: Results, two: Results) 
     def column(results: Results) -> np.ndarray:
         whole = np.zeros(batch.num_tokens, np.float32)
         for answer in (result["logprobs"] for result in results):
-            rows = [np.arange(batch.cu_seqlens[s], batch.cu_seqlens[s + 1]) for s in answer["samples"]]
+            rows = [
+                np.arange(batch.cu_seqlens[s], batch.cu_seqlens[s + 1]) for s in answer["samples"]
+            ]
             whole[np.concatenate(rows)] = answer["column"]
         return whole
 

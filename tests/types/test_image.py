@@ -15,12 +15,7 @@ import pytest
 from PIL import Image as Pictures
 
 from agentrl.errors import DataError
-from agentrl.types import (
-    Image,
-    content_text,
-    images_in,
-    with_images,
-)
+from agentrl.types import Image, content_text, images_in, with_images
 from tests.tiny_vision import picture
 
 
@@ -32,10 +27,17 @@ def test_bytes_that_every_reader_reads_alike_are_kept() -> None:
     data = picture(30, 20)
     image = Image.read(data)
     assert (image.data, image.sha256) == (data, hashlib.sha256(data).hexdigest())
-    assert (image.width, image.height, image.num_bytes, image.media_type) == (30, 20, len(data), "image/png")
+    assert (image.width, image.height, image.num_bytes, image.media_type) == (
+        30,
+        20,
+        len(data),
+        "image/png",
+    )
 
 
-@pytest.mark.parametrize("form", ["file", "pathlib", "data uri", "openai", "datasets", "datasets path", "pil", "image"])
+@pytest.mark.parametrize(
+    "form", ["file", "pathlib", "data uri", "openai", "datasets", "datasets path", "pil", "image"]
+)
 def test_each_form_gives_the_same_image(form: str, tmp_path: Path) -> None:
     data = picture()
     path = tmp_path / "a.png"
@@ -52,7 +54,10 @@ def test_each_form_gives_the_same_image(form: str, tmp_path: Path) -> None:
         "image": Image.read(data),
     }
     image = Image.read(forms[form])
-    with Pictures.open(io.BytesIO(image.bytes())) as found, Pictures.open(io.BytesIO(data)) as given:
+    with (
+        Pictures.open(io.BytesIO(image.bytes())) as found,
+        Pictures.open(io.BytesIO(data)) as given,
+    ):
         assert np.array_equal(np.asarray(found), np.asarray(given))
     assert form == "pil" or image.sha256 == hashlib.sha256(data).hexdigest()
 
@@ -84,7 +89,10 @@ def test_what_is_transparent_becomes_white() -> None:
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        (b"no image", "8 bytes that cannot be read as an image: their format is not known; give PNG or JPEG"),
+        (
+            b"no image",
+            "8 bytes that cannot be read as an image: their format is not known; give PNG or JPEG",
+        ),
         (picture()[:60], "cannot be read as an image"),
         ("https://example.org/a.png", "nothing is fetched in a run"),
         ("/nowhere/a.png", "the file '/nowhere/a.png' cannot be read: No such file"),
@@ -107,9 +115,18 @@ def test_parts_of_text_alone_become_text() -> None:
 
 def test_adjacent_text_is_one_part() -> None:
     (message,) = with_images(
-        [user({"type": "text", "text": "a"}, {"type": "text", "text": "b"}, {"type": "image", "image": picture()})]
+        [
+            user(
+                {"type": "text", "text": "a"},
+                {"type": "text", "text": "b"},
+                {"type": "image", "image": picture()},
+            )
+        ]
     )
-    assert message["content"] == [{"type": "text", "text": "ab"}, {"type": "image", "image": Image.read(picture())}]
+    assert message["content"] == [
+        {"type": "text", "text": "ab"},
+        {"type": "image", "image": Image.read(picture())},
+    ]
 
 
 def test_a_message_with_text_is_the_same_message() -> None:
@@ -124,14 +141,19 @@ def test_a_part_may_name_an_image_of_the_observation() -> None:
 
 def test_openai_parts_are_images() -> None:
     uri = Image.read(picture()).data_uri()
-    messages = with_images([user({"type": "image_url", "image_url": {"url": uri, "detail": "high"}})])
+    messages = with_images(
+        [user({"type": "image_url", "image_url": {"url": uri, "detail": "high"}})]
+    )
     assert list(images_in(messages)) == [Image.read(picture())]
 
 
 @pytest.mark.parametrize(
     ("part", "said"),
     [
-        ({"type": "video", "video": "a.mp4"}, "part 0 of a user message must be .* got type 'video'"),
+        (
+            {"type": "video", "video": "a.mp4"},
+            "part 0 of a user message must be .* got type 'video'",
+        ),
         ({"type": "input_audio"}, "got type 'input_audio'"),
         ({"text": "a"}, "got type None"),
         ({"type": "text", "text": 3}, "got type 'text'"),
@@ -168,9 +190,14 @@ def test_bytes_that_are_not_at_hand_are_named() -> None:
 
 
 def test_a_content_for_people_names_its_images() -> None:
-    (message,) = with_images([user({"type": "text", "text": "see "}, {"type": "image", "image": picture(30, 20)})])
+    (message,) = with_images(
+        [user({"type": "text", "text": "see "}, {"type": "image", "image": picture(30, 20)})]
+    )
     image = Image.read(picture(30, 20))
-    assert content_text(message["content"]) == f"see [image 30x20, {image.num_bytes} bytes, sha256 {image.sha256}]"
+    assert (
+        content_text(message["content"])
+        == f"see [image 30x20, {image.num_bytes} bytes, sha256 {image.sha256}]"
+    )
 
 
 def test_the_text_of_an_image_holds_none_of_its_bytes() -> None:

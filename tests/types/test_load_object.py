@@ -59,9 +59,15 @@ def test_equal_stems_in_two_folders_are_two_modules(task_file: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("math.floor", "'math.floor' names no object: write package.module:name or path/to/file.py:name"),
+        (
+            "math.floor",
+            "'math.floor' names no object: write package.module:name or path/to/file.py:name",
+        ),
         ("math:flor", "math has no 'flor'; did you mean 'floor'?"),
-        ("fractions:Fraction.from_flot", "fractions:Fraction has no 'from_flot'; did you mean 'from_float'?"),
+        (
+            "fractions:Fraction.from_flot",
+            "fractions:Fraction has no 'from_flot'; did you mean 'from_float'?",
+        ),
         ("jsn_nowhere:loads", "there is no module 'jsn_nowhere' (needed for 'jsn_nowhere')"),
         ("concurrent.futurs:Executor", "did you mean 'futures'?"),
     ],

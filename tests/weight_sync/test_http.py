@@ -34,15 +34,21 @@ def bucket_module(monkeypatch: pytest.MonkeyPatch) -> None:
     """A module under SGLang's name, as only a server's environment has it."""
     parts = MODULE.split(".")
     for count in range(1, len(parts) + 1):
-        monkeypatch.setitem(sys.modules, ".".join(parts[:count]), ModuleType(".".join(parts[:count])))
-    monkeypatch.setattr(sys.modules[MODULE], "FlattenedTensorMetadata", FlattenedTensorMetadata, raising=False)
+        monkeypatch.setitem(
+            sys.modules, ".".join(parts[:count]), ModuleType(".".join(parts[:count]))
+        )
+    monkeypatch.setattr(
+        sys.modules[MODULE], "FlattenedTensorMetadata", FlattenedTensorMetadata, raising=False
+    )
 
 
 @pytest.mark.usefixtures("bucket_module")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_tensor_comes_out_as_it_went_in(dtype: Any) -> None:
     tensors = {"a.weight": torch.randn(3, 5), "b.bias": torch.randn(7), "c": torch.randn(2, 2, 2)}
-    bucket = pickle.loads(flattened_bucket([to_array(name, tensor, dtype) for name, tensor in tensors.items()]))
+    bucket = pickle.loads(
+        flattened_bucket([to_array(name, tensor, dtype) for name, tensor in tensors.items()])
+    )
     flat = bucket["flattened_tensor"]
     assert [entry.name for entry in bucket["metadata"]] == list(tensors)
     for entry in bucket["metadata"]:

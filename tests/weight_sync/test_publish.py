@@ -11,18 +11,8 @@ import torch
 
 from agentrl.engines.torch import TorchEngine
 from agentrl.errors import EngineError
-from agentrl.training import (
-    Actor,
-    DistSpec,
-    join,
-    leave,
-)
-from agentrl.types import (
-    GenerateRequest,
-    SamplingParams,
-    concat_ids,
-    frozen_ints,
-)
+from agentrl.training import Actor, DistSpec, join, leave
+from agentrl.types import GenerateRequest, SamplingParams, concat_ids, frozen_ints
 from agentrl.weight_sync import publish_in_process
 from tests.controller.tiny import actor_spec, engine_spec
 
@@ -42,7 +32,9 @@ def engine(model: Path) -> Iterator[TorchEngine]:
 
 
 def request() -> GenerateRequest:
-    return GenerateRequest("r", "s", frozen_ints([1, 2, 3]), SamplingParams(6, temperature=0.0), seed=0)
+    return GenerateRequest(
+        "r", "s", frozen_ints([1, 2, 3]), SamplingParams(6, temperature=0.0), seed=0
+    )
 
 
 def change(actor: Actor) -> None:
@@ -63,7 +55,9 @@ async def test_the_engine_serves_what_the_trainer_has(actor: Actor, engine: Torc
     assert concat_ids(before.segments).tolist() != concat_ids(after.segments).tolist()
 
 
-async def test_publishing_unchanged_weights_changes_nothing_but_the_version(actor: Actor, engine: TorchEngine) -> None:
+async def test_publishing_unchanged_weights_changes_nothing_but_the_version(
+    actor: Actor, engine: TorchEngine
+) -> None:
     before = await engine.generate(request())
     publish_in_process(actor, engine, 1)
     after = await engine.generate(request())
@@ -99,7 +93,9 @@ def flip_one_bit(put: Any, name: str, tensor: torch.Tensor) -> None:
     put(name, tensor)
 
 
-async def test_one_wrong_bit_is_seen_and_the_engine_answers_nothing(actor: Actor, engine: TorchEngine) -> None:
+async def test_one_wrong_bit_is_seen_and_the_engine_answers_nothing(
+    actor: Actor, engine: TorchEngine
+) -> None:
     change(actor)
     with pytest.raises(
         EngineError,
@@ -122,7 +118,9 @@ async def test_a_tensor_that_is_lost_tears_the_engine(actor: Actor, engine: Torc
     await refuses(engine)
 
 
-async def test_a_transport_that_breaks_halfway_tears_the_engine(actor: Actor, engine: TorchEngine) -> None:
+async def test_a_transport_that_breaks_halfway_tears_the_engine(
+    actor: Actor, engine: TorchEngine
+) -> None:
     def break_off(put: Any, name: str, tensor: torch.Tensor) -> None:
         if name == "model.norm.weight":
             raise OSError("connection reset")

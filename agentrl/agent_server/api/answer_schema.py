@@ -31,9 +31,13 @@ def schema_text(schema: Mapping[str, Any]) -> str:
     try:
         Draft202012Validator.check_schema(schema)
     except SchemaError as error:
-        raise bad_request(f"the schema of the answer is no JSON Schema at {error.json_path}: {error.message}") from None
+        raise bad_request(
+            f"the schema of the answer is no JSON Schema at {error.json_path}: {error.message}"
+        ) from None
     except RecursionError:
-        raise bad_request("the schema of the answer is nested too deeply; make it flatter") from None
+        raise bad_request(
+            "the schema of the answer is nested too deeply; make it flatter"
+        ) from None
     return json.dumps(schema, ensure_ascii=False)
 
 
@@ -50,7 +54,10 @@ def _fault(schema: str, text: str) -> str:
     try:
         value = json.loads(text)
         with pattern_budget(_PATTERNS_S):
-            error = next(iter(BoundedValidator(json.loads(schema), registry=registry).iter_errors(value)), None)
+            error = next(
+                iter(BoundedValidator(json.loads(schema), registry=registry).iter_errors(value)),
+                None,
+            )
     except SlowPatternError as slow:
         return str(slow)
     except (Unresolvable, regex.error) as broken:

@@ -40,7 +40,9 @@ class Answer:
         }
         return {**self._head("chat.completion"), "choices": [choice], "usage": _usage(made)}
 
-    async def events(self, making: asyncio.Future[TurnResult], telling: StreamWriter) -> AsyncIterator[str]:
+    async def events(
+        self, making: asyncio.Future[TurnResult], telling: StreamWriter
+    ) -> AsyncIterator[str]:
         """The ``chat.completion.chunk`` events as there is something to tell, ``[DONE]`` last.
 
         A turn that is given up once it has begun ends with an ``error`` event, without ``[DONE]``.
@@ -61,11 +63,16 @@ class Answer:
             yield self._chunk(delta, telling.logprobs())
         yield self._chunk({}, telling.logprobs(made), _finish_reason(made))
         if self.request.stream_usage:
-            yield _event({**self._head("chat.completion.chunk"), "choices": [], "usage": _usage(made)})
+            yield _event(
+                {**self._head("chat.completion.chunk"), "choices": [], "usage": _usage(made)}
+            )
         yield "data: [DONE]\n\n"
 
     def _chunk(
-        self, delta: dict[str, Any], logprobs: Sequence[dict[str, Any]] = (), finish_reason: str | None = None
+        self,
+        delta: dict[str, Any],
+        logprobs: Sequence[dict[str, Any]] = (),
+        finish_reason: str | None = None,
     ) -> str:
         listed = self._listed(logprobs) if logprobs else None
         choice = {"index": 0, "delta": delta, "logprobs": listed, "finish_reason": finish_reason}
@@ -75,7 +82,12 @@ class Answer:
         return {"content": list(logprobs), "refusal": None} if self.request.logprobs else None
 
     def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.completion_id, "object": kind, "created": self.created, "model": self.request.model}
+        return {
+            "id": self.completion_id,
+            "object": kind,
+            "created": self.created,
+            "model": self.request.model,
+        }
 
 
 def _event(body: dict[str, Any]) -> str:

@@ -27,7 +27,14 @@ __all__ = ["ChatRequest", "Refusal", "given_keys", "parse_request", "sampling_of
 
 _TAKEN = frozenset(
     {"model", "messages", "tools", "max_tokens", "max_completion_tokens", "stop"}
-    | {"stream", "stream_options", "logprobs", "tool_choice", "parallel_tool_calls", "response_format"}
+    | {
+        "stream",
+        "stream_options",
+        "logprobs",
+        "tool_choice",
+        "parallel_tool_calls",
+        "response_format",
+    }
 )
 
 
@@ -71,21 +78,32 @@ def parse_request(body: Any) -> ChatRequest:
     given = given_keys(body)
     ignored = check_keys(given, _TAKEN)
     try:
-        messages = tuple(from_wire(m, f"messages[{n}]") for n, m in enumerate(listed(given, "messages")))
-        tools = tuple(tool_from_wire(tool, f"tools[{n}]") for n, tool in enumerate(listed(given, "tools")))
+        messages = tuple(
+            from_wire(m, f"messages[{n}]") for n, m in enumerate(listed(given, "messages"))
+        )
+        tools = tuple(
+            tool_from_wire(tool, f"tools[{n}]") for n, tool in enumerate(listed(given, "tools"))
+        )
     except WireFault as fault:
         raise bad_request(str(fault)) from None
     if not messages or messages[-1]["role"] == "assistant":
-        raise bad_request("messages must end with one that the assistant is to answer, of role user, tool or system")
+        raise bad_request(
+            "messages must end with one that the assistant is to answer, of role user, tool or system"
+        )
     stop = given.get("stop", ())
     options = given.get("stream_options", {})
     return ChatRequest(
         messages=messages,
         tools=tools,
         demands=demands_of(
-            given.get("tool_choice"), given.get("parallel_tool_calls"), given.get("response_format"), tools
+            given.get("tool_choice"),
+            given.get("parallel_tool_calls"),
+            given.get("response_format"),
+            tools,
         ),
-        max_tokens=whole_number("max_tokens", given.get("max_completion_tokens", given.get("max_tokens"))),
+        max_tokens=whole_number(
+            "max_tokens", given.get("max_completion_tokens", given.get("max_tokens"))
+        ),
         stop=_texts("stop", (stop,) if isinstance(stop, str) else tuple(stop)),
         sampling=sampling_of(given),
         ignored=ignored,

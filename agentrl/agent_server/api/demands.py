@@ -45,11 +45,15 @@ class Demands:
             sentences.append(self._words_of_calls())
         if self.one_call != said.one_call:
             sentences.append(
-                "Make one tool call at a time." if self.one_call else "You may make several calls at once."
+                "Make one tool call at a time."
+                if self.one_call
+                else "You may make several calls at once."
             )
         if (self.schema, self.meant) != (said.schema, said.meant):
             meant = f" ({self.meant})" if self.meant else ""
-            fits = f"Your answer must be JSON alone that fits this JSON Schema{meant}: {self.schema}"
+            fits = (
+                f"Your answer must be JSON alone that fits this JSON Schema{meant}: {self.schema}"
+            )
             sentences.append(fits if self.schema else "Your answer may be free text.")
         return " ".join(sentences)
 
@@ -57,7 +61,9 @@ class Demands:
         if self.calls == "none":
             return "Answer without calling a tool."
         some = (
-            f"the tool {self.allowed[0]}" if len(self.allowed) == 1 else f"one of the tools {', '.join(self.allowed)}"
+            f"the tool {self.allowed[0]}"
+            if len(self.allowed) == 1
+            else f"one of the tools {', '.join(self.allowed)}"
         )
         if self.calls == "required":
             return f"Call {some if self.allowed else 'a tool'}."
@@ -106,7 +112,9 @@ def with_words(messages: Sequence[Message], words: str) -> tuple[Message, ...]:
     last = messages[-1].copy()
     content: Any = last["content"]
     last["content"] = (
-        [*content, {"type": "text", "text": words}] if isinstance(content, list) else _below(content, words)
+        [*content, {"type": "text", "text": words}]
+        if isinstance(content, list)
+        else _below(content, words)
     )
     return (*messages[:-1], last)
 

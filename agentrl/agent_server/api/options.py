@@ -21,7 +21,9 @@ _OF_NO_EFFECT = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier"}
     | {"prompt_cache_key", "prompt_cache_retention", "prompt_cache_options"}
 )
-_NOTED = frozenset({"reasoning_effort", "verbosity", "prediction", "reasoning", "truncation", "max_tool_calls"})
+_NOTED = frozenset(
+    {"reasoning_effort", "verbosity", "prediction", "reasoning", "truncation", "max_tool_calls"}
+)
 _ONLY: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "top_logprobs": (0,),
@@ -49,7 +51,9 @@ def check_keys(given: Mapping[str, Any], taken: frozenset[str]) -> dict[str, Any
     for name, value in given.items():
         if name in _ONLY:
             if value not in _ONLY[name]:
-                raise bad_request(f"{name} must be {_ONLY[name][0]!r} here or be left out, got {value!r}")
+                raise bad_request(
+                    f"{name} must be {_ONLY[name][0]!r} here or be left out, got {value!r}"
+                )
         elif name not in taken | SAMPLING | _OF_NO_EFFECT | _NOTED:
             raise bad_request(f"{name} is not supported here, got {value!r}; leave it out")
     return {name: value for name, value in given.items() if name in _NOTED}
@@ -70,9 +74,13 @@ def demands_of(choice: Any, parallel: Any, text: Any, tools: Sequence[ToolSpec])
     calls, allowed = _choice(choice)
     names = [tool.name for tool in tools]
     if unknown := [name for name in allowed if name not in names]:
-        raise bad_request(f"tool_choice names {unknown[0]!r}, and tools has {', '.join(names) or 'none'}; offer it")
+        raise bad_request(
+            f"tool_choice names {unknown[0]!r}, and tools has {', '.join(names) or 'none'}; offer it"
+        )
     if calls == "required" and not tools:
-        raise bad_request(f"tool_choice={choice!r} needs tools, got none; offer some or leave it out")
+        raise bad_request(
+            f"tool_choice={choice!r} needs tools, got none; offer some or leave it out"
+        )
     schema, meant = _format(text)
     if not tools:
         return Demands(schema=schema, meant=meant)
@@ -94,7 +102,9 @@ def _choice(value: Any) -> tuple[Literal["auto", "none", "required"], tuple[str,
         inner = value.get("allowed_tools", value)
         tools = inner.get("tools") if isinstance(inner, Mapping) else None
         if isinstance(tools, list) and tools and inner.get("mode") in ("auto", "required"):
-            return "auto" if inner["mode"] == "auto" else "required", tuple(_name(tool) for tool in tools)
+            return "auto" if inner["mode"] == "auto" else "required", tuple(
+                _name(tool) for tool in tools
+            )
     raise bad_request(
         "tool_choice must be 'auto', 'none', 'required', a function by name, or allowed_tools with a mode and their "
         f"names, got {value!r}"
@@ -103,7 +113,11 @@ def _choice(value: Any) -> tuple[Literal["auto", "none", "required"], tuple[str,
 
 def _name(value: Any) -> str:
     """The name of a function, in either API's form."""
-    named = value.get("function", value) if isinstance(value, Mapping) and value.get("type") == "function" else None
+    named = (
+        value.get("function", value)
+        if isinstance(value, Mapping) and value.get("type") == "function"
+        else None
+    )
     name = named.get("name") if isinstance(named, Mapping) else None
     if not isinstance(name, str):
         raise bad_request(f"tool_choice must name a tool of type function, got {value!r}")

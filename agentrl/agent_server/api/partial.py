@@ -7,13 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.tools.parsers import (
-    READ_AT_ONCE,
-    MarkedFormat,
-    Marks,
-    ToolCallParser,
-    settled,
-)
+from agentrl.tools.parsers import READ_AT_ONCE, MarkedFormat, Marks, ToolCallParser, settled
 from agentrl.types import ParsedMessage, ToolSpec
 
 __all__ = ["PartialMessage", "PartialText"]
@@ -61,7 +55,11 @@ class PartialMessage:
     """
 
     def __init__(
-        self, parser: ToolCallParser, tools: Sequence[ToolSpec], stop: Sequence[str] = (), opened: str = ""
+        self,
+        parser: ToolCallParser,
+        tools: Sequence[ToolSpec],
+        stop: Sequence[str] = (),
+        opened: str = "",
     ) -> None:
         self._parser = parser
         self._marks: Marks | None = parser.marks if isinstance(parser, MarkedFormat) else None
@@ -72,9 +70,15 @@ class PartialMessage:
     def read(self, text: str) -> ParsedMessage | None:
         """What the beginning of the turn says; None where nothing can be said before more of it is there."""
         size = len(text)
-        if self._marks is None or size > READ_AT_ONCE or self._read <= size < self._read + self._read // _GROWTH:
+        if (
+            self._marks is None
+            or size > READ_AT_ONCE
+            or self._read <= size < self._read + self._read // _GROWTH
+        ):
             return None
         self._read = size
         text = self._opened + text
         parsed = self._parser.parse(text[: settled(text, self._marks, self._stop)], self._tools)
-        return None if parsed.problems else parsed  # a closing mark within a call's text looks like its end
+        return (
+            None if parsed.problems else parsed
+        )  # a closing mark within a call's text looks like its end

@@ -12,13 +12,7 @@ from typing import Any
 from agentrl.agent_server.api.refusal import Refusal
 from agentrl.agent_server.api.response_request import ResponseRequest
 from agentrl.agent_server.stream_writer import StreamWriter
-from agentrl.llm import (
-    call_item,
-    message_item,
-    reasoning_item,
-    text_part,
-    to_items,
-)
+from agentrl.llm import call_item, message_item, reasoning_item, text_part, to_items
 from agentrl.rollouts.turns import TurnResult
 
 __all__ = ["ResponseAnswer"]
@@ -51,7 +45,9 @@ class ResponseAnswer:
                 item["content"][0]["logprobs"] = telling.logprobs(made)
         return self._whole(made, items)
 
-    async def events(self, making: asyncio.Future[TurnResult], telling: StreamWriter) -> AsyncIterator[str]:
+    async def events(
+        self, making: asyncio.Future[TurnResult], telling: StreamWriter
+    ) -> AsyncIterator[str]:
         """The events of https://platform.openai.com/docs/api-reference/responses-streaming as there is something to
         tell, ``response.completed`` or ``response.incomplete`` last.
 
@@ -128,33 +124,47 @@ class _Items:
     def add(self, delta: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         """The events that a delta of a chat completion is."""
         if text := delta.get("reasoning_content"):
-            yield from self._text("reasoning", reasoning_item(f"rs_{self.name}", ""), text, "response.reasoning_text")
+            yield from self._text(
+                "reasoning", reasoning_item(f"rs_{self.name}", ""), text, "response.reasoning_text"
+            )
         if text := delta.get("content"):
-            yield from self._text("message", message_item(f"msg_{self.name}", ""), text, "response.output_text")
+            yield from self._text(
+                "message", message_item(f"msg_{self.name}", ""), text, "response.output_text"
+            )
         for call in delta.get("tool_calls", ()):
             yield from self._call(call_item(f"fc_{self.name}_{call['index']}", call))
 
     def end(self, logprobs: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
         """The events that close what is open; a response without any item gets an empty message."""
         if not self.done:
-            yield from self._text("message", message_item(f"msg_{self.name}", ""), "", "response.output_text")
+            yield from self._text(
+                "message", message_item(f"msg_{self.name}", ""), "", "response.output_text"
+            )
         for kind, index in self._open.items():
             item, part = self.done[index], self.done[index]["content"][0]
             place = {"item_id": item["id"], "output_index": index, "content_index": 0}
             if kind == "message":
                 part["logprobs"] = logprobs
-                yield "response.output_text.done", {**place, "text": part["text"], "logprobs": logprobs}
+                yield (
+                    "response.output_text.done",
+                    {**place, "text": part["text"], "logprobs": logprobs},
+                )
             else:
                 yield "response.reasoning_text.done", {**place, "text": part["text"]}
             yield "response.content_part.done", {**place, "part": part}
             yield "response.output_item.done", {"output_index": index, "item": item}
 
-    def _text(self, kind: str, item: dict[str, Any], text: str, event: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _text(
+        self, kind: str, item: dict[str, Any], text: str, event: str
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
         if kind not in self._open:
             self._open[kind] = len(self.done)
             self.done.append(item)
             index = self._open[kind]
-            yield "response.output_item.added", {"output_index": index, "item": _begun(item, content=[])}
+            yield (
+                "response.output_item.added",
+                {"output_index": index, "item": _begun(item, content=[])},
+            )
             part = text_part("") if kind == "message" else {"type": "reasoning_text", "text": ""}
             place = {"item_id": item["id"], "output_index": index, "content_index": 0}
             yield "response.content_part.added", {**place, "part": part}
@@ -170,9 +180,15 @@ class _Items:
         index, arguments = len(self.done), item["arguments"]
         self.done.append(item)
         place = {"item_id": item["id"], "output_index": index}
-        yield "response.output_item.added", {"output_index": index, "item": _begun(item, arguments="")}
+        yield (
+            "response.output_item.added",
+            {"output_index": index, "item": _begun(item, arguments="")},
+        )
         yield "response.function_call_arguments.delta", {**place, "delta": arguments}
-        yield "response.function_call_arguments.done", {**place, "arguments": arguments, "name": item["name"]}
+        yield (
+            "response.function_call_arguments.done",
+            {**place, "arguments": arguments, "name": item["name"]},
+        )
         yield "response.output_item.done", {"output_index": index, "item": item}
 
 
@@ -184,7 +200,10 @@ def _usage(made: TurnResult) -> dict[str, Any]:
     account = made.completion.account
     return {
         "input_tokens": account.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": made.completion.cached_tokens, "cache_write_tokens": 0},
+        "input_tokens_details": {
+            "cached_tokens": made.completion.cached_tokens,
+            "cache_write_tokens": 0,
+        },
         "output_tokens": account.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": account.prompt_tokens + account.completion_tokens,

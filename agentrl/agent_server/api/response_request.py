@@ -10,13 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.agent_server.api.chat_request import ChatRequest, given_keys, sampling_of
-from agentrl.agent_server.api.options import (
-    check_keys,
-    demands_of,
-    flag,
-    listed,
-    whole_number,
-)
+from agentrl.agent_server.api.options import check_keys, demands_of, flag, listed, whole_number
 from agentrl.agent_server.api.refusal import bad_request
 from agentrl.llm import WireFault, from_items, tool_from_item
 from agentrl.types import Message
@@ -24,13 +18,38 @@ from agentrl.types import Message
 __all__ = ["ResponseRequest", "parse_response_request"]
 
 _TAKEN = frozenset(
-    {"model", "input", "instructions", "previous_response_id", "tools", "max_output_tokens", "include", "text"}
+    {
+        "model",
+        "input",
+        "instructions",
+        "previous_response_id",
+        "tools",
+        "max_output_tokens",
+        "include",
+        "text",
+    }
     | {"stream", "stream_options", "tool_choice", "parallel_tool_calls"}
 )
 _LOGPROBS = "message.output_text.logprobs"
 _ECHOED = (
-    *("instructions", "max_output_tokens", "max_tool_calls", "metadata", "previous_response_id", "reasoning"),
-    *("parallel_tool_calls", "temperature", "text", "tool_choice", "tools", "top_p", "truncation", "user"),
+    *(
+        "instructions",
+        "max_output_tokens",
+        "max_tool_calls",
+        "metadata",
+        "previous_response_id",
+        "reasoning",
+    ),
+    *(
+        "parallel_tool_calls",
+        "temperature",
+        "text",
+        "tool_choice",
+        "tools",
+        "top_p",
+        "truncation",
+        "user",
+    ),
 )
 
 
@@ -49,7 +68,9 @@ class ResponseRequest:
     echoed: Mapping[str, Any]
 
 
-def parse_response_request(body: Any, thread_of: Callable[[str], tuple[Message, ...]]) -> ResponseRequest:
+def parse_response_request(
+    body: Any, thread_of: Callable[[str], tuple[Message, ...]]
+) -> ResponseRequest:
     """Reads the JSON of a request.
 
     Args:
@@ -71,11 +92,15 @@ def parse_response_request(body: Any, thread_of: Callable[[str], tuple[Message, 
         raise bad_request(f"text.{min(unknown)} is not supported here; leave it out")
     try:
         thread = (*(thread_of(str(before)) if before else ()), *from_items(items, "input"))
-        tools = tuple(tool_from_item(tool, f"tools[{n}]") for n, tool in enumerate(listed(given, "tools")))
+        tools = tuple(
+            tool_from_item(tool, f"tools[{n}]") for n, tool in enumerate(listed(given, "tools"))
+        )
     except WireFault as fault:
         raise bad_request(str(fault)) from None
     if not thread or thread[-1]["role"] == "assistant":
-        raise bad_request("input must end with what the assistant is to answer, such as a message of the user")
+        raise bad_request(
+            "input must end with what the assistant is to answer, such as a message of the user"
+        )
     if text.get("verbosity") is not None:
         ignored["verbosity"] = text["verbosity"]
     include = listed(given, "include")
@@ -84,7 +109,9 @@ def parse_response_request(body: Any, thread_of: Callable[[str], tuple[Message, 
     chat = ChatRequest(
         messages=(*_instructions(given), *thread),
         tools=tools,
-        demands=demands_of(given.get("tool_choice"), given.get("parallel_tool_calls"), text.get("format"), tools),
+        demands=demands_of(
+            given.get("tool_choice"), given.get("parallel_tool_calls"), text.get("format"), tools
+        ),
         max_tokens=whole_number("max_output_tokens", given.get("max_output_tokens")),
         sampling=sampling_of(given),
         ignored=ignored,

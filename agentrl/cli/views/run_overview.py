@@ -12,7 +12,18 @@ from agentrl.store.json_text import from_json
 
 __all__ = ["overview", "print_overview"]
 
-_HEADLINES = ("reward", "eval", "turns", "length", "tool", "policy", "mismatch", "optim", "perf", "time")
+_HEADLINES = (
+    "reward",
+    "eval",
+    "turns",
+    "length",
+    "tool",
+    "policy",
+    "mismatch",
+    "optim",
+    "perf",
+    "time",
+)
 
 
 def overview(run: RunDirectory) -> dict[str, Any]:
@@ -43,14 +54,20 @@ def print_overview(found: Mapping[str, Any]) -> None:
         "commit": git.get("commit", "")[:12] + (" (changed)" if git.get("diff_sha256") else ""),
         "seed": record.get("seed"),
         "steps": found["steps"],
-        "trajectories": ", ".join(f"{count} {status}" for status, count in found["trajectories"].items()),
+        "trajectories": ", ".join(
+            f"{count} {status}" for status, count in found["trajectories"].items()
+        ),
     }
     for name, value in facts.items():
         if value not in (None, ""):
             say(shown(f"{name:>12}  {value}"), hang=14)
     if found["last_metrics"]:
         print()
-        rows = [(name, value) for name, value in found["last_metrics"].items() if _is_headline(name, value)]
+        rows = [
+            (name, value)
+            for name, value in found["last_metrics"].items()
+            if _is_headline(name, value)
+        ]
         print_table(("metric of the last step", "value"), rows)
     if found["summary"] and found["summary"].get("eval"):
         print()

@@ -48,7 +48,11 @@ def _decode(decode: Callable[..., str], ids: Sequence[int]) -> str:
 
 def _candidates(run: RunDirectory) -> list[Path]:
     """``tokenizer.json`` of the models that the run made, the newest first, then of the one that it was given."""
-    made = sorted(run.models_folder.glob("*/tokenizer.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    made = sorted(
+        run.models_folder.glob("*/tokenizer.json"),
+        key=lambda path: path.stat().st_mtime,
+        reverse=True,
+    )
     return [*made, *_given(run)]
 
 

@@ -15,15 +15,7 @@ from rich.text import Text
 from agentrl.cli.terminal import console, fitted, shown
 from agentrl.cli.views.token_text import TokenText
 from agentrl.store import StoredTrajectory
-from agentrl.types import (
-    CallRecord,
-    Image,
-    Segment,
-    SegmentKind,
-    Trajectory,
-    Turn,
-    content_text,
-)
+from agentrl.types import CallRecord, Image, Segment, SegmentKind, Trajectory, Turn, content_text
 
 __all__ = ["print_trajectory"]
 
@@ -49,7 +41,10 @@ def print_trajectory(stored: StoredTrajectory, token_text: TokenText | None) -> 
     _print_head(out, stored)
     _print_legend(out, trajectory)
     if token_text is None:
-        _print(out, "no tokenizer of this run is here: messages are shown, template tokens only counted")
+        _print(
+            out,
+            "no tokenizer of this run is here: messages are shown, template tokens only counted",
+        )
     for turn in trajectory.turns:
         out.print()
         _print_turn(out, turn, token_text)
@@ -70,7 +65,8 @@ def _print_head(out: Console, stored: StoredTrajectory) -> None:
     _print(out, f"status     {trajectory.status}{detail}", _status_style(trajectory))
     _print(out, f"reward     {reward}{parts}")
     _print(
-        out, f"tokens     {summary.num_tokens}, {summary.num_policy_tokens} of them sampled, {summary.num_turns} turns"
+        out,
+        f"tokens     {summary.num_tokens}, {summary.num_policy_tokens} of them sampled, {summary.num_turns} turns",
     )
     if trajectory.timings:
         _print(out, f"seconds    {', '.join(_pairs(trajectory.timings))}")
@@ -90,7 +86,9 @@ def _print_legend(out: Console, trajectory: Trajectory) -> None:
     used = {segment.kind for turn in trajectory.turns for segment in turn.segments}
     legend = Text("origins".ljust(_MARGIN))
     between = "\n" + " " * _MARGIN if out.is_terminal else "   "
-    found = [(name, style, words) for kind, (name, style, words) in _ORIGINS.items() if kind in used]
+    found = [
+        (name, style, words) for kind, (name, style, words) in _ORIGINS.items() if kind in used
+    ]
     for number, (name, style, words) in enumerate(found):
         legend.append(between if number else "").append(name, style=style).append(f" {words}")
     out.print(legend, soft_wrap=True)
@@ -108,7 +106,9 @@ def _print_turn(out: Console, turn: Turn, token_text: TokenText | None) -> None:
     facts += _pairs(turn.timings)
     _print(out, "   ".join(facts), "bold")
     # a turn of an engine without ids has messages alone
-    for kind, text in _by_tokens(turn, token_text) if token_text and turn.segments else _by_messages(turn):
+    for kind, text in (
+        _by_tokens(turn, token_text) if token_text and turn.segments else _by_messages(turn)
+    ):
         _print_origin(out, kind, text)
     for call in turn.calls:
         _print_call(out, call)
@@ -136,7 +136,10 @@ def _with_images_named(segment: Segment, images: Mapping[str, Image], token_text
     parts, done = [], 0
     for span in segment.media:
         image = images.get(span.sha256, f"image, sha256 {span.sha256}")
-        parts += [token_text(segment.token_ids[done : span.start]), f"[{image}, {span.num_tokens} tokens]"]
+        parts += [
+            token_text(segment.token_ids[done : span.start]),
+            f"[{image}, {span.num_tokens} tokens]",
+        ]
         done = span.start + span.num_tokens
     return "".join([*parts, token_text(segment.token_ids[done:])])
 
@@ -144,9 +147,13 @@ def _with_images_named(segment: Segment, images: Mapping[str, Image], token_text
 def _by_messages(turn: Turn) -> Iterator[tuple[SegmentKind, str]]:
     opening = turn.parent is None
     for message in turn.observed:
-        kind = SegmentKind.PROMPT if opening else _ROLES.get(message["role"], SegmentKind.OBSERVATION)
+        kind = (
+            SegmentKind.PROMPT if opening else _ROLES.get(message["role"], SegmentKind.OBSERVATION)
+        )
         yield kind, f"{message['role']}: {content_text(message['content'])}"
-    template = sum(len(segment) for segment in turn.segments if segment.kind is SegmentKind.TEMPLATE)
+    template = sum(
+        len(segment) for segment in turn.segments if segment.kind is SegmentKind.TEMPLATE
+    )
     if template:
         yield SegmentKind.TEMPLATE, f"({template} tokens)"
     yield _completion_kind(turn.completion), turn.text
@@ -173,9 +180,14 @@ def _print_call(out: Console, call: CallRecord) -> None:
         outcome = f"{'error ' + result.error if result.error else 'ok'} in {result.latency_s:.3f} s"
         outcome += ", output cut" if result.truncated else ""
         style = "red" if result.error else "green"
-    text = f"{'call':>9} > {name}: {outcome}" + (f" ({problem.kind}: {problem.detail})" if problem else "")
+    text = f"{'call':>9} > {name}: {outcome}" + (
+        f" ({problem.kind}: {problem.detail})" if problem else ""
+    )
     _print(out, text.replace("\n", " "), style)
 
 
 def _pairs(values: Mapping[str, object]) -> list[str]:
-    return [f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in values.items()]
+    return [
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in values.items()
+    ]

@@ -7,12 +7,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
-from agentrl.engines import (
-    EngineControl,
-    EngineNotice,
-    PauseMode,
-    RolloutEngine,
-)
+from agentrl.engines import EngineControl, EngineNotice, PauseMode, RolloutEngine
 from agentrl.rollouts import (
     EpisodeRunner,
     GroupOutcome,
@@ -21,12 +16,7 @@ from agentrl.rollouts import (
     RolloutSpec,
     paced_collector,
 )
-from agentrl.weight_sync import (
-    TrainerWeights,
-    WeightsReport,
-    to_tensor,
-    update_engine,
-)
+from agentrl.weight_sync import TrainerWeights, WeightsReport, to_tensor, update_engine
 
 __all__ = ["EngineFactory", "EpisodeHost", "HostedEngine", "RolloutWorkerSpec"]
 
@@ -93,9 +83,9 @@ class EpisodeHost:
         """What the engine overcame since the last call."""
         return self.engine.take_notices()
 
-    def cancel(self, draws: Sequence[int], label: str) -> None:
+    def cancel(self, group_indices: Sequence[int], label: str) -> None:
         """Ends groups in flight."""
-        self._runner.cancel(draws, label=label)
+        self._runner.cancel(group_indices, label=label)
 
     def in_flight(self) -> list[GroupState]:
         """Groups in training that did not come by ``collect`` yet."""

@@ -11,12 +11,7 @@ from typing import Any
 
 import ray
 
-from agentrl.controller.cluster.ray_runtime import (
-    ActorCalls,
-    Collected,
-    RayRunners,
-    shared,
-)
+from agentrl.controller.cluster.ray_runtime import ActorCalls, Collected, RayRunners, shared
 from agentrl.controller.cluster.rollout_pool import Incident
 from agentrl.controller.cluster.worker import Worker, WorkerSpec
 from agentrl.engines import PauseMode
@@ -47,7 +42,9 @@ def start_ray(num_actors: int, address: str | None = None) -> bool:
     if ray.is_initialized():
         return False
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 lets the sandboxes' processes starve the trainer
+    os.environ.setdefault(
+        "RAY_worker_niceness", "0"
+    )  # Ray's 15 lets the sandboxes' processes starve the trainer
     if address is not None:
         ray.init(address=address, logging_level=logging.ERROR)
     else:
@@ -107,8 +104,8 @@ class _Rank:
         return self._hosted.collect(timeout_s), self._hosted.take_notices()
 
     @ray.method(concurrency_group="episodes")
-    def cancel(self, draws: Sequence[int], label: str) -> None:
-        self._hosted.cancel(draws, label)
+    def cancel(self, group_indices: Sequence[int], label: str) -> None:
+        self._hosted.cancel(group_indices, label)
 
     @ray.method(concurrency_group="episodes")
     def in_flight(self) -> list[GroupState]:
@@ -133,21 +130,33 @@ class RayGroup:
         call_timeout_s: deadline of one collective call.
     """
 
-    def __init__(self, num_ranks: int, *, threads: int, device: str = "cpu", call_timeout_s: float = 1800.0) -> None:
-        self._calls = ActorCalls(call_timeout_s, lambda rank: f"the worker of rank {rank}", self._failure)
-        self._order = threading.Lock()  # calls of two threads reach every rank in one order, or collectives would cross
+    def __init__(
+        self, num_ranks: int, *, threads: int, device: str = "cpu", call_timeout_s: float = 1800.0
+    ) -> None:
+        self._calls = ActorCalls(
+            call_timeout_s, lambda rank: f"the worker of rank {rank}", self._failure
+        )
+        self._order = (
+            threading.Lock()
+        )  # calls of two threads reach every rank in one order, or collectives would cross
         self._hosts: list[str] = []
         options = {"num_cpus": 1, "num_gpus": 1 if device.startswith("cuda") else 0}
         env_vars = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         if device == "cpu":
-            env_vars |= {name: os.environ.get(name, value) for name, value in _KEEP_FREED_MEMORY.items()}
+            env_vars |= {
+                name: os.environ.get(name, value) for name, value in _KEEP_FREED_MEMORY.items()
+            }
         self._ranks = [
-            _RANK_ACTOR.options(**options, runtime_env={"env_vars": env_vars}).remote() for _ in range(num_ranks)
+            _RANK_ACTOR.options(**options, runtime_env={"env_vars": env_vars}).remote()
+            for _ in range(num_ranks)
         ]
         self._runners = RayRunners(self._ranks, self._calls)
         host, port = self._calls.get(self._ranks[0].free_address.remote(), "starting rank 0", 0)
         places = [DistSpec(rank, num_ranks, host, port, device) for rank in range(num_ranks)]
-        refs = [rank.start.remote(place, threads) for rank, place in zip(self._ranks, places, strict=True)]
+        refs = [
+            rank.start.remote(place, threads)
+            for rank, place in zip(self._ranks, places, strict=True)
+        ]
         self._calls.gather(refs, "starting the workers")
         self._hosts = [place["host"] for place in self.describe()]
 
@@ -158,12 +167,17 @@ class RayGroup:
     def setup(self, spec: WorkerSpec) -> None:
         whole = shared(spec)
         self._runners.forget()
-        self._calls.gather([rank.setup.remote(whole) for rank in self._ranks], "setting up the stage")
+        self._calls.gather(
+            [rank.setup.remote(whole) for rank in self._ranks], "setting up the stage"
+        )
 
     def call(self, role: str, method: str, args_by_rank: Sequence[Sequence[Any]]) -> list[Any]:
         ranks = self._ranks[: len(args_by_rank)]
         with self._order:
-            refs = [rank.call.remote(role, method, args) for rank, args in zip(ranks, args_by_rank, strict=True)]
+            refs = [
+                rank.call.remote(role, method, args)
+                for rank, args in zip(ranks, args_by_rank, strict=True)
+            ]
         return self._calls.gather(refs, f"{role}.{method}")
 
     def publish(self, version: int, mode: PauseMode = "retract") -> list[WeightsReport | None]:
@@ -174,7 +188,9 @@ class RayGroup:
     def export_weights(self, dtype: ServedDtype) -> Any:
         """The actor's ``TrainerWeights`` as a reference into Ray's object store, for engines elsewhere."""
         with self._order:
-            refs = [rank.export_weights.options(num_returns=2).remote(dtype) for rank in self._ranks]
+            refs = [
+                rank.export_weights.options(num_returns=2).remote(dtype) for rank in self._ranks
+            ]
         self._calls.gather([done for done, _ in refs], "gathering the weights")
         return refs[0][1]
 
@@ -184,8 +200,8 @@ class RayGroup:
     def collect(self, timeout_s: float) -> list[GroupOutcome]:
         return self._runners.collect(timeout_s)
 
-    def cancel(self, draws: Sequence[int], *, label: str = "") -> None:
-        self._runners.cancel(draws, label=label)
+    def cancel(self, group_indices: Sequence[int], *, label: str = "") -> None:
+        self._runners.cancel(group_indices, label=label)
 
     def in_flight(self) -> list[GroupState]:
         return self._runners.in_flight()
@@ -195,12 +211,16 @@ class RayGroup:
         return [*self._runners.take_notices()]
 
     def describe(self) -> list[dict[str, Any]]:
-        return self._calls.gather([rank.describe.remote() for rank in self._ranks], "describing the workers")
+        return self._calls.gather(
+            [rank.describe.remote() for rank in self._ranks], "describing the workers"
+        )
 
     def close(self) -> None:
         try:
             if self._calls.error is None:
-                self._calls.gather([rank.close.remote() for rank in self._ranks], "closing the workers")
+                self._calls.gather(
+                    [rank.close.remote() for rank in self._ranks], "closing the workers"
+                )
         finally:
             for rank in self._ranks:
                 ray.kill(rank)

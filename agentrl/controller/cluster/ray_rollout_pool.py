@@ -46,7 +46,12 @@ class _RolloutWorker:
 
     def describe(self) -> dict[str, Any]:
         node = ray.get_runtime_context().get_node_id()
-        return {"rollout_worker": self._place, "host": socket.gethostname(), "pid": os.getpid(), "node": node}
+        return {
+            "rollout_worker": self._place,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "node": node,
+        }
 
     @ray.method(concurrency_group="episodes")
     def submit(self, requests: Sequence[GroupRequest]) -> None:
@@ -57,8 +62,8 @@ class _RolloutWorker:
         return self._hosted.collect(timeout_s), self._hosted.take_notices()
 
     @ray.method(concurrency_group="episodes")
-    def cancel(self, draws: Sequence[int], label: str) -> None:
-        self._hosted.cancel(draws, label)
+    def cancel(self, group_indices: Sequence[int], label: str) -> None:
+        self._hosted.cancel(group_indices, label)
 
     @ray.method(concurrency_group="episodes")
     def in_flight(self) -> list[GroupState]:
@@ -76,7 +81,9 @@ class _RolloutWorker:
     @property
     def _hosted(self) -> EpisodeHost:
         if self._host is None:
-            raise ConfigError("this stage has no rollouts: its algorithm learns from demonstrations")
+            raise ConfigError(
+                "this stage has no rollouts: its algorithm learns from demonstrations"
+            )
         return self._host
 
 
@@ -122,7 +129,9 @@ class RayRolloutGroup:
             "runtime_env": {"env_vars": env_vars},
         }
         actor = _ROLLOUT_ACTOR.options(**chosen)
-        self._fleet = WorkerFleet(actor.remote, num_workers, self._calls, max_restarts=max_restarts, answer_s=answer_s)
+        self._fleet = WorkerFleet(
+            actor.remote, num_workers, self._calls, max_restarts=max_restarts, answer_s=answer_s
+        )
 
     @property
     def num_ranks(self) -> int:
@@ -147,8 +156,8 @@ class RayRolloutGroup:
     def collect(self, timeout_s: float) -> list[GroupOutcome]:
         return self._fleet.collect(timeout_s)
 
-    def cancel(self, draws: Sequence[int], *, label: str = "") -> None:
-        self._fleet.cancel(draws, label=label)
+    def cancel(self, group_indices: Sequence[int], *, label: str = "") -> None:
+        self._fleet.cancel(group_indices, label=label)
 
     def in_flight(self) -> list[GroupState]:
         return self._fleet.in_flight()
@@ -158,7 +167,10 @@ class RayRolloutGroup:
 
     def describe(self) -> list[dict[str, Any]]:
         refs = [actor.describe.remote() for actor in self._fleet.actors]
-        return [*self._trainers.describe(), *self._calls.gather(refs, "describing the rollout workers")]
+        return [
+            *self._trainers.describe(),
+            *self._calls.gather(refs, "describing the rollout workers"),
+        ]
 
     def close(self) -> None:
         try:
@@ -168,4 +180,6 @@ class RayRolloutGroup:
 
 
 def _failure(message: str, place: int, traceback_text: str) -> AgentRLError:
-    return EngineError("\n".join(part for part in (message, traceback_text) if part), retryable=False)
+    return EngineError(
+        "\n".join(part for part in (message, traceback_text) if part), retryable=False
+    )

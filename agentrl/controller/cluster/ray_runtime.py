@@ -44,7 +44,10 @@ class ActorCalls:
     """
 
     def __init__(
-        self, timeout_s: float, name: Callable[[int], str], failure: Callable[[str, int, str], AgentRLError]
+        self,
+        timeout_s: float,
+        name: Callable[[int], str],
+        failure: Callable[[str, int, str], AgentRLError],
     ) -> None:
         self.error: BaseException | None = None
         self._timeout_s, self._name, self._failure = timeout_s, name, failure
@@ -62,7 +65,9 @@ class ActorCalls:
                 answers[places[ref]] = self.get(ref, what, places[ref])
             if not ready and time.monotonic() > end:
                 late = ", ".join(self._name(places[ref]) for ref in waiting)
-                self.error = TrainingError(f"{what}: {late} did not answer within {self._timeout_s:.0f} s")
+                self.error = TrainingError(
+                    f"{what}: {late} did not answer within {self._timeout_s:.0f} s"
+                )
                 raise self.error
         return [answers[place] for place in range(len(refs))]
 
@@ -135,7 +140,9 @@ class RayRunners:
 
     def submit(self, requests: Sequence[GroupRequest]) -> None:
         for place, actor in enumerate(self._actors):
-            own = [request for request in requests if request.draw % len(self._actors) == place]
+            own = [
+                request for request in requests if request.group_index % len(self._actors) == place
+            ]
             if own:
                 self._calls.get(actor.submit.remote(own), "submitting groups", place)
 
@@ -149,15 +156,19 @@ class RayRunners:
         ready, _ = ray.wait(list(self._polls), num_returns=1, timeout=timeout_s)
         return [outcome for ref in ready for outcome in self._fetch(ref)]
 
-    def cancel(self, draws: Sequence[int], *, label: str = "") -> None:
+    def cancel(self, group_indices: Sequence[int], *, label: str = "") -> None:
         for place, actor in enumerate(self._actors):
-            self._calls.get(actor.cancel.remote(list(draws), label), "cancelling groups", place)
+            self._calls.get(
+                actor.cancel.remote(list(group_indices), label), "cancelling groups", place
+            )
 
     def in_flight(self) -> list[GroupState]:
         for ref in list(self._polls):  # what is on its way is neither here nor there
             self._arrived += self._fetch(ref)
         refs = [actor.in_flight.remote() for actor in self._actors]
-        return [group for own in self._calls.gather(refs, "saving the groups that run") for group in own]
+        return [
+            group for own in self._calls.gather(refs, "saving the groups that run") for group in own
+        ]
 
     def _fetch(self, ref: Any) -> list[GroupOutcome]:
         collected: Collected = self._calls.get(ref, "collecting groups", self._polls.pop(ref))

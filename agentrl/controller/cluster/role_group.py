@@ -44,7 +44,7 @@ class WorkerGroup(Protocol):
 
     def collect(self, timeout_s: float) -> list[GroupOutcome]: ...
 
-    def cancel(self, draws: Sequence[int], *, label: str = "") -> None: ...
+    def cancel(self, group_indices: Sequence[int], *, label: str = "") -> None: ...
 
     def in_flight(self) -> list[GroupState]: ...
 
@@ -96,8 +96,8 @@ class LocalGroup:
     def collect(self, timeout_s: float) -> list[GroupOutcome]:
         return self._worker.collect(timeout_s)
 
-    def cancel(self, draws: Sequence[int], *, label: str = "") -> None:
-        self._worker.cancel(draws, label)
+    def cancel(self, group_indices: Sequence[int], *, label: str = "") -> None:
+        self._worker.cancel(group_indices, label)
 
     def in_flight(self) -> list[GroupState]:
         return self._worker.in_flight()
@@ -116,7 +116,9 @@ class LocalGroup:
         """One collective call at a time; one that raises poisons the group."""
         with self._lock:
             if self._error is not None:
-                raise TrainingError(f"the group is poisoned by an earlier error: {self._error}", rank=0)
+                raise TrainingError(
+                    f"the group is poisoned by an earlier error: {self._error}", rank=0
+                )
             try:
                 yield
             except BaseException as error:

@@ -11,21 +11,8 @@ import numpy.typing as npt
 
 from agentrl.controller.batch_plan import MiniBatch, PlannedBatch
 from agentrl.controller.cluster.role_group import WorkerGroup
-from agentrl.training import (
-    Actor,
-    ModelInfo,
-    Reference,
-    RewardLearner,
-    RewardModel,
-    merge_columns,
-)
-from agentrl.types import (
-    BatchShard,
-    Collect,
-    Dispatch,
-    Stats,
-    registration,
-)
+from agentrl.training import Actor, ModelInfo, Reference, RewardLearner, RewardModel, merge_columns
+from agentrl.types import BatchShard, Collect, Dispatch, Stats, registration
 
 __all__ = ["ActorHandle", "LearnerHandle", "RewardLearnerHandle", "invoke", "sample_scores"]
 
@@ -54,10 +41,14 @@ def invoke(group: WorkerGroup, role: str, method: Callable[..., Any], *args: Any
     return answers[0] if mark.dispatch is Dispatch.FIRST else answers
 
 
-def sample_scores(group: WorkerGroup, parts: Sequence[BatchShard], num_samples: int) -> npt.NDArray[np.float32]:
+def sample_scores(
+    group: WorkerGroup, parts: Sequence[BatchShard], num_samples: int
+) -> npt.NDArray[np.float32]:
     """``[S]`` scores of a batch's samples by the reward model of a group; NaN for samples that no part has."""
     scores = np.full(num_samples, np.nan, dtype=np.float32)
-    for part, found in zip(parts, invoke(group, "reward_model", RewardModel.scores, parts), strict=True):
+    for part, found in zip(
+        parts, invoke(group, "reward_model", RewardModel.scores, parts), strict=True
+    ):
         scores[part.samples] = found
     return scores
 
@@ -131,4 +122,6 @@ class ActorHandle(LearnerHandle):
         self, method: Callable[..., Any], batch: PlannedBatch, *, role: str = "actor"
     ) -> dict[str, npt.NDArray[np.float32]]:
         parts: Sequence[BatchShard] = batch.forward_shards()
-        return merge_columns(invoke(self._group, role, method, parts), parts, batch.batch.cu_seqlens)
+        return merge_columns(
+            invoke(self._group, role, method, parts), parts, batch.batch.cu_seqlens
+        )

@@ -56,7 +56,7 @@ class Fleet(Protocol):
         """
         ...
 
-    def cancel(self, draws: Sequence[int], *, label: str = "") -> None:
+    def cancel(self, group_indices: Sequence[int], *, label: str = "") -> None:
         """Ends groups in flight."""
         ...
 
@@ -68,26 +68,32 @@ class Fleet(Protocol):
         ...
 
 
-def collect_groups(fleet: Fleet, requests: Sequence[GroupRequest], deadline_s: float) -> list[GroupOutcome]:
+def collect_groups(
+    fleet: Fleet, requests: Sequence[GroupRequest], deadline_s: float
+) -> list[GroupOutcome]:
     """Submits groups and waits for all of them, where no rollout service runs; in order of their draws.
 
     Raises:
         EngineError: not all came within ``deadline_s``.
     """
-    asked = {(request.label, request.draw) for request in requests}
+    asked = {(request.label, request.group_index) for request in requests}
     fleet.submit(requests)
     end = time.monotonic() + deadline_s
     outcomes: list[GroupOutcome] = []
     while len(outcomes) < len(requests):
         # what an earlier owner of the fleet gave up may still come in
         found = fleet.collect(1.0)
-        outcomes += [outcome for outcome in found if (outcome.request.label, outcome.request.draw) in asked]
+        outcomes += [
+            outcome
+            for outcome in found
+            if (outcome.request.label, outcome.request.group_index) in asked
+        ]
         if time.monotonic() > end:
             raise EngineError(
                 f"{len(outcomes)} of {len(requests)} groups came within {deadline_s:.0f} s; look for a tool that hangs",
                 retryable=False,
             )
-    return sorted(outcomes, key=lambda outcome: outcome.request.draw)
+    return sorted(outcomes, key=lambda outcome: outcome.request.group_index)
 
 
 def stream_groups(
@@ -107,7 +113,7 @@ def stream_groups(
     waiting, running = iter(requests), set[tuple[str, int]]()
     while True:
         new = list(itertools.islice(waiting, in_flight - len(running)))
-        running |= {(request.label, request.draw) for request in new}
+        running |= {(request.label, request.group_index) for request in new}
         if new:
             fleet.submit(new)
         if not running:
@@ -120,7 +126,11 @@ def stream_groups(
                     retryable=False,
                 )
             own = fleet.collect(1.0)
-            found = [outcome for outcome in own if (outcome.request.label, outcome.request.draw) in running]
+            found = [
+                outcome
+                for outcome in own
+                if (outcome.request.label, outcome.request.group_index) in running
+            ]
         for outcome in found:
-            running.discard((outcome.request.label, outcome.request.draw))
+            running.discard((outcome.request.label, outcome.request.group_index))
             yield outcome

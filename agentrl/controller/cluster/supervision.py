@@ -15,12 +15,7 @@ import ray
 from agentrl.controller.cluster.ray_runtime import ActorCalls, ActorLostError, Collected
 from agentrl.controller.cluster.rollout_pool import Incident, WorkerFailure
 from agentrl.errors import EngineError
-from agentrl.rollouts import (
-    GroupOutcome,
-    GroupRequest,
-    GroupState,
-    cancelled_outcome,
-)
+from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState, cancelled_outcome
 
 __all__ = ["WorkerFleet"]
 
@@ -67,7 +62,12 @@ class WorkerFleet:
         max_restarts: int,
         answer_s: float,
     ) -> None:
-        self._start, self._calls, self._max_restarts, self._answer_s = start, calls, max_restarts, answer_s
+        self._start, self._calls, self._max_restarts, self._answer_s = (
+            start,
+            calls,
+            max_restarts,
+            answer_s,
+        )
         self._places = [_Place(number, start(number)) for number in range(num_workers)]
         self._parts: Any = None
         self._weights: tuple[Any, ...] | None = None
@@ -149,15 +149,17 @@ class WorkerFleet:
             outcomes, self._arrived = self._arrived, []
             return outcomes
 
-    def cancel(self, draws: Sequence[int], *, label: str = "") -> None:
-        keys = {(label, draw) for draw in draws}
+    def cancel(self, group_indices: Sequence[int], *, label: str = "") -> None:
+        keys = {(label, group_index) for group_index in group_indices}
         with self._lock:
             self._cancelled |= keys & {key for place in self._places for key in place.groups}
-            self._arrived += [cancelled_outcome(request) for request in self._waiting if _key(request) in keys]
+            self._arrived += [
+                cancelled_outcome(request) for request in self._waiting if _key(request) in keys
+            ]
             self._waiting = [request for request in self._waiting if _key(request) not in keys]
             for place in self._playing():
                 with self._losing(place, place.actor):
-                    ref = place.actor.cancel.remote(list(draws), label)
+                    ref = place.actor.cancel.remote(list(group_indices), label)
                     self._calls.ask(ref, "cancelling groups", place.number, self._answer_s)
 
     def in_flight(self) -> list[GroupState]:
@@ -167,7 +169,9 @@ class WorkerFleet:
             for place in self._playing():
                 with self._losing(place, place.actor):
                     ref = place.actor.in_flight.remote()
-                    saved += self._calls.ask(ref, "saving the groups that run", place.number, self._answer_s)
+                    saved += self._calls.ask(
+                        ref, "saving the groups that run", place.number, self._answer_s
+                    )
             return saved
 
     def take_incidents(self) -> list[Incident]:
@@ -206,7 +210,9 @@ class WorkerFleet:
                 self._come_up(place)
             elif place.poll is not None and place.poll in ready:
                 with self._losing(place, place.actor):
-                    collected: Collected = self._calls.ask(place.poll, "collecting groups", place.number)
+                    collected: Collected = self._calls.ask(
+                        place.poll, "collecting groups", place.number
+                    )
                     outcomes, notices = collected
                     self._incidents += notices
                     place.poll = None
@@ -215,7 +221,11 @@ class WorkerFleet:
     def _lose_silent(self) -> None:
         """A worker whose poll does not come back hangs, or its machine cannot be reached."""
         for place in self._playing():
-            if place.poll is None or time.monotonic() <= place.due or ray.wait([place.poll], timeout=0)[0]:
+            if (
+                place.poll is None
+                or time.monotonic() <= place.due
+                or ray.wait([place.poll], timeout=0)[0]
+            ):
                 continue
             with self._losing(place, place.actor):
                 raise self._calls.silent("collecting groups", place.number, self._answer_s)
@@ -239,17 +249,28 @@ class WorkerFleet:
         """Each to a worker that plays; they wait where there is none."""
         left = list(requests)
         while left and (playing := self._playing()):
-            place = self._place_of(left[0].draw, playing)
-            own = [request for request in left if self._place_of(request.draw, playing) is place]
-            left = [request for request in left if self._place_of(request.draw, playing) is not place]
+            place = self._place_of(left[0].group_index, playing)
+            own = [
+                request for request in left if self._place_of(request.group_index, playing) is place
+            ]
+            left = [
+                request
+                for request in left
+                if self._place_of(request.group_index, playing) is not place
+            ]
             place.groups |= {_key(request): request for request in own}
             with self._losing(place, place.actor):
-                self._calls.ask(place.actor.submit.remote(own), "submitting groups", place.number, self._answer_s)
+                self._calls.ask(
+                    place.actor.submit.remote(own),
+                    "submitting groups",
+                    place.number,
+                    self._answer_s,
+                )
         self._waiting += left
 
-    def _place_of(self, draw: int, playing: Sequence[_Place]) -> _Place:
-        own = self._places[draw % len(self._places)]
-        return playing[draw % len(playing)] if own.starting else own
+    def _place_of(self, group_index: int, playing: Sequence[_Place]) -> _Place:
+        own = self._places[group_index % len(self._places)]
+        return playing[group_index % len(playing)] if own.starting else own
 
     @contextmanager
     def _losing(self, place: _Place, actor: Any) -> Iterator[None]:
@@ -282,9 +303,13 @@ class WorkerFleet:
             self._replace(place)
             given_up = {_key(request) for request in groups} & self._cancelled
             self._cancelled -= given_up
-            self._arrived += [cancelled_outcome(request) for request in groups if _key(request) in given_up]
+            self._arrived += [
+                cancelled_outcome(request) for request in groups if _key(request) in given_up
+            ]
             again = [request for request in groups if _key(request) not in given_up]
-            self._hand_out([replace(request, first_attempt=request.first_attempt + 1) for request in again])
+            self._hand_out(
+                [replace(request, first_attempt=request.first_attempt + 1) for request in again]
+            )
 
     def _replace(self, place: _Place) -> None:
         place.actor, place.poll = self._start(place.number), None
@@ -294,4 +319,4 @@ class WorkerFleet:
 
 
 def _key(request: GroupRequest) -> tuple[str, int]:
-    return request.label, request.draw
+    return request.label, request.group_index

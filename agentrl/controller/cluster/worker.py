@@ -29,12 +29,7 @@ from agentrl.training import (
     join,
     leave,
 )
-from agentrl.weight_sync import (
-    TrainerWeights,
-    WeightsReport,
-    publish_in_process,
-    to_array,
-)
+from agentrl.weight_sync import TrainerWeights, WeightsReport, publish_in_process, to_array
 
 __all__ = ["Worker", "WorkerSpec"]
 
@@ -125,7 +120,9 @@ class Worker:
         actor = self._roles["actor"]
         assert isinstance(actor, Actor)
         first = self._place.rank == 0
-        arrays = tuple(to_array(name, tensor, dtype) for name, tensor in actor.weights(dtype) if first)
+        arrays = tuple(
+            to_array(name, tensor, dtype) for name, tensor in actor.weights(dtype) if first
+        )
         checksum = actor.checksum(dtype)
         return TrainerWeights(arrays, checksum) if first else None
 
@@ -141,9 +138,9 @@ class Worker:
         """What the engine here overcame since the last call; none in a stage without one."""
         return [] if self._host is None else self._host.take_notices()
 
-    def cancel(self, draws: Sequence[int], label: str) -> None:
+    def cancel(self, group_indices: Sequence[int], label: str) -> None:
         """Ends groups in flight here."""
-        self._hosted.cancel(draws, label)
+        self._hosted.cancel(group_indices, label)
 
     def in_flight(self) -> list[GroupState]:
         """Groups in training that were not collected here yet."""
@@ -157,7 +154,9 @@ class Worker:
     @property
     def _hosted(self) -> EpisodeHost:
         if self._host is None:
-            raise ConfigError("this stage has no rollouts: its algorithm learns from demonstrations")
+            raise ConfigError(
+                "this stage has no rollouts: its algorithm learns from demonstrations"
+            )
         return self._host
 
     def _end_stage(self) -> None:

@@ -5,12 +5,7 @@ from __future__ import annotations
 from agentrl.engines.sglang.engine import SGLangEngine
 from agentrl.engines.sglang.sglang_spec import SGLangEngineSpec
 from agentrl.engines.sglang.update import ServerUpdate, WeightSender
-from agentrl.engines.sglang.weights import (
-    ServedDtype,
-    WeightArray,
-    open_weights,
-    write_weights,
-)
+from agentrl.engines.sglang.weights import ServedDtype, WeightArray, open_weights, write_weights
 
 __all__ = [
     "SGLangEngine",

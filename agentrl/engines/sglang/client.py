@@ -17,7 +17,11 @@ from agentrl.errors import EngineError
 
 __all__ = ["ServerClient"]
 
-_SERVER_TAGS: Mapping[Tag, str] = {"weights": "weights", "kv_cache": "kv_cache", "graphs": "cuda_graph"}
+_SERVER_TAGS: Mapping[Tag, str] = {
+    "weights": "weights",
+    "kv_cache": "kv_cache",
+    "graphs": "cuda_graph",
+}
 _CONNECT_S = 10.0
 _KEPT_S = 2.0
 """Of an idle connection: SGLang closes one after 5 s, and a call that it closes under would look like a lost server."""
@@ -35,7 +39,13 @@ class ServerClient:
     """
 
     def __init__(
-        self, name: str, url: str, *, call_timeout_s: float, update_timeout_s: float, api_key: str | None = None
+        self,
+        name: str,
+        url: str,
+        *,
+        call_timeout_s: float,
+        update_timeout_s: float,
+        api_key: str | None = None,
     ) -> None:
         self.name, self.url = name, url.rstrip("/")
         self._call_timeout_s, self._update_timeout_s = call_timeout_s, update_timeout_s
@@ -46,7 +56,9 @@ class ServerClient:
         self._http = httpx.AsyncClient(
             base_url=self.url,
             headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=_KEPT_S),
+            limits=httpx.Limits(
+                max_connections=None, max_keepalive_connections=64, keepalive_expiry=_KEPT_S
+            ),
             trust_env=False,
         )
 
@@ -54,7 +66,9 @@ class ServerClient:
     def dialect(self) -> Dialect:
         """Of the server's version; known after ``probe``."""
         if self._dialect is None:
-            raise EngineError(f"{self.name} was not probed yet; call probe() first", retryable=False)
+            raise EngineError(
+                f"{self.name} was not probed yet; call probe() first", retryable=False
+            )
         return self._dialect
 
     @property
@@ -98,7 +112,9 @@ class ServerClient:
         route, answer = "/generate", None
         with self._named(route, None):
             timeout = httpx.Timeout(None, connect=_CONNECT_S)
-            async with self._http.stream("POST", route, json={**body, "stream": True}, timeout=timeout) as response:
+            async with self._http.stream(
+                "POST", route, json={**body, "stream": True}, timeout=timeout
+            ) as response:
                 if response.status_code >= 400:
                     raise refusal(self.name, route, response.status_code, await response.aread())
                 async for event in events(response.aiter_bytes()):
@@ -150,7 +166,10 @@ class ServerClient:
             )
         if wanted := [tag for tag in tags if tag not in self._released]:
             await self._call(
-                "POST", "/release_memory_occupation", {"tags": [_SERVER_TAGS[tag] for tag in wanted]}, update=True
+                "POST",
+                "/release_memory_occupation",
+                {"tags": [_SERVER_TAGS[tag] for tag in wanted]},
+                update=True,
             )
             self._released |= set(wanted)
 
@@ -158,7 +177,10 @@ class ServerClient:
         """Takes memory back; what was not released is left out, since resuming it kills the server."""
         if wanted := [tag for tag in tags if tag in self._released]:
             await self._call(
-                "POST", "/resume_memory_occupation", {"tags": [_SERVER_TAGS[tag] for tag in wanted]}, update=True
+                "POST",
+                "/resume_memory_occupation",
+                {"tags": [_SERVER_TAGS[tag] for tag in wanted]},
+                update=True,
             )
             self._released -= set(wanted)
 
@@ -174,11 +196,18 @@ class ServerClient:
 
     async def label(self, label: str) -> None:
         """Names the weights served now; requests in flight go on."""
-        await self._success("/update_weight_version", {"new_version": label, "abort_all_requests": False})
+        await self._success(
+            "/update_weight_version", {"new_version": label, "abort_all_requests": False}
+        )
 
     async def load_folder(self, folder: str, *, label: str, flush: bool) -> None:
         """Loads weights from a folder that the server can read."""
-        body = {"model_path": folder, "load_format": "auto", "weight_version": label, "abort_all_requests": False}
+        body = {
+            "model_path": folder,
+            "load_format": "auto",
+            "weight_version": label,
+            "abort_all_requests": False,
+        }
         await self._success("/update_weights_from_disk", {**body, "flush_cache": flush})
 
     async def load_bucket(self, payload: str, *, label: str | None, flush: bool) -> None:
@@ -196,12 +225,23 @@ class ServerClient:
             "flush_cache": flush,
             "abort_all_requests": False,
         }
-        await self._success("/update_weights_from_tensor", body | ({"weight_version": label} if label else {}))
+        await self._success(
+            "/update_weights_from_tensor", body | ({"weight_version": label} if label else {})
+        )
 
-    async def join_group(self, name: str, *, host: str, port: int, rank: int, world_size: int, backend: str) -> None:
+    async def join_group(
+        self, name: str, *, host: str, port: int, rank: int, world_size: int, backend: str
+    ) -> None:
         """Makes the server's ranks join a process group of the trainer's; returns when all have joined."""
-        body = {"master_address": host, "master_port": port, "rank_offset": rank, "world_size": world_size}
-        await self._success("/init_weights_update_group", {**body, "group_name": name, "backend": backend})
+        body = {
+            "master_address": host,
+            "master_port": port,
+            "rank_offset": rank,
+            "world_size": world_size,
+        }
+        await self._success(
+            "/init_weights_update_group", {**body, "group_name": name, "backend": backend}
+        )
         self._groups.add(name)
 
     async def leave_group(self, name: str) -> None:
@@ -230,7 +270,10 @@ class ServerClient:
             EngineError: it never joined, so that the call would be refused while the trainer hangs in its broadcast.
         """
         if name not in self._groups:
-            raise EngineError(f"{self.name} did not join the group {name!r}; call join_group() first", retryable=False)
+            raise EngineError(
+                f"{self.name} did not join the group {name!r}; call join_group() first",
+                retryable=False,
+            )
         body: dict[str, Any] = {
             "names": [tensor for tensor, _, _ in tensors],
             "dtypes": [dtype for _, dtype, _ in tensors],
@@ -239,11 +282,15 @@ class ServerClient:
             "flush_cache": flush,
             "abort_all_requests": False,
         }
-        await self._success("/update_weights_from_distributed", body | ({"weight_version": label} if label else {}))
+        await self._success(
+            "/update_weights_from_distributed", body | ({"weight_version": label} if label else {})
+        )
 
     async def digests(self) -> Sequence[Mapping[str, str]]:
         """The server's own digest of each tensor under its own names, one mapping a tensor-parallel rank."""
-        answer = await self._json("POST", "/weights_checker", {"action": "checksum"}, timeout_s=self._update_timeout_s)
+        answer = await self._json(
+            "POST", "/weights_checker", {"action": "checksum"}, timeout_s=self._update_timeout_s
+        )
         ranks = answer.get("ranks")
         if not answer.get("success") or not isinstance(ranks, list):
             raise ServerLostError(f"{self.name} made no checksums: {answer.get('message')}")
@@ -257,12 +304,20 @@ class ServerClient:
         """A call that says in its answer whether it succeeded."""
         answer = await self._json("POST", route, body, timeout_s=self._update_timeout_s)
         if not answer.get("success"):
-            raise RefusedError(f"{self.name} did not do {route}: {answer.get('message') or 'no reason given'}")
+            raise RefusedError(
+                f"{self.name} did not do {route}: {answer.get('message') or 'no reason given'}"
+            )
 
     async def _json(
-        self, method: str, route: str, body: Mapping[str, Any] | None = None, timeout_s: float | None = -1.0
+        self,
+        method: str,
+        route: str,
+        body: Mapping[str, Any] | None = None,
+        timeout_s: float | None = -1.0,
     ) -> Mapping[str, Any]:
-        content = await self._send(method, route, body, self._call_timeout_s if timeout_s == -1.0 else timeout_s)
+        content = await self._send(
+            method, route, body, self._call_timeout_s if timeout_s == -1.0 else timeout_s
+        )
         return self._object(route, content)
 
     def _object(self, route: str, content: bytes) -> Mapping[str, Any]:
@@ -273,13 +328,21 @@ class ServerClient:
                 f"{self.name} answered {route} with {len(content)} bytes that are no JSON ({error})"
             ) from error
         if not isinstance(answer, dict):
-            raise ServerLostError(f"{self.name} answered {route} with a {type(answer).__name__}, not an object")
+            raise ServerLostError(
+                f"{self.name} answered {route} with a {type(answer).__name__}, not an object"
+            )
         return answer
 
-    async def _call(self, method: str, route: str, body: Mapping[str, Any], *, update: bool = False) -> None:
-        await self._send(method, route, body, self._update_timeout_s if update else self._call_timeout_s)
+    async def _call(
+        self, method: str, route: str, body: Mapping[str, Any], *, update: bool = False
+    ) -> None:
+        await self._send(
+            method, route, body, self._update_timeout_s if update else self._call_timeout_s
+        )
 
-    async def _send(self, method: str, route: str, body: Mapping[str, Any] | None, timeout_s: float | None) -> bytes:
+    async def _send(
+        self, method: str, route: str, body: Mapping[str, Any] | None, timeout_s: float | None
+    ) -> bytes:
         with self._named(route, timeout_s):
             answer = await self._http.request(
                 method, route, json=body, timeout=httpx.Timeout(timeout_s, connect=_CONNECT_S)
@@ -297,7 +360,9 @@ class ServerClient:
                 f"{self.name} did not answer {route} within {timeout_s or _CONNECT_S:g} s ({type(error).__name__})"
             ) from error
         except httpx.RemoteProtocolError as error:
-            raise ServerLostError(f"{self.name} broke off in its answer to {route}: {error}") from error
+            raise ServerLostError(
+                f"{self.name} broke off in its answer to {route}: {error}"
+            ) from error
         except httpx.HTTPError as error:
             raise ServerLostError(
                 f"{self.name} at {self.url} cannot be reached for {route}: {type(error).__name__}: {error}"

@@ -34,7 +34,10 @@ class ServerControl:
     def __init__(self, spec: SGLangEngineSpec, loop: asyncio.AbstractEventLoop) -> None:
         self.state = EngineState(spec)
         self.fleet = ServerFleet(
-            spec, start=self._start_server, generates=lambda: self.state.serves, changed=self.state.notify
+            spec,
+            start=self._start_server,
+            generates=lambda: self.state.serves,
+            changed=self.state.notify,
         )
         self.requests = Requests(self.state, self.fleet)
         self._loop = loop
@@ -71,16 +74,28 @@ class ServerControl:
         spanless = not all(server.client.dialect.reports_spans for server in members)
         if mode == "drain" or spanless:
             await self.requests.drained()
-        server_mode: Literal["retract", "in_place"] = "in_place" if mode == "in_place" else "retract"
-        await self.on_members(members, lambda client, _: client.pause(server_mode), may_lose_all=True)
+        server_mode: Literal["retract", "in_place"] = (
+            "in_place" if mode == "in_place" else "retract"
+        )
+        await self.on_members(
+            members, lambda client, _: client.pause(server_mode), may_lose_all=True
+        )
 
     async def resume(self) -> None:
         """See ``EngineControl.resume``."""
         self.state.require_whole("resume")
         if self.state.updating or self.state.asleep:
-            mend = "commit the update" if self.state.updating else f"call wake({sorted(self.state.asleep)})"
-            raise EngineError(f"resume: the engine is {'updating' if self.state.updating else 'asleep'}; {mend} first")
-        await self.on_members(self.fleet.serving, lambda client, _: client.resume(), may_lose_all=True)
+            mend = (
+                "commit the update"
+                if self.state.updating
+                else f"call wake({sorted(self.state.asleep)})"
+            )
+            raise EngineError(
+                f"resume: the engine is {'updating' if self.state.updating else 'asleep'}; {mend} first"
+            )
+        await self.on_members(
+            self.fleet.serving, lambda client, _: client.resume(), may_lose_all=True
+        )
         self.state.paused = None
         self.state.clock.go()
         await self.state.notify()
@@ -89,7 +104,9 @@ class ServerControl:
         """See ``EngineControl.sleep``."""
         self.state.require_whole("sleep")
         running = 0 if self.state.paused in ("retract", "drain") else self.requests.running
-        await self.on_members(self.fleet.serving, lambda client, _: client.release(tags, running=running))
+        await self.on_members(
+            self.fleet.serving, lambda client, _: client.release(tags, running=running)
+        )
         self.state.asleep |= set(tags)
         if self.state.paused is None:
             self.state.paused = "drain"
@@ -113,9 +130,12 @@ class ServerControl:
         Raises:
             EngineError: a server refused, or (unless ``may_lose_all``) none is left and none can be started.
         """
-        live = [(place, server) for place, server in enumerate(members) if self.fleet.takes_part(server)]
+        live = [
+            (place, server) for place, server in enumerate(members) if self.fleet.takes_part(server)
+        ]
         results = await asyncio.gather(
-            *(self._on_member(server, call, place) for place, server in live), return_exceptions=True
+            *(self._on_member(server, call, place) for place, server in live),
+            return_exceptions=True,
         )
         for result in results:
             if isinstance(result, BaseException):
@@ -178,7 +198,9 @@ class ServerControl:
     async def torn(self, problem: str) -> None:
         """The servers hold parts of two versions: nothing is served any more."""
         self.state.updating = False
-        self.state.fault = f"the engine's weights are torn ({problem}); build it again, or use another"
+        self.state.fault = (
+            f"the engine's weights are torn ({problem}); build it again, or use another"
+        )
         await self.state.notify()
 
     async def verify(self) -> None:
@@ -199,9 +221,15 @@ class ServerControl:
             await self.state.wait_changed(timeout_s=0.2)
         if self.state.fault:
             raise EngineError(self.state.fault, retryable=False)
-        weights, version, model = self.state.weights, self.state.policy_version, Path(self.state.spec.model_path)
+        weights, version, model = (
+            self.state.weights,
+            self.state.policy_version,
+            Path(self.state.spec.model_path),
+        )
         if weights is None and server.given and self.state.spec.sender is None:
-            weights = await asyncio.to_thread(open_weights, model, self.state.spec.dtype)  # no update will bring them
+            weights = await asyncio.to_thread(
+                open_weights, model, self.state.spec.dtype
+            )  # no update will bring them
         if weights is not None and not server.given:
             folder = self.state.weights_folder(version)
             if not folder.exists():

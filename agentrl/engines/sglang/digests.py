@@ -77,7 +77,9 @@ def _is_no_weight(served: str) -> bool:
 
 def _part_names(served: str) -> list[str]:
     """The Hugging Face tensors that one of the server's is made of, in order."""
-    if served.startswith("visual."):  # Qwen's vision tower has queries, keys and values in one tensor of its own
+    if served.startswith(
+        "visual."
+    ):  # Qwen's vision tower has queries, keys and values in one tensor of its own
         served = served.replace(".attn.qkv_proj.", ".attn.qkv.")
     for fused, names in _FUSED.items():
         if f".{fused}." in served:

@@ -54,7 +54,9 @@ class SGLangEngine:
     def __init__(self, spec: SGLangEngineSpec) -> None:
         _require_fit(spec, spec.read_config())
         self._shapes = tensor_shapes(Path(spec.model_path))
-        own = Path(spec.folder) / f"{socket.gethostname()}-{os.getpid()}"  # several ranks may have one specification
+        own = (
+            Path(spec.folder) / f"{socket.gethostname()}-{os.getpid()}"
+        )  # several ranks may have one specification
         ready = prepared(replace(spec, folder=str(own)))
         self._loop = asyncio.new_event_loop()
         self._core = ServerControl(ready, self._loop)
@@ -128,7 +130,9 @@ class SGLangEngine:
             EngineError: a server holds something else, or nothing was put yet.
         """
         self._call(self._core.verify())
-        return {name: array_checksum(array) for name, array in (self._core.state.weights or {}).items()}
+        return {
+            name: array_checksum(array) for name, array in (self._core.state.weights or {}).items()
+        }
 
     def health(self) -> EngineHealth:
         """See ``EngineControl.health``; answers at once, from what is known on this side."""

@@ -36,8 +36,12 @@ def refusal(server: str, route: str, status: int, body: bytes) -> EngineError:
     """
     text = error_text(body)
     if status >= 500 or status in (408, 429):
-        return ServerLostError(f"{server} answered {route} with HTTP {status}: {text}; its log says why")
-    mend = {401: "; set rollout.sglang.api_key_env", 403: "; set rollout.sglang.api_key_env"}.get(status, "")
+        return ServerLostError(
+            f"{server} answered {route} with HTTP {status}: {text}; its log says why"
+        )
+    mend = {401: "; set rollout.sglang.api_key_env", 403: "; set rollout.sglang.api_key_env"}.get(
+        status, ""
+    )
     return RefusedError(f"{server} refused {route} with HTTP {status}: {text}{mend}")
 
 

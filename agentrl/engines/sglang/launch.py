@@ -25,9 +25,7 @@ __all__ = [
 SPARE_POSITIONS = 8
 """SGLang refuses a prompt that leaves fewer than seven positions of its context; servers get these in addition."""
 
-_PROBE = (
-    "import importlib.metadata as m, torch; print(m.version('sglang'), 'cuda' if torch.cuda.is_available() else 'cpu')"
-)
+_PROBE = "import importlib.metadata as m, torch; print(m.version('sglang'), 'cuda' if torch.cuda.is_available() else 'cpu')"
 _PROBE_S = 120.0
 _HOST = "127.0.0.1"
 _CPU_ARGUMENTS: Mapping[str, object] = {
@@ -65,7 +63,11 @@ def prepared(spec: SGLangEngineSpec) -> SGLangEngineSpec:
         said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1:]
         raise MachineError(f"{spec.python} cannot run SGLang: {''.join(said)}; {mend}") from error
     dialect_of(version, f"the environment of {spec.python}")
-    return spec if spec.device is not None else replace(spec, device="cuda" if device == "cuda" else "cpu")
+    return (
+        spec
+        if spec.device is not None
+        else replace(spec, device="cuda" if device == "cuda" else "cpu")
+    )
 
 
 def server_command(spec: SGLangEngineSpec, *, model: Path, port: int, label: str) -> list[str]:
@@ -96,14 +98,18 @@ def server_command(spec: SGLangEngineSpec, *, model: Path, port: int, label: str
     }
     if spec.kv_memory_fraction is not None:
         arguments["mem-fraction-static"] = spec.kv_memory_fraction
-    arguments |= {name.lstrip("-").replace("_", "-"): value for name, value in spec.server_args.items()}
+    arguments |= {
+        name.lstrip("-").replace("_", "-"): value for name, value in spec.server_args.items()
+    }
     words = list(spec.command) or [str(spec.python), "-m", "sglang.launch_server"]
     for name, value in arguments.items():
         if value is None or value is False:
             continue
         words.append(f"--{name}")
         if value is not True:
-            words += [str(item) for item in value] if isinstance(value, list | tuple) else [str(value)]
+            words += (
+                [str(item) for item in value] if isinstance(value, list | tuple) else [str(value)]
+            )
     return words
 
 
@@ -111,13 +117,19 @@ def _kv_tokens(spec: SGLangEngineSpec) -> int | None:
     """SGLang sizes its KV cache by a device's memory, which says nothing where there is no device."""
     if spec.kv_tokens is not None:
         return spec.kv_tokens + SPARE_POSITIONS
-    return _CPU_SEQUENCES * (spec.context_tokens + SPARE_POSITIONS) if spec.device == "cpu" else None
+    return (
+        _CPU_SEQUENCES * (spec.context_tokens + SPARE_POSITIONS) if spec.device == "cpu" else None
+    )
 
 
 def server_environment(spec: SGLangEngineSpec) -> dict[str, str]:
     """This process's environment without what belongs to its own interpreter, never a look at the network for a
     model that is a folder, and one thread a rank unless said otherwise."""
-    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "PYTHONHOME")
+    }
     own = {
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
@@ -128,7 +140,9 @@ def server_environment(spec: SGLangEngineSpec) -> dict[str, str]:
     if spec.device == "cpu":
         cores = sorted(os.sched_getaffinity(0))
         binding = "|".join(str(cores[rank % len(cores)]) for rank in range(spec.tp_size))
-        own |= _CPU_ENVIRONMENT | ({"SGLANG_CPU_OMP_THREADS_BIND": binding} if spec.tp_size > 1 else {})
+        own |= _CPU_ENVIRONMENT | (
+            {"SGLANG_CPU_OMP_THREADS_BIND": binding} if spec.tp_size > 1 else {}
+        )
         kept.setdefault("OMP_NUM_THREADS", "1")
     return kept | own | dict(spec.env)
 

@@ -53,7 +53,11 @@ def _orphans() -> set[str]:
             continue
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{name}/environ").read_bytes().split(b"\0")
-            found |= {word.removeprefix(prefix).decode(errors="replace") for word in words if word.startswith(prefix)}
+            found |= {
+                word.removeprefix(prefix).decode(errors="replace")
+                for word in words
+                if word.startswith(prefix)
+            }
     owners = {marker: Owner.parse(marker.partition("/")[0]) for marker in found}
     return {marker for marker, owner in owners.items() if owner is not None and owner.is_dead}
 

@@ -45,7 +45,9 @@ class ServerFleet:
         self.router = Router(self.servers)
         self.problems: list[str] = []
         self._notices: deque[EngineNotice] = deque()
-        self._engine = Path(spec.folder).name  # whose servers they are, where several processes have some
+        self._engine = Path(
+            spec.folder
+        ).name  # whose servers they are, where several processes have some
         self._spec, self._start, self._generates, self._changed = spec, start, generates, changed
         self._returning: set[Server] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -107,7 +109,11 @@ class ServerFleet:
         self.problems.append(problem)
         server.lose()
         if server.given:
-            self._tell("server_lost", f"{problem}; it comes back with the next update once it answers again", lost=1)
+            self._tell(
+                "server_lost",
+                f"{problem}; it comes back with the next update once it answers again",
+                lost=1,
+            )
         else:
             self._in_background(self._restart(server, problem))
 
@@ -115,7 +121,9 @@ class ServerFleet:
         """Looks for given servers that answer again: the next update brings them back."""
         away = [server for server in self.servers if server.given and server.state == "lost"]
         answers = await asyncio.gather(*(server.healthy() for server in away))
-        self._returning = {server for server, answers_again in zip(away, answers, strict=True) if answers_again}
+        self._returning = {
+            server for server, answers_again in zip(away, answers, strict=True) if answers_again
+        }
 
     def updated(self) -> None:
         """Given servers that took part in an update serve again."""
@@ -178,7 +186,11 @@ class ServerFleet:
         most, lost = self._spec.max_restarts, time.monotonic()
         waiting = "" if self.serving else ", requests wait for it"
         again = f"it is started again{waiting} (restart {server.restarts + 1} of at most {most})"
-        self._tell("server_lost", f"{problem}; {again if server.restarts < most else 'no restart is left'}", lost=1)
+        self._tell(
+            "server_lost",
+            f"{problem}; {again if server.restarts < most else 'no restart is left'}",
+            lost=1,
+        )
         while server.restarts < most:
             server.restarts += 1
             server.state = "starting"
@@ -190,16 +202,26 @@ class ServerFleet:
                 continue
             server.state = "serving"
             away_s = time.monotonic() - lost
-            self._tell("server_restarted", f"{server.name} serves again after {away_s:.0f} s", away_s=away_s)
+            self._tell(
+                "server_restarted",
+                f"{server.name} serves again after {away_s:.0f} s",
+                away_s=away_s,
+            )
             await self._changed()
             return
-        self._tell("server_gone", f"{server.name} is given up after {most} restarts; {self.describe()}")
+        self._tell(
+            "server_gone", f"{server.name} is given up after {most} restarts; {self.describe()}"
+        )
         server.state = "gone"
         await server.end()
         await self._changed()
 
     def _tell(self, event: str, text: str, *, lost: int = 0, away_s: float = 0.0) -> None:
-        counts = {name: float(n) for name, n in (("count/lost_servers", lost), ("time/server_away_s", away_s)) if n}
+        counts = {
+            name: float(n)
+            for name, n in (("count/lost_servers", lost), ("time/server_away_s", away_s))
+            if n
+        }
         self._notices.append(EngineNotice(event, f"{text} [{self._engine}]", counts))
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:

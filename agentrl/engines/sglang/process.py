@@ -61,7 +61,12 @@ class ServerProcess:
                     stdin=subprocess.PIPE,
                     stdout=output,
                     stderr=subprocess.STDOUT,
-                    env={**_caches(), **environment, supervise.MARKER: self._marker, "TMPDIR": folder},
+                    env={
+                        **_caches(),
+                        **environment,
+                        supervise.MARKER: self._marker,
+                        "TMPDIR": folder,
+                    },
                     pass_fds=(told,),
                 )
             self._pipe = starter.stdin
@@ -69,7 +74,9 @@ class ServerProcess:
         except (OSError, subprocess.TimeoutExpired) as error:
             os.close(self._status)
             supervise.remove_leftovers(folder)
-            raise MachineError(f"the server cannot be started ({error}): {' '.join(command)}") from error
+            raise MachineError(
+                f"the server cannot be started ({error}): {' '.join(command)}"
+            ) from error
         finally:
             os.close(told)
         self._wait(_START_S, lambda: b"\n" in self._said)
@@ -122,7 +129,9 @@ class ServerProcess:
         end = time.monotonic() + seconds
         while not ready():
             left = end - time.monotonic()
-            if left <= 0 or (select.select([self._status], [], [], left)[0] and self._listen() and not ready()):
+            if left <= 0 or (
+                select.select([self._status], [], [], left)[0] and self._listen() and not ready()
+            ):
                 return ready()
         return True
 

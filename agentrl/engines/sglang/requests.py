@@ -48,7 +48,9 @@ class Requests:
         self.waiting = 0
         self._state, self._fleet = state, fleet
         self._flights: dict[str, _Flight] = {}
-        self._numbers = itertools.count()  # what is aborted is never a later request of the same name
+        self._numbers = (
+            itertools.count()
+        )  # what is aborted is never a later request of the same name
         self._idle = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -60,10 +62,15 @@ class Requests:
     async def generate(self, request: GenerateRequest) -> Completion:
         """See ``RolloutEngine.generate``."""
         check_request(
-            request, self._state.info(), stop_strings=self._state.spec.stop_strings, images=self._state.sees_images
+            request,
+            self._state.info(),
+            stop_strings=self._state.spec.stop_strings,
+            images=self._state.sees_images,
         )
         if request.request_id in self._flights:
-            raise EngineError(f"request_id {request.request_id!r} is already in flight; ids must be unique")
+            raise EngineError(
+                f"request_id {request.request_id!r} is already in flight; ids must be unique"
+            )
         growing = None if request.on_tokens is None else Growing(request)
         flight = self._flights[request.request_id] = _Flight(request, growing=growing)
         try:
@@ -75,12 +82,18 @@ class Requests:
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """See ``RolloutEngine.abort``; what was generated so far comes back with the answer."""
-        flights = [self._flights[request_id] for request_id in request_ids if request_id in self._flights]
+        flights = [
+            self._flights[request_id] for request_id in request_ids if request_id in self._flights
+        ]
         for flight in flights:
             flight.aborted = True
         await self._state.notify()  # those that wait for a server
         await asyncio.gather(
-            *(self._forget(flight.server, flight.rid) for flight in flights if flight.server is not None)
+            *(
+                self._forget(flight.server, flight.rid)
+                for flight in flights
+                if flight.server is not None
+            )
         )
 
     async def release(self, session_id: str) -> None:
@@ -96,7 +109,10 @@ class Requests:
             if server is None:
                 account = TokenUsage(int(request.token_ids.size), 0)
                 return Completion(request.request_id, (), "abort", account)
-            flight.server, flight.rid = server, f"{request.request_id}#{self._state.owner}.{next(self._numbers)}"
+            flight.server, flight.rid = (
+                server,
+                f"{request.request_id}#{self._state.owner}.{next(self._numbers)}",
+            )
             try:
                 return await self._attempt(flight, server)
             except ServerLostError as error:
@@ -121,7 +137,9 @@ class Requests:
                 f"{' or '.join(version for version, dialect in KNOWN.items() if dialect.keeps_ids_beside_images)}",
                 retryable=False,
             )
-        call = asyncio.ensure_future(server.client.generate(generate_body(request, flight.rid), flight.growing))
+        call = asyncio.ensure_future(
+            server.client.generate(generate_body(request, flight.rid), flight.growing)
+        )
         server.calls.add(call)
         server.running += 1
         self._idle.clear()
@@ -129,7 +147,9 @@ class Requests:
             answer = await call
         except asyncio.CancelledError:
             if call.cancelled() and not server.serving and not _cancelling():
-                raise ServerLostError(f"{server.name} was lost while it had request {request.request_id!r}") from None
+                raise ServerLostError(
+                    f"{server.name} was lost while it had request {request.request_id!r}"
+                ) from None
             call.cancel()
             self._in_background(self._forget(server, flight.rid))
             raise
@@ -147,7 +167,9 @@ class Requests:
             version_of=self._state.version_of,
             stale_kv="never" if stale_before == self._state.stale_kv == "never" else "always",
         )
-        self._state.kv[request.session_id] = completion.account.prompt_tokens + completion.account.completion_tokens
+        self._state.kv[request.session_id] = (
+            completion.account.prompt_tokens + completion.account.completion_tokens
+        )
         return completion
 
     async def _server_for(self, flight: _Flight, failed: Sequence[Server]) -> Server | None:
@@ -160,7 +182,8 @@ class Requests:
             while not flight.aborted:
                 if self._state.closed or self._state.fault:
                     raise EngineError(
-                        self._state.fault or "the engine was closed; build it again", retryable=not self._state.fault
+                        self._state.fault or "the engine was closed; build it again",
+                        retryable=not self._state.fault,
                     )
                 if self._state.paused is None:
                     if request.min_version > self._state.policy_version:
@@ -168,7 +191,9 @@ class Requests:
                             f"request {request.request_id!r} needs min_version={request.min_version}, the engine "
                             f"serves policy_version={self._state.policy_version}; send it to an engine that was updated"
                         )
-                    if (server := self._fleet.router.choose(request.session_id, failed)) is not None:
+                    if (
+                        server := self._fleet.router.choose(request.session_id, failed)
+                    ) is not None:
                         return server
                     self._fleet.require_any_live()
                     since = self._state.clock.now() if since is None else since

@@ -106,7 +106,9 @@ class Server:
             assert self._process is not None
             tail = self._process.log_tail()
             if not left or "address already in use" not in tail.lower():
-                raise MachineError(f"{self.name} ended while it started; the end of its log {self._log}:\n{tail}")
+                raise MachineError(
+                    f"{self.name} ended while it started; the end of its log {self._log}:\n{tail}"
+                )
             await self.end()
         info = await self.client.probe()
         self._device = str(info.get("device"))

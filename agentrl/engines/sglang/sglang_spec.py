@@ -99,7 +99,9 @@ class SGLangEngineSpec:
                 f"{self.num_engines}; given servers are not started"
             )
         if self.num_engines < 1:
-            raise ConfigError(f"rollout.num_engines must be at least 1, got {self.num_engines}; raise it")
+            raise ConfigError(
+                f"rollout.num_engines must be at least 1, got {self.num_engines}; raise it"
+            )
         if self.command and self.device is None:
             raise ConfigError(
                 f"rollout.sglang.command={list(self.command)} needs rollout.sglang.device, 'cpu' or 'cuda', since it "
@@ -123,7 +125,9 @@ class SGLangEngineSpec:
         try:
             config: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise DataError(f"model.path must be a Hugging Face folder, {path} cannot be read: {error}") from error
+            raise DataError(
+                f"model.path must be a Hugging Face folder, {path} cannot be read: {error}"
+            ) from error
         return config
 
     @property

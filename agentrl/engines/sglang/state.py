@@ -26,12 +26,16 @@ class EngineState:
 
     def __init__(self, spec: SGLangEngineSpec) -> None:
         config = spec.read_config()
-        text = config.get("text_config") or config  # a model that also sees keeps its language model's sizes there
+        text = (
+            config.get("text_config") or config
+        )  # a model that also sees keeps its language model's sizes there
         self.spec = spec
         self.sees_images = spec.sees_images
         self.vocab_size = int(text["vocab_size"])
         self.num_kv_heads = int(text.get("num_key_value_heads") or text["num_attention_heads"])
-        self.ties_embeddings = bool(text.get("tie_word_embeddings", config.get("tie_word_embeddings", False)))
+        self.ties_embeddings = bool(
+            text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))
+        )
         self.policy_version = 0
         self.weights: Mapping[str, WeightArray] | None = None
         self.paused: PauseMode | None = None
@@ -59,7 +63,12 @@ class EngineState:
         """What a client must know."""
         spec = self.spec
         return EngineInfo(
-            "sglang", spec.model_path, self.vocab_size, spec.context_tokens, self.policy_version, grammars=True
+            "sglang",
+            spec.model_path,
+            self.vocab_size,
+            spec.context_tokens,
+            self.policy_version,
+            grammars=True,
         )
 
     def label(self, version: int) -> str:

@@ -48,5 +48,7 @@ class Growing:
         end = min(len(ids), len(triples))
         if end > self.told and self._request.on_tokens is not None:
             logprobs = [triple[0] for triple in triples[self.told : end]]
-            self._request.on_tokens(np.asarray(ids[self.told : end], np.int32), np.asarray(logprobs, np.float32))
+            self._request.on_tokens(
+                np.asarray(ids[self.told : end], np.int32), np.asarray(logprobs, np.float32)
+            )
             self.told = end

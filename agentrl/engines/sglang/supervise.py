@@ -84,7 +84,9 @@ def end_server(marker: str, session: int | None = None, *, is_ours: bool = False
     remove_leftovers(folder_of(marker))
 
 
-def server_processes(marker: str, session: int | None = None, *, is_ours: bool = False) -> list[int]:
+def server_processes(
+    marker: str, session: int | None = None, *, is_ours: bool = False
+) -> list[int]:
     """Pids of the processes that bear a server's marker, and of all of their sessions; zombies are none.
 
     Args:
@@ -101,7 +103,9 @@ def server_processes(marker: str, session: int | None = None, *, is_ours: bool =
             sessions[int(name)] = int(fields[3])
     marked = {pid for pid in sessions if wanted in _environment(pid)}
     own = {sessions[pid] for pid in marked} | ({session} if session is not None else set())
-    own = {one for one in own if one in marked or one not in sessions or (is_ours and one == session)}
+    own = {
+        one for one in own if one in marked or one not in sessions or (is_ours and one == session)
+    }
     return [pid for pid, its in sessions.items() if pid in marked or its in own]
 
 
@@ -123,7 +127,9 @@ def note_shared(marker: str, pids: Iterable[int]) -> None:
 def remove_leftovers(folder: str) -> None:
     """Removes a server's temporary folder, and what it left in shared memory that nobody else has open."""
     with contextlib.suppress(OSError):
-        left = {path for path in Path(folder, _LISTING).read_text().split("\n") if os.path.exists(path)}
+        left = {
+            path for path in Path(folder, _LISTING).read_text().split("\n") if os.path.exists(path)
+        }
         for name in os.listdir("/proc") if left else ():
             if name.isdigit():
                 left -= _shared_files([int(name)])
@@ -218,7 +224,9 @@ def _shared_files(pids: Iterable[int], since: float = 0.0) -> set[str]:
             found |= {line.split(maxsplit=5)[5] for line in maps if _SHARED_MEMORY in line}
         with contextlib.suppress(OSError):
             found |= {os.readlink(one.path) for one in os.scandir(f"/proc/{pid}/fd")}
-    return {path for path in found if os.path.dirname(path) == _SHARED_MEMORY and _is_newer(path, since)}
+    return {
+        path for path in found if os.path.dirname(path) == _SHARED_MEMORY and _is_newer(path, since)
+    }
 
 
 def _is_newer(path: str, since: float) -> bool:

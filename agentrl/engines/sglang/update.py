@@ -44,7 +44,11 @@ class ServerUpdate:
     """
 
     def __init__(
-        self, core: ServerControl, version: int, shapes: Mapping[str, tuple[int, ...]], optional: frozenset[str]
+        self,
+        core: ServerControl,
+        version: int,
+        shapes: Mapping[str, tuple[int, ...]],
+        optional: frozenset[str],
     ) -> None:
         self.version = version
         self.servers = core.update_members()

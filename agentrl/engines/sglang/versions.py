@@ -32,9 +32,19 @@ class Dialect:
 
 KNOWN: Mapping[str, Dialect] = {
     "0.5.18": Dialect(
-        "0.5.18", brackets_updates=False, reports_spans=False, digests=False, keeps_ids_beside_images=False
+        "0.5.18",
+        brackets_updates=False,
+        reports_spans=False,
+        digests=False,
+        keeps_ids_beside_images=False,
     ),
-    "0.5.23": Dialect("0.5.23", brackets_updates=True, reports_spans=True, digests=True, keeps_ids_beside_images=True),
+    "0.5.23": Dialect(
+        "0.5.23",
+        brackets_updates=True,
+        reports_spans=True,
+        digests=True,
+        keeps_ids_beside_images=True,
+    ),
 }
 
 

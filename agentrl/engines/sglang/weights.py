@@ -15,12 +15,22 @@ import numpy.typing as npt
 from agentrl.errors import DataError
 from agentrl.types.checksum import tensor_checksum
 
-__all__ = ["ServedDtype", "WeightArray", "array_checksum", "open_weights", "tensor_shapes", "write_weights"]
+__all__ = [
+    "ServedDtype",
+    "WeightArray",
+    "array_checksum",
+    "open_weights",
+    "tensor_shapes",
+    "write_weights",
+]
 
 ServedDtype: TypeAlias = Literal["float32", "bfloat16"]
 
 _CODES: Mapping[ServedDtype, str] = {"float32": "F32", "bfloat16": "BF16"}
-_BITS: Mapping[ServedDtype, type[np.unsignedinteger[Any]]] = {"float32": np.uint32, "bfloat16": np.uint16}
+_BITS: Mapping[ServedDtype, type[np.unsignedinteger[Any]]] = {
+    "float32": np.uint32,
+    "bfloat16": np.uint16,
+}
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".index.json")
 
 
@@ -57,7 +67,9 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     Raises:
         DataError: it has no ``*.safetensors``, or one that is damaged.
     """
-    return {name: shape for file in _files(folder) for name, (_, shape, _, _) in _header(file).items()}
+    return {
+        name: shape for file in _files(folder) for name, (_, shape, _, _) in _header(file).items()
+    }
 
 
 def open_weights(folder: Path, dtype: ServedDtype) -> dict[str, WeightArray]:
@@ -77,14 +89,22 @@ def open_weights(folder: Path, dtype: ServedDtype) -> dict[str, WeightArray]:
     return arrays
 
 
-def _converted(data: npt.NDArray[np.uint8], code: str, dtype: ServedDtype, what: str) -> npt.NDArray[np.uint8]:
+def _converted(
+    data: npt.NDArray[np.uint8], code: str, dtype: ServedDtype, what: str
+) -> npt.NDArray[np.uint8]:
     """The same numbers, rounded to the nearest (ties to even) where ``dtype`` is narrower."""
     if code == "BF16":
         bits = data.view(np.uint16).astype(np.uint32) << 16
     elif code in ("F16", "F32"):
-        bits = data.view(np.float16 if code == "F16" else np.float32).astype(np.float32).view(np.uint32)
+        bits = (
+            data.view(np.float16 if code == "F16" else np.float32)
+            .astype(np.float32)
+            .view(np.uint32)
+        )
     else:
-        raise DataError(f"{what} has dtype {code}; servers are given BF16, F16 or F32, save the model in one of them")
+        raise DataError(
+            f"{what} has dtype {code}; servers are given BF16, F16 or F32, save the model in one of them"
+        )
     if dtype == "bfloat16":
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).view(np.uint8)
     return bits.view(np.uint8)
@@ -114,7 +134,11 @@ def _write_safetensors(path: Path, arrays: tuple[WeightArray, ...]) -> None:
     offset = 0
     for array in arrays:
         end = offset + array.data.size
-        header[array.name] = {"dtype": _CODES[array.dtype], "shape": list(array.shape), "data_offsets": [offset, end]}
+        header[array.name] = {
+            "dtype": _CODES[array.dtype],
+            "shape": list(array.shape),
+            "data_offsets": [offset, end],
+        }
         offset = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)

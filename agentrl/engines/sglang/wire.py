@@ -32,7 +32,10 @@ _FINISH: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abor
 
 def sampling_body(sampling: SamplingParams) -> dict[str, Any]:
     """``sampling_params`` of SGLang 0.5; what is switched off is left out."""
-    body: dict[str, Any] = {"max_new_tokens": sampling.max_new_tokens, "temperature": sampling.temperature}
+    body: dict[str, Any] = {
+        "max_new_tokens": sampling.max_new_tokens,
+        "temperature": sampling.temperature,
+    }
     optional: tuple[tuple[str, Any, Any], ...] = (
         ("top_p", sampling.top_p, 1.0),
         ("top_k", sampling.top_k, 0),
@@ -55,7 +58,9 @@ def generate_body(request: GenerateRequest, rid: str) -> dict[str, Any]:
         "sampling_params": sampling_body(request.sampling),
         "return_logprob": True,
     }
-    return body | ({"image_data": [image.data_uri() for image in request.images]} if request.images else {})
+    return body | (
+        {"image_data": [image.data_uri() for image in request.images]} if request.images else {}
+    )
 
 
 def _with_single_placeholders(request: GenerateRequest) -> list[int]:
@@ -96,7 +101,9 @@ def read_answer(
         reason, matched = _FINISH[finish["type"]], finish.get("matched")
         status = finish.get("status_code")
         if reason == "abort" and status is not None and int(status) >= 400:
-            raise ServerLostError(f"{who}: the server gave it up with status {status}: {finish.get('message')}")
+            raise ServerLostError(
+                f"{who}: the server gave it up with status {status}: {finish.get('message')}"
+            )
         ids = np.asarray(answer["output_ids"], dtype=np.int32)
         triples = meta.get("output_token_logprobs") or []
         logprobs = np.asarray([_number(triple[0], who) for triple in triples], dtype=np.float32)
@@ -110,7 +117,9 @@ def read_answer(
             f"{who}: the answer is not one of SGLang's ({type(error).__name__}: {error}); is this its /generate?"
         ) from error
     if matched == _NAN_MARK:
-        raise RefusedError(f"{who}: the server sampled from logits that are not numbers; look at the weights")
+        raise RefusedError(
+            f"{who}: the server sampled from logits that are not numbers; look at the weights"
+        )
     _check(ids, logprobs, named, spans, account, vocab_size, who)
     segments = tuple(
         Segment(SegmentKind.POLICY, ids[start:end], logprobs[start:end], version_of(label))
@@ -144,7 +153,9 @@ def _spans(meta: Mapping[str, Any], size: int) -> list[tuple[str, int, int]]:
     spans = meta.get("weight_versions")
     if spans is None:
         return [(str(meta["weight_version"]), 0, size)]
-    return [(str(span["version"]), int(span["start"]), min(int(span["end"]), size)) for span in spans]
+    return [
+        (str(span["version"]), int(span["start"]), min(int(span["end"]), size)) for span in spans
+    ]
 
 
 def _check(

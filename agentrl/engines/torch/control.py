@@ -89,7 +89,9 @@ class Control:
         self._require_whole("resume")
         if self._updating or self._asleep:
             mend = "commit the update" if self._updating else "call wake(['kv_cache'])"
-            raise EngineError(f"resume: the engine is {self.health().state}; {mend} first", retryable=False)
+            raise EngineError(
+                f"resume: the engine is {self.health().state}; {mend} first", retryable=False
+            )
         self._thread.paused = False
         self._core.start_clock()
 
@@ -157,7 +159,9 @@ class Control:
     def _require_open(self, what: str) -> None:
         self._require_whole(what)
         if not self._updating:
-            raise EngineError(f"{what}: no update is open; call begin_update first", retryable=False)
+            raise EngineError(
+                f"{what}: no update is open; call begin_update first", retryable=False
+            )
 
 
 class TorchUpdateSession:

@@ -80,7 +80,9 @@ class TorchScheduler:
 
     def now(self) -> float:
         """Seconds of engine time, which stands still between ``stop_clock`` and ``start_clock``."""
-        return (time.monotonic() if self._stopped_at is None else self._stopped_at) - self._stood_still
+        return (
+            time.monotonic() if self._stopped_at is None else self._stopped_at
+        ) - self._stood_still
 
     def stop_clock(self) -> None:
         if self._stopped_at is None:
@@ -108,7 +110,9 @@ class TorchScheduler:
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Ends requests with what they have; unknown ids are ignored."""
-        for job in [self._jobs[request_id] for request_id in request_ids if request_id in self._jobs]:
+        for job in [
+            self._jobs[request_id] for request_id in request_ids if request_id in self._jobs
+        ]:
             self.abort_job(job)
 
     def abort_job(self, job: ScheduledRequest) -> None:
@@ -167,7 +171,9 @@ class TorchScheduler:
     @property
     def _rows(self) -> KVState:
         if self._lanes is None:
-            raise EngineError("the engine's KV memory is asleep; call wake(['kv_cache']) first", retryable=True)
+            raise EngineError(
+                "the engine's KV memory is asleep; call wake(['kv_cache']) first", retryable=True
+            )
         return self._lanes
 
     def _withdraw(self, job: ScheduledRequest) -> None:
@@ -228,7 +234,11 @@ class TorchScheduler:
             self._prefill(pending)
 
     def _enter(
-        self, job: ScheduledRequest, session: KVSession, pending: list[Pending], whole: dict[bytes, Pending]
+        self,
+        job: ScheduledRequest,
+        session: KVSession,
+        pending: list[Pending],
+        whole: dict[bytes, Pending],
     ) -> None:
         """Gives the job a row and what KV there is, and notes what is left to prefill."""
         lanes, ids = self._rows, job.ids
@@ -245,7 +255,11 @@ class TorchScheduler:
         else:
             if reused == 0 and (found := lanes.cache.find_prompt(ids)) is not None:
                 source, pure = found
-                reused = self._whole_chunks(min(pure, ids.size - 1)) if self._spec.deterministic else ids.size - 1
+                reused = (
+                    self._whole_chunks(min(pure, ids.size - 1))
+                    if self._spec.deterministic
+                    else ids.size - 1
+                )
                 lanes.kv.copy(source, row, reused)
             pending.append(Pending(row, ids, reused))
             if reused == 0:
@@ -287,7 +301,9 @@ class TorchScheduler:
                     job.prefill_s += self.now() - began
             chosen = np.array(rows, dtype=np.int64)
             spread = logits if len(rows) == len(items) else logits[sources]
-            self._sample(spread, chosen, table.sampling(chosen, chosen, self._weights.device), chosen)
+            self._sample(
+                spread, chosen, table.sampling(chosen, chosen, self._weights.device), chosen
+            )
 
     def _decode(self) -> None:
         """One token for every running row, in one forward over the span."""
@@ -303,13 +319,21 @@ class TorchScheduler:
         self._sample(logits, np.arange(self._span), self._sampling, live)
 
     def _sample(
-        self, logits: Tensor, rows: npt.NDArray[np.int64], params: SamplingRows, live: npt.NDArray[np.int64]
+        self,
+        logits: Tensor,
+        rows: npt.NDArray[np.int64],
+        params: SamplingRows,
+        live: npt.NDArray[np.int64],
     ) -> None:
         """Draws for ``rows`` (one a row of logits) and lets the ``live`` ones among them go on or end."""
         table, device = self._rows.table, self._weights.device
         draws = torch.from_numpy(uniforms(table.seeds[rows], table.inputs[1, rows] + 1)).to(device)
         ids_tensor, logprobs_tensor = sample(logits, draws, params)
-        both = torch.stack((ids_tensor.to(torch.int32), logprobs_tensor.view(torch.int32))).cpu().numpy()
+        both = (
+            torch.stack((ids_tensor.to(torch.int32), logprobs_tensor.view(torch.int32)))
+            .cpu()
+            .numpy()
+        )
         ids, logprobs = both[0].astype(np.int64), both[1].view(np.float32)
         if live is not rows and live.size < rows.size:
             ids, logprobs = ids[live], logprobs[live]
@@ -323,7 +347,10 @@ class TorchScheduler:
             self._watch(live)
 
     def _reject(
-        self, live: npt.NDArray[np.int64], ids: npt.NDArray[np.int64], logprobs: npt.NDArray[np.float32]
+        self,
+        live: npt.NDArray[np.int64],
+        ids: npt.NDArray[np.int64],
+        logprobs: npt.NDArray[np.float32],
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float32]]:
         """Fails the requests whose logits are not finite; the cache is cleared of what they wrote."""
         finite = np.isfinite(logprobs)
@@ -389,9 +416,13 @@ class TorchScheduler:
                 self._exchange(one, other)
         running = [row for row, job in enumerate(self._row_jobs) if job is not None]
         self._live = np.array(running, dtype=np.int64)
-        self._span = self._spec.num_rows if self._spec.deterministic else (running[-1] + 1 if running else 0)
+        self._span = (
+            self._spec.num_rows if self._spec.deterministic else (running[-1] + 1 if running else 0)
+        )
         if running:
-            self._sampling = self._rows.table.sampling(slice(0, self._span), self._live, self._weights.device)
+            self._sampling = self._rows.table.sampling(
+                slice(0, self._span), self._live, self._weights.device
+            )
 
     def _exchange(self, one: int, other: int) -> None:
         self._rows.cache.swap(one, other)

@@ -10,13 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agentrl.engines.base import (
-    EngineHealth,
-    EngineLayout,
-    EngineNotice,
-    PauseMode,
-    Tag,
-)
+from agentrl.engines.base import EngineHealth, EngineLayout, EngineNotice, PauseMode, Tag
 from agentrl.engines.checks import check_request
 from agentrl.engines.torch.control import Control, TorchUpdateSession
 from agentrl.engines.torch.core import TorchScheduler
@@ -68,7 +62,9 @@ class TorchEngine:
         """See ``RolloutEngine.generate``. A session's requests run one after the other."""
         check_request(request, self.info(), stop_strings=self._spec.decode is not None)
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        job = ScheduledRequest(request, future, self._core.now(), np.array(request.token_ids, dtype=np.int32))
+        job = ScheduledRequest(
+            request, future, self._core.now(), np.array(request.token_ids, dtype=np.int32)
+        )
         self._thread.submit(job)
         try:
             return await future

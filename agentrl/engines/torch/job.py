@@ -61,13 +61,17 @@ class ScheduledRequest:
         if not self.marks or self.marks[-1][0] != version:
             self.marks.append((version, int(self.logprobs.size)))
 
-    def completion(self, finish_reason: FinishReason, now: float, stop_string: str | None = None) -> Completion:
+    def completion(
+        self, finish_reason: FinishReason, now: float, stop_string: str | None = None
+    ) -> Completion:
         """The answer: one POLICY segment a version that made at least one token."""
         ids, count = self.ids[self.num_prompt :], int(self.logprobs.size)
         ends = [first for _, first in self.marks[1:]] + [count]
         segments = tuple(
             Segment(SegmentKind.POLICY, ids[first:end], self.logprobs[first:end], version)
-            for (version, first), end in zip(self.marks, ends, strict=False)  # no mark: it never ran
+            for (version, first), end in zip(
+                self.marks, ends, strict=False
+            )  # no mark: it never ran
             if end > first
         )
         started = now if self.started is None else self.started

@@ -30,18 +30,27 @@ class KVCache:
     """
 
     def __init__(
-        self, shape: KVShape, rows: int, context_tokens: int, dtype: torch.dtype, device: torch.device
+        self,
+        shape: KVShape,
+        rows: int,
+        context_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         self.max_keys = -(-context_tokens // _ALIGN) * _ALIGN
         self.capacity = self.max_keys + _ALIGN
         self.trash = self.capacity - 1
         K, E = shape.heads, shape.head_dim
-        self._both = torch.zeros((2, shape.num_layers, rows, K, self.capacity, E), dtype=dtype, device=device)
+        self._both = torch.zeros(
+            (2, shape.num_layers, rows, K, self.capacity, E), dtype=dtype, device=device
+        )
         self.keys, self.values = self._both[0], self._both[1]
         self.bias = torch.full((rows, K, self.capacity), float("-inf"), dtype=dtype, device=device)
         self.bias[:, :, 0] = 0.0  # a row without any visible key would be NaN
         self._row_base = (torch.arange(rows * K, device=device) * self.capacity).view(rows, K)
-        self._flat = [(self.keys[n].view(-1, E), self.values[n].view(-1, E)) for n in range(shape.num_layers)]
+        self._flat = [
+            (self.keys[n].view(-1, E), self.values[n].view(-1, E)) for n in range(shape.num_layers)
+        ]
         self._flat_bias = self.bias.view(-1)
 
     def show(self, positions_N: Tensor) -> Tensor:
@@ -52,7 +61,9 @@ class KVCache:
 
     def flat_index(self, rows_M: Tensor, positions_MT: Tensor) -> Tensor:
         """Flat index ``[M·T·K]`` of a chunk's positions."""
-        return (self._row_base.index_select(0, rows_M)[:, None, :] + positions_MT[:, :, None]).view(-1)
+        return (self._row_base.index_select(0, rows_M)[:, None, :] + positions_MT[:, :, None]).view(
+            -1
+        )
 
     def write(self, layer: int, index: Tensor, keys: Tensor, values: Tensor) -> None:
         """Stores keys and values ``[n, E]`` at a flat index ``[n]``."""

@@ -34,5 +34,7 @@ class KVState:
             table=table,
             cache=SessionCache(table, kv, spec.parked_tokens),
             decoder=decoder,
-            prefiller=Prefiller(decoder, kv, weights.num_heads, weights.device, fixed=spec.deterministic),
+            prefiller=Prefiller(
+                decoder, kv, weights.num_heads, weights.device, fixed=spec.deterministic
+            ),
         )

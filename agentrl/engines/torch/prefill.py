@@ -47,7 +47,9 @@ class Prefiller:
     position's KV is then a function of the ids up to it, to the last bit.
     """
 
-    def __init__(self, decoder: Forward, kv: KVCache, num_heads: int, device: torch.device, *, fixed: bool) -> None:
+    def __init__(
+        self, decoder: Forward, kv: KVCache, num_heads: int, device: torch.device, *, fixed: bool
+    ) -> None:
         self._decoder = decoder
         self._kv = kv
         self._num_heads = num_heads
@@ -98,7 +100,11 @@ class Prefiller:
             positions[index, :size] = np.arange(item.first, item.first + size)
             item.first += size
         keys = max(item.first for item in batch)
-        num_keys = self._kv.max_keys if self._fixed else min(-(-keys // _KEY_BUCKET) * _KEY_BUCKET, self._kv.max_keys)
+        num_keys = (
+            self._kv.max_keys
+            if self._fixed
+            else min(-(-keys // _KEY_BUCKET) * _KEY_BUCKET, self._kv.max_keys)
+        )
         return self._decoder.prefill(
             self._tensor(tokens),
             self._tensor(positions),

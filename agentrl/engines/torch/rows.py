@@ -47,7 +47,11 @@ class RowTable:
         self.seeds[row] = np.uint64(seed % 2**64)
         self._greedy[row] = sampling.temperature == 0.0
         self._inverse_temperature[row] = 1.0 / sampling.temperature if sampling.temperature else 1.0
-        self._top_p[row], self._top_k[row], self._min_p[row] = sampling.top_p, sampling.top_k, sampling.min_p
+        self._top_p[row], self._top_k[row], self._min_p[row] = (
+            sampling.top_p,
+            sampling.top_k,
+            sampling.min_p,
+        )
         stops = sampling.stop_token_ids
         if len(stops) > self.stop_ids.shape[1]:
             wider = np.full((len(self.busy), len(stops)), -1, dtype=np.int64)
@@ -66,7 +70,10 @@ class RowTable:
         return np.where(self.busy[:span], self.inputs[1, :span] + 1, 0)
 
     def accept(
-        self, rows: npt.NDArray[np.int64], ids: npt.NDArray[np.int64], logprobs: npt.NDArray[np.float32]
+        self,
+        rows: npt.NDArray[np.int64],
+        ids: npt.NDArray[np.int64],
+        logprobs: npt.NDArray[np.float32],
     ) -> npt.NDArray[np.bool_]:
         """Appends one sampled token to each of ``rows``; tells which of them sampled a stop token."""
         positions = self.inputs[1, rows] + 1
@@ -96,7 +103,10 @@ class RowTable:
             array[pair] = array[turned]
 
     def sampling(
-        self, chosen: npt.NDArray[np.int64] | slice, live: npt.NDArray[np.int64], device: torch.device
+        self,
+        chosen: npt.NDArray[np.int64] | slice,
+        live: npt.NDArray[np.int64],
+        device: torch.device,
     ) -> SamplingRows:
         """Parameters of the ``chosen`` rows as tensors, for features that one of the ``live`` rows uses."""
 

@@ -22,7 +22,9 @@ def _mix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return x ^ (x >> _S31)
 
 
-def uniforms(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+def uniforms(
+    seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]
+) -> npt.NDArray[np.float64]:
     """Uniform numbers in [0, 1), a pure function of (seed, absolute token position).
 
     SplitMix64 (Steele, Lea & Flood 2014, OOPSLA, fig. 17) of the mixed seed at counter ``position``: no state, so a

@@ -173,7 +173,10 @@ class SessionCache:
         self._vacate(session)
 
     def _unpark(self, session: KVSession) -> None:
-        if self._parked.pop(session.session_id, None) is not None and session.parked_ids is not None:
+        if (
+            self._parked.pop(session.session_id, None) is not None
+            and session.parked_ids is not None
+        ):
             self._parked_tokens -= int(session.parked_ids.size)
         session.parked = session.parked_ids = None
 

@@ -101,7 +101,9 @@ class EngineThread:
             self._calls.discard(future)
 
     def _dead(self) -> EngineError:
-        return EngineError(f"the engine is dead ({self.death}); build it again, or use another", retryable=True)
+        return EngineError(
+            f"the engine is dead ({self.death}); build it again, or use another", retryable=True
+        )
 
     def _main(self) -> None:
         if self._num_threads is not None:
@@ -139,12 +141,16 @@ class EngineThread:
 
     def _deliver(self) -> None:
         """Resolves the futures of answered requests, with one wake-up for each event loop."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[ScheduledRequest, Completion | EngineError]]] = {}
+        by_loop: dict[
+            asyncio.AbstractEventLoop, list[tuple[ScheduledRequest, Completion | EngineError]]
+        ] = {}
         for job, answer in self._core.outbox:
             by_loop.setdefault(job.future.get_loop(), []).append((job, answer))
         self._core.outbox.clear()
         for loop, answers in by_loop.items():
-            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody awaits these any more
+            with contextlib.suppress(
+                RuntimeError
+            ):  # the loop was closed: nobody awaits these any more
                 loop.call_soon_threadsafe(_resolve, answers)
 
     def _end(self, reason: str) -> None:

@@ -50,10 +50,20 @@ class TorchEngineSpec:
 
     def __post_init__(self) -> None:
         rules = (
-            ("model.dtype", self.dtype in ("float32", "bfloat16"), self.dtype, "'float32' or 'bfloat16'"),
+            (
+                "model.dtype",
+                self.dtype in ("float32", "bfloat16"),
+                self.dtype,
+                "'float32' or 'bfloat16'",
+            ),
             ("rollout.context_tokens", self.context_tokens >= 2, self.context_tokens, "at least 2"),
             ("rollout.max_running", self.max_running >= 1, self.max_running, "at least 1"),
-            ("rollout.num_threads", self.num_threads is None or self.num_threads >= 1, self.num_threads, ">= 1"),
+            (
+                "rollout.num_threads",
+                self.num_threads is None or self.num_threads >= 1,
+                self.num_threads,
+                ">= 1",
+            ),
             (
                 "rollout.kv_tokens",
                 self.kv_tokens is None or self.kv_tokens >= self.context_tokens,
@@ -63,7 +73,9 @@ class TorchEngineSpec:
         )
         for name, holds, value, rule in rules:
             if not holds:
-                raise ConfigError(f"{name} must be {rule}, got {value!r}; change it in the configuration")
+                raise ConfigError(
+                    f"{name} must be {rule}, got {value!r}; change it in the configuration"
+                )
 
     @property
     def num_rows(self) -> int:

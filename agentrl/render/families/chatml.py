@@ -14,14 +14,7 @@ from agentrl.errors import DataError
 from agentrl.render.encode import Piece, PieceEncoder, Source
 from agentrl.render.vision import IMAGE_TEXT, Vision, shown_images
 from agentrl.render.vocabulary import Vocabulary, context_segments
-from agentrl.types import (
-    Image,
-    MediaSpan,
-    Message,
-    Segment,
-    SegmentKind,
-    ToolSpec,
-)
+from agentrl.types import Image, MediaSpan, Message, Segment, SegmentKind, ToolSpec
 
 __all__ = ["ChatMLRenderer", "ChatMLStyle", "chatml_pieces"]
 
@@ -77,7 +70,9 @@ class ChatMLRenderer:
         self.style = style
         self._vision = vision
         self._encoder = PieceEncoder(tokenizer.backend_tokenizer, ASSISTANT_MARKERS)
-        if missing := [marker for marker in (TURN_START, TURN_END) if marker not in self._encoder.added_ids]:
+        if missing := [
+            marker for marker in (TURN_START, TURN_END) if marker not in self._encoder.added_ids
+        ]:
             raise DataError(
                 f"the ChatML family needs {' and '.join(missing)} among the tokenizer's added tokens, and "
                 f"{tokenizer.name_or_path} has {', '.join(self._encoder.added_ids) or 'none'}; add them to the "
@@ -95,14 +90,20 @@ class ChatMLRenderer:
     def stop_token_ids(self) -> tuple[int, ...]:
         """``<|im_end|>``, and ``<|endoftext|>`` where the tokenizer has it, as base models end with that."""
         added = self._encoder.added_ids
-        return (self._turn_end_id, added[DOCUMENT_END]) if DOCUMENT_END in added else (self._turn_end_id,)
+        return (
+            (self._turn_end_id, added[DOCUMENT_END])
+            if DOCUMENT_END in added
+            else (self._turn_end_id,)
+        )
 
     @property
     def image_token_ids(self) -> frozenset[int]:
         """See ``Renderer.image_token_ids``."""
         return self._vision.reserved_ids if self._vision else frozenset()
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> tuple[Segment, ...]:
+    def prompt(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
+    ) -> tuple[Segment, ...]:
         """See ``Renderer.prompt``.
 
         Raises:
@@ -127,7 +128,11 @@ class ChatMLRenderer:
         """
         if self.style.thinking and self._rewrites(completion, messages):
             return None
-        pieces = [Piece("\n", Source.TEMPLATE), *_turns(messages, self.style), *_generation(self.style)]
+        pieces = [
+            Piece("\n", Source.TEMPLATE),
+            *_turns(messages, self.style),
+            *_generation(self.style),
+        ]
         if completion.size == 0 or int(completion[-1]) != self._turn_end_id:
             pieces.insert(0, Piece(TURN_END, Source.TEMPLATE))
         return context_segments(*self._encoded(pieces, messages))
@@ -164,11 +169,19 @@ class ChatMLRenderer:
         return "</think>" in turn and not _split_thinking(turn)[0]
 
 
-def chatml_pieces(messages: Sequence[Message], tools: Sequence[ToolSpec], style: ChatMLStyle) -> Iterator[Piece]:
+def chatml_pieces(
+    messages: Sequence[Message], tools: Sequence[ToolSpec], style: ChatMLStyle
+) -> Iterator[Piece]:
     """The conversation as the template renders it, without the generation prompt."""
     has_system = bool(messages) and messages[0]["role"] == "system"
     default = style.default_system
-    system = [*_content(messages[0])] if has_system else [] if default is None else [Piece(default, Source.CONTENT)]
+    system = (
+        [*_content(messages[0])]
+        if has_system
+        else []
+        if default is None
+        else [Piece(default, Source.CONTENT)]
+    )
     if system or tools:
         yield Piece(f"{TURN_START}system\n", Source.TEMPLATE)
         yield from system
@@ -196,7 +209,9 @@ def _turns(messages: Sequence[Message], style: ChatMLStyle) -> Iterator[Piece]:
         yield Piece(f"{TURN_START}{role}\n", Source.TEMPLATE)
         if role == "assistant":
             reasoning = style.thinking and bool(_thinking_of(message)[0])
-            think = style.thinking and index > last_query and (reasoning or index == len(messages) - 1)
+            think = (
+                style.thinking and index > last_query and (reasoning or index == len(messages) - 1)
+            )
             yield from _assistant_body(message, style=style, think=think)
         else:
             yield from _content(message)
@@ -285,7 +300,9 @@ def _content(message: Message) -> Iterator[Piece]:
         if isinstance(part.get("image"), Image):
             yield Piece(IMAGE_TEXT, Source.TEMPLATE)
         else:
-            yield Piece(_text({"role": message["role"], "content": part.get("text", part)}), Source.CONTENT)
+            yield Piece(
+                _text({"role": message["role"], "content": part.get("text", part)}), Source.CONTENT
+            )
 
 
 def _text(message: Message) -> str:

@@ -20,7 +20,9 @@ def _adapt(messages: Sequence[Message]) -> list[dict[str, Any]]:
     adapted = as_they_are(messages)
     for message in adapted:
         if calls := message.get("tool_calls"):
-            message["tool_calls"] = [{**call, "function": _as_text(call["function"])} for call in calls]
+            message["tool_calls"] = [
+                {**call, "function": _as_text(call["function"])} for call in calls
+            ]
     return adapted
 
 

@@ -10,12 +10,7 @@ from agentrl.errors import ConfigError, DataError
 from agentrl.render.chat_template import ChatTemplate
 from agentrl.render.families.chatml import ChatMLRenderer, ChatMLStyle, chatml_pieces
 from agentrl.render.families.probe_messages import TOOL
-from agentrl.types import (
-    Image,
-    Message,
-    ToolCall,
-    ToolSpec,
-)
+from agentrl.types import Image, Message, ToolCall, ToolSpec
 
 __all__ = ["check_ids", "recognise_chatml"]
 
@@ -31,7 +26,10 @@ def _said(role: Any, content: str) -> Message:
 
 
 def _called(content: str, reasoning: str | None, *words: str) -> Message:
-    calls = [ToolCall(f"call_{index}", "lookup", {"word": word}).openai() for index, word in enumerate(words)]
+    calls = [
+        ToolCall(f"call_{index}", "lookup", {"word": word}).openai()
+        for index, word in enumerate(words)
+    ]
     message: Message = {"role": "assistant", "content": content, "tool_calls": calls}
     if reasoning is not None:
         message["reasoning_content"] = reasoning
@@ -41,7 +39,15 @@ def _called(content: str, reasoning: str | None, *words: str) -> Message:
 # Between them: every role, with and without tools and system, several calls and responses, thinking kept and dropped.
 _PROBES: tuple[tuple[tuple[Message, ...], tuple[ToolSpec, ...]], ...] = (
     ((_said("user", "Hello"),), ()),
-    ((_said("system", "Be brief."), _said("user", "Hello"), _said("assistant", "Hi"), _said("user", "Bye")), ()),
+    (
+        (
+            _said("system", "Be brief."),
+            _said("user", "Hello"),
+            _said("assistant", "Hi"),
+            _said("user", "Bye"),
+        ),
+        (),
+    ),
     ((_said("user", "Hello"),), (TOOL,)),
     (
         (
@@ -72,7 +78,10 @@ _PICTURE = {"type": "image", "image": Image("0" * 64, "image/png", 28, 28, 0)}
 _IMAGE_PROBES: tuple[tuple[tuple[Message, ...], tuple[ToolSpec, ...]], ...] = (
     (
         (
-            {"role": "user", "content": [_PICTURE, {"type": "text", "text": "Which word?"}, _PICTURE]},
+            {
+                "role": "user",
+                "content": [_PICTURE, {"type": "text", "text": "Which word?"}, _PICTURE],
+            },
             _called("", None, "a"),
             {"role": "tool", "content": [{"type": "text", "text": "This one:"}, _PICTURE]},
         ),
@@ -121,7 +130,8 @@ def recognise_chatml(
             (
                 _difference(theirs, ours)
                 for messages, tools in (*_PROBES, *(_IMAGE_PROBES if images else ()))
-                if (theirs := rendered(messages, tools, False)) != (ours := _text_of(messages, tools, style))
+                if (theirs := rendered(messages, tools, False))
+                != (ours := _text_of(messages, tools, style))
             ),
             None,
         )
@@ -144,7 +154,10 @@ def check_ids(tokenizer: Any, renderer: ChatMLRenderer, where: str) -> None:
     """
     for messages, tools in _PROBES:
         (segment,) = renderer.prompt(messages, tools)
-        text = _text_of(messages, tools, renderer.style) + f"<|im_start|>assistant\n{renderer.style.generation_prefix}"
+        text = (
+            _text_of(messages, tools, renderer.style)
+            + f"<|im_start|>assistant\n{renderer.style.generation_prefix}"
+        )
         theirs = tokenizer.encode(text, add_special_tokens=False)
         if segment.token_ids.tolist() != theirs:
             raise DataError(

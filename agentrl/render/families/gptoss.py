@@ -35,7 +35,9 @@ def _adapt(messages: Sequence[Message]) -> list[dict[str, Any]]:
                     f"gpt-oss writes one call a turn, got a message with {len(message['tool_calls'])}; give each "
                     "call a message of its own, followed by its answer"
                 )
-            message["content"] = "\n\n".join(text for text in (thinking, message.get("content")) if text)
+            message["content"] = "\n\n".join(
+                text for text in (thinking, message.get("content")) if text
+            )
         elif thinking:
             message["thinking"] = thinking
     return adapted

@@ -10,7 +10,9 @@ WORD = "thereupon"
 """In no template."""
 
 TOOL = ToolSpec(
-    "lookup", "Looks a word up: é, <b>.", {"type": "object", "properties": {"word": {"type": "string"}}, "required": []}
+    "lookup",
+    "Looks a word up: é, <b>.",
+    {"type": "object", "properties": {"word": {"type": "string"}}, "required": []},
 )
 QUESTION: Message = {"role": "user", "content": "Hello"}
 ANSWER: Message = {"role": "assistant", "content": f"It is {WORD}"}

@@ -7,12 +7,7 @@ from collections.abc import Iterator
 from agentrl.errors import ConfigError, DataError
 from agentrl.render.chat_template import ChatTemplate
 from agentrl.render.families.family import Family
-from agentrl.render.families.probe_messages import (
-    ANSWER,
-    CALL,
-    QUESTION,
-    TOOL,
-)
+from agentrl.render.families.probe_messages import ANSWER, CALL, QUESTION, TOOL
 from agentrl.render.template_renderer import TemplateRenderer
 from agentrl.render.vision import Vision
 from agentrl.types import Message, ToolSpec
@@ -53,17 +48,26 @@ def _conversations(content: str) -> Iterator[_Conversation]:
     yield (user,), ()
     yield (QUESTION, ANSWER, user), ()
     yield ({"role": "system", "content": content}, user, ANSWER, QUESTION), ()
-    answered: tuple[Message, ...] = (user, CALL, {"role": "tool", "content": content, "name": TOOL.name})
+    answered: tuple[Message, ...] = (
+        user,
+        CALL,
+        {"role": "tool", "content": content, "name": TOOL.name},
+    )
     yield answered, (TOOL,)
     yield (*answered, ANSWER, user), (TOOL,)
 
 
 def _plain(
-    template: ChatTemplate, family: Family, messages: tuple[Message, ...], tools: tuple[ToolSpec, ...]
+    template: ChatTemplate,
+    family: Family,
+    messages: tuple[Message, ...],
+    tools: tuple[ToolSpec, ...],
 ) -> str | None:
     """What the template writes itself; None where it has no place for such a conversation, or not for the tools."""
     try:
-        text = template.render(family.adapt(messages), [tool.openai() for tool in tools], generation=True)
+        text = template.render(
+            family.adapt(messages), [tool.openai() for tool in tools], generation=True
+        )
     except DataError:
         return None
     return None if any(tool.description not in text for tool in tools) else text

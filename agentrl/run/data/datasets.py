@@ -47,16 +47,28 @@ def load_tasks(
 
 
 def finite_rows(
-    reference: str, args: Mapping[str, Any], *, base_dir: Path, seed: int, setting: str, limit: int | None
+    reference: str,
+    args: Mapping[str, Any],
+    *,
+    base_dir: Path,
+    seed: int,
+    setting: str,
+    limit: int | None,
 ) -> list[Any]:
     """The rows of a data set, or its first ``limit``.
 
     Raises:
         DataError: the data set cannot be read or is empty.
     """
-    rows = list(itertools.islice(_rows(reference, args, base_dir=base_dir, seed=seed, setting=setting), limit))
+    rows = list(
+        itertools.islice(
+            _rows(reference, args, base_dir=base_dir, seed=seed, setting=setting), limit
+        )
+    )
     if not rows:
-        raise DataError(f"{setting}='{reference}' holds no row; point it at a data set with at least one")
+        raise DataError(
+            f"{setting}='{reference}' holds no row; point it at a data set with at least one"
+        )
     return rows
 
 
@@ -76,7 +88,9 @@ def endless_rows(
                 count += 1
                 yield row
             if not count:
-                raise DataError(f"{setting}='{reference}' holds no row; point it at a data set with at least one")
+                raise DataError(
+                    f"{setting}='{reference}' holds no row; point it at a data set with at least one"
+                )
 
     return itertools.islice(repeated(), skip, None)
 
@@ -90,7 +104,9 @@ def rows_hash(tasks: Sequence[Task]) -> str:
     return digest.hexdigest()
 
 
-def _rows(reference: str, args: Mapping[str, Any], *, base_dir: Path, seed: int, setting: str) -> Iterable[Any]:
+def _rows(
+    reference: str, args: Mapping[str, Any], *, base_dir: Path, seed: int, setting: str
+) -> Iterable[Any]:
     path = base_dir / reference
     if reference.endswith(".jsonl"):
         return _jsonl(path, setting)
@@ -107,9 +123,13 @@ def _rows(reference: str, args: Mapping[str, Any], *, base_dir: Path, seed: int,
     except AgentRLError:
         raise
     except Exception as error:  # boundary: the user's own code
-        raise DataError(f"{setting}='{reference}' raised {type(error).__name__}: {error}") from error
+        raise DataError(
+            f"{setting}='{reference}' raised {type(error).__name__}: {error}"
+        ) from error
     if not isinstance(rows, Iterable):
-        raise DataError(f"{setting}='{reference}' must return an iterable of rows, got {type(rows).__name__}")
+        raise DataError(
+            f"{setting}='{reference}' must return an iterable of rows, got {type(rows).__name__}"
+        )
     return _read(rows, f"{setting}='{reference}' raised")
 
 
@@ -154,13 +174,17 @@ def _folder(path: Path, setting: str) -> Iterator[Any]:
 
     found = load_from_disk(str(path))
     if isinstance(found, Mapping):
-        raise DataError(f"{setting}='{path}' holds the splits {', '.join(found)}; name one of them: {path}/SPLIT")
+        raise DataError(
+            f"{setting}='{path}' holds the splits {', '.join(found)}; name one of them: {path}/SPLIT"
+        )
     yield from found
 
 
 def _need(path: Path, setting: str) -> None:
     if not path.is_file():
-        raise DataError(f"{setting}='{path}' does not exist; name a file, from the configuration's folder on")
+        raise DataError(
+            f"{setting}='{path}' does not exist; name a file, from the configuration's folder on"
+        )
 
 
 def _task(row: Any, index: int, reference: str, folder: Path) -> Task:
@@ -171,13 +195,19 @@ def _task(row: Any, index: int, reference: str, folder: Path) -> Task:
     if isinstance(row, Task):
         return row
     if not isinstance(row, Mapping):
-        raise DataError(f"row {index} of {reference} must be a Task or a mapping, got {type(row).__name__}")
+        raise DataError(
+            f"row {index} of {reference} must be a Task or a mapping, got {type(row).__name__}"
+        )
     messages = row.get("messages", row.get("prompt", row.get("question")))
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
     if messages is None:
-        raise DataError(f"row {index} of {reference} has no 'messages', 'prompt' or 'question'; it has {sorted(row)}")
-    if not isinstance(messages, Sequence) or not all(isinstance(m, Mapping) and "role" in m for m in messages):
+        raise DataError(
+            f"row {index} of {reference} has no 'messages', 'prompt' or 'question'; it has {sorted(row)}"
+        )
+    if not isinstance(messages, Sequence) or not all(
+        isinstance(m, Mapping) and "role" in m for m in messages
+    ):
         raise DataError(
             f"row {index} of {reference}: 'messages' must be text or a list of messages with a role, "
             f"got {messages!r:.200}"

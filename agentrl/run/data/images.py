@@ -14,7 +14,9 @@ __all__ = ["place_images"]
 _KINDS = ("image", "image_url")
 
 
-def place_images(messages: Sequence[Mapping[str, Any]], images: Any, folder: Path, where: str) -> list[dict[str, Any]]:
+def place_images(
+    messages: Sequence[Mapping[str, Any]], images: Any, folder: Path, where: str
+) -> list[dict[str, Any]]:
     """A row's messages with every image in its part. Files are named, and read where an episode begins.
 
     Args:
@@ -32,7 +34,10 @@ def place_images(messages: Sequence[Mapping[str, Any]], images: Any, folder: Pat
     given = list(images or ())
     rest = iter(given)
     placed = [
-        {name: _placed(value, rest, folder, where) if name == "content" else value for name, value in message.items()}
+        {
+            name: _placed(value, rest, folder, where) if name == "content" else value
+            for name, value in message.items()
+        }
         for message in messages
     ]
     if left := sum(1 for _ in rest):
@@ -52,19 +57,35 @@ def _placed(content: Any, rest: Iterator[Any], folder: Path, where: str) -> Any:
 def _part(part: Any, rest: Iterator[Any], folder: Path, where: str) -> Any:
     if not isinstance(part, Mapping) or part.get("type") not in _KINDS:
         # Arrow gives every part every column: what a text part does not have is null
-        return {name: value for name, value in part.items() if value is not None} if isinstance(part, Mapping) else part
-    source = next((part[name] for name in ("image", "image_url", "url", "path") if part.get(name) is not None), None)
+        return (
+            {name: value for name, value in part.items() if value is not None}
+            if isinstance(part, Mapping)
+            else part
+        )
+    source = next(
+        (
+            part[name]
+            for name in ("image", "image_url", "url", "path")
+            if part.get(name) is not None
+        ),
+        None,
+    )
     if source is None:
         source = next(rest, None)
         if source is None:
-            raise DataError(f"{where}: a part of type image has no image, and the column 'images' has none left")
+            raise DataError(
+                f"{where}: a part of type image has no image, and the column 'images' has none left"
+            )
     return {"type": "image", "image": _anchored(source, folder, where)}
 
 
 def _anchored(source: Any, folder: Path, where: str) -> str | Image:
     """A file's name from ``folder`` on, to be read later; anything else read."""
     if isinstance(source, Mapping):
-        source = next((source[name] for name in ("bytes", "url", "path") if source.get(name) is not None), source)
+        source = next(
+            (source[name] for name in ("bytes", "url", "path") if source.get(name) is not None),
+            source,
+        )
     if isinstance(source, str) and not source.startswith(("data:", "http://", "https://")):
         return str(folder / Path(source).expanduser())
     return Image.read(source, f"{where}: an image")

@@ -19,12 +19,7 @@ from agentrl.render import Renderer
 from agentrl.run.build import LiveObjects, player_spec, renderer_spec
 from agentrl.store import RunDirectory, write_json
 from agentrl.store.json_text import from_json
-from agentrl.types import (
-    Task,
-    ToolSpec,
-    load_object,
-    with_images,
-)
+from agentrl.types import Task, ToolSpec, load_object, with_images
 
 __all__ = ["LeftOut", "fitting_tasks", "left_out_tasks", "long_prompts"]
 
@@ -54,18 +49,31 @@ class LeftOut:
 
     def record(self) -> dict[str, Any]:
         """As JSON."""
-        return {"ids": list(self.ids), "num_tasks": self.num_tasks, "limit": self.limit, "longest": self.longest}
+        return {
+            "ids": list(self.ids),
+            "num_tasks": self.num_tasks,
+            "limit": self.limit,
+            "longest": self.longest,
+        }
 
 
 def fitting_tasks(
-    stage: StageConfig, live: LiveObjects, tasks: Sequence[Task], *, base_dir: Path, model: Path, run: RunDirectory
+    stage: StageConfig,
+    live: LiveObjects,
+    tasks: Sequence[Task],
+    *,
+    base_dir: Path,
+    model: Path,
+    run: RunDirectory,
 ) -> tuple[list[Task], LeftOut | None]:
     """The tasks that the stage draws, and what it leaves out, decided when it began.
 
     Raises:
         DataError: no task is left.
     """
-    kept: dict[str, Any] = from_json(run.left_out_path.read_bytes()) if run.left_out_path.is_file() else {}
+    kept: dict[str, Any] = (
+        from_json(run.left_out_path.read_bytes()) if run.left_out_path.is_file() else {}
+    )
     if stage.name in kept:
         own = kept[stage.name]
         found = LeftOut(tuple(own["ids"]), own["num_tasks"], own["limit"], own["longest"])
@@ -89,11 +97,15 @@ def left_out_tasks(
     limit = stage.data.max_prompt_tokens
     lengths: Mapping[str, int] = {}
     if isinstance(driver, EnvSpec) and _is_tool_env(driver):
-        lengths = asyncio.run(long_prompts(driver, tasks, renderer_spec(stage, base_dir, model).build(), limit))
+        lengths = asyncio.run(
+            long_prompts(driver, tasks, renderer_spec(stage, base_dir, model).build(), limit)
+        )
     return LeftOut(tuple(lengths), len(tasks), limit, max(lengths.values(), default=0))
 
 
-async def long_prompts(driver: EnvSpec, tasks: Sequence[Task], renderer: Renderer, limit: int) -> dict[str, int]:
+async def long_prompts(
+    driver: EnvSpec, tasks: Sequence[Task], renderer: Renderer, limit: int
+) -> dict[str, int]:
     """The tokens of each prompt that has more than ``limit``, by the task's id.
 
     A task whose prompt cannot be made or rendered is none of them: its episodes say why.

@@ -34,7 +34,9 @@ def pairs_of_run(
         StoreError: there is no run, or a file of it is damaged.
     """
     if not 0.0 <= begin < end <= 1.0:
-        raise ConfigError(f"data.args: begin and end must be shares, 0 <= begin < end <= 1, got {begin} and {end}")
+        raise ConfigError(
+            f"data.args: begin and end must be shares, 0 <= begin < end <= 1, got {begin} and {end}"
+        )
     reader = TrajectoryReader(RunDirectory.open(run))
     chosen = list(_best_and_worst(reader, min_gap))
     part = chosen[round(begin * len(chosen)) : round(end * len(chosen))]
@@ -46,7 +48,11 @@ def pairs_of_run(
     stored = reader.get_many(name for best, worst, _ in part for name in (best, worst))
     for _, _, gap in part:
         better, other = next(stored), next(stored)
-        yield {"chosen": better.trajectory, "rejected": other.trajectory, "margin": gap if margin else 0.0}
+        yield {
+            "chosen": better.trajectory,
+            "rejected": other.trajectory,
+            "margin": gap if margin else 0.0,
+        }
 
 
 def _best_and_worst(reader: TrajectoryReader, min_gap: float) -> Iterator[tuple[str, str, float]]:

@@ -120,8 +120,21 @@ def pip_install(
         subprocess.CalledProcessError: pip failed; its ``output`` is what it said last.
     """
     folder = Path(tempfile.mkdtemp(prefix="agentrl-pip-"))
-    command = [str(python), "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off", *arguments]
-    progress, said, started = Progress(folder, site), deque[str](maxlen=_KEPT_LINES), time.monotonic()
+    command = [
+        str(python),
+        "-m",
+        "pip",
+        "install",
+        "--disable-pip-version-check",
+        "--progress-bar",
+        "off",
+        *arguments,
+    ]
+    progress, said, started = (
+        Progress(folder, site),
+        deque[str](maxlen=_KEPT_LINES),
+        time.monotonic(),
+    )
     ended = threading.Event()
 
     def watch() -> None:
@@ -133,7 +146,12 @@ def pip_install(
     env = {**os.environ, "TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"}
     try:
         with subprocess.Popen(
-            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+            command,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
         ) as process:
             assert process.stdout is not None
             for line in process.stdout:
@@ -168,7 +186,13 @@ def main() -> int:
 
     try:
         site = Path(sysconfig.get_path("purelib"))
-        pip_install(sys.executable, sys.argv[1:], tell=tell, refresh=refresh if terminal else None, site=site)
+        pip_install(
+            sys.executable,
+            sys.argv[1:],
+            tell=tell,
+            refresh=refresh if terminal else None,
+            site=site,
+        )
     except subprocess.CalledProcessError as error:
         tell("pip failed; it said last:")
         sys.stderr.write(error.output)

@@ -58,12 +58,18 @@ class Interruption:
             text += f"; what runs ended before a checkpoint could be made ({type(error).__name__}: {first})"
         checkpoint = self._newest_checkpoint()
         text += f"; {self.how_on(checkpoint)}"
-        self._told = KeyboardInterrupt(text) if isinstance(error, KeyboardInterrupt) else RunInterruptedError(text)
+        self._told = (
+            KeyboardInterrupt(text)
+            if isinstance(error, KeyboardInterrupt)
+            else RunInterruptedError(text)
+        )
         self._display.message(text)
         entry = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "by": by,
-            "checkpoint": None if checkpoint is None else str(checkpoint.relative_to(self._directory.root)),
+            "checkpoint": None
+            if checkpoint is None
+            else str(checkpoint.relative_to(self._directory.root)),
         }
         try:
             self._events.log("interrupted", text, boundary="run", level="warning")
@@ -85,7 +91,9 @@ class Interruption:
 
     def _newest_checkpoint(self) -> Path | None:
         for stage in reversed(self._stages):
-            found = sorted((self._directory.checkpoints_folder / stage.name).glob("step=*/manifest.json"))
+            found = sorted(
+                (self._directory.checkpoints_folder / stage.name).glob("step=*/manifest.json")
+            )
             if found:
                 return found[-1].parent
         return None

@@ -20,7 +20,9 @@ __all__ = ["command_line", "git_state", "run_record"]
 _PACKAGES = ("agentrl", "torch", "transformers", "ray", "numpy", "tokenizers")
 
 
-def run_record(*, seed: int, data: Mapping[str, str], parent: str | None, sandbox: Mapping[str, Any]) -> dict[str, Any]:
+def run_record(
+    *, seed: int, data: Mapping[str, str], parent: str | None, sandbox: Mapping[str, Any]
+) -> dict[str, Any]:
     """What ran.
 
     Args:
@@ -70,5 +72,7 @@ def git_state() -> dict[str, str] | None:
 
 
 def _run_git(folder: Path, *args: str) -> bytes:
-    done = subprocess.run(["git", "-C", str(folder), *args], capture_output=True, check=True, timeout=10)
+    done = subprocess.run(
+        ["git", "-C", str(folder), *args], capture_output=True, check=True, timeout=10
+    )
     return done.stdout

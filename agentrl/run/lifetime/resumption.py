@@ -8,12 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agentrl.config import (
-    RunConfig,
-    StageConfig,
-    load_config,
-    to_yaml,
-)
+from agentrl.config import RunConfig, StageConfig, load_config, to_yaml
 from agentrl.config.dump import SHARED_SECTIONS
 from agentrl.errors import ConfigError
 from agentrl.run.lifetime.record import command_line, git_state
@@ -25,7 +20,14 @@ __all__ = ["Changes", "resume_directory"]
 # What has shaped a run from its first number on.
 _RUN_FIXED = ("run.seed", "model.path", "model.build", "model.build_args", "model.dtype")
 # What decides a stage's draws, or what its checkpoint holds.
-_STAGE_FIXED = ("starts_from", "data.train", "data.args", "data.shuffle", "algorithm.name", "optim.name")
+_STAGE_FIXED = (
+    "starts_from",
+    "data.train",
+    "data.args",
+    "data.shuffle",
+    "algorithm.name",
+    "optim.name",
+)
 # Where a run lies and what it is called: it may move.
 _PLACES = ("run.dir", "run.base_dir")
 
@@ -46,11 +48,20 @@ class Changes:
         """A line a setting, for a person."""
         lines = [f"changed: {key} {was!r} -> {now!r}" for key, (was, now) in self.changed.items()]
         finished = "without effect, since its stage is finished"
-        return [*lines, *(f"{finished}: {key} {was!r} -> {now!r}" for key, (was, now) in self.without_effect.items())]
+        return [
+            *lines,
+            *(
+                f"{finished}: {key} {was!r} -> {now!r}"
+                for key, (was, now) in self.without_effect.items()
+            ),
+        ]
 
 
 def resume_directory(
-    config: RunConfig, stages: Sequence[StageConfig], rollouts: Sequence[StageConfig], base_dir: Path
+    config: RunConfig,
+    stages: Sequence[StageConfig],
+    rollouts: Sequence[StageConfig],
+    base_dir: Path,
 ) -> tuple[RunDirectory, Changes]:
     """Opens the run that is to go on, with the settings that it goes on with.
 
@@ -78,7 +89,9 @@ def resume_directory(
     )
     if problems:
         listed = "\n".join(f"  {problem}" for problem in problems)
-        raise ConfigError(f"the run in {directory.root} cannot go on with these settings:\n{listed}")
+        raise ConfigError(
+            f"the run in {directory.root} cannot go on with these settings:\n{listed}"
+        )
     changes = _changes(before, config, old, new, finished)
     _keep(directory, config, old, new, changes, finished)
     return directory, changes
@@ -86,7 +99,9 @@ def resume_directory(
 
 def _asks_for_more(stage: StageConfig, directory: RunDirectory) -> bool:
     manifest = last_manifest(directory, stage)
-    return manifest is not None and stage.train.steps is not None and manifest.step < stage.train.steps
+    return (
+        manifest is not None and stage.train.steps is not None and manifest.step < stage.train.steps
+    )
 
 
 def _shared(config: RunConfig) -> dict[str, Any]:
@@ -106,7 +121,9 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield f"{prefix}{name}", value
 
 
-def _differing(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
+def _differing(
+    before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = ""
+) -> dict[str, tuple[Any, Any]]:
     keys = dict.fromkeys([*before, *now])
     return {
         f"{prefix}{key}": (before.get(key), now.get(key))
@@ -141,10 +158,14 @@ def _fixed(
                 yield f"stages.{stage.name}.{key} must stay {was!r} once the stage has begun, got {found!r}{mend}"
 
 
-def _data(directory: RunDirectory, rollouts: Sequence[StageConfig], base_dir: Path, begun: set[str]) -> Iterator[str]:
+def _data(
+    directory: RunDirectory, rollouts: Sequence[StageConfig], base_dir: Path, begun: set[str]
+) -> Iterator[str]:
     """Training data that is not what it was: a draw would be another task than its number says."""
     kept = directory.read_record().get("data", {})
-    for name, found in data_hashes([stage for stage in rollouts if stage.name in begun], base_dir).items():
+    for name, found in data_hashes(
+        [stage for stage in rollouts if stage.name in begun], base_dir
+    ).items():
         if name.endswith("/train") and kept.get(name, found) != found:
             yield (
                 f"stages.{name.removesuffix('/train')}.data.train must give the same tasks as when the stage began "
@@ -153,7 +174,11 @@ def _data(directory: RunDirectory, rollouts: Sequence[StageConfig], base_dir: Pa
 
 
 def _changes(
-    before: RunConfig, config: RunConfig, old: Sequence[StageConfig], new: Sequence[StageConfig], finished: set[str]
+    before: RunConfig,
+    config: RunConfig,
+    old: Sequence[StageConfig],
+    new: Sequence[StageConfig],
+    finished: set[str],
 ) -> Changes:
     changed = _differing(_shared(before), _shared(config))
     without: dict[str, tuple[Any, Any]] = {}
@@ -162,7 +187,11 @@ def _changes(
         was = _own(known[stage.name]) if stage.name in known else {}
         differing = _differing(was, _own(stage), f"stages.{stage.name}.")
         (without if stage.name in finished else changed).update(differing)
-    changed |= {f"stages.{stage.name}": (stage.name, None) for stage in old if stage.name not in {s.name for s in new}}
+    changed |= {
+        f"stages.{stage.name}": (stage.name, None)
+        for stage in old
+        if stage.name not in {s.name for s in new}
+    }
     return Changes(changed, without)
 
 
@@ -191,5 +220,8 @@ def _keep(
         write_text(kept, directory.config_path.read_text(encoding="utf-8"))
         entry["config_before"] = kept.name
         ran = {stage.name: stage for stage in old if stage.name in finished}
-        write_text(directory.config_path, to_yaml(config, stages=[ran.get(stage.name, stage) for stage in new]))
+        write_text(
+            directory.config_path,
+            to_yaml(config, stages=[ran.get(stage.name, stage) for stage in new]),
+        )
     write_json(directory.record_path, {**record, "resumed": resumed})

@@ -49,7 +49,9 @@ class RunProcesses:
             if workers:
                 from agentrl.controller.cluster.ray_rollout_pool import RayRolloutGroup
 
-                own = next(stage.rollout for stage in stages if stage.rollout.num_workers == workers)
+                own = next(
+                    stage.rollout for stage in stages if stage.rollout.num_workers == workers
+                )
                 self.group = RayRolloutGroup(
                     trainers,
                     workers,
@@ -73,6 +75,9 @@ class RunProcesses:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()

@@ -59,7 +59,10 @@ async def _attack(code: str, factory: Factory) -> None:
             file.write("canary")
         os.chmod(canary, 0o666)
         before = os.stat(canary)
-        made = [f"{place}/made-by-{os.path.basename(folder)}" for place in ("/tmp", "/dev/shm", "/var/tmp")]
+        made = [
+            f"{place}/made-by-{os.path.basename(folder)}"
+            for place in ("/tmp", "/dev/shm", "/var/tmp")
+        ]
         for path in made:
             stack.callback(Path(path).unlink, missing_ok=True)
         target: dict[str, object] = {"canary": canary, "folder": folder, "made": made}
@@ -75,7 +78,11 @@ async def _attack(code: str, factory: Factory) -> None:
         after = os.stat(canary)
         left = set(os.listdir(folder))
         expect(left == {"canary", "socket", "datagrams"}, "the target's folder is untouched", left)
-        same = (before.st_mode, before.st_size, before.st_mtime_ns) == (after.st_mode, after.st_size, after.st_mtime_ns)
+        same = (before.st_mode, before.st_size, before.st_mtime_ns) == (
+            after.st_mode,
+            after.st_size,
+            after.st_mtime_ns,
+        )
         expect(same, "the target file is untouched", after)
 
 
@@ -128,8 +135,16 @@ async def _forged_messages(factory: Factory) -> None:
     """Whatever the code writes to the descriptors that it finds, its result is told by others."""
     async with factory() as sandbox:
         result = await sandbox.run(FORGERY)
-        expect((result.status, result.exit_code, result.stdout) == ("error", 9, b"done\n"), "unforged", result)
-        expect((await sandbox.run("print(2)")).stdout == b"2\n", "the next result is the next run's", result)
+        expect(
+            (result.status, result.exit_code, result.stdout) == ("error", 9, b"done\n"),
+            "unforged",
+            result,
+        )
+        expect(
+            (await sandbox.run("print(2)")).stdout == b"2\n",
+            "the next result is the next run's",
+            result,
+        )
 
 
 async def _fork_bomb(factory: Factory) -> None:
@@ -138,7 +153,11 @@ async def _fork_bomb(factory: Factory) -> None:
         expect(b"BREACH" not in result.stdout, "no more processes than the limit live", result)
         expect(result.status in ("ok", "killed"), "it is a result", result)
         for one in (sandbox, neighbour):
-            expect((await one.run("import os\nos.wait() if os.fork() else None")).status == "ok", "others fork", result)
+            expect(
+                (await one.run("import os\nos.wait() if os.fork() else None")).status == "ok",
+                "others fork",
+                result,
+            )
 
 
 async def _memory_bomb(made: str, factory: Factory) -> None:
@@ -146,7 +165,9 @@ async def _memory_bomb(made: str, factory: Factory) -> None:
     async with factory() as sandbox:
         result = await sandbox.run(MEMORY_BOMB.replace("MADE", made), limits=_SMALL)
         expect(b"BREACH" not in result.stdout, "all processes together are bounded", result)
-        expect(result.status in ("ok", "oom", "timeout", "error", "killed"), "it is a result", result)
+        expect(
+            result.status in ("ok", "oom", "timeout", "error", "killed"), "it is a result", result
+        )
         expect((await sandbox.run("print(1)")).stdout == b"1\n", "the sandbox goes on", result)
 
 
@@ -183,7 +204,9 @@ async def _talk(factory: Factory) -> None:
     async with factory() as one, factory() as other:
         heard, _ = await asyncio.gather(one.run(HEAR, stdin=name), other.run(SAY, stdin=name))
         expect_status(heard, "ok")
-        expect(b"BREACH" not in heard.stdout, "nothing that one sandbox says reaches another", heard)
+        expect(
+            b"BREACH" not in heard.stdout, "nothing that one sandbox says reaches another", heard
+        )
 
 
 async def _disk_fill(factory: Factory) -> None:
@@ -205,11 +228,19 @@ async def _inode_fill(factory: Factory) -> None:
 async def _traces(factory: Factory) -> None:
     """A sandbox that lives after another sees nothing that it left, wherever it could write."""
     name = f"agentrl-trace-{os.urandom(6).hex()}"
-    for program in (LEAVE, LOOK_FOR_TRACE, LOOK_FOR_TRACE):  # the second may get what the first one had
+    for program in (
+        LEAVE,
+        LOOK_FOR_TRACE,
+        LOOK_FOR_TRACE,
+    ):  # the second may get what the first one had
         async with factory() as sandbox:
             result = await sandbox.run(program, stdin=name.encode())
             expect_status(result, "ok")
-            expect(b"BREACH" not in result.stdout, "nothing of one sandbox is left for the next", result)
+            expect(
+                b"BREACH" not in result.stdout,
+                "nothing of one sandbox is left for the next",
+                result,
+            )
 
 
 async def _swapped_folders(factory: Factory) -> None:
@@ -222,7 +253,9 @@ async def _swapped_folders(factory: Factory) -> None:
             os.chmod(path, 0o751)
         async with factory() as sandbox:
             for _ in range(_REMOVALS):
-                task = asyncio.create_task(sandbox.run(SWAPPER.replace("OUTSIDE", repr(outside)), timeout_s=1.0))
+                task = asyncio.create_task(
+                    sandbox.run(SWAPPER.replace("OUTSIDE", repr(outside)), timeout_s=1.0)
+                )
                 await asyncio.wait([task], timeout=0.3)
                 sandbox.kill_now()
                 await asyncio.gather(task, return_exceptions=True)
@@ -235,7 +268,9 @@ async def _swapped_folders(factory: Factory) -> None:
 async def _neighbour(factory: Factory) -> None:
     """Two sandboxes that live at one time see nothing of each other."""
     async with factory() as victim, factory() as thief:
-        found = await victim.run("import os\nopen('secret', 'w').write('s')\nprint(os.getcwd(), os.getpid())")
+        found = await victim.run(
+            "import os\nopen('secret', 'w').write('s')\nprint(os.getcwd(), os.getpid())"
+        )
         folder, pid = found.stdout.decode().split()
         code = f"folder, pid = {folder!r}, {pid}\n" + THEFT
         result = await thief.run(code)
@@ -261,7 +296,11 @@ ATTACKS: tuple[Check, ...] = (
     Check("words to a neighbour", "network", _talk),
     *_named(PROCESSES, "processes"),
     Check("daemon outlives a normal end", "processes", _outlives("", 30.0, "ok")),
-    Check("setsid child outlives a timeout", "processes", _outlives("while True: pass", 2.0, "timeout")),
+    Check(
+        "setsid child outlives a timeout",
+        "processes",
+        _outlives("while True: pass", 2.0, "timeout"),
+    ),
     Check("forged messages to the host", "processes", _forged_messages),
     Check("fork bomb", "processes", _fork_bomb),
     *_named(KERNEL, "kernel"),
@@ -269,7 +308,11 @@ ATTACKS: tuple[Check, ...] = (
     Check("memory bomb of many processes", "memory", partial(_memory_bomb, PRIVATE_MEMORY)),
     Check("memory bomb of kernel buffers", "memory", _buffer_bomb),
     Check("memory bomb of shared mappings", "memory", partial(_memory_bomb, SHARED_MEMORY)),
-    Check("memory bomb of kernel buffers in many processes", "memory", partial(_hoard, BUFFERS_OF_MANY)),
+    Check(
+        "memory bomb of kernel buffers in many processes",
+        "memory",
+        partial(_hoard, BUFFERS_OF_MANY),
+    ),
     Check("hoard of shared memory", "memory", partial(_hoard, SHARED_HOARD)),
     Check("hoard of /dev/zero", "memory", partial(_hoard, ZERO_HOARD)),
     Check("hoard of pages in pipes", "memory", partial(_hoard, PIPE_HOARD)),

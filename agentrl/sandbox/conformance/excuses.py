@@ -152,7 +152,11 @@ async def _excuse(code: str, factory: Factory) -> None:
                 result = await last(sandbox, "print(6 * 7)", timeout_s=5.0)
                 if result.stdout == b"42\n":
                     break
-            expect(result.stdout == b"42\n", f"within {_RECOVERY_RUNS} runs the sandbox does what it should", result)
+            expect(
+                result.stdout == b"42\n",
+                f"within {_RECOVERY_RUNS} runs the sandbox does what it should",
+                result,
+            )
             result = await sandbox.run("print(6 * 7)", persist="files")
             expect(result.stdout == b"42\n", "and so does a fresh interpreter", result)
 
@@ -173,5 +177,9 @@ EXCUSES = (
         for name, code in PROGRAMS.items()
     ),
     Check("processes that are gone when they are found", "processes", partial(_fresh, COMETS)),
-    Check("such processes beside an interpreter that persists", "processes", where_offered(partial(_excuse, COMETS))),
+    Check(
+        "such processes beside an interpreter that persists",
+        "processes",
+        where_offered(partial(_excuse, COMETS)),
+    ),
 )

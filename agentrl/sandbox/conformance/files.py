@@ -24,14 +24,24 @@ async def _round_trip(factory: Factory) -> None:
     data = bytes(range(256)) * 400
     async with factory() as sandbox:
         await sandbox.write_file("deep/er/in.bin", data)
-        expect(await sandbox.read_file("deep/er/in.bin") == data, "what was written is read", "other bytes")
+        expect(
+            await sandbox.read_file("deep/er/in.bin") == data,
+            "what was written is read",
+            "other bytes",
+        )
         result = await sandbox.run(
             "a = open('deep/er/in.bin', 'rb').read() + open('second', 'rb').read()\nopen('out', 'wb').write(a[::-1])",
             files={"second": b"two"},
             fetch=["out", "absent"],
         )
-        expect(result.files == {"out": (data + b"two")[::-1]}, "files go in and out with a run", result)
-        expect(set(result.refused_files) == {"absent"}, "a file that is not there is said to be so", result)
+        expect(
+            result.files == {"out": (data + b"two")[::-1]}, "files go in and out with a run", result
+        )
+        expect(
+            set(result.refused_files) == {"absent"},
+            "a file that is not there is said to be so",
+            result,
+        )
         listed = dict(await sandbox.list_files())
     wanted = {"deep/er/in.bin": len(data), "second": 3, "out": len(data) + 3}
     expect(listed == wanted, "every file is listed with its size", listed)
@@ -39,11 +49,21 @@ async def _round_trip(factory: Factory) -> None:
 
 async def _persist_and_reset(factory: Factory) -> None:
     async with factory() as sandbox:
-        await sandbox.run("import os, tempfile\nopen('kept', 'w').write('1')\ntempfile.mkstemp(prefix='left')")
-        result = await sandbox.run("import os, tempfile\nprint(open('kept').read(), os.listdir(tempfile.gettempdir()))")
-        expect(result.stdout == b"1 []\n", "files persist over the runs of a session, temporary ones do not", result)
+        await sandbox.run(
+            "import os, tempfile\nopen('kept', 'w').write('1')\ntempfile.mkstemp(prefix='left')"
+        )
+        result = await sandbox.run(
+            "import os, tempfile\nprint(open('kept').read(), os.listdir(tempfile.gettempdir()))"
+        )
+        expect(
+            result.stdout == b"1 []\n",
+            "files persist over the runs of a session, temporary ones do not",
+            result,
+        )
         await sandbox.reset()
-        result = await sandbox.run("import os, tempfile\nprint(os.listdir('.'), os.listdir(tempfile.gettempdir()))")
+        result = await sandbox.run(
+            "import os, tempfile\nprint(os.listdir('.'), os.listdir(tempfile.gettempdir()))"
+        )
         expect(result.stdout == b"[] []\n", "a reset leaves nothing", result)
         await sandbox.close()
         await sandbox.close()
@@ -54,9 +74,15 @@ async def _paths_outside(factory: Factory) -> None:
         for path in _OUTSIDE:
             await _refused(sandbox.read_file(path), f"reading {path!r} must be refused")
             await _refused(sandbox.write_file(path, b"x"), f"writing {path!r} must be refused")
-            await _refused(sandbox.run("print(1)", files={path: b"x"}), f"uploading {path!r} must be refused")
+            await _refused(
+                sandbox.run("print(1)", files={path: b"x"}), f"uploading {path!r} must be refused"
+            )
             result = await sandbox.run("print(1)", fetch=[path])
-            expect(path in result.refused_files and not result.files, f"fetching {path!r} must be refused", result)
+            expect(
+                path in result.refused_files and not result.files,
+                f"fetching {path!r} must be refused",
+                result,
+            )
 
 
 async def _links_and_devices(factory: Factory) -> None:
@@ -68,9 +94,16 @@ async def _links_and_devices(factory: Factory) -> None:
         expect_status(await sandbox.run(plant), "ok")
         for path in ("link", "chain", "zero", "pipe", "real", "folder/etc/hostname"):
             await _refused(sandbox.read_file(path), f"reading {path!r} must be refused")
-        await _refused(sandbox.write_file("folder/tmp/made", b"x"), "writing through a linked folder must be refused")
+        await _refused(
+            sandbox.write_file("folder/tmp/made", b"x"),
+            "writing through a linked folder must be refused",
+        )
         await sandbox.write_file("link", b"own")
-        expect(await sandbox.read_file("link") == b"own", "writing replaces a link, never follows it", "followed")
+        expect(
+            await sandbox.read_file("link") == b"own",
+            "writing replaces a link, never follows it",
+            "followed",
+        )
         listed = dict(await sandbox.list_files())
         expect(listed == {"link": 3}, "only regular files are listed", listed)
 
@@ -78,10 +111,15 @@ async def _links_and_devices(factory: Factory) -> None:
 async def _sizes(factory: Factory) -> None:
     limits = Limits(file_bytes=100_000)
     async with factory() as sandbox:
-        result = await sandbox.run("with open('big', 'wb') as f: f.write(b'x' * 100_001)", limits=limits)
-        expect(result.status in ("error", "killed"), "a file over its limit cannot be written", result)
+        result = await sandbox.run(
+            "with open('big', 'wb') as f: f.write(b'x' * 100_001)", limits=limits
+        )
+        expect(
+            result.status in ("error", "killed"), "a file over its limit cannot be written", result
+        )
         await _refused(
-            sandbox.run("print(1)", files={"a": b"x" * 100_001}, limits=limits), "nor uploaded where it is too large"
+            sandbox.run("print(1)", files={"a": b"x" * 100_001}, limits=limits),
+            "nor uploaded where it is too large",
         )
         await sandbox.run("open('large', 'wb').write(b'x' * 200_000)")
         result = await sandbox.run("print(1)", fetch=["large"], limits=limits)
@@ -90,8 +128,14 @@ async def _sizes(factory: Factory) -> None:
 
 async def _closed_folder(factory: Factory) -> None:
     async with factory() as sandbox:
-        await sandbox.run("import os, tempfile\nos.chmod(tempfile.gettempdir(), 0)\nos.chmod('.', 0)")
-        expect((await sandbox.run("print(1)")).stdout == b"1\n", "code cannot make the next run fail", "no output")
+        await sandbox.run(
+            "import os, tempfile\nos.chmod(tempfile.gettempdir(), 0)\nos.chmod('.', 0)"
+        )
+        expect(
+            (await sandbox.run("print(1)")).stdout == b"1\n",
+            "code cannot make the next run fail",
+            "no output",
+        )
         await sandbox.write_file("a", b"1")
         expect(await sandbox.read_file("a") == b"1", "nor a file's way in and out", "other bytes")
 
@@ -105,7 +149,11 @@ async def _hard_to_remove(factory: Factory) -> None:
     async with factory() as sandbox:
         await sandbox.run(code)
         await sandbox.reset()
-        expect(not await sandbox.list_files(), "folders that are closed or nested 1100 deep are removed", "left over")
+        expect(
+            not await sandbox.list_files(),
+            "folders that are closed or nested 1100 deep are removed",
+            "left over",
+        )
 
 
 FILE_CHECKS = tuple(

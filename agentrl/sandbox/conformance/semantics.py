@@ -25,37 +25,65 @@ async def _run(factory: Factory, code: str | bytes | None = None, **options: obj
 async def _ok(factory: Factory) -> None:
     result = await _run(factory, "print(6 * 7)")
     expect_status(result, "ok")
-    expect((result.exit_code, result.signal) == (0, None), "a plain end is exit code 0 and no signal", result)
-    expect(result.stdout == b"42\n" and result.stderr == b"", "stdout holds what was printed", result)
+    expect(
+        (result.exit_code, result.signal) == (0, None),
+        "a plain end is exit code 0 and no signal",
+        result,
+    )
+    expect(
+        result.stdout == b"42\n" and result.stderr == b"", "stdout holds what was printed", result
+    )
     expect(result.wall_s > 0 and result.cpu_s > 0, "wall and processor time are measured", result)
 
 
 async def _exit_codes(factory: Factory) -> None:
     async with factory() as sandbox:
-        for code, exit_code in (("import sys; sys.exit(3)", 3), ("exit()", 0), ("raise SystemExit('no')", 1)):
+        for code, exit_code in (
+            ("import sys; sys.exit(3)", 3),
+            ("exit()", 0),
+            ("raise SystemExit('no')", 1),
+        ):
             result = await sandbox.run(code)
             expect(result.exit_code == exit_code, f"{code!r} must exit with {exit_code}", result)
         result = await sandbox.run(argv=["sh", "-c", "echo out; echo err >&2; exit 7"])
     expect_status(result, "error")
     expect(result.exit_code == 7, "a program's exit code is kept", result)
-    expect((result.stdout, result.stderr) == (b"out\n", b"err\n"), "both outputs are kept apart", result)
+    expect(
+        (result.stdout, result.stderr) == (b"out\n", b"err\n"),
+        "both outputs are kept apart",
+        result,
+    )
 
 
 async def _exception(factory: Factory) -> None:
     result = await _run(factory, "x = 1\nprint('before')\n1 / 0\n")
     expect_status(result, "error")
-    expect(result.exit_code == 1 and result.stdout == b"before\n", "exit code 1 and the output before it", result)
-    expect(b"ZeroDivisionError" in result.stderr and b"line 3" in result.stderr, "a traceback on stderr", result)
+    expect(
+        result.exit_code == 1 and result.stdout == b"before\n",
+        "exit code 1 and the output before it",
+        result,
+    )
+    expect(
+        b"ZeroDivisionError" in result.stderr and b"line 3" in result.stderr,
+        "a traceback on stderr",
+        result,
+    )
 
 
 async def _signal(factory: Factory) -> None:
     async with factory() as sandbox:
         result = await sandbox.run("import ctypes; print('here', flush=True); ctypes.string_at(0)")
         expect_status(result, "error")
-        expect((result.exit_code, result.signal) == (None, _SIGSEGV), "a segfault is signal 11", result)
+        expect(
+            (result.exit_code, result.signal) == (None, _SIGSEGV), "a segfault is signal 11", result
+        )
         expect(result.stdout == b"here\n", "output before a crash is kept", result)
         result = await sandbox.run(argv=["sh", "-c", "kill -TERM $$"])
-        expect((result.exit_code, result.signal) == (None, _SIGTERM), "a program's signal is named", result)
+        expect(
+            (result.exit_code, result.signal) == (None, _SIGTERM),
+            "a program's signal is named",
+            result,
+        )
 
 
 async def _not_found(factory: Factory) -> None:
@@ -71,7 +99,11 @@ async def _timeout(factory: Factory) -> None:
         expect_status(result, "timeout")
         expect(result.stdout == b"partial", "output before the deadline is kept", result)
         expect(time.monotonic() - started < _PATIENCE_S, "the deadline is kept", result)
-        expect((await sandbox.run("print(1)")).stdout == b"1\n", "the sandbox works after a timeout", result)
+        expect(
+            (await sandbox.run("print(1)")).stdout == b"1\n",
+            "the sandbox works after a timeout",
+            result,
+        )
 
 
 async def _stubborn(factory: Factory) -> None:
@@ -96,10 +128,18 @@ async def _output_limit(factory: Factory) -> None:
         limits = Limits(output_bytes=10_000)
         result = await sandbox.run("while True: print('y' * 99)", limits=limits)
         expect_status(result, "output_limit")
-        expect(len(result.stdout) == 10_000 and result.stdout_truncated, "what fits the limit is kept", result)
+        expect(
+            len(result.stdout) == 10_000 and result.stdout_truncated,
+            "what fits the limit is kept",
+            result,
+        )
         result = await sandbox.run("import os\nos.write(2, b'x' * 10_000_000)", limits=limits)
         expect_status(result, "output_limit")
-        expect(result.stderr_truncated and not result.stdout_truncated, "each output has its own mark", result)
+        expect(
+            result.stderr_truncated and not result.stdout_truncated,
+            "each output has its own mark",
+            result,
+        )
 
 
 async def _binary(factory: Factory) -> None:
@@ -110,7 +150,9 @@ async def _binary(factory: Factory) -> None:
 
 async def _stdin(factory: Factory) -> None:
     async with factory() as sandbox:
-        result = await sandbox.run("import sys\nprint(len(sys.stdin.buffer.read()))", stdin=b"\x00\xff" * 500_000)
+        result = await sandbox.run(
+            "import sys\nprint(len(sys.stdin.buffer.read()))", stdin=b"\x00\xff" * 500_000
+        )
         expect(result.stdout == b"1000000\n", "all of stdin arrives", result)
         result = await sandbox.run("input()")
         expect(b"EOFError" in result.stderr, "stdin ends where nothing was given", result)
@@ -118,7 +160,9 @@ async def _stdin(factory: Factory) -> None:
         expect_status(result, "ok")
         result = await sandbox.run("import sys\nprint(repr(sys.stdin.read()))", stdin=b"")
         expect(result.stdout == b"''\n", "what a run left unread is gone", result)
-        result = await sandbox.run("import fcntl\nfcntl.ioctl(0, 0x5412, b'x')")  # TIOCSTI: type for whoever reads next
+        result = await sandbox.run(
+            "import fcntl\nfcntl.ioctl(0, 0x5412, b'x')"
+        )  # TIOCSTI: type for whoever reads next
         expect_status(result, "error")
         result = await sandbox.run("import os\nos.write(0, b'x')")
         expect_status(result, "error")
@@ -129,7 +173,9 @@ async def _environment(factory: Factory) -> None:
     os.environ[name] = "of the owner"
     try:
         result = await _run(
-            factory, "import os\nprint(os.environ.get('GIVEN'), dict(os.environ))", env={"GIVEN": "yes"}
+            factory,
+            "import os\nprint(os.environ.get('GIVEN'), dict(os.environ))",
+            env={"GIVEN": "yes"},
         )
     finally:
         del os.environ[name]
@@ -143,8 +189,12 @@ async def _odd_code(factory: Factory) -> None:
         for code in (b"print('\xff')", "print('\ud800')", "print(1", "a\0b", "nonlocal x"):
             result = await sandbox.run(code)
             expect_status(result, "error")
-            expect(b"Error" in result.stderr, "what is wrong with the code is said on stderr", result)
-        result = await sandbox.run("x = 1\n" + "# " + "y" * 5_000_000 + "\nprint(x)", timeout_s=_PATIENCE_S)
+            expect(
+                b"Error" in result.stderr, "what is wrong with the code is said on stderr", result
+            )
+        result = await sandbox.run(
+            "x = 1\n" + "# " + "y" * 5_000_000 + "\nprint(x)", timeout_s=_PATIENCE_S
+        )
         expect(result.stdout == b"1\n", "5 MB of code run", result)
         result = await sandbox.run("(" * 5000 + ")" * 5000)
         expect_status(result, "error")
@@ -158,7 +208,11 @@ async def _main_module(factory: Factory) -> None:
         "if __name__ == '__main__': threading.Timer(0.05, late).start(); print('main')"
     )
     result = await _run(factory, code)
-    expect(result.stdout == b"main\nthread\n", "the code is __main__, and its threads are waited for", result)
+    expect(
+        result.stdout == b"main\nthread\n",
+        "the code is __main__, and its threads are waited for",
+        result,
+    )
 
 
 async def _memory_error(factory: Factory) -> None:
@@ -177,13 +231,23 @@ async def _concurrent(factory: Factory) -> None:
     async def one(number: int) -> None:
         async with factory() as sandbox:
             for turn in range(3):
-                result = await sandbox.run(f"import time; time.sleep(0.02); print({number}, {turn})")
-                expect(result.stdout == f"{number} {turn}\n".encode(), "each caller gets its own result", result)
+                result = await sandbox.run(
+                    f"import time; time.sleep(0.02); print({number}, {turn})"
+                )
+                expect(
+                    result.stdout == f"{number} {turn}\n".encode(),
+                    "each caller gets its own result",
+                    result,
+                )
 
     async with factory() as sandbox:
         await asyncio.gather(*(one(number) for number in range(8)))
         same = await asyncio.gather(*(sandbox.run(f"print({number})") for number in range(8)))
-    expect([r.stdout for r in same] == [f"{n}\n".encode() for n in range(8)], "also in one sandbox", same)
+    expect(
+        [r.stdout for r in same] == [f"{n}\n".encode() for n in range(8)],
+        "also in one sandbox",
+        same,
+    )
 
 
 async def _state(factory: Factory) -> None:
@@ -200,8 +264,14 @@ async def _state(factory: Factory) -> None:
     async with factory() as sandbox:
         await sandbox.run(leave)
         result = await sandbox.run(look)
-        expect(result.stdout.split() == [b"False"] * 7, "nothing of an interpreter is left for the next run", result)
-        drawn = [(await sandbox.run("import random; print(random.random())")).stdout for _ in range(2)]
+        expect(
+            result.stdout.split() == [b"False"] * 7,
+            "nothing of an interpreter is left for the next run",
+            result,
+        )
+        drawn = [
+            (await sandbox.run("import random; print(random.random())")).stdout for _ in range(2)
+        ]
         expect(drawn[0] != drawn[1], "random numbers differ from run to run", drawn)
 
 
@@ -215,7 +285,11 @@ async def _cancel(factory: Factory) -> None:
         started = time.monotonic()
         result = await sandbox.run("print(open('kept').read())")
         expect(result.stdout == b"1\n", "after a cancelled run the session goes on", result)
-        expect(time.monotonic() - started < _PATIENCE_S / 2, "and does not wait for the cancelled one", result)
+        expect(
+            time.monotonic() - started < _PATIENCE_S / 2,
+            "and does not wait for the cancelled one",
+            result,
+        )
 
 
 async def _bad_arguments(factory: Factory) -> None:

@@ -25,11 +25,21 @@ async def _kept(factory: Factory) -> None:
         result = await last(sandbox, "more()\nprint(x)")
         expect(result.stdout == b"[1, 2]\n", "variables and functions last", result)
         result = await last(sandbox, "more()\n1 / 0")
-        expect(result.status == "error" and not result.interpreter_ended, "an exception ends only its run", result)
+        expect(
+            result.status == "error" and not result.interpreter_ended,
+            "an exception ends only its run",
+            result,
+        )
         result = await last(sandbox, "print(x)")
-        expect((result.stdout, result.stderr) == (b"[1, 2, 3]\n", b""), "each run has its own output", result)
+        expect(
+            (result.stdout, result.stderr) == (b"[1, 2, 3]\n", b""),
+            "each run has its own output",
+            result,
+        )
         result = await sandbox.run("print('x' in globals())", persist="files")
-        expect(result.stdout == b"False\n", "a run that asks for a fresh interpreter gets one", result)
+        expect(
+            result.stdout == b"False\n", "a run that asks for a fresh interpreter gets one", result
+        )
 
 
 async def _lost(factory: Factory) -> None:
@@ -38,7 +48,11 @@ async def _lost(factory: Factory) -> None:
             await last(sandbox, "x = 1")
             result = await last(sandbox, code, timeout_s=2.0)
             expect_status(result, status)
-            expect(result.interpreter_ended and bool(result.detail), "the end of the interpreter is said", result)
+            expect(
+                result.interpreter_ended and bool(result.detail),
+                "the end of the interpreter is said",
+                result,
+            )
             result = await last(sandbox, "print('x' in globals())")
             expect(result.stdout == b"False\n", "the next run starts afresh", result)
 
@@ -66,7 +80,9 @@ async def _survivors(factory: Factory) -> None:
         expect(result.stdout == b"0\n", "a child does not outlive its run", result)
 
 
-def where_offered(check: Callable[[Factory], Awaitable[None]]) -> Callable[[Factory], Awaitable[None]]:
+def where_offered(
+    check: Callable[[Factory], Awaitable[None]],
+) -> Callable[[Factory], Awaitable[None]]:
     async def run(factory: Factory) -> None:
         async with factory() as sandbox:
             try:

@@ -15,7 +15,9 @@ from .settings import DEFAULT_IMAGE, HOST_BYTES
 if TYPE_CHECKING:
     from agentrl.sandbox.sandbox_spec import SandboxSpec
 
-_OWN_PROCESSES = 2  # of a sandbox beside what its code may have: the slot, and an interpreter that rests
+_OWN_PROCESSES = (
+    2  # of a sandbox beside what its code may have: the slot, and an interpreter that rests
+)
 
 
 def docker(spec: SandboxSpec) -> ForkedSandbox:
@@ -26,7 +28,10 @@ def docker(spec: SandboxSpec) -> ForkedSandbox:
     """
     settings = host_settings(spec)
     return ForkedSandbox(
-        lambda: shared_server(settings), spec.limits, persist=spec.persist, start_timeout_s=spec.start_timeout_s
+        lambda: shared_server(settings),
+        spec.limits,
+        persist=spec.persist,
+        start_timeout_s=spec.start_timeout_s,
     )
 
 

@@ -18,7 +18,9 @@ from agentrl.errors import MachineError
 
 GRAFT_FOLDER = "/.agentrl"
 _PROGRAMS = ("sh", "cat", "cp", "echo", "env", "false", "ls", "mkdir", "mv", "rm", "sleep", "true")
-_LEFT_OUT = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idlelib", "ensurepip"})
+_LEFT_OUT = frozenset(
+    {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idlelib", "ensurepip"}
+)
 _ACCOUNTS = {
     "etc/passwd": (b"root:x:0:0::/root:/bin/sh\n", 0o644),
     "etc/group": (b"root:x:0:\n", 0o644),
@@ -42,7 +44,9 @@ def image_tar() -> bytes:
     links = {f"{top}": os.readlink(f"/{top}") for top in _TOP_LINKS if os.path.islink(f"/{top}")}
     if python != "/usr/bin/python3":
         links["usr/bin/python3"] = python
-    return _tar({_canonical(name): path for path, name in names.items()}, links, _ACCOUNTS, _FOLDERS)
+    return _tar(
+        {_canonical(name): path for path, name in names.items()}, links, _ACCOUNTS, _FOLDERS
+    )
 
 
 def graft_tar(dockerfile: str) -> tuple[bytes, list[str]]:
@@ -60,10 +64,18 @@ def graft_tar(dockerfile: str) -> tuple[bytes, list[str]]:
     loader = next(path for path in libraries if os.path.basename(path).startswith("ld-"))
     inside = GRAFT_FOLDER.lstrip("/")
     names = {f"{inside}/lib/{os.path.basename(path)}": path for path in libraries}
-    names |= {f"{inside}/lib/{os.path.basename(stdlib)}/{os.path.relpath(path, stdlib)}": path for path in modules}
+    names |= {
+        f"{inside}/lib/{os.path.basename(stdlib)}/{os.path.relpath(path, stdlib)}": path
+        for path in modules
+    }
     names[f"{inside}/bin/python3"] = python
     lib = f"{GRAFT_FOLDER}/lib"
-    command = [f"{lib}/{os.path.basename(loader)}", "--library-path", lib, f"{GRAFT_FOLDER}/bin/python3"]
+    command = [
+        f"{lib}/{os.path.basename(loader)}",
+        "--library-path",
+        lib,
+        f"{GRAFT_FOLDER}/bin/python3",
+    ]
     return _tar(names, {}, {"Dockerfile": (dockerfile.encode(), 0o644)}, ()), command
 
 
@@ -80,7 +92,9 @@ def _modules(stdlib: str) -> list[str]:
     """Every file of the standard library but its tests and caches."""
     found = []
     for folder, folders, names in os.walk(stdlib):
-        folders[:] = [name for name in folders if name not in _LEFT_OUT and not name.startswith("config-")]
+        folders[:] = [
+            name for name in folders if name not in _LEFT_OUT and not name.startswith("config-")
+        ]
         found += [os.path.join(folder, name) for name in names]
     return found
 
@@ -104,7 +118,10 @@ def _canonical(path: str) -> str:
 
 
 def _tar(
-    paths: Mapping[str, str], links: Mapping[str, str], files: Mapping[str, tuple[bytes, int]], folders: Iterable[str]
+    paths: Mapping[str, str],
+    links: Mapping[str, str],
+    files: Mapping[str, tuple[bytes, int]],
+    folders: Iterable[str],
 ) -> bytes:
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:

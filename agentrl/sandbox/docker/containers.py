@@ -82,9 +82,17 @@ def create(
             labels={_OWNER: str(Owner.current()), _MACHINE: socket.gethostname()},
             host_config=host_config,
         )
-        config |= {"StdinOnce": True, "AttachStdin": True, "AttachStdout": True, "AttachStderr": True}
+        config |= {
+            "StdinOnce": True,
+            "AttachStdin": True,
+            "AttachStdout": True,
+            "AttachStderr": True,
+        }
         container = str(client.api.create_container_from_config(config)["Id"])
-        if settings.runtime not in (None, client.api.inspect_container(container)["HostConfig"]["Runtime"]):
+        if settings.runtime not in (
+            None,
+            client.api.inspect_container(container)["HostConfig"]["Runtime"],
+        ):
             remove(client, container)  # podman does not refuse it, and takes another
             raise _no_runtime(settings.runtime, "it would take another")
         return container
@@ -101,7 +109,9 @@ def create(
             raise named_refusal(error, settings) from error
 
 
-def _file_systems(settings: DockerSettings, disk_bytes: int, max_files: int, *, count_files: bool) -> dict[str, str]:
+def _file_systems(
+    settings: DockerSettings, disk_bytes: int, max_files: int, *, count_files: bool
+) -> dict[str, str]:
     """The options of everything that can be written to, by where it is mounted."""
 
     def options(flags: str, size: int, files: int) -> str:
@@ -168,7 +178,9 @@ def reap(client: Client) -> list[str]:
     """:func:`reap_orphans` over a connection that exists."""
     removed = []
     with asked("list and remove containers"):
-        for found in client.api.containers(all=True, filters={"label": f"{_MACHINE}={socket.gethostname()}"}):
+        for found in client.api.containers(
+            all=True, filters={"label": f"{_MACHINE}={socket.gethostname()}"}
+        ):
             owner = Owner.parse(found["Labels"].get(_OWNER, ""))
             if owner is not None and owner.is_dead:
                 remove(client, found["Id"])

@@ -60,7 +60,9 @@ def connect(settings: DockerSettings) -> Client:
 def _open(way: dict[str, Any], version: str) -> Client:
     client = docker.DockerClient(version=version, timeout=_TIMEOUT_S, **way)
     if "tls" in way:
-        client.api.trust_env = False  # REQUESTS_CA_BUNDLE would take the place of the engine's own authority
+        client.api.trust_env = (
+            False  # REQUESTS_CA_BUNDLE would take the place of the engine's own authority
+        )
     return client
 
 
@@ -69,7 +71,9 @@ def _unreachable(error: BaseException, place: str) -> AgentRLError:
     with _lock:
         answered = place in _answered
     if answered:
-        return SandboxError(f"the container engine at {place} answered before and does not now: {why}")
+        return SandboxError(
+            f"the container engine at {place} answered before and does not now: {why}"
+        )
     return MachineError(f"no container engine answers at {place}: {why}; {mend}")
 
 
@@ -91,7 +95,9 @@ def _way(settings: DockerSettings) -> dict[str, Any]:
             "context (docker context ls), or set DOCKER_HOST"
         ) from error
     if context not in (None, "", "default") and not found:
-        raise MachineError(f"DOCKER_CONTEXT={context!r} does not exist; docker context ls shows those that do")
+        raise MachineError(
+            f"DOCKER_CONTEXT={context!r} does not exist; docker context ls shows those that do"
+        )
     return {"base_url": _USUAL_HOST, **found}
 
 
@@ -143,6 +149,8 @@ def asked(what: str) -> Iterator[None]:
     try:
         yield
     except docker.errors.APIError as error:
-        raise SandboxError(f"the container engine could not {what}: {error.explanation or error}") from error
+        raise SandboxError(
+            f"the container engine could not {what}: {error.explanation or error}"
+        ) from error
     except (docker.errors.DockerException, requests.RequestException, OSError) as error:
         raise SandboxError(f"the container engine could not {what}: {error}") from error

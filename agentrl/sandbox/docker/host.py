@@ -87,7 +87,9 @@ class ContainerHost:
         self._lock = threading.Lock()
         self._links = {mux.CONTROL: ContainerLink(self, mux.CONTROL, on_frame, on_end)}
         self._control = self._links[mux.CONTROL]
-        self.stream = Stream(io, getattr(attached, "_sock", attached), self._on_data, self._on_stream_end)
+        self.stream = Stream(
+            io, getattr(attached, "_sock", attached), self._on_data, self._on_stream_end
+        )
         self.stream.write(bootstrap)
 
     @property
@@ -176,5 +178,7 @@ class ContainerHost:
     def _on_stream_end(self) -> None:
         with self._lock:
             links, self._links = self._links, {}
-        for number in sorted(links, reverse=True):  # the supervisor's last, as its end is everyone's
+        for number in sorted(
+            links, reverse=True
+        ):  # the supervisor's last, as its end is everyone's
             links[number].on_end()

@@ -68,7 +68,9 @@ def find(client: Client, name: str) -> Image:
         if found is None:
             raise MachineError(f"the image {name} is not there; type: {_command(name)}")
         for graft in client.api.images(filters={"label": f"{_GRAFT_OF}={found}"}):
-            return Image(graft["Id"], name, tuple(json.loads(graft["Labels"][_GRAFT_COMMAND])), grafted=True)
+            return Image(
+                graft["Id"], name, tuple(json.loads(graft["Labels"][_GRAFT_COMMAND])), grafted=True
+            )
     return Image(found, name, PYTHON_COMMAND, grafted=False)
 
 
@@ -125,14 +127,20 @@ def _bring(client: Client, name: str) -> str:
     """Pull, build or make an image; the word for it."""
     try:
         if name == LOCAL_PYTHON:
-            said = json.loads(client.api.import_image_from_data(image_tar(), repository=name))  # podman takes no tag
+            said = json.loads(
+                client.api.import_image_from_data(image_tar(), repository=name)
+            )  # podman takes no tag
             if "error" in said:
                 raise MachineError(f"the engine could not import the image {name}: {said['error']}")
             return "made"
         if _is_folder(name):
-            client.images.build(path=os.path.expanduser(name), tag=_tag(name), rm=True, forcerm=True)
+            client.images.build(
+                path=os.path.expanduser(name), tag=_tag(name), rm=True, forcerm=True
+            )
             return "built"
-        client.images.pull(name, tag=None if ":" in name.rpartition("/")[2] or "@" in name else "latest")
+        client.images.pull(
+            name, tag=None if ":" in name.rpartition("/")[2] or "@" in name else "latest"
+        )
     except docker.errors.BuildError as error:
         log = "".join(line.get("stream", "") for line in error.build_log)[-1000:].strip()
         raise MachineError(f"the image of {name} could not be built: {error.msg}; {log}") from error
@@ -156,11 +164,15 @@ def _tag(folder: str) -> str:
     """
     root = Path(folder).expanduser().resolve()
     if not (root / "Dockerfile").is_file():
-        raise MachineError(f"sandbox image {folder}: the folder has no Dockerfile; add one, or name another")
+        raise MachineError(
+            f"sandbox image {folder}: the folder has no Dockerfile; add one, or name another"
+        )
     digest = hashlib.sha256()
     for path in sorted(path for path in root.rglob("*") if path.is_file()):
         data = path.read_bytes()
-        digest.update(f"{path.relative_to(root)}\0{path.stat().st_mode:o}\0{len(data)}\0".encode() + data)
+        digest.update(
+            f"{path.relative_to(root)}\0{path.stat().st_mode:o}\0{len(data)}\0".encode() + data
+        )
     return f"{_REPOSITORY}:{digest.hexdigest()[:20]}"
 
 
@@ -170,14 +182,20 @@ def _has_python(client: Client, image: Image) -> bool:
     container = client.api.create_container(
         image.id,
         entrypoint=[*image.python, "-I", "-S", "-c", check],
-        host_config=client.api.create_host_config(network_mode="none", read_only=True, cap_drop=["ALL"]),
+        host_config=client.api.create_host_config(
+            network_mode="none", read_only=True, cap_drop=["ALL"]
+        ),
         user="0:0",
     )
     try:
         client.api.start(container)
         return bool(client.api.wait(container)["StatusCode"] == 0)
     except docker.errors.APIError as error:
-        if error.is_client_error() or "executable file not found" in str(error) or "no such file" in str(error).lower():
+        if (
+            error.is_client_error()
+            or "executable file not found" in str(error)
+            or "no such file" in str(error).lower()
+        ):
             return False  # the engine's words for a program that is not there
         raise
     finally:

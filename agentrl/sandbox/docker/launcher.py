@@ -119,7 +119,9 @@ class DockerLauncher:
                 except docker.errors.APIError as error:
                     said = str(error.explanation or error)
                     if image.python[0] in said and not image.grafted:
-                        raise images.lacks_python(self.image, f"has no {image.python[0]}") from error
+                        raise images.lacks_python(
+                            self.image, f"has no {image.python[0]}"
+                        ) from error
                     raise containers.named_refusal(error, self.settings) from error
         except BaseException:
             containers.remove(client, container)
@@ -151,7 +153,9 @@ def _watch_exit(client: Client, container: str) -> Future[int]:
         try:
             answer = client.api.wait(container, timeout=None, condition="next-exit")
         except (docker.errors.DockerException, requests.RequestException, OSError) as error:
-            exit_code.set_exception(SandboxError(f"the container engine does not say how it ended: {error}"))
+            exit_code.set_exception(
+                SandboxError(f"the container engine does not say how it ended: {error}")
+            )
         else:
             exit_code.set_result(int(answer["StatusCode"]))
 

@@ -44,16 +44,25 @@ class DockerSettings:
     readable: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.host is not None and self.host.partition("://")[0] not in ("unix", "tcp", "http", "https"):
+        if self.host is not None and self.host.partition("://")[0] not in (
+            "unix",
+            "tcp",
+            "http",
+            "https",
+        ):
             raise ConfigError(
                 f"sandbox.docker.host must begin with unix://, tcp://, http:// or https://, got {self.host!r}; the "
                 "socket of an engine behind ssh can be forwarded: "
                 "ssh -nNT -L /tmp/engine.sock:/var/run/docker.sock HOST"
             )
         if not 1 <= self.max_sandboxes <= SLOTS:
-            raise ConfigError(f"sandbox.docker.max_sandboxes must be from 1 to {SLOTS}, got {self.max_sandboxes}")
+            raise ConfigError(
+                f"sandbox.docker.max_sandboxes must be from 1 to {SLOTS}, got {self.max_sandboxes}"
+            )
         if self.cpus is not None and not (math.isfinite(self.cpus) and self.cpus > 0):
-            raise ConfigError(f"sandbox.docker.cpus must be a number above 0, got {self.cpus!r}; leave it out for all")
+            raise ConfigError(
+                f"sandbox.docker.cpus must be a number above 0, got {self.cpus!r}; leave it out for all"
+            )
         for folder in self.readable:
             if not folder.startswith("/") or folder.rstrip("/") in ("", "/proc", "/sys", "/dev"):
                 raise ConfigError(

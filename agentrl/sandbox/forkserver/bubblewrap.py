@@ -34,13 +34,25 @@ if TYPE_CHECKING:
 
 _INFO_S = 30.0
 _HOST = f"{namespaced_slot.PLACE}/code"  # where the host finds its own modules
-_PASSABLE = ("--perms", "0111")  # to be walked through and not listed, also by its owner's uid, which the code may have
-_DEVICES = ("null", "full", "random", "urandom")  # no zero: a mapping of it is shared memory that no process shows
+_PASSABLE = (
+    "--perms",
+    "0111",
+)  # to be walked through and not listed, also by its owner's uid, which the code may have
+_DEVICES = (
+    "null",
+    "full",
+    "random",
+    "urandom",
+)  # no zero: a mapping of it is shared memory that no process shows
 _ISOLATION = (
     "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try",
     "--hostname", "sandbox", "--die-with-parent", "--new-session",
 )  # fmt: skip
-_REFUSAL = ("namespace", "ermission", "not permitted")  # words of bubblewrap where the kernel refused it
+_REFUSAL = (
+    "namespace",
+    "ermission",
+    "not permitted",
+)  # words of bubblewrap where the kernel refused it
 _SWITCHES = (
     (
         "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
@@ -157,7 +169,9 @@ class BubblewrapLauncher:
 def _own_folders(modules: Sequence[str]) -> dict[str, str]:
     """Folders that only this installation has, each by where it is seen inside."""
     wanted = [os.path.realpath(sys.base_prefix), *modules]
-    folders = {path: path for path in wanted if os.path.isdir(path) and not _is_below(path, PROGRAMS)}
+    folders = {
+        path: path for path in wanted if os.path.isdir(path) and not _is_below(path, PROGRAMS)
+    }
     for path in folders:
         if _is_below(path, (namespaced_slot.TEMP, namespaced_slot.PLACE)):
             raise MachineError(
@@ -184,7 +198,9 @@ def _arguments(folders: Mapping[str, str]) -> list[str]:
             args += ["--ro-bind", path, path]
     seen = (*folders, *SYSTEM_FILES)
     parents = {str(parent) for inside in seen for parent in PurePath(inside).parents} - {"/", _HOST}
-    for path in sorted(parents):  # as bubblewrap makes them, they may be closed to the uids of slots
+    for path in sorted(
+        parents
+    ):  # as bubblewrap makes them, they may be closed to the uids of slots
         args += [*_PASSABLE, "--dir", path]
     for path in SYSTEM_FILES:
         args += ["--ro-bind-try", path, path]
@@ -195,19 +211,30 @@ def _arguments(folders: Mapping[str, str]) -> list[str]:
     for device in _DEVICES:
         args += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
     args += ["--symlink", namespaced_slot.TEMP, "/dev/shm", "--remount-ro", "/dev"]
-    for path in (namespaced_slot.TEMP, namespaced_slot.WORK, namespaced_slot.EMPTY, namespaced_slot.STORE):
+    for path in (
+        namespaced_slot.TEMP,
+        namespaced_slot.WORK,
+        namespaced_slot.EMPTY,
+        namespaced_slot.STORE,
+    ):
         args += [*_PASSABLE, "--dir", path]
     return [*args, "--chmod", "0111", "/", "--remount-ro", "/", "--chdir", "/"]
 
 
-def _argv_of_root(bwrap: str, folders: Mapping[str, str], uid: int, tell: int, blocked: int) -> list[str]:
+def _argv_of_root(
+    bwrap: str, folders: Mapping[str, str], uid: int, tell: int, blocked: int
+) -> list[str]:
     """The command line that gives up root first, and lets this process give bubblewrap a block of uids."""
     staged = {inside: drop_privileges.staged(number) for number, inside in enumerate(folders)}
     argv = [bwrap, *_arguments(staged), "--info-fd", str(tell), "--userns-block-fd", str(blocked)]
-    for capability in ("CAP_SETUID", "CAP_SETGID", "CAP_KILL"):  # over the block alone: a uid for each slot
+    for capability in (
+        "CAP_SETUID",
+        "CAP_SETGID",
+        "CAP_KILL",
+    ):  # over the block alone: a uid for each slot
         argv += ["--cap-add", capability]
     order = {"uid": uid, "folders": list(folders.values()), "argv": [*argv, "--", *_command()]}
-    return [*host_argv("descent"), json.dumps(order)]
+    return [*host_argv("drop_privileges"), json.dumps(order)]
 
 
 def _command() -> list[str]:

@@ -75,7 +75,9 @@ def candidate_nodes(proc: str = "/proc/self") -> Iterator[Node]:
             paths = (path for _, controllers, path in own if "memory" in controllers.split(","))
             yield from (Node(_seen(path, root, place), 1) for path in paths)
         elif kind == "cgroup2":
-            node = _seen(next((path for number, _, path in own if number == "0"), root), root, place)
+            node = _seen(
+                next((path for number, _, path in own if number == "0"), root), root, place
+            )
             while node.startswith(place):  # the nearest whose children are bounded
                 with contextlib.suppress(OSError), open(f"{node}/cgroup.subtree_control") as file:
                     if "memory" in file.read().split():
@@ -111,7 +113,10 @@ class Cgroup:
             for name, flags in (("cgroup.procs", os.O_WRONLY), (_LIMIT[node.version], os.O_WRONLY)):
                 self.files += (os.open(f"{path}/{name}", flags | os.O_CLOEXEC),)
             self.files += (os.open(f"{path}/{_KILLS[node.version]}", os.O_RDONLY | os.O_CLOEXEC),)
-            with contextlib.suppress(FileNotFoundError), open(f"{path}/{_NO_SWAP[node.version]}", "w") as file:
+            with (
+                contextlib.suppress(FileNotFoundError),
+                open(f"{path}/{_NO_SWAP[node.version]}", "w") as file,
+            ):
                 file.write("0")  # version 2 names it where there is swap
         except OSError:
             self.remove()
@@ -170,7 +175,9 @@ class CgroupPool:
             return ()
         try:
             cgroup = self._idle.pop() if self._idle else Cgroup.make(self._node)
-        except OSError:  # the machine's number of cgroups is bounded too; the rlimits and the watch remain
+        except (
+            OSError
+        ):  # the machine's number of cgroups is bounded too; the rlimits and the watch remain
             return ()
         self._lent[number] = cgroup
         return cgroup.files
@@ -199,7 +206,9 @@ def _reap(node: Node) -> list[str]:
         for entry in entries:
             owner = Owner.parse(entry.name.removeprefix(_PREFIX).rpartition("-")[0])
             if entry.name.startswith(_PREFIX) and owner is not None and owner.is_dead:
-                with contextlib.suppress(OSError):  # another removes it too, or its processes are on their way out
+                with contextlib.suppress(
+                    OSError
+                ):  # another removes it too, or its processes are on their way out
                     os.rmdir(entry.path)
                     removed.append(f"cgroup {entry.path} of owner {owner}")
     return removed

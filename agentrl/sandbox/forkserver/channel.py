@@ -94,7 +94,11 @@ class Stream:
     """
 
     def __init__(
-        self, io: IOThread, sock: socket.socket, on_data: Callable[[bytes], None], on_end: Callable[[], None]
+        self,
+        io: IOThread,
+        sock: socket.socket,
+        on_data: Callable[[bytes], None],
+        on_end: Callable[[], None],
     ) -> None:
         self._io = io
         self._sock = sock
@@ -161,7 +165,9 @@ class Stream:
             if not data:
                 self._end()
                 return
-            more = isinstance(self._sock, ssl.SSLSocket)  # TLS holds back what the selector does not see
+            more = isinstance(
+                self._sock, ssl.SSLSocket
+            )  # TLS holds back what the selector does not see
 
     def _flush(self) -> None:
         with self._lock:
@@ -221,7 +227,9 @@ class Channel:
         self._decoder = frames.FrameDecoder()
         self._stream = Stream(io, sock, self._on_data, on_end)
 
-    def send(self, header: frames.Header, blobs: Sequence[bytes] = (), *, fds: Sequence[int] = ()) -> None:
+    def send(
+        self, header: frames.Header, blobs: Sequence[bytes] = (), *, fds: Sequence[int] = ()
+    ) -> None:
         """Send a frame without blocking, and with it the descriptors ``fds``; dropped once the stream has ended."""
         self._stream.write(frames.encode(header, blobs), fds=fds)
 

@@ -38,7 +38,11 @@ def shared_server(settings: HostSettings) -> ForkServer:
         if server is not None and server.ended:
             server.close()
             del _servers[settings]
-        elif server is not None and settings.recycle_after and server.num_runs >= settings.recycle_after:
+        elif (
+            server is not None
+            and settings.recycle_after
+            and server.num_runs >= settings.recycle_after
+        ):
             _retired.append((time.monotonic(), _servers.pop(settings)))
         if settings not in _servers:
             _reap_once()

@@ -26,9 +26,7 @@ OnEnd = Callable[[], None]
 
 _REMOVE_S = 5.0
 _LISTENER_S = 10.0
-_BOOT = (
-    "import sys; sys.path.insert(0, {folder!r}); from host.{module} import main; sys.path.remove({folder!r}); main()"
-)
+_BOOT = "import sys; sys.path.insert(0, {folder!r}); from host.{module} import main; sys.path.remove({folder!r}); main()"
 FOLDER_PREFIX = "agentrl-sandbox-"  # of a host's folder, before its owner
 HOST_FOLDER = Path(__file__).parents[1] / "host"
 
@@ -104,7 +102,13 @@ class ProcessHost:
     """
 
     def __init__(
-        self, argv: Sequence[str], io: IOThread, on_frame: OnFrame, on_end: OnEnd, *, pass_fds: Sequence[int] = ()
+        self,
+        argv: Sequence[str],
+        io: IOThread,
+        on_frame: OnFrame,
+        on_end: OnEnd,
+        *,
+        pass_fds: Sequence[int] = (),
     ) -> None:
         self._io = io
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  closed in clear()
@@ -142,7 +146,10 @@ class ProcessHost:
         with theirs:
             channel = Channel(self._io, ours, on_frame, on_end)
             cgroup = self._cgroups.lend(number)
-            self._control.send({"op": "open", "slot": number, "cgroup": bool(cgroup)}, fds=(theirs.fileno(), *cgroup))
+            self._control.send(
+                {"op": "open", "slot": number, "cgroup": bool(cgroup)},
+                fds=(theirs.fileno(), *cgroup),
+            )
         return channel
 
     def _noting_ends(self, on_frame: OnFrame) -> OnFrame:
@@ -169,7 +176,9 @@ class ProcessHost:
             try:
                 _, fds, _, _ = socket.recv_fds(ours, 1, 1)
             except OSError as error:
-                raise SandboxError(f"the sandbox host gave no socket for the proxy: {error}") from error
+                raise SandboxError(
+                    f"the sandbox host gave no socket for the proxy: {error}"
+                ) from error
         return socket.socket(fileno=fds[0])
 
     def said(self) -> str:
@@ -195,7 +204,9 @@ class ProcessHost:
                 removal.remove(base)
             except OSError:
                 if time.monotonic() > deadline:
-                    raise SandboxError(f"the folder {base} of a sandbox host that died could not be removed") from None
+                    raise SandboxError(
+                        f"the folder {base} of a sandbox host that died could not be removed"
+                    ) from None
                 time.sleep(0.01)
 
 

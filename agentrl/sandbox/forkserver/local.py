@@ -51,11 +51,16 @@ def forked(spec: SandboxSpec, *, confine: bool, launcher: Launcher | None = None
         network=spec.network,
     )
     return ForkedSandbox(
-        lambda: shared_server(settings), spec.limits, persist=spec.persist, start_timeout_s=spec.start_timeout_s
+        lambda: shared_server(settings),
+        spec.limits,
+        persist=spec.persist,
+        start_timeout_s=spec.start_timeout_s,
     )
 
 
 def module_folders(spec: SandboxSpec) -> tuple[str, ...]:
     """Folders of modules beyond the standard library that the code may read and import."""
-    paths = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")) if spec.site_packages else ()
+    paths = (
+        (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")) if spec.site_packages else ()
+    )
     return tuple(dict.fromkeys(paths))

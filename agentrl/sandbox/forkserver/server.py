@@ -10,12 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentrl.errors import (
-    AgentRLError,
-    ConfigError,
-    MachineError,
-    SandboxError,
-)
+from agentrl.errors import AgentRLError, ConfigError, MachineError, SandboxError
 from agentrl.sandbox.host import frames
 from agentrl.sandbox.owner_id import Owner
 from agentrl.sandbox.permits import FifoSemaphore
@@ -89,9 +84,13 @@ class Slot:
     def has_cgroup(self) -> bool:
         """Whether a memory cgroup bounds its runs; False until it is open."""
         opened = self.opened
-        return opened.done() and opened.exception() is None and bool(opened.result()[0].get("cgroup"))
+        return (
+            opened.done() and opened.exception() is None and bool(opened.result()[0].get("cgroup"))
+        )
 
-    def request(self, header: dict[str, Any], blobs: Sequence[bytes] = ()) -> tuple[int, Future[Reply]]:
+    def request(
+        self, header: dict[str, Any], blobs: Sequence[bytes] = ()
+    ) -> tuple[int, Future[Reply]]:
         """Send a request; its number and the future of its reply."""
         number, future = next(self._ids), Future[Reply]()
         with self._lock:
@@ -140,7 +139,12 @@ class Slot:
             self._ended = True
             pending, self._pending = self._pending, {}
         for future in pending.values():
-            fail(future, SandboxError("the sandbox's process ended before it answered; another sandbox may do"))
+            fail(
+                future,
+                SandboxError(
+                    "the sandbox's process ended before it answered; another sandbox may do"
+                ),
+            )
 
 
 class ForkServer:
@@ -198,7 +202,9 @@ class ForkServer:
 
     def _open_proxy(self) -> ProxyServer:
         if not isinstance(self._host, ProcessHost):
-            raise MachineError("sandbox.network.allow needs a host on this machine; use sandbox.backend=bubblewrap")
+            raise MachineError(
+                "sandbox.network.allow needs a host on this machine; use sandbox.backend=bubblewrap"
+            )
         return ProxyServer(self._host.listener(), AllowList(self.settings.network))
 
     def open_slot(self) -> Slot:
@@ -210,7 +216,9 @@ class ForkServer:
         slot = Slot(self, next(self._numbers))
         with self._lock:  # what the supervisor says of the slot is heard when the slot is known
             if self.ended:
-                raise SandboxError("the sandbox host ended before it gave a sandbox; another may do")
+                raise SandboxError(
+                    "the sandbox host ended before it gave a sandbox; another may do"
+                )
             slot.link = self._host.open_slot(slot.number, slot.on_frame, slot.on_end)
             self.slots[slot.number] = slot
         return slot
@@ -242,7 +250,9 @@ class ForkServer:
             case "ready":
                 resolve(self._ready, header)
             case "refused":
-                fail(self._ready, (ConfigError if header["setting"] else MachineError)(header["why"]))
+                fail(
+                    self._ready, (ConfigError if header["setting"] else MachineError)(header["why"])
+                )
             case "closed":
                 with self._lock:
                     slot = self.slots.pop(header["slot"])

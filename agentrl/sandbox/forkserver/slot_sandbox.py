@@ -60,7 +60,11 @@ class ForkedSandbox(Sandbox):
         found = ["namespaces of its own for each run"] if facts.get("enclosed") else []
         if slot is not None and (facts.get("enclosed") or facts.get("abi")):
             found += ["a memory cgroup" if slot.has_cgroup else "memory watched"]
-        found += ["files counted while a run goes on"] if facts.get("abi") and not facts.get("bounded") else []
+        found += (
+            ["files counted while a run goes on"]
+            if facts.get("abi") and not facts.get("bounded")
+            else []
+        )
         found += [f"Landlock ABI {facts['abi']}"] if facts.get("abi") else []
         found += ["its own uid" if facts.get("own_uid") else "the owner's uid"] if found else []
         return ", ".join(found)
@@ -103,9 +107,14 @@ class ForkedSandbox(Sandbox):
         }
         server = (await self._open()).server
         asked = time.monotonic()
-        async with self._turn, server.executing:  # its own turn first, so that no permit lies idle behind its other run
+        async with (
+            self._turn,
+            server.executing,
+        ):  # its own turn first, so that no permit lies idle behind its other run
             queued_s = time.monotonic() - asked
-            reply, blobs = await self._ask(header, [stdin, source, *uploads.values()], limits.wall_s)
+            reply, blobs = await self._ask(
+                header, [stdin, source, *uploads.values()], limits.wall_s
+            )
         stdout, stderr, *contents = blobs
         return ExecResult(
             status=reply["status"],
@@ -182,13 +191,21 @@ class ForkedSandbox(Sandbox):
             if self._slot is None:
                 self._slot = server.open_slot()
             slot = self._slot
-        if not slot.opened.done() or slot.opened.exception() is not None or "failed" in slot.opened.result()[0]:
-            reply, _ = await asyncio.shield(asyncio.wrap_future(slot.opened))  # others may wait for it too
+        if (
+            not slot.opened.done()
+            or slot.opened.exception() is not None
+            or "failed" in slot.opened.result()[0]
+        ):
+            reply, _ = await asyncio.shield(
+                asyncio.wrap_future(slot.opened)
+            )  # others may wait for it too
             if "failed" in reply:
                 raise SandboxError(reply["failed"])
         return slot
 
-    async def _ask(self, header: dict[str, Any], blobs: Sequence[bytes] = (), allowed_s: float = 0.0) -> Reply:
+    async def _ask(
+        self, header: dict[str, Any], blobs: Sequence[bytes] = (), allowed_s: float = 0.0
+    ) -> Reply:
         slot = await self._open()
         with self._lock:
             self._allowed_s += allowed_s
@@ -232,10 +249,14 @@ async def _wait(future: Future[Reply], timeout_s: float, what: str) -> Reply:
         raise SandboxError(f"the sandbox did not answer {what!r} within {timeout_s:g} s") from None
 
 
-def _check_program(code: str | bytes | None, argv: Sequence[str] | None, env: Mapping[str, str]) -> None:
+def _check_program(
+    code: str | bytes | None, argv: Sequence[str] | None, env: Mapping[str, str]
+) -> None:
     if (code is None) == (argv is None):
         raise ValueError("give either code or argv, not both and not neither")
-    if argv is not None and (isinstance(argv, str) or not argv or not all(isinstance(arg, str) for arg in argv)):
+    if argv is not None and (
+        isinstance(argv, str) or not argv or not all(isinstance(arg, str) for arg in argv)
+    ):
         raise ValueError(f"argv must be a non-empty sequence of strings, got {argv!r}")
     if any("\0" in arg for arg in argv or ()):
         raise ValueError("argv: an argument cannot hold a NUL character")

@@ -43,7 +43,11 @@ class Confinement:
         """The seccomp program for this process."""
         if self.enclosed:  # no file and no process of others is in sight, whatever Landlock can do
             return seccomp.build_filter(
-                own_uid=True, abi=seccomp.NEWEST_ABI, pid=None, proxied=self.proxied, preallocates=True
+                own_uid=True,
+                abi=seccomp.NEWEST_ABI,
+                pid=None,
+                proxied=self.proxied,
+                preallocates=True,
             )
         pid = os.getpid() if seccomp.names_pid(self.abi) else None
         return seccomp.build_filter(own_uid=self.own_uid, abi=self.abi, pid=pid)
@@ -120,7 +124,9 @@ def _prepare(job: RunJob, stdio: tuple[int, int, int], status: int) -> None:
     os.environ.update(job.env)
     _set_limits(job)
     if job.confinement is not None:
-        if job.confinement.enclosed or job.confinement.ruleset is None:  # else the slot counts files that it holds
+        if (
+            job.confinement.enclosed or job.confinement.ruleset is None
+        ):  # else the slot counts files that it holds
             landlock.prctl(_PR_SET_DUMPABLE, 0)
         if job.confinement.enclosed:
             namespaces.drop_capabilities()
@@ -236,13 +242,17 @@ def _fresh_interpreter() -> None:
     _fresh_streams()
     for name in ("exit", "quit"):
         setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D"))
-    if "numpy.random" in sys.modules:  # the standard library's generator reseeds itself after a fork
+    if (
+        "numpy.random" in sys.modules
+    ):  # the standard library's generator reseeds itself after a fork
         sys.modules["numpy.random"].seed()
     gc.enable()
 
 
 def _fresh_streams() -> None:
-    sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8", "surrogateescape")
+    sys.stdin = io.TextIOWrapper(
+        io.BufferedReader(io.FileIO(0, closefd=False)), "utf-8", "surrogateescape"
+    )
     # unbuffered, so that what was printed before a timeout is kept
     raw = [io.FileIO(fd, "w", closefd=False) for fd in (1, 2)]
     sys.stdout = io.TextIOWrapper(raw[0], "utf-8", "surrogateescape", write_through=True)
@@ -271,7 +281,9 @@ def _compile(code: bytes, name: str) -> Any:
     try:
         text = code.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise SyntaxError(f"the code is not valid UTF-8: {error.reason} at byte {error.start}") from None
+        raise SyntaxError(
+            f"the code is not valid UTF-8: {error.reason} at byte {error.start}"
+        ) from None
     linecache.cache[name] = (len(text), None, text.splitlines(True), name)
     return compile(text, name, "exec", dont_inherit=True)
 

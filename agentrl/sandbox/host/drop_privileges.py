@@ -14,7 +14,12 @@ from typing import Any, NoReturn
 
 from . import namespaces
 
-_PLACES = ("/mnt", "/media", "/srv", "/tmp")  # any folder will do: what it holds is hidden from bubblewrap alone
+_PLACES = (
+    "/mnt",
+    "/media",
+    "/srv",
+    "/tmp",
+)  # any folder will do: what it holds is hidden from bubblewrap alone
 
 
 def staged(number: int) -> str:
@@ -35,9 +40,13 @@ def main() -> None:
 def _descend(order: dict[str, Any]) -> NoReturn:
     namespaces.unshare(namespaces.NEW_MOUNTS)
     namespaces.keep_mounts_private()
-    sources = [os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) for folder in order["folders"]]
+    sources = [
+        os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) for folder in order["folders"]
+    ]
     stage = next(place for place in _PLACES if os.path.isdir(place))
-    namespaces.mount("tmpfs", stage, namespaces.NO_SETUID | namespaces.NO_DEVICES, "size=1m,mode=755")
+    namespaces.mount(
+        "tmpfs", stage, namespaces.NO_SETUID | namespaces.NO_DEVICES, "size=1m,mode=755"
+    )
     names = {}
     for number, source in enumerate(sources):
         target = os.path.join(stage, str(number))

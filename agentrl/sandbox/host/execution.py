@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 _WATCH_S = 0.1
 _REAP_S = 20.0
-_SETTLE_S = 2.0  # in which what a run left beside its interpreter must end; else the interpreter goes too
+_SETTLE_S = (
+    2.0  # in which what a run left beside its interpreter must end; else the interpreter goes too
+)
 _MAX_FETCHED_BYTES = 2**30  # of one run
 _LOST = "the interpreter ended, and its variables with it"
 _FRESH = "the variables of earlier runs are lost: their interpreter had ended"
@@ -40,7 +42,9 @@ class _Execution:
         self.stdin = memoryview(stdin)
         self.pid = 0
         self.session: InterpreterSession | None = None
-        self.starts_afresh = False  # though the caller was not told that the session's interpreter had ended
+        self.starts_afresh = (
+            False  # though the caller was not told that the session's interpreter had ended
+        )
         self.status: int | None = None  # as waitpid tells it
         self.reported: int | None = None  # the exit code of a run whose interpreter lives on
         self.cpu_s = 0.0
@@ -68,7 +72,13 @@ class _Execution:
                 os.close(fd)
         self.watch = Watch(self.slot, self.limits, self.session)
 
-    def fork(self, code: bytes, stdio: tuple[int, int, int], status_w: int, session: InterpreterSession | None) -> None:
+    def fork(
+        self,
+        code: bytes,
+        stdio: tuple[int, int, int],
+        status_w: int,
+        session: InterpreterSession | None,
+    ) -> None:
         job = job_of(self.slot, self.header, code, session)
         self.pid = self.slot.fork()
         if self.pid == 0:
@@ -80,7 +90,9 @@ class _Execution:
         if slot.session is not None:
             try:
                 slot.session.begin(code, self.header["env"], stdio)
-            except SessionBroken:  # what earlier runs did to it costs their variables, and not this run
+            except (
+                SessionBroken
+            ):  # what earlier runs did to it costs their variables, and not this run
                 slot.kill_all()
                 slot.end_session()
                 process_tree.reap_all()
@@ -105,7 +117,9 @@ class _Execution:
             if pid == 0:
                 return True
             used_s = used.ru_utime + used.ru_stime
-            self.peak_bytes = max(self.peak_bytes, used.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
+            self.peak_bytes = max(
+                self.peak_bytes, used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+            )
             if pid == self.pid:
                 self.status = status
                 used_s = used_s if self.session is None else self.session.used_s(used_s)
@@ -122,7 +136,9 @@ class _Execution:
         """Serve the pipes until the code has ended or must end."""
         deadline = self.started + self.limits["wall_s"]
         next_watch = self.started + _WATCH_S
-        with selectors.PollSelector() as selector:  # epoll would take what is counted by user, and the code is this one
+        with (
+            selectors.PollSelector() as selector
+        ):  # epoll would take what is counted by user, and the code is this one
             selector.register(self.slot.sock, selectors.EVENT_READ, "owner")
             selector.register(self.slot.wake, selectors.EVENT_READ, "wake")
             for stream in (self.out, self.err):
@@ -224,7 +240,11 @@ class _Execution:
     def sweep(self) -> bool:
         """End what the run left, and an interpreter that must not go on; whether nothing else is left."""
         slot = self.slot
-        ended_well = self.reported is not None and self.status is None and not (self.reason or self.truncated)
+        ended_well = (
+            self.reported is not None
+            and self.status is None
+            and not (self.reason or self.truncated)
+        )
         if slot.session is not None and (self.session is None or ended_well):
             if self.settle(slot.session):
                 return True
@@ -310,7 +330,10 @@ class _Execution:
     def classify(self, exit_code: int | None, killed_by: int | None) -> tuple[str, str]:
         cpu_limit = self.limits["cpu_s"]
         if self.slot.memory_is_spent:
-            return "oom", f"the kernel ended a process: all together passed {self.limits['memory_bytes']} bytes"
+            return (
+                "oom",
+                f"the kernel ended a process: all together passed {self.limits['memory_bytes']} bytes",
+            )
         if self.reason:
             return self.reason, self.detail
         if exit_code == 0:
@@ -318,16 +341,28 @@ class _Execution:
         if exit_code is not None:
             last = self.err.kept.rstrip().rpartition(b"\n")[2]
             return ("oom", "MemoryError") if last.startswith(b"MemoryError") else ("error", "")
-        overran = killed_by == signal.SIGXCPU or (killed_by == signal.SIGKILL and self.cpu_s >= (cpu_limit or 0))
+        overran = killed_by == signal.SIGXCPU or (
+            killed_by == signal.SIGKILL and self.cpu_s >= (cpu_limit or 0)
+        )
         if cpu_limit is not None and overran:
-            return "timeout", f"used {self.cpu_s:.2f} s of processor time; the limit is {cpu_limit:g} s"
-        if killed_by == signal.SIGKILL and self.peak_bytes > _OOM_SHARE * self.limits["memory_bytes"]:
+            return (
+                "timeout",
+                f"used {self.cpu_s:.2f} s of processor time; the limit is {cpu_limit:g} s",
+            )
+        if (
+            killed_by == signal.SIGKILL
+            and self.peak_bytes > _OOM_SHARE * self.limits["memory_bytes"]
+        ):
             return "oom", f"killed with {self.peak_bytes} bytes in use"
-        name = next((named.name for named in signal.Signals if named == killed_by), f"signal {killed_by}")
+        name = next(
+            (named.name for named in signal.Signals if named == killed_by), f"signal {killed_by}"
+        )
         return ("killed" if killed_by == signal.SIGKILL else "error"), f"ended by {name}"
 
 
-def execute(slot: Slot, header: frames.Header, blobs: list[bytes]) -> tuple[dict[str, Any], list[bytes]]:
+def execute(
+    slot: Slot, header: frames.Header, blobs: list[bytes]
+) -> tuple[dict[str, Any], list[bytes]]:
     """Do one run request: ``(the reply's fields, blobs)`` with stdout, stderr and the fetched files.
 
     Raises:
@@ -348,12 +383,16 @@ def execute(slot: Slot, header: frames.Header, blobs: list[bytes]) -> tuple[dict
     execution.finish()
     fields = execution.result()
     if slot.pressure is not None and slot.pressure.spoils(fields["status"], fields["signal"]):
-        raise HostFailure("the container ran out of memory meanwhile: the kernel may have ended any process in it")
+        raise HostFailure(
+            "the container ran out of memory meanwhile: the kernel may have ended any process in it"
+        )
     fetched, refused, contents = [], {}, []
     room = _MAX_FETCHED_BYTES
     for path in header["fetch"]:
         try:
-            contents.append(safe_fs.read_file(slot.work, path, min(room, header["limits"]["file_bytes"])))
+            contents.append(
+                safe_fs.read_file(slot.work, path, min(room, header["limits"]["file_bytes"]))
+            )
             room -= len(contents[-1])
             fetched.append(path)
         except safe_fs.PathRefused as error:

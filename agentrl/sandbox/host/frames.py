@@ -41,7 +41,9 @@ class FrameDecoder:
         while len(self._buffer) >= _PREFIX.size:
             head_len, body_len = _PREFIX.unpack_from(self._buffer)
             if head_len > MAX_HEADER_BYTES or body_len > MAX_FRAME_BYTES:
-                raise FrameError(f"a frame announces {head_len} + {body_len} bytes; the stream is corrupt")
+                raise FrameError(
+                    f"a frame announces {head_len} + {body_len} bytes; the stream is corrupt"
+                )
             total = _PREFIX.size + head_len + body_len
             if len(self._buffer) < total:
                 return

@@ -72,7 +72,9 @@ class Interpreter:
         for module in list(sys.modules.values()):
             spec = getattr(module, "__spec__", None)
             if spec is not None and spec.submodule_search_locations is not None:
-                spec.submodule_search_locations = [moved(path) for path in spec.submodule_search_locations]
+                spec.submodule_search_locations = [
+                    moved(path) for path in spec.submodule_search_locations
+                ]
                 module.__path__ = spec.submodule_search_locations
 
 

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 _SHARED_UID_MARGIN = 256  # processes that the user may start meanwhile
 
 
-def job_of(slot: Slot, header: frames.Header, code: bytes, session: InterpreterSession | None) -> RunJob:
+def job_of(
+    slot: Slot, header: frames.Header, code: bytes, session: InterpreterSession | None
+) -> RunJob:
     """What the process of a run is told.
 
     Args:
@@ -26,7 +28,9 @@ def job_of(slot: Slot, header: frames.Header, code: bytes, session: InterpreterS
         session: whose interpreter it becomes; None runs the code once.
     """
     config, limits = slot.config, header["limits"]
-    if session is not None:  # the owner sees to it that the other limits are the same in each of its runs
+    if (
+        session is not None
+    ):  # the owner sees to it that the other limits are the same in each of its runs
         limits = {**limits, "cpu_s": None}
     env = {
         "PATH": config.path,

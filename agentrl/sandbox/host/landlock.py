@@ -52,7 +52,9 @@ def prctl(option: int, value: int) -> None:
 def abi_version() -> int:
     """The kernel's Landlock ABI; 0 where Landlock is absent or switched off."""
     try:
-        return _call(_SYS_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_CREATE_RULESET_VERSION))
+        return _call(
+            _SYS_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_CREATE_RULESET_VERSION)
+        )
     except OSError:
         return 0
 
@@ -79,7 +81,13 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
         if not stat.S_ISDIR(os.fstat(fd).st_mode):
             rights &= _FILE_RIGHTS
         rule = struct.pack("=Qi", rights, fd)
-        _call(_SYS_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(_RULE_PATH_BENEATH), rule, ctypes.c_uint32(0))
+        _call(
+            _SYS_ADD_RULE,
+            ctypes.c_int(ruleset),
+            ctypes.c_int(_RULE_PATH_BENEATH),
+            rule,
+            ctypes.c_uint32(0),
+        )
     finally:
         os.close(fd)
 
@@ -115,7 +123,13 @@ def run_ruleset(
             _allow(ruleset, path, rights)
     if tcp_port is not None and abi >= 4:
         rule = struct.pack("=QQ", _CONNECT_TCP, tcp_port)
-        _call(_SYS_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(_RULE_NET_PORT), rule, ctypes.c_uint32(0))
+        _call(
+            _SYS_ADD_RULE,
+            ctypes.c_int(ruleset),
+            ctypes.c_int(_RULE_NET_PORT),
+            rule,
+            ctypes.c_uint32(0),
+        )
     return ruleset
 
 

@@ -31,7 +31,11 @@ def mark_self() -> None:
 
 def orphans() -> set[int]:
     """Marked processes below no host, as far as this user may end them; those of other pid namespaces left out."""
-    return {pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _is_marked(pid) and _is_orphan(pid)}
+    return {
+        pid
+        for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
+        if _is_marked(pid) and _is_orphan(pid)
+    }
 
 
 def end_orphans(deadline_s: float) -> tuple[set[int], set[int]]:

@@ -13,7 +13,9 @@ from .landlock import libc, prctl
 _PR_SET_THP_DISABLE = 41
 _FIRST_TO_DIE = 1000
 _TMPFS, _RAMFS = 0x01021994, 0x858458F6
-_SPARE_BYTES = 64 * 2**20  # the kernel's own for a run's processes, and their copies of the warm interpreter's pages
+_SPARE_BYTES = (
+    64 * 2**20
+)  # the kernel's own for a run's processes, and their copies of the warm interpreter's pages
 
 
 def without_huge_pages() -> None:
@@ -79,13 +81,19 @@ class Bound:
         Raises:
             OSError: the kernel refused.
         """
-        wanted = num_runs * (memory_bytes + memory_bytes // 4) + (disk_bytes if self._disk else 0) + _SPARE_BYTES
+        wanted = (
+            num_runs * (memory_bytes + memory_bytes // 4)
+            + (disk_bytes if self._disk else 0)
+            + _SPARE_BYTES
+        )
         if wanted != self._bytes:
             try:
                 os.write(self._limit, str(wanted).encode())
                 self._bytes = wanted
             except OSError as error:
-                if error.errno != errno.EBUSY:  # files of earlier runs hold more: the old limit stays
+                if (
+                    error.errno != errno.EBUSY
+                ):  # files of earlier runs hold more: the old limit stays
                     raise
         self._seen = self._count()
 

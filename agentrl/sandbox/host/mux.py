@@ -43,7 +43,9 @@ class FrameDecoder:
             while len(self._buffer) - start >= _HEAD.size:
                 kind, link, length = _HEAD.unpack_from(self._buffer, start)
                 if kind > END or length > MAX_CHUNK_BYTES:
-                    raise FrameError(f"a chunk announces kind {kind} and {length} bytes; the stream is corrupt")
+                    raise FrameError(
+                        f"a chunk announces kind {kind} and {length} bytes; the stream is corrupt"
+                    )
                 end = start + _HEAD.size + length
                 if len(self._buffer) < end:
                     return

@@ -61,7 +61,9 @@ def _fork_once_more(uid: int | None, say: int) -> None:
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)
             prctl(_PR_SET_DUMPABLE, 1)  # or the kernel hides its own /proc files from it
-        namespaces.unshare_with_users(namespaces.NEW_PIDS | namespaces.NEW_IPC | namespaces.NEW_MOUNTS)
+        namespaces.unshare_with_users(
+            namespaces.NEW_PIDS | namespaces.NEW_IPC | namespaces.NEW_MOUNTS
+        )
         pid = os.fork()
         if pid:
             os.write(say, str(pid).encode())
@@ -88,7 +90,9 @@ class Enclosure:
         namespaces.mount("proc", "/proc", _FLAGS | namespaces.READ_ONLY | namespaces.NO_EXEC)
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self._bounds = (0, 0)
-        self.firsts: dict[int, int] = {}  # the first process of a run's pid namespace, by the pid of the run's
+        self.firsts: dict[
+            int, int
+        ] = {}  # the first process of a run's pid namespace, by the pid of the run's
 
     def bound(self, limits: dict[str, Any]) -> None:
         """Let the store hold what ``limits`` allow; what lies there already stays."""

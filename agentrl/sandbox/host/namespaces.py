@@ -42,7 +42,11 @@ def unshare_with_users(kinds: int) -> None:
     """
     uid, gid = os.getuid(), os.getgid()
     unshare(kinds | NEW_USERS)
-    for name, line in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
+    for name, line in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{uid} {uid} 1"),
+        ("gid_map", f"{gid} {gid} 1"),
+    ):
         with open(f"/proc/self/{name}", "w") as file:
             file.write(line)
 
@@ -62,7 +66,9 @@ def mount(kind: str, target: str, flags: int = 0, options: str = "") -> None:
     Raises:
         OSError: the kernel refused.
     """
-    result = libc.mount(kind.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode())
+    result = libc.mount(
+        kind.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode()
+    )
     _checked(result, f"mount {kind} on {target}")
 
 
@@ -72,7 +78,9 @@ def remount(target: str, flags: int, options: str) -> None:
     Raises:
         OSError: the kernel refused.
     """
-    result = libc.mount(None, target.encode(), None, ctypes.c_ulong(_REMOUNT | flags), options.encode())
+    result = libc.mount(
+        None, target.encode(), None, ctypes.c_ulong(_REMOUNT | flags), options.encode()
+    )
     _checked(result, f"remount {target}")
 
 
@@ -82,7 +90,10 @@ def bind(source: str, target: str) -> None:
     Raises:
         OSError: the kernel refused.
     """
-    _checked(libc.mount(source.encode(), target.encode(), None, ctypes.c_ulong(_BIND), None), f"bind {target}")
+    _checked(
+        libc.mount(source.encode(), target.encode(), None, ctypes.c_ulong(_BIND), None),
+        f"bind {target}",
+    )
 
 
 def keep_mounts_private() -> None:
@@ -91,7 +102,9 @@ def keep_mounts_private() -> None:
     Raises:
         OSError: the kernel refused.
     """
-    _checked(libc.mount(None, b"/", None, ctypes.c_ulong(_PRIVATE | _RECURSIVE), None), "make / private")
+    _checked(
+        libc.mount(None, b"/", None, ctypes.c_ulong(_PRIVATE | _RECURSIVE), None), "make / private"
+    )
 
 
 def unmount(target: str) -> None:
@@ -114,7 +127,9 @@ def start_idle_child() -> int:
         OSError: the kernel refused.
     """
     top = (ctypes.addressof(_idle_stack) + len(_idle_stack)) & ~0xF
-    handler = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the child's own; nothing ends here meanwhile
+    handler = signal.signal(
+        signal.SIGCHLD, signal.SIG_IGN
+    )  # the child's own; nothing ends here meanwhile
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         flags = ctypes.c_int(_CLONE_VM | _CLONE_FILES | signal.SIGCHLD)

@@ -130,7 +130,12 @@ def kill_below(
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, signal.SIGKILL)
         own = [pid for pid in children(os.getpid()) if pid not in keep]
-        own += [pid for parent in bare for pid in children(parent) if pid not in keep and not _is_zombie(pid)]
+        own += [
+            pid
+            for parent in bare
+            for pid in children(parent)
+            if pid not in keep and not _is_zombie(pid)
+        ]
         if not own:
             return True
         below = [deeper for pid in own for deeper in descendants(pid)]

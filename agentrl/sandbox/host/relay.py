@@ -100,7 +100,9 @@ class Relay:
         with theirs:
             asked = frames.encode({"op": "open", "slot": number - 1})
             self.control.setblocking(True)
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the next read sees its end
+            with contextlib.suppress(
+                BrokenPipeError, ConnectionResetError
+            ):  # the next read sees its end
                 self.write_out(self.links[mux.CONTROL])
                 socket.send_fds(self.control, [asked], [theirs.fileno()])
             self.control.setblocking(False)
@@ -175,10 +177,14 @@ def main() -> NoReturn:
             os.dup2(theirs.fileno(), _STDIN)
             os.dup2(nothing.fileno(), _STDOUT)
         with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")  # the kernel ends a run before it ends the relay, and with it the container
+            file.write(
+                "1000"
+            )  # the kernel ends a run before it ends the relay, and with it the container
         supervisor.main()
         os._exit(0)
     theirs.close()
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # the first process has no default action for it
+    signal.signal(
+        signal.SIGTERM, lambda *_: os._exit(0)
+    )  # the first process has no default action for it
     Relay(ours).serve()
     os._exit(0)

@@ -11,7 +11,12 @@ import stat
 import sys
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-PLACE = (os.O_PATH if sys.platform == "linux" else os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+PLACE = (
+    (os.O_PATH if sys.platform == "linux" else os.O_RDONLY)
+    | os.O_DIRECTORY
+    | os.O_NOFOLLOW
+    | os.O_CLOEXEC
+)
 _IN_PLACE = 32  # levels; deeper folders are moved to the top first, so that neither recursion nor descriptors grow
 
 
@@ -117,10 +122,14 @@ def _empty_in_place(folder: int, root: int, levels: int, moved: list[str]) -> No
     """Remove what ``folder`` holds; folders below so many levels go to ``root``, and their names to ``moved``."""
     with os.scandir(folder) as entries:
         listed = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
-    for name in [name for name, is_folder in listed if not is_folder]:  # first: moving a folder may take a block
+    for name in [
+        name for name, is_folder in listed if not is_folder
+    ]:  # first: moving a folder may take a block
         os.unlink(name, dir_fd=folder)
     for name in [name for name, is_folder in listed if is_folder]:
-        fd = open_folder(name, folder)  # also where it is moved: the kernel asks for the right to write in it
+        fd = open_folder(
+            name, folder
+        )  # also where it is moved: the kernel asks for the right to write in it
         try:
             if levels:
                 _empty_in_place(fd, root, levels - 1, moved)

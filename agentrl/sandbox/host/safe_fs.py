@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from .removal import FOLDER
 
 MAX_DEPTH = 64
-_MAX_NAMES_BYTES = 2**20  # of one listing: a name of the code's choosing may be long, and longer as JSON
+_MAX_NAMES_BYTES = (
+    2**20
+)  # of one listing: a name of the code's choosing may be long, and longer as JSON
 
 
 class PathRefused(ValueError):  # noqa: N818  what is refused is the caller's path; nothing here failed
@@ -26,7 +28,9 @@ def split_path(path: str) -> list[str]:
     if "\0" in path:
         raise PathRefused(f"{path!r}: a path cannot hold a NUL character")
     if path.startswith("/"):
-        raise PathRefused(f"{path!r}: absolute paths are refused; give one relative to the working folder")
+        raise PathRefused(
+            f"{path!r}: absolute paths are refused; give one relative to the working folder"
+        )
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if not parts:
         raise PathRefused(f"{path!r}: the path names no file")
@@ -55,7 +59,9 @@ def _open_parent(root: str, parts: list[str], *, make: bool) -> int:
         try:
             below = os.open(part, FOLDER, dir_fd=fd)
         except OSError as error:
-            raise PathRefused(f"{'/'.join(parts)!r}: {part!r} is a link or no folder ({error.strerror})") from error
+            raise PathRefused(
+                f"{'/'.join(parts)!r}: {part!r} is a link or no folder ({error.strerror})"
+            ) from error
         finally:
             os.close(fd)
         fd = below
@@ -74,7 +80,9 @@ def write_file(root: str, path: str, data: bytes) -> None:
         # replaced rather than opened: what lies there may be a link, a pipe or a device
         with contextlib.suppress(FileNotFoundError):
             os.unlink(parts[-1], dir_fd=parent)
-        fd = os.open(parts[-1], os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=parent)
+        fd = os.open(
+            parts[-1], os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=parent
+        )
     except OSError as error:
         raise PathRefused(f"{path!r}: {error.strerror}") from error
     finally:
@@ -93,7 +101,9 @@ def read_file(root: str, path: str, limit: int) -> bytes:
     parent = _open_parent(root, parts, make=False)
     try:
         # non-blocking: opening a named pipe must not wait for a writer
-        fd = os.open(parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
+        fd = os.open(
+            parts[-1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent
+        )
     except OSError as error:
         raise PathRefused(f"{path!r}: {error.strerror}") from error
     finally:
@@ -104,7 +114,9 @@ def read_file(root: str, path: str, limit: int) -> bytes:
     with os.fdopen(fd, "rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:
-        raise PathRefused(f"{path!r}: larger than the limit of {limit} bytes; raise sandbox.limits.file_bytes")
+        raise PathRefused(
+            f"{path!r}: larger than the limit of {limit} bytes; raise sandbox.limits.file_bytes"
+        )
     return data
 
 

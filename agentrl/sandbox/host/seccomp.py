@@ -39,7 +39,11 @@ _F_SETOWN, _F_SETOWN_EX = 8, 15
 _AF_UNIX, _AF_INET, _SOCK_STREAM, _SOCK_SEQPACKET, _SOCK_TYPE, _IPPROTO_TCP = 1, 2, 1, 5, 0xF, 6
 _SO_SNDBUF, _SO_RCVBUF, _SO_ZEROCOPY = 7, 8, 60
 _MSG_FASTOPEN = 0x20000000
-_MAP_SHARED, _MAP_ANONYMOUS, _MAP_HUGETLB = 0x01, 0x20, 0x40000  # the bit of MAP_SHARED is in MAP_SHARED_VALIDATE too
+_MAP_SHARED, _MAP_ANONYMOUS, _MAP_HUGETLB = (
+    0x01,
+    0x20,
+    0x40000,
+)  # the bit of MAP_SHARED is in MAP_SHARED_VALIDATE too
 _MADV_COLLAPSE = 25
 _PR_SET_THP_DISABLE = 41
 # PDEATHSIG, DUMPABLE, KEEPCAPS, NAME, SECCOMP, CAPBSET_READ, TSC, SECUREBITS (read), TIMERSLACK, CHILD_SUBREAPER,
@@ -56,7 +60,13 @@ _IOCTLS = (
 )  # fmt: skip
 # all but leases, notifications of folders and hints about writing, which reach files that are open for reading
 _FCNTLS = (*range(12), 15, 16, 36, 37, 38, 1025, 1027, 1030, 1031, 1032, 1033, 1034)
-_OF_ITSELF_ALONE = ("prlimit64", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr")
+_OF_ITSELF_ALONE = (
+    "prlimit64",
+    "sched_setaffinity",
+    "sched_setscheduler",
+    "sched_setparam",
+    "sched_setattr",
+)
 
 
 @dataclass(frozen=True)
@@ -127,7 +137,12 @@ _TCP_ALONE = (  # over IPv4
 def _signal_rules(pid: int) -> tuple[_Rule, ...]:
     """Where the kernel does not scope signals: a process may signal itself only."""
     return (
-        _Rule(("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"), 0, (pid,), allow=True),
+        _Rule(
+            ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"),
+            0,
+            (pid,),
+            allow=True,
+        ),
         _Rule(("fcntl",), 1, (_F_SETOWN, _F_SETOWN_EX)),
     )
 
@@ -170,7 +185,9 @@ def build_filter(
     rules = [*_RULES]
     answers: dict[str, int] = dict.fromkeys(syscalls.ALLOWED, _RET_ALLOW)
     answers |= dict.fromkeys(syscalls.OWNERS, _RET_ALLOW if own_uid else _RET_ERRNO | errno.EPERM)
-    answers |= dict.fromkeys({**syscalls.REFUSED, **syscalls.NAMED_SOCKETS}, _RET_ERRNO | errno.EPERM)
+    answers |= dict.fromkeys(
+        {**syscalls.REFUSED, **syscalls.NAMED_SOCKETS}, _RET_ERRNO | errno.EPERM
+    )
     answers |= dict.fromkeys(syscalls.UNCOPIED, _RET_ERRNO | errno.EINVAL)
     # libc then falls back to clone, whose flags can be seen here
     answers["clone3"] = _RET_ERRNO | errno.ENOSYS
@@ -192,7 +209,9 @@ def build_filter(
         if answers[name] == _RET_ALLOW:
             ends[name] = b"".join(rule.code() for rule in rules if name in rule.names) + ends[name]
     by_number = {numbers[column]: ends[name] for name, numbers in _all_tables().items()}
-    program = _search(_segments({number: end for number, end in by_number.items() if number is not None}, column))
+    program = _search(
+        _segments({number: end for number, end in by_number.items() if number is not None}, column)
+    )
     start = [_op(_LD_W_ABS, _OFF_ARCH), _op(_JEQ, audit_arch, 1, 0), _op(_RET, _RET_KILL_PROCESS)]
     return b"".join([*start, _op(_LD_W_ABS, _OFF_NR), program])
 
@@ -213,7 +232,10 @@ def _segments(ends: Mapping[int, bytes], column: int) -> list[tuple[int, bytes]]
     found = [(number, ends.get(number, absent)) for number in range(max(ends) + 2)]
     if column == 0:
         found.append((_X32_BIT, _op(_RET, _RET_KILL_PROCESS)))
-    return [found[0], *(after for before, after in itertools.pairwise(found) if before[1] != after[1])]
+    return [
+        found[0],
+        *(after for before, after in itertools.pairwise(found) if before[1] != after[1]),
+    ]
 
 
 def _search(segments: Sequence[tuple[int, bytes]]) -> bytes:

@@ -79,7 +79,9 @@ class InterpreterSession:
         with self._open_job() as job:
             job.write(frames.encode({"env": env}, [self._token, code]))
             job.seek(0)
-            if sys.platform == "linux":  # the code may keep it, and no limit would count what it wrote there
+            if (
+                sys.platform == "linux"
+            ):  # the code may keep it, and no limit would count what it wrote there
                 fcntl.fcntl(job, fcntl.F_ADD_SEALS, _SEALED)
             try:
                 socket.send_fds(self.control, [b"."], [*stdio, job.fileno()])

@@ -77,7 +77,9 @@ class Slot:
         self.work = os.path.join(config.root, "work")
         self.temp = os.path.join(config.root, "tmp")
         self.own_folders = (self.work, self.temp)
-        self.seen_work, self.seen_temp = (WORK, TEMP) if config.enclosed else self.own_folders  # by a run
+        self.seen_work, self.seen_temp = (
+            (WORK, TEMP) if config.enclosed else self.own_folders
+        )  # by a run
         self.enclosure: Enclosure | None = None
         self.confinement: Confinement | None = None
         self.pressure = None if config.claims is None else Pressure(config.claims, config.index)
@@ -111,7 +113,12 @@ class Slot:
                 config.abi,
                 write=self.own_folders,
                 read_exec=config.read_exec,
-                read=(*config.read, "/dev/full", "/dev/random", "/dev/urandom"),  # /dev/zero is memory that is mapped
+                read=(
+                    *config.read,
+                    "/dev/full",
+                    "/dev/random",
+                    "/dev/urandom",
+                ),  # /dev/zero is memory that is mapped
                 rw=("/dev/null",),
                 tcp_port=config.proxy_port,
             )
@@ -166,12 +173,16 @@ class Slot:
         out: list[bytes] = []
         try:
             for path in self.own_folders:
-                os.chmod(path, 0o700)  # code that closed its own folder must not make the next request fail
+                os.chmod(
+                    path, 0o700
+                )  # code that closed its own folder must not make the next request fail
             match header["op"]:
                 case "run":
                     result, out = execute(self, header, blobs)
                     cancelled = header["id"] in self.cancelled
-                    self.lost_unsaid = self.lost_unsaid or (cancelled and result["interpreter_ended"])
+                    self.lost_unsaid = self.lost_unsaid or (
+                        cancelled and result["interpreter_ended"]
+                    )
                     reply |= result
                 case "write":
                     if self.enclosure is not None:
@@ -202,7 +213,9 @@ class Slot:
             removal.empty(self.temp)  # the folder itself stays: Landlock's rule is about it
         if self.enclosure is None:
             return os.fork()
-        self.enclosure.firsts = {pid: first for pid, first in self.enclosure.firsts.items() if pid == resting}
+        self.enclosure.firsts = {
+            pid: first for pid, first in self.enclosure.firsts.items() if pid == resting
+        }
         return self.enclosure.fork()
 
     def with_first(self, pid: int) -> set[int]:
@@ -230,7 +243,10 @@ class Slot:
         if self.session is not None:
             if self.session.pid:
                 pid = self.session.pid
-                pids = [pid, *(self.with_first(pid) - {pid})]  # a first process ends when the others have been reaped
+                pids = [
+                    pid,
+                    *(self.with_first(pid) - {pid}),
+                ]  # a first process ends when the others have been reaped
                 for pid in pids:
                     process_tree.kill(pid)
                 for pid in pids:

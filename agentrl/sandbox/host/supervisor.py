@@ -78,7 +78,9 @@ class Supervisor:
             cap = settings["abi_cap"]
             self.abi = min(landlock.abi_version(), sys.maxsize if cap is None else cap)
             if not self.abi and not self.enclosed and not self.contained:
-                raise Refused("the kernel offers no Landlock (Linux 5.13 or later, landlock among its lsm=)")
+                raise Refused(
+                    "the kernel offers no Landlock (Linux 5.13 or later, landlock among its lsm=)"
+                )
             if not seccomp.supported():
                 raise Refused(f"the system call numbers of {os.uname().machine} are not known")
             if self.enclosed:
@@ -86,7 +88,9 @@ class Supervisor:
             elif os.getuid() == 0:
                 self.first_uid = self._reserve_uids()
         self.roots = tuple(settings.get("roots", ()))
-        self.bounded = self.enclosed or bool(self.roots)  # the files of each slot, by a file system of its own
+        self.bounded = self.enclosed or bool(
+            self.roots
+        )  # the files of each slot, by a file system of its own
         if self.contained:
             self.claims = Claims(len(self.roots))
             memory.withhold_zero()
@@ -94,9 +98,13 @@ class Supervisor:
         self.env = _image_env() if settings.get("image_env") else {}
         self.listener = self._listen() if settings.get("proxied") else None
         extra = tuple(settings["folders"])
-        self.interpreter = Interpreter(other_uid=self.first_uid is not None and not self.enclosed, extra=extra)
+        self.interpreter = Interpreter(
+            other_uid=self.first_uid is not None and not self.enclosed, extra=extra
+        )
         if failed := preload(tuple(settings["preload"])):
-            raise Refused(f"sandbox.preload_modules: {failed}; correct the name or remove it", setting=True)
+            raise Refused(
+                f"sandbox.preload_modules: {failed}; correct the name or remove it", setting=True
+            )
         self.base: str | None = None
         if not self.enclosed:
             self.base = tempfile.mkdtemp(prefix=settings["folder_prefix"])
@@ -121,7 +129,9 @@ class Supervisor:
     def _listen(self) -> socket.socket:
         """The socket of the proxy, on a loopback interface that is the sandboxes' alone; the owner serves it."""
         if not self.enclosed:
-            raise Refused("a proxy alone bounds nothing here: the code would share this machine's network")
+            raise Refused(
+                "a proxy alone bounds nothing here: the code would share this machine's network"
+            )
         listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         url = "http://{}:{}".format(*listener.getsockname())
         self.env = {**self.env, **dict.fromkeys(_PROXY_VARIABLES, url)}
@@ -150,7 +160,9 @@ class Supervisor:
                 "base": self.base,
             }
         )
-        while os.getppid() == self.owner:  # a fork of the owner may hold the socket open after its death
+        while (
+            os.getppid() == self.owner
+        ):  # a fork of the owner may hold the socket open after its death
             for fd, _ in poller.poll(_TICK_S * 1000):
                 if fd == self.wake:
                     os.read(self.wake, 4096)
@@ -170,7 +182,9 @@ class Supervisor:
         for header, _ in self._decoder.feed(data):
             if header["op"] == "open":
                 sock = socket.socket(fileno=self._fds.pop(0))
-                cgroup = [self._fds.pop(0) for _ in range(_CGROUP_FDS if header.get("cgroup") else 0)]
+                cgroup = [
+                    self._fds.pop(0) for _ in range(_CGROUP_FDS if header.get("cgroup") else 0)
+                ]
                 self.open(header["slot"], sock, cgroup)
                 for fd in cgroup:
                     os.close(fd)
@@ -195,12 +209,19 @@ class Supervisor:
         """Fork a slot that listens on ``sock``, and has the descriptors of its cgroup where it has one."""
         with sock:
             num_slots = len(self.roots) or uids.SLOTS
-            used = {entry.index for entry in (*self.slots.values(), *self.unswept, *self.cleaners.values())}
+            used = {
+                entry.index
+                for entry in (*self.slots.values(), *self.unswept, *self.cleaners.values())
+            }
             try:
                 if len(used) >= num_slots:
                     raise OSError(f"{num_slots} sandboxes are open already; close some")
                 # taken in turn, so that a uid rests before another sandbox gets it
-                index = next(i % num_slots for i in range(number, number + num_slots) if i % num_slots not in used)
+                index = next(
+                    i % num_slots
+                    for i in range(number, number + num_slots)
+                    if i % num_slots not in used
+                )
                 uid = None if self.first_uid is None else self.first_uid + index
                 root = self._make_root(number, index, uid)
                 config = self.slot_config(root or namespaced_slot.STORE, index, uid, cgroup)
@@ -224,11 +245,15 @@ class Supervisor:
         for path in folders:
             os.mkdir(path, 0o700)
         if uid is not None:
-            for path in reversed(folders):  # the outer one last: what is in it is out of reach meanwhile
+            for path in reversed(
+                folders
+            ):  # the outer one last: what is in it is out of reach meanwhile
                 os.chown(path, uid, uid, follow_symlinks=False)
         return root
 
-    def slot_config(self, root: str, index: int, uid: int | None, cgroup: Sequence[int]) -> SlotConfig:
+    def slot_config(
+        self, root: str, index: int, uid: int | None, cgroup: Sequence[int]
+    ) -> SlotConfig:
         host = self.interpreter
         return SlotConfig(
             root=root,
@@ -293,7 +318,11 @@ class Supervisor:
             self.reply({"op": "closed", "slot": entry.number})
             return
         try:
-            for path in (os.path.join(entry.root, "work"), os.path.join(entry.root, "tmp"), entry.root):
+            for path in (
+                os.path.join(entry.root, "work"),
+                os.path.join(entry.root, "tmp"),
+                entry.root,
+            ):
                 os.rmdir(path)
         except OSError:
             pid = os.fork()
@@ -388,7 +417,9 @@ def main() -> None:
     try:
         supervisor = Supervisor(control, settings)
     except Refused as refusal:
-        control.sendall(frames.encode({"op": "refused", "why": str(refusal), "setting": refusal.setting}))
+        control.sendall(
+            frames.encode({"op": "refused", "why": str(refusal), "setting": refusal.setting})
+        )
         return
     try:
         supervisor.serve()

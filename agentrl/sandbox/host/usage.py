@@ -12,7 +12,10 @@ from . import removal
 from .safe_fs import MAX_DEPTH
 
 _READABLE = 0o500
-_SOCKET_BYTES, _PIPE_BYTES = 2**18, 2**16  # that wait to be read at most, the kernel's own bookkeeping included
+_SOCKET_BYTES, _PIPE_BYTES = (
+    2**18,
+    2**16,
+)  # that wait to be read at most, the kernel's own bookkeeping included
 _SMALL_TABLE = 64  # descriptors, that every process has room for
 _TRIES = 5  # of a look during which the code closed a folder
 
@@ -111,7 +114,10 @@ def hides_files(pids: Collection[int]) -> bool:
     """
     for path in _descriptors(pids, strict=True):
         try:
-            if not path or (stat.S_ISSOCK(os.stat(path).st_mode) and _in_flight(path.replace("/fd/", "/fdinfo/"))):
+            if not path or (
+                stat.S_ISSOCK(os.stat(path).st_mode)
+                and _in_flight(path.replace("/fd/", "/fdinfo/"))
+            ):
                 return True
         except OSError:
             continue
@@ -189,6 +195,8 @@ def written_bytes(pid: int) -> int:
     """What a process, and the children that it has waited for, gave the file systems to write; 0 if nobody counts."""
     try:
         with open(f"/proc/{pid}/io", "rb") as file:
-            return next((int(line.split()[1]) for line in file if line.startswith(b"write_bytes:")), 0)
+            return next(
+                (int(line.split()[1]) for line in file if line.startswith(b"write_bytes:")), 0
+            )
     except OSError:
         return 0

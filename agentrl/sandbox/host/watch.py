@@ -13,8 +13,13 @@ if TYPE_CHECKING:
     from .slot import Slot
 
 _FILES_EVERY = 5  # looks
-_RESERVE_BYTES, _RESERVE_SHARE = 512 * 2**20, 10  # what is reserved, and of a small file system the tenth part
-_EARLY_SHARE = 8  # of its disk limit: a run that wrote as much since its files were counted is not waited for
+_RESERVE_BYTES, _RESERVE_SHARE = (
+    512 * 2**20,
+    10,
+)  # what is reserved, and of a small file system the tenth part
+_EARLY_SHARE = (
+    8  # of its disk limit: a run that wrote as much since its files were counted is not waited for
+)
 _BLAMED_SHARE = 4  # of its disk limit: a run that wrote as much has its part in a full file system
 
 Verdict = tuple[str, str]  # a result's status and detail
@@ -33,7 +38,9 @@ class Watch:
         session: the interpreter that does the run, where it keeps its variables.
     """
 
-    def __init__(self, slot: Slot, limits: dict[str, Any], session: InterpreterSession | None) -> None:
+    def __init__(
+        self, slot: Slot, limits: dict[str, Any], session: InterpreterSession | None
+    ) -> None:
         self._slot = slot
         self._limits = limits
         self._session = session
@@ -62,7 +69,10 @@ class Watch:
         if self._session is not None and limits["cpu_s"] is not None:
             used_s = self._session.used_s()  # RLIMIT_CPU counts a process's whole life
             if used_s > limits["cpu_s"]:
-                return "timeout", f"used {used_s:.2f} s of processor time; the limit is {limits['cpu_s']:g} s"
+                return (
+                    "timeout",
+                    f"used {used_s:.2f} s of processor time; the limit is {limits['cpu_s']:g} s",
+                )
         return None if slot.enclosure is not None else self._look_at_files(pids)
 
     def _passes_memory(self, pids: list[int]) -> bool:
@@ -91,7 +101,9 @@ class Watch:
         if self._slot.config.bounded:
             return None
         self._counted_at = written
-        if short and (max(used, written) >= max_bytes // _BLAMED_SHARE or usage.hides_files(holders)):
+        if short and (
+            max(used, written) >= max_bytes // _BLAMED_SHARE or usage.hides_files(holders)
+        ):
             return "killed", f"{short}, and the code has its part in it"
         if short:
             raise SpaceShort(f"{short}: free some, or lower it")

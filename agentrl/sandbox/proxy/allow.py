@@ -67,13 +67,21 @@ def is_public(address: Address) -> bool:
             return is_public(address.ipv4_mapped)
         if address not in _GIVEN:
             return False
-    return address.is_global and not address.is_multicast and not any(address in network for network in _NOT_PUBLIC)
+    return (
+        address.is_global
+        and not address.is_multicast
+        and not any(address in network for network in _NOT_PUBLIC)
+    )
 
 
 def is_host(text: str) -> bool:
     """Whether a text can be a host at all: a name of DNS, or an address without a zone."""
     name = text.lower().removesuffix(".")
-    return len(name) <= _MAX_NAME and "%" not in name and (bool(_NAME.fullmatch(name)) or _address(name) is not None)
+    return (
+        len(name) <= _MAX_NAME
+        and "%" not in name
+        and (bool(_NAME.fullmatch(name)) or _address(name) is not None)
+    )
 
 
 def _parse(entry: str) -> _Entry:
@@ -86,9 +94,13 @@ def _parse(entry: str) -> _Entry:
             f"sandbox.network.allow: {entry!r} is no host; write host, host:port, *.domain or an address with its port"
         )
     if address is not None and address.is_link_local:
-        raise ConfigError(f"sandbox.network.allow: {entry!r} is link-local, as a cloud's metadata is; remove it")
+        raise ConfigError(
+            f"sandbox.network.allow: {entry!r} is link-local, as a cloud's metadata is; remove it"
+        )
     if address is not None and not is_public(address) and port is None:
-        raise ConfigError(f"sandbox.network.allow: {entry!r} is an address of one's own network; add its port")
+        raise ConfigError(
+            f"sandbox.network.allow: {entry!r} is an address of one's own network; add its port"
+        )
     return _Entry(name, below, port)
 
 

@@ -65,11 +65,20 @@ def parse(raw: bytes) -> Request:
     if method == "CONNECT":
         host, tunnel_port = split_port(target)
         if not tunnel_port or not is_host(host):
-            raise BadRequest("400 Bad Request", f"CONNECT needs host:port, got {target[:_MAX_ECHO]!r}")
+            raise BadRequest(
+                "400 Bad Request", f"CONNECT needs host:port, got {target[:_MAX_ECHO]!r}"
+            )
         return Request(method, host, tunnel_port, b"", 0)
     host, port, path = _target(target)
     kept, length = _headers(lines)
-    head = [f"{method} {path} HTTP/1.1", f"Host: {_written(host, port)}", *kept, "Connection: close", "", ""]
+    head = [
+        f"{method} {path} HTTP/1.1",
+        f"Host: {_written(host, port)}",
+        *kept,
+        "Connection: close",
+        "",
+        "",
+    ]
     return Request(method, host, port, "\r\n".join(head).encode("latin-1"), length)
 
 
@@ -81,7 +90,9 @@ def _target(target: str) -> tuple[str, int, str]:
         raise BadRequest("400 Bad Request", f"{target[:_MAX_ECHO]!r} is no URL") from None
     if url.scheme != "http" or not host or not is_host(host):
         asked = f"got {target[:_MAX_ECHO]!r}"
-        raise BadRequest("400 Bad Request", f"a proxy is asked for http://host/path or by CONNECT, {asked}")
+        raise BadRequest(
+            "400 Bad Request", f"a proxy is asked for http://host/path or by CONNECT, {asked}"
+        )
     path = (url.path or "/") + (f"?{url.query}" if url.query else "")
     return host, port, path
 
@@ -103,7 +114,10 @@ def _headers(lines: list[str]) -> tuple[list[str], int]:
     if len(lengths) > 1 or not all(length.isascii() and length.isdigit() for length in lengths):
         raise BadRequest("400 Bad Request", "the Content-Length is malformed")
     if any(len(length) > _MAX_LENGTH_DIGITS for length in lengths):
-        raise BadRequest("413 Content Too Large", f"a Content-Length has at most {_MAX_LENGTH_DIGITS} digits here")
+        raise BadRequest(
+            "413 Content Too Large",
+            f"a Content-Length has at most {_MAX_LENGTH_DIGITS} digits here",
+        )
     return kept, int(next(iter(lengths), "0"))
 
 

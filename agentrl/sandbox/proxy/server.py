@@ -46,7 +46,12 @@ class ProxyServer:
     """
 
     def __init__(
-        self, listener: socket.socket, allow: AllowList, *, resolve: Resolve | None = None, max_places: int = 1000
+        self,
+        listener: socket.socket,
+        allow: AllowList,
+        *,
+        resolve: Resolve | None = None,
+        max_places: int = 1000,
     ) -> None:
         self.counts: Counter[tuple[str, str]] = Counter()
         self._max_places = max_places
@@ -88,7 +93,11 @@ class ProxyServer:
         except BlockingIOError:
             return  # whoever came has gone
         except OSError as error:
-            _log.warning("the sandboxes' proxy cannot accept a connection: %s; it goes on in %g s", error, _PAUSE_S)
+            _log.warning(
+                "the sandboxes' proxy cannot accept a connection: %s; it goes on in %g s",
+                error,
+                _PAUSE_S,
+            )
             self._loop.remove_reader(self._listener)
             self._loop.call_later(_PAUSE_S, self._loop.add_reader, self._listener, self._accept)
             return
@@ -106,7 +115,11 @@ class ProxyServer:
         reader, writer = await asyncio.open_connection(sock=sock, limit=MAX_HEAD_BYTES)
         try:
             if len(self._open) > _MAX_CONNECTIONS:
-                await _answer(writer, "503 Service Unavailable", f"{_MAX_CONNECTIONS} connections are open; close some")
+                await _answer(
+                    writer,
+                    "503 Service Unavailable",
+                    f"{_MAX_CONNECTIONS} connections are open; close some",
+                )
             else:
                 await self._exchange(reader, writer)
         except (OSError, TimeoutError, asyncio.IncompleteReadError):
@@ -118,7 +131,11 @@ class ProxyServer:
         try:
             request = parse(await _within(reader.readuntil(b"\r\n\r\n")))
         except asyncio.LimitOverrunError:
-            await _answer(writer, "431 Request Header Fields Too Large", f"more than {MAX_HEAD_BYTES} bytes of headers")
+            await _answer(
+                writer,
+                "431 Request Header Fields Too Large",
+                f"more than {MAX_HEAD_BYTES} bytes of headers",
+            )
             return
         except BadRequest as error:
             await _answer(writer, error.status, str(error))
@@ -141,7 +158,9 @@ class ProxyServer:
         finally:
             server_writer.close()
 
-    async def _connect(self, request: Request) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | str:
+    async def _connect(
+        self, request: Request
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | str:
         """A connection to the server, or why there is none."""
         host, port = request.host, request.port
         if not self._allow.permits(host, port):
@@ -178,7 +197,8 @@ async def _addresses(host: str, port: int) -> list[str]:
 
 
 async def _tunnel(
-    one: tuple[asyncio.StreamReader, asyncio.StreamWriter], other: tuple[asyncio.StreamReader, asyncio.StreamWriter]
+    one: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+    other: tuple[asyncio.StreamReader, asyncio.StreamWriter],
 ) -> None:
     try:
         async with asyncio.TaskGroup() as group:
@@ -188,7 +208,9 @@ async def _tunnel(
         _log.debug("a tunnel ended: %s", gone.exceptions)
 
 
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, num_bytes: int | None) -> None:
+async def _copy(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, num_bytes: int | None
+) -> None:
     """So many bytes, or all up to the end, which is passed on."""
     left = num_bytes
     while left is None or left:

@@ -52,9 +52,13 @@ def encode_annotation(
         "id": annotation.trajectory_id,
         "recorded_at": recorded_at,
         "values": annotation.values,
-        "arrays": [[name, array.dtype.str, array.size] for name, array in annotation.arrays.items()],
+        "arrays": [
+            [name, array.dtype.str, array.size] for name, array in annotation.arrays.items()
+        ],
     }
-    return FramedRecord.of(record, b"".join(array.tobytes() for array in annotation.arrays.values()), compressor)
+    return FramedRecord.of(
+        record, b"".join(array.tobytes() for array in annotation.arrays.values()), compressor
+    )
 
 
 class AnnotationIndex:
@@ -81,7 +85,9 @@ class AnnotationIndex:
             StoreError: a record cannot be read.
         """
         self._refresh()
-        found = [pair for pair in self._records.get(trajectory_id, ()) if pair[1]["recorded_at"] >= since]
+        found = [
+            pair for pair in self._records.get(trajectory_id, ()) if pair[1]["recorded_at"] >= since
+        ]
         values: dict[str, Any] = {}
         arrays: dict[str, npt.NDArray[np.generic]] = {}
         for path, record in sorted(found, key=lambda pair: float(pair[1]["recorded_at"])):

@@ -18,13 +18,7 @@ from agentrl.store.trajectories.turn_record import (
     encode_turn,
     fields_of,
 )
-from agentrl.types import (
-    Message,
-    Status,
-    Task,
-    Trajectory,
-    content_text,
-)
+from agentrl.types import Message, Status, Task, Trajectory, content_text
 
 __all__ = ["Row", "decode_trajectory", "encode_trajectory"]
 
@@ -32,7 +26,9 @@ Row = dict[str, Any]
 """The columns of a trajectory but for its arrays, by name (``shard.SCHEMA``)."""
 
 
-def encode_trajectory(trajectory: Trajectory, *, step: int, recorded_at: float) -> tuple[Row, TokenArrays]:
+def encode_trajectory(
+    trajectory: Trajectory, *, step: int, recorded_at: float
+) -> tuple[Row, TokenArrays]:
     """The row and arrays of a trajectory that finished in ``step``.
 
     Args:
@@ -48,8 +44,8 @@ def encode_trajectory(trajectory: Trajectory, *, step: int, recorded_at: float) 
     task, status, turns = trajectory.task, trajectory.status, trajectory.turns
     row = {
         "id": _utf8(trajectory.id),
-        "draw": trajectory.draw,
-        "sibling": trajectory.sibling,
+        "draw": trajectory.group_index,
+        "sibling": trajectory.rollout_index,
         "attempt": trajectory.attempt,
         "label": _utf8(trajectory.label),
         "purpose": trajectory.purpose,
@@ -90,8 +86,8 @@ def decode_trajectory(row: Mapping[str, Any], arrays: TokenArrays) -> Trajectory
         task = from_json(row["task"])
         return Trajectory(
             task=Task(**{**task, "messages": tuple(task["messages"])}),
-            draw=row["draw"],
-            sibling=row["sibling"],
+            group_index=row["draw"],
+            rollout_index=row["sibling"],
             attempt=row["attempt"],
             purpose=row["purpose"],
             turns=turns,

@@ -36,7 +36,9 @@ class FramedRecord:
     frame: bytes
 
     @classmethod
-    def of(cls, record: Mapping[str, Any], arrays: bytes, compressor: zstandard.ZstdCompressor) -> FramedRecord:
+    def of(
+        cls, record: Mapping[str, Any], arrays: bytes, compressor: zstandard.ZstdCompressor
+    ) -> FramedRecord:
         """The record of a JSON object and bytes; ``record`` has no key ``frame``."""
         return cls(to_json(record), compressor.compress(arrays))
 
@@ -111,10 +113,14 @@ def read_framed(path: Path) -> Iterator[dict[str, Any]]:
     for number, record in enumerate(read_jsonl(path), start=1):
         frame = record.get("frame")
         if not (isinstance(frame, list) and len(frame) == 2):
-            raise StoreError(f"{path}:{number} must name its frame as [offset, bytes], got {frame!r}")
+            raise StoreError(
+                f"{path}:{number} must name its frame as [offset, bytes], got {frame!r}"
+            )
         if end is None:
             end = frames_path(path).stat().st_size if frames_path(path).exists() else 0
-        if sum(frame) > end:  # the machine died, not just the process, and the disk kept the line alone
+        if (
+            sum(frame) > end
+        ):  # the machine died, not just the process, and the disk kept the line alone
             return
         yield record
 
@@ -129,7 +135,9 @@ def read_frame(path: Path, frame: Sequence[int]) -> bytes:
         with frames_path(path).open("rb") as file:
             return _decompress(zstandard.ZstdDecompressor(), file, frame)
     except (OSError, zstandard.ZstdError) as error:
-        raise StoreError(f"the frame at {frame[0]} of {frames_path(path)} cannot be read: {error}") from error
+        raise StoreError(
+            f"the frame at {frame[0]} of {frames_path(path)} cannot be read: {error}"
+        ) from error
 
 
 def read_with_arrays(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
@@ -144,10 +152,14 @@ def read_with_arrays(path: Path) -> Iterator[tuple[dict[str, Any], bytes]]:
             for record in read_framed(path):
                 yield record, _decompress(decompressor, file, record["frame"])
     except (OSError, zstandard.ZstdError) as error:
-        raise StoreError(f"{frames_path(path)} cannot be read: {error}; move it and {path.name} away") from error
+        raise StoreError(
+            f"{frames_path(path)} cannot be read: {error}; move it and {path.name} away"
+        ) from error
 
 
-def _decompress(decompressor: zstandard.ZstdDecompressor, file: BinaryIO, frame: Sequence[int]) -> bytes:
+def _decompress(
+    decompressor: zstandard.ZstdDecompressor, file: BinaryIO, frame: Sequence[int]
+) -> bytes:
     offset, size = frame
     file.seek(offset)
     return decompressor.decompress(file.read(size))

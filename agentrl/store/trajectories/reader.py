@@ -89,11 +89,24 @@ class TrajectoryReader:
         Raises:
             StoreError: a file of the run is damaged.
         """
-        wanted = {"step": step, "label": label, "status": status, "task_id": task_id, "purpose": purpose}
+        wanted = {
+            "step": step,
+            "label": label,
+            "status": status,
+            "task_id": task_id,
+            "purpose": purpose,
+        }
         filters = [(name, value) for name, value in wanted.items() if value is not None]
         found = [place.summary for place in self._newest().values()]
-        fitting = [entry for entry in found if all(getattr(entry, name) == value for name, value in filters)]
-        return sorted(fitting, key=lambda entry: (entry.step, entry.label, entry.draw, entry.sibling, entry.attempt))
+        fitting = [
+            entry
+            for entry in found
+            if all(getattr(entry, name) == value for name, value in filters)
+        ]
+        return sorted(
+            fitting,
+            key=lambda entry: (entry.step, entry.label, entry.draw, entry.sibling, entry.attempt),
+        )
 
     def get(self, trajectory_id: str) -> StoredTrajectory:
         """One trajectory whole, with its annotations.
@@ -125,16 +138,24 @@ class TrajectoryReader:
 
     def _place(self, places: Mapping[str, _Place], trajectory_id: str) -> _Place:
         if trajectory_id not in places:
-            raise StoreError(f"{self._run.root} has no trajectory {trajectory_id!r}; `agentrl ls` lists its own")
+            raise StoreError(
+                f"{self._run.root} has no trajectory {trajectory_id!r}; `agentrl ls` lists its own"
+            )
         return places[trajectory_id]
 
     def _newest(self) -> dict[str, _Place]:
         # live before sealed: what is sealed meanwhile is then seen twice, never missed
-        places = [place for path in self._run.live_folder.glob("step=*/*.jsonl") for place in _live_places(path)]
+        places = [
+            place
+            for path in self._run.live_folder.glob("step=*/*.jsonl")
+            for place in _live_places(path)
+        ]
         for path in self._run.sealed_folder.glob("step=*/*.parquet"):
             if path not in self._shards:
                 rows = read_summaries(path)
-                self._shards[path] = [_Place(path, index, _summary(row)) for index, row in enumerate(rows)]
+                self._shards[path] = [
+                    _Place(path, index, _summary(row)) for index, row in enumerate(rows)
+                ]
             places += self._shards[path]
         places.sort(key=lambda place: (place.summary.recorded_at, place.path.suffix == ".parquet"))
         return {place.summary.id: place for place in places}

@@ -106,7 +106,9 @@ class StepFiles:
     def _next_number(self, step: int) -> int:
         folder = self._run.shard_path(step, self._writer, 1).parent
         names = (path.stem.rpartition("-") for path in folder.glob(f"{self._writer}-*.parquet"))
-        return 1 + max((int(number) for writer, _, number in names if writer == self._writer), default=0)
+        return 1 + max(
+            (int(number) for writer, _, number in names if writer == self._writer), default=0
+        )
 
     def _seal(self, live: Path, shard: Path) -> int:
         count = 0

@@ -51,24 +51,39 @@ class TokenArrays:
             StoreError: ``data`` is shorter than ``num_tokens`` need.
         """
         if len(data) < num_tokens * cls.BYTES_A_TOKEN:
-            raise StoreError(f"{num_tokens} tokens need {num_tokens * cls.BYTES_A_TOKEN} bytes, got {len(data)}")
-        words = [np.frombuffer(data, "<i4", num_tokens, index * 4 * num_tokens) for index in range(4)]
+            raise StoreError(
+                f"{num_tokens} tokens need {num_tokens * cls.BYTES_A_TOKEN} bytes, got {len(data)}"
+            )
+        words = [
+            np.frombuffer(data, "<i4", num_tokens, index * 4 * num_tokens) for index in range(4)
+        ]
         kinds = np.frombuffer(data, np.int8, num_tokens, 16 * num_tokens)
-        return cls(words[0], words[1].view("<f4"), words[2], words[3], kinds, data[num_tokens * cls.BYTES_A_TOKEN :])
+        return cls(
+            words[0],
+            words[1].view("<f4"),
+            words[2],
+            words[3],
+            kinds,
+            data[num_tokens * cls.BYTES_A_TOKEN :],
+        )
 
 
 def token_arrays(trajectory: Trajectory) -> TokenArrays:
     """The arrays of a trajectory, its segments end to end."""
     segments = [segment for turn in trajectory.turns for segment in turn.segments]
     lengths = [segment.token_ids.size for segment in segments]
-    token_ids = np.concatenate([s.token_ids for s in segments]) if segments else np.zeros(0, np.int32)
+    token_ids = (
+        np.concatenate([s.token_ids for s in segments]) if segments else np.zeros(0, np.int32)
+    )
     logprobs = np.full(token_ids.size, np.nan, dtype=np.float32)
     start = 0
     for segment, length in zip(segments, lengths, strict=True):
         if segment.logprobs is not None:
             logprobs[start : start + length] = segment.logprobs
         start += length
-    versions = [-1 if segment.policy_version is None else segment.policy_version for segment in segments]
+    versions = [
+        -1 if segment.policy_version is None else segment.policy_version for segment in segments
+    ]
     turns = [turn.index for turn in trajectory.turns for _ in turn.segments]
     return TokenArrays(
         token_ids=token_ids.astype("<i4", copy=False),

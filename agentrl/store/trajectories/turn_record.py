@@ -25,7 +25,9 @@ from agentrl.types import (
 
 __all__ = ["SegmentReader", "decode_turn", "encode_turn", "fields_of"]
 
-_Flat: TypeAlias = Task | SamplingParams | CallRecord | ToolCall | CallProblem | ToolResult | MediaSpan
+_Flat: TypeAlias = (
+    Task | SamplingParams | CallRecord | ToolCall | CallProblem | ToolResult | MediaSpan
+)
 
 
 def fields_of(
@@ -45,7 +47,10 @@ def encode_turn(turn: Turn) -> dict[str, Any]:
         "message": turn.message,
         "images": turn.images,
         "calls": [
-            {name: None if part is None else fields_of(part) for name, part in fields_of(call).items()}
+            {
+                name: None if part is None else fields_of(part)
+                for name, part in fields_of(call).items()
+            }
             for call in turn.calls
         ],
         "finish_reason": turn.finish_reason,
@@ -74,7 +79,9 @@ def _encode_segment(segment: Segment) -> dict[str, Any]:
 
 def _array_layout(name: str, array: npt.NDArray[np.generic]) -> dict[str, Any]:
     if array.dtype.kind not in "biufcSU":
-        raise StoreError(f"side array {name!r} must hold numbers or fixed strings, got dtype {array.dtype}")
+        raise StoreError(
+            f"side array {name!r} must hold numbers or fixed strings, got dtype {array.dtype}"
+        )
     return {"dtype": array.dtype.str, "shape": array.shape}
 
 
@@ -90,13 +97,17 @@ class SegmentReader:
         start, end = self._token, self._token + layout["num_tokens"]
         kind = SegmentKind(layout["kind"])
         if end > self._arrays.token_ids.size:
-            raise ValueError(f"its segments have more than its {self._arrays.token_ids.size} tokens")
+            raise ValueError(
+                f"its segments have more than its {self._arrays.token_ids.size} tokens"
+            )
         self._token = end
         # slices are copied, so that a segment does not keep a whole shard alive
         return Segment(
             kind=kind,
             token_ids=self._arrays.token_ids[start:end].copy(),
-            logprobs=self._arrays.logprobs[start:end].copy() if kind is SegmentKind.POLICY else None,
+            logprobs=self._arrays.logprobs[start:end].copy()
+            if kind is SegmentKind.POLICY
+            else None,
             policy_version=layout.get("policy_version"),
             media=tuple(MediaSpan(**span) for span in layout.get("media", ())),
             side={name: self._side_array(array) for name, array in layout.get("side", {}).items()},
@@ -105,12 +116,19 @@ class SegmentReader:
     def _side_array(self, layout: Mapping[str, Any]) -> npt.NDArray[np.generic]:
         dtype, shape = np.dtype(layout["dtype"]), tuple(layout["shape"])
         count = int(np.prod(shape, dtype=np.int64))
-        array = np.frombuffer(self._arrays.side, dtype, count, self._side) if count else np.zeros(0, dtype)
+        array = (
+            np.frombuffer(self._arrays.side, dtype, count, self._side)
+            if count
+            else np.zeros(0, dtype)
+        )
         self._side += count * dtype.itemsize
         return cast("npt.NDArray[np.generic]", array.reshape(shape).copy())
 
     def assert_used(self) -> None:
-        used, given = (self._token, self._side), (self._arrays.token_ids.size, len(self._arrays.side))
+        used, given = (
+            (self._token, self._side),
+            (self._arrays.token_ids.size, len(self._arrays.side)),
+        )
         if used != given:
             raise ValueError(f"its segments use {used} tokens and side bytes of {given}")
 
@@ -137,11 +155,17 @@ def _decode_call(record: dict[str, Any]) -> CallRecord:
     return CallRecord(
         call=None if call is None else ToolCall(**call),
         problem=None if problem is None else CallProblem(**problem),
-        result=None if result is None else ToolResult(**{**result, "images": tuple(result.get("images", ()))}),
+        result=None
+        if result is None
+        else ToolResult(**{**result, "images": tuple(result.get("images", ()))}),
     )
 
 
 def _decode_sampling(record: dict[str, Any]) -> SamplingParams:
     return SamplingParams(
-        **{**record, "stop_token_ids": tuple(record["stop_token_ids"]), "stop": tuple(record["stop"])}
+        **{
+            **record,
+            "stop_token_ids": tuple(record["stop_token_ids"]),
+            "stop": tuple(record["stop"]),
+        }
     )

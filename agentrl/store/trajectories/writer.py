@@ -232,7 +232,10 @@ class TrajectoryWriter:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         try:
             self.close()
@@ -274,7 +277,9 @@ class TrajectoryWriter:
 
     def _wait_for_progress(self) -> None:
         handled = self._handled
-        moved = self._changed.wait_for(lambda: self._handled > handled or self._error is not None, self._timeout_s)
+        moved = self._changed.wait_for(
+            lambda: self._handled > handled or self._error is not None, self._timeout_s
+        )
         if not moved:
             raise StoreError(
                 f"the store has taken nothing for {self._timeout_s:g} s ({self._issued - handled} entries wait); is "
@@ -322,7 +327,9 @@ class TrajectoryWriter:
     def _handle(self, entry: _Entry) -> None:
         match entry:
             case _Write(trajectory, step, recorded_at):
-                self._files.append(step, self._encode(trajectory, step, recorded_at, self._compressor))
+                self._files.append(
+                    step, self._encode(trajectory, step, recorded_at, self._compressor)
+                )
             case _WriteSpilled(place, step):
                 with self._changed:
                     record = self._spill.take(place)
@@ -331,7 +338,9 @@ class TrajectoryWriter:
                 if self._annotations is None:
                     self._annotations = FramedWriter(self._run.annotations_path(self._writer))
                 self._annotations.append(
-                    encode_annotation(annotation, recorded_at=recorded_at, compressor=self._compressor)
+                    encode_annotation(
+                        annotation, recorded_at=recorded_at, compressor=self._compressor
+                    )
                 )
             case _Seal(step):
                 self._files.seal(step)
@@ -353,7 +362,11 @@ class TrajectoryWriter:
             self._changed.notify_all()
 
     def _encode(
-        self, trajectory: Trajectory, step: int, recorded_at: float, compressor: zstandard.ZstdCompressor
+        self,
+        trajectory: Trajectory,
+        step: int,
+        recorded_at: float,
+        compressor: zstandard.ZstdCompressor,
     ) -> FramedRecord:
         for image in trajectory.images().values():
             if image.data is not None:  # else it was read from a store

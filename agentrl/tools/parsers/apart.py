@@ -25,10 +25,14 @@ PARSER_THREADS = BoundedThreads(2, "agentrl-parser")
 """The threads in which longer ones are waited for, or read where the parser is a user's own."""
 
 _DEADLINE_S = 300.0
-_BOOT = "import sys; sys.path[:] = sys.argv[1:]; from agentrl.tools.parsers.apart import serve; serve()"
+_BOOT = (
+    "import sys; sys.path[:] = sys.argv[1:]; from agentrl.tools.parsers.apart import serve; serve()"
+)
 
 
-async def read_completion(parser: ToolCallParser, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
+async def read_completion(
+    parser: ToolCallParser, text: str, tools: Sequence[ToolSpec] = ()
+) -> ParsedMessage:
     """What ``parser.parse(text, tools)`` gives: at once for most texts, from a process for very long ones, or from a
     thread where the parser is none of agentrl's, since another process may not be able to make it.
 
@@ -46,9 +50,13 @@ async def read_completion(parser: ToolCallParser, text: str, tools: Sequence[Too
 def _in_process(asked: bytes) -> ParsedMessage:
     command = [sys.executable, "-c", _BOOT, *sys.path]
     try:
-        ended = subprocess.run(command, input=asked, capture_output=True, timeout=_DEADLINE_S, check=False)
+        ended = subprocess.run(
+            command, input=asked, capture_output=True, timeout=_DEADLINE_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise MachineError(f"a process that reads a long completion failed: {error}; see that one can start") from error
+        raise MachineError(
+            f"a process that reads a long completion failed: {error}; see that one can start"
+        ) from error
     if ended.returncode != 0:
         said = ended.stderr.decode(errors="replace").strip()[-400:]
         raise MachineError(

@@ -55,9 +55,13 @@ def load_parser(name: str, base_dir: str | Path | None = None) -> ToolCallParser
     if name in BUILT_IN:
         return BUILT_IN[name]()
     if ":" not in name:
-        raise ConfigError(f"there is no parser {name!r}; use {', '.join(BUILT_IN)}, or package.module:Class")
+        raise ConfigError(
+            f"there is no parser {name!r}; use {', '.join(BUILT_IN)}, or package.module:Class"
+        )
     found = load_object(name, base_dir)
     parser = found() if isinstance(found, type) else found
     if not isinstance(parser, ToolCallParser):
-        raise ConfigError(f"{name} is no parser: it needs a method parse(text, tools=()) -> ParsedMessage")
+        raise ConfigError(
+            f"{name} is no parser: it needs a method parse(text, tools=()) -> ParsedMessage"
+        )
     return parser

@@ -25,11 +25,16 @@ _WORDS = {"text": "a word", "digits": "12", "number": 3, "list": ["naïve", None
 _TOOL = ToolSpec(
     "probe_tool",
     "Tries the format of a call.",
-    {"type": "object", "properties": {"text": {"type": "string"}, "digits": {"type": "string"}, "list": {}}},
+    {
+        "type": "object",
+        "properties": {"text": {"type": "string"}, "digits": {"type": "string"}, "list": {}},
+    },
 )
 
 
-def parser_for(renderer: Renderer | None, name: str = "auto", base_dir: str | Path | None = None) -> ToolCallParser:
+def parser_for(
+    renderer: Renderer | None, name: str = "auto", base_dir: str | Path | None = None
+) -> ToolCallParser:
     """The parser of a model's calls.
 
     Args:
@@ -51,7 +56,9 @@ def parser_for(renderer: Renderer | None, name: str = "auto", base_dir: str | Pa
     try:
         written = renderer.decode(renderer.target(message).token_ids)
     except DataError:
-        renderer.target({"role": "assistant", "content": "a word"})  # it is the call that has no place
+        renderer.target(
+            {"role": "assistant", "content": "a word"}
+        )  # it is the call that has no place
         written = ""
     if _TOOL.name not in written and not _tells_of_tools(renderer):
         return PlainParser()

@@ -39,7 +39,9 @@ class DeepSeekParser:
             reading.content.append(between if between.strip() else "")
             position = mark.end()
             if mark.group() == _CLOSE:
-                reading.problem("unclosed", f"{_CLOSE} closes nothing; begin a call with {_OPEN}", _CLOSE)
+                reading.problem(
+                    "unclosed", f"{_CLOSE} closes nothing; begin a call with {_OPEN}", _CLOSE
+                )
             elif mark.group() == _OPEN:
                 position = _read_call(rest, mark.start(), reading)
         reading.rest(rest[position:], (_OPEN, _CLOSE))
@@ -51,7 +53,9 @@ def _read_call(text: str, start: int, reading: Reading) -> int:
     end = _MARK.search(text, body)
     if end is None or end.group() != _CLOSE:
         stop = end.start() if end else len(text)
-        reading.problem("unclosed", f"the call is not closed; end it with {_CLOSE}", text[start:stop])
+        reading.problem(
+            "unclosed", f"the call is not closed; end it with {_CLOSE}", text[start:stop]
+        )
         return stop
     raw = text[start : end.end()]
     kind, found, rest = text[body : end.start()].partition(_SEP)
@@ -68,7 +72,9 @@ def _read_call(text: str, start: int, reading: Reading) -> int:
     try:
         arguments = whole_json(_unfenced(written.strip()))
     except JSONFault as fault:
-        reading.problem("malformed_json", f"the arguments are no valid JSON: {fault}; write {_FORM}", raw)
+        reading.problem(
+            "malformed_json", f"the arguments are no valid JSON: {fault}; write {_FORM}", raw
+        )
     else:
         reading.named_call(name.strip(), arguments, raw, what="the arguments' JSON")
     return end.end()

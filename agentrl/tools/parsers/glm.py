@@ -44,14 +44,18 @@ class GLMParser:
             reading.content.append(rest[position : tag.start()])
             position = tag.end()
             if tag.group() == _CLOSE:
-                reading.problem("unclosed", f"{_CLOSE} closes nothing; begin a call with {_OPEN}", _CLOSE)
+                reading.problem(
+                    "unclosed", f"{_CLOSE} closes nothing; begin a call with {_OPEN}", _CLOSE
+                )
             else:
                 position = _read_block(rest, tag.start(), schemas, reading)
         reading.rest(rest[position:], (_OPEN, _CLOSE))
         return reading.message(reasoning)
 
 
-def _read_block(text: str, start: int, schemas: Mapping[str, Mapping[str, Any]], reading: Reading) -> int:
+def _read_block(
+    text: str, start: int, schemas: Mapping[str, Mapping[str, Any]], reading: Reading
+) -> int:
     """The block that opens at ``start``; a closing tag within a value does not count."""
     position = start + len(_OPEN)
     name = _NAME.match(text, position)
@@ -63,7 +67,11 @@ def _read_block(text: str, start: int, schemas: Mapping[str, Mapping[str, Any]],
     if not end or not closed:
         reading.problem("unclosed", f"the call is not closed; end it with {_CLOSE}", raw)
     elif name is None:
-        reading.problem("missing_name", f"the call does not begin with the tool's name; write it as {_FORM}", raw)
+        reading.problem(
+            "missing_name",
+            f"the call does not begin with the tool's name; write it as {_FORM}",
+            raw,
+        )
     elif extra := text[position : end.start()].strip():
         detail = f"{extra[:40]!r} is no <arg_key> with its <arg_value>; write a call as {_FORM}"
         reading.problem("bad_arguments", detail, raw)
@@ -72,7 +80,9 @@ def _read_block(text: str, start: int, schemas: Mapping[str, Mapping[str, Any]],
         reading.problem("bad_arguments", f"the key {twice!r} is given twice", raw)
     else:
         schema = schemas.get(name.group(1), {})
-        reading.call(name.group(1), {key: _value(text, schema.get(key)) for key, text in written}, raw)
+        reading.call(
+            name.group(1), {key: _value(text, schema.get(key)) for key, text in written}, raw
+        )
     return stop
 
 

@@ -28,7 +28,9 @@ class HarmonyParser:
     """Reads the messages of a turn. Text without any header is content, and a second call a problem."""
 
     marks = Marks(
-        opens=(_START, "<|channel|>", " to="), closes=(_MESSAGE,), others=("<|end|>", "<|call|>", "<|return|>")
+        opens=(_START, "<|channel|>", " to="),
+        closes=(_MESSAGE,),
+        others=("<|end|>", "<|call|>", "<|return|>"),
     )
 
     def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
@@ -69,7 +71,9 @@ def _read_call(recipient: str, body: str, raw: str, reading: Reading) -> None:
     try:
         arguments = whole_json(body)
     except JSONFault as fault:
-        reading.problem("malformed_json", f"the arguments are no valid JSON: {fault}; write {_FORM}", raw)
+        reading.problem(
+            "malformed_json", f"the arguments are no valid JSON: {fault}; write {_FORM}", raw
+        )
     else:
         reading.named_call(name, arguments, raw, what="the arguments' JSON")
 
@@ -77,6 +81,8 @@ def _read_call(recipient: str, body: str, raw: str, reading: Reading) -> None:
 def _without_message(text: str, reading: Reading) -> None:
     """The end of a turn that holds no ``<|message|>``: a call that was cut, or words without a header."""
     if _RECIPIENT.search(text):
-        reading.problem("unclosed", f"the call ends before its arguments; write it as {_FORM}", text)
+        reading.problem(
+            "unclosed", f"the call ends before its arguments; write it as {_FORM}", text
+        )
     else:
         reading.content.append(text)

@@ -63,7 +63,9 @@ def _read_block(text: str, start: int, reading: Reading) -> int:
         detail = f"the call is not closed; end it with {_CLOSE}" + (f" ({fault})" if fault else "")
         reading.problem("unclosed", detail, raw)
     elif fault:
-        reading.problem("malformed_json", f"the call is no valid JSON: {fault}; write it as {_FORM}", raw)
+        reading.problem(
+            "malformed_json", f"the call is no valid JSON: {fault}; write it as {_FORM}", raw
+        )
     elif end and (extra := text[body_end : end.start()].strip()):
         detail = f"one block holds one call, but {extra[:40]!r} follows its JSON; put it into another one"
         reading.problem("malformed_json", detail, raw)

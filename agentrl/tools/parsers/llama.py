@@ -45,7 +45,11 @@ class LlamaParser:
         while not reading.full and (start := _next_call(rest, position)) is not None:
             before, tagged = rest[position:start], rest.startswith(_TAG, start)
             reading.content.append("" if position and _BETWEEN.fullmatch(before) else before)
-            position = _read_tagged(rest, start, reading) if tagged else _read_object(rest, start, start, reading)
+            position = (
+                _read_tagged(rest, start, reading)
+                if tagged
+                else _read_object(rest, start, start, reading)
+            )
         reading.rest(rest[position:], (*_MARKED, _TAG))
         return reading.message(reasoning)
 
@@ -77,11 +81,15 @@ def _read_tagged(text: str, start: int, reading: Reading) -> int:
         call = ast.parse(f"f{match.group(2)}", mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
             raise ValueError("only key=value pairs may stand between the brackets")
-        arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg}
+        arguments = {
+            keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg
+        }
         if len(arguments) < len(call.keywords):
             raise ValueError("only key=value pairs may stand between the brackets")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as fault:
-        reading.problem("bad_arguments", f"the arguments cannot be read: {fault}; write {_TAG}{_FORM}", raw)
+        reading.problem(
+            "bad_arguments", f"the arguments cannot be read: {fault}; write {_TAG}{_FORM}", raw
+        )
         return len(text)
     reading.call(match.group(1), arguments, raw)
     return len(text)
@@ -94,7 +102,9 @@ def _read_object(text: str, start: int, raw_start: int, reading: Reading) -> int
     except JSONFault as fault:
         end = _next_opening(text, start, fault.position)
         raw = text[raw_start:end]
-        reading.problem("malformed_json", f"the call is no valid JSON: {fault}; write it as {_FORM}", raw)
+        reading.problem(
+            "malformed_json", f"the call is no valid JSON: {fault}; write it as {_FORM}", raw
+        )
         return end
     raw = text[raw_start:end]
     if raw_start == start and isinstance(value, dict) and not value.keys() & _KEYS:

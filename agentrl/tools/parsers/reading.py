@@ -7,13 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agentrl.tools.parsers.strict_json import JSONFault, read_json
-from agentrl.types import (
-    CallProblem,
-    Message,
-    ParsedMessage,
-    ProblemKind,
-    ToolCall,
-)
+from agentrl.types import CallProblem, Message, ParsedMessage, ProblemKind, ToolCall
 
 __all__ = ["Reading", "kind_of", "whole_json"]
 
@@ -53,7 +47,9 @@ class Reading:
         """
         self.content.append(text)
         if self.full and (count := max(text.count(mark) for mark in marks)):
-            detail = f"{count} more calls of this turn were not read: {_MOST} are; make fewer at once"
+            detail = (
+                f"{count} more calls of this turn were not read: {_MOST} are; make fewer at once"
+            )
             self.problems.append(CallProblem(self.next_id, "too_many", detail, "", count))
 
     def call(self, name: str, arguments: Mapping[str, Any], raw: str) -> None:
@@ -71,7 +67,9 @@ class Reading:
         self.problems.append(CallProblem(self.next_id, kind, detail, raw))
         self.content.append(raw)
 
-    def object_call(self, value: Any, raw: str, *, key: str, form: str, also: tuple[str, ...] = ()) -> None:
+    def object_call(
+        self, value: Any, raw: str, *, key: str, form: str, also: tuple[str, ...] = ()
+    ) -> None:
         """Judges a JSON value that should be ``{"name": ..., key: {...}}``.
 
         Args:
@@ -82,15 +80,23 @@ class Reading:
             also: further keys that may stand there and say nothing.
         """
         if not isinstance(value, dict):
-            self.problem("malformed_json", f"a call is a JSON object, not {kind_of(value)}; write it as {form}", raw)
+            self.problem(
+                "malformed_json",
+                f"a call is a JSON object, not {kind_of(value)}; write it as {form}",
+                raw,
+            )
             return
         name = value.get("name")
         if not isinstance(name, str) or not name.strip():
             found = f"got {kind_of(name)}" if "name" in value else f"the keys are {sorted(value)}"
-            self.problem("missing_name", f'the call needs "name", the tool\'s name as a string; {found}', raw)
+            self.problem(
+                "missing_name", f'the call needs "name", the tool\'s name as a string; {found}', raw
+            )
             return
         if extra := sorted(value.keys() - {"name", key, *also}):
-            self.problem("bad_arguments", f'{extra[0]!r} is no key of a call; pass it within "{key}"', raw)
+            self.problem(
+                "bad_arguments", f'{extra[0]!r} is no key of a call; pass it within "{key}"', raw
+            )
             return
         self.named_call(name.strip(), value.get(key, {}), raw, what=f'"{key}"')
 
@@ -133,5 +139,11 @@ def whole_json(text: str) -> Any:
 
 def kind_of(value: Any) -> str:
     """A JSON value's kind in words."""
-    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+    names = {
+        dict: "an object",
+        list: "a list",
+        str: "a string",
+        bool: "a boolean",
+        type(None): "null",
+    }
     return names.get(type(value), "a number")

@@ -68,4 +68,7 @@ def _first(text: str, texts: Iterable[str], position: int) -> tuple[int, int] | 
 
 def _half_written(text: str, texts: Iterable[str]) -> int:
     """Length of the longest end of ``text`` that begins one of ``texts`` and is not all of it."""
-    return max((size for one in texts for size in range(1, len(one)) if text.endswith(one[:size])), default=0)
+    return max(
+        (size for one in texts for size in range(1, len(one)) if text.endswith(one[:size])),
+        default=0,
+    )

@@ -73,7 +73,10 @@ def _decoded(text: str, begin: int) -> tuple[Any, int]:
             raise JSONFault(str(error), begin + _extent(window)) from None
         except ValueError as error:  # a whole number of thousands of digits
             longest = sys.get_int_max_str_digits()
-            position = next((m.end() for m in _DIGITS.finditer(window) if m.end() - m.start() > longest), len(window))
+            position = next(
+                (m.end() for m in _DIGITS.finditer(window) if m.end() - m.start() > longest),
+                len(window),
+            )
             raise JSONFault(str(error).partition(";")[0], begin + position) from None
         else:
             if whole or end < size:  # a number at the end of the window may go on behind it

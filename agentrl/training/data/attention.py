@@ -55,7 +55,9 @@ class Masks:
             query = torch.arange(longest, device=like.device)[:, None] + self._deepest
             distance = query - torch.arange(self._deepest + longest, device=like.device)
             hidden = distance < 0 if window is None else (distance < 0) | (distance >= window)
-            mask = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(hidden, -torch.inf)
+            mask = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(
+                hidden, -torch.inf
+            )
             self._made[window] = mask
         # the mask depends on distances alone, so that of a span nearer to the beginning lies further right
         return mask[: span.size, self._deepest - span.first : self._deepest + span.size]
@@ -101,7 +103,10 @@ def segment_attention(
             )
     outputs: list[Tensor] = []
     seen: list[tuple[Tensor, Tensor]] = []  # keys and values of each span's path
-    parts = zip(*(torch.split(tensor, [span.size for span in spans], 2) for tensor in (query, key, value)), strict=True)
+    parts = zip(
+        *(torch.split(tensor, [span.size for span in spans], 2) for tensor in (query, key, value)),
+        strict=True,
+    )
     for span, (q, k, v) in zip(spans, parts, strict=True):
         if span.parent != ROOT:
             earlier_k, earlier_v = seen[span.parent]
@@ -111,7 +116,9 @@ def segment_attention(
     return torch.cat(outputs, dim=2).transpose(1, 2), None
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None
+) -> Tensor:
     """Attention under ``mask``; causal without one."""
     return scaled_dot_product_attention(
         query,
@@ -124,7 +131,9 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scal
     )
 
 
-def attention_arguments(attention: str, spans: Sequence[Span], device: torch.device) -> dict[str, Any]:
+def attention_arguments(
+    attention: str, spans: Sequence[Span], device: torch.device
+) -> dict[str, Any]:
     """What a packed forward passes down to the attention function named ``attention``."""
     if attention == SEGMENTS:
         return {"spans": tuple(spans), "masks": Masks(spans)}

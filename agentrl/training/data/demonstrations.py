@@ -9,20 +9,14 @@ from typing import Any
 from agentrl.errors import DataError
 from agentrl.llm.wire import stored_message
 from agentrl.render import Renderer
-from agentrl.types import (
-    Message,
-    Status,
-    Task,
-    ToolSpec,
-    Trajectory,
-    TrajectoryGroup,
-    Turn,
-)
+from agentrl.types import Message, Status, Task, ToolSpec, Trajectory, TrajectoryGroup, Turn
 
 __all__ = ["assistant_turns", "demonstration_group", "read_demonstration", "tool_specs"]
 
 
-def demonstration_group(row: Any, draw: int, renderer: Renderer, *, max_tokens: int) -> TrajectoryGroup:
+def demonstration_group(
+    row: Any, group_index: int, renderer: Renderer, *, max_tokens: int
+) -> TrajectoryGroup:
     """One conversation as a group of one finished trajectory.
 
     The prompt and everything that the environment said go through the same ``prompt`` and ``extend`` as a
@@ -38,25 +32,27 @@ def demonstration_group(row: Any, draw: int, renderer: Renderer, *, max_tokens: 
     Raises:
         DataError: the row has another shape, no assistant's message, or none that fits.
     """
-    messages, tools = read_demonstration(row, draw)
+    messages, tools = read_demonstration(row, group_index)
     turns = _within(assistant_turns(messages, tools, renderer), max_tokens)
     if not turns:
         raise DataError(
-            f"demonstration {draw} has no assistant's message within {max_tokens} tokens "
+            f"demonstration {group_index} has no assistant's message within {max_tokens} tokens "
             f"(data.max_prompt_tokens + rollout.max_response_tokens); raise them or leave the row out"
         )
-    task = Task(id=f"demonstration-{draw}", messages=messages[:1], data_source="demonstrations")
+    task = Task(
+        id=f"demonstration-{group_index}", messages=messages[:1], data_source="demonstrations"
+    )
     trajectory = Trajectory(
         task=task,
-        draw=draw,
-        sibling=0,
+        group_index=group_index,
+        rollout_index=0,
         attempt=0,
         purpose="train",
         turns=tuple(turns),
         status=Status("terminated"),
         reward=0.0,
     )
-    return TrajectoryGroup(draw, task, (trajectory,))
+    return TrajectoryGroup(group_index, task, (trajectory,))
 
 
 def assistant_turns(
@@ -118,14 +114,18 @@ def _within(turns: Sequence[Turn], max_tokens: int) -> list[Turn]:
     kept: list[Turn] = []
     length = 0
     for turn in turns:
-        length = (0 if turn.parent is None else length) + sum(len(segment) for segment in turn.segments)
+        length = (0 if turn.parent is None else length) + sum(
+            len(segment) for segment in turn.segments
+        )
         if length > max_tokens:
             break
         kept.append(turn)
     return kept
 
 
-def read_demonstration(row: Any, draw: int) -> tuple[tuple[Message, ...], tuple[ToolSpec, ...]]:
+def read_demonstration(
+    row: Any, group_index: int
+) -> tuple[tuple[Message, ...], tuple[ToolSpec, ...]]:
     """The messages and tools of a row.
 
     Raises:
@@ -138,10 +138,12 @@ def read_demonstration(row: Any, draw: int) -> tuple[tuple[Message, ...], tuple[
         or not all(isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in messages)
     ):
         raise DataError(
-            f"demonstration {draw} must be a list of chat messages or a mapping with 'messages', got {row!r:.200}"
+            f"demonstration {group_index} must be a list of chat messages or a mapping with 'messages', got {row!r:.200}"
         )
-    where = f"demonstration {draw}"
-    read = tuple(stored_message(message, f"{where}: messages[{n}]") for n, message in enumerate(messages))
+    where = f"demonstration {group_index}"
+    read = tuple(
+        stored_message(message, f"{where}: messages[{n}]") for n, message in enumerate(messages)
+    )
     if not any(message["role"] == "assistant" for message in read):
         raise DataError(f"{where} has no assistant's message to imitate; leave the row out")
     return read, tool_specs(row.get("tools") or () if isinstance(row, Mapping) else (), where)
@@ -151,4 +153,6 @@ def _spec(tool: Any) -> ToolSpec:
     if isinstance(tool, ToolSpec):
         return tool
     function = tool.get("function", tool)
-    return ToolSpec(function["name"], function.get("description", ""), function.get("parameters", {}))
+    return ToolSpec(
+        function["name"], function.get("description", ""), function.get("parameters", {})
+    )

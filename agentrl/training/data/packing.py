@@ -65,10 +65,16 @@ class Packed:
 
     def column(self, values: npt.NDArray[np.float32] | None) -> Tensor | None:
         """``[N]`` trained entries of a ``[T_local]`` column of the shard, on the row's device."""
-        return None if values is None else torch.from_numpy(values[self.source]).to(self.targets.device)
+        return (
+            None
+            if values is None
+            else torch.from_numpy(values[self.source]).to(self.targets.device)
+        )
 
 
-def micro_batches(shard: BatchShard, device: torch.device, *, share_prefixes: bool) -> Iterator[Packed]:
+def micro_batches(
+    shard: BatchShard, device: torch.device, *, share_prefixes: bool
+) -> Iterator[Packed]:
     """The micro-batches of ``shard``, in order; a filler is one token of which nothing is trained.
 
     Args:
@@ -106,7 +112,9 @@ class _Row:
         """Appends samples, with what they begin with alike once."""
         batch, already = self._batch, len(self.spans)
         starts = batch.cu_seqlens.astype(np.int64)
-        spans, paths = shared_spans([batch.token_ids[starts[row] : starts[row + 1]] for row in members])
+        spans, paths = shared_spans(
+            [batch.token_ids[starts[row] : starts[row + 1]] for row in members]
+        )
         places: list[I64] = []
         for span in spans:
             parent = ROOT if span.parent == ROOT else span.parent + already
@@ -116,7 +124,9 @@ class _Row:
         sources: list[I64] = [_NOTHING] * len(spans)
         for row, path in zip(members, paths, strict=True):
             for index in path:
-                sources[index] = np.arange(spans[index].size, dtype=np.int64) + starts[row] + spans[index].first
+                sources[index] = (
+                    np.arange(spans[index].size, dtype=np.int64) + starts[row] + spans[index].first
+                )
             self.samples.append(int(row))
             self.places.append(np.concatenate([places[index] for index in path]))
         self.sources += sources
@@ -132,10 +142,16 @@ def _pack(batch: Batch, rows: I64, device: torch.device, share_prefixes: bool) -
         row.add(rows[groups == group])
     if row.samples:
         token_ids = batch.token_ids[np.concatenate(row.sources)].astype(np.int64)
-        positions = np.concatenate([np.arange(span.first, span.first + span.size) for span in row.spans])
+        positions = np.concatenate(
+            [np.arange(span.first, span.first + span.size) for span in row.spans]
+        )
         spans = tuple(row.spans)
     else:  # a filler; the shard itself may be empty
-        token_ids, positions, spans = np.zeros(1, np.int64), np.zeros(1, np.int64), (Span(ROOT, 0, 1),)
+        token_ids, positions, spans = (
+            np.zeros(1, np.int64),
+            np.zeros(1, np.int64),
+            (Span(ROOT, 0, 1),),
+        )
     source, sample, before = _trained(batch, row)
     temperature = batch.temperature[sample]
     # a row of logits serves every token that it foretells at one temperature

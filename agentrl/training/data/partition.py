@@ -50,7 +50,9 @@ class Layout:
 
     def __post_init__(self) -> None:
         if self.data_parallel < 1 or self.micro_batch_tokens < 1 or not self.length_scale > 0:
-            raise ValueError(f"data_parallel, micro_batch_tokens and length_scale must be above 0, got {self}")
+            raise ValueError(
+                f"data_parallel, micro_batch_tokens and length_scale must be above 0, got {self}"
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,7 +103,9 @@ def partition(
     """
     sizes, owners = np.asarray(lengths, dtype=np.int64), np.asarray(groups, dtype=np.int64)
     if sizes.ndim != 1 or sizes.size == 0 or sizes.shape != owners.shape:
-        raise ValueError(f"lengths and groups must be alike and not empty, got {sizes.shape} and {owners.shape}")
+        raise ValueError(
+            f"lengths and groups must be alike and not empty, got {sizes.shape} and {owners.shape}"
+        )
     if mini_batch_groups is not None and mini_batch_groups < 1:
         raise ValueError(f"mini_batch_groups must be at least 1, got {mini_batch_groups}")
     _check_fits(sizes, layout)
@@ -139,15 +143,23 @@ def partition_groups(
             "out of the data"
         )
     members = [np.flatnonzero(owner == unit) for unit in range(units.size)]
-    plans = partition(totals, np.arange(units.size), seed=seed, layout=layout, mini_batch_groups=mini_batch_groups)
-    return tuple(Plan(tuple(_with_members(part, members) for part in plan.coordinates)) for plan in plans)
+    plans = partition(
+        totals, np.arange(units.size), seed=seed, layout=layout, mini_batch_groups=mini_batch_groups
+    )
+    return tuple(
+        Plan(tuple(_with_members(part, members) for part in plan.coordinates)) for plan in plans
+    )
 
 
 def _with_members(part: ShardPlan, members: Sequence[I64]) -> ShardPlan:
     """A part whose rows are groups, as one of the groups' samples."""
     sizes = [members[unit].size for unit in part.samples]
     starts = np.cumsum([0, *sizes])
-    samples = np.concatenate([members[unit] for unit in part.samples]) if sizes else np.zeros(0, dtype=np.int64)
+    samples = (
+        np.concatenate([members[unit] for unit in part.samples])
+        if sizes
+        else np.zeros(0, dtype=np.int64)
+    )
     micro_batches = tuple(
         tuple(row for unit in micro for row in range(int(starts[unit]), int(starts[unit + 1])))
         for micro in part.micro_batches
@@ -176,7 +188,9 @@ def union(plans: Sequence[Plan]) -> Plan:
             for part, offset in zip(parts, offsets, strict=False)
             for micro in part.micro_batches
         )
-        coordinates.append(ShardPlan(np.concatenate([part.samples for part in parts]), micro_batches))
+        coordinates.append(
+            ShardPlan(np.concatenate([part.samples for part in parts]), micro_batches)
+        )
     return Plan(tuple(coordinates))
 
 
@@ -209,7 +223,9 @@ def shards(batch: Batch, plan: Plan, weights: F64 | None = None) -> list[BatchSh
 
 
 def merge_columns(
-    answers: Sequence[Mapping[str, F32]], parts: Sequence[BatchShard], cu_seqlens: npt.NDArray[np.int32]
+    answers: Sequence[Mapping[str, F32]],
+    parts: Sequence[BatchShard],
+    cu_seqlens: npt.NDArray[np.int32],
 ) -> dict[str, F32]:
     """Per-token answers of the coordinates, put back into the batch's own order.
 
@@ -224,10 +240,14 @@ def merge_columns(
     columns: dict[str, F32] = {}
     for answer, part in zip(answers, parts, strict=True):
         starts, ends = cu_seqlens[part.samples], cu_seqlens[part.samples + 1]
-        index = np.concatenate([np.arange(a, b) for a, b in zip(starts, ends, strict=True)] or [np.zeros(0, np.int64)])
+        index = np.concatenate(
+            [np.arange(a, b) for a, b in zip(starts, ends, strict=True)] or [np.zeros(0, np.int64)]
+        )
         for name, values in answer.items():
             if values.shape != index.shape:
-                raise ValueError(f"column {name!r} has shape {values.shape} for {index.size} tokens of its shard")
+                raise ValueError(
+                    f"column {name!r} has shape {values.shape} for {index.size} tokens of its shard"
+                )
             column = columns.setdefault(name, np.zeros(int(cu_seqlens[-1]), dtype=np.float32))
             column[index] = values
     return columns
@@ -282,7 +302,9 @@ def _first_fit(sizes: I64, capacity: int) -> list[tuple[int, ...]]:
     return [tuple(members) for members in bins]
 
 
-def _split_to(micro_batches: list[tuple[int, ...]], sizes: I64, count: int) -> list[tuple[int, ...]]:
+def _split_to(
+    micro_batches: list[tuple[int, ...]], sizes: I64, count: int
+) -> list[tuple[int, ...]]:
     """Halve the fullest until there are ``count``; what can't be split is made up by fillers."""
     parts = list(micro_batches)
     while len(parts) < count:

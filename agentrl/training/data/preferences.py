@@ -27,7 +27,9 @@ __all__ = ["check_pair", "preference_group"]
 Conversation: TypeAlias = tuple[Message, ...]
 
 
-def preference_group(row: Any, draw: int, renderer: Renderer, *, max_tokens: int) -> TrajectoryGroup:
+def preference_group(
+    row: Any, group_index: int, renderer: Renderer, *, max_tokens: int
+) -> TrajectoryGroup:
     """One pair as a group: sibling 0 was chosen, sibling 1 rejected; a margin is the reward of the chosen.
 
     Both are rendered as episodes are. A stored trajectory keeps the very tokens that it was sampled with.
@@ -43,32 +45,46 @@ def preference_group(row: Any, draw: int, renderer: Renderer, *, max_tokens: int
     Raises:
         DataError: the row has another shape, an answer is missing or too long, or both are the same.
     """
-    margin = check_pair(row, draw)
+    margin = check_pair(row, group_index)
     if isinstance(row["chosen"], Trajectory) and isinstance(row["rejected"], Trajectory):
-        task, both = row["chosen"].task, [_given_turns(row[side], draw, side) for side in ("chosen", "rejected")]
+        task, both = (
+            row["chosen"].task,
+            [_given_turns(row[side], group_index, side) for side in ("chosen", "rejected")],
+        )
     else:
-        task, both = _rendered(row, draw, renderer)
+        task, both = _rendered(row, group_index, renderer)
     for side, turns in zip(("chosen", "rejected"), both, strict=True):
         length = sum(len(segment) for turn in turns for segment in turn.segments)
         if length > max_tokens:
             raise DataError(
-                f"preference pair {draw}: its {side} conversation has {length} tokens, more than {max_tokens} "
+                f"preference pair {group_index}: its {side} conversation has {length} tokens, more than {max_tokens} "
                 "(data.max_prompt_tokens + rollout.max_response_tokens); raise them or leave the row out"
             )
     if _ids(both[0]) == _ids(both[1]):
-        raise DataError(f"preference pair {draw}: 'chosen' and 'rejected' are the same tokens; leave the row out")
+        raise DataError(
+            f"preference pair {group_index}: 'chosen' and 'rejected' are the same tokens; leave the row out"
+        )
     rewards = (float(margin), 0.0)
     return TrajectoryGroup(
-        draw,
+        group_index,
         task,
         tuple(
-            Trajectory(task, draw, sibling, 0, "train", turns, Status("terminated"), reward=rewards[sibling])
-            for sibling, turns in enumerate(both)
+            Trajectory(
+                task,
+                group_index,
+                rollout_index,
+                0,
+                "train",
+                turns,
+                Status("terminated"),
+                reward=rewards[rollout_index],
+            )
+            for rollout_index, turns in enumerate(both)
         ),
     )
 
 
-def check_pair(row: Any, draw: int) -> float:
+def check_pair(row: Any, group_index: int) -> float:
     """The margin of a row that has the shape of a pair.
 
     Raises:
@@ -76,44 +92,63 @@ def check_pair(row: Any, draw: int) -> float:
     """
     if not isinstance(row, Mapping) or "chosen" not in row or "rejected" not in row:
         found = sorted(row) if isinstance(row, Mapping) else type(row).__name__
-        raise DataError(f"preference pair {draw} must be a mapping with 'chosen' and 'rejected', got {found}")
+        raise DataError(
+            f"preference pair {group_index} must be a mapping with 'chosen' and 'rejected', got {found}"
+        )
     margin = row.get("margin") or 0.0
     if isinstance(margin, bool) or not isinstance(margin, int | float) or not math.isfinite(margin):
-        raise DataError(f"preference pair {draw}: 'margin' must be a finite number, got {margin!r:.80}")
+        raise DataError(
+            f"preference pair {group_index}: 'margin' must be a finite number, got {margin!r:.80}"
+        )
     if not isinstance(row["chosen"], Trajectory) or not isinstance(row["rejected"], Trajectory):
-        _conversations(row, draw)
+        _conversations(row, group_index)
     return float(margin)
 
 
-def _conversations(row: Mapping[str, Any], draw: int) -> tuple[Conversation, Conversation, Conversation]:
+def _conversations(
+    row: Mapping[str, Any], group_index: int
+) -> tuple[Conversation, Conversation, Conversation]:
     """The prompt, and both conversations whole.
 
     Raises:
         DataError: there is no prompt, or a side does not end with an assistant's message.
     """
-    chosen, rejected = (_messages(row[side], draw, side, "assistant") for side in ("chosen", "rejected"))
+    chosen, rejected = (
+        _messages(row[side], group_index, side, "assistant") for side in ("chosen", "rejected")
+    )
     prompt: Conversation = ()
     if row.get("prompt") is not None:
-        prompt = _messages(row["prompt"], draw, "prompt", "user")
-        chosen, rejected = (side if side[: len(prompt)] == prompt else prompt + side for side in (chosen, rejected))
+        prompt = _messages(row["prompt"], group_index, "prompt", "user")
+        chosen, rejected = (
+            side if side[: len(prompt)] == prompt else prompt + side for side in (chosen, rejected)
+        )
     else:
         prompt = _common(chosen, rejected)
     if not prompt:
-        raise DataError(f"preference pair {draw} has no prompt: give 'prompt', or conversations that begin alike")
+        raise DataError(
+            f"preference pair {group_index} has no prompt: give 'prompt', or conversations that begin alike"
+        )
     for side, messages in (("chosen", chosen), ("rejected", rejected)):
         if len(messages) == len(prompt) or messages[-1]["role"] != "assistant":
-            raise DataError(f"preference pair {draw}: {side!r} must end with an assistant's message after the prompt")
+            raise DataError(
+                f"preference pair {group_index}: {side!r} must end with an assistant's message after the prompt"
+            )
     return prompt, chosen, rejected
 
 
-def _rendered(row: Mapping[str, Any], draw: int, renderer: Renderer) -> tuple[Task, list[tuple[Turn, ...]]]:
-    tools = tool_specs(row.get("tools") or (), f"preference pair {draw}")
-    prompt, *sides = _conversations(row, draw)
-    both = [_last_sequence(assistant_turns(messages, tools, renderer, start=len(prompt))) for messages in sides]
-    return Task(id=f"pair-{draw}", messages=prompt, data_source="preferences"), both
+def _rendered(
+    row: Mapping[str, Any], group_index: int, renderer: Renderer
+) -> tuple[Task, list[tuple[Turn, ...]]]:
+    tools = tool_specs(row.get("tools") or (), f"preference pair {group_index}")
+    prompt, *sides = _conversations(row, group_index)
+    both = [
+        _last_sequence(assistant_turns(messages, tools, renderer, start=len(prompt)))
+        for messages in sides
+    ]
+    return Task(id=f"pair-{group_index}", messages=prompt, data_source="preferences"), both
 
 
-def _messages(value: Any, draw: int, side: str, role: str) -> Conversation:
+def _messages(value: Any, group_index: int, side: str, role: str) -> Conversation:
     """A text as one message of ``role``; a list of messages as it is."""
     if isinstance(value, str) and value:
         return (cast(Message, {"role": role, "content": value}),)
@@ -121,10 +156,18 @@ def _messages(value: Any, draw: int, side: str, role: str) -> Conversation:
         not isinstance(value, Sequence)
         or isinstance(value, str)
         or not value
-        or not all(isinstance(message, Mapping) and isinstance(message.get("role"), str) for message in value)
+        or not all(
+            isinstance(message, Mapping) and isinstance(message.get("role"), str)
+            for message in value
+        )
     ):
-        raise DataError(f"preference pair {draw}: {side!r} must be text or a list of chat messages, got {value!r:.200}")
-    return tuple(stored_message(m, f"preference pair {draw}: {side!r}[{n}]") for n, m in enumerate(value))
+        raise DataError(
+            f"preference pair {group_index}: {side!r} must be text or a list of chat messages, got {value!r:.200}"
+        )
+    return tuple(
+        stored_message(m, f"preference pair {group_index}: {side!r}[{n}]")
+        for n, m in enumerate(value)
+    )
 
 
 def _common(chosen: Conversation, rejected: Conversation) -> Conversation:
@@ -134,11 +177,13 @@ def _common(chosen: Conversation, rejected: Conversation) -> Conversation:
     return chosen[:length]
 
 
-def _given_turns(trajectory: Trajectory, draw: int, side: str) -> tuple[Turn, ...]:
+def _given_turns(trajectory: Trajectory, group_index: int, side: str) -> tuple[Turn, ...]:
     """The last sequence of a stored trajectory, its sampled tokens as TARGET."""
     leaves = trajectory.samples()
     if not leaves:
-        raise DataError(f"preference pair {draw}: the {side} trajectory {trajectory.id} has no tokens to learn from")
+        raise DataError(
+            f"preference pair {group_index}: the {side} trajectory {trajectory.id} has no tokens to learn from"
+        )
     turns = [trajectory.turns[index] for index in leaves[-1].turns]
     return tuple(
         replace(
@@ -154,17 +199,27 @@ def _given_turns(trajectory: Trajectory, draw: int, side: str) -> tuple[Turn, ..
 
 
 def _as_target(segment: Segment) -> Segment:
-    return Segment(SegmentKind.TARGET, segment.token_ids) if segment.kind is SegmentKind.POLICY else segment
+    return (
+        Segment(SegmentKind.TARGET, segment.token_ids)
+        if segment.kind is SegmentKind.POLICY
+        else segment
+    )
 
 
 def _last_sequence(turns: Sequence[Turn]) -> tuple[Turn, ...]:
     """The turns since the last new sequence: a score is read at the end of one sequence."""
     first = max(turn.index for turn in turns if turn.parent is None)
     return tuple(
-        replace(turn, index=turn.index - first, parent=None if turn.parent is None else turn.parent - first)
+        replace(
+            turn,
+            index=turn.index - first,
+            parent=None if turn.parent is None else turn.parent - first,
+        )
         for turn in turns[first:]
     )
 
 
 def _ids(turns: Sequence[Turn]) -> list[int]:
-    return [token for turn in turns for segment in turn.segments for token in segment.token_ids.tolist()]
+    return [
+        token for turn in turns for segment in turn.segments for token in segment.token_ids.tolist()
+    ]

@@ -37,7 +37,9 @@ class Span(NamedTuple):
     size: int
 
 
-def shared_spans(samples: Sequence[npt.NDArray[np.int32]]) -> tuple[list[Span], list[tuple[int, ...]]]:
+def shared_spans(
+    samples: Sequence[npt.NDArray[np.int32]],
+) -> tuple[list[Span], list[tuple[int, ...]]]:
     """The spans of several samples, each after its parent, and each sample's path: the spans that make it up, in order.
 
     Args:

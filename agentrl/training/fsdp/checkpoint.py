@@ -32,7 +32,12 @@ _LISTING = "files.json"
 
 
 def save_checkpoint(
-    folder: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], *, step: int, purpose: str
+    folder: Path,
+    model: nn.Module,
+    optimizers: Sequence[torch.optim.Optimizer],
+    *,
+    step: int,
+    purpose: str,
 ) -> None:
     """Write a checkpoint; every rank calls it with the same folder, which all of them can write.
 
@@ -57,17 +62,23 @@ def save_checkpoint(
         listed: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(listed, own)
         if dist.get_rank() == 0:
-            _write_listing(folder, {name: entry for part in listed for name, entry in part.items()}, purpose)
+            _write_listing(
+                folder, {name: entry for part in listed for name, entry in part.items()}, purpose
+            )
         dist.barrier()
     except (
         OSError,
         RuntimeError,
         CheckpointException,
     ) as error:  # torch has RuntimeErrors of its own here
-        raise write_failure(f"the {purpose}'s checkpoint could not be written to {folder}", folder, error) from error
+        raise write_failure(
+            f"the {purpose}'s checkpoint could not be written to {folder}", folder, error
+        ) from error
 
 
-def load_checkpoint(folder: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> int:
+def load_checkpoint(
+    folder: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
+) -> int:
     """Read a checkpoint into ``model`` and ``optimizers``; every rank calls it. Another world size is fine.
 
     Returns:
@@ -99,14 +110,20 @@ def load_checkpoint(folder: Path, model: nn.Module, optimizers: Sequence[torch.o
     try:
         load(state, checkpoint_id=folder)
     except (ValueError, RuntimeError, CheckpointException) as error:
-        raise StoreError(f"{folder} could not be loaded; was it written for another model? {error}") from error
+        raise StoreError(
+            f"{folder} could not be loaded; was it written for another model? {error}"
+        ) from error
     return int(state["step"])
 
 
 def _owned(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, nn.Parameter]]:
     """The optimizer's parameters by their names in the model."""
     mine = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    return [(name, parameter) for name, parameter in sharded_parameters(model).items() if id(parameter) in mine]
+    return [
+        (name, parameter)
+        for name, parameter in sharded_parameters(model).items()
+        if id(parameter) in mine
+    ]
 
 
 def _state(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
@@ -122,7 +139,9 @@ def _state(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dic
 
 def _template(stored: Any, parameter: nn.Parameter) -> Tensor:
     if not isinstance(stored, TensorStorageMetadata):
-        raise StoreError(f"the checkpoint holds a {type(stored).__name__} where optimizer state should be")
+        raise StoreError(
+            f"the checkpoint holds a {type(stored).__name__} where optimizer state should be"
+        )
     if stored.size == parameter.shape:
         return torch.zeros_like(parameter.detach(), dtype=stored.properties.dtype)
     return torch.zeros(stored.size, dtype=stored.properties.dtype, device=parameter.device)
@@ -152,7 +171,9 @@ def _check_whole(folder: Path) -> None:
     try:
         files = json.loads(listing.read_text())["files"]
     except FileNotFoundError:
-        raise StoreError(f"{folder} is no whole checkpoint: {_LISTING} is missing; {mend}") from None
+        raise StoreError(
+            f"{folder} is no whole checkpoint: {_LISTING} is missing; {mend}"
+        ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise StoreError(f"{listing} can't be read ({error}); {mend}") from error
     for name, entry in files.items():
@@ -160,6 +181,8 @@ def _check_whole(folder: Path) -> None:
         if not path.is_file():
             raise StoreError(f"{path} is missing; {mend}")
         if path.stat().st_size != entry["bytes"]:
-            raise StoreError(f"{path} has {path.stat().st_size} bytes instead of {entry['bytes']}; {mend}")
+            raise StoreError(
+                f"{path} has {path.stat().st_size} bytes instead of {entry['bytes']}; {mend}"
+            )
         if _hashes(folder, name)[name]["sha256"] != entry["sha256"]:
             raise StoreError(f"{path} holds other bytes than were written; {mend}")

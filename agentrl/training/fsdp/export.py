@@ -44,7 +44,9 @@ def export_model(model: PackedModel, source: Path, folder: Path, dtype: torch.dt
         TrainingError: weights are gathered.
     """
     if folder.resolve() == source.resolve():
-        raise StoreError(f"{folder} is the folder that the model was loaded from; export into another")
+        raise StoreError(
+            f"{folder} is the folder that the model was loaded from; export into another"
+        )
     first = dist.get_rank() == 0
     state = {}
     for name, tensor in full_weights(model, dtype):
@@ -59,5 +61,7 @@ def export_model(model: PackedModel, source: Path, folder: Path, dtype: torch.dt
                 for path in source.glob(pattern):
                     shutil.copy2(path, folder / path.name)
         except (OSError, SafetensorError) as error:
-            raise write_failure(f"the model could not be exported to {folder}", folder, error) from error
+            raise write_failure(
+                f"the model could not be exported to {folder}", folder, error
+            ) from error
     dist.barrier()

@@ -28,7 +28,9 @@ def clip_gradients(parameters: Iterable[nn.Parameter], limit: float | None) -> f
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     by_mesh: dict[object, list[Tensor]] = {}
     for gradient in gradients:
-        by_mesh.setdefault(gradient.device_mesh if isinstance(gradient, DTensor) else None, []).append(gradient)
+        by_mesh.setdefault(
+            gradient.device_mesh if isinstance(gradient, DTensor) else None, []
+        ).append(gradient)
     squares = 0.0
     for own in by_mesh.values():
         norm = torch.nn.utils.get_total_norm(own)

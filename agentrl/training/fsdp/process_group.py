@@ -63,7 +63,9 @@ def join(spec: DistSpec) -> None:
     backend = "cpu:gloo,cuda:nccl" if spec.device_type == "cuda" else "gloo"
     try:
         if spec.world_size == 1:
-            dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=timeout)
+            dist.init_process_group(
+                backend, store=HashStore(), rank=0, world_size=1, timeout=timeout
+            )
         else:
             dist.init_process_group(
                 backend,

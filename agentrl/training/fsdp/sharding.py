@@ -33,7 +33,9 @@ def shard_over(model: PackedModel, mesh: DeviceMesh, *, dtype: torch.dtype) -> N
         mesh: one-dimensional.
         dtype: of the forward; parameters, gradients and the optimizer stay in float32.
     """
-    policy = MixedPrecisionPolicy(param_dtype=None if dtype is torch.float32 else dtype, reduce_dtype=torch.float32)
+    policy = MixedPrecisionPolicy(
+        param_dtype=None if dtype is torch.float32 else dtype, reduce_dtype=torch.float32
+    )
     for block in model.blocks():
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)

@@ -48,7 +48,9 @@ def checksums(model: PackedModel, dtype: torch.dtype) -> dict[str, int]:
     for name, parameter in sharded_parameters(model).items():
         tensor = parameter.detach().to(dtype)
         assert isinstance(tensor, DTensor)
-        _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+        _, offset = compute_local_shape_and_global_offset(
+            tensor.shape, tensor.device_mesh, tensor.placements
+        )
         row = tensor[0].numel() if tensor.ndim else 1
         own = tensor_checksum(tensor.to_local(), start=offset[0] * row if offset else 0)
         sums[name.removeprefix(PREFIX)] = own
@@ -67,7 +69,9 @@ def tensor_checksum(tensor: Tensor, *, start: int = 0) -> Tensor:
         tensor: floating point, any shape.
         start: flat index of its first element in the whole tensor.
     """
-    bits = tensor.contiguous().view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize])
+    bits = tensor.contiguous().view(
+        {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize]
+    )
     flat = bits.reshape(-1).to(torch.int64)
     if tensor.itemsize < 8:
         flat = flat & (2 ** (8 * tensor.itemsize) - 1)  # the bits, not a signed number

@@ -28,7 +28,9 @@ def spare_last_rows(block: nn.Module) -> None:
         block: the layer; one without an ``mlp`` that takes each row by itself is left as it is.
     """
     mlp = getattr(block, "mlp", None)
-    if isinstance(mlp, nn.Module) and type(mlp).__name__.endswith("MLP"):  # a mixture of experts is named otherwise
+    if isinstance(mlp, nn.Module) and type(mlp).__name__.endswith(
+        "MLP"
+    ):  # a mixture of experts is named otherwise
         chosen = _Chosen()
         block.register_forward_pre_hook(chosen.note, with_kwargs=True)
         mlp.register_forward_pre_hook(chosen.choose)

@@ -84,7 +84,10 @@ class PackedModel(nn.Module):
         if self.shares_prefixes:  # other attentions refuse arguments that they don't know
             arguments[LAST_ROWS] = torch.unique(rows)
         output = self.hf.base_model(  # type: ignore[operator]
-            input_ids=packed.token_ids[None], position_ids=packed.positions[None], use_cache=False, **arguments
+            input_ids=packed.token_ids[None],
+            position_ids=packed.positions[None],
+            use_cache=False,
+            **arguments,
         )
         hidden: Tensor = output.last_hidden_state[0]
         return hidden.index_select(0, rows)
@@ -141,7 +144,9 @@ def load_pretrained(
                 output_loading_info=True,
             )
     except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"{setting}={str(path)!r} could not be loaded as {kind}: {error}") from error
+        raise DataError(
+            f"{setting}={str(path)!r} could not be loaded as {kind}: {error}"
+        ) from error
     if not getattr(hf, "_supports_attention_backend", False):
         raise ConfigError(
             f"{setting}={str(path)!r}: {type(hf).__name__} doesn't use transformers' attention interface, which "
@@ -149,7 +154,9 @@ def load_pretrained(
         )
     if gradient_checkpointing:
         # transformers 5.x renamed it on the way to 6
-        enable = getattr(hf, "activation_checkpointing_enable", None) or hf.gradient_checkpointing_enable
+        enable = (
+            getattr(hf, "activation_checkpointing_enable", None) or hf.gradient_checkpointing_enable
+        )
         enable({"use_reentrant": False})
     patch_rmsnorm(hf)
     hf.train()  # checkpointing is off in eval mode; there is no dropout to switch

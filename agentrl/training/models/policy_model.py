@@ -47,7 +47,9 @@ class PolicyModel(PackedModel):
             rows, temperature = packed.logit_rows, packed.temperature
             logit_of, targets = packed.logit_of, packed.targets
         else:
-            rows = logit_of = targets = torch.zeros(1, dtype=torch.int64, device=packed.token_ids.device)
+            rows = logit_of = targets = torch.zeros(
+                1, dtype=torch.int64, device=packed.token_ids.device
+            )
             temperature = torch.ones(1, device=rows.device)
         chosen = self.hidden(packed, rows)
         size = max(1, _CHUNK_ELEMENTS // int(self.config.get_text_config().vocab_size))
@@ -78,7 +80,9 @@ class PolicyModel(PackedModel):
         return logprobs[logit_of, targets], entropy[logit_of]
 
 
-def load_policy(path: str | Path, *, attention: str, gradient_checkpointing: bool = False) -> PolicyModel:
+def load_policy(
+    path: str | Path, *, attention: str, gradient_checkpointing: bool = False
+) -> PolicyModel:
     """Any causal model from a Hugging Face folder; see ``load_pretrained``.
 
     The trunk and head are compared with the model's own logits, so that a family which does more after its head
@@ -116,10 +120,16 @@ def load_policy(path: str | Path, *, attention: str, gradient_checkpointing: boo
 def _check_head(model: PolicyModel, path: str) -> None:
     ids = torch.arange(4) % int(model.config.get_text_config().vocab_size)
     arguments = attention_arguments(model.attention, [Span(ROOT, 0, 4)], ids.device)
-    own = model.hf(input_ids=ids[None], position_ids=torch.arange(4)[None], use_cache=False, **arguments).logits[0]
+    own = model.hf(
+        input_ids=ids[None], position_ids=torch.arange(4)[None], use_cache=False, **arguments
+    ).logits[0]
     rows = torch.tensor([1, 3])
     trunk = model.hf.base_model(  # type: ignore[operator]
-        input_ids=ids[None], position_ids=torch.arange(4)[None], use_cache=False, **arguments, **{LAST_ROWS: rows}
+        input_ids=ids[None],
+        position_ids=torch.arange(4)[None],
+        use_cache=False,
+        **arguments,
+        **{LAST_ROWS: rows},
     ).last_hidden_state[0]
     if not torch.allclose(own[rows], model.head(trunk[rows]), rtol=1e-4, atol=1e-4):
         raise ConfigError(

@@ -40,7 +40,11 @@ class ScoreModel(PackedModel):
         Returns:
             ``[max(M, 1)]`` float32 scores.
         """
-        ends = packed.ends if packed.ends.numel() else torch.zeros(1, dtype=torch.int64, device=packed.ends.device)
+        ends = (
+            packed.ends
+            if packed.ends.numel()
+            else torch.zeros(1, dtype=torch.int64, device=packed.ends.device)
+        )
         scores: Tensor = self.head(self.hidden(packed, ends)).float()
         return scores[:, 0].clone()  # FSDP hooks what it returns, and wants no view
 
@@ -108,10 +112,14 @@ def _init_head(head: nn.Linear, seed: int) -> None:
 def _check_score(model: ScoreModel, setting: str, path: str) -> None:
     """Compares trunk, head and last token with the model's own answer."""
     text = model.config.get_text_config()
-    ids = torch.tensor([token for token in range(8) if token != text.pad_token_id][:4]) % int(text.vocab_size)
+    ids = torch.tensor([token for token in range(8) if token != text.pad_token_id][:4]) % int(
+        text.vocab_size
+    )
     arguments = attention_arguments(model.attention, [Span(ROOT, 0, 4)], ids.device)
     places = torch.arange(4)[None]
-    own = model.hf(input_ids=ids[None], position_ids=places, use_cache=False, **arguments).logits[0, 0]
+    own = model.hf(input_ids=ids[None], position_ids=places, use_cache=False, **arguments).logits[
+        0, 0
+    ]
     trunk = model.hf.base_model(  # type: ignore[operator]
         input_ids=ids[None], position_ids=places, use_cache=False, **arguments
     ).last_hidden_state[0]

@@ -88,13 +88,17 @@ def build_tiny_model(
     tokenizer.save_pretrained(folder)
 
 
-def _tokenizer(demonstrations: Iterable[Mapping[str, Any]], num_demonstrations: int, vocab_size: int) -> Any:
+def _tokenizer(
+    demonstrations: Iterable[Mapping[str, Any]], num_demonstrations: int, vocab_size: int
+) -> Any:
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     rows = list(islice(demonstrations, num_demonstrations))
     if len(rows) < num_demonstrations:
-        raise DataError(f"the tokenizer needs {num_demonstrations} demonstrations, got {len(rows)}; give more")
+        raise DataError(
+            f"the tokenizer needs {num_demonstrations} demonstrations, got {len(rows)}; give more"
+        )
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -112,7 +116,10 @@ def _tokenizer(demonstrations: Iterable[Mapping[str, Any]], num_demonstrations: 
     backend.train_from_iterator(_ordinary_text(rows), trainer)
     backend.add_tokens([AddedToken(marker, special=False, normalized=False) for marker in MARKERS])
     return PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=CHATML_TEMPLATE
+        tokenizer_object=backend,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        chat_template=CHATML_TEMPLATE,
     )
 
 

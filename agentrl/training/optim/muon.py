@@ -31,11 +31,15 @@ def orthogonalize(matrix: Tensor) -> Tensor:
     """
     tall = matrix.shape[0] > matrix.shape[1]
     current = matrix.T if tall else matrix
-    current = current / current.norm().clamp(min=1e-7)  # the Frobenius norm bounds the largest singular value
+    current = current / current.norm().clamp(
+        min=1e-7
+    )  # the Frobenius norm bounds the largest singular value
     a, b, c = _QUINTIC
     for _ in range(_ITERATIONS):
         gram = current @ current.T
-        current = torch.addmm(current, torch.addmm(gram, gram, gram, beta=b, alpha=c), current, beta=a)
+        current = torch.addmm(
+            current, torch.addmm(gram, gram, gram, beta=b, alpha=c), current, beta=a
+        )
     return current.T if tall else current
 
 
@@ -59,7 +63,9 @@ class Muon(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.ndim != 2:
-                    raise ValueError(f"Muon takes matrices, got a parameter of shape {tuple(parameter.shape)}")
+                    raise ValueError(
+                        f"Muon takes matrices, got a parameter of shape {tuple(parameter.shape)}"
+                    )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]

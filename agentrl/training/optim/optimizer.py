@@ -52,22 +52,40 @@ class OptimSpec:
         rules = (
             ("name", self.name in ("adamw", "muon"), "adamw or muon"),
             ("lr", 0 <= self.lr < math.inf, "finite and at least 0"),
-            ("betas", len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas), "two numbers in [0, 1)"),
+            (
+                "betas",
+                len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas),
+                "two numbers in [0, 1)",
+            ),
             ("eps", 0 < self.eps < math.inf, "finite and above 0"),
             ("weight_decay", 0 <= self.weight_decay < math.inf, "finite and at least 0"),
             ("muon_lr", 0 <= self.muon_lr < math.inf, "finite and at least 0"),
             ("muon_momentum", 0 <= self.muon_momentum < 1, "in [0, 1)"),
             ("muon_weight_decay", 0 <= self.muon_weight_decay < math.inf, "finite and at least 0"),
-            ("schedule", self.schedule in ("constant", "linear", "cosine"), "constant, linear or cosine"),
+            (
+                "schedule",
+                self.schedule in ("constant", "linear", "cosine"),
+                "constant, linear or cosine",
+            ),
             ("warmup_steps", self.warmup_steps >= 0, "at least 0"),
-            ("total_steps", not decays or (self.total_steps or 0) >= 1, f"set for schedule={self.schedule}"),
+            (
+                "total_steps",
+                not decays or (self.total_steps or 0) >= 1,
+                f"set for schedule={self.schedule}",
+            ),
             ("flat_fraction", 0 <= self.flat_fraction <= 1, "in [0, 1]"),
             ("final_fraction", 0 <= self.final_fraction <= 1, "in [0, 1]"),
-            ("clip_grad_norm", self.clip_grad_norm is None or self.clip_grad_norm > 0, "above 0, or none"),
+            (
+                "clip_grad_norm",
+                self.clip_grad_norm is None or self.clip_grad_norm > 0,
+                "above 0, or none",
+            ),
         )
         for field, holds, rule in rules:
             if not holds:
-                raise ConfigError(f"optim.{field} must be {rule}, got {getattr(self, field)!r}; change it")
+                raise ConfigError(
+                    f"optim.{field} must be {rule}, got {getattr(self, field)!r}; change it"
+                )
 
 
 def learning_rate_factor(spec: OptimSpec, step: int) -> float:
@@ -82,11 +100,15 @@ def learning_rate_factor(spec: OptimSpec, step: int) -> float:
     start = max(spec.flat_fraction * spec.total_steps, float(spec.warmup_steps))
     length = max(spec.total_steps - start, 1.0)
     progress = min(max((step + 1 - start) / length, 0.0), 1.0)
-    left = 1.0 - progress if spec.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+    left = (
+        1.0 - progress if spec.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * progress))
+    )
     return rise * (spec.final_fraction + (1.0 - spec.final_fraction) * left)
 
 
-def build_optimizers(spec: OptimSpec, model: nn.Module, head: nn.Module) -> list[torch.optim.Optimizer]:
+def build_optimizers(
+    spec: OptimSpec, model: nn.Module, head: nn.Module
+) -> list[torch.optim.Optimizer]:
     """One optimizer, or Muon and AdamW side by side; every group knows its top learning rate as ``base_lr``.
 
     Args:
@@ -125,5 +147,7 @@ def _hidden_matrices(model: nn.Module, head: nn.Module) -> set[str]:
     return {
         f"{name}.weight"
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and module is not head and module.weight is not getattr(head, "weight", None)
+        if isinstance(module, nn.Linear)
+        and module is not head
+        and module.weight is not getattr(head, "weight", None)
     }

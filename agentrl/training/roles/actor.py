@@ -30,14 +30,7 @@ from agentrl.training.roles.advantages import shard_advantages
 from agentrl.training.roles.learner import Learner, LearningRole
 from agentrl.training.roles.logprobs import trained_logprobs
 from agentrl.training.roles.update_stats import StatSum
-from agentrl.types import (
-    BatchShard,
-    Collect,
-    Dispatch,
-    Stat,
-    Stats,
-    register,
-)
+from agentrl.types import BatchShard, Collect, Dispatch, Stat, Stats, register
 
 __all__ = ["Actor", "ActorSpec", "ModelInfo", "model_facts"]
 
@@ -100,14 +93,18 @@ class Actor(LearningRole):
         if spec.deterministic:
             use_deterministic_kernels()
         if spec.algorithm.policy_loss is None:
-            raise ConfigError(f"algorithm {spec.algorithm.name!r} trains no policy, so no actor can be built for it")
+            raise ConfigError(
+                f"algorithm {spec.algorithm.name!r} trains no policy, so no actor can be built for it"
+            )
         self.spec = spec
         self._policy_loss = spec.algorithm.policy_loss
         self.device = torch.device(place.device)
         self.folder = Path(spec.model_path)
         self.dtype = torch_dtype(spec.dtype)
         self.model: PolicyModel = load_policy(
-            spec.model_path, attention=spec.attention, gradient_checkpointing=spec.gradient_checkpointing
+            spec.model_path,
+            attention=spec.attention,
+            gradient_checkpointing=spec.gradient_checkpointing,
         )
         self._facts = model_facts(self.model)
         shard_over(self.model, data_mesh(place), dtype=self.dtype)
@@ -145,7 +142,9 @@ class Actor(LearningRole):
             raise ValueError("an update needs sample weights: shards(batch, plan, weights)")
         if self._trained_tokens(shard) == 0:
             return Stats({"optim/skipped": Stat.of([1.0])} if dist.get_rank() == 0 else {})
-        weights = torch.tensor(shard.sample_weight, device=self.device)  # a copy: what Ray hands over is read-only
+        weights = torch.tensor(
+            shard.sample_weight, device=self.device
+        )  # a copy: what Ray hands over is read-only
         stats = StatSum()
         losses = torch.zeros(3, dtype=torch.float64, device=self.device)
         for packed in micro_batches(shard, self.device, share_prefixes=self.model.shares_prefixes):
@@ -172,7 +171,9 @@ class Actor(LearningRole):
         dist.all_reduce(count)
         return int(count)
 
-    def _backward(self, packed: Packed, shard: BatchShard, weights: Tensor, stats: StatSum) -> Tensor:
+    def _backward(
+        self, packed: Packed, shard: BatchShard, weights: Tensor, stats: StatSum
+    ) -> Tensor:
         """Forward and backward of a micro-batch.
 
         Returns:
@@ -186,7 +187,11 @@ class Actor(LearningRole):
         algorithm = self.spec.algorithm
         outcome = self._policy_loss(inputs)
         weight = (weights[packed.sample] * packed.weight).double()
-        corrected = weight if algorithm.correction is None else weight * algorithm.correction(inputs).detach()
+        corrected = (
+            weight
+            if algorithm.correction is None
+            else weight * algorithm.correction(inputs).detach()
+        )
         loss = surrogate = (outcome.loss * corrected).sum()
         kl = torch.zeros_like(surrogate)
         if outcome.kl is not None:
@@ -228,7 +233,9 @@ def model_facts(model: PackedModel) -> ModelInfo:
     config: Any = model.config.get_text_config()
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     # a token costs 6P in its products, and 6·2·n/2·width in the scores of each layer at length n
-    width = config.num_attention_heads * getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
+    width = config.num_attention_heads * getattr(
+        config, "head_dim", config.hidden_size // config.num_attention_heads
+    )
     scale = num_parameters / (config.num_hidden_layers * width)
     longest = getattr(config, "max_position_embeddings", None)
     return ModelInfo(num_parameters, int(config.vocab_size), float(scale), longest)

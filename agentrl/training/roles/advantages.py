@@ -18,7 +18,9 @@ __all__ = ["shard_advantages"]
 _EPS = 1e-8
 
 
-def shard_advantages(batch: Batch, algorithm: AlgorithmSpec, device: torch.device) -> npt.NDArray[np.float32]:
+def shard_advantages(
+    batch: Batch, algorithm: AlgorithmSpec, device: torch.device
+) -> npt.NDArray[np.float32]:
     """``[T]`` float32 advantages of a shard's tokens, zeros off the mask.
 
     Where the algorithm normalises, all ranks take part: the moments are (n, Σ, Σ²) in float64 over the trained
@@ -39,7 +41,9 @@ def shard_advantages(batch: Batch, algorithm: AlgorithmSpec, device: torch.devic
     advantages = algorithm.advantages(credit).advantages
     trained = credit.mask != 0
     if not bool(torch.isfinite(advantages[trained]).all()):
-        raise ValueError("an advantage of a trained token is not finite; look at batch.credit and batch.turn_credit")
+        raise ValueError(
+            "an advantage of a trained token is not finite; look at batch.credit and batch.turn_credit"
+        )
     if algorithm.normalize_advantages:
         advantages = _normalize(advantages, trained)
     result: npt.NDArray[np.float32] = torch.where(trained, advantages, 0.0).float().cpu().numpy()

@@ -29,7 +29,9 @@ class Learner:
         role: whose weights these are, for messages.
     """
 
-    def __init__(self, spec: OptimSpec, model: PackedModel, head: torch.nn.Module, role: str) -> None:
+    def __init__(
+        self, spec: OptimSpec, model: PackedModel, head: torch.nn.Module, role: str
+    ) -> None:
         self.spec, self.role = spec, role
         self.model = model
         self.optimizers = build_optimizers(spec, model, head)
@@ -44,7 +46,9 @@ class Learner:
         Raises:
             TrainingError: the gradient is not finite, or weights are gathered; no step was taken.
         """
-        grad_norm = clip_gradients(sharded_parameters(self.model).values(), self.spec.clip_grad_norm)
+        grad_norm = clip_gradients(
+            sharded_parameters(self.model).values(), self.spec.clip_grad_norm
+        )
         if not math.isfinite(grad_norm):
             self._zero_grad()
             raise TrainingError(
@@ -61,7 +65,10 @@ class Learner:
         self.steps += 1
         if dist.get_rank() != 0:
             return {}
-        return {"optim/grad_norm": Stat.of([grad_norm]), "optim/lr": Stat.of([self.spec.lr * factor])}
+        return {
+            "optim/grad_norm": Stat.of([grad_norm]),
+            "optim/lr": Stat.of([self.spec.lr * factor]),
+        }
 
     def save(self, folder: Path) -> None:
         """Write weights, optimizer state and step; see ``save_checkpoint``."""

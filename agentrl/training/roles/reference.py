@@ -14,12 +14,7 @@ from agentrl.training.fsdp.sharding import shard_over
 from agentrl.training.models.packed_model import DType, torch_dtype
 from agentrl.training.models.policy_model import load_policy
 from agentrl.training.roles.logprobs import trained_logprobs
-from agentrl.types import (
-    BatchShard,
-    Collect,
-    Dispatch,
-    register,
-)
+from agentrl.types import BatchShard, Collect, Dispatch, register
 
 __all__ = ["Reference", "ReferenceSpec"]
 

@@ -26,13 +26,7 @@ from agentrl.training.optim.optimizer import OptimSpec
 from agentrl.training.roles.actor import ModelInfo, model_facts
 from agentrl.training.roles.learner import Learner, LearningRole
 from agentrl.training.roles.update_stats import StatSum
-from agentrl.types import (
-    BatchShard,
-    Collect,
-    Dispatch,
-    Stats,
-    register,
-)
+from agentrl.types import BatchShard, Collect, Dispatch, Stats, register
 
 __all__ = ["RewardLearner", "RewardLearnerSpec", "RewardModel", "RewardModelSpec"]
 
@@ -107,7 +101,9 @@ class RewardModel:
                 gradient_checkpointing=spec.gradient_checkpointing,
             )
         else:
-            self.model = load_score_model(spec.model_path, "reward.model.path", attention=spec.attention)
+            self.model = load_score_model(
+                spec.model_path, "reward.model.path", attention=spec.attention
+            )
             self.model.requires_grad_(False)
         self._facts = model_facts(self.model)
         shard_over(self.model, data_mesh(place), dtype=self.dtype)
@@ -122,7 +118,9 @@ class RewardModel:
         """``[S]`` float32 scores of the shard's samples, read at their last tokens; they may be not finite."""
         found = np.zeros(shard.batch.num_samples, dtype=np.float32)
         with without_gradients(self.model):
-            for packed in micro_batches(shard, self.device, share_prefixes=self.model.shares_prefixes):
+            for packed in micro_batches(
+                shard, self.device, share_prefixes=self.model.shares_prefixes
+            ):
                 scores = self.model(packed)
                 if packed.rows.size:
                     found[packed.rows] = scores.cpu().numpy()
@@ -138,7 +136,9 @@ class RewardLearner(RewardModel, LearningRole):
 
     def __init__(self, spec: RewardLearnerSpec, place: DistSpec) -> None:
         if spec.algorithm.pair_loss is None:
-            raise ConfigError(f"algorithm {spec.algorithm.name!r} has no pair_loss, which a reward model learns by")
+            raise ConfigError(
+                f"algorithm {spec.algorithm.name!r} has no pair_loss, which a reward model learns by"
+            )
         super().__init__(spec, place)
         self.folder = Path(spec.model_path)
         self._pair_loss = spec.algorithm.pair_loss
@@ -171,7 +171,7 @@ class RewardLearner(RewardModel, LearningRole):
             torch.autograd.backward(scores.sum() * 0.0)
             return
         batch = shard.batch
-        chosen, rejected = _pairs(packed.rows, batch.trajectory, batch.group, batch.sibling)
+        chosen, rejected = _pairs(packed.rows, batch.trajectory, batch.group, batch.rollout_index)
         margin = batch.credit[batch.trajectory[packed.rows]]
         inputs = PairInputs(
             chosen=scores[torch.from_numpy(chosen).to(self.device)],
@@ -187,7 +187,10 @@ class RewardLearner(RewardModel, LearningRole):
 
 
 def _pairs(
-    rows: I64, trajectory: npt.NDArray[np.int32], group: npt.NDArray[np.int32], sibling: npt.NDArray[np.int32]
+    rows: I64,
+    trajectory: npt.NDArray[np.int32],
+    group: npt.NDArray[np.int32],
+    rollout_index: npt.NDArray[np.int32],
 ) -> tuple[I64, I64]:
     """Places in ``rows`` of the better trajectory of each pair, and of the other.
 
@@ -195,7 +198,10 @@ def _pairs(
         DataError: a group of the micro-batch is no pair of one sample each.
     """
     owners = trajectory[rows]
-    first, second = np.flatnonzero(sibling[owners] == 0), np.flatnonzero(sibling[owners] == 1)
+    first, second = (
+        np.flatnonzero(rollout_index[owners] == 0),
+        np.flatnonzero(rollout_index[owners] == 1),
+    )
     first = first[np.argsort(group[owners[first]], kind="stable")]
     second = second[np.argsort(group[owners[second]], kind="stable")]
     whole = first.size == second.size and first.size + second.size == rows.size

@@ -26,7 +26,9 @@ class StatSum:
 
     _entries: dict[str, _Entry] = field(default_factory=dict)
 
-    def add(self, name: str, total: Tensor, count: int, extremes: tuple[Tensor, Tensor] | None = None) -> None:
+    def add(
+        self, name: str, total: Tensor, count: int, extremes: tuple[Tensor, Tensor] | None = None
+    ) -> None:
         """Add a detached sum over ``count`` observations, and their least and greatest where known."""
         entry = self._entries.get(name)
         if entry is None:

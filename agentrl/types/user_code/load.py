@@ -20,7 +20,9 @@ __all__ = ["file_modules", "load_object"]
 
 _FILE_PREFIX = "agentrl_file_"
 _file_lock = threading.RLock()
-_modules_of_files: dict[tuple[str, str, str], str] = {}  # names of modules, by what named their files
+_modules_of_files: dict[
+    tuple[str, str, str], str
+] = {}  # names of modules, by what named their files
 
 
 def load_object(text: str, base_dir: str | Path | None = None) -> Any:
@@ -42,14 +44,20 @@ def load_object(text: str, base_dir: str | Path | None = None) -> Any:
     """
     source, colon, name = text.rpartition(":")
     if not colon or not source or not name:
-        raise ConfigError(f"{text!r} names no object: write package.module:name or path/to/file.py:name")
-    module = _module_of_file(source, base_dir) if source.endswith(".py") else _module_of_name(source)
+        raise ConfigError(
+            f"{text!r} names no object: write package.module:name or path/to/file.py:name"
+        )
+    module = (
+        _module_of_file(source, base_dir) if source.endswith(".py") else _module_of_name(source)
+    )
     found: Any = module
     for part in name.split("."):
         try:
             found = getattr(found, part)
         except AttributeError:
-            owner = source if found is module else f"{source}:{getattr(found, '__qualname__', found)}"
+            owner = (
+                source if found is module else f"{source}:{getattr(found, '__qualname__', found)}"
+            )
             raise ConfigError(f"{owner} has no {part!r}{_suggestion(part, dir(found))}") from None
     return found
 
@@ -73,7 +81,9 @@ def file_modules() -> list[ModuleType]:
 def _module_of_file(source: str, base_dir: str | Path | None) -> ModuleType:
     start = "" if base_dir is None else str(base_dir)
     named = (source, start, "" if os.path.isabs(start) or os.path.isabs(source) else os.getcwd())
-    if (loaded := sys.modules.get(_modules_of_files.get(named, ""))) is not None:  # every episode asks for its tools
+    if (
+        loaded := sys.modules.get(_modules_of_files.get(named, ""))
+    ) is not None:  # every episode asks for its tools
         return loaded
     module = _load_file(source, base_dir)
     _modules_of_files[named] = module.__name__
@@ -83,7 +93,9 @@ def _module_of_file(source: str, base_dir: str | Path | None) -> ModuleType:
 def _load_file(source: str, base_dir: str | Path | None) -> ModuleType:
     path = Path(base_dir or ".", Path(source).expanduser()).resolve()
     if not path.is_file():
-        neighbours = [entry.name for entry in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        neighbours = (
+            [entry.name for entry in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        )
         raise ConfigError(f"there is no file {path}{_suggestion(path.name, neighbours)}")
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
     name = f"{_FILE_PREFIX}{path.stem}_{digest}"
@@ -94,7 +106,9 @@ def _load_file(source: str, base_dir: str | Path | None) -> ModuleType:
         if spec is None or spec.loader is None:
             raise ConfigError(f"{path} cannot be imported as Python")
         module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module  # before it runs: dataclasses and pickle look their own module up
+        sys.modules[name] = (
+            module  # before it runs: dataclasses and pickle look their own module up
+        )
         try:
             spec.loader.exec_module(module)
         except BaseException as error:
@@ -109,7 +123,11 @@ def _missing_module(name: str, missing: str) -> str:
     parent, _, leaf = missing.rpartition(".")
     known: list[str] = []
     if parent and (package := sys.modules.get(parent)) is not None:
-        known = [entry.stem for folder in getattr(package, "__path__", ()) for entry in Path(folder).glob("[!_]*")]
+        known = [
+            entry.stem
+            for folder in getattr(package, "__path__", ())
+            for entry in Path(folder).glob("[!_]*")
+        ]
     return (
         f"there is no module {missing!r} (needed for {name!r}){_suggestion(leaf, known)}; "
         "install it, or name a file as path/to/file.py:name"

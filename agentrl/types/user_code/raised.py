@@ -28,7 +28,11 @@ def raised_at(error: BaseException) -> str:
     cause: BaseException | None = error
     users: list[tuple[str, int]] = []
     while cause is not None:
-        frames = [(frame, number) for frame, number in _lines(cause.__traceback__) if not frame.startswith(_OWN)]
+        frames = [
+            (frame, number)
+            for frame, number in _lines(cause.__traceback__)
+            if not frame.startswith(_OWN)
+        ]
         users = [place for place in frames if not _installed(place[0])] or users
         cause = cause.__cause__
     if not users and not isinstance(_root(error), AgentRLError):
@@ -45,7 +49,11 @@ def users_traceback(error: BaseException) -> str:
     if trace is None or not raised_at(error):
         return ""
     text = "".join(traceback.format_exception(type(root), root, trace, chain=False)).rstrip()
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}\n ...\n{text[-_LONGEST // 2 :]}"
+    return (
+        text
+        if len(text) <= _LONGEST
+        else f"{text[: _LONGEST // 2]}\n ...\n{text[-_LONGEST // 2 :]}"
+    )
 
 
 def _foreign(file: str) -> bool:

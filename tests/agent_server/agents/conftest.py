@@ -42,18 +42,33 @@ def python() -> str:
 def play(python: str, tmp_path: Path) -> Play:
     """Plays an episode of a program; the policy's turns are written down."""
 
-    async def played(program: str, turns: Sequence[str], expected: Any, **settings: Any) -> Trajectory:
-        room = {"max_turns": 8, "max_prompt_tokens": 30_000, "max_response_tokens": 30_000, "context_tokens": 90_000}
-        room |= {"episode_timeout_s": 240, "turn_timeout_s": 240}  # an SDK is slow to load on a busy machine
+    async def played(
+        program: str, turns: Sequence[str], expected: Any, **settings: Any
+    ) -> Trajectory:
+        room = {
+            "max_turns": 8,
+            "max_prompt_tokens": 30_000,
+            "max_response_tokens": 30_000,
+            "context_tokens": 90_000,
+        }
+        room |= {
+            "episode_timeout_s": 240,
+            "turn_timeout_s": 240,
+        }  # an SDK is slow to load on a busy machine
         engine = scripted(
-            Script([say(turn) for turn in turns]), decode=lambda ids: bytes(i for i in ids.tolist() if i < 256).decode()
+            Script([say(turn) for turn in turns]),
+            decode=lambda ids: bytes(i for i in ids.tolist() if i < 256).decode(),
         )
         parts = replace(context_of(rollout_spec(**room, **settings), engine), rubric=Rubric([]))
         name, *arguments = program.split()
         spec = AgentProgramSpec(
-            (python, f"{name}.py", *arguments), cwd=str(PROGRAMS), environment={**QUIET, "HOME": str(tmp_path)}
+            (python, f"{name}.py", *arguments),
+            cwd=str(PROGRAMS),
+            environment={**QUIET, "HOME": str(tmp_path)},
         )
-        task = Task("t", ({"role": "user", "content": "How much is a fig?"},), info={"expected": expected})
+        task = Task(
+            "t", ({"role": "user", "content": "How much is a fig?"},), info={"expected": expected}
+        )
         try:
             trajectory = await run_episode(parts, task, KEY, env=spec)
         finally:

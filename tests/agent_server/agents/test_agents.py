@@ -45,7 +45,9 @@ def ended(trajectory: Trajectory) -> tuple[str, float | None, list[int | None]]:
         "inspect_program chat",
     ],
 )
-async def test_an_agent_calls_its_tool_and_answers_in_one_sequence(play: Play, program: str) -> None:
+async def test_an_agent_calls_its_tool_and_answers_in_one_sequence(
+    play: Play, program: str
+) -> None:
     trajectory = await play(program, [LOOK_UP, ANSWER], ANSWER)
     assert ended(trajectory) == ("terminated", 1.0, [None, 0])
     (record,) = trajectory.turns[0].calls
@@ -81,7 +83,9 @@ async def test_an_answer_of_a_wanted_shape_is_understood(
         ("pydantic_ai_program output", ["three", call("final_result", **CENTS)]),
     ],
 )
-async def test_an_agent_that_is_told_of_a_breach_asks_again(play: Play, program: str, turns: list[str]) -> None:
+async def test_an_agent_that_is_told_of_a_breach_asks_again(
+    play: Play, program: str, turns: list[str]
+) -> None:
     trajectory = await play(program, turns, CENTS)
     assert ended(trajectory) == ("terminated", 1.0, [None, 0])
     assert trajectory.turns[0].info["breaches"]
@@ -96,30 +100,48 @@ async def test_an_agent_that_is_told_of_a_breach_asks_again(play: Play, program:
         ("langchain_program structured", "three"),
     ],
 )
-async def test_an_agent_that_gives_up_at_a_breach_was_ended_by_the_policy(play: Play, program: str, turn: str) -> None:
+async def test_an_agent_that_gives_up_at_a_breach_was_ended_by_the_policy(
+    play: Play, program: str, turn: str
+) -> None:
     trajectory = await play(program, [turn] * 8, CENTS, reward=lambda view: 0.0)
     assert str(trajectory.status) == "truncated(breach)"
     assert trajectory.turns[-1].info["breaches"]
 
 
-async def test_an_agent_that_gives_up_at_an_answer_that_was_cut_was_ended_by_the_policy(play: Play) -> None:
+async def test_an_agent_that_gives_up_at_an_answer_that_was_cut_was_ended_by_the_policy(
+    play: Play,
+) -> None:
     trajectory = await play("openai_agents plain", ["x" * 300], ANSWER, max_turn_tokens=20)
     assert str(trajectory.status) == "truncated(length)"
 
 
 async def test_agents_that_hand_over_have_a_sequence_each(play: Play) -> None:
     turns = [call("transfer_to_grocer"), LOOK_UP, ANSWER]
-    assert ended(await play("openai_agents handoff", turns, ANSWER)) == ("terminated", 1.0, [None, None, 1])
+    assert ended(await play("openai_agents handoff", turns, ANSWER)) == (
+        "terminated",
+        1.0,
+        [None, None, 1],
+    )
 
 
 async def test_inspect_asks_a_question_of_its_own_before_it_uses_responses(play: Play) -> None:
     turns = ["hello, world", LOOK_UP, ANSWER]
-    assert ended(await play("inspect_program responses", turns, ANSWER)) == ("terminated", 1.0, [None, None, 1])
+    assert ended(await play("inspect_program responses", turns, ANSWER)) == (
+        "terminated",
+        1.0,
+        [None, None, 1],
+    )
 
 
-async def test_smolagents_restates_its_history_as_text_so_that_each_step_is_a_sequence(play: Play) -> None:
+async def test_smolagents_restates_its_history_as_text_so_that_each_step_is_a_sequence(
+    play: Play,
+) -> None:
     turns = [LOOK_UP, call("final_answer", answer=ANSWER)]
-    assert ended(await play("smolagents_program tools", turns, ANSWER)) == ("terminated", 1.0, [None, None])
+    assert ended(await play("smolagents_program tools", turns, ANSWER)) == (
+        "terminated",
+        1.0,
+        [None, None],
+    )
 
 
 async def test_smolagents_code_agents_run_what_the_policy_writes(play: Play) -> None:

@@ -31,21 +31,32 @@ def test_the_agent_is_trained_on_what_the_engine_sampled(
     python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     account = Account(monkeypatch)
-    overrides = [f"run.dir={tmp_path / 'run'}", f"stages.rl.env.program=[{python}, agent.py]", *OVERRIDES]
+    overrides = [
+        f"run.dir={tmp_path / 'run'}",
+        f"stages.rl.env.program=[{python}, agent.py]",
+        *OVERRIDES,
+    ]
     with Trainer(load_config(EXAMPLE / "config.yaml", overrides)) as trainer:
         trainer.train()
     batches = account.rollout_batches()
     assert len(batches) == 2
     extended = 0
     for trajectories, batch in batches:
-        sampled = Counter(tuple(concat_ids(turn.completion).tolist()) for t in trajectories for turn in t.turns)
-        rows = [(batch.turn_index == row) & (batch.loss_mask > 0) for row in range(len(batch.turn_trajectory))]
+        sampled = Counter(
+            tuple(concat_ids(turn.completion).tolist()) for t in trajectories for turn in t.turns
+        )
+        rows = [
+            (batch.turn_index == row) & (batch.loss_mask > 0)
+            for row in range(len(batch.turn_trajectory))
+        ]
         assert Counter(tuple(batch.token_ids[row].tolist()) for row in rows) == sampled
         for trajectory in trajectories:
             for turn in trajectory.turns:
                 made = concat_ids(turn.completion)
                 given = trajectory.sequence(turn.index)[: -made.size]
-                assert tuple(made.tolist()) in account.made[tuple(given.tolist())]  # by the engine's own account
+                assert (
+                    tuple(made.tolist()) in account.made[tuple(given.tolist())]
+                )  # by the engine's own account
                 extended += turn.parent is not None
     assert extended > 0  # the SDK brought a tool's answer, and its sequence was gone on with
     assert [row["step"] for row in metrics(tmp_path / "run") if row["stage"] == "rl"] == [1, 2]

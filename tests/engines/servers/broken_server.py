@@ -96,7 +96,12 @@ def passes_on(url: str, *, after_s: float = 0.0) -> Behaviour:
         handler.server.ending.wait(after_s)
         headers = {"content-type": "application/json"}
         answer = httpx.request(
-            handler.command, url + handler.path, content=handler.body, headers=headers, timeout=600, trust_env=False
+            handler.command,
+            url + handler.path,
+            content=handler.body,
+            headers=headers,
+            timeout=600,
+            trust_env=False,
         )
         handler.answer(answer.content, status=answer.status_code)
 

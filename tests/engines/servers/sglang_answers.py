@@ -35,7 +35,10 @@ def answer(**changes: Any) -> dict[str, Any]:
         "reasoning_tokens": 0,
         "completion_tokens": 6,
         "cached_tokens": 2,
-        "weight_versions": [{"version": "own.3", "start": 0, "end": 2}, {"version": "own.4", "start": 2, "end": 6}],
+        "weight_versions": [
+            {"version": "own.3", "start": 0, "end": 2},
+            {"version": "own.4", "start": 2, "end": 6},
+        ],
         "cached_tokens_details": None,
         "dp_rank": None,
         "e2e_latency": 0.023463438999897335,

@@ -12,7 +12,14 @@ from agentrl.engines.sglang.client import ServerClient
 from agentrl.engines.sglang.errors import RefusedError, ServerLostError
 from agentrl.engines.sglang.launch import free_port, server_url
 from agentrl.errors import EngineError, MachineError
-from tests.engines.servers.broken_server import Behaviour, BrokenServer, breaks_off, broken_server, keeps_silent, says
+from tests.engines.servers.broken_server import (
+    Behaviour,
+    BrokenServer,
+    breaks_off,
+    broken_server,
+    keeps_silent,
+    says,
+)
 
 SUCCESS = says(b'{"success": true, "message": "done"}')
 INFO = says(b'{"version": "0.5.23", "tp_size": 2}')
@@ -30,13 +37,17 @@ async def client_of(**routes: Behaviour) -> AsyncIterator[tuple[ServerClient, Br
 
 async def test_an_error_of_the_server_is_named() -> None:
     async with client_of(generate=says(b'{"error": {"message": "boom"}}', 500)) as (client, _):
-        with pytest.raises(ServerLostError, match="server 0 answered /generate with HTTP 500: boom"):
+        with pytest.raises(
+            ServerLostError, match="server 0 answered /generate with HTTP 500: boom"
+        ):
             await client.generate({})
 
 
 async def test_a_refusal_is_named_and_not_tried_again() -> None:
     async with client_of(generate=says(b'{"error": {"message": "too long"}}', 400)) as (client, _):
-        with pytest.raises(RefusedError, match="refused /generate with HTTP 400: too long") as caught:
+        with pytest.raises(
+            RefusedError, match="refused /generate with HTTP 400: too long"
+        ) as caught:
             await client.generate({})
     assert not caught.value.retryable
 
@@ -74,14 +85,18 @@ async def test_a_server_that_is_not_there_is_named_with_its_address() -> None:
 
 
 async def test_a_server_that_is_not_there_is_not_healthy() -> None:
-    client = ServerClient("server 0", server_url(free_port()), call_timeout_s=0.5, update_timeout_s=0.5)
+    client = ServerClient(
+        "server 0", server_url(free_port()), call_timeout_s=0.5, update_timeout_s=0.5
+    )
     assert not await client.healthy(0.5)
     await client.close()
 
 
 async def test_a_version_that_is_not_known_is_refused_by_name() -> None:
     async with client_of(server_info=says(b'{"version": "0.4.0"}')) as (client, _):
-        with pytest.raises(MachineError, match=r"is SGLang 0\.4\.0; agentrl speaks with 0\.5\.18, 0\.5\.23"):
+        with pytest.raises(
+            MachineError, match=r"is SGLang 0\.4\.0; agentrl speaks with 0\.5\.18, 0\.5\.23"
+        ):
             await client.probe()
 
 
@@ -108,11 +123,15 @@ async def test_each_tensor_parallel_rank_gets_a_bucket() -> None:
 
 
 async def test_an_update_that_did_not_succeed_says_why() -> None:
-    async with client_of(update_weights_from_disk=says(b'{"success": false, "message": "no such file"}')) as (
+    async with client_of(
+        update_weights_from_disk=says(b'{"success": false, "message": "no such file"}')
+    ) as (
         client,
         _,
     ):
-        with pytest.raises(RefusedError, match="did not do /update_weights_from_disk: no such file"):
+        with pytest.raises(
+            RefusedError, match="did not do /update_weights_from_disk: no such file"
+        ):
             await client.load_folder("nowhere", label="own.1", flush=True)
 
 
@@ -130,7 +149,10 @@ async def test_memory_that_was_not_released_is_not_resumed() -> None:
 
 
 async def test_what_was_released_is_resumed_once() -> None:
-    async with client_of(release_memory_occupation=SUCCESS, resume_memory_occupation=SUCCESS) as (client, server):
+    async with client_of(release_memory_occupation=SUCCESS, resume_memory_occupation=SUCCESS) as (
+        client,
+        server,
+    ):
         await client.release(["kv_cache"], running=0)
         await client.regain(["kv_cache", "weights"])
         await client.regain(["kv_cache"])
@@ -145,6 +167,9 @@ async def test_nothing_is_received_in_a_group_that_was_not_joined() -> None:
 
 
 async def test_a_checker_that_makes_no_checksums_is_named() -> None:
-    async with client_of(weights_checker=says(b'{"success": true, "message": "hm"}')) as (client, _):
+    async with client_of(weights_checker=says(b'{"success": true, "message": "hm"}')) as (
+        client,
+        _,
+    ):
         with pytest.raises(ServerLostError, match="made no checksums: hm"):
             await client.digests()

@@ -26,7 +26,9 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def spec(**settings: Any) -> SGLangEngineSpec:
-    return SGLangEngineSpec(**{"model_path": "model", "folder": "run", "python": "python", "device": "cpu"} | settings)
+    return SGLangEngineSpec(
+        **{"model_path": "model", "folder": "run", "python": "python", "device": "cpu"} | settings
+    )
 
 
 def words(**settings: Any) -> list[str]:
@@ -84,7 +86,9 @@ def test_a_command_of_ones_own_gets_the_same_arguments() -> None:
 
 
 def test_a_command_of_ones_own_needs_a_device() -> None:
-    with pytest.raises(ConfigError, match=r"rollout\.sglang\.command=\['launch'\] needs rollout\.sglang\.device"):
+    with pytest.raises(
+        ConfigError, match=r"rollout\.sglang\.command=\['launch'\] needs rollout\.sglang\.device"
+    ):
         spec(command=("launch",), device=None)
 
 
@@ -102,7 +106,9 @@ def test_settings_of_the_environment_go_before_all() -> None:
     assert server_environment(spec(env={"HF_HUB_OFFLINE": "0"}))["HF_HUB_OFFLINE"] == "0"
 
 
-def test_each_rank_on_a_cpu_has_a_core_of_those_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_rank_on_a_cpu_has_a_core_of_those_that_may_be_used(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5})
     assert server_environment(spec(tp_size=3))["SGLANG_CPU_OMP_THREADS_BIND"] == "3|5|3"
 
@@ -110,8 +116,14 @@ def test_each_rank_on_a_cpu_has_a_core_of_those_that_may_be_used(monkeypatch: py
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"tp_size": 3}, r"rollout\.tp_size must divide the model's num_attention_heads=4 .*, got 3"),
-        ({"context_tokens": 600}, r"rollout\.context_tokens must be at most .*max_position_embeddings=512, got 600"),
+        (
+            {"tp_size": 3},
+            r"rollout\.tp_size must divide the model's num_attention_heads=4 .*, got 3",
+        ),
+        (
+            {"context_tokens": 600},
+            r"rollout\.context_tokens must be at most .*max_position_embeddings=512, got 600",
+        ),
     ],
 )
 def test_what_the_model_does_not_allow_is_refused_before_a_server_is_started(
@@ -124,7 +136,9 @@ def test_what_the_model_does_not_allow_is_refused_before_a_server_is_started(
 
 
 def test_an_interpreter_that_is_not_there_is_named_with_the_mend() -> None:
-    with pytest.raises(MachineError, match="'nowhere' is no interpreter; run `agentrl install sglang`"):
+    with pytest.raises(
+        MachineError, match="'nowhere' is no interpreter; run `agentrl install sglang`"
+    ):
         prepared(spec(python="nowhere"))
 
 
@@ -134,7 +148,9 @@ def test_an_interpreter_without_sglang_is_named_with_the_mend() -> None:
 
 
 def test_a_process_that_ends_has_its_last_words_in_the_log(tmp_path: Path) -> None:
-    process = ServerProcess([sys.executable, "-c", "print('last words'); exit(3)"], os.environ, tmp_path / "log")
+    process = ServerProcess(
+        [sys.executable, "-c", "print('last words'); exit(3)"], os.environ, tmp_path / "log"
+    )
     wait_for(lambda: process.exit_code is not None)
     assert (process.exit_code, process.log_tail()) == (3, "last words")
     process.end()

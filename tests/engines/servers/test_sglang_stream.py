@@ -21,7 +21,13 @@ from agentrl.engines.sglang.state import EngineState
 from agentrl.engines.sglang.stream import Growing, events
 from agentrl.errors import EngineError
 from agentrl.types import GenerateRequest
-from tests.engines.servers.broken_server import Behaviour, BrokenServer, Handler, broken_server, says
+from tests.engines.servers.broken_server import (
+    Behaviour,
+    BrokenServer,
+    Handler,
+    broken_server,
+    says,
+)
 from tests.engines.servers.sglang_answers import VOCAB, answer, request
 
 
@@ -39,7 +45,9 @@ def after(count: int, *, ended: bool = False) -> dict[str, Any]:
     """The answer when so many of its tokens are there."""
     whole = answer()
     whole["output_ids"] = whole["output_ids"][:count]
-    whole["meta_info"]["output_token_logprobs"] = whole["meta_info"]["output_token_logprobs"][:count]
+    whole["meta_info"]["output_token_logprobs"] = whole["meta_info"]["output_token_logprobs"][
+        :count
+    ]
     whole["text"] = "two\u2028lines"
     if not ended:
         whole["meta_info"]["finish_reason"] = None
@@ -70,11 +78,17 @@ async def grown(behaviour: Behaviour) -> tuple[Any, Heard]:
 
 
 async def test_what_is_new_is_told_and_the_last_answer_is_the_whole_one() -> None:
-    stream = b"".join(event(after(n)) for n in (1, 3, 3, 5)) + event(after(6, ended=True)) + b"data: [DONE]\n\n"
+    stream = (
+        b"".join(event(after(n)) for n in (1, 3, 3, 5))
+        + event(after(6, ended=True))
+        + b"data: [DONE]\n\n"
+    )
     whole, heard = await grown(says(stream))
     assert whole == after(6, ended=True)
     assert heard.ids == whole["output_ids"][:5]
-    assert heard.logprobs == pytest.approx([t[0] for t in whole["meta_info"]["output_token_logprobs"][:5]])
+    assert heard.logprobs == pytest.approx(
+        [t[0] for t in whole["meta_info"]["output_token_logprobs"][:5]]
+    )
 
 
 async def test_a_refusal_of_a_stream_is_named() -> None:
@@ -83,7 +97,8 @@ async def test_a_refusal_of_a_stream_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "named"), [(b"", "a stream of nothing"), (b"data: half\n\n", "no JSON"), (b"data: [1]\n\n", "a list")]
+    ("content", "named"),
+    [(b"", "a stream of nothing"), (b"data: half\n\n", "no JSON"), (b"data: [1]\n\n", "a list")],
 )
 async def test_a_stream_that_is_none_is_named(content: bytes, named: str) -> None:
     with pytest.raises(ServerLostError, match=named):
@@ -110,7 +125,9 @@ async def test_a_request_is_not_begun_anew_once_its_tokens_were_told(
 ) -> None:
     config = {"vocab_size": VOCAB, "num_attention_heads": 4}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with broken_server({"/generate": first, "/health": says(b"{}"), "/model_info": says(b"{}")}) as server:
+    with broken_server(
+        {"/generate": first, "/health": says(b"{}"), "/model_info": says(b"{}")}
+    ) as server:
         spec = SGLangEngineSpec(str(tmp_path), str(tmp_path), urls=(server.url,), context_tokens=64)
         state = EngineState(spec)
 
@@ -123,7 +140,9 @@ async def test_a_request_is_not_begun_anew_once_its_tokens_were_told(
         fleet = ServerFleet(spec, start=start, generates=lambda: True, changed=changed)
         await fleet.start()
         try:
-            with pytest.raises(EngineError, match="told already" if tried == 1 else "failed 4 times") as caught:
+            with pytest.raises(
+                EngineError, match="told already" if tried == 1 else "failed 4 times"
+            ) as caught:
                 await Requests(state, fleet).generate(listening()[0])
         finally:
             await fleet.close()

@@ -55,11 +55,15 @@ def arrays(values: dict[str, np.ndarray]) -> dict[str, WeightArray]:
 
 
 def digest(*parts: np.ndarray) -> str:
-    return hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in parts)).hexdigest()[:16]
+    return hashlib.sha256(
+        b"".join(np.ascontiguousarray(part).tobytes() for part in parts)
+    ).hexdigest()[:16]
 
 
 def padded(value: np.ndarray, rows: int) -> np.ndarray:
-    return np.concatenate([value, np.zeros((rows - value.shape[0], *value.shape[1:]), dtype=value.dtype)])
+    return np.concatenate(
+        [value, np.zeros((rows - value.shape[0], *value.shape[1:]), dtype=value.dtype)]
+    )
 
 
 def served(values: dict[str, np.ndarray], rank: int = 0, ranks: int = 1) -> dict[str, str]:
@@ -79,11 +83,17 @@ def served(values: dict[str, np.ndarray], rank: int = 0, ranks: int = 1) -> dict
     heads = [f"self_attn.{part}_proj" for part in "qkv"]
     down = padded(values[f"{LAYER}.mlp.down_proj.weight"].T, 32 * ranks)
     return {
-        "model.embed_tokens.weight": digest(padded(values["model.embed_tokens.weight"], 128)[at(128 // ranks)]),
+        "model.embed_tokens.weight": digest(
+            padded(values["model.embed_tokens.weight"], 128)[at(128 // ranks)]
+        ),
         f"{LAYER}.self_attn.qkv_proj.weight": digest(*(rows(f"{head}.weight") for head in heads)),
         f"{LAYER}.self_attn.qkv_proj.bias": digest(*(rows(f"{head}.bias") for head in heads)),
-        f"{LAYER}.self_attn.o_proj.weight": digest(values[f"{LAYER}.self_attn.o_proj.weight"][:, at(8 // ranks)]),
-        f"{LAYER}.mlp.gate_up_proj.weight": digest(wide("gate_proj.weight"), wide("up_proj.weight")),
+        f"{LAYER}.self_attn.o_proj.weight": digest(
+            values[f"{LAYER}.self_attn.o_proj.weight"][:, at(8 // ranks)]
+        ),
+        f"{LAYER}.mlp.gate_up_proj.weight": digest(
+            wide("gate_proj.weight"), wide("up_proj.weight")
+        ),
         f"{LAYER}.mlp.down_proj.weight": digest(down[at(32)].T),
         "model.norm.weight": digest(values["model.norm.weight"]),
     }
@@ -97,7 +107,9 @@ def test_a_server_with_the_right_weights_has_the_right_digests(
     assert differing(arrays, answer, num_kv_heads=2) == ([], 7 * ranks)
 
 
-def test_ranks_beyond_the_kv_heads_hold_zeros(values: dict[str, np.ndarray], arrays: dict[str, WeightArray]) -> None:
+def test_ranks_beyond_the_kv_heads_hold_zeros(
+    values: dict[str, np.ndarray], arrays: dict[str, WeightArray]
+) -> None:
     qkv = [values[f"{LAYER}.self_attn.{part}_proj.weight"] for part in "qkv"]
     name = f"{LAYER}.self_attn.qkv_proj.weight"
     answer = [{name: digest(*qkv)}, {name: digest(*(np.zeros_like(part) for part in qkv))}]
@@ -108,17 +120,23 @@ def test_a_vocabulary_is_padded_until_the_ranks_can_share_it(
     values: dict[str, np.ndarray], arrays: dict[str, WeightArray]
 ) -> None:
     name = "model.embed_tokens.weight"  # 65 rows: 128 do not go into 3 ranks, 192 do
-    answer = [{name: digest(padded(values[name], 192)[64 * rank : 64 * rank + 64])} for rank in range(3)]
+    answer = [
+        {name: digest(padded(values[name], 192)[64 * rank : 64 * rank + 64])} for rank in range(3)
+    ]
     assert differing(arrays, answer, num_kv_heads=2) == ([], 3)
 
 
-def test_one_wrong_bit_is_found(values: dict[str, np.ndarray], arrays: dict[str, WeightArray]) -> None:
+def test_one_wrong_bit_is_found(
+    values: dict[str, np.ndarray], arrays: dict[str, WeightArray]
+) -> None:
     answer = served(values)
     arrays[f"{LAYER}.self_attn.k_proj.weight"].data[3] ^= 1
     assert differing(arrays, [answer], 2)[0] == [f"{LAYER}.self_attn.qkv_proj.weight"]
 
 
-def test_a_tied_head_is_not_compared(values: dict[str, np.ndarray], arrays: dict[str, WeightArray]) -> None:
+def test_a_tied_head_is_not_compared(
+    values: dict[str, np.ndarray], arrays: dict[str, WeightArray]
+) -> None:
     assert differing(arrays, [{**served(values), "lm_head.weight": "0" * 16}], 2) == ([], 7)
 
 
@@ -151,12 +169,15 @@ def test_what_was_written_is_opened_again(tmp_path: Path, arrays: dict[str, Weig
 
 
 @pytest.mark.parametrize(
-    ("saved", "served_as"), [("bfloat16", "float32"), ("float16", "float32"), ("float32", "bfloat16")]
+    ("saved", "served_as"),
+    [("bfloat16", "float32"), ("float16", "float32"), ("float32", "bfloat16")],
 )
 def test_a_folder_of_another_dtype_is_opened_as_the_servers_load_it(
     tmp_path: Path, saved: str, served_as: ServedDtype
 ) -> None:
-    value = torch.randn(40, 50, generator=torch.Generator().manual_seed(2)).to(getattr(torch, saved))
+    value = torch.randn(40, 50, generator=torch.Generator().manual_seed(2)).to(
+        getattr(torch, saved)
+    )
     save_torch_file({"w": value}, tmp_path / "model.safetensors")
     wanted = value.to(getattr(torch, served_as)).view(torch.uint8).numpy()
     assert open_weights(tmp_path, served_as)["w"].data.tobytes() == wanted.tobytes()
@@ -164,7 +185,9 @@ def test_a_folder_of_another_dtype_is_opened_as_the_servers_load_it(
 
 def test_a_folder_of_a_dtype_that_servers_do_not_load_is_named(tmp_path: Path) -> None:
     save_file({"w": np.arange(3)}, tmp_path / "model.safetensors")
-    with pytest.raises(DataError, match=r"tensor 'w' has dtype I64; servers are given BF16, F16 or F32"):
+    with pytest.raises(
+        DataError, match=r"tensor 'w' has dtype I64; servers are given BF16, F16 or F32"
+    ):
         open_weights(tmp_path, "float32")
 
 
@@ -173,7 +196,9 @@ def test_shapes_are_read_from_the_head_alone(tmp_path: Path, values: dict[str, n
     assert tensor_shapes(tmp_path) == SHAPES
 
 
-def test_the_checksum_is_the_trainers(values: dict[str, np.ndarray], arrays: dict[str, WeightArray]) -> None:
+def test_the_checksum_is_the_trainers(
+    values: dict[str, np.ndarray], arrays: dict[str, WeightArray]
+) -> None:
     name = "model.norm.weight"
     assert array_checksum(arrays[name]) == tensor_checksum(values[name].view(np.uint32))
 

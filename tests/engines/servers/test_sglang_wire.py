@@ -7,23 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agentrl.engines.sglang.errors import (
-    RefusedError,
-    ServerLostError,
-    error_text,
-    refusal,
-)
+from agentrl.engines.sglang.errors import RefusedError, ServerLostError, error_text, refusal
 from agentrl.engines.sglang.wire import generate_body, read_answer, sampling_body
 from agentrl.errors import EngineError, TokenMismatchError
 from agentrl.rollouts.token_consistency import assert_token_consistency
-from agentrl.types import (
-    Completion,
-    GenerateRequest,
-    Image,
-    MediaSpan,
-    SamplingParams,
-    frozen_ints,
-)
+from agentrl.types import Completion, GenerateRequest, Image, MediaSpan, SamplingParams, frozen_ints
 from tests.engines.servers.sglang_answers import VOCAB, answer, answer_without_spans, request
 from tests.tiny_vision import picture
 
@@ -37,7 +25,10 @@ def read(value: dict[str, Any]) -> Completion:
 
 
 def test_what_is_switched_off_is_not_sent() -> None:
-    assert sampling_body(SamplingParams(9, temperature=0.7)) == {"max_new_tokens": 9, "temperature": 0.7}
+    assert sampling_body(SamplingParams(9, temperature=0.7)) == {
+        "max_new_tokens": 9,
+        "temperature": 0.7,
+    }
 
 
 def test_every_sampling_parameter_is_sent() -> None:
@@ -54,7 +45,10 @@ def test_every_sampling_parameter_is_sent() -> None:
 
 
 def test_a_schema_is_sent_for_the_servers_grammar() -> None:
-    assert sampling_body(SamplingParams(9, json_schema='{"type": "object"}'))["json_schema"] == '{"type": "object"}'
+    assert (
+        sampling_body(SamplingParams(9, json_schema='{"type": "object"}'))["json_schema"]
+        == '{"type": "object"}'
+    )
 
 
 def test_a_request_is_ids_and_asks_for_logprobs() -> None:
@@ -66,11 +60,16 @@ def test_a_request_is_ids_and_asks_for_logprobs() -> None:
 
 def test_the_spans_of_weight_versions_become_segments() -> None:
     segments = read(answer()).segments
-    assert [(s.policy_version, s.token_ids.tolist()) for s in segments] == [(3, [253, 31]), (4, [281, 95, 235, 192])]
+    assert [(s.policy_version, s.token_ids.tolist()) for s in segments] == [
+        (3, [253, 31]),
+        (4, [281, 95, 235, 192]),
+    ]
 
 
 def test_logprobs_are_those_of_the_tokens() -> None:
-    logprobs = np.concatenate([segment.logprobs for segment in read(answer()).segments if segment.logprobs is not None])
+    logprobs = np.concatenate(
+        [segment.logprobs for segment in read(answer()).segments if segment.logprobs is not None]
+    )
     assert logprobs.tolist() == pytest.approx(
         [-4.888582, -5.204637, -5.461483, -4.393973, -6.008896, -5.609510], abs=1e-6
     )
@@ -86,7 +85,10 @@ def test_the_answer_keeps_the_golden_rule() -> None:
 
 def test_cached_tokens_and_the_servers_time_are_kept() -> None:
     completion = read(answer())
-    assert (completion.cached_tokens, completion.timings["server_s"]) == (2, pytest.approx(0.0234634, abs=1e-6))
+    assert (completion.cached_tokens, completion.timings["server_s"]) == (
+        2,
+        pytest.approx(0.0234634, abs=1e-6),
+    )
 
 
 def test_a_stop_string_is_told_apart_from_a_stop_token() -> None:
@@ -101,13 +103,22 @@ def test_an_aborted_completion_keeps_its_partial_tokens() -> None:
 
 
 def test_an_abort_before_the_first_token_has_no_segment() -> None:
-    value = answer(finish_reason={"type": "abort"}, output_token_logprobs=[], completion_tokens=0, weight_versions=[])
+    value = answer(
+        finish_reason={"type": "abort"},
+        output_token_logprobs=[],
+        completion_tokens=0,
+        weight_versions=[],
+    )
     assert read(value | {"output_ids": []}).segments == ()
 
 
 def test_a_request_that_the_server_gave_up_may_go_to_another() -> None:
-    with pytest.raises(ServerLostError, match="gave it up with status 503: out of memory") as caught:
-        read(answer(finish_reason={"type": "abort", "message": "out of memory", "status_code": 503}))
+    with pytest.raises(
+        ServerLostError, match="gave it up with status 503: out of memory"
+    ) as caught:
+        read(
+            answer(finish_reason={"type": "abort", "message": "out of memory", "status_code": 503})
+        )
     assert caught.value.retryable
 
 
@@ -124,7 +135,9 @@ def test_sampling_from_logits_that_are_no_numbers_is_refused() -> None:
         read(answer(finish_reason={"type": "stop", "matched": "NaN happened"}))
 
 
-@pytest.mark.parametrize("missing", ["finish_reason", "prompt_tokens", "completion_tokens", "weight_version"])
+@pytest.mark.parametrize(
+    "missing", ["finish_reason", "prompt_tokens", "completion_tokens", "weight_version"]
+)
 def test_an_answer_with_a_part_missing_is_named(missing: str) -> None:
     value = answer_without_spans()
     del value["meta_info"][missing]
@@ -142,11 +155,19 @@ def test_half_an_answer_is_named() -> None:
     [
         ({"output_token_logprobs": []}, "6 ids came back and 0 logprobs"),
         ({"completion_tokens": 7}, "the server counted 7"),
-        ({"weight_versions": [{"version": "own.3", "start": 0, "end": 4}]}, "do not cover its 6 ids"),
-        ({"weight_versions": [{"version": "own.3", "start": 1, "end": 6}]}, "do not cover its 6 ids"),
+        (
+            {"weight_versions": [{"version": "own.3", "start": 0, "end": 4}]},
+            "do not cover its 6 ids",
+        ),
+        (
+            {"weight_versions": [{"version": "own.3", "start": 1, "end": 6}]},
+            "do not cover its 6 ids",
+        ),
     ],
 )
-def test_an_answer_that_contradicts_itself_breaks_the_golden_rule(changes: dict[str, Any], said: str) -> None:
+def test_an_answer_that_contradicts_itself_breaks_the_golden_rule(
+    changes: dict[str, Any], said: str
+) -> None:
     with pytest.raises(TokenMismatchError, match=said):
         read(answer(**changes))
 

@@ -70,7 +70,9 @@ class Family:
         return listing.exists() and str(self.files[1]) in listing.read_text()
 
     def left(self) -> list[str]:
-        return [str(pid) for pid in self.pids if alive(pid)] + [str(file) for file in self.files if file.exists()]
+        return [str(pid) for pid in self.pids if alive(pid)] + [
+            str(file) for file in self.files if file.exists()
+        ]
 
 
 @pytest.fixture
@@ -169,7 +171,10 @@ def test_no_folder_of_a_server_stays(process: ServerProcess, log: Path) -> None:
 def test_a_command_that_is_not_there_is_named_in_the_log(log: Path) -> None:
     process = ServerProcess(["/no/such/server"], os.environ, log)
     wait_for(lambda: process.exit_code is not None)
-    assert (process.exit_code, process.log_tail()) == (127, "/no/such/server: No such file or directory")
+    assert (process.exit_code, process.log_tail()) == (
+        127,
+        "/no/such/server: No such file or directory",
+    )
     process.end()
 
 

@@ -49,7 +49,9 @@ def make_model(folder: Path, *, seed: int) -> Path:
     """A Qwen2 with random weights, biases included, and the tokenizer of the tiny task."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    build_tiny_model(folder, demonstrations(0), num_demonstrations=40, vocab_size=300, hidden=32, layers=1, ff=48)
+    build_tiny_model(
+        folder, demonstrations(0), num_demonstrations=40, vocab_size=300, hidden=32, layers=1, ff=48
+    )
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=300,
@@ -80,11 +82,28 @@ def warming_up(
         yield None
         return
     folder = tmp_path_factory.mktemp("warm-up")
-    own = ("run.seed=1", "stages.rl.steps=1", "stages.rl.train.batch_prompts=1", "stages.rl.eval.sets={}")
-    command = ["nice", "-n", "10", sys.executable, "-m", "agentrl", "train", str(CODE_EXAMPLE), *own]
+    own = (
+        "run.seed=1",
+        "stages.rl.steps=1",
+        "stages.rl.train.batch_prompts=1",
+        "stages.rl.eval.sets={}",
+    )
+    command = [
+        "nice",
+        "-n",
+        "10",
+        sys.executable,
+        "-m",
+        "agentrl",
+        "train",
+        str(CODE_EXAMPLE),
+        *own,
+    ]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(
-            [*command, f"run.dir={folder / 'run'}", "controller.mode=inline"], stdout=log, stderr=subprocess.STDOUT
+            [*command, f"run.dir={folder / 'run'}", "controller.mode=inline"],
+            stdout=log,
+            stderr=subprocess.STDOUT,
         )
     try:
         yield process, folder
@@ -123,7 +142,9 @@ def server(python: str, model: Path, tmp_path_factory: pytest.TempPathFactory) -
 def running_server(python: str, model: Path, folder: Path, **settings: Any) -> Iterator[str]:
     """A server with these settings beside the usual ones; its address."""
     usual = {"context_tokens": CONTEXT, "stop_strings": True, "kv_tokens": 8192}
-    spec = prepared(SGLangEngineSpec(str(model), str(folder), python=python, **{**usual, **settings}))
+    spec = prepared(
+        SGLangEngineSpec(str(model), str(folder), python=python, **{**usual, **settings})
+    )
     port = free_port()
     command = server_command(spec, model=model, port=port, label="start")
     process = ServerProcess(command, server_environment(spec), folder / "server.log")
@@ -167,8 +188,15 @@ def build(model: Path, tmp_path: Path) -> Iterator[Callable[..., SGLangEngine]]:
     engines: list[SGLangEngine] = []
 
     def make(*urls: str, **settings: Any) -> SGLangEngine:
-        fields = {"model_path": str(model), "folder": str(tmp_path / "engine"), "urls": urls, "stop_strings": True}
-        engines.append(SGLangEngineSpec(**{**fields, "context_tokens": CONTEXT, **settings}).build())
+        fields = {
+            "model_path": str(model),
+            "folder": str(tmp_path / "engine"),
+            "urls": urls,
+            "stop_strings": True,
+        }
+        engines.append(
+            SGLangEngineSpec(**{**fields, "context_tokens": CONTEXT, **settings}).build()
+        )
         return engines[-1]
 
     yield make

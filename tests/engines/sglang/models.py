@@ -12,13 +12,7 @@ import torch
 
 from agentrl.engines import EngineControl
 from agentrl.engines.sglang import SGLangEngine
-from agentrl.types import (
-    Completion,
-    GenerateRequest,
-    SamplingParams,
-    concat_ids,
-    frozen_ints,
-)
+from agentrl.types import Completion, GenerateRequest, SamplingParams, concat_ids, frozen_ints
 
 CONTEXT = 512
 
@@ -42,7 +36,9 @@ class HuggingFace:
             logits: torch.Tensor = self.module(torch.tensor([list(ids)])).logits[0]
         return logits
 
-    def logprobs(self, prompt: Sequence[int], made: Sequence[int], temperature: float = 1.0) -> np.ndarray:
+    def logprobs(
+        self, prompt: Sequence[int], made: Sequence[int], temperature: float = 1.0
+    ) -> np.ndarray:
         """log p of each token of ``made``."""
         ids = [*prompt, *made]
         table = (self.logits(ids) / temperature).log_softmax(-1)
@@ -55,7 +51,9 @@ class HuggingFace:
         return ids[len(prompt) :]
 
 
-def request(name: str, prompt: Sequence[int], *, session: str = "", **settings: Any) -> GenerateRequest:
+def request(
+    name: str, prompt: Sequence[int], *, session: str = "", **settings: Any
+) -> GenerateRequest:
     """``deadline_s`` and ``min_version`` are the request's, everything else is sampling."""
     own = {key: settings.pop(key) for key in ("deadline_s", "min_version") if key in settings}
     sampling = SamplingParams(**{"max_new_tokens": 24} | settings)
@@ -85,7 +83,9 @@ def publish(engine: EngineControl, reference: HuggingFace, version: int) -> None
     engine.resume()
 
 
-async def in_flight(engine: SGLangEngine, *requests: GenerateRequest) -> list[asyncio.Task[Completion]]:
+async def in_flight(
+    engine: SGLangEngine, *requests: GenerateRequest
+) -> list[asyncio.Task[Completion]]:
     """Requests that the servers have begun."""
     tasks = [asyncio.create_task(engine.generate(one)) for one in requests]
     async with asyncio.timeout(60):

@@ -31,7 +31,9 @@ rollout:
 """
 
 
-def train(tmp_path: Path, model: Path, *overrides: str, reward: Callable[..., float] | None = None) -> Path:
+def train(
+    tmp_path: Path, model: Path, *overrides: str, reward: Callable[..., float] | None = None
+) -> Path:
     """Trains three steps unless overridden; returns the run directory."""
     config, run_dir = tmp_path / "config.yaml", tmp_path / "run"
     config.write_text(CONFIG, encoding="utf-8")
@@ -44,10 +46,19 @@ def train(tmp_path: Path, model: Path, *overrides: str, reward: Callable[..., fl
 def assert_each_was_trained_once(run_dir: Path) -> None:
     """Nothing was lost, nothing failed, nothing was trained twice."""
     rows = read_jsonl(run_dir / "ledger.jsonl")
-    trained = Counter((row["draw"], sibling) for row in rows if row["to"] == "trained" for sibling in row["siblings"])
+    trained = Counter(
+        (row["draw"], rollout_index)
+        for row in rows
+        if row["to"] == "trained"
+        for rollout_index in row["siblings"]
+    )
     assert trained
     assert max(trained.values()) == 1
     counts = states(run_dir)
-    left = {state: number for state, number in counts.items() if state in ("running", "finished", "buffered", "taken")}
+    left = {
+        state: number
+        for state, number in counts.items()
+        if state in ("running", "finished", "buffered", "taken")
+    }
     assert not any(left.values())
     assert counts.get("failed", 0) == 0

@@ -30,7 +30,9 @@ PROMPT = [5, 17, 200, 33, 8]
 
 async def test_a_sampling_key_that_the_server_does_not_know_is_named(server: str) -> None:
     client = ServerClient("server 0", server, call_timeout_s=60, update_timeout_s=60)
-    with pytest.raises(RefusedError, match=r"server 0 refused /generate with HTTP 400: .*temprature"):
+    with pytest.raises(
+        RefusedError, match=r"server 0 refused /generate with HTTP 400: .*temprature"
+    ):
         await client.generate({"input_ids": PROMPT, "sampling_params": {"temprature": 0.7}})
     await client.close()
 
@@ -39,16 +41,22 @@ def test_a_server_that_samples_from_another_distribution_by_itself_is_refused(
     build: Callable[..., SGLangEngine], neighbour: Neighbour
 ) -> None:
     own = neighbour(says(b'{"preferred_sampling_params": {"top_p": 0.9}}'), "/model_info")
-    with pytest.raises(EngineError, match=r"samples with \{'top_p': 0.9\} what a request leaves open"):
+    with pytest.raises(
+        EngineError, match=r"samples with \{'top_p': 0.9\} what a request leaves open"
+    ):
         build(own.url, sender=BucketSender)
 
 
 def test_a_server_that_computes_in_another_dtype_is_refused(
     build: Callable[..., SGLangEngine], server: str, neighbour: Neighbour
 ) -> None:
-    info = httpx.get(f"{server}/server_info", timeout=60, trust_env=False).json() | {"dtype": "auto"}
+    info = httpx.get(f"{server}/server_info", timeout=60, trust_env=False).json() | {
+        "dtype": "auto"
+    }
     own = neighbour(says(json.dumps(info).encode()), "/server_info")
-    with pytest.raises(EngineError, match=r"computes in float16 \(its --dtype is 'auto'\), rollout.dtype='float32'"):
+    with pytest.raises(
+        EngineError, match=r"computes in float16 \(its --dtype is 'auto'\), rollout.dtype='float32'"
+    ):
         build(own.url, sender=BucketSender)
 
 
@@ -72,11 +80,21 @@ def test_a_completion_without_tokens_is_a_turn_of_an_episode_that_is_trained(
     def often_nothing(handler: Handler) -> None:
         if next(calls) % 3:
             return real(handler)
-        meta = {"finish_reason": {"type": "stop", "matched": None}, "completion_tokens": 0, "weight_versions": []}
+        meta = {
+            "finish_reason": {"type": "stop", "matched": None},
+            "completion_tokens": 0,
+            "weight_versions": [],
+        }
         sent = json.loads(handler.body)["input_ids"]
-        handler.answer(json.dumps({"output_ids": [], "meta_info": {**meta, "prompt_tokens": len(sent)}}).encode())
+        handler.answer(
+            json.dumps(
+                {"output_ids": [], "meta_info": {**meta, "prompt_tokens": len(sent)}}
+            ).encode()
+        )
 
-    run_dir = train(tmp_path, model, f"rollout.sglang.urls=[{neighbour(often_nothing).url}]", "train.steps=2")
+    run_dir = train(
+        tmp_path, model, f"rollout.sglang.urls=[{neighbour(often_nothing).url}]", "train.steps=2"
+    )
     reader = TrajectoryReader(RunDirectory.open(run_dir))
     turns = [turn for row in reader.summaries() for turn in reader.get(row.id).trajectory.turns]
     assert any(not turn.completion for turn in turns)

@@ -13,7 +13,15 @@ from agentrl.engines.sglang import SGLangEngine
 from agentrl.errors import EngineError
 from agentrl.rollouts.token_consistency import assert_token_consistency
 from agentrl.weight_sync import BucketSender
-from tests.engines.sglang.models import CONTEXT, HuggingFace, in_flight, logprobs, made, publish, request
+from tests.engines.sglang.models import (
+    CONTEXT,
+    HuggingFace,
+    in_flight,
+    logprobs,
+    made,
+    publish,
+    request,
+)
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
 
@@ -30,16 +38,23 @@ def engine(build: Build, server: str, reference: HuggingFace) -> SGLangEngine:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-async def test_logprobs_are_the_models_own(engine: SGLangEngine, reference: HuggingFace, temperature: float) -> None:
+async def test_logprobs_are_the_models_own(
+    engine: SGLangEngine, reference: HuggingFace, temperature: float
+) -> None:
     answers = await asyncio.gather(
-        *(engine.generate(request(f"r{n}", [*PROMPT, n], temperature=temperature)) for n in range(8))
+        *(
+            engine.generate(request(f"r{n}", [*PROMPT, n], temperature=temperature))
+            for n in range(8)
+        )
     )
     for n, answer in enumerate(answers):
         wanted = reference.logprobs([*PROMPT, n], made(answer), temperature)
         np.testing.assert_allclose(logprobs(answer), wanted, atol=1e-4)
 
 
-async def test_greedy_tokens_are_the_models_own(engine: SGLangEngine, reference: HuggingFace) -> None:
+async def test_greedy_tokens_are_the_models_own(
+    engine: SGLangEngine, reference: HuggingFace
+) -> None:
     answer = await engine.generate(request("greedy", PROMPT, temperature=0.0, max_new_tokens=12))
     assert made(answer) == reference.greedy(PROMPT, len(made(answer)))
 
@@ -51,7 +66,9 @@ async def test_the_golden_rule_holds(engine: SGLangEngine) -> None:
 
 async def test_a_sampled_stop_token_is_kept(engine: SGLangEngine, reference: HuggingFace) -> None:
     third = reference.greedy(PROMPT, 3)
-    answer = await engine.generate(request("stop", PROMPT, temperature=0.0, stop_token_ids=(third[2],)))
+    answer = await engine.generate(
+        request("stop", PROMPT, temperature=0.0, stop_token_ids=(third[2],))
+    )
     assert (answer.finish_reason, made(answer)) == ("stop", third[: third.index(third[2]) + 1])
 
 
@@ -62,8 +79,12 @@ async def test_a_stop_string_across_two_tokens_leaves_both_whole(
 
     tokenizer = AutoTokenizer.from_pretrained(model)
     prompts = ([7, n] for n in range(3, 290))
-    candidates = ((prompt, [tokenizer.decode([t]) for t in reference.greedy(prompt, 2)]) for prompt in prompts)
-    prompt, (first, second) = next(c for c in candidates if all(text.isascii() and text.isprintable() for text in c[1]))
+    candidates = (
+        (prompt, [tokenizer.decode([t]) for t in reference.greedy(prompt, 2)]) for prompt in prompts
+    )
+    prompt, (first, second) = next(
+        c for c in candidates if all(text.isascii() and text.isprintable() for text in c[1])
+    )
     stop = first[-1] + second[0]
     answer = await engine.generate(request("string", prompt, temperature=0.0, stop=(stop,)))
     assert (answer.finish_reason, answer.stop_string) == ("stop", stop)
@@ -84,22 +105,29 @@ async def test_a_sequence_may_fill_the_whole_context(engine: SGLangEngine) -> No
 
 
 @pytest.mark.parametrize(
-    ("prompt", "said"), [([5, 300], r"must lie in \[0, 300\)"), ([9] * CONTEXT, "fit the engine's context_tokens=512")]
+    ("prompt", "said"),
+    [([5, 300], r"must lie in \[0, 300\)"), ([9] * CONTEXT, "fit the engine's context_tokens=512")],
 )
-async def test_what_would_break_the_server_is_not_sent(engine: SGLangEngine, prompt: list[int], said: str) -> None:
+async def test_what_would_break_the_server_is_not_sent(
+    engine: SGLangEngine, prompt: list[int], said: str
+) -> None:
     with pytest.raises(EngineError, match=said):
         await engine.generate(request("bad", prompt))
     assert made(await engine.generate(request("good", PROMPT)))
 
 
-async def test_an_aborted_completion_keeps_what_was_made(engine: SGLangEngine, reference: HuggingFace) -> None:
+async def test_an_aborted_completion_keeps_what_was_made(
+    engine: SGLangEngine, reference: HuggingFace
+) -> None:
     [task] = await in_flight(engine, request("long", PROMPT, max_new_tokens=480))
     await asyncio.sleep(0.3)
     await engine.abort(["long", "unknown"])
     answer = await task
     if answer.finish_reason == "abort":  # a server that was fast enough may have finished
         assert len(made(answer)) < 480
-    np.testing.assert_allclose(logprobs(answer), reference.logprobs(PROMPT, made(answer)), atol=1e-4)
+    np.testing.assert_allclose(
+        logprobs(answer), reference.logprobs(PROMPT, made(answer)), atol=1e-4
+    )
 
 
 async def test_a_cancelled_caller_leaves_nothing_running(engine: SGLangEngine) -> None:
@@ -114,7 +142,9 @@ async def test_a_cancelled_caller_leaves_nothing_running(engine: SGLangEngine) -
 
 
 async def test_a_request_for_a_later_version_is_refused(engine: SGLangEngine) -> None:
-    with pytest.raises(EngineError, match="needs min_version=2, the engine serves policy_version=1"):
+    with pytest.raises(
+        EngineError, match="needs min_version=2, the engine serves policy_version=1"
+    ):
         await engine.generate(request("later", PROMPT, min_version=2))
 
 
@@ -140,16 +170,22 @@ async def test_a_request_that_waits_can_be_aborted(engine: SGLangEngine) -> None
 
 
 @pytest.mark.parametrize("mode", ["retract", "in_place"])
-async def test_a_request_in_flight_survives_a_pause(engine: SGLangEngine, reference: HuggingFace, mode: str) -> None:
+async def test_a_request_in_flight_survives_a_pause(
+    engine: SGLangEngine, reference: HuggingFace, mode: str
+) -> None:
     [task] = await in_flight(engine, request("kept", PROMPT, max_new_tokens=400))
     await asyncio.to_thread(engine.pause, mode)
     await asyncio.to_thread(engine.resume)
     answer = await task
-    np.testing.assert_allclose(logprobs(answer), reference.logprobs(PROMPT, made(answer)), atol=1e-4)
+    np.testing.assert_allclose(
+        logprobs(answer), reference.logprobs(PROMPT, made(answer)), atol=1e-4
+    )
 
 
 async def test_memory_is_released_and_taken_back(engine: SGLangEngine) -> None:
-    await asyncio.to_thread(engine.wake, ["kv_cache"])  # nothing was released: the server must not hear of it
+    await asyncio.to_thread(
+        engine.wake, ["kv_cache"]
+    )  # nothing was released: the server must not hear of it
     await asyncio.to_thread(engine.pause, "retract")
     await asyncio.to_thread(engine.sleep, ["kv_cache", "graphs"])
     assert engine.health().state == "asleep"

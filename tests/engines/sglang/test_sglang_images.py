@@ -20,13 +20,7 @@ from agentrl.engines.sglang import SGLangEngine, SGLangEngineSpec
 from agentrl.envs import EnvSpec, Rubric, ToolEnv
 from agentrl.errors import EngineError
 from agentrl.render import RendererSpec, load_image_processor
-from agentrl.rollouts import (
-    EpisodeContext,
-    EpisodeKey,
-    EpisodeLimits,
-    RolloutSpec,
-    run_episode,
-)
+from agentrl.rollouts import EpisodeContext, EpisodeKey, EpisodeLimits, RolloutSpec, run_episode
 from agentrl.rollouts.token_consistency import assert_token_consistency
 from agentrl.run.collection import collect
 from agentrl.store import RunDirectory
@@ -57,11 +51,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine(python: str, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SGLangEngine]:
+def engine(
+    python: str, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SGLangEngine]:
     """One server of its own, since it has another model than the others."""
     logs = tmp_path_factory.mktemp("server")
     spec = SGLangEngineSpec(
-        str(folder), str(logs), python=python, context_tokens=CONTEXT, kv_tokens=8192, call_timeout_s=300
+        str(folder),
+        str(logs),
+        python=python,
+        context_tokens=CONTEXT,
+        kv_tokens=8192,
+        call_timeout_s=300,
     )
     engine = spec.build()
     yield engine
@@ -78,13 +79,24 @@ def reference(folder: Path) -> Any:
 
 def asked(folder: Path, name: str, *parts: str | bytes, **sampling: Any) -> GenerateRequest:
     """A request whose prompt is one user's message."""
-    content = [{"type": "text", "text": p} if isinstance(p, str) else {"type": "image", "image": p} for p in parts]
+    content = [
+        {"type": "text", "text": p} if isinstance(p, str) else {"type": "image", "image": p}
+        for p in parts
+    ]
     message: Message = {"role": "user", "content": content}
-    segments = RendererSpec(str(folder), chat_template="chatml").build().prompt(with_images([message]))
+    segments = (
+        RendererSpec(str(folder), chat_template="chatml").build().prompt(with_images([message]))
+    )
     images = tuple(Image.read(part) for part in parts if isinstance(part, bytes))
     chosen = SamplingParams(**{"max_new_tokens": 16} | sampling)
     return GenerateRequest(
-        name, name, concat_ids(segments), chosen, seed=0, media=concat_media(segments), images=images
+        name,
+        name,
+        concat_ids(segments),
+        chosen,
+        seed=0,
+        media=concat_media(segments),
+        images=images,
     )
 
 
@@ -95,12 +107,16 @@ def wanted(reference: Any, folder: Path, request: GenerateRequest, ids: list[int
     sequence = torch.tensor([[*request.token_ids.tolist(), *ids]])
     kinds = (sequence == reference.config.image_token_id).int()
     with torch.no_grad():
-        table = reference(input_ids=sequence, mm_token_type_ids=kinds, **seen).logits[0].log_softmax(-1)
+        table = (
+            reference(input_ids=sequence, mm_token_type_ids=kinds, **seen).logits[0].log_softmax(-1)
+        )
     start = request.token_ids.size
     return np.array([float(table[start + n - 1, token]) for n, token in enumerate(ids)])
 
 
-async def test_logprobs_are_the_models_own(engine: SGLangEngine, reference: Any, folder: Path) -> None:
+async def test_logprobs_are_the_models_own(
+    engine: SGLangEngine, reference: Any, folder: Path
+) -> None:
     requests = [
         asked(folder, "one", "What is ", picture(84, 56), "?"),
         asked(folder, "two", picture(84, 56, seed=1), "and", picture(60, 130, seed=2, form="JPEG")),
@@ -109,14 +125,20 @@ async def test_logprobs_are_the_models_own(engine: SGLangEngine, reference: Any,
     answers = await asyncio.gather(*(engine.generate(request) for request in requests))
     for request, answer in zip(requests, answers, strict=True):
         assert_token_consistency(request, answer, engine.info().vocab_size)
-        np.testing.assert_allclose(logprobs(answer), wanted(reference, folder, request, made(answer)), atol=1e-4)
+        np.testing.assert_allclose(
+            logprobs(answer), wanted(reference, folder, request, made(answer)), atol=1e-4
+        )
 
 
-async def test_the_ids_around_an_image_are_not_encoded_anew(engine: SGLangEngine, reference: Any, folder: Path) -> None:
+async def test_the_ids_around_an_image_are_not_encoded_anew(
+    engine: SGLangEngine, reference: Any, folder: Path
+) -> None:
     first = asked(folder, "whole", "aaaa bbbb", picture(84, 56))
     tokenizer = RendererSpec(str(folder), chat_template="chatml").build()
     # one token a character, which no tokenizer would make of this text
-    letters = np.concatenate([tokenizer.tokenize(c) for c in "the user of the assistant"]).astype(np.int32)
+    letters = np.concatenate([tokenizer.tokenize(c) for c in "the user of the assistant"]).astype(
+        np.int32
+    )
     assert letters.size > tokenizer.tokenize("the user of the assistant").size
     request = GenerateRequest(
         "split",
@@ -129,12 +151,16 @@ async def test_the_ids_around_an_image_are_not_encoded_anew(engine: SGLangEngine
     )
     answer = await engine.generate(request)
     assert_token_consistency(request, answer, engine.info().vocab_size)
-    np.testing.assert_allclose(logprobs(answer), wanted(reference, folder, request, made(answer)), atol=1e-4)
+    np.testing.assert_allclose(
+        logprobs(answer), wanted(reference, folder, request, made(answer)), atol=1e-4
+    )
 
 
 async def test_another_image_gives_another_distribution(engine: SGLangEngine, folder: Path) -> None:
     answers = [
-        await engine.generate(asked(folder, f"seed{seed}", "?", picture(84, 56, seed=seed), temperature=0.0))
+        await engine.generate(
+            asked(folder, f"seed{seed}", "?", picture(84, 56, seed=seed), temperature=0.0)
+        )
         for seed in (1, 2)
     ]
     assert logprobs(answers[0])[0] != logprobs(answers[1])[0]
@@ -153,7 +179,9 @@ async def test_an_episode_with_images_from_the_task_and_from_a_tool(
         sampling=SamplingParams(12),
         root_seed=0,
     )
-    parts = EpisodeContext(spec, engine, renderer, parser_for(renderer, "hermes"), spec.rubric.build())
+    parts = EpisodeContext(
+        spec, engine, renderer, parser_for(renderer, "hermes"), spec.rubric.build()
+    )
     content = [{"type": "text", "text": "Look"}, {"type": "image", "image": picture(84, 56)}]
     task = Task("t", ({"role": "user", "content": content},))
     # a random policy may end an episode early: one in thirteen did
@@ -169,7 +197,9 @@ def check_logprobs(trajectory: Trajectory, reference: Any, folder: Path) -> None
     for turn in trajectory.turns:
         ids = trajectory.sequence(turn.index)
         sampled = [int(i) for s in turn.completion for i in s.token_ids]
-        segments = [s for index in trajectory.path(turn.index) for s in trajectory.turns[index].segments]
+        segments = [
+            s for index in trajectory.path(turn.index) for s in trajectory.turns[index].segments
+        ]
         media = concat_media(segments)
         given = GenerateRequest(
             "r",
@@ -191,13 +221,18 @@ class Gallery(ToolEnv):
         from agentrl.types import Observation, StepResult
 
         self._shown = getattr(self, "_shown", 0) + 1
-        content = [{"type": "image", "image": picture(56, 56, seed=self._shown)}, {"type": "text", "text": "And now?"}]
+        content = [
+            {"type": "image", "image": picture(56, 56, seed=self._shown)},
+            {"type": "text", "text": "And now?"},
+        ]
         return StepResult(Observation(({"role": "user", "content": content},)))
 
 
 async def test_images_that_are_missing_are_refused(engine: SGLangEngine, folder: Path) -> None:
     request = asked(folder, "lost", "?", picture())
-    torn = GenerateRequest("torn", "torn", request.token_ids, request.sampling, seed=0, media=request.media)
+    torn = GenerateRequest(
+        "torn", "torn", request.token_ids, request.sampling, seed=0, media=request.media
+    )
     with pytest.raises(EngineError, match="images must be those of media, one each, got 0 for 1"):
         await engine.generate(torn)
 
@@ -246,6 +281,8 @@ def test_a_data_set_with_images_is_collected_and_shown(
     images = [Image.read(picture(84, 56, seed=number)) for number in range(2)]
     directory = RunDirectory.open(tmp_path / "out")
     assert list(directory.engine_folder.rglob("server-0.log"))
-    assert sorted(path.name for path in directory.blobs_folder.iterdir()) == sorted(image.sha256 for image in images)
+    assert sorted(path.name for path in directory.blobs_folder.iterdir()) == sorted(
+        image.sha256 for image in images
+    )
     assert run(["show", str(tmp_path / "out"), "1-0-0"]) == 0
     assert f"[{images[1]}, 6 tokens]" in capsys.readouterr().out

@@ -37,18 +37,25 @@ class Server:
     """
 
     def __init__(self, folder: Path, model: Path, others: set[str]) -> None:
-        own = (str(folder), str(model))  # a server that is started again has its weights in the run directory
+        own = (
+            str(folder),
+            str(model),
+        )  # a server that is started again has its weights in the run directory
         launched = [pid for pid in processes() if "sglang.launch_server" in words(pid)]
         started = [pid for pid in launched if any(word.startswith(own) for word in words(pid))]
         (self.marker,) = {marker_of(pid) for pid in started} - others - {""}
         self.owner = int(self.marker.split("-")[0])
         self.pids = supervise.server_processes(self.marker)
-        (self.lifeline,) = (pid for pid in self.pids if any(word.endswith("/supervise.py") for word in words(pid)))
+        (self.lifeline,) = (
+            pid for pid in self.pids if any(word.endswith("/supervise.py") for word in words(pid))
+        )
         self.folder = Path(supervise.folder_of(self.marker))
         opened = {path for pid in self.pids for path in open_files(pid)}
         self.shared = {path for path in opened if path.startswith("/dev/shm/")}
         known = (str(folder), str(model), str(self.folder))
-        self.strewn = {path for path in opened if path.startswith("/tmp/") and not path.startswith(known)}
+        self.strewn = {
+            path for path in opened if path.startswith("/tmp/") and not path.startswith(known)
+        }
 
     def left(self) -> list[str]:
         files = [self.folder, *map(Path, self.shared)]
@@ -100,7 +107,9 @@ def driver(tmp_path: Path, model: Path, python: str, others: set[str]) -> Iterat
     command = [sys.executable, "-m", "agentrl", "train", str(tmp_path / "config.yaml"), *own]
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(
-            [*command, "controller.mode=ray", "train.steps=1000", "checkpoint.every=null"], stdout=log, stderr=log
+            [*command, "controller.mode=ray", "train.steps=1000", "checkpoint.every=null"],
+            stdout=log,
+            stderr=log,
         )
     try:
         wait_for(lambda: bool(metrics(tmp_path / "run")) or process.poll() is not None, START_S)

@@ -49,19 +49,25 @@ async def test_where_no_other_is_left_the_last_failure_is_named(
     assert caught.value.retryable
 
 
-async def test_a_server_that_keeps_silent_spends_the_deadline(build: Build, neighbour: Neighbour) -> None:
+async def test_a_server_that_keeps_silent_spends_the_deadline(
+    build: Build, neighbour: Neighbour
+) -> None:
     engine = build(neighbour(keeps_silent).url, sender=BucketSender)
     with pytest.raises(EngineError, match=r"spent its deadline_s=1"):
         await engine.generate(request("r", PROMPT, deadline_s=1.0))
 
 
-async def test_a_server_that_answers_late_is_waited_for(build: Build, server: str, neighbour: Neighbour) -> None:
+async def test_a_server_that_answers_late_is_waited_for(
+    build: Build, server: str, neighbour: Neighbour
+) -> None:
     engine = build(neighbour(passes_on(server, after_s=1.0)).url, sender=BucketSender)
     assert made(await engine.generate(request("r", PROMPT, deadline_s=120.0)))
     assert list(engine.server_states().values()) == ["serving"]
 
 
-async def test_a_server_that_is_gone_is_out_of_the_rotation(build: Build, server: str, neighbour: Neighbour) -> None:
+async def test_a_server_that_is_gone_is_out_of_the_rotation(
+    build: Build, server: str, neighbour: Neighbour
+) -> None:
     broken = neighbour(keeps_silent)
     engine = build(broken.url, server, sender=BucketSender)
     broken.vanish()

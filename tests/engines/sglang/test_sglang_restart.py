@@ -14,7 +14,15 @@ import pytest
 
 from agentrl.engines.sglang import SGLangEngine
 from agentrl.weight_sync import BucketSender
-from tests.engines.sglang.models import HuggingFace, in_flight, logprobs, made, publish, request, versions
+from tests.engines.sglang.models import (
+    HuggingFace,
+    in_flight,
+    logprobs,
+    made,
+    publish,
+    request,
+    versions,
+)
 from tests.engines.sglang.runs import assert_each_was_trained_once, train
 from tests.run.tiny_run import metrics
 from tests.run.tiny_task import graded
@@ -32,13 +40,21 @@ def servers_of(folder: Path) -> list[int]:
             words = (process / "cmdline").read_bytes().decode().split("\0")
         except OSError:
             continue
-        if "sglang.launch_server" in words and "lifeline" not in " ".join(words) and str(folder) in " ".join(words):
+        if (
+            "sglang.launch_server" in words
+            and "lifeline" not in " ".join(words)
+            and str(folder) in " ".join(words)
+        ):
             found.append(int(process.name))
     return sorted(found)
 
 
 async def test_of_two_servers_one_is_killed_and_comes_back_with_the_current_weights(
-    build: Callable[..., SGLangEngine], python: str, model: Path, reference: HuggingFace, tmp_path: Path
+    build: Callable[..., SGLangEngine],
+    python: str,
+    model: Path,
+    reference: HuggingFace,
+    tmp_path: Path,
 ) -> None:
     own = shutil.copytree(model, tmp_path / "model")
     engine = await asyncio.to_thread(
@@ -54,19 +70,27 @@ async def test_of_two_servers_one_is_killed_and_comes_back_with_the_current_weig
     reference.scale(1.03)
     await asyncio.to_thread(publish, engine, reference, 1)
     prompts = [[5, 17, n] for n in range(16)]
-    running = await in_flight(engine, *(request(f"r{n}", p, max_new_tokens=400) for n, p in enumerate(prompts)))
+    running = await in_flight(
+        engine, *(request(f"r{n}", p, max_new_tokens=400) for n, p in enumerate(prompts))
+    )
     os.kill(servers_of(tmp_path)[0], signal.SIGKILL)
     answers = await asyncio.gather(*running)
     for prompt, answer in zip(prompts, answers, strict=True):
         assert versions(answer) == [1]
-        np.testing.assert_allclose(logprobs(answer), reference.logprobs(prompt, made(answer)), atol=1e-4)
+        np.testing.assert_allclose(
+            logprobs(answer), reference.logprobs(prompt, made(answer)), atol=1e-4
+        )
     async with asyncio.timeout(RESTART_S):
         while sorted(engine.server_states().values()) != ["serving", "serving"]:
             await asyncio.sleep(0.2)
     await asyncio.to_thread(engine.checksum)
-    again = await asyncio.gather(*(engine.generate(request(f"again{n}", p)) for n, p in enumerate(prompts)))
+    again = await asyncio.gather(
+        *(engine.generate(request(f"again{n}", p)) for n, p in enumerate(prompts))
+    )
     for prompt, answer in zip(prompts, again, strict=True):
-        np.testing.assert_allclose(logprobs(answer), reference.logprobs(prompt, made(answer)), atol=1e-4)
+        np.testing.assert_allclose(
+            logprobs(answer), reference.logprobs(prompt, made(answer)), atol=1e-4
+        )
 
 
 def test_a_run_goes_on_when_its_server_is_killed_in_the_middle_of_a_step(

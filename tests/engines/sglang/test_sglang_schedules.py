@@ -15,7 +15,12 @@ from tests.run.tiny_run import metrics
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
 
-AHEAD = ("train.steps=4", "algorithm.correction=token", "rollout.max_turn_tokens=110", "rollout.max_running=32")
+AHEAD = (
+    "train.steps=4",
+    "algorithm.correction=token",
+    "rollout.max_turn_tokens=110",
+    "rollout.max_running=32",
+)
 
 
 def trajectories(run_dir: Path) -> Iterator[Trajectory]:
@@ -28,7 +33,10 @@ def turns_of_versions(run_dir: Path) -> list[list[int]]:
     """The policy versions of each turn's completion, in order; along an episode they never fall."""
     found = []
     for trajectory in trajectories(run_dir):
-        own = [[s.policy_version for s in turn.completion if s.policy_version is not None] for turn in trajectory.turns]
+        own = [
+            [s.policy_version for s in turn.completion if s.policy_version is not None]
+            for turn in trajectory.turns
+        ]
         flat = [version for turn in own for version in turn]
         assert all(earlier <= later for earlier, later in pairwise(flat)), trajectory.id
         found += own
@@ -41,23 +49,35 @@ def turns_of_versions(run_dir: Path) -> list[list[int]]:
         pytest.param(("rollout.schedule=one_step_off",), False, {"never"}, id="one_step_off"),
         pytest.param(("rollout.schedule=async",), True, {"never"}, id="async"),
         pytest.param(
-            ("rollout.schedule=async", "rollout.on_publish=in_place"), True, {"never", "always"}, id="in_place"
+            ("rollout.schedule=async", "rollout.on_publish=in_place"),
+            True,
+            {"never", "always"},
+            id="in_place",
         ),
     ],
 )
 def test_episodes_run_through_a_publish_with_each_token_s_version(
-    tmp_path: Path, model: Path, server: str, schedule: tuple[str, ...], interrupted: bool, stale_kv: set[str]
+    tmp_path: Path,
+    model: Path,
+    server: str,
+    schedule: tuple[str, ...],
+    interrupted: bool,
+    stale_kv: set[str],
 ) -> None:
     run_dir = train(tmp_path, model, f"rollout.sglang.urls=[{server}]", *AHEAD, *schedule)
     rows = metrics(run_dir)
     assert [row["policy_version"] for row in rows] == [1, 2, 3, 4]
     assert max(row["async/staleness/max"] for row in rows) == 1
     assert any(len(versions) > 1 for versions in turns_of_versions(run_dir)) == interrupted
-    assert {turn.stale_kv for trajectory in trajectories(run_dir) for turn in trajectory.turns} == stale_kv
+    assert {
+        turn.stale_kv for trajectory in trajectories(run_dir) for turn in trajectory.turns
+    } == stale_kv
     assert_each_was_trained_once(run_dir)
 
 
-def test_a_rollout_worker_plays_on_a_server_while_the_rank_trains(tmp_path: Path, model: Path, server: str) -> None:
+def test_a_rollout_worker_plays_on_a_server_while_the_rank_trains(
+    tmp_path: Path, model: Path, server: str
+) -> None:
     apart = ("controller.mode=ray", "rollout.num_workers=1", "rollout.schedule=async")
     run_dir = train(tmp_path, model, f"rollout.sglang.urls=[{server}]", *AHEAD, *apart)
     rows = metrics(run_dir)

@@ -41,15 +41,24 @@ async def served(
     engine: SGLangEngine, model: Path, kept: list[Trajectory], **sampling: Any
 ) -> AsyncIterator[tuple[AsyncOpenAI, httpx.AsyncClient, str]]:
     """An open episode: its agent's client, and by what it is ended."""
-    limits = {"max_turn_tokens": 200, "max_prompt_tokens": 200, "max_response_tokens": 400, "context_tokens": CONTEXT}
+    limits = {
+        "max_turn_tokens": 200,
+        "max_prompt_tokens": 200,
+        "max_response_tokens": 400,
+        "context_tokens": CONTEXT,
+    }
     spec = replace(rollout_spec(**limits), sampling=SamplingParams(200, **sampling))
-    parts = EpisodeContext(spec, engine, RendererSpec(str(model)).build(), load_parser("hermes"), spec.rubric.build())
+    parts = EpisodeContext(
+        spec, engine, RendererSpec(str(model)).build(), load_parser("hermes"), spec.rubric.build()
+    )
     server = StandaloneServer(parts, kept.append)
     url = await server.start()
     try:
         async with httpx.AsyncClient(timeout=60) as http:
             opened = (await http.post(f"{url}/episodes", json={})).raise_for_status().json()
-            async with AsyncOpenAI(base_url=opened["base_url"], api_key="any", max_retries=0) as client:
+            async with AsyncOpenAI(
+                base_url=opened["base_url"], api_key="any", max_retries=0
+            ) as client:
                 yield client, http, opened["url"]
     finally:
         await server.close()
@@ -67,7 +76,10 @@ async def test_an_agents_turns_have_the_servers_ids_and_the_models_logprobs(
     (trajectory,) = kept
     assert [turn.parent for turn in trajectory.turns] == [None, 0]
     for turn in trajectory.turns:
-        sequence, made = trajectory.sequence(turn.index).tolist(), concat_ids(turn.completion).tolist()
+        sequence, made = (
+            trajectory.sequence(turn.index).tolist(),
+            concat_ids(turn.completion).tolist(),
+        )
         assert [segment.policy_version for segment in turn.completion] == [1]
         wanted = reference.logprobs(sequence[: len(sequence) - len(made)], made)
         np.testing.assert_allclose(turn.completion[0].logprobs, wanted, atol=1e-4)
@@ -79,7 +91,9 @@ async def test_the_first_piece_of_a_stream_comes_while_the_server_still_generate
     kept: list[Trajectory] = []
     running, pieces, logprobs = [], [], []
     async with served(engine, model, kept, temperature=0.0) as (client, http, url):
-        stream = await client.chat.completions.create(model="policy", messages=[HI], stream=True, logprobs=True)
+        stream = await client.chat.completions.create(
+            model="policy", messages=[HI], stream=True, logprobs=True
+        )
         async for chunk in stream:
             logprobs += chunk.choices[0].logprobs.content if chunk.choices[0].logprobs else []
             if chunk.choices[0].delta.content:
@@ -96,7 +110,9 @@ async def test_the_first_piece_of_a_stream_comes_while_the_server_still_generate
     assert len(logprobs) >= sampled.size - 1  # the token that ended the turn has no text
 
 
-async def test_a_grammar_forces_the_shape_of_an_answer_that_is_not_trained(engine: SGLangEngine, model: Path) -> None:
+async def test_a_grammar_forces_the_shape_of_an_answer_that_is_not_trained(
+    engine: SGLangEngine, model: Path
+) -> None:
     kept: list[Trajectory] = []
     schema = {
         "type": "object",
@@ -110,6 +126,8 @@ async def test_a_grammar_forces_the_shape_of_an_answer_that_is_not_trained(engin
             model="policy", messages=[HI], response_format=shape, max_tokens=150
         )
         (await http.post(f"{url}/end")).raise_for_status()
-    assert list(json.loads(made.choices[0].message.content or "")) == ["a"]  # of a model with random weights
+    assert list(json.loads(made.choices[0].message.content or "")) == [
+        "a"
+    ]  # of a model with random weights
     assert "breaches" not in kept[0].turns[0].info
     assert kept[0].turns[0].sampling.json_schema  # type: ignore[union-attr]

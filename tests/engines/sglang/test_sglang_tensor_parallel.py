@@ -20,7 +20,9 @@ PROMPT = [5, 17, 200, 33, 8]
 
 
 @pytest.fixture(scope="module")
-def split_server(python: str, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def split_server(
+    python: str, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
     with running_server(python, model, tmp_path_factory.mktemp("split-server"), tp_size=2) as url:
         yield url
 
@@ -35,4 +37,6 @@ async def test_both_ranks_hold_what_was_sent(
         await asyncio.to_thread(publish, engine, reference, version)  # compares each rank's digests
         answer = await engine.generate(request(f"v{version}", PROMPT))
         assert versions(answer) == [version]
-        np.testing.assert_allclose(logprobs(answer), reference.logprobs(PROMPT, made(answer)), atol=1e-4)
+        np.testing.assert_allclose(
+            logprobs(answer), reference.logprobs(PROMPT, made(answer)), atol=1e-4
+        )

@@ -22,10 +22,19 @@ PROMPT = [5, 17, 200, 33, 8]
     "sampling",
     # not top_k=1 at another temperature: the server takes that for greedy decoding, with logprobs at temperature 1
     [{"temperature": 0.0}, {"top_k": 1}, {"top_p": 1e-6}, {"temperature": 0.7, "top_p": 1e-6}],
-    ids=["greedy", "one token left by top-k", "one token left by top-p", "one token left by top-p at 0.7"],
+    ids=[
+        "greedy",
+        "one token left by top-k",
+        "one token left by top-p",
+        "one token left by top-p at 0.7",
+    ],
 )
 async def test_tokens_and_logprobs_are_the_same(
-    sampling: dict[str, float], build: Callable[..., SGLangEngine], server: str, model: Path, reference: HuggingFace
+    sampling: dict[str, float],
+    build: Callable[..., SGLangEngine],
+    server: str,
+    model: Path,
+    reference: HuggingFace,
 ) -> None:
     served = build(server, sender=BucketSender)
     publish(served, reference, 1)

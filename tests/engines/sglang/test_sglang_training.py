@@ -23,7 +23,12 @@ pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
 def test_training_publishes_each_step_and_samples_what_it_trains(
     tmp_path: Path, model: Path, server: str, weight_sync: str
 ) -> None:
-    run_dir = train(tmp_path, model, f"rollout.sglang.urls=[{server}]", f"rollout.sglang.weight_sync={weight_sync}")
+    run_dir = train(
+        tmp_path,
+        model,
+        f"rollout.sglang.urls=[{server}]",
+        f"rollout.sglang.weight_sync={weight_sync}",
+    )
     rows = metrics(run_dir)
     assert [row["policy_version"] for row in rows] == [1, 2, 3]
     assert max(row["mismatch/logp_abs/max"] for row in rows) < 1e-4
@@ -49,5 +54,5 @@ def rewards_of_groups(run_dir: Path) -> list[tuple[int, float]]:
     rewards = defaultdict[tuple[int, int], list[float]](list)
     for row in TrajectoryReader(RunDirectory.open(run_dir)).summaries(purpose="train"):
         if row.reward is not None:
-            rewards[row.step, row.draw].append(row.reward)
+            rewards[row.step, row.group_index].append(row.reward)
     return [(step, fmean(siblings)) for (step, _), siblings in rewards.items()]

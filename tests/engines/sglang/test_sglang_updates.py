@@ -15,26 +15,20 @@ import torch
 
 from agentrl.engines.sglang import SGLangEngine
 from agentrl.errors import EngineError
-from agentrl.training import (
-    Actor,
-    DistSpec,
-    join,
-    leave,
-)
-from agentrl.weight_sync import (
-    BucketSender,
-    FolderSender,
-    GroupSender,
-    publish_in_process,
-)
-from agentrl.weight_sync import (
-    http as bucket,
-)
-from agentrl.weight_sync import (
-    plan as batch,
-)
+from agentrl.training import Actor, DistSpec, join, leave
+from agentrl.weight_sync import BucketSender, FolderSender, GroupSender, publish_in_process
+from agentrl.weight_sync import http as bucket
+from agentrl.weight_sync import plan as batch
 from tests.controller.tiny import actor_spec
-from tests.engines.sglang.models import HuggingFace, in_flight, logprobs, made, publish, request, versions
+from tests.engines.sglang.models import (
+    HuggingFace,
+    in_flight,
+    logprobs,
+    made,
+    publish,
+    request,
+    versions,
+)
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
 
@@ -69,7 +63,9 @@ async def test_the_servers_serve_what_the_trainer_has(
         assert engine.checksum() == actor.checksum()
         answer = await engine.generate(request(f"v{version}", PROMPT))
         assert versions(answer) == [version]
-        np.testing.assert_allclose(logprobs(answer), reference.logprobs(PROMPT, made(answer)), atol=1e-4)
+        np.testing.assert_allclose(
+            logprobs(answer), reference.logprobs(PROMPT, made(answer)), atol=1e-4
+        )
 
 
 @pytest.mark.parametrize("sender", [BucketSender, GroupSender])
@@ -81,7 +77,9 @@ async def test_weights_in_many_small_portions(
     reference.scale(0.98)
     await asyncio.to_thread(publish, engine, reference, 3)
     answer = await engine.generate(request("portions", PROMPT))
-    np.testing.assert_allclose(logprobs(answer), reference.logprobs(PROMPT, made(answer)), atol=1e-4)
+    np.testing.assert_allclose(
+        logprobs(answer), reference.logprobs(PROMPT, made(answer)), atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("sender", SENDERS)
@@ -100,11 +98,15 @@ async def test_a_request_in_flight_goes_on_with_both_versions_named(
     old = [s for s in answer.segments if s.policy_version == 1]
     tokens = made(answer)
     split = sum(len(s) for s in old)
-    wanted = np.concatenate([before.logprobs(PROMPT, tokens)[:split], reference.logprobs(PROMPT, tokens)[split:]])
+    wanted = np.concatenate(
+        [before.logprobs(PROMPT, tokens)[:split], reference.logprobs(PROMPT, tokens)[split:]]
+    )
     np.testing.assert_allclose(logprobs(answer), wanted, atol=1e-4)
 
 
-async def test_an_update_in_place_marks_what_read_old_kv(build: Build, server: str, reference: HuggingFace) -> None:
+async def test_an_update_in_place_marks_what_read_old_kv(
+    build: Build, server: str, reference: HuggingFace
+) -> None:
     engine = build(server, sender=BucketSender)
     await asyncio.to_thread(publish, engine, reference, 1)
     [task] = await in_flight(engine, request("stale", PROMPT, max_new_tokens=450))
@@ -129,7 +131,9 @@ async def test_an_update_needs_a_paused_engine(build: Build, server: str) -> Non
         await asyncio.to_thread(engine.begin_update, 1)
 
 
-async def test_an_engine_without_a_sender_takes_no_weights(build: Build, server: str, reference: HuggingFace) -> None:
+async def test_an_engine_without_a_sender_takes_no_weights(
+    build: Build, server: str, reference: HuggingFace
+) -> None:
     await asyncio.to_thread(publish, build(server, sender=BucketSender), reference, 1)
     engine = build(server)
     await asyncio.to_thread(engine.pause, "retract")
@@ -142,7 +146,9 @@ def test_where_no_weights_will_be_sent_a_server_of_other_ones_is_refused(
 ) -> None:
     reference.scale(1.01)
     publish(build(server, sender=BucketSender), reference, 1)
-    with pytest.raises(EngineError, match=r"holds other weights than it should in \d+ of \d+ tensors"):
+    with pytest.raises(
+        EngineError, match=r"holds other weights than it should in \d+ of \d+ tensors"
+    ):
         build(server)
 
 
@@ -164,7 +170,9 @@ async def test_one_wrong_bit_is_seen_by_the_servers_own_digest(
 ) -> None:
     engine = build(server, sender=BucketSender)
     alter_payload(monkeypatch)
-    with pytest.raises(EngineError, match=r"holds other weights than it should in 1 of \d+ tensors"):
+    with pytest.raises(
+        EngineError, match=r"holds other weights than it should in 1 of \d+ tensors"
+    ):
         await asyncio.to_thread(publish_in_process, actor, engine, 1)
     assert engine.health().state == "dead"
 
@@ -238,7 +246,11 @@ def test_a_server_of_another_model_is_refused(
     build: Build, server: str, model: Path, tmp_path: Path, change: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(EngineError, match=f"serves another model: {said}"):
-        build(server, model_path=str(altered(model, tmp_path / "other", **change)), sender=BucketSender)
+        build(
+            server,
+            model_path=str(altered(model, tmp_path / "other", **change)),
+            sender=BucketSender,
+        )
 
 
 def altered(model: Path, folder: Path, **config: Any) -> Path:
@@ -249,7 +261,12 @@ def altered(model: Path, folder: Path, **config: Any) -> Path:
     return folder
 
 
-def test_a_server_with_a_shorter_context_is_refused(build: Build, server: str, model: Path, tmp_path: Path) -> None:
+def test_a_server_with_a_shorter_context_is_refused(
+    build: Build, server: str, model: Path, tmp_path: Path
+) -> None:
     longer = altered(model, tmp_path / "longer", max_position_embeddings=4096)
-    with pytest.raises(EngineError, match=r"takes prompts below \d+ tokens, rollout\.context_tokens=4096 needs more"):
+    with pytest.raises(
+        EngineError,
+        match=r"takes prompts below \d+ tokens, rollout\.context_tokens=4096 needs more",
+    ):
         build(server, context_tokens=4096, model_path=str(longer))

@@ -33,7 +33,13 @@ class Engine:
 
     def start(self) -> None:
         folders = ["--data-root", f"{self.folder}/root", "--exec-root", f"{self.folder}/exec"]
-        options = ["--iptables=false", "--ip6tables=false", "--bridge=none", "--pidfile", f"{self.folder}/pid"]
+        options = [
+            "--iptables=false",
+            "--ip6tables=false",
+            "--bridge=none",
+            "--pidfile",
+            f"{self.folder}/pid",
+        ]
         with open(self.folder / "log", "ab") as log:
             self.process = subprocess.Popen(
                 ["dockerd", *folders, *options, *self.options, "-H", self.host],

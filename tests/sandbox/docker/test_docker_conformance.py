@@ -13,7 +13,9 @@ def name(check: Check) -> str:
     return check.name
 
 
-def test_every_guarantee_that_the_engine_can_give_holds(spec: SandboxSpec, client: docker.DockerClient) -> None:
+def test_every_guarantee_that_the_engine_can_give_holds(
+    spec: SandboxSpec, client: docker.DockerClient
+) -> None:
     podman = "Podman" in str(client.version())  # which cannot bound the number of files
     assert spec.check().held == set(GUARANTEES) - ({"disk"} if podman else set())
 

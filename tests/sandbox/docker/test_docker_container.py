@@ -30,7 +30,8 @@ def container_of(spec: SandboxSpec, client: docker.DockerClient) -> Any:
     (container,) = (
         found
         for found in client.containers.list(filters={"label": f"{LABEL}={Owner.current()}"})
-        if sum(path.startswith("/sandbox/") for path in found.attrs["HostConfig"]["Tmpfs"]) == spec.docker.max_sandboxes
+        if sum(path.startswith("/sandbox/") for path in found.attrs["HostConfig"]["Tmpfs"])
+        == spec.docker.max_sandboxes
     )
     return container
 
@@ -74,9 +75,16 @@ async def test_the_first_process_has_few_capabilities_and_cannot_gain_any(
     spec = own()
     async with spec.build() as sandbox:
         await sandbox.run("pass")
-        lines = container_of(spec, client).exec_run(["cat", "/proc/1/status"]).output.decode().splitlines()
+        lines = (
+            container_of(spec, client)
+            .exec_run(["cat", "/proc/1/status"])
+            .output.decode()
+            .splitlines()
+        )
     status = dict(line.split(":\t", 1) for line in lines)
-    few = sum(1 << number for number in (0, 1, 3, 5, 6, 7))  # CHOWN DAC_OVERRIDE FOWNER KILL SETGID SETUID
+    few = sum(
+        1 << number for number in (0, 1, 3, 5, 6, 7)
+    )  # CHOWN DAC_OVERRIDE FOWNER KILL SETGID SETUID
     assert int(status["CapBnd"], 16) == int(status["CapEff"], 16) == few
     assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
 
@@ -108,12 +116,16 @@ async def test_the_files_of_a_sandbox_are_bounded_in_number(own: Make) -> None:
     if "disk" not in spec.check().held:
         pytest.skip("this engine does not bound the number of files")
     async with spec.build() as sandbox:
-        result = await sandbox.run("for n in range(1000): open(str(n), 'w').close()", limits=Limits())
+        result = await sandbox.run(
+            "for n in range(1000): open(str(n), 'w').close()", limits=Limits()
+        )
         assert b"No space left on device" in result.stderr
         assert len(await sandbox.list_files()) < 500
 
 
-async def test_sandboxes_beyond_the_containers_number_are_refused_and_their_place_is_given_again(own: Make) -> None:
+async def test_sandboxes_beyond_the_containers_number_are_refused_and_their_place_is_given_again(
+    own: Make,
+) -> None:
     spec = own()
     boxes = [spec.build() for _ in range(spec.docker.max_sandboxes)]
     for box in boxes:
@@ -127,7 +139,9 @@ async def test_sandboxes_beyond_the_containers_number_are_refused_and_their_plac
         await box.close()
 
 
-async def test_resting_interpreters_at_their_limit_of_threads_leave_room_for_all_others(own: Make) -> None:
+async def test_resting_interpreters_at_their_limit_of_threads_leave_room_for_all_others(
+    own: Make,
+) -> None:
     # one process a sandbox and one run at its limit would be 8 + 16 of the container's own, far below 8 * (1 + 16)
     limits = Limits(processes=16, memory_bytes=2**32)  # of which each thread reserves 64 MiB
     spec = replace(own(), limits=limits, max_executing=1, persist="interpreter")
@@ -186,12 +200,16 @@ async def test_what_killed_a_container_is_said(own: Make, client: docker.DockerC
     sandbox = spec.build()
     await sandbox.run("pass")
     container_of(spec, client).kill()
-    with pytest.raises(SandboxError, match=r"its container was killed, by its limit sandbox\.docker\.memory_bytes"):
+    with pytest.raises(
+        SandboxError, match=r"its container was killed, by its limit sandbox\.docker\.memory_bytes"
+    ):
         await sandbox.close()
 
 
 def test_a_missing_runtime_is_named(own: Make) -> None:
-    with pytest.raises(MachineError, match=r"sandbox\.docker\.runtime='no-such': the engine has no such runtime"):
+    with pytest.raises(
+        MachineError, match=r"sandbox\.docker\.runtime='no-such': the engine has no such runtime"
+    ):
         own(runtime="no-such").check()
 
 
@@ -216,7 +234,9 @@ async def test_a_container_out_of_memory_is_no_fault_of_the_code(own: Make) -> N
     async with spec.build() as sandbox:
         await sandbox.run("pass")
         with pytest.raises(SandboxError, match="the container ran out of memory") as failure:
-            await sandbox.run("x = bytearray(2**29)\nprint(len(x))", limits=Limits(memory_bytes=2**30))
+            await sandbox.run(
+                "x = bytearray(2**29)\nprint(len(x))", limits=Limits(memory_bytes=2**30)
+            )
         assert failure.value.retryable
     async with spec.build() as another:
         assert (await another.run("print(1)")).stdout == b"1\n"
@@ -228,11 +248,15 @@ async def test_a_run_beside_one_that_spent_the_containers_memory_stands(own: Mak
         await asyncio.gather(greedy.run("pass"), other.run("pass"))
         beside = asyncio.create_task(other.run("import time\ntime.sleep(2)\nprint('whole')"))
         with pytest.raises(SandboxError, match="the container ran out of memory"):
-            await greedy.run("x = bytearray(2**29)\nprint(len(x))", limits=Limits(memory_bytes=2**30))
+            await greedy.run(
+                "x = bytearray(2**29)\nprint(len(x))", limits=Limits(memory_bytes=2**30)
+            )
         assert (await beside).stdout == b"whole\n"
 
 
-async def test_a_run_over_its_own_limit_is_the_codes_fault_in_a_small_container_too(own: Make) -> None:
+async def test_a_run_over_its_own_limit_is_the_codes_fault_in_a_small_container_too(
+    own: Make,
+) -> None:
     spec = replace(own(memory_bytes=224 * 2**20), limits=Limits(memory_bytes=64 * 2**20))
     async with spec.build() as sandbox:
         assert (await sandbox.run("x = bytearray(2**29)")).status == "oom"
@@ -268,4 +292,6 @@ async def test_what_a_sandbox_leaves_takes_no_room_of_the_next(own: Make) -> Non
         assert (await sandbox.run(leave)).status == "ok"
         assert int((await sandbox.run(room)).stdout) <= fresh - 2**22 // 4096
     async with spec.build() as following:
-        assert int((await following.run(room)).stdout) > fresh - 16  # blocks of what is still on its way out
+        assert (
+            int((await following.run(room)).stdout) > fresh - 16
+        )  # blocks of what is still on its way out

@@ -46,7 +46,9 @@ def named(path: Path) -> DockerSettings:
 
 
 def test_an_absent_socket_is_named_with_the_mend(tmp_path: Path) -> None:
-    with pytest.raises(MachineError, match=r"/absent: the socket does not exist; start it .*DOCKER_HOST"):
+    with pytest.raises(
+        MachineError, match=r"/absent: the socket does not exist; start it .*DOCKER_HOST"
+    ):
         connect(named(tmp_path / "absent"))
 
 
@@ -68,7 +70,9 @@ def test_a_socket_that_this_user_may_not_use_is_named_with_the_mend(tmp_path: Pa
     with listening(tmp_path / "s"):
         os.seteuid(65534)
         try:
-            with pytest.raises(MachineError, match=r"permission denied; let this user speak to it \(sudo usermod"):
+            with pytest.raises(
+                MachineError, match=r"permission denied; let this user speak to it \(sudo usermod"
+            ):
                 connect(named(tmp_path / "s"))
         finally:
             os.seteuid(0)
@@ -85,7 +89,10 @@ def test_an_engine_that_is_too_old_is_named_with_its_version(tmp_path: Path) -> 
 
 
 def test_what_does_not_speak_the_protocol_is_named(tmp_path: Path) -> None:
-    with listening(tmp_path / "s", b"220 smtp\r\n"), pytest.raises(MachineError, match="no container engine answers"):
+    with (
+        listening(tmp_path / "s", b"220 smtp\r\n"),
+        pytest.raises(MachineError, match="no container engine answers"),
+    ):
         connect(named(tmp_path / "s"))
 
 
@@ -103,10 +110,16 @@ def test_an_engine_behind_ssh_is_told_how_to_be_reached(monkeypatch: pytest.Monk
 
 
 @pytest.mark.docker
-def test_the_current_context_is_followed(engine_host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_current_context_is_followed(
+    engine_host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "contexts" / "meta" / hashlib.sha256(b"mine").hexdigest()
     folder.mkdir(parents=True)
-    meta = {"Name": "mine", "Metadata": {}, "Endpoints": {"docker": {"Host": engine_host, "SkipTLSVerify": False}}}
+    meta = {
+        "Name": "mine",
+        "Metadata": {},
+        "Endpoints": {"docker": {"Host": engine_host, "SkipTLSVerify": False}},
+    }
     (folder / "meta.json").write_text(json.dumps(meta))
     (tmp_path / "config.json").write_text(json.dumps({"currentContext": "mine"}))
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))

@@ -31,10 +31,20 @@ def root_without_python() -> bytes:
     programs = ["/bin/sh", "/bin/cat", "/bin/ls"]
     paths = [*programs, *bundle._libraries(programs)]
     links = {
-        top: Path(f"/{top}").readlink().as_posix() for top in ("bin", "lib", "lib64") if Path(f"/{top}").is_symlink()
+        top: Path(f"/{top}").readlink().as_posix()
+        for top in ("bin", "lib", "lib64")
+        if Path(f"/{top}").is_symlink()
     }
-    files = {"opt/tool/greeting": (b"from the image\n", 0o644), "etc/shadow": (b"root:*:1::::::\n", 0o600)}
-    return bundle._tar({bundle._canonical(path): path for path in paths}, links, files, ("tmp", "proc", "sys", "dev"))
+    files = {
+        "opt/tool/greeting": (b"from the image\n", 0o644),
+        "etc/shadow": (b"root:*:1::::::\n", 0o600),
+    }
+    return bundle._tar(
+        {bundle._canonical(path): path for path in paths},
+        links,
+        files,
+        ("tmp", "proc", "sys", "dev"),
+    )
 
 
 def import_image(client: docker.DockerClient, data: bytes, name: str, *changes: str) -> None:
@@ -74,7 +84,8 @@ def remove_image(client: docker.DockerClient, name: str) -> None:
 def test_a_missing_image_is_named_with_the_command_that_brings_it(settings: DockerSettings) -> None:
     spec = SandboxSpec("docker", image="agentrl-test:absent", docker=settings)
     with pytest.raises(
-        MachineError, match="agentrl-test:absent is not there; type: agentrl doctor --prepare agentrl-test:"
+        MachineError,
+        match="agentrl-test:absent is not there; type: agentrl doctor --prepare agentrl-test:",
     ):
         spec.check()
 
@@ -95,10 +106,16 @@ def test_what_is_there_stays(settings: DockerSettings) -> None:
     assert prepare([LOCAL_PYTHON], settings) == [Prepared(LOCAL_PYTHON, "present", grafted=False)]
 
 
-async def test_an_image_is_built_of_a_folder_and_found_by_it(settings: DockerSettings, tmp_path: Path) -> None:
-    (tmp_path / "Dockerfile").write_text(f"FROM {LOCAL_PYTHON}\nCOPY greeting /opt/greeting\nENV TOOL=/opt\n")
+async def test_an_image_is_built_of_a_folder_and_found_by_it(
+    settings: DockerSettings, tmp_path: Path
+) -> None:
+    (tmp_path / "Dockerfile").write_text(
+        f"FROM {LOCAL_PYTHON}\nCOPY greeting /opt/greeting\nENV TOOL=/opt\n"
+    )
     (tmp_path / "greeting").write_text("hello\n")
-    (tmp_path / "new").write_bytes(os.urandom(8))  # an engine may hold what an earlier session built
+    (tmp_path / "new").write_bytes(
+        os.urandom(8)
+    )  # an engine may hold what an earlier session built
     spec = SandboxSpec("docker", image=str(tmp_path), docker=settings)
     with pytest.raises(MachineError, match=f"type: agentrl doctor --prepare {tmp_path}"):
         spec.check()
@@ -108,7 +125,9 @@ async def test_an_image_is_built_of_a_folder_and_found_by_it(settings: DockerSet
     assert (result.stdout, result.stderr) == (b"hello\n", b"")
 
 
-def test_a_folder_that_changed_must_be_prepared_again(settings: DockerSettings, tmp_path: Path) -> None:
+def test_a_folder_that_changed_must_be_prepared_again(
+    settings: DockerSettings, tmp_path: Path
+) -> None:
     (tmp_path / "Dockerfile").write_text(f"FROM {LOCAL_PYTHON}\n")
     prepare([str(tmp_path)], settings)
     (tmp_path / "more").write_bytes(os.urandom(8))
@@ -127,8 +146,12 @@ def test_a_build_that_fails_says_what_it_printed(settings: DockerSettings, tmp_p
         prepare([str(tmp_path)], settings)
 
 
-def test_an_image_without_python_is_named_with_the_command_that_helps(settings: DockerSettings, no_python: str) -> None:
-    with pytest.raises(MachineError, match=f"has no python3.* type: agentrl doctor --prepare {no_python}"):
+def test_an_image_without_python_is_named_with_the_command_that_helps(
+    settings: DockerSettings, no_python: str
+) -> None:
+    with pytest.raises(
+        MachineError, match=f"has no python3.* type: agentrl doctor --prepare {no_python}"
+    ):
         SandboxSpec("docker", image=no_python, docker=settings).check()
 
 
@@ -141,14 +164,22 @@ async def test_any_program_of_an_image_without_python_runs_once_it_is_prepared(
         result = await sandbox.run(
             argv=["sh", "-c", "cat $TOOL_HOME/greeting; cat > made"], stdin=b"data", fetch=["made"]
         )
-        assert (result.stdout, result.stderr, dict(result.files)) == (b"from the image\n", b"", {"made": b"data"})
+        assert (result.stdout, result.stderr, dict(result.files)) == (
+            b"from the image\n",
+            b"",
+            {"made": b"data"},
+        )
         assert (await sandbox.run("import ssl, ctypes, json; print(6 * 7)")).stdout == b"42\n"
-        assert (await sandbox.run(argv=["sh", "-c", "while :; do :; done"], timeout_s=0.3)).status == "timeout"
+        assert (
+            await sandbox.run(argv=["sh", "-c", "while :; do :; done"], timeout_s=0.3)
+        ).status == "timeout"
     assert prepare([no_python], settings) == [Prepared(no_python, "present", grafted=True)]
 
 
 @pytest.mark.slow
-async def test_an_image_with_a_python_beside_it_passes_the_suite(settings: DockerSettings, no_python: str) -> None:
+async def test_an_image_with_a_python_beside_it_passes_the_suite(
+    settings: DockerSettings, no_python: str
+) -> None:
     prepare([no_python], settings)
     spec = SandboxSpec("docker", image=no_python, docker=settings)
     # its own variables are seen
@@ -161,13 +192,17 @@ async def test_a_program_of_an_image_without_any_library_runs_once_it_is_prepare
     settings: DockerSettings, client: docker.DockerClient
 ) -> None:
     image = "agentrl-test:static"
-    import_image(client, bundle._tar({"sbin/alone": "/sbin/ldconfig"}, {}, {}, ()), image)  # linked to nothing
+    import_image(
+        client, bundle._tar({"sbin/alone": "/sbin/ldconfig"}, {}, {}, ()), image
+    )  # linked to nothing
     try:
         assert prepare([image], settings) == [Prepared(image, "present", grafted=True)]
         async with SandboxSpec("docker", image=image, docker=settings).build() as sandbox:
             result = await sandbox.run(argv=["/sbin/alone", "--version"])
             assert result.stdout.startswith(b"ldconfig"), result
-            assert (await sandbox.run("import ssl; print(ssl.OPENSSL_VERSION[:7])")).stdout == b"OpenSSL\n"
+            assert (
+                await sandbox.run("import ssl; print(ssl.OPENSSL_VERSION[:7])")
+            ).stdout == b"OpenSSL\n"
     finally:
         forget(client, image)
 
@@ -177,7 +212,9 @@ def test_a_python_that_is_too_old_is_named(
 ) -> None:
     trick = b"import sys\nsys.version_info = (3, 8, 1, 'final', 0)\n"
     where = [
-        path for path in json.loads(python(client, "import json, sys; print(json.dumps(sys.path))")) if "." in path
+        path
+        for path in json.loads(python(client, "import json, sys; print(json.dumps(sys.path))"))
+        if "." in path
     ]
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:
@@ -188,7 +225,9 @@ def test_a_python_that_is_too_old_is_named(
     try:
         client.api.put_archive(container, "/", layer.getvalue())
         client.api.commit(container, *OLD_PYTHON.split(":"))
-        with pytest.raises(MachineError, match=r"has Python 3\.8, and .* needs Python 3\.10 or later"):
+        with pytest.raises(
+            MachineError, match=r"has Python 3\.8, and .* needs Python 3\.10 or later"
+        ):
             SandboxSpec("docker", image=OLD_PYTHON, docker=settings).check()
     finally:
         close_servers()
@@ -197,7 +236,9 @@ def test_a_python_that_is_too_old_is_named(
 
 
 def python(client: docker.DockerClient, code: str) -> bytes:
-    output: bytes = client.containers.run(LOCAL_PYTHON, ["python3", "-I", "-c", code], network_mode="none", remove=True)
+    output: bytes = client.containers.run(
+        LOCAL_PYTHON, ["python3", "-I", "-c", code], network_mode="none", remove=True
+    )
     return output
 
 

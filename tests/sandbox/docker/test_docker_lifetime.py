@@ -54,7 +54,9 @@ def owner(settings: DockerSettings) -> Iterator[subprocess.Popen[bytes]]:
     """Another process that runs code in a container."""
     assert settings.host is not None
     process = subprocess.Popen(
-        [sys.executable, "-c", _PROGRAM, settings.host, LOCAL_PYTHON], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL
+        [sys.executable, "-c", _PROGRAM, settings.host, LOCAL_PYTHON],
+        stdout=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
     )
     assert process.stdout is not None
     assert process.stdout.readline() == b"running\n"
@@ -100,7 +102,9 @@ async def _run_once(spec: SandboxSpec) -> None:
         assert (await sandbox.run("print(1)")).stdout == b"1\n"
 
 
-def left_behind(client: docker.DockerClient, owner: Owner, machine: str = socket.gethostname()) -> str:
+def left_behind(
+    client: docker.DockerClient, owner: Owner, machine: str = socket.gethostname()
+) -> str:
     """A container that was made and never started, so that it has no lifeline."""
     labels = {OWNER: str(owner), MACHINE: machine}
     return str(client.api.create_container(LOCAL_PYTHON, ["sleep", "600"], labels=labels)["Id"])
@@ -117,7 +121,9 @@ def test_only_what_a_dead_process_of_this_machine_left_is_reaped(
     kept = [
         left_behind(client, now),
         left_behind(client, dead, machine="another-machine"),
-        left_behind(client, Owner(dead.pid, 1, now.namespace + 1, now.boot)),  # of another container's processes
+        left_behind(
+            client, Owner(dead.pid, 1, now.namespace + 1, now.boot)
+        ),  # of another container's processes
     ]
     try:
         gone = [left_behind(client, dead), left_behind(client, earlier)]
@@ -125,7 +131,9 @@ def test_only_what_a_dead_process_of_this_machine_left_is_reaped(
         there = {found["Id"] for found in client.api.containers(all=True)}
         assert not there & set(gone)
         assert there >= set(kept)
-        assert [any(one[:12] in line for line in removed) for one in (*gone, *kept)] == [True] * 2 + [False] * 3
+        assert [any(one[:12] in line for line in removed) for one in (*gone, *kept)] == [
+            True
+        ] * 2 + [False] * 3
     finally:
         for container in kept:
             client.api.remove_container(container, force=True)
@@ -140,7 +148,9 @@ def test_the_next_host_reaps_by_itself(spec: SandboxSpec, client: docker.DockerC
 
 
 @pytest.mark.slow
-async def test_an_engine_restarted_in_mid_run_is_a_failure_that_may_be_retried(dockerd: str, tmp_path: Path) -> None:
+async def test_an_engine_restarted_in_mid_run_is_a_failure_that_may_be_retried(
+    dockerd: str, tmp_path: Path
+) -> None:
     folder = Path(os.path.realpath(tmp_path)) / "e"
     folder.mkdir()
     engine = Engine(folder)

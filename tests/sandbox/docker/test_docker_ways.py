@@ -40,9 +40,19 @@ def folder() -> Iterator[Path]:
 
 def certificates(folder: Path) -> None:
     """An authority, and with it a certificate that serves the engine and the client."""
-    (folder / "extension").write_text("subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n")
+    (folder / "extension").write_text(
+        "subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n"
+    )
     days, key = ["-days", "2"], ["-newkey", "rsa:2048", "-nodes", "-keyout"]
-    authority = ["-CA", "ca.pem", "-CAkey", "ca-key.pem", "-CAcreateserial", "-extfile", "extension"]
+    authority = [
+        "-CA",
+        "ca.pem",
+        "-CAkey",
+        "ca-key.pem",
+        "-CAcreateserial",
+        "-extfile",
+        "extension",
+    ]
     for words in (
         ["req", "-x509", *key, "ca-key.pem", "-out", "ca.pem", "-subj", "/CN=authority", *days],
         ["req", *key, "key.pem", "-out", "request", "-subj", "/CN=127.0.0.1"],
@@ -61,13 +71,20 @@ async def test_an_engine_behind_tls_serves_runs_and_large_files(
         free.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
     tls = ["--tlsverify", "--tlscacert", "ca.pem", "--tlscert", "cert.pem", "--tlskey", "key.pem"]
-    engine = Engine(folder, "-H", address, *[str(folder / word) if word.endswith(".pem") else word for word in tls])
+    engine = Engine(
+        folder,
+        "-H",
+        address,
+        *[str(folder / word) if word.endswith(".pem") else word for word in tls],
+    )
     engine.start()
     try:
         settings = DockerSettings(host=address, max_sandboxes=4)
         with pytest.raises(MachineError, match="no container engine answers"):
             connect(settings)
-        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(folder / "extension"))  # another authority's, as companies set
+        monkeypatch.setenv(
+            "REQUESTS_CA_BUNDLE", str(folder / "extension")
+        )  # another authority's, as companies set
         monkeypatch.setenv("DOCKER_TLS_VERIFY", "1")
         monkeypatch.setenv("DOCKER_CERT_PATH", str(folder))
         prepare([LOCAL_PYTHON], settings)
@@ -77,10 +94,15 @@ async def test_an_engine_behind_tls_serves_runs_and_large_files(
         async def runs() -> None:
             async with spec.build() as sandbox:
                 for _ in range(10):
-                    result = await sandbox.run("print(len(open('in', 'rb').read()))", files={"in": data}, fetch=["in"])
+                    result = await sandbox.run(
+                        "print(len(open('in', 'rb').read()))", files={"in": data}, fetch=["in"]
+                    )
                     assert (result.stdout, result.files["in"] == data) == (b"3000000\n", True)
 
-        async with asyncio.timeout(60), asyncio.TaskGroup() as sandboxes:  # much goes both ways at once
+        async with (
+            asyncio.timeout(60),
+            asyncio.TaskGroup() as sandboxes,
+        ):  # much goes both ways at once
             for _ in range(4):
                 sandboxes.create_task(runs())
     finally:

@@ -53,7 +53,9 @@ class DecoderConfig:
         """
         problem = not_computed(config)
         if problem is not None:
-            raise EngineError(f"the engine's own decoder {problem}; choose such a model", retryable=False)
+            raise EngineError(
+                f"the engine's own decoder {problem}; choose such a model", retryable=False
+            )
         model_type = str(config["model_type"])
         try:
             heads, width = int(config["num_attention_heads"]), int(config["hidden_size"])
@@ -89,10 +91,30 @@ def not_computed(config: Mapping[str, Any]) -> str | None:
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     layers = set(config.get("layer_types") or ())
     rules: tuple[tuple[str, object, bool, str], ...] = (
-        ("model_type", config.get("model_type"), config.get("model_type") in SUPPORTED, f"one of {SUPPORTED}"),
-        ("hidden_act", config.get("hidden_act", "silu"), config.get("hidden_act", "silu") == "silu", "silu"),
-        ("use_sliding_window", config.get("use_sliding_window"), not config.get("use_sliding_window"), "false"),
-        ("layer_types", sorted(layers), layers <= {"full_attention"}, "full attention in every layer"),
+        (
+            "model_type",
+            config.get("model_type"),
+            config.get("model_type") in SUPPORTED,
+            f"one of {SUPPORTED}",
+        ),
+        (
+            "hidden_act",
+            config.get("hidden_act", "silu"),
+            config.get("hidden_act", "silu") == "silu",
+            "silu",
+        ),
+        (
+            "use_sliding_window",
+            config.get("use_sliding_window"),
+            not config.get("use_sliding_window"),
+            "false",
+        ),
+        (
+            "layer_types",
+            sorted(layers),
+            layers <= {"full_attention"},
+            "full attention in every layer",
+        ),
         (
             "rope_parameters.rope_type",
             kind := scaling.get("rope_type", scaling.get("type", "default")),

@@ -56,18 +56,24 @@ class NativeDecoder:
             queries, keys, values = self._project(hidden, layer, rope)
             kv.write(number, index, keys.view(N * K, E), values.reshape(N * K, E))
             queries = queries.view(N * K, -1, E)
-            keys, values = (kind[number, :N].view(N * K, kv.capacity, E) for kind in (kv.keys, kv.values))
+            keys, values = (
+                kind[number, :N].view(N * K, kv.capacity, E) for kind in (kv.keys, kv.values)
+            )
             parts, first = [], 0
             for end, num_keys in blocks:
                 rows = slice(first * K, end * K)
-                scores = self._scores(queries[rows], keys[rows, :num_keys], bias[rows, :, :num_keys])
+                scores = self._scores(
+                    queries[rows], keys[rows, :num_keys], bias[rows, :, :num_keys]
+                )
                 parts.append(torch.bmm(self._softmax(scores), values[rows, :num_keys]))
                 first = end
             attended = parts[0] if len(parts) == 1 else torch.cat(parts)
             hidden = self._finish_layer(hidden, attended.view(N, -1), layer)
         return self._logits(hidden)
 
-    def prefill(self, tokens_MT: Tensor, positions_MT: Tensor, rows_M: Tensor, last_M: Tensor, num_keys: int) -> Tensor:
+    def prefill(
+        self, tokens_MT: Tensor, positions_MT: Tensor, rows_M: Tensor, last_M: Tensor, num_keys: int
+    ) -> Tensor:
         """See ``Forward.prefill``; ``num_keys`` is L. In the last layer all tokens but each row's last give keys and
         values alone."""
         kv, K, E = self._kv, self._K, self._E
@@ -86,8 +92,12 @@ class NativeDecoder:
                 ends = each * T + last_M
                 hidden, queries = hidden.index_select(0, ends), queries.index_select(0, ends)
                 mask, T = mask[each, last_M], 1
-            keys, values = (states.flatten(0, 1) for states in kv.read(number, rows_M, num_keys))  # [M·K, L, E]
-            grouped = queries.view(M, T, K, -1, E).permute(0, 2, 3, 1, 4).reshape(M * K, -1, E)  # [M·K, G·T, E]
+            keys, values = (
+                states.flatten(0, 1) for states in kv.read(number, rows_M, num_keys)
+            )  # [M·K, L, E]
+            grouped = (
+                queries.view(M, T, K, -1, E).permute(0, 2, 3, 1, 4).reshape(M * K, -1, E)
+            )  # [M·K, G·T, E]
             scores = torch.bmm(grouped, keys.transpose(1, 2)).mul_(self._scale)
             scores.view(M, K, -1, T, num_keys).add_(mask.view(M, 1, 1, T, num_keys))
             attended = torch.bmm(self._softmax(scores), values).view(M, K, -1, T, E)
@@ -95,11 +105,15 @@ class NativeDecoder:
             hidden = self._finish_layer(hidden, attended, layer)
         return self._logits(hidden)
 
-    def _project(self, hidden: Tensor, layer: LayerWeights, rope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(
+        self, hidden: Tensor, layer: LayerWeights, rope: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Rotated queries ``[n, H, E]`` and keys ``[n, K, E]``, contiguous, and values ``[n, K·E]``, a view."""
         normed = functional.rms_norm(hidden, (hidden.shape[-1],), layer.attention_norm, self._eps)
         qkv = functional.linear(normed, layer.qkv, layer.qkv_bias)
-        heads = qkv[:, : self._qk_width].view(-1, self._H + self._K, self._E)  # HF's order of heads, halves interleaved
+        heads = qkv[:, : self._qk_width].view(
+            -1, self._H + self._K, self._E
+        )  # HF's order of heads, halves interleaved
         if layer.qk_norm is not None:
             heads = functional.rms_norm(heads, (self._E,), None, self._eps) * layer.qk_norm
         pairs = torch.view_as_complex(
@@ -114,11 +128,17 @@ class NativeDecoder:
     def _scores(self, queries: Tensor, keys: Tensor, bias: Tensor) -> Tensor:
         """Scaled and masked scores of one query a row."""
         if self._dense_keys:
-            return torch.bmm(queries, keys.contiguous().transpose(1, 2)).mul_(self._scale).add_(bias)
+            return (
+                torch.bmm(queries, keys.contiguous().transpose(1, 2)).mul_(self._scale).add_(bias)
+            )
         return torch.baddbmm(bias, queries, keys.transpose(1, 2), alpha=self._scale)
 
     def _softmax(self, scores: Tensor) -> Tensor:
-        return scores.softmax(-1) if self._fp32 else scores.softmax(-1, dtype=torch.float32).to(scores.dtype)
+        return (
+            scores.softmax(-1)
+            if self._fp32
+            else scores.softmax(-1, dtype=torch.float32).to(scores.dtype)
+        )
 
     def _finish_layer(self, hidden: Tensor, attended: Tensor, layer: LayerWeights) -> Tensor:
         hidden = _residual(hidden, attended, layer.output, layer.output_bias)

@@ -29,7 +29,9 @@ class Forward(Protocol):
         """
         ...
 
-    def prefill(self, tokens_MT: Tensor, positions_MT: Tensor, rows_M: Tensor, last_M: Tensor, num_keys: int) -> Tensor:
+    def prefill(
+        self, tokens_MT: Tensor, positions_MT: Tensor, rows_M: Tensor, last_M: Tensor, num_keys: int
+    ) -> Tensor:
         """Logits ``[M, V]`` fp32 after a chunk a row, whose KV is written.
 
         Args:

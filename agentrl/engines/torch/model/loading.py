@@ -44,8 +44,12 @@ def load_model(
     from agentrl.engines.torch.model.transformers_model import TransformersModel
 
     if state_dict is None:
-        return TransformersModel.from_folder(folder, dtype, device, deterministic=spec.deterministic)
-    return TransformersModel.from_tensors(values, state_dict, dtype, device, deterministic=spec.deterministic)
+        return TransformersModel.from_folder(
+            folder, dtype, device, deterministic=spec.deterministic
+        )
+    return TransformersModel.from_tensors(
+        values, state_dict, dtype, device, deterministic=spec.deterministic
+    )
 
 
 def _read_config(folder: Path) -> Mapping[str, Any]:
@@ -53,6 +57,7 @@ def _read_config(folder: Path) -> Mapping[str, Any]:
         config: Mapping[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise EngineError(
-            f"model.path must be a Hugging Face folder with a config.json, {folder} is not: {error}", retryable=False
+            f"model.path must be a Hugging Face folder with a config.json, {folder} is not: {error}",
+            retryable=False,
         ) from error
     return config

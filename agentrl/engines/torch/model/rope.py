@@ -50,7 +50,14 @@ class Rope:
         if kind != "llama3":
             return cls(kind, theta, float(values["factor"]))
         low, high = float(values["low_freq_factor"]), float(values["high_freq_factor"])
-        return cls(kind, theta, float(values["factor"]), low, high, int(values["original_max_position_embeddings"]))
+        return cls(
+            kind,
+            theta,
+            float(values["factor"]),
+            low,
+            high,
+            int(values["original_max_position_embeddings"]),
+        )
 
     def frequencies(self, head_dim: int) -> Tensor:
         """``[head_dim / 2]`` float32 radians a position."""

@@ -57,7 +57,10 @@ def prove(module: Any, kinds: tuple[MaskKind, ...]) -> tuple[KVShape, Masks]:
             if cause is None:
                 return shape, Masks(kind, whole_window)
             causes.append(f"with masks {kind!r} {cause}")
-    raise unserved(config.model_type, "its forward over rows of a cache is not its forward alone: " + "; ".join(causes))
+    raise unserved(
+        config.model_type,
+        "its forward over rows of a cache is not its forward alone: " + "; ".join(causes),
+    )
 
 
 class _Recorder(Cache):  # type: ignore[misc]  # transformers' classes are untyped here
@@ -70,7 +73,10 @@ class _Recorder(Cache):  # type: ignore[misc]  # transformers' classes are untyp
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        self.layers_seen[layer_idx] = key_states.shape[1], max(key_states.shape[3], value_states.shape[3])
+        self.layers_seen[layer_idx] = (
+            key_states.shape[1],
+            max(key_states.shape[3], value_states.shape[3]),
+        )
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -85,8 +91,12 @@ def _kv_shape(module: Any, model_type: str) -> KVShape:
     ids = torch.zeros((1, 1), dtype=torch.int64, device=module.device)
     try:
         module(input_ids=ids, position_ids=ids, past_key_values=recorder, use_cache=True)
-    except Exception as error:  # whatever a family's own code does with a cache that it does not know
-        raise unserved(model_type, f"it keeps more than keys and values ({type(error).__name__}: {error})") from error
+    except (
+        Exception
+    ) as error:  # whatever a family's own code does with a cache that it does not know
+        raise unserved(
+            model_type, f"it keeps more than keys and values ({type(error).__name__}: {error})"
+        ) from error
     seen = recorder.layers_seen
     if not seen:
         raise unserved(model_type, "it stores no keys and values in transformers' cache")
@@ -107,7 +117,11 @@ def _disagreement(module: Any, shape: KVShape, masks: Masks) -> str | None:
     expected = alone[[_FIRST - 1, *range(_SECOND - 1, _LENGTH)]]
     difference, spread = float((over_rows - expected).abs().max()), float(expected.std())
     allowed = _TOLERANCE[module.dtype] * spread
-    return None if difference <= allowed else f"logits differ by {difference:.3g} where {spread:.3g} is their spread"
+    return (
+        None
+        if difference <= allowed
+        else f"logits differ by {difference:.3g} where {spread:.3g} is their spread"
+    )
 
 
 def _over_rows(module: Any, shape: KVShape, masks: Masks, ids: Tensor) -> Tensor:

@@ -49,9 +49,15 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers' classes are untype
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Stores ``[n, K, T, E]`` of a layer; all keys and values ``[n, K, L, E]`` of the rows."""
-        heads, key_width, value_width = key_states.shape[1], key_states.shape[3], value_states.shape[3]
+        heads, key_width, value_width = (
+            key_states.shape[1],
+            key_states.shape[3],
+            value_states.shape[3],
+        )
         index = self._index[:, :, :heads].reshape(-1)
-        keys, values = (states.transpose(1, 2).flatten(0, 2) for states in (key_states, value_states))
+        keys, values = (
+            states.transpose(1, 2).flatten(0, 2) for states in (key_states, value_states)
+        )
         self._kv.write_front(layer_idx, index, keys, values)
         keys, values = self._kv.read(layer_idx, self._rows, self._num_keys)
         return keys[:, :heads, :, :key_width], values[:, :heads, :, :value_width]
@@ -67,7 +73,9 @@ class Masks:
     kind: MaskKind
     window: int
 
-    def build(self, positions_nT: Tensor, num_keys: int, dtype: torch.dtype) -> Tensor | Mapping[str, Tensor]:
+    def build(
+        self, positions_nT: Tensor, num_keys: int, dtype: torch.dtype
+    ) -> Tensor | Mapping[str, Tensor]:
         """Additive masks ``[n, 1, T, L]`` in the form that the model's forward takes."""
         keys = torch.arange(num_keys, device=positions_nT.device)
         queries = positions_nT[:, None, :, None]
@@ -77,7 +85,11 @@ class Masks:
         # padding stands at the trash, behind all keys: key 0 stays visible, for a softmax over none would be NaN
         gone = (keys <= queries - self.window) & ((queries < num_keys) | (keys > 0))
         sliding = _additive((keys > queries) | gone, dtype)
-        return sliding if self.kind == "sliding" else {"full_attention": full, "sliding_attention": sliding}
+        return (
+            sliding
+            if self.kind == "sliding"
+            else {"full_attention": full, "sliding_attention": sliding}
+        )
 
 
 class TransformersDecoder:
@@ -101,7 +113,9 @@ class TransformersDecoder:
         self._cache.bind(N, index.view(N, 1, -1), num_keys)
         return self._logits(tokens_N[:, None], positions_N[:, None], num_keys, 1)[:, 0]
 
-    def prefill(self, tokens_MT: Tensor, positions_MT: Tensor, rows_M: Tensor, last_M: Tensor, num_keys: int) -> Tensor:
+    def prefill(
+        self, tokens_MT: Tensor, positions_MT: Tensor, rows_M: Tensor, last_M: Tensor, num_keys: int
+    ) -> Tensor:
         """See ``Forward.prefill``."""
         M, T = tokens_MT.shape
         self._cache.bind(rows_M, self._kv.flat_index(rows_M, positions_MT).view(M, T, -1), num_keys)
@@ -109,7 +123,9 @@ class TransformersDecoder:
         logits = self._logits(tokens_MT, positions_MT, num_keys, kept)
         return logits[torch.arange(M, device=logits.device), place_M]
 
-    def _logits(self, tokens: Tensor, positions: Tensor, num_keys: int, kept: Tensor | int) -> Tensor:
+    def _logits(
+        self, tokens: Tensor, positions: Tensor, num_keys: int, kept: Tensor | int
+    ) -> Tensor:
         answer = self._module(
             input_ids=tokens,
             # padding's own place may be behind the last position of a learned embedding
@@ -124,4 +140,6 @@ class TransformersDecoder:
 
 
 def _additive(hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
+    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(
+        hidden, float("-inf")
+    )

@@ -54,7 +54,9 @@ class TransformersModel:
         self.dtype: torch.dtype = self._module.dtype
         self._parameters = dict(self._module.named_parameters())
         self._aliases, self._buffers = _other_names(self._module, self._parameters)
-        self._written = Written(_shapes(self._parameters), self._config.model_type, optional=_shapes(self._buffers))
+        self._written = Written(
+            _shapes(self._parameters), self._config.model_type, optional=_shapes(self._buffers)
+        )
         self._head = None if self.dtype == torch.float32 else _FP32Head.of(self._module)
         self._shape: KVShape | None = None
         self._masks: Masks | None = None
@@ -104,7 +106,9 @@ class TransformersModel:
         kind = values.pop("model_type", None)
         module = _built(
             f"model_type={kind!r}",
-            lambda: AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **values), dtype=dtype),
+            lambda: AutoModelForCausalLM.from_config(
+                AutoConfig.for_model(kind, **values), dtype=dtype
+            ),
         )
         model = cls(module, device, deterministic=deterministic)
         for name, tensor in tensors.items():
@@ -164,7 +168,10 @@ class _FP32Head(nn.Module):
 
     def __init__(self, source: nn.Linear) -> None:
         super().__init__()
-        self._source = (source.weight, source.bias)  # in a tuple, so that they are not this module's parameters
+        self._source = (
+            source.weight,
+            source.bias,
+        )  # in a tuple, so that they are not this module's parameters
         self.renew()
 
     @classmethod
@@ -172,7 +179,9 @@ class _FP32Head(nn.Module):
         """Takes the place of a model's output layer."""
         source = module.get_output_embeddings()
         if not isinstance(source, nn.Linear):
-            raise unserved(module.config.model_type, f"its output layer is {type(source).__name__}, not Linear")
+            raise unserved(
+                module.config.model_type, f"its output layer is {type(source).__name__}, not Linear"
+            )
         head = cls(source)
         module.set_output_embeddings(head)
         return head
@@ -203,7 +212,10 @@ def _refuse_what_cannot_be(module: Any, *, deterministic: bool) -> None:
         raise unserved(config.model_type, f"its forward takes no {', '.join(lacking)}")
     other = sorted(set(getattr(config, "layer_types", None) or ()) - _LAYERS)
     if other:
-        raise unserved(config.model_type, f"it has layers of type {', '.join(other)}; served are {sorted(_LAYERS)}")
+        raise unserved(
+            config.model_type,
+            f"it has layers of type {', '.join(other)}; served are {sorted(_LAYERS)}",
+        )
     if deterministic and any(getattr(config, name, 0) for name in _EXPERTS):
         raise unserved(
             config.model_type,
@@ -226,10 +238,15 @@ def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
-def _other_names(module: Any, parameters: Mapping[str, Tensor]) -> tuple[dict[str, str], dict[str, Tensor]]:
+def _other_names(
+    module: Any, parameters: Mapping[str, Tensor]
+) -> tuple[dict[str, str], dict[str, Tensor]]:
     """Second names of tied parameters, and the buffers that are saved with the model."""
     first = {id(parameter): name for name, parameter in parameters.items()}
-    aliases = {name: first[id(parameter)] for name, parameter in module.named_parameters(remove_duplicate=False)}
+    aliases = {
+        name: first[id(parameter)]
+        for name, parameter in module.named_parameters(remove_duplicate=False)
+    }
     saved = module.state_dict()
     return aliases, {name: buffer for name, buffer in module.named_buffers() if name in saved}
 
@@ -249,7 +266,10 @@ def _built(what: str, build: Callable[[], Any]) -> Any:
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
     """Keeps transformers' progress bars and table of missing weights off the terminal; what is missing is an error."""
-    shown, level = transformers_logging.is_progress_bar_enabled(), transformers_logging.get_verbosity()
+    shown, level = (
+        transformers_logging.is_progress_bar_enabled(),
+        transformers_logging.get_verbosity(),
+    )
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     try:

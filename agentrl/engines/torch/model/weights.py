@@ -157,7 +157,9 @@ class DecoderWeights:
     def _empty(self, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
-    def _place(self, name: str, view: Tensor, shape: tuple[int, ...] | None = None, *, copies: bool = False) -> None:
+    def _place(
+        self, name: str, view: Tensor, shape: tuple[int, ...] | None = None, *, copies: bool = False
+    ) -> None:
         self._places[name] = _Place(tuple(view.shape) if shape is None else shape, view, copies)
 
     def _layer(self, prefix: str) -> LayerWeights:
@@ -181,7 +183,9 @@ class DecoderWeights:
         for fused, suffix in ((layer.qkv, "weight"), (layer.qkv_bias, "bias")):
             if fused is not None:
                 tail = tuple(fused.shape[1:])
-                self._place(f"{attention}q_proj.{suffix}", _interleaved(fused[: H * E], H), (H * E, *tail))
+                self._place(
+                    f"{attention}q_proj.{suffix}", _interleaved(fused[: H * E], H), (H * E, *tail)
+                )
                 keys = fused[H * E : (H + K) * E]
                 self._place(f"{attention}k_proj.{suffix}", _interleaved(keys, K), (K * E, *tail))
                 self._place(f"{attention}v_proj.{suffix}", fused[(H + K) * E :])
@@ -230,7 +234,9 @@ def folder_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
 
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        files = sorted({folder / name for name in json.loads(index.read_text())["weight_map"].values()})
+        files = sorted(
+            {folder / name for name in json.loads(index.read_text())["weight_map"].values()}
+        )
     else:
         files = sorted(folder.glob("*.safetensors"))
     absent = [file.name for file in files if not file.is_file()]

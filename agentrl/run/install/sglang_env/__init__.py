@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from agentrl.run.install.sglang_env.build import build_environment, installed_environments
 from agentrl.run.install.sglang_env.place import default_folder, default_python
-from agentrl.run.install.sglang_env.recipe import (
-    CPU,
-    GPU,
-    SGLANG_VERSION,
-    Recipe,
-)
+from agentrl.run.install.sglang_env.recipe import CPU, GPU, SGLANG_VERSION, Recipe
 
 __all__ = [
     "CPU",

@@ -13,12 +13,7 @@ from pathlib import Path
 
 from agentrl.errors import ConfigError, MachineError
 from agentrl.run.install.sglang_env.place import default_folder, interpreter
-from agentrl.run.install.sglang_env.recipe import (
-    CPU,
-    GPU,
-    SGLANG_VERSION,
-    Recipe,
-)
+from agentrl.run.install.sglang_env.recipe import CPU, GPU, SGLANG_VERSION, Recipe
 
 __all__ = ["build_environment", "installed_environments"]
 
@@ -59,7 +54,9 @@ def build_environment(
             _place_stand_ins(python)  # those of an earlier version of ours may lack something
         return python, False
     if found is None and folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"--dir={folder} must be a new or empty folder, and it holds other files; name another")
+        raise ConfigError(
+            f"--dir={folder} must be a new or empty folder, and it holds other files; name another"
+        )
     if found is not None and {**found, "complete": True} != record:
         raise ConfigError(
             f"--dir={folder} holds an environment of SGLang {found.get('sglang')} for {found.get('recipe')}, "
@@ -72,7 +69,10 @@ def build_environment(
     index = torch_index or recipe.torch_index
     for number, step in enumerate(recipe.steps, 1):
         packages = [word for word in step if not word.startswith("-")]
-        tell(f"step {number} of {len(recipe.steps)}: {packages[0]}" + (" and more" if len(packages) > 1 else ""))
+        tell(
+            f"step {number} of {len(recipe.steps)}: {packages[0]}"
+            + (" and more" if len(packages) > 1 else "")
+        )
         extra = ["--extra-index-url", index] if index and step[0].startswith("torch==") else []
         words = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", *extra, *step]
         _run([str(python), *words], _STEP_S, f"pip install {packages[0]}")
@@ -93,14 +93,19 @@ def installed_environments() -> list[str]:
         if found is None:
             continue
         ready = found.get("complete") is True and interpreter(folder).exists()
-        lines.append(f"{found.get('sglang')} for {found.get('recipe')} in {folder}" + ("" if ready else _UNFINISHED))
+        lines.append(
+            f"{found.get('sglang')} for {found.get('recipe')} in {folder}"
+            + ("" if ready else _UNFINISHED)
+        )
     return lines
 
 
 def _place_stand_ins(python: Path) -> None:
     """Puts our two modules among the environment's packages (see each)."""
     code = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    packages = Path(_run([str(python), "-c", code], _PROOF_S, "finding the environment's packages").strip())
+    packages = Path(
+        _run([str(python), "-c", code], _PROOF_S, "finding the environment's packages").strip()
+    )
     for source, target in _STAND_INS.items():
         (packages / target).parent.mkdir(exist_ok=True)
         shutil.copyfile(Path(__file__).parent / "stand_ins" / source, packages / target)
@@ -109,13 +114,21 @@ def _place_stand_ins(python: Path) -> None:
 
 
 def _run(command: list[str], seconds: float, what: str) -> str:
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "PYTHONHOME")
+    }
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds, check=True)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=seconds, check=True
+        )
     except (OSError, subprocess.SubprocessError) as error:
         said = (getattr(error, "stderr", None) or str(error)).strip()
         shown = "\n".join(said.splitlines()[-_SHOWN_LINES:])
-        raise MachineError(f"{what} failed; call the command again to go on, or mend this first:\n{shown}") from error
+        raise MachineError(
+            f"{what} failed; call the command again to go on, or mend this first:\n{shown}"
+        ) from error
     return done.stdout
 
 

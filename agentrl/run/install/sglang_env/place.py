@@ -5,12 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from agentrl.run.install.sglang_env.recipe import (
-    CPU,
-    GPU,
-    SGLANG_VERSION,
-    Recipe,
-)
+from agentrl.run.install.sglang_env.recipe import CPU, GPU, SGLANG_VERSION, Recipe
 
 __all__ = ["default_folder", "default_python", "interpreter"]
 

@@ -18,4 +18,6 @@ def report(output: object) -> None:
         sys.stderr.write(f"understood {output!r}, expected {expected!r}\n")
     body = json.dumps({"reward": float(output == expected)}).encode()
     url = os.environ["AGENTRL_EPISODE_URL"] + "/reward"
-    urllib.request.urlopen(urllib.request.Request(url, body, {"Content-Type": "application/json"})).close()
+    urllib.request.urlopen(
+        urllib.request.Request(url, body, {"Content-Type": "application/json"})
+    ).close()

@@ -28,7 +28,11 @@ asked = {"messages": [{"role": "user", "content": QUESTION}]}
 if how == "structured":
     report(model.with_structured_output(Answer).invoke(QUESTION).model_dump())
 elif how == "called":
-    report(model.with_structured_output(Answer, method="function_calling").invoke(QUESTION).model_dump())
+    report(
+        model.with_structured_output(Answer, method="function_calling")
+        .invoke(QUESTION)
+        .model_dump()
+    )
 elif how == "response_format":
     done = create_agent(model, [price], response_format=Answer).invoke(asked)
     report(done["structured_response"].model_dump())

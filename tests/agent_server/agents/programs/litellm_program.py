@@ -11,7 +11,11 @@ from episode import PRICES, QUESTION, report
 function = {
     "name": "price",
     "description": "What a fruit costs.",
-    "parameters": {"type": "object", "properties": {"fruit": {"type": "string"}}, "required": ["fruit"]},
+    "parameters": {
+        "type": "object",
+        "properties": {"fruit": {"type": "string"}},
+        "required": ["fruit"],
+    },
 }
 model = f"openai/{os.environ['OPENAI_MODEL']}"
 if sys.argv[1] == "responses":
@@ -20,7 +24,9 @@ if sys.argv[1] == "responses":
     (call,) = [item for item in first.output if item.type == "function_call"]
     answer = str(PRICES[json.loads(call.arguments)["fruit"]])
     result = {"type": "function_call_output", "call_id": call.call_id, "output": answer}
-    last = litellm.responses(model=model, input=[result], tools=tools, previous_response_id=first.id)
+    last = litellm.responses(
+        model=model, input=[result], tools=tools, previous_response_id=first.id
+    )
     report(last.output[-1].content[0].text)
 else:
     messages: Any = [{"role": "user", "content": QUESTION}]

@@ -12,7 +12,11 @@ TOOLS: Any = [
         "type": "function",
         "name": "price",
         "description": "What a fruit costs.",
-        "parameters": {"type": "object", "properties": {"fruit": {"type": "string"}}, "required": ["fruit"]},
+        "parameters": {
+            "type": "object",
+            "properties": {"fruit": {"type": "string"}},
+            "required": ["fruit"],
+        },
         "strict": False,
     }
 ]

@@ -15,6 +15,8 @@ def __getattr__(name: str) -> Callable[..., NoReturn]:
         raise AttributeError(name)
 
     def missing(*_: object, **__: object) -> NoReturn:
-        raise NotImplementedError(f"sgl_kernel.{name} is a GPU kernel, and this environment was built for the CPU")
+        raise NotImplementedError(
+            f"sgl_kernel.{name} is a GPU kernel, and this environment was built for the CPU"
+        )
 
     return missing

@@ -54,6 +54,13 @@ def run(tokens: Sequence[str]) -> int:
         The exit code: 0 success, 2 a mistake in the configuration or on the command line, 3 data, 4 the machine,
         130 interrupted by Ctrl-C, 143 by SIGTERM or SIGUSR1, 1 anything else.
     """
+    from agentrl.terminal_log import warnings_on
+
+    with warnings_on(lambda text: _tell(f"! {text}")):
+        return _run(tokens)
+
+
+def _run(tokens: Sequence[str]) -> int:
     try:
         app(list(tokens), exit_on_error=False, print_error=False, result_action="return_none")
         sys.stdout.flush()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from agentrl.store.atomic import replacing, sync_folder, write_bytes, write_json, write_text
 from agentrl.store.events import EventLevel, EventLog
 from agentrl.store.jsonl import JsonlWriter, keep_lines, read_jsonl
+from agentrl.store.log_file import logging_to
 from agentrl.store.masking import SecretMask, mask_secrets
 from agentrl.store.run_directory import RunDirectory
 from agentrl.store.space import write_failure
@@ -31,6 +32,7 @@ __all__ = [
     "decode_trajectory",
     "encode_trajectory",
     "keep_lines",
+    "logging_to",
     "mask_secrets",
     "read_jsonl",
     "read_shard",

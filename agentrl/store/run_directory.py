@@ -139,6 +139,10 @@ class RunDirectory:
         """Alerts, retries and failures (``EventLog``)."""
         return self.root / "events.jsonl"
 
+    def log_path(self, process: str) -> Path:
+        """The log of one process of the run (``LogFile``), such as ``driver`` or ``rank-0``."""
+        return self.root / "logs" / f"{process}.jsonl"
+
     @property
     def ledger_path(self) -> Path:
         """Each change of state of each draw."""

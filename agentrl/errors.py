@@ -7,6 +7,9 @@ by a signal, 1 otherwise.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 __all__ = [
     "AgentRLError",
     "ConfigError",
@@ -24,20 +27,37 @@ __all__ = [
     "TokenMismatchError",
     "ToolError",
     "TrainingError",
+    "did_you_mean",
+    "nearest",
 ]
 
 
 class AgentRLError(Exception):
-    """Root of every error that agentrl raises on purpose."""
+    """Root of every error that agentrl raises on purpose; it keeps its attributes when it crosses processes.
+
+    Args:
+        message: what is wrong and what to do.
+        fields: settings that it is about, the first being the one to change, each as ``SpecClass.field`` just as the
+            message has it. A command line shows their keys (``agentrl.config.with_keys``).
+    """
 
     boundary = "agentrl"
+    fields: tuple[str, ...] = ()
     exit_code = 1
     has_own_traceback = True
     """Whether an error of exit code 1 is shown with agentrl's own traceback; its message alone says all where not."""
 
+    def __init__(self, *message: object, fields: Iterable[str] = ()) -> None:
+        super().__init__(*message)
+        if fields:
+            self.fields = tuple(fields)
 
-class ConfigError(AgentRLError):
-    """A setting breaks a rule. The message names the setting, the rule, the value and the mend."""
+
+class ConfigError(AgentRLError, ValueError):
+    """A setting breaks a rule. The message names the setting, the rule, the value and the remedy.
+
+    It is a ValueError, so that a section's validators may raise it and all faults of a file are still collected.
+    """
 
     boundary = "config"
     exit_code = 2
@@ -84,9 +104,6 @@ class SandboxError(AgentRLError):
         super().__init__(message)
         self.retryable = retryable
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild_retryable, (type(self), str(self), self.retryable)
-
 
 class EngineError(AgentRLError):
     """A rollout engine failed.
@@ -101,9 +118,6 @@ class EngineError(AgentRLError):
     def __init__(self, message: str, *, retryable: bool = True) -> None:
         super().__init__(message)
         self.retryable = retryable
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild_retryable, (type(self), str(self), self.retryable)
 
 
 class ServerError(EngineError):
@@ -122,9 +136,6 @@ class ServerError(EngineError):
         super().__init__(message, retryable=retryable)
         self.status = status
         self.code = code
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild_server, (str(self), self.retryable, self.status, self.code)
 
 
 class TokenMismatchError(EngineError):
@@ -197,21 +208,17 @@ class TrainingError(AgentRLError):
         self.host = host
         self.traceback_text = traceback_text
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild_training, (str(self), self.rank, self.host, self.traceback_text)
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that is most like ``word``, if one is."""
+    cutoff = 0.5 if len(word) <= 3 else 0.6  # "rl" for "lr": half of a short word may differ
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
+    return close[0] if close else None
 
 
-def _rebuild_retryable(
-    cls: type[SandboxError | EngineError], message: str, retryable: bool
-) -> AgentRLError:
-    return cls(message, retryable=retryable)
-
-
-def _rebuild_server(message: str, retryable: bool, status: int | None, code: str) -> ServerError:
-    return ServerError(message, retryable=retryable, status=status, code=code)
-
-
-def _rebuild_training(
-    message: str, rank: int | None, host: str | None, traceback_text: str
-) -> TrainingError:
-    return TrainingError(message, rank=rank, host=host, traceback_text=traceback_text)
+def did_you_mean(word: str, known: Iterable[str], otherwise: str = "") -> str:
+    """``; did you mean 'x'?`` for the nearest known word, or ``; otherwise``, or nothing."""
+    near = nearest(word, known)
+    if near is not None:
+        return f"; did you mean {near!r}?"
+    return f"; {otherwise}" if otherwise else ""

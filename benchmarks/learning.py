@@ -58,10 +58,10 @@ RUNS = (
             *CODE_ALONE,
         ),
     ),
-    Run("code-shuffled", "code", ("stages.rl.reward.shuffle=true", *CODE_ALONE)),
+    Run("code-shuffled", "code", ("stages.rl.debug.shuffle_rewards=true", *CODE_ALONE)),
     Run("search-0", "search", ()),
-    Run("search-unmasked", "search", ("stages.rl.train.tool_tokens=true",)),
-    Run("search-shuffled", "search", ("stages.rl.reward.shuffle=true",)),
+    Run("search-unmasked", "search", ("stages.rl.debug.train_on_tool_tokens=true",)),
+    Run("search-shuffled", "search", ("stages.rl.debug.shuffle_rewards=true",)),
 )
 
 NOISY = "code, noise .9, 350 warm-up and 120 steps at 4e-4"

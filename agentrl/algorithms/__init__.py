@@ -19,18 +19,21 @@ from agentrl.algorithms.algorithm_spec import (
     TokenLoss,
     TokenStat,
 )
-from agentrl.algorithms.catalog import ALGORITHMS, check_settings, make_algorithm
+from agentrl.algorithms.catalog import ALGORITHMS, make_algorithm
 from agentrl.algorithms.settings import (
+    AlgorithmSettings,
     GRPOSettings,
     LearnsFrom,
     Reduction,
     RewardModelSettings,
+    RolloutCorrection,
     SFTSettings,
 )
 
 __all__ = [
     "ALGORITHMS",
     "Advantages",
+    "AlgorithmSettings",
     "AlgorithmSpec",
     "AlgorithmState",
     "Counts",
@@ -46,10 +49,10 @@ __all__ = [
     "Reduction",
     "RewardModelSettings",
     "Rewards",
+    "RolloutCorrection",
     "SFTSettings",
     "TokenCredit",
     "TokenLoss",
     "TokenStat",
-    "check_settings",
     "make_algorithm",
 ]

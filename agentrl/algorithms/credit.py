@@ -32,18 +32,22 @@ def finite_rewards(rewards: F64, what: str) -> F64:
 
 
 def group_advantages(
-    rewards_J: F64, group_J: I64, *, scale: Literal["none", "std"] = "std", eps: float = 1e-4
+    rewards_J: F64,
+    group_J: I64,
+    *,
+    scale_rewards: Literal["none", "std"] = "std",
+    eps: float = 1e-4,
 ) -> F64:
     """Centre every reward on the mean of its own group.
 
-    The mean of the finished siblings is GRPO's baseline (arXiv:2402.03300, sec. 4.1). ``scale="std"`` also divides by
+    The mean of the finished siblings is GRPO's baseline (arXiv:2402.03300, sec. 4.1). ``scale_rewards="std"`` also divides by
     the group's sample standard deviation (n - 1), as that paper does; ``"none"`` leaves it out, because it favours
     prompts that are nearly always or nearly never solved (arXiv:2503.20783).
 
     Args:
         rewards_J: ``[J]`` rewards of finished trajectories; a failed sibling is absent.
         group_J: ``[J]`` equal for siblings, in any order.
-        scale: ``"none"`` keeps reward units; ``"std"`` makes the result unitless.
+        scale_rewards: ``"none"`` keeps reward units; ``"std"`` makes the result unitless.
         eps: added to the standard deviation; unused for ``"none"``.
 
     Returns:
@@ -69,11 +73,15 @@ def group_advantages(
         if own.max() == own.min():  # the mean of equal numbers may differ from them by rounding
             continue
         centred = own - own.mean()
-        advantages_J[rows] = centred / (own.std(ddof=1) + eps) if scale == "std" else centred
+        advantages_J[rows] = (
+            centred / (own.std(ddof=1) + eps) if scale_rewards == "std" else centred
+        )
     return advantages_J
 
 
-def keep_informative_group(group: GroupSummary, *, drop_zero_spread: bool = True) -> FilterResult:
+def keep_informative_group(
+    group: GroupSummary, *, filter_zero_variance: bool = True
+) -> FilterResult:
     """Keep a group that has something to compare.
 
     Raises:
@@ -82,6 +90,6 @@ def keep_informative_group(group: GroupSummary, *, drop_zero_spread: bool = True
     finite_rewards(group.rewards, f"rewards of draw {group.group_index}")
     if group.rewards.size < 2:
         return FilterResult(False, "too_few_finished")
-    if drop_zero_spread and float(group.rewards.max()) == float(group.rewards.min()):
+    if filter_zero_variance and float(group.rewards.max()) == float(group.rewards.min()):
         return FilterResult(False, "no_spread")
     return FilterResult(True)

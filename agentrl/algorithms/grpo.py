@@ -22,8 +22,12 @@ def make_grpo(settings: GRPOSettings) -> AlgorithmSpec:
     use_rollout = settings.on_policy_only
     return AlgorithmSpec(
         name="grpo",
-        keep_group=partial(keep_informative_group, drop_zero_spread=settings.drop_zero_spread),
-        credit=partial(group_relative_credit, scale=settings.scale, eps=settings.std_eps),
+        keep_group=partial(
+            keep_informative_group, filter_zero_variance=settings.filter_zero_variance
+        ),
+        credit=partial(
+            group_relative_credit, scale_rewards=settings.scale_rewards, eps=settings.std_eps
+        ),
         reduction=reduction_of(settings.reduction, settings.constant_tokens),
         policy_loss=partial(
             clipped_policy_loss,
@@ -36,8 +40,8 @@ def make_grpo(settings: GRPOSettings) -> AlgorithmSpec:
         ),
         advantages=broadcast_to_tokens,
         trains=frozenset({SegmentKind.POLICY}),
-        correction=partial(truncated_importance, cap=settings.correction_cap)
-        if settings.correction == "token"
+        correction=partial(truncated_importance, cap=settings.rollout_correction.cap)
+        if settings.corrects_staleness
         else None,
         needs=Needs(old_logprobs=not use_rollout, reference=settings.kl_coef > 0),
         group_size_min=settings.group_size_min,
@@ -46,10 +50,12 @@ def make_grpo(settings: GRPOSettings) -> AlgorithmSpec:
 
 
 def group_relative_credit(
-    rewards: Rewards, state: AlgorithmState, *, scale: Literal["none", "std"], eps: float
+    rewards: Rewards, state: AlgorithmState, *, scale_rewards: Literal["none", "std"], eps: float
 ) -> Credit:
     """A trajectory's credit is its advantage over its siblings; turns get nothing of their own."""
     return Credit(
-        trajectory=group_advantages(rewards.reward, rewards.group, scale=scale, eps=eps),
+        trajectory=group_advantages(
+            rewards.reward, rewards.group, scale_rewards=scale_rewards, eps=eps
+        ),
         turn=np.zeros(rewards.turn_trajectory.shape, dtype=np.float64),
     )

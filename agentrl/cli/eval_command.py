@@ -50,7 +50,7 @@ def eval_command(
     samples
         Episodes a task; by default eval.samples.
     only
-        Only this one of eval.sets; by default all but those examined only before training (only_before).
+        Only this one of eval.sets; by default all but those examined only before training (baseline_only).
     out
         A Parquet file for tasks, responses, scores and episodes (docs/evaluation.md).
     score

@@ -7,6 +7,7 @@ from agentrl.config.load import LoadedConfig, load_config, load_with_origins
 from agentrl.config.run_sections import (
     CheckpointConfig,
     ControllerConfig,
+    DebugConfig,
     EvalConfig,
     EvalSetConfig,
     MetricsConfig,
@@ -31,6 +32,7 @@ __all__ = [
     "CheckpointConfig",
     "ControllerConfig",
     "DataConfig",
+    "DebugConfig",
     "EnvConfig",
     "EvalConfig",
     "EvalSetConfig",

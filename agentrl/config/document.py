@@ -6,17 +6,16 @@ import io
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from agentrl.config.problems import Problem
+from agentrl.types.section import Key
 
-__all__ = ["Document", "Key", "Origin", "dotted", "parse_document", "parse_value"]
-
-Key: TypeAlias = tuple[str | int, ...]
+__all__ = ["Document", "Origin", "dotted", "parse_document", "parse_value"]
 
 _TAG = "tag:yaml.org,2002:"
 _BASES = {"0b": 2, "0o": 8, "0x": 16}

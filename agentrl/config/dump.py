@@ -11,8 +11,8 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import RoundTripRepresenter
 
-from agentrl.config.document import Key
 from agentrl.config.schema import RunConfig, StageConfig
+from agentrl.types.section import Key
 
 __all__ = ["SHARED_SECTIONS", "to_yaml"]
 

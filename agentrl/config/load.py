@@ -9,17 +9,18 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from agentrl.config.algorithm_section import algorithm_faults
-from agentrl.config.document import Document, Key, Origin, dotted, parse_document
+from agentrl.config.algorithm_rules import algorithm_faults
+from agentrl.config.document import Document, Origin, dotted, parse_document
+from agentrl.config.key_names import with_keys
 from agentrl.config.overrides import apply_overrides, expand_short_forms
 from agentrl.config.problems import Problem, raise_problems
+from agentrl.config.renamed_keys import rename_keys, with_new_name
 from agentrl.config.rules import run_faults, stage_faults
 from agentrl.config.schema import RunConfig, StageConfig
 from agentrl.config.stage_merge import stage_trees
 from agentrl.config.stage_rules import lineage_faults
-from agentrl.config.verdicts import Fault, validation_faults
 from agentrl.errors import ConfigError
-from agentrl.types.section import Section
+from agentrl.types.section import Fault, Key, Section, section_faults
 
 __all__ = ["LoadedConfig", "load_config", "load_with_origins"]
 
@@ -81,6 +82,8 @@ def load_with_origins(
         name = folder.name if path.stem == "config" else path.stem
     raise_problems(problems)
     expand_short_forms(document)
+    if not isinstance(source, Mapping) and _is_a_runs_own(Path(source)):
+        rename_keys(document)
     problems += apply_overrides(document, overrides)
     problems += _problems(document, folder, trains)
     raise_problems(problems)
@@ -90,6 +93,11 @@ def load_with_origins(
     return LoadedConfig(
         config.model_copy(update={"run": config.run.model_copy(update=places)}), document
     )
+
+
+def _is_a_runs_own(path: Path) -> bool:
+    """Whether a run wrote the file: it may be of an older version, so that its keys have their old names."""
+    return path.name.startswith("config.resolved.") and (path.parent / "run.json").is_file()
 
 
 def _read(path: Path) -> str:
@@ -139,18 +147,20 @@ def _problems(document: Document, folder: Path, trains: bool) -> list[Problem]:
 
 def _validate(model: type[Section], tree: dict[str, Any]) -> tuple[Any, list[Fault]]:
     """The model, made without the faulty values where possible so that other rules can be checked, and the faults."""
-    try:
-        return model.model_validate(tree), []
-    except ValidationError as error:
-        faults = list(validation_faults(error, model))
+    faults: list[Fault] = []
     repaired = copy.deepcopy(tree)
-    for fault in faults:
-        for key in fault.keys:
-            _remove(repaired, key)
-    try:
-        return model.model_validate(repaired), faults
-    except ValidationError:
-        return None, faults
+    while True:
+        try:
+            return model.model_validate(repaired), faults
+        except ValidationError as error:
+            found = list(section_faults(error, model))
+        broken = [key for fault in faults for key in fault.keys]
+        fresh = [with_new_name(fault) for fault in found if not _touches(fault, broken)]
+        if not fresh:  # a value cannot be left out, such as one that is required
+            return None, faults
+        faults += fresh
+        for fault in fresh:
+            _remove(repaired, fault.keys[0])
 
 
 def _remove(tree: Any, key: Key) -> None:
@@ -194,7 +204,9 @@ def _located(document: Document, fault: Fault, stage: int | None = None) -> Prob
         for written in _written_as(key[:length], stage):
             if written in document.origins:
                 shown = dotted(_with_stage_name(document, (*written, *key[length:])))
-                return document.origins[written].problem(fault.message.replace("{key}", shown, 1))
+                return document.origins[written].problem(
+                    with_keys(fault.message.replace("{key}", shown, 1))
+                )
     raise LookupError(f"no origin for {key}")
 
 

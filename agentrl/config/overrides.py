@@ -8,9 +8,11 @@ from typing import Any
 
 from ruamel.yaml.error import YAMLError
 
-from agentrl.config.document import Document, Key, Origin, dotted, parse_value
-from agentrl.config.problems import Problem, suggestion
+from agentrl.config.document import Document, Origin, dotted, parse_value
+from agentrl.config.problems import Problem
 from agentrl.config.stage_merge import SHORT_FORMS, owner_of
+from agentrl.errors import did_you_mean
+from agentrl.types.section import Key
 
 __all__ = ["apply_overrides", "expand_short_forms"]
 
@@ -147,7 +149,7 @@ def _index(entries: list[Any], part: str, key: Key) -> int:
     if part not in names:
         known = [name for name in names if isinstance(name, str)]
         raise LookupError(
-            f"{dotted(key)} has no entry named {part!r}{suggestion(part, known)} "
+            f"{dotted(key)} has no entry named {part!r}{did_you_mean(part, known)} "
             f"(entries are named by position{', or ' + ', '.join(known) if known else ''})"
         )
     return names.index(part)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agentrl.errors import ConfigError
 
-__all__ = ["Problem", "nearest", "raise_problems", "suggestion"]
+__all__ = ["Problem", "raise_problems"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +17,7 @@ class Problem:
 
     Args:
         place: where it was written, such as ``config.yaml:12:3`` or ``command line: a.b=1``.
-        message: the key, the rule, the value found, and the mend.
+        message: the key, the rule, the value found, and the remedy.
         position: line and column in the file, by which problems are listed; those of the command line come last.
     """
 
@@ -28,19 +27,6 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.place}: {self.message}"
-
-
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that is most like ``name``, if one is."""
-    cutoff = 0.5 if len(name) <= 3 else 0.6  # "rl" for "lr": half of a short name may differ
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
-    return close[0] if close else None
-
-
-def suggestion(name: str, known: Iterable[str]) -> str:
-    """``; did you mean 'x'?`` for the nearest known name, or nothing."""
-    near = nearest(name, known)
-    return f"; did you mean {near!r}?" if near is not None else ""
 
 
 def raise_problems(problems: Sequence[Problem]) -> None:

@@ -2,73 +2,45 @@
 
 from __future__ import annotations
 
-import inspect
-import re
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from agentrl.algorithms import ALGORITHMS
-from agentrl.config.algorithm_section import settings_section
 from agentrl.config.schema import RunConfig, StageEntry
-from agentrl.types.section import Section, entry_section, plain_section
+from agentrl.types.section import Section, plain_section, sections_within
 
 __all__ = ["settings_reference"]
 
 
 def settings_reference() -> str:
-    """A table a section: key, default, meaning; then one an algorithm, and one for what a stage has beside sections."""
-    parts = [_table(name, section) for name, section in _sections(RunConfig, ())]
-    parts += [_algorithm_table(name) for name in sorted(ALGORITHMS)]
-    parts.append(_stage_table())
+    """A table a section: key, default, meaning; then those of each algorithm, and one for a stage's own keys."""
+    parts = [_table(f"`{key}`", s) for key, s in sections_within(RunConfig) if s is not StageEntry]
+    for name in sorted(ALGORITHMS):
+        settings = ALGORITHMS[name].settings
+        parts.append(_table(f"`algorithm` with `name: {name}`", settings))
+        parts += [_table(f"`algorithm.{key}`", s) for key, s in sections_within(settings)]
+    own = {key: field for key, field in StageEntry.model_fields.items() if field.description}
+    parts.append(_table("`stages.N`", StageEntry, own))
     return "\n".join(parts)
 
 
-def _sections(root: type[Section], prefix: tuple[str, ...]) -> Iterator[tuple[str, type[Section]]]:
-    for name, field in root.model_fields.items():
-        key = (*prefix, name)
-        if (section := plain_section(field.annotation)) is not None:
-            yield ".".join(key), section
-            yield from _sections(section, key)
-        elif name != "stages" and (section := entry_section(field.annotation)) is not None:
-            entry = "NAME" if typing.get_origin(field.annotation) is dict else "N"
-            yield ".".join((*key, entry)), section
+def _table(
+    title: str, section: type[Section], fields: Mapping[str, FieldInfo] | None = None
+) -> str:
+    heading = f"### {title}\n\n{_words(section.__doc__)}\n"
+    rows = _rows(section.model_fields if fields is None else fields)
+    return "\n".join([heading, "| key | default | meaning |", "|---|---|---|", *rows, ""])
 
 
-def _table(name: str, section: type[Section]) -> str:
-    heading = f"### `{name}`\n\n{_words(section.__doc__)}\n"
-    return "\n".join([heading, "| key | default | meaning |", "|---|---|---|", *_rows(section), ""])
-
-
-def _rows(section: type[Section]) -> Iterator[str]:
-    for name, field in section.model_fields.items():
+def _rows(fields: Mapping[str, FieldInfo]) -> Iterator[str]:
+    for name, field in fields.items():
         if plain_section(field.annotation) is None:
             choices = f"{_choices(field.annotation)} " if _choices(field.annotation) else ""
             yield f"| `{field.alias or name}` | {_default(field)} | {choices}{_words(field.description)} |"
-
-
-def _algorithm_table(name: str) -> str:
-    summary, _, arguments = (inspect.getdoc(ALGORITHMS[name].settings) or "").partition("Args:")
-    meanings = dict(re.findall(r"^    (\w+): ((?:.|\n {8})+)", arguments, flags=re.MULTILINE))
-    rows = [
-        f"| `{key}` | {_default(field)} | {_sentence(meanings.get(key))} |"
-        for key, field in settings_section(name).model_fields.items()
-    ]
-    heading = f"### `algorithm` with `name: {name}`\n\n{_words(summary)}\n"
-    return "\n".join([heading, "| key | default | meaning |", "|---|---|---|", *rows, ""])
-
-
-def _stage_table() -> str:
-    own = [(key, field) for key, field in StageEntry.model_fields.items() if field.description]
-    rows = [
-        f"| `{field.alias or key}` | {_default(field)} | {_words(field.description)} |"
-        for key, field in own
-    ]
-    heading = f"### `stages.N`\n\n{_words(StageEntry.__doc__)}\n"
-    return "\n".join([heading, "| key | default | meaning |", "|---|---|---|", *rows, ""])
 
 
 def _default(field: FieldInfo) -> str:
@@ -92,11 +64,6 @@ def _choices(annotation: Any) -> str:
     if typing.get_origin(annotation) is typing.Literal:
         return ", ".join(f"`{choice}`" for choice in typing.get_args(annotation)) + "."
     return ""
-
-
-def _sentence(text: str | None) -> str:
-    words = _words(text)
-    return words[:1].upper() + words[1:]
 
 
 def _words(text: str | None) -> str:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from agentrl.config.schema import RunConfig, StageConfig
 from agentrl.config.task_sections import SandboxConfig, SandboxLimitsConfig
-from agentrl.config.verdicts import Fault
 from agentrl.errors import ConfigError
 from agentrl.metrics import REWARD_MODEL_PART
+from agentrl.types.section import Fault
 
 __all__ = ["run_faults", "stage_faults"]
 
@@ -95,10 +95,10 @@ def _reward_faults(stage: StageConfig) -> Iterator[Fault]:
 
 def _eval_faults(stage: StageConfig) -> Iterator[Fault]:
     for name, item in stage.eval.sets.items():
-        if not item.tools and stage.env.entry is not None and not stage.env.tools:
+        if not item.tools and stage.env.entry_point is not None and not stage.env.tools:
             yield Fault(
-                (("eval", "sets", name, "tools"), ("env", "entry")),
-                f"{{key}}=false takes env.tools away, and env.entry={stage.env.entry!r} has its own, so it "
+                (("eval", "sets", name, "tools"), ("env", "entry_point")),
+                f"{{key}}=false takes env.tools away, and env.entry_point={stage.env.entry_point!r} has its own, so it "
                 "would change nothing; leave it out",
             )
 
@@ -128,10 +128,10 @@ def _size_faults(stage: StageConfig) -> Iterator[Fault]:
 
 def _rollout_faults(stage: StageConfig) -> Iterator[Fault]:
     rollout = stage.rollout
-    if rollout.min_siblings > rollout.group_size:
+    if rollout.min_group_size > rollout.group_size:
         yield Fault(
-            (("rollout", "min_siblings"), ("rollout", "group_size")),
-            f"rollout.min_siblings must be at most rollout.group_size={rollout.group_size}, got {rollout.min_siblings}",
+            (("rollout", "min_group_size"), ("rollout", "group_size")),
+            f"rollout.min_group_size must be at most rollout.group_size={rollout.group_size}, got {rollout.min_group_size}",
         )
     if rollout.engine == "sglang" and rollout.engine_args:
         yield Fault(
@@ -196,16 +196,16 @@ def _schedule_faults(stage: StageConfig) -> Iterator[Fault]:
             f"rollout.max_staleness must be {wanted} with rollout.schedule={rollout.schedule!r}, "
             f"got {rollout.max_staleness}; leave it out, or choose another schedule",
         )
-    if rollout.schedule == "one_step_off" and rollout.on_publish != "drain":
+    if rollout.schedule == "one_step_off" and rollout.pause_mode != "drain":
         yield Fault(
-            (("rollout", "on_publish"), ("rollout", "schedule")),
-            f"rollout.schedule='one_step_off' lets model calls end before a publish, rollout.on_publish='drain', "
-            f"got {rollout.on_publish!r}; leave it out, or set rollout.schedule=async",
+            (("rollout", "pause_mode"), ("rollout", "schedule")),
+            f"rollout.schedule='one_step_off' lets model calls end before a publish, rollout.pause_mode='drain', "
+            f"got {rollout.pause_mode!r}; leave it out, or set rollout.schedule=async",
         )
     ahead = {
         "schedule": rollout.schedule != "sync",
         "oversample": rollout.oversample > 0,
-        "extra_siblings": rollout.extra_siblings > 0,
+        "oversample_per_group": rollout.oversample_per_group > 0,
     }
     for name in (name for name, given in ahead.items() if given and stage.run.deterministic):
         yield Fault(
@@ -218,13 +218,13 @@ def _schedule_faults(stage: StageConfig) -> Iterator[Fault]:
 def _sampling_faults(stage: StageConfig) -> Iterator[Fault]:
     """What is sampled must be what can be trained."""
     rollout = stage.rollout
-    if (rollout.top_p < 1 or rollout.top_k > 0) and not rollout.allow_truncated_sampling:
+    if (rollout.top_p < 1 or rollout.top_k > 0) and not rollout.allow_biased_sampling:
         off = "rollout.top_p" if rollout.top_p < 1 else "rollout.top_k"
         yield Fault(
-            (("rollout", off.removeprefix("rollout.")), ("rollout", "allow_truncated_sampling")),
+            (("rollout", off.removeprefix("rollout.")), ("rollout", "allow_biased_sampling")),
             f"rollout.top_p=1 and rollout.top_k=0 are needed for training (anything else samples from another "
             f"distribution than the one whose logprobs are trained), got top_p={rollout.top_p}, "
-            f"top_k={rollout.top_k}; set rollout.allow_truncated_sampling=true to train all the same",
+            f"top_k={rollout.top_k}; set rollout.allow_biased_sampling=true to train all the same",
         )
     if rollout.temperature == 0 and rollout.group_size > 1:
         yield Fault(
@@ -242,10 +242,10 @@ def _sampling_faults(stage: StageConfig) -> Iterator[Fault]:
 
 def _program_faults(stage: StageConfig) -> Iterator[Fault]:
     env = stage.env
-    if not env.program:
+    if not env.agent_command:
         return
     others = {
-        "entry": env.entry,
+        "entry_point": env.entry_point,
         "args": env.args,
         "tools": env.tools,
         "system_prompt": env.system_prompt,
@@ -253,15 +253,15 @@ def _program_faults(stage: StageConfig) -> Iterator[Fault]:
     for name, value in others.items():
         if value:
             yield Fault(
-                (("env", name), ("env", "program")),
-                f"env.program={list(env.program)} is the agent itself, so env.{name} would do nothing, got {value!r}; "
-                "give it to the program, or leave env.program out",
+                (("env", name), ("env", "agent_command")),
+                f"env.agent_command={list(env.agent_command)} is the agent itself, so env.{name} would do nothing, got {value!r}; "
+                "give it to the program, or leave env.agent_command out",
             )
     for name, item in stage.eval.sets.items():
         if not item.tools:
             yield Fault(
-                (("eval", "sets", name, "tools"), ("env", "program")),
-                "{key}=false takes env.tools away, and the agent of env.program brings its own; leave it out",
+                (("eval", "sets", name, "tools"), ("env", "agent_command")),
+                "{key}=false takes env.tools away, and the agent of env.agent_command brings its own; leave it out",
             )
 
 

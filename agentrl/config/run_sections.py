@@ -11,6 +11,7 @@ from agentrl.types.section import Arguments, Count, Natural, Section, Weight
 __all__ = [
     "CheckpointConfig",
     "ControllerConfig",
+    "DebugConfig",
     "EvalConfig",
     "EvalSetConfig",
     "MetricsConfig",
@@ -55,7 +56,7 @@ class EvalSetConfig(Section):
     """Of this set's sampled episodes; by default ``eval.temperature``."""
     tools: bool = True
     """Offer the tools of ``env.tools``; false shows what they are worth."""
-    only_before: bool = False
+    baseline_only: bool = False
     """Examine it before the first step alone, as a baseline."""
 
 
@@ -85,6 +86,15 @@ class CheckpointConfig(Section):
     """Steps between checkpoints; null keeps the last step's alone."""
     keep_last: Count = 2
     """Checkpoints kept a stage."""
+
+
+class DebugConfig(Section):
+    """Controls of an experiment: each spoils what is learned in a way that is known. A stage may set them for itself."""
+
+    train_on_tool_tokens: bool = False
+    """Train on tool and template tokens too, as if the policy had sampled them."""
+    shuffle_rewards: bool = False
+    """Rewards change places at random within each batch, so that nothing can be learned from them."""
 
 
 class MetricsConfig(Section):

@@ -12,6 +12,7 @@ from agentrl.algorithms import AlgorithmSpec, make_algorithm
 from agentrl.config.run_sections import (
     CheckpointConfig,
     ControllerConfig,
+    DebugConfig,
     EvalConfig,
     MetricsConfig,
     RunSection,
@@ -46,6 +47,7 @@ class _StageSections(Section):
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     eval: EvalConfig = Field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    debug: DebugConfig = Field(default_factory=DebugConfig)
 
 
 class _RunSections(Section):
@@ -133,6 +135,7 @@ class StageEntry(Section):
     algorithm: dict[str, Any] = Field(default_factory=dict)
     eval: dict[str, Any] = Field(default_factory=dict)
     checkpoint: dict[str, Any] = Field(default_factory=dict)
+    debug: dict[str, Any] = Field(default_factory=dict)
 
 
 class RunConfig(_StageSections, _RunSections):

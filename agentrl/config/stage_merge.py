@@ -24,7 +24,7 @@ SHORT_FORMS: Mapping[tuple[str, ...], str] = {
 _OWNED: Mapping[tuple[str, str], tuple[str, ...] | None] = {
     ("algorithm", "name"): None,  # all of them
     ("data", "train"): ("args",),
-    ("env", "entry"): ("args",),
+    ("env", "entry_point"): ("args",),
     ("rollout", "engine"): ("engine_args",),
     ("train", "steps"): ("epochs",),
     ("train", "epochs"): ("steps",),

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from agentrl.algorithms import ALGORITHMS, LearnsFrom, make_algorithm
+from agentrl.algorithms import LearnsFrom, make_algorithm
 from agentrl.config.schema import StageConfig
-from agentrl.config.verdicts import Fault
+from agentrl.types.section import Fault
 
 __all__ = ["lineage_faults"]
 
@@ -67,7 +67,7 @@ def _is_skipped(stage: StageConfig) -> bool:
 
 def _learns_from(stage: StageConfig, base_dir: Path) -> LearnsFrom:
     """Known without torch for a built-in algorithm; a user's own is made."""
-    name = stage.algorithm.name
-    if name in ALGORITHMS:
-        return ALGORITHMS[name].settings.learns_from
+    name, checked = stage.algorithm.name, stage.algorithm.checked
+    if checked is not None:
+        return checked.learns_from
     return make_algorithm(name, stage.algorithm.settings, base_dir=base_dir).learns_from

@@ -84,19 +84,19 @@ class ToolConfig(Section):
 class EnvConfig(Section):
     """The environment that an episode runs in."""
 
-    entry: str | None = None
+    entry_point: str | None = None
     """``file.py:name`` or ``module:name`` of an Env class or factory; by default the built-in ToolEnv. It is given
-    ``tools``, ``system_prompt`` and ``announce_tools`` where it has parameters of these names, as a subclass of ToolEnv
+    ``tools``, ``system_prompt`` and ``describe_tools_in_prompt`` where it has parameters of these names, as a subclass of ToolEnv
     has."""
     args: Arguments = Field(default_factory=dict)
-    """Keyword arguments of ``entry``."""
+    """Keyword arguments of ``entry_point``."""
     tools: Listed[ToolConfig] = ()
     """Tools on offer in every episode."""
     system_prompt: str | None = None
     """Opens every conversation whose task has no system message of its own."""
-    announce_tools: bool = True
+    describe_tools_in_prompt: bool = True
     """Describe the tools in the prompt, as the model's chat template does."""
-    program: Listed[str] = ()
+    agent_command: Listed[str] = ()
     """An agent's own program and its arguments instead of an environment: run once an episode in the file's folder, it
     asks the policy at OPENAI_BASE_URL (docs/policy-server.md)."""
 
@@ -142,8 +142,6 @@ class RewardConfig(Section):
     """What scores episodes beside the functions."""
     step_weight: float = 1.0
     """Weight of the sum of the environment's step rewards."""
-    shuffle: bool = False
-    """A control: rewards change places at random within each batch, so that nothing can be learned from them."""
 
 
 class SandboxLimitsConfig(Section):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
+from agentrl.algorithms import AlgorithmSettings
+from agentrl.algorithms.catalog import settings_of
 from agentrl.config.sglang_section import SGLangConfig
 from agentrl.config.task_sections import Dtype
 from agentrl.types.section import (
@@ -36,20 +38,20 @@ class RolloutConfig(Section):
     one is trained; ``async``: as far ahead as ``max_staleness`` allows, episodes run through a publish."""
     max_staleness: Natural = Field(default_factory=lambda data: int(data["schedule"] != "sync"))
     """Published versions that a trained token may lie behind; by default 1, or 0 with ``schedule: sync``."""
-    on_publish: Literal["drain", "retract", "in_place"] = Field(
+    pause_mode: Literal["drain", "retract", "in_place"] = Field(
         default_factory=lambda data: "drain" if data["schedule"] == "one_step_off" else "retract"
     )
     """Model calls in flight when weights are published: ``drain`` lets them end, ``retract`` interrupts them, and they
     go on with their KV made anew; ``in_place`` keeps the old KV, where the engine can. By default ``retract``, or
     ``drain`` with ``schedule: one_step_off``."""
-    stale: Literal["drop", "mask_tokens"] = "drop"
+    on_stale: Literal["drop", "mask_tokens"] = "drop"
     """Groups with tokens older than ``max_staleness``: drop them, or leave those tokens out of the loss."""
     oversample: Weight = 0.0
     """Draws played beyond a batch, as a share of ``train.batch_prompts``: the groups that finish first are trained, and
     with ``schedule: sync`` the others are cancelled. It favours tasks with short episodes."""
     group_size: Count = 8
     """Episodes of each task in a batch."""
-    extra_siblings: Natural = 0
+    oversample_per_group: Natural = 0
     """Episodes of each task beyond ``group_size``: once that many have finished, the others are cut off, and count as
     truncated with the turns that they have."""
     max_turns: Count = 8
@@ -70,7 +72,7 @@ class RolloutConfig(Section):
     """Nucleus of sampling for training; 1 is off."""
     top_k: Natural = 0
     """Only the k likeliest tokens; 0 is off."""
-    allow_truncated_sampling: bool = False
+    allow_biased_sampling: bool = False
     """Train although ``top_p`` or ``top_k`` make the sampler another distribution than the policy."""
     stop: Listed[str] = ()
     """Texts that end a model call, beside the end-of-turn token."""
@@ -84,7 +86,7 @@ class RolloutConfig(Section):
     worker_restarts: Natural = 3
     """Of them, how many may die and be started again between two publishes of weights (or ever, where nothing is
     trained); one more ends the run."""
-    worker_timeout_s: Seconds = 120.0
+    worker_liveness_timeout_s: Seconds = 120.0
     """Seconds in which one answers a call that costs it no work. One that does not, since it hangs or its machine is
     out of reach, is ended and replaced as if it had died."""
     kv_tokens: Count | None = None
@@ -115,14 +117,14 @@ class RolloutConfig(Section):
     """Threads of each such process in which environments are made, synchronous ones are stepped, and rewards scored."""
     measure_retokenization: bool = True
     """Whether each episode says how its token ids differ from those of its text made anew (``mismatch/retok_frac``)."""
-    retries: Natural = 2
+    max_retries: Natural = 2
     """Further attempts at an episode that infrastructure failed."""
-    min_siblings: Count = Field(default_factory=lambda data: min(2, data["group_size"]))
+    min_group_size: Count = Field(default_factory=lambda data: min(2, data["group_size"]))
     """A group with fewer finished episodes is dropped; by default 2, or 1 with ``group_size: 1``."""
     max_failed_frac: Fraction = 0.5
     """The run stops with a checkpoint where more of a batch's episodes than this share failed at one boundary (``env``
     counts ``truncated(env_exception)`` too); up to it each step says how many and why."""
-    max_refill: Weight = 1.0
+    max_resample_ratio: Weight = 1.0
     """Draws that may replace dropped groups in a step, as a share of ``train.batch_prompts``."""
 
 
@@ -147,8 +149,6 @@ class TrainConfig(Section):
         default_factory=lambda data: data["micro_batch_tokens"]
     )
     """Tokens in one forward without gradients; by default ``micro_batch_tokens``."""
-    tool_tokens: bool = False
-    """A control: train on tool and template tokens too, as if the policy had sampled them."""
     gradient_checkpointing: bool = False
     """Compute activations again in the backward instead of keeping them."""
     threads_per_rank: Count = 1
@@ -194,7 +194,18 @@ class AlgorithmConfig(Section):
     name: str = "grpo"
     """Name of an algorithm of agentrl."""
 
+    @model_validator(mode="after")
+    def _check_settings(self) -> Self:
+        self.checked  # noqa: B018 - it raises what is wrong with them
+        return self
+
     @property
     def settings(self) -> dict[str, Any]:
         """The algorithm's own settings, as given."""
         return dict(self.__pydantic_extra__ or {})
+
+    @property
+    def checked(self) -> AlgorithmSettings | None:
+        """All settings of a built-in algorithm; None for a user's own, which is checked when it is made."""
+        kind = settings_of(self.name)
+        return None if kind is None else kind.check_as(self.settings)

@@ -22,10 +22,10 @@ class Admission:
         batch_groups: B, groups a batch.
         group_size: siblings of a group that must come to their end.
         last_step: no more is in flight than its batch and those before it need.
-        extra_siblings: played beside them; those that still play when the others have finished are cut off.
+        oversample_per_group: played beside them; those that still play when the others have finished are cut off.
         max_staleness: η; a draw is issued while in_training + buffered + running < (η + 1)·B.
-        stale: what becomes of groups with older tokens.
-        max_refill: at most ``max_refill·B`` draws beyond those are issued for one batch.
+        on_stale: what becomes of groups with older tokens.
+        max_resample_ratio: at most ``max_resample_ratio·B`` draws beyond those are issued for one batch.
         oversample: draws in flight beyond those while no batch is in training; a batch closes with the B groups that
             finish first, and what then runs for nothing is cancelled.
         in_draw_order: batches are closed in draw order, and draws are issued only while the loop waits for them,
@@ -35,10 +35,10 @@ class Admission:
     batch_groups: int
     group_size: int
     last_step: int
-    extra_siblings: int = 0
+    oversample_per_group: int = 0
     max_staleness: int = 0
-    stale: StaleRule = "drop"
-    max_refill: float = 0.0
+    on_stale: StaleRule = "drop"
+    max_resample_ratio: float = 0.0
     oversample: int = 0
     in_draw_order: bool = False
 
@@ -47,7 +47,7 @@ class Admission:
         """Draws that may be in flight or spent when a batch closes."""
         return (
             (self.max_staleness + 1) * self.batch_groups
-            + int(self.max_refill * self.batch_groups)
+            + int(self.max_resample_ratio * self.batch_groups)
             + self.oversample
         )
 
@@ -71,7 +71,7 @@ class Admission:
 
     def too_old(self, versions: list[int], served: int) -> bool:
         """Whether a group of tokens of these versions can be trained no more, now that ``served`` is the newest."""
-        decisive = min if self.stale == "drop" else max
+        decisive = min if self.on_stale == "drop" else max
         return bool(versions) and decisive(versions) < served - self.max_staleness
 
 

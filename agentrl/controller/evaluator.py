@@ -23,14 +23,14 @@ class EvalSet:
         tasks: the problems.
         temperature: of the sampled episodes, where it differs from the plan's.
         env: the environment, where it differs from training's (without its tools, say).
-        only_before: examined before the first step alone.
+        baseline_only: examined before the first step alone.
     """
 
     name: str
     tasks: tuple[Task, ...]
     temperature: float | None = None
     env: EnvSpec | None = None
-    only_before: bool = False
+    baseline_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class RolloutEvaluator:
     def examine(self, when: str, *, done: Collection[str] = ()) -> Iterator[EvalResult]:
         """Rolls out every set with the weights served now, one after another."""
         for item in self.plan.sets:
-            if item.name not in done and (when == "before" or not item.only_before):
+            if item.name not in done and (when == "before" or not item.baseline_only):
                 yield self._examine(item, when)
 
     def _examine(self, item: EvalSet, when: str) -> EvalResult:

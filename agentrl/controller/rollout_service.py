@@ -123,7 +123,7 @@ class RolloutService:
     def before_publish(self, version: int) -> None:
         """``version`` is served next: what runs and could not be trained by it any more is cancelled."""
         with self._changed:
-            if self._admission.stale == "drop":
+            if self._admission.on_stale == "drop":
                 oldest = version - self._admission.max_staleness
                 self._cancel(
                     [
@@ -325,7 +325,7 @@ class RolloutService:
                 group_index,
                 self._order.task(group_index),
                 bounds.group_size,
-                extra_siblings=bounds.extra_siblings,
+                oversample_per_group=bounds.oversample_per_group,
             )
             if saved is not None and len(saved.siblings) != request.num_rollouts:
                 saved = None  # a resumed run may have other numbers of siblings

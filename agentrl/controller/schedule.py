@@ -25,14 +25,14 @@ class OffPolicyConfig:
 
     Args:
         max_staleness: η: published versions that a trained token may lie behind; 0 is the synchronous schedule.
-        on_publish: what becomes of requests in flight at a publish: ``drain`` lets them end first, ``retract`` and
+        pause_mode: what becomes of requests in flight at a publish: ``drain`` lets them end first, ``retract`` and
             ``in_place`` interrupt them, and they go on under the new version.
-        stale: what becomes of groups with older tokens.
+        on_stale: what becomes of groups with older tokens.
     """
 
     max_staleness: int = 0
-    on_publish: PauseMode = "retract"
-    stale: StaleRule = "drop"
+    pause_mode: PauseMode = "retract"
+    on_stale: StaleRule = "drop"
 
 
 class Schedule(Protocol):
@@ -111,7 +111,7 @@ class CapacitySchedule:
         if changed:
             state = state.published()
             self._running.before_publish(state.policy_version)
-            self._group.publish(state.policy_version, self.overlap.on_publish)
+            self._group.publish(state.policy_version, self.overlap.pause_mode)
         self._running.make_room(state.policy_version)
         return state
 

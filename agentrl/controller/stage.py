@@ -46,7 +46,7 @@ class StageSettings:
         seed: ``run.seed``.
         failures: how many episodes of a batch may fail.
         shuffle_rewards: a control: rewards change places within the batch.
-        tool_tokens: a control: tool and template tokens after the prompt are trained as if sampled.
+        train_on_tool_tokens: a control: tool and template tokens after the prompt are trained as if sampled.
     """
 
     name: str
@@ -58,7 +58,7 @@ class StageSettings:
     seed: int
     failures: FailureBound
     shuffle_rewards: bool = False
-    tool_tokens: bool = False
+    train_on_tool_tokens: bool = False
 
 
 class StageRun:
@@ -155,12 +155,12 @@ class StageRun:
             return None
         if self.settings.shuffle_rewards:
             groups = _shuffled(groups, seed_for(self.settings.seed, "shuffle_rewards", state.step))
-        if self.schedule.overlap.stale == "drop":
+        if self.schedule.overlap.on_stale == "drop":
             self._assert_fresh(groups, state)
         rewards = _rewards_of(groups, seed_for(self.settings.seed, "credit", state.step))
         credit = self.algorithm.credit(rewards, state.algorithm)
         trained = self.algorithm.trains
-        if self.settings.tool_tokens:
+        if self.settings.train_on_tool_tokens:
             trained = trained | {SegmentKind.OBSERVATION, SegmentKind.TEMPLATE}
         batch = make_batch(
             groups,
@@ -213,7 +213,7 @@ class StageRun:
         """Annotations, metrics and the display's line of a step."""
         self._recorder.overcome(self.schedule.take_incidents())
         counts = dict(self.schedule.take_counts())
-        if batch is not None and self.schedule.overlap.stale == "mask_tokens":
+        if batch is not None and self.schedule.overlap.on_stale == "mask_tokens":
             versions = batch.batch.policy_versions  # those that the published weights were made of
             oldest = state.policy_version - 1 - self.schedule.overlap.max_staleness
             counts["async/masked_tokens"] = int(

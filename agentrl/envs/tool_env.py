@@ -32,7 +32,7 @@ _MADE_BY_INIT = frozenset(
         "episode_id",
         "sandbox",
         "_opening",
-        "_announce_tools",
+        "_describe_tools_in_prompt",
         "_max_turns",
         "_sandbox_source",
         "_taking_sandbox",
@@ -54,7 +54,7 @@ class ToolEnv(Env):
         task: its messages are the prompt.
         tools: tools, which episodes share; factories, which make this episode its own; or references to such.
         system_prompt: put in front of the task's messages, which then must bring none of their own.
-        announce_tools: whether the opening describes the tools; without it they work all the same, for a model that
+        describe_tools_in_prompt: whether the opening describes the tools; without it they work all the same, for a model that
             was taught them and has no tokens to spare.
         max_turns: assistant's messages after which the episode is truncated; None leaves it to the rollout.
         sandbox: a spec or a pool, from which the episode takes a sandbox at the first call of a tool that may use it,
@@ -78,7 +78,7 @@ class ToolEnv(Env):
         *,
         tools: Sequence[Tool | ToolFactory | ToolReference | str] = (),
         system_prompt: str | None = None,
-        announce_tools: bool = True,
+        describe_tools_in_prompt: bool = True,
         max_turns: int | None = None,
         sandbox: SandboxPool | SandboxSpec | None = None,
         tool_deadline_s: float = 30.0,
@@ -90,7 +90,7 @@ class ToolEnv(Env):
         self.task = task
         self.sandbox: Sandbox | None = None
         self._opening = self.opening(task, system_prompt)
-        self._announce_tools = announce_tools
+        self._describe_tools_in_prompt = describe_tools_in_prompt
         self._max_turns = max_turns
         self._sandbox_source = sandbox
         self._taking_sandbox = asyncio.Lock()
@@ -156,7 +156,8 @@ class ToolEnv(Env):
         """The system prompt, the task's messages, and the tools where they are announced."""
         self._seed = seed
         return Observation(
-            messages=self._opening, tools=self._executor.specs if self._announce_tools else ()
+            messages=self._opening,
+            tools=self._executor.specs if self._describe_tools_in_prompt else (),
         )
 
     async def step(self, action: Action) -> StepResult:

@@ -203,7 +203,7 @@ class TemplateRenderer:
         if tools and not self._writes_tools:
             raise DataError(
                 f"the chat template of {self._template.where} does not tell the model of its tools; describe them in "
-                "the system prompt and set env.announce_tools: false, or set model.chat_template to one that does"
+                "the system prompt and set env.describe_tools_in_prompt: false, or set model.chat_template to one that does"
             )
         marks = self._provenance
         return self._template.render(

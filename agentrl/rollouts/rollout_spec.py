@@ -150,7 +150,7 @@ class GroupRequest:
         sampling: overrides the stage's sampling.
         min_version: lowest policy version that may answer.
         env: overrides the stage's environment or player.
-        extra_siblings: played beside them: once ``group_size`` have finished, those that still play are cut off.
+        oversample_per_group: played beside them: once ``group_size`` have finished, those that still play are cut off.
         first_attempt: attempts before were lost with those who hosted them.
         saved: where each sibling stood when a checkpoint was made; it goes on from there.
     """
@@ -163,11 +163,11 @@ class GroupRequest:
     sampling: SamplingParams | None = None
     min_version: int = 0
     env: EnvSpec | DriverSpec | None = None
-    extra_siblings: int = 0
+    oversample_per_group: int = 0
     first_attempt: int = 0
     saved: GroupState | None = None
 
     @property
     def num_rollouts(self) -> int:
         """All that are played."""
-        return self.group_size + self.extra_siblings
+        return self.group_size + self.oversample_per_group

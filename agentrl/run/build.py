@@ -50,7 +50,7 @@ class LiveObjects:
 
     Args:
         tools: tools on offer, instead of ``env.tools``.
-        env: an Env class or factory, or a whole EnvSpec, instead of ``env.entry``.
+        env: an Env class or factory, or a whole EnvSpec, instead of ``env.entry_point``.
         reward: a reward function, a Rubric, or several functions, instead of ``reward.functions``.
     """
 
@@ -128,7 +128,7 @@ def env_spec(
     """
     if isinstance(live.env, EnvSpec):
         return live.env
-    entry = live.env or stage.env.entry or ToolEnv
+    entry = live.env or stage.env.entry_point or ToolEnv
     factory = load_object(entry, base_dir) if isinstance(entry, str) else entry
     taken = inspect.signature(factory).parameters if callable(factory) else {}
     tools = (
@@ -141,10 +141,10 @@ def env_spec(
         asked["tools"] = tools if with_tools else []
     if stage.env.system_prompt is not None:
         asked["system_prompt"] = stage.env.system_prompt
-    if not stage.env.announce_tools and (
-        tools or "announce_tools" in taken
+    if not stage.env.describe_tools_in_prompt and (
+        tools or "describe_tools_in_prompt" in taken
     ):  # without tools it says nothing
-        asked["announce_tools"] = False
+        asked["describe_tools_in_prompt"] = False
     if lacking := [name for name in asked if name not in taken]:
         raise ConfigError(
             f"env.{lacking[0]} would do nothing, since {getattr(factory, '__qualname__', factory)} has no parameter "
@@ -169,8 +169,8 @@ def player_spec(
     stage: StageConfig, live: LiveObjects, base_dir: Path
 ) -> EnvSpec | AgentProgramSpec:
     """Who plays the stage's episodes: its environment, or an agent's own program."""
-    if stage.env.program and live.env is None:
-        return AgentProgramSpec(stage.env.program, cwd=str(base_dir))
+    if stage.env.agent_command and live.env is None:
+        return AgentProgramSpec(stage.env.agent_command, cwd=str(base_dir))
     return env_spec(stage, live, base_dir)
 
 
@@ -193,7 +193,7 @@ def rollout_spec(
     group_indices = stage.train.batch_prompts * (rollout.max_staleness + 1 + rollout.oversample)
     episodes = min(
         rollout.max_running,
-        math.ceil(group_indices) * (rollout.group_size + rollout.extra_siblings),
+        math.ceil(group_indices) * (rollout.group_size + rollout.oversample_per_group),
     )
     return RolloutSpec(
         env=_settled(player_spec(stage, live, base_dir)),
@@ -220,7 +220,7 @@ def rollout_spec(
         ),
         root_seed=stage.run.seed,
         step_reward_weight=stage.reward.step_weight,
-        max_retries=rollout.retries,
+        max_retries=rollout.max_retries,
         measure_retokenization=rollout.measure_retokenization,
         save_episode_state=stage.checkpoint.every is not None and not stage.run.deterministic,
         permits=StagePermits(
@@ -365,7 +365,7 @@ def eval_plan(
         )
         env = None if item.tools else env_spec(stage, live, base_dir, with_tools=False)
         sets.append(
-            EvalSet(name, tuple(tasks), item.temperature, env, only_before=item.only_before)
+            EvalSet(name, tuple(tasks), item.temperature, env, baseline_only=item.baseline_only)
         )
     sampling = SamplingParams(
         max_new_tokens=stage.rollout.max_turn_tokens,

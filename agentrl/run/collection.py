@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from agentrl.config import RunConfig, StageConfig
+from agentrl.config import RunConfig, StageConfig, load_config
 from agentrl.config.dump import to_yaml
 from agentrl.controller.cluster.rollout_pool import Incident
 from agentrl.errors import ConfigError, DataError, EngineError
@@ -200,7 +200,7 @@ def _directory(config: RunConfig, out: Path, tasks: Sequence[Task], samples: int
     directory = RunDirectory.open(out)
     record = directory.read_record()
     made = {
-        "settings": (directory.config_path.read_text(encoding="utf-8"), text),
+        "settings": (to_yaml(load_config(directory.config_path, trains=False)), text),
         "tasks": (record.get("data"), data),
         "--samples": (record.get("collection"), {"samples": samples}),
     }

@@ -149,10 +149,10 @@ def rollouts(
         batch_groups=stage.train.batch_prompts,
         group_size=rollout.group_size,
         last_step=num_steps,
-        extra_siblings=rollout.extra_siblings,
+        oversample_per_group=rollout.oversample_per_group,
         max_staleness=rollout.max_staleness,
-        stale=rollout.stale,
-        max_refill=rollout.max_refill,
+        on_stale=rollout.on_stale,
+        max_resample_ratio=rollout.max_resample_ratio,
         oversample=int(rollout.oversample * stage.train.batch_prompts),
         in_draw_order=stage.run.deterministic,
     )
@@ -162,7 +162,7 @@ def rollouts(
         rewards = np.asarray(
             [trajectory.reward for trajectory in played.finished], dtype=np.float64
         )
-        if rewards.size < rollout.min_siblings:
+        if rewards.size < rollout.min_group_size:
             return FilterResult(False, "min_siblings")
         return algorithm.keep_group(GroupSummary(played.group_index, rewards))
 
@@ -187,9 +187,12 @@ def rollouts(
     )
     wait_s = rollout_deadline_s(
         stage,
-        max(admission.draws_per_batch * (rollout.group_size + rollout.extra_siblings), examined),
+        max(
+            admission.draws_per_batch * (rollout.group_size + rollout.oversample_per_group),
+            examined,
+        ),
     )
-    overlap = OffPolicyConfig(rollout.max_staleness, rollout.on_publish, rollout.stale)
+    overlap = OffPolicyConfig(rollout.max_staleness, rollout.pause_mode, rollout.on_stale)
     return CapacitySchedule(group, open_service, overlap=overlap, wait_s=wait_s)
 
 
@@ -220,4 +223,4 @@ def rollout_deadline_s(stage: StageConfig, num_episodes: int) -> float:
     waves = math.ceil(
         num_episodes / min(rollout.max_running, stage.sandbox.max_running or rollout.max_running)
     )
-    return waves * (rollout.retries + 1) * rollout.episode_timeout_s + 60.0
+    return waves * (rollout.max_retries + 1) * rollout.episode_timeout_s + 60.0

@@ -358,11 +358,12 @@ def _settings(stage: StageConfig, num_steps: int) -> StageSettings:
         checkpoint_every=stage.checkpoint.every,
         seed=stage.run.seed,
         failures=FailureBound(
-            stage.train.batch_prompts * (stage.rollout.group_size + stage.rollout.extra_siblings),
+            stage.train.batch_prompts
+            * (stage.rollout.group_size + stage.rollout.oversample_per_group),
             stage.rollout.max_failed_frac,
         ),
-        shuffle_rewards=stage.reward.shuffle,
-        tool_tokens=stage.train.tool_tokens,
+        shuffle_rewards=stage.debug.shuffle_rewards,
+        train_on_tool_tokens=stage.debug.train_on_tool_tokens,
     )
 
 

@@ -84,7 +84,7 @@ class Trainer:
     Args:
         config: from ``load_config``.
         tools: tools on offer, instead of ``env.tools``.
-        env: an Env class, a factory ``(task) -> Env`` or an EnvSpec, instead of ``env.entry``.
+        env: an Env class, a factory ``(task) -> Env`` or an EnvSpec, instead of ``env.entry_point``.
         reward: a reward function, several, or a Rubric, instead of ``reward.functions``.
         console: where progress is shown; None shows nothing.
     """
@@ -162,7 +162,7 @@ class Trainer:
         """Examines the policy and keeps every episode; each set is played with its own settings, as in training.
 
         Args:
-            name: one of ``eval.sets``; by default all but those that are ``only_before``.
+            name: one of ``eval.sets``; by default all but those that are ``baseline_only``.
             samples: episodes sampled a task, instead of ``eval.samples``.
             greedy: whether a greedy episode is played too, instead of ``eval.greedy``.
 
@@ -176,7 +176,7 @@ class Trainer:
         chosen = [
             own
             for own, item in sets.items()
-            if own == name or (name is None and not item.only_before)
+            if own == name or (name is None and not item.baseline_only)
         ]
         if not chosen:
             raise ConfigError(
@@ -185,7 +185,7 @@ class Trainer:
         plan = eval_plan(stage, self._live, self._base_dir, only=chosen)
         plan = replace(
             plan,
-            sets=tuple(replace(item, only_before=False) for item in plan.sets),
+            sets=tuple(replace(item, baseline_only=False) for item in plan.sets),
             samples=samples or plan.samples,
             greedy=plan.greedy if greedy is None else greedy,
         )

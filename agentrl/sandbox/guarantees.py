@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, did_you_mean
 
 GUARANTEES: Mapping[str, str] = MappingProxyType(
     {
@@ -50,10 +49,10 @@ def parse_require(require: str | Iterable[str]) -> frozenset[str]:
             asked.add(word)
         else:
             known = [*LEVELS, *GUARANTEES]
-            near = difflib.get_close_matches(str(word), known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(known)}"
+            hint = did_you_mean(str(word), known, f"use one of {', '.join(known)}")
             raise ConfigError(
-                f"sandbox.require: {word!r} is neither a level nor a guarantee; {hint}"
+                f"SandboxSpec.require: {word!r} is neither a level nor a guarantee{hint}",
+                fields=["SandboxSpec.require"],
             )
     return frozenset(asked)
 

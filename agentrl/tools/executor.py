@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import re
 import time
 from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
-from agentrl.errors import AgentRLError, DataError, ToolError
+from agentrl.errors import AgentRLError, DataError, ToolError, nearest
 from agentrl.sandbox import Sandbox
 from agentrl.tools.base import InvalidArgumentsError, Tool
 from agentrl.tools.context import ToolContext, ToolOutput
@@ -212,8 +211,8 @@ class ToolExecutor:
             task.exception()  # looked at, so that asyncio does not report it as lost: it was counted long ago
 
     def _unknown_tool(self, name: str) -> ToolOutput:
-        close = difflib.get_close_matches(name[:_LONGEST_NAME], self._tools, n=1)
-        meant = f" Did you mean {close[0]!r}?" if close else ""
+        near = nearest(name[:_LONGEST_NAME], self._tools)
+        meant = f" Did you mean {near!r}?" if near else ""
         known = ", ".join(self._tools) or "none"
         return _error(
             "unknown_tool",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import json
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agentrl.errors import ConfigError, ToolError
+from agentrl.errors import ConfigError, ToolError, did_you_mean
 from agentrl.tools.base import Tool
 from agentrl.tools.factory import ToolFactory
 from agentrl.tools.python import PythonTool
@@ -65,10 +64,8 @@ def _named(name: str, args: Mapping[str, Any], base_dir: str | Path | None) -> T
     if name in _BUILT_IN:
         return _built_in(name, json.dumps(args), str(base_dir or "."))
     if ":" not in name:
-        close = difflib.get_close_matches(name, _BUILT_IN, n=1)
-        meant = f"; did you mean {close[0]!r}?" if close else ""
         raise ConfigError(
-            f"env.tools: {name!r} is no built-in tool ({', '.join(_BUILT_IN)}){meant} "
+            f"env.tools: {name!r} is no built-in tool ({', '.join(_BUILT_IN)}){did_you_mean(name, _BUILT_IN)} "
             "Name one of yours as file.py:name or module:name"
         )
     return _made_of(load_object(name, base_dir), name, args)

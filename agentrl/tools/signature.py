@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import typing
 from collections.abc import Callable, Mapping
@@ -13,7 +12,7 @@ from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapt
 from pydantic.errors import PydanticInvalidForJsonSchema
 from pydantic_core import PydanticSerializationError
 
-from agentrl.errors import ToolError
+from agentrl.errors import ToolError, did_you_mean
 from agentrl.tools.context import ToolContext
 from agentrl.tools.docstring import read_docstring
 
@@ -152,14 +151,9 @@ def _refuse_unknown_entries(
 ) -> None:
     for entry in documented:
         if entry not in parameters:
-            close = difflib.get_close_matches(entry, parameters, n=1)
-            meant = (
-                f"did you mean {close[0]!r}?"
-                if close
-                else f"the parameters are {sorted(parameters)}"
-            )
+            meant = did_you_mean(entry, parameters, f"the parameters are {sorted(parameters)}")
             raise ToolError(
-                f"tool {name!r}: the docstring's Args describe {entry!r}, which is no parameter; {meant}"
+                f"tool {name!r}: the docstring's Args describe {entry!r}, which is no parameter{meant}"
             )
 
 

@@ -5,7 +5,6 @@ A schema refers to nothing outside itself: nothing is ever fetched.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import json
 from collections.abc import Mapping
@@ -17,7 +16,7 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 
-from agentrl.errors import ToolError
+from agentrl.errors import ToolError, did_you_mean
 from agentrl.tools.patterns import BoundedValidator, SlowPatternError, check_pattern, pattern_budget
 from agentrl.tools.threads import BoundedThreads, DeadlineError
 
@@ -200,13 +199,8 @@ def _listed(names: list[str]) -> str:
 
 def _unknown(instance: Mapping[str, Any], known: list[str]) -> str:
     unknown = [key for key in instance if key not in known]
-    close = difflib.get_close_matches(unknown[0], known, n=1)
-    meant = (
-        f"did you mean {close[0]!r}?"
-        if close
-        else f"the arguments are {', '.join(known) or 'none'}"
-    )
-    return f"there is no argument {_short(unknown[0])}; {meant}"
+    meant = did_you_mean(unknown[0], known, f"the arguments are {', '.join(known) or 'none'}")
+    return f"there is no argument {_short(unknown[0])}{meant}"
 
 
 def _short(value: Any) -> str:

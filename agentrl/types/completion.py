@@ -35,7 +35,7 @@ class SamplingParams:
         max_new_tokens: at most this many tokens are sampled.
         temperature: 0 is greedy; logprobs are then those at temperature 1.
         top_p, top_k, min_p: 1, 0 and 0 switch them off; anything else makes the sampler another distribution,
-            which is refused for training unless ``rollout.allow_truncated_sampling``.
+            which is refused for training unless ``rollout.allow_biased_sampling``.
         stop_token_ids: sampling one ends the completion; the sampled token is kept.
         stop: strings that end the completion; the whole last token is kept, only the text is cut.
         json_schema: a JSON Schema that a grammar forces the completion to fit (``EngineInfo.grammars``); another

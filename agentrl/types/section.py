@@ -1,17 +1,30 @@
-"""What every section of the configuration has in common: frozen, strict about types, closed to unknown keys."""
+"""Section: a part of the configuration, and the description of the thing that it configures.
+
+- A section is frozen and strict: a text is never read as a number, nor 1.0 as an integer, and unknown keys are refused.
+- Within a file all faults are collected: ``model_validate`` raises pydantic's error, and ``section_faults`` reads it.
+- A user of Python who constructs a section, or changes one by ``replace``, gets a ConfigError.
+"""
 
 from __future__ import annotations
 
+import re
 import typing
-from typing import Annotated, Any, TypeAlias, TypeVar
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Self, TypeAlias, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from agentrl.errors import AgentRLError, ConfigError, did_you_mean, nearest
 
 __all__ = [
     "Arguments",
     "Count",
     "Decay",
+    "Fault",
     "Fraction",
+    "Key",
     "Listed",
     "Natural",
     "Positive",
@@ -21,6 +34,8 @@ __all__ = [
     "Words",
     "entry_section",
     "plain_section",
+    "section_faults",
+    "sections_within",
 ]
 
 T = TypeVar("T")
@@ -45,9 +60,36 @@ Arguments: TypeAlias = dict[str, Any]
 Listed: TypeAlias = Annotated[tuple[T, ...], BeforeValidator(_as_tuple)]
 Words: TypeAlias = Annotated[tuple[str, ...], BeforeValidator(_as_words)]
 
+Key: TypeAlias = tuple[str | int, ...]
+"""The path of a setting: names of sections and fields, and positions in lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A broken rule before it has a place in a file.
+
+    Args:
+        keys: the settings that it is about, the first being the one to change.
+        message: the rule, the value found and the remedy; its first ``{key}`` stands for the first key as written.
+        value: what was found, where one value is to blame.
+    """
+
+    keys: tuple[Key, ...]
+    message: str
+    value: Any = None
+
+
+class _NestedError(ValueError):
+    """The faults of a section that a value of another chose, such as an algorithm's settings."""
+
+    def __init__(self, section: type[Section], error: ValidationError) -> None:
+        super().__init__(str(error))
+        self.section = section
+        self.error = error
+
 
 class Section(BaseModel):
-    """A section. ``strict``: a text is never read as a number, nor 1.0 as an int; an int is a float."""
+    """A frozen and strict model; rules between its fields are validators that raise ``self.broken(...)``."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -58,6 +100,39 @@ class Section(BaseModel):
         use_attribute_docstrings=True,
         protected_namespaces=(),
     )
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise _config_error(type(self), error) from None
+
+    # pydantic validates a section within another one without calling an __init__ that is marked so: there the fault
+    # must stay a ValidationError, which does not end the search for others
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+    def replace(self, **changes: Any) -> Self:
+        """The same with other values, checked as a new one is.
+
+        Raises:
+            ConfigError: a value, or a rule between values, does not hold.
+        """
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        return type(self)(**{**given, **changes})
+
+    @classmethod
+    def broken(cls, field: str, rule: str) -> ConfigError:
+        """The error for a rule that ``field`` breaks; ``rule`` follows the field's name, as `` must be even, got 3``."""
+        name = f"{cls.__name__}.{field}"
+        return ConfigError(f"{name}{rule}", fields=[name])
+
+    @classmethod
+    def check_as(cls, values: Mapping[str, Any]) -> Self:
+        """A section of ``values``, for the validator of another section; its faults are told as those of that one."""
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise _NestedError(cls, error) from None
 
 
 def plain_section(annotation: Any) -> type[Section] | None:
@@ -72,3 +147,126 @@ def entry_section(annotation: Any) -> type[Section] | None:
     return next(
         (section for part in typing.get_args(annotation) if (section := plain_section(part))), None
     )
+
+
+def sections_within(
+    root: type[Section], prefix: tuple[str, ...] = ()
+) -> Iterator[tuple[str, type[Section]]]:
+    """Every section in ``root`` with its dotted key, in which ``N`` or ``NAME`` stands for an entry."""
+    for name, field in root.model_fields.items():
+        key = (*prefix, field.alias or name)
+        if (section := plain_section(field.annotation)) is not None:
+            yield ".".join(key), section
+            yield from sections_within(section, key)
+        elif (section := entry_section(field.annotation)) is not None:
+            entry = "NAME" if typing.get_origin(field.annotation) is dict else "N"
+            yield ".".join((*key, entry)), section
+
+
+_KINDS = {
+    "int_type": "must be an integer",
+    "int_from_float": "must be an integer",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_type": "must be true or false",
+    "string_type": "must be a text",
+    "tuple_type": "must be a list",
+    "list_type": "must be a list",
+    "dict_type": "must be a mapping",
+    "model_type": "must be a mapping of settings",
+    "greater_than_equal": "must be at least {ge}",
+    "greater_than": "must be more than {gt}",
+    "less_than_equal": "must be at most {le}",
+    "less_than": "must be less than {lt}",
+    "too_short": "must have at least {min_length} entries",
+    "too_long": "must have at most {max_length} entries",
+    "literal_error": "must be {expected}",
+    "string_pattern_mismatch": "must fit the pattern {pattern}",
+}
+
+
+def section_faults(
+    error: ValidationError, section: type[Section], root: type[Section] | None = None, at: Key = ()
+) -> Iterator[Fault]:
+    """Every fault that validation found.
+
+    Args:
+        error: of ``section.model_validate``.
+        section: what was validated.
+        root: the whole that ``section`` is in, in which an unknown key may be meant for another section.
+        at: where ``section`` is in ``root``.
+    """
+    for detail in error.errors(include_url=False):
+        kind, key = detail["type"], (*at, *detail["loc"])
+        cause = detail.get("ctx", {}).get("error")
+        if kind == "default_factory_not_called":  # it only follows from another fault
+            continue
+        if isinstance(cause, _NestedError):
+            yield from section_faults(cause.error, cause.section, root or section, key)
+        elif isinstance(cause, AgentRLError):
+            field = cause.fields[0].partition(".")[2] if cause.fields else ""
+            yield Fault(((*key, *field.split(".")) if field else key,), str(cause))
+        elif kind == "extra_forbidden":
+            near = _meant(section, detail["loc"], root or section, at)
+            yield Fault((key,), f"unknown key {{key}}{near}", detail["input"])
+        else:
+            yield Fault((key,), "{key} " + _rule(detail), detail["input"])
+
+
+def _rule(detail: ErrorDetails) -> str:
+    if detail["type"] == "missing":
+        return "is required"
+    bounds = {
+        name: f"{value:g}" if isinstance(value, float) else value
+        for name, value in detail.get("ctx", {}).items()
+    }
+    rule = _KINDS[detail["type"]].format(**bounds) if detail["type"] in _KINDS else detail["msg"]
+    near = ""
+    if detail["type"] == "literal_error" and isinstance(detail["input"], str):
+        near = did_you_mean(detail["input"], re.findall(r"'([^']*)'", bounds["expected"]))
+    shown = repr(detail["input"])
+    return f"{rule}, got {shown if len(shown) <= 80 else f'{shown[:77]}...'}{near}"
+
+
+def _meant(section: type[Section], loc: Key, root: type[Section], at: Key) -> str:
+    """What an unknown key was probably meant to be: the same name in another section, or a near one in this."""
+    name, here = str(loc[-1]), (*at, *loc[:-1])
+    leaves = {str(known[-1]): known for known in _known_keys(root)}
+    owner = _section_at(section, loc[:-1])
+    near = nearest(name, [f.alias or own for own, f in owner.model_fields.items()] if owner else [])
+    meant = leaves.get(name) or ((*here, near) if near is not None else ())
+    return f"; did you mean {'.'.join(map(str, meant))}?" if meant else ""
+
+
+def _section_at(root: type[Section], key: Key) -> type[Section] | None:
+    """The section that ``key`` leads to from ``root``; None where it leads to a plain value."""
+    section: type[Section] | None = root
+    rest = list(key)
+    while rest and section is not None:
+        field = section.model_fields.get(str(rest.pop(0)))
+        annotation = field and field.annotation
+        section = plain_section(annotation)
+        if section is None and rest and (section := entry_section(annotation)) is not None:
+            rest.pop(0)  # the entry of a list or mapping
+    return section
+
+
+def _known_keys(root: type[Section], prefix: Key = ()) -> Iterator[Key]:
+    """Every key of ``root`` down to its plain values, without those in lists and mappings."""
+    for name, field in root.model_fields.items():
+        key = (*prefix, field.alias or name)
+        yield key
+        if (inner := plain_section(field.annotation)) is not None:
+            yield from _known_keys(inner, key)
+
+
+def _config_error(section: type[Section], error: ValidationError) -> ConfigError:
+    """All faults of a section that a user of Python made, with its fields in place of keys."""
+    lines, fields = [], []
+    for fault in section_faults(error, section):
+        *outer, last = fault.keys[0] or ("",)
+        owner = _section_at(section, tuple(outer)) or section
+        field = ".".join(map(str, [*([] if owner is not section else outer), last]))
+        fields.append(f"{owner.__name__}.{field}")
+        lines.append(fault.message.replace("{key}", fields[-1], 1))
+    return ConfigError("; ".join(lines), fields=fields)

@@ -27,7 +27,9 @@ from tests.rollouts.bytewise import (
 async def test_an_agent_with_tools_leaves_the_tokens_that_an_environment_leaves() -> None:
     script = [say(call("add", a=1, b=2)), say("3")]
     stepped = scripted(script)
-    await play(stepped, tools=[add], task=Task("t", (HI,)), env_settings={"announce_tools": True})  # type: ignore[arg-type]
+    await play(
+        stepped, tools=[add], task=Task("t", (HI,)), env_settings={"describe_tools_in_prompt": True}
+    )  # type: ignore[arg-type]
     async with serving(script) as served:
         episode = await served.open()
         first = await episode.say(HI, tools=[ADD])

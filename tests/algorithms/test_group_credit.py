@@ -29,24 +29,24 @@ def rewards_of(reward: np.ndarray, group: np.ndarray, seed: int = 0) -> Rewards:
 
 def test_advantages_are_centred_on_their_own_group() -> None:
     # group means are 0.5 and 10: mixing the groups would give a mean of 5.25
-    got = group_advantages(floats(0, 1, 9, 11), np.array([0, 0, 1, 1]), scale="none")
+    got = group_advantages(floats(0, 1, 9, 11), np.array([0, 0, 1, 1]), scale_rewards="none")
     assert got.tolist() == [-0.5, 0.5, -1.0, 1.0]
 
 
 def test_std_divides_by_the_sample_deviation_plus_eps() -> None:
     # mean 1, deviations -1 0 1, sample variance (1 + 0 + 1) / 2 = 1
-    got = group_advantages(floats(0, 1, 2), np.zeros(3, int), scale="std", eps=0.25)
+    got = group_advantages(floats(0, 1, 2), np.zeros(3, int), scale_rewards="std", eps=0.25)
     assert got.tolist() == [-0.8, 0.0, 0.8]
 
 
 def test_siblings_need_not_be_neighbours() -> None:
-    got = group_advantages(floats(0, 9, 1, 11), np.array([7, 3, 7, 3]), scale="none")
+    got = group_advantages(floats(0, 9, 1, 11), np.array([7, 3, 7, 3]), scale_rewards="none")
     assert got.tolist() == [-0.5, -1.0, 0.5, 1.0]
 
 
 def test_a_failed_sibling_leaves_its_group() -> None:
     # 4 started, the one that failed is absent: the baseline is the mean of three
-    assert group_advantages(floats(0, 0, 3), np.zeros(3, int), scale="none").tolist() == [
+    assert group_advantages(floats(0, 0, 3), np.zeros(3, int), scale_rewards="none").tolist() == [
         -1.0,
         -1.0,
         2.0,
@@ -104,14 +104,14 @@ def test_groups_that_teach_nothing_are_dropped_with_a_reason() -> None:
 
 def test_groups_without_spread_can_be_kept() -> None:
     assert (
-        make_algorithm("grpo", {"drop_zero_spread": False})
+        make_algorithm("grpo", {"filter_zero_variance": False})
         .keep_group(GroupSummary(0, floats(1, 1)))
         .keep
     )
 
 
 def test_credit_goes_to_trajectories_and_none_to_turns() -> None:
-    credit = make_algorithm("grpo", {"scale": "none"}).credit(
+    credit = make_algorithm("grpo", {"scale_rewards": "none"}).credit(
         rewards_of(floats(0, 2), np.zeros(2, int)), {}
     )
     assert credit.trajectory.tolist() == [-1.0, 1.0]

@@ -108,6 +108,6 @@ def grpo() -> AlgorithmSpec:
 
 def test_centring_below_zero_is_refused() -> None:
     with pytest.raises(
-        ConfigError, match=r"algorithm\.centring must be finite and at least 0, got -1"
+        ConfigError, match=r"RewardModelSettings\.centring must be at least 0, got -1"
     ):
         make_algorithm("reward_model", {"centring": -1})

@@ -54,7 +54,7 @@ def test_each_set_is_played_with_its_own_settings(
     load_object("warmup.py:build_model", EXAMPLE)(model)
     sets = "{data: task.py:tasks, num_tasks: 2}, bare: {data: task.py:tasks, num_tasks: 2, tools: false}"
     cold = "cold: {data: task.py:tasks, num_tasks: 2, temperature: 0.25}"
-    base = "base: {data: task.py:tasks, num_tasks: 2, only_before: true}"
+    base = "base: {data: task.py:tasks, num_tasks: 2, baseline_only: true}"
     settings = [
         "controller.mode=inline",
         f"eval.sets={{plain: {sets}, {cold}, {base}}}",

@@ -23,7 +23,7 @@ TASK = Path(__file__).resolve().parents[1] / "run" / "tiny_task.py"
 CONFIG = f"""\
 controller: {{mode: inline}}
 model: {{path: model}}
-env: {{tools: ["{TASK}:add"], announce_tools: false}}
+env: {{tools: ["{TASK}:add"], describe_tools_in_prompt: false}}
 data: {{train: "{TASK}:tasks", max_prompt_tokens: 64}}
 reward: {{functions: ["{TASK}:graded"]}}
 rollout: {{group_size: 2, max_turns: 2, max_turn_tokens: 6, max_response_tokens: 40, max_running: 4}}

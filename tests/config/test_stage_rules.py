@@ -53,7 +53,7 @@ def test_three_entries_load(write: Write) -> None:
         (stages(rm=", when: built"), "'rm' is skipped, since it is `when: built`"),
         (
             "algorithm: {name: reward_model, centring: -1}",
-            "algorithm.centring must be finite and at least 0",
+            "algorithm.centring must be at least 0, got -1",
         ),
         ("algorithm: {name: reward_model, centering: 1.0}", "did you mean algorithm.centring?"),
         (
@@ -61,8 +61,8 @@ def test_three_entries_load(write: Write) -> None:
             "needs another name than 'reward_model'",
         ),
         (
-            "env: {entry: a.py:E}\neval: {sets: {a: {data: a.py:t, tools: false}}}",
-            "env.entry='a.py:E' has its own",
+            "env: {entry_point: a.py:E}\neval: {sets: {a: {data: a.py:t, tools: false}}}",
+            "env.entry_point='a.py:E' has its own",
         ),
     ],
 )

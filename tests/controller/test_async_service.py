@@ -96,7 +96,7 @@ def test_a_buffered_group_is_dropped_once_it_is_too_old(world: MakeWorld) -> Non
 def test_a_group_with_old_and_new_tokens_is_dropped_or_masked(
     world: MakeWorld, stale: str, kept: int
 ) -> None:
-    w = world(bounds(1, 1, max_staleness=1, stale=stale))
+    w = world(bounds(1, 1, max_staleness=1, on_stale=stale))
     w.fleet.wait_for(2)
     w.service.make_room(2)
     finish(w, 0, 0, 2)
@@ -106,7 +106,7 @@ def test_a_group_with_old_and_new_tokens_is_dropped_or_masked(
 
 
 def test_a_group_of_old_tokens_alone_is_dropped_whatever_the_rule(world: MakeWorld) -> None:
-    w = world(bounds(1, 1, max_staleness=1, stale="mask_tokens"))
+    w = world(bounds(1, 1, max_staleness=1, on_stale="mask_tokens"))
     w.fleet.wait_for(2)
     w.service.make_room(2)
     finish(w, 0, 0, 0)
@@ -114,7 +114,7 @@ def test_a_group_of_old_tokens_alone_is_dropped_whatever_the_rule(world: MakeWor
 
 
 def test_with_masked_tokens_nothing_that_runs_is_cancelled(world: MakeWorld) -> None:
-    w = world(bounds(1, 1, max_staleness=1, stale="mask_tokens"))
+    w = world(bounds(1, 1, max_staleness=1, on_stale="mask_tokens"))
     w.fleet.wait_for(2)
     w.service.before_publish(9)
     assert w.fleet.cancelled == []

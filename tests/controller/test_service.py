@@ -34,7 +34,7 @@ def test_a_batch_of_groups_is_issued_and_no_more(world: MakeWorld) -> None:
 
 
 def test_staleness_lets_more_batches_be_in_flight(world: MakeWorld) -> None:
-    w = world(bounds(2, 1, max_staleness=1, max_refill=4.0))
+    w = world(bounds(2, 1, max_staleness=1, max_resample_ratio=4.0))
     assert w.fleet.wait_for(4) == [0, 1, 2, 3]
     assert settled(w.fleet, [0, 1, 2, 3])
 
@@ -69,7 +69,7 @@ def test_in_draw_order_any_order_of_finishing_gives_the_same_batches(
     def keep(group: TrajectoryGroup) -> FilterResult:
         return FilterResult(group.group_index % 3 != 0, "third")
 
-    w = world(bounds(3, 1, max_refill=2.0, in_draw_order=True), keep=keep)
+    w = world(bounds(3, 1, max_resample_ratio=2.0, in_draw_order=True), keep=keep)
     batches = []
     for step in (1, 2, 3):
         batch = w.next_groups(step)
@@ -92,7 +92,7 @@ def test_in_draw_order_nothing_is_issued_before_the_loop_waits(world: MakeWorld)
 def test_a_dropped_group_is_refilled_up_to_its_share(world: MakeWorld) -> None:
     dropped = FilterResult(False, "zero_std")
     w = world(
-        bounds(2, 2, max_refill=0.5),
+        bounds(2, 2, max_resample_ratio=0.5),
         keep=lambda group: dropped if group.group_index != 2 else FilterResult(True),
     )
     batch = w.next_groups()
@@ -116,7 +116,7 @@ def test_a_step_may_go_on_with_nothing(world: MakeWorld) -> None:
 
 def test_the_refill_of_a_step_is_its_own(world: MakeWorld) -> None:
     w = world(
-        bounds(1, 1, max_refill=1.0),
+        bounds(1, 1, max_resample_ratio=1.0),
         keep=lambda group: FilterResult(group.group_index % 2 == 1, "even"),
     )
     for step in (1, 2, 3):
@@ -216,7 +216,7 @@ def test_a_wait_that_is_too_long_says_what_it_waits_for(world: MakeWorld) -> Non
 
 
 def test_a_snapshot_holds_what_is_not_trained_yet(world: MakeWorld) -> None:
-    w = world(bounds(2, 1, max_staleness=1, max_refill=2.0))
+    w = world(bounds(2, 1, max_staleness=1, max_resample_ratio=2.0))
     w.fleet.wait_for(4)
     batch = w.next_groups()
     for group_index in (0, 1, 2):
@@ -298,7 +298,7 @@ def test_what_was_not_handed_out_again_yet_is_in_the_next_snapshot(world: MakeWo
 
 
 def test_what_was_spent_of_a_refill_stays_spent(world: MakeWorld) -> None:
-    w = world(bounds(2, 1, max_refill=0.5), start=RolloutState(5, (), 2, 0))
+    w = world(bounds(2, 1, max_resample_ratio=0.5), start=RolloutState(5, (), 2, 0))
     assert w.fleet.wait_for(1) == [5]
     assert settled(w.fleet, [5])
 

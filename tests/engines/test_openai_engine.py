@@ -30,7 +30,8 @@ async def play_at(
 ) -> Trajectory:
     """One episode whose policy is the server's."""
     spec = replace(
-        rollout_spec(tools=[add], env_settings={"announce_tools": True}, **settings), renderer=None
+        rollout_spec(tools=[add], env_settings={"describe_tools_in_prompt": True}, **settings),
+        renderer=None,
     )
     engine = OpenAIEngineSpec(
         ChatServerSpec(url, "m", max_backoff_s=0.01, max_retries=2, timeout_s=20.0)

@@ -82,7 +82,7 @@ async def test_the_opening_has_the_system_prompt_the_task_and_the_tools() -> Non
 
 
 async def test_tools_that_are_not_announced_work_all_the_same() -> None:
-    env = ToolEnv(TASK, tools=[add], announce_tools=False)
+    env = ToolEnv(TASK, tools=[add], describe_tools_in_prompt=False)
 
     assert (await env.reset(seed=1)).tools == ()
     assert (await env.step(act(CALL))).observation.messages[0]["content"] == "3"

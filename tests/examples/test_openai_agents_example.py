@@ -19,7 +19,7 @@ def load(name: str) -> Any:
 
 def test_the_configuration_starts_the_agent_in_the_stage_that_plays_alone() -> None:
     warmup, rl = load_config(EXAMPLE / "config.yaml").resolved_stages()
-    assert (warmup.env.program, rl.env.program) == ((), ("python", "agent.py"))
+    assert (warmup.env.agent_command, rl.env.agent_command) == ((), ("python", "agent.py"))
 
 
 def test_tasks_know_when_the_trains_of_the_agent_leave() -> None:

@@ -18,9 +18,9 @@ def load(name: str) -> Any:
 
 def test_the_configuration_starts_the_agent_in_the_stage_that_plays_alone() -> None:
     warmup, rl = load_config(EXAMPLE / "config.yaml").resolved_stages()
-    assert warmup.env.program == ()
-    assert rl.env.program == ("python", "agent.py")
-    assert (EXAMPLE / rl.env.program[1]).is_file()
+    assert warmup.env.agent_command == ()
+    assert rl.env.agent_command == ("python", "agent.py")
+    assert (EXAMPLE / rl.env.agent_command[1]).is_file()
 
 
 def test_a_model_of_ones_own_skips_the_warm_up() -> None:

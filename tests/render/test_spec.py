@@ -114,7 +114,8 @@ def test_auto_takes_a_template_of_no_known_family_as_it_is(base_model: str) -> N
 def test_a_template_without_tools_is_not_given_any(base_model: str) -> None:
     renderer = RendererSpec(base_model, chat_template=NO_TOOLS).build()
     with pytest.raises(
-        DataError, match=r"does not tell the model of its tools.*env\.announce_tools: false"
+        DataError,
+        match=r"does not tell the model of its tools.*env\.describe_tools_in_prompt: false",
     ):
         renderer.prompt(({"role": "user", "content": "Hi"},), (ToolSpec("f", "Does.", {}),))
 

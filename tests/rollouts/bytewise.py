@@ -166,7 +166,7 @@ def rollout_spec(
     env_settings: Mapping[str, Any] | None = None,
     **limits: Any,
 ) -> RolloutSpec:
-    kwargs = {"tools": list(tools), "announce_tools": False, **(env_settings or {})}
+    kwargs = {"tools": list(tools), "describe_tools_in_prompt": False, **(env_settings or {})}
     return RolloutSpec(
         env=env or EnvSpec(ToolEnv, kwargs=kwargs),
         renderer=Built(renderer or BytewiseRenderer()),

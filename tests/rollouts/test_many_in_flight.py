@@ -125,7 +125,7 @@ def test_an_episode_that_is_kept_in_a_stage_keeps_no_other(opened: Open, stage: 
             else say("end")
         )
 
-    env = EnvSpec(Slow, kwargs={"tools": [wait], "announce_tools": False})
+    env = EnvSpec(Slow, kwargs={"tools": [wait], "describe_tools_in_prompt": False})
     runner = opened(scripted(script, latency=latency), env=env, reward=reward)
     kept = Task(stage, TASK.messages, info={"held": held})
     runner.submit([GroupRequest(0, kept, 1)])
@@ -156,7 +156,9 @@ def test_the_baseline_is_that_of_the_siblings_that_finished(opened: Open) -> Non
     runner.submit([GroupRequest(3, TASK, 3)])
     (outcome,) = collect(runner, 1)
     rewards = np.asarray([t.reward for t in outcome.group.finished], dtype=np.float64)
-    assert group_advantages(rewards, np.zeros(2, dtype=np.int64), scale="none").tolist() == [
+    assert group_advantages(
+        rewards, np.zeros(2, dtype=np.int64), scale_rewards="none"
+    ).tolist() == [
         -1.5,
         1.5,
     ]

@@ -54,7 +54,7 @@ def play(
             else say("the end")
         )
 
-    kwargs = {"tools": [PythonTool(timeout_s=timeout_s)], "announce_tools": False}
+    kwargs = {"tools": [PythonTool(timeout_s=timeout_s)], "describe_tools_in_prompt": False}
     env = EnvSpec(ToolEnv, kwargs=kwargs, sandbox=spec)
     runner = EpisodeRunner(
         rollout_spec(

@@ -285,7 +285,7 @@ def test_an_episode_with_a_sandbox_is_begun_anew(opened: Open) -> None:
     spec = rollout_spec()
     env = EnvSpec(
         spec.env.factory,
-        kwargs={"tools": [PythonTool()], "announce_tools": False},
+        kwargs={"tools": [PythonTool()], "describe_tools_in_prompt": False},
         sandbox=SandboxSpec(),
     )
     gate = Gate(1)
@@ -361,7 +361,7 @@ def test_a_straggler_that_is_cut_right_after_the_resume_counts_with_its_turns(op
     first = resumed(opened, saved).group.trajectories[0]
     beside = replace(saved, siblings=(first, saved.siblings[1]))
     runner = opened(scripted(words))
-    runner.submit([GroupRequest(3, TASK, 1, extra_siblings=1, saved=beside)])
+    runner.submit([GroupRequest(3, TASK, 1, oversample_per_group=1, saved=beside)])
     group = collect(runner).group
     assert [str(t.status) for t in group.trajectories] == ["terminated", "truncated(straggler)"]
     assert [len(t.turns) for t in group.trajectories] == [TURNS, 2]

@@ -21,7 +21,9 @@ def ahead(folder: Path) -> Path:
     """The tiny run's configuration with what tokens of older versions need."""
     config = folder / "config.yaml"
     config.write_text(
-        CONFIG.replace(RL, f"{RL}    algorithm: {{name: grpo, correction: token}}\n"),
+        CONFIG.replace(
+            RL, f"{RL}    algorithm: {{name: grpo, rollout_correction: {{level: token}}}}\n"
+        ),
         encoding="utf-8",
     )
     return config
@@ -32,7 +34,7 @@ def ahead(folder: Path) -> Path:
     [
         ("rollout.schedule=one_step_off",),
         ("rollout.schedule=async", "rollout.max_staleness=2"),
-        ("rollout.schedule=async", "rollout.on_publish=in_place", "rollout.stale=mask_tokens"),
+        ("rollout.schedule=async", "rollout.pause_mode=in_place", "rollout.on_stale=mask_tokens"),
         ("rollout.oversample=1.0",),
     ],
     ids=["one_step_off", "async", "masked", "oversample"],

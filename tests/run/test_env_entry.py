@@ -47,7 +47,7 @@ def spec(write: Write, tmp_path: Path) -> Callable[..., EnvSpec]:
 async def test_a_subclass_of_tool_env_is_given_tools_and_prompt(
     spec: Callable[..., EnvSpec],
 ) -> None:
-    text = "env: {entry: 'own.py:Own', tools: ['own.py:look'], system_prompt: Look!}\nrollout: {tool_timeout_s: 7}"
+    text = "env: {entry_point: 'own.py:Own', tools: ['own.py:look'], system_prompt: Look!}\nrollout: {tool_timeout_s: 7}"
     built = spec(text)
     assert built.kwargs["tool_deadline_s"] == 7
     observation = await built.build(Task("1", ({"role": "user", "content": "Where?"},))).reset(
@@ -72,14 +72,17 @@ def test_a_setting_that_an_environment_does_not_take_is_refused(
         ConfigError,
         match=rf"{named} would do nothing, since Bare has no parameter '\w+'; give it one",
     ):
-        spec(f"env: {{entry: 'own.py:Bare', {setting}}}")
+        spec(f"env: {{entry_point: 'own.py:Bare', {setting}}}")
 
 
 def test_without_such_settings_it_is_given_its_own_arguments_alone(
     spec: Callable[..., EnvSpec],
 ) -> None:
-    assert spec("env: {entry: 'own.py:Bare', args: {size: 3}}").kwargs == {"size": 3}
-    assert spec("env: {entry: 'own.py:Bare', announce_tools: false}").kwargs == {}
+    assert spec("env: {entry_point: 'own.py:Bare', args: {size: 3}}").kwargs == {"size": 3}
+    assert spec("env: {entry_point: 'own.py:Bare', describe_tools_in_prompt: false}").kwargs == {}
     assert (
-        spec("env: {entry: 'own.py:Own', announce_tools: false}").kwargs["announce_tools"] is False
+        spec("env: {entry_point: 'own.py:Own', describe_tools_in_prompt: false}").kwargs[
+            "describe_tools_in_prompt"
+        ]
+        is False
     )

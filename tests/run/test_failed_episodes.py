@@ -30,9 +30,9 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
     """Trains with the faulty environment; what the terminal shows. The fault is there until it is mended."""
     monkeypatch.setenv("FAULTY", str(tmp_path / "fault"))
     (tmp_path / "fault").touch()
-    tools = f'env: {{tools: ["{TASK}:add"], announce_tools: false}}'
+    tools = f'env: {{tools: ["{TASK}:add"], describe_tools_in_prompt: false}}'
     assert tools in CONFIG
-    text = CONFIG.replace(tools, f'env: {{entry: "{FAULTY}:Faulty"}}')
+    text = CONFIG.replace(tools, f'env: {{entry_point: "{FAULTY}:Faulty"}}')
     (tmp_path / "config.yaml").write_text(text, encoding="utf-8")
     console = Console(file=io.StringIO(), width=300)
 

@@ -39,7 +39,9 @@ def shown(tmp_path: Path, *overrides: str, width: int = 140) -> list[str]:
 @pytest.mark.parametrize("kept", ["true", "false"], ids=["dropped", "trained"])
 def test_a_step_of_equal_rewards_says_so_in_its_line(tmp_path: Path, kept: str) -> None:
     lines = shown(
-        tmp_path, f"stages.rl.algorithm.drop_zero_spread={kept}", "stages.rl.rollout.max_refill=0.0"
+        tmp_path,
+        f"stages.rl.algorithm.filter_zero_variance={kept}",
+        "stages.rl.rollout.max_resample_ratio=0.0",
     )
     steps = [line for line in lines if line.lstrip().startswith(("1/2", "2/2"))]
     assert [line.endswith("no signal: 3 of 3 groups equal") for line in steps] == [

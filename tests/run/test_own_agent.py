@@ -32,7 +32,7 @@ CONFIG = f"""\
 run: {{base_dir: "{EXAMPLE}"}}
 controller: {{mode: inline}}
 model: {{build: "task.py:build_model"}}
-env: {{program: [python, agent.py]}}
+env: {{agent_command: [python, agent.py]}}
 data: {{train: "task.py:tasks", max_prompt_tokens: 64}}
 reward: {{functions: ["agentrl.envs:exact_answer"]}}
 rollout: {{group_size: 4, max_turns: 3, max_turn_tokens: 32, max_response_tokens: 120, max_running: 4}}
@@ -42,7 +42,7 @@ stages:
   - name: warmup
     steps: 40
     algorithm: sft
-    env: {{program: []}}
+    env: {{agent_command: []}}
     data: "task.py:demonstrations"
     train: {{batch_prompts: 8}}
     optim: {{name: muon, lr: 2.0e-3, muon_lr: 0.02}}
@@ -145,7 +145,7 @@ def test_a_program_that_is_not_there_is_refused_before_a_run_directory_is_made(
     path = tmp_path / "config.yaml"
     path.write_text(CONFIG, encoding="utf-8")
     config = load_config(
-        path, [f"run.dir={tmp_path / 'run'}", "stages.rl.env.program=[no-such-agent]"]
+        path, [f"run.dir={tmp_path / 'run'}", "stages.rl.env.agent_command=[no-such-agent]"]
     )
     with Trainer(config) as trainer, pytest.raises(ConfigError, match="no-such-agent"):
         trainer.train()

@@ -33,7 +33,7 @@ OVERRIDES = (
     "checkpoint.keep_last=99",
     f"stages.rl.steps={STEPS}",
     "stages.rl.eval.sets={}",
-    f'stages.rl.env.entry="{TASK}:Long"',
+    f'stages.rl.env.entry_point="{TASK}:Long"',
     "stages.rl.env.tools=[]",
 )
 
@@ -43,7 +43,9 @@ def config(tmp_path: Path) -> Path:
     path = tmp_path / "config.yaml"
     rl = "  - name: rl\n"
     path.write_text(
-        CONFIG.replace(rl, f"{rl}    algorithm: {{name: grpo, correction: token}}\n"),
+        CONFIG.replace(
+            rl, f"{rl}    algorithm: {{name: grpo, rollout_correction: {{level: token}}}}\n"
+        ),
         encoding="utf-8",
     )
     return path

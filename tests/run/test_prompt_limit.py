@@ -82,7 +82,12 @@ def test_a_prompt_of_the_limit_stays_and_one_more_token_is_left_out(
 
 
 @pytest.mark.parametrize(
-    "more", ["env.announce_tools=true", "env.system_prompt=Add!", "env.entry=own.py:Inherits"]
+    "more",
+    [
+        "env.describe_tools_in_prompt=true",
+        "env.system_prompt=Add!",
+        "env.entry_point=own.py:Inherits",
+    ],
 )
 def test_the_prompt_is_what_the_environment_opens_with(
     folder: Path, model: Path, more: str
@@ -95,7 +100,8 @@ def test_the_prompt_is_what_the_environment_opens_with(
 
 def test_an_environment_that_opens_otherwise_is_not_judged(folder: Path, model: Path) -> None:
     assert (
-        left_out(folder, model, "env.entry=own.py:Shortened", "data.max_prompt_tokens=1").ids == ()
+        left_out(folder, model, "env.entry_point=own.py:Shortened", "data.max_prompt_tokens=1").ids
+        == ()
     )
 
 

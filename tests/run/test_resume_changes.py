@@ -66,21 +66,21 @@ def test_changed_settings_are_what_runs_and_what_is_written(run: Path) -> None:
         run,
         "optim.lr=5.0e-4",
         "stages.warmup.optim.lr=0.5",
-        "rollout.retries=1",
+        "rollout.max_retries=1",
         "stages.rl.steps=6",
     )
 
     (entry,) = record(run)["resumed"]
     assert entry["changed"]["stages.rl.optim.lr"] == [1.0e-3, 5.0e-4]
     assert entry["changed"]["stages.rl.train.steps"] == [5, 6]
-    assert entry["changed"]["stages.rl.rollout.retries"] == [2, 1]
+    assert entry["changed"]["stages.rl.rollout.max_retries"] == [2, 1]
     assert entry["without_effect"]["stages.warmup.optim.lr"] == [
         1.0e-2,
         0.5,
     ]  # finished: it stays as it ran
     assert (run / entry["config_before"]).read_text() == was
     warmup, rl = load_config(run / "config.resolved.yaml").resolved_stages()
-    assert (rl.optim.lr, rl.train.steps, rl.rollout.retries) == (5.0e-4, 6, 1)
+    assert (rl.optim.lr, rl.train.steps, rl.rollout.max_retries) == (5.0e-4, 6, 1)
     assert warmup.optim.lr == 1.0e-2
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     rates = [row["optim/lr"] for row in rows if row["stage"] == "rl" and "optim/lr" in row]

@@ -238,7 +238,7 @@ def test_a_step_whose_every_episode_fails_ends_the_run_and_never_rewards_0(
     def broken(episode: EpisodeView) -> float:
         raise OSError("the judge is down")
 
-    trainer = opened("stages.rl.eval.before=false", "rollout.retries=0", reward=broken)
+    trainer = opened("stages.rl.eval.before=false", "rollout.max_retries=0", reward=broken)
     with pytest.raises(
         EngineError,
         match=r"every one of the \d+ episodes of step 1 of stage 'rl' ended as failed\(rew",

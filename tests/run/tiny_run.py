@@ -21,7 +21,7 @@ CONFIG = f"""\
 run: {{deterministic: true}}
 controller: {{mode: inline}}
 model: {{build: "{TASK}:build_model"}}
-env: {{tools: ["{TASK}:add"], announce_tools: false}}
+env: {{tools: ["{TASK}:add"], describe_tools_in_prompt: false}}
 data: {{train: "{TASK}:tasks", max_prompt_tokens: 64}}
 reward: {{functions: ["{TASK}:graded"]}}
 rollout: {{group_size: 4, max_turns: 3, max_turn_tokens: 32, max_response_tokens: 120, max_running: 8}}

@@ -124,7 +124,7 @@ def test_a_corrected_loss_with_a_kl_term_has_trls_gradient(
     settings = {
         "kl_coef": KL_COEF,
         "kl_cap": None,
-        "correction": "token",
+        "rollout_correction": {"level": "token"},
         "correction_cap": CAP,
         "clip_dual": dual,
     }
@@ -144,7 +144,9 @@ def test_a_corrected_loss_with_a_kl_term_has_trls_gradient(
 
 
 def test_the_loss_is_told_in_its_parts(model_path: str) -> None:
-    actor = make_actor(model_path, settings={"kl_coef": KL_COEF, "correction": "token"})
+    actor = make_actor(
+        model_path, settings={"kl_coef": KL_COEF, "rollout_correction": {"level": "token"}}
+    )
     means = update(actor, batch_of(actor)).means()
     assert means["policy/loss"] == pytest.approx(
         means["policy/pg_loss"] + KL_COEF * means["policy/kl_loss"], rel=1e-9

@@ -110,7 +110,7 @@ def verls(samples: list[list[dict[str, float]]], mode: str) -> dict[str, float]:
 def test_an_updates_numbers_are_verls(model_path: str, reduction: str, mode: str) -> None:
     settings = {
         **{"clip_low": LOW, "clip_high": HIGH, "clip_dual": DUAL, "kl_coef": KL_COEF},
-        **{"correction": "token", "correction_cap": CAP, "reduction": reduction},
+        **{"rollout_correction": {"level": "token", "cap": CAP}, "reduction": reduction},
     }
     actor = make_actor(model_path, settings=settings)
     batch = batch_of(actor)

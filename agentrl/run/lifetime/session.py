@@ -58,7 +58,7 @@ class RunProcesses:
                     threads=threads,
                     resources=own.worker_resources,
                     max_restarts=own.worker_restarts,
-                    answer_s=own.worker_timeout_s,
+                    answer_s=own.worker_liveness_timeout_s,
                 )
 
     def close(self) -> None:

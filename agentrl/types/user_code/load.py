@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -13,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from agentrl.errors import AgentRLError, ConfigError
+from agentrl.errors import AgentRLError, ConfigError, did_you_mean
 from agentrl.types.user_code.raised import raised_at
 
 __all__ = ["file_modules", "load_object"]
@@ -58,7 +57,7 @@ def load_object(text: str, base_dir: str | Path | None = None) -> Any:
             owner = (
                 source if found is module else f"{source}:{getattr(found, '__qualname__', found)}"
             )
-            raise ConfigError(f"{owner} has no {part!r}{_suggestion(part, dir(found))}") from None
+            raise ConfigError(f"{owner} has no {part!r}{did_you_mean(part, dir(found))}") from None
     return found
 
 
@@ -96,7 +95,7 @@ def _load_file(source: str, base_dir: str | Path | None) -> ModuleType:
         neighbours = (
             [entry.name for entry in path.parent.glob("*.py")] if path.parent.is_dir() else []
         )
-        raise ConfigError(f"there is no file {path}{_suggestion(path.name, neighbours)}")
+        raise ConfigError(f"there is no file {path}{did_you_mean(path.name, neighbours)}")
     digest = hashlib.sha256(str(path).encode()).hexdigest()[:8]
     name = f"{_FILE_PREFIX}{path.stem}_{digest}"
     with _file_lock:
@@ -129,7 +128,7 @@ def _missing_module(name: str, missing: str) -> str:
             for entry in Path(folder).glob("[!_]*")
         ]
     return (
-        f"there is no module {missing!r} (needed for {name!r}){_suggestion(leaf, known)}; "
+        f"there is no module {missing!r} (needed for {name!r}){did_you_mean(leaf, known)}; "
         "install it, or name a file as path/to/file.py:name"
     )
 
@@ -140,8 +139,3 @@ def _import_failure(what: str, error: Exception) -> ConfigError:
         return ConfigError(f"{place or what}: {error}")
     where = f" ({place})" if place else ""
     return ConfigError(f"{what} raised when imported: {type(error).__name__}: {error}{where}")
-
-
-def _suggestion(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""

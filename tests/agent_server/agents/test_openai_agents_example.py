@@ -33,7 +33,7 @@ def test_the_agent_is_trained_on_what_the_engine_sampled(
     account = Account(monkeypatch)
     overrides = [
         f"run.dir={tmp_path / 'run'}",
-        f"stages.rl.env.program=[{python}, agent.py]",
+        f"stages.rl.env.agent_command=[{python}, agent.py]",
         *OVERRIDES,
     ]
     with Trainer(load_config(EXAMPLE / "config.yaml", overrides)) as trainer:

@@ -14,7 +14,7 @@ from tests.run.tiny_run import TASK, states
 
 CONFIG = f"""\
 controller: {{mode: inline}}
-env: {{tools: ["{TASK}:add"], announce_tools: false}}
+env: {{tools: ["{TASK}:add"], describe_tools_in_prompt: false}}
 data: {{train: "{TASK}:tasks", max_prompt_tokens: 64}}
 reward: {{functions: ["{TASK}:graded"]}}
 train: {{steps: 3, batch_prompts: 3}}
@@ -27,7 +27,7 @@ rollout:
   max_response_tokens: 120
   context_tokens: {CONTEXT}
   turn_timeout_s: 300
-  retries: 8
+  max_retries: 8
 """
 
 

@@ -241,7 +241,7 @@ CONFIG = """\
 controller: {mode: inline}
 model: {chat_template: chatml}
 data: {train: rows.jsonl, max_prompt_tokens: 300}
-env: {tools: ["shown.py:zoom"], announce_tools: false}
+env: {tools: ["shown.py:zoom"], describe_tools_in_prompt: false}
 reward: {functions: ["shown.py:length"]}
 rollout:
   engine: sglang

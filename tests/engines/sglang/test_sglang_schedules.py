@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
 
 AHEAD = (
     "train.steps=4",
-    "algorithm.correction=token",
+    "algorithm.rollout_correction.level=token",
     "rollout.max_turn_tokens=110",
     "rollout.max_running=32",
 )
@@ -49,7 +49,7 @@ def turns_of_versions(run_dir: Path) -> list[list[int]]:
         pytest.param(("rollout.schedule=one_step_off",), False, {"never"}, id="one_step_off"),
         pytest.param(("rollout.schedule=async",), True, {"never"}, id="async"),
         pytest.param(
-            ("rollout.schedule=async", "rollout.on_publish=in_place"),
+            ("rollout.schedule=async", "rollout.pause_mode=in_place"),
             True,
             {"never", "always"},
             id="in_place",

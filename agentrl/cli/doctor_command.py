@@ -54,6 +54,7 @@ def _print_packages() -> None:
 def _print_sandboxes() -> None:
     """The guarantees of every backend, measured, and the one that ``sandbox.backend: auto`` takes."""
     from agentrl.cli.terminal import print_table, say
+    from agentrl.config.key_names import with_keys
     from agentrl.errors import MachineError
     from agentrl.sandbox import GUARANTEES, SandboxSpec, probe_backends
 
@@ -65,11 +66,11 @@ def _print_sandboxes() -> None:
     print_table(("sandbox guarantees", *(report.backend for report in reports)), rows)
     for report in reports:
         if report.problem or report.notes:
-            say(f"{report.backend}: {report.problem or report.notes}")
+            say(with_keys(f"{report.backend}: {report.problem or report.notes}"))
     try:
         print(f"sandbox.backend: auto takes {SandboxSpec().check().backend} here")
     except MachineError as error:
-        say(str(error))
+        say(with_keys(str(error)))
 
 
 def _prepare(images: Sequence[str]) -> None:

@@ -79,8 +79,12 @@ def _run(tokens: Sequence[str]) -> int:
 def _fail(error: AgentRLError) -> int:
     if error.exit_code == 1 and error.has_own_traceback:
         traceback.print_exception(error)
-    told = _interrupted(error) if isinstance(error, RunInterruptedError) else f"error: {error}"
-    _tell(told)
+    if isinstance(error, RunInterruptedError):
+        _tell(_interrupted(error))
+    else:
+        from agentrl.config.key_names import with_keys
+
+        _tell(f"error: {with_keys(str(error))}")
     return error.exit_code
 
 

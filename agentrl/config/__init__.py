@@ -21,8 +21,6 @@ from agentrl.config.task_sections import (
     RewardConfig,
     RewardFunctionConfig,
     RewardModelConfig,
-    SandboxConfig,
-    SandboxLimitsConfig,
     ToolConfig,
 )
 from agentrl.config.train_sections import AlgorithmConfig, OptimConfig, RolloutConfig, TrainConfig
@@ -46,8 +44,6 @@ __all__ = [
     "RolloutConfig",
     "RunConfig",
     "RunSection",
-    "SandboxConfig",
-    "SandboxLimitsConfig",
     "StageConfig",
     "StageEntry",
     "ToolConfig",

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from agentrl.config.schema import RunConfig, StageConfig
-from agentrl.config.task_sections import SandboxConfig, SandboxLimitsConfig
 from agentrl.errors import ConfigError
 from agentrl.metrics import REWARD_MODEL_PART
 from agentrl.types.section import Fault
@@ -266,25 +264,11 @@ def _program_faults(stage: StageConfig) -> Iterator[Fault]:
 
 
 def _sandbox_faults(stage: StageConfig) -> Iterator[Fault]:
-    sound = True
-    limits_alone = SandboxConfig(limits=stage.sandbox.limits)
-    all_else = stage.sandbox.model_copy(update={"limits": SandboxLimitsConfig()})
-    for sandbox in (limits_alone, all_else):
-        try:
-            sandbox.spec()
-        except ConfigError as error:
-            named = re.search(r"sandbox\.(\w+)(?:\.(\w+))?", str(error))
-            key = tuple(part for part in named.groups() if part) if named else ()
-            yield Fault((("sandbox", *key),), str(error))
-            sound = False
-    if sound:
-        try:
-            stage.sandbox.spec().check_room(stage.sandboxes_a_host)
-        except ConfigError as error:
-            owner = "rollout" if stage.sandbox.max_running is None else "sandbox"
-            yield Fault(
-                ((owner, "max_running"), ("sandbox", "docker", "max_sandboxes")), str(error)
-            )
+    try:
+        stage.sandbox.check_room(stage.sandboxes_a_host)
+    except ConfigError as error:
+        owner = "rollout" if stage.sandbox.max_running is None else "sandbox"
+        yield Fault(((owner, "max_running"), ("sandbox", "docker", "max_sandboxes")), str(error))
     cap = stage.sandbox.max_running
     if cap is not None and cap < stage.num_hosts:
         setting = "rollout.num_workers" if stage.rollout.num_workers else "train.world_size"

@@ -24,9 +24,9 @@ from agentrl.config.task_sections import (
     EnvConfig,
     ModelConfig,
     RewardConfig,
-    SandboxConfig,
 )
 from agentrl.config.train_sections import AlgorithmConfig, OptimConfig, RolloutConfig, TrainConfig
+from agentrl.sandbox import SandboxSpec
 from agentrl.types.section import Count, Listed, Section
 
 __all__ = ["RunConfig", "StageConfig", "StageEntry", "When"]
@@ -40,7 +40,7 @@ class _StageSections(Section):
     data: DataConfig = Field(default_factory=DataConfig)
     env: EnvConfig = Field(default_factory=EnvConfig)
     reward: RewardConfig = Field(default_factory=RewardConfig)
-    sandbox: SandboxConfig = Field(default_factory=SandboxConfig)
+    sandbox: SandboxSpec = Field(default_factory=SandboxSpec)
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
     optim: OptimConfig = Field(default_factory=OptimConfig)

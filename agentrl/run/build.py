@@ -161,7 +161,7 @@ def env_spec(
         entry,
         kwargs=asked | dict(stage.env.args),
         base_dir=str(base_dir),
-        sandbox=stage.sandbox.spec() if needs_sandbox else None,
+        sandbox=stage.sandbox if needs_sandbox else None,
     )
 
 

@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -37,8 +37,8 @@ class Backend:
     Attributes:
         factory: ``module:function`` of a :data:`BackendFactory`, imported when it is needed.
         isolates: whether it is tried at all; one that does not is never taken by ``auto``.
-        images: whether it runs in images (``sandbox.image``).
-        network: whether it can let code reach chosen hosts, and no others (``sandbox.network.allow``).
+        images: whether it runs in images (``SandboxSpec.image``).
+        network: whether it can let code reach chosen hosts, and no others (``NetworkSpec.allow``).
     """
 
     factory: str
@@ -65,7 +65,7 @@ _lock = threading.Lock()
 
 
 def is_named(name: str) -> bool:
-    """Whether ``sandbox.backend`` may say so: a row of the table, or ``module:function`` of one's own."""
+    """Whether ``SandboxSpec.backend`` may say so: a row of the table, or ``module:function`` of one's own."""
     return name in BACKENDS or ":" in name
 
 
@@ -78,7 +78,7 @@ def factory_of(name: str) -> BackendFactory:
     factory = load_object(BACKENDS[name].factory if name in BACKENDS else name)
     if not callable(factory):
         raise ConfigError(
-            f"sandbox.backend={name!r} must name a function (SandboxSpec) -> Sandbox, got {factory!r}"
+            f"SandboxSpec.backend={name!r} must name a function (SandboxSpec) -> Sandbox, got {factory!r}"
         )
     return factory  # type: ignore[no-any-return]
 
@@ -86,12 +86,12 @@ def factory_of(name: str) -> BackendFactory:
 def probed(spec: SandboxSpec) -> SandboxSpec:
     """The spec as it is probed: without what has no part in the guarantees; a container's size is part of them."""
     row = BACKENDS.get(spec.backend)
-    return replace(
-        spec,
+    return spec.replace(
         limits=spec.limits if row is not None and row.images else Limits(),
         require=None,
         persist="files",
         start_timeout_s=_PROBE_START_S,
+        max_running=None,
         max_starting=None,
         max_lifetime_s=None,
     )
@@ -123,7 +123,7 @@ def _try(spec: SandboxSpec) -> BackendReport:
 
     async def attempt() -> BackendReport:
         async with factory_of(spec.backend)(spec) as sandbox:
-            guarantees = await measure(sandbox, proxied=bool(spec.network))
+            guarantees = await measure(sandbox, proxied=bool(spec.network.allow))
             return BackendReport(spec.backend, guarantees, notes=sandbox.notes)
 
     try:

@@ -19,7 +19,7 @@ GUARANTEES: Mapping[str, str] = MappingProxyType(
         "memory": "memory is bounded, for one process and for all of a run together",
         "user": "runs under a uid that nothing else uses, never as root",
         "disk": "all files together are bounded by the kernel; without it code may take space of a file system that "
-        "others use, down to sandbox.limits.reserve_bytes, before its run is ended for it",
+        "others use, down to Limits.reserve_bytes, before its run is ended for it",
     }
 )
 
@@ -33,7 +33,7 @@ LEVELS: Mapping[str, frozenset[str]] = MappingProxyType(
 
 
 def parse_require(require: str | Iterable[str]) -> frozenset[str]:
-    """The guarantees that a value of ``sandbox.require`` asks for.
+    """The guarantees that a value of ``SandboxSpec.require`` asks for.
 
     Args:
         require: a level, a guarantee, or several of either.

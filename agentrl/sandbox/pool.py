@@ -57,7 +57,7 @@ class SandboxPool:
 
     def __init__(self, spec: SandboxSpec, *, max_running: int) -> None:
         if max_running < 1:
-            raise ConfigError(f"sandbox.max_running must be at least 1, got {max_running}")
+            raise ConfigError(f"SandboxSpec.max_running must be at least 1, got {max_running}")
         spec.check_room(max_running)
         self.spec = spec
         self._permits = FifoSemaphore(max_running)
@@ -173,7 +173,7 @@ class SandboxPool:
                 return
             self._num_overdue += 1
         _log.warning(
-            "a sandbox was ended because its user kept it longer than sandbox.max_lifetime_s=%g",
+            "a sandbox was ended because its user kept it longer than SandboxSpec.max_lifetime_s=%g",
             self.spec.max_lifetime_s,
         )
         sandbox.kill_now()

@@ -9,7 +9,6 @@ import json
 import os
 import socket
 import tempfile
-from dataclasses import replace
 from types import MappingProxyType
 
 from agentrl.errors import SandboxError
@@ -145,7 +144,7 @@ async def measure(sandbox: Sandbox, *, proxied: bool = False) -> MappingProxyTyp
             file.write("a file that the code must not read")
         os.chmod(canary, 0o644)
         port = own.getsockname()[1] if proxied else None
-        told = [canary, os.getpid(), os.getuid(), sandbox.limits.as_dict(), port]
+        told = [canary, os.getpid(), os.getuid(), sandbox.limits.model_dump(), port]
         result = await sandbox.run(_PROBE, stdin=json.dumps(told).encode())
     if result.status != "ok":
         said = result.stderr.decode(errors="replace").strip()
@@ -161,6 +160,6 @@ async def measure(sandbox: Sandbox, *, proxied: bool = False) -> MappingProxyTyp
 
 async def _bounds_what_is_unmapped(sandbox: Sandbox) -> bool:
     """Whether memory that no process shows is refused, or ends the run that holds it."""
-    limits = replace(sandbox.limits, memory_bytes=_HOARD_LIMIT_BYTES)
+    limits = sandbox.limits.replace(memory_bytes=_HOARD_LIMIT_BYTES)
     result = await sandbox.run(_HOARD, stdin=str(2 * _HOARD_LIMIT_BYTES).encode(), limits=limits)
     return b"HELD" not in result.stdout

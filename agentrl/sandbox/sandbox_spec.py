@@ -1,15 +1,17 @@
-"""Which sandbox a run uses: named in the configuration, probed on the machine, built where it is hosted."""
+"""Sandbox specification: which sandbox a run uses, probed on the machine and built where it is hosted."""
 
 from __future__ import annotations
 
 import functools
 import logging
-import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Self
+
+from pydantic import BeforeValidator, Field, model_validator
 
 from agentrl.errors import ConfigError, MachineError
+from agentrl.types.section import Count, Listed, Seconds, Section, Words
 
 from .backends import BACKENDS, factory_of, is_named, probed, report_on
 from .docker import DockerSettings
@@ -21,7 +23,7 @@ from .proxy import AllowList
 
 _OFF_LINUX = (
     "start a container engine and make its image ready (agentrl doctor --prepare), run agentrl in a Linux container "
-    '(docker run -it -v "$PWD":/w -w /w python:3.11 bash), or set sandbox.backend=unsafe if the code is as harmless as '
+    '(docker run -it -v "$PWD":/w -w /w python:3.11 bash), or set SandboxSpec.backend=unsafe if the code is as harmless as '
     "the code example's arithmetic"
 )
 
@@ -29,94 +31,106 @@ _log = logging.getLogger(__name__)
 _chosen: dict[SandboxSpec, BackendReport] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class SandboxSpec:
-    """A picklable description of a sandbox; whoever hosts it calls :meth:`build`.
+def _network(value: Any) -> Any:
+    """``none``, or the hosts alone, as a mapping."""
+    if value == "none":
+        return {}
+    return {"allow": value} if isinstance(value, tuple | list) else value
 
-    Attributes:
-        backend: ``auto`` takes the one that guarantees most here; a name of ``BACKENDS``; or ``module:function``
-            of a function ``(SandboxSpec) -> Sandbox`` of one's own. ``unsafe`` is only used where it is named.
-        require: the level (``none``, ``isolated``, ``full``) or guarantees below which nothing is run.
-            None asks for ``isolated``, and for nothing where ``unsafe`` is named.
-        limits: for every run that brings none of its own.
-        persist: what lasts over the runs of one sandbox: ``files``, or also an ``interpreter``'s variables.
-        preload_modules: imported once in the warm interpreter, so that runs find them loaded.
-        site_packages: let the code read and import this environment's installed packages.
-        max_executing: runs at one time in a process, over all sandboxes of its specs that differ in ``limits`` and
-            ``require`` alone; the others wait in order, and no deadline counts their wait. None gives two to each
-            core that the process may use.
-        start_timeout_s: seconds in which a sandbox must be ready; no run's deadline counts them.
-        max_starting: sandboxes of a pool that start at one time; None lets all that the pool lends start at once.
-        max_lifetime_s: seconds after which a pool ends a sandbox that was not given back; None waits for ever.
-        recycle_after: runs after which a fresh host takes the place of a worn one; None keeps it.
-        network: hosts that the code may reach through a proxy (``host``, ``host:port``, ``*.domain``; see
-            ``agentrl.sandbox.proxy.AllowList``), for backends that can; none by default.
-        image: the image that the code runs in, or a folder with a Dockerfile (``./``, ``../`` or ``/`` first), for
-            backends that have images; None takes Python's own (``python:3.12-slim`` for Python 3.12). Never pulled or
-            built in a run: ``agentrl doctor --prepare`` does it ahead.
-        docker: which engine and runtime, and how large its containers are.
 
-    Raises:
-        ConfigError: an unknown backend or guarantee, a number out of its range, or ``unsafe`` together with a
-            requirement.
-    """
+class NetworkSpec(Section):
+    """What of the network the model's code may reach: nothing, or chosen hosts through a proxy that counts and logs."""
+
+    allow: Listed[str] = ()
+    """Hosts: ``host`` (ports 80 and 443), ``host:port``, ``*.domain``, or an address with its port. Names that lead to
+    private or metadata addresses are refused. Needs ``backend: bubblewrap`` (or ``auto`` that finds it)."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        AllowList(self.allow)
+        return self
+
+
+class SandboxSpec(Section):
+    """Where the model's code runs, and within which limits."""
 
     backend: str = "auto"
-    require: str | tuple[str, ...] | None = None
-    limits: Limits = field(default_factory=Limits)
-    persist: Persist = "files"
-    preload_modules: tuple[str, ...] = ()
-    site_packages: bool = False
-    max_executing: int | None = None
-    start_timeout_s: float = 60.0
-    max_starting: int | None = None
-    max_lifetime_s: float | None = None
-    recycle_after: int | None = None
-    network: tuple[str, ...] = ()
+    """``auto`` takes the one that guarantees most on this machine (``agentrl doctor`` shows which); ``unsafe`` isolates
+    nothing; ``module:function`` names one of your own."""
+    require: Words | None = None
+    """Level (``none``, ``isolated``, ``full``) or guarantees below which nothing runs; by default ``isolated``, and
+    ``none`` where ``unsafe`` is named."""
+    limits: Limits = Field(default_factory=Limits)
+    """Of one execution that brings none of its own."""
+    network: Annotated[NetworkSpec, BeforeValidator(_network)] = Field(default_factory=NetworkSpec)
+    """``none``, or hosts that the code may reach through the variables ``HTTP_PROXY`` and ``HTTPS_PROXY``."""
     image: str | None = None
-    docker: DockerSettings = field(default_factory=DockerSettings)
+    """Image that the code runs in, or a folder with a Dockerfile (``./``, ``../`` or ``/`` first), for backends that
+    have images. Never pulled in a run: ``agentrl doctor --prepare`` does it ahead. By default Python's own."""
+    docker: DockerSettings = Field(default_factory=DockerSettings)
+    """Of the ``docker`` backend."""
+    persist: Persist = "files"
+    """What lasts over the calls of one episode: ``files``, or also the ``interpreter``'s variables."""
+    preload_modules: Listed[str] = ()
+    """Python modules imported once, so that executions find them loaded."""
+    site_packages: bool = False
+    """Let the code import the packages installed beside agentrl."""
+    max_running: Count | None = None
+    """Sandboxes at one time over all processes of the run, each held by its episode from the first call that needs it
+    to the end; by default ``rollout.max_running`` in each process."""
+    max_executing: Count | None = None
+    """Executions at one time in each process that hosts episodes; the others wait in order, which no deadline of
+    theirs counts. By default two to each core that the process may use."""
+    max_starting: Count | None = None
+    """Sandboxes that start at one time; by default as many as may run."""
+    start_timeout_s: Seconds = 60.0
+    """Seconds in which a sandbox must be ready; one that is not is tried again like any failure of infrastructure."""
+    max_lifetime_s: Seconds | None = None
+    """Seconds after which a sandbox that its episode has not given back is ended; must exceed
+    ``rollout.episode_timeout_s``."""
+    recycle_after: Count | None = None
+    """Executions after which a fresh warm host takes the place of a worn one; by default it stays."""
 
-    def __post_init__(self) -> None:
+    def __init__(self, backend: str = "auto", **settings: Any) -> None:
+        super().__init__(backend=backend, **settings)
+
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined] # see Section
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
         if self.backend != "auto" and not is_named(self.backend):
-            raise ConfigError(
-                f"sandbox.backend={self.backend!r} does not exist; use one of {', '.join(('auto', *BACKENDS))}, "
-                "or module:function of your own"
+            raise self.broken(
+                "backend",
+                f"={self.backend!r} does not exist; use one of {', '.join(('auto', *BACKENDS))}, or module:function "
+                "of your own",
             )
-        if self.persist not in ("files", "interpreter"):
-            raise ConfigError(
-                f"sandbox.persist must be 'files' or 'interpreter', got {self.persist!r}; correct it"
-            )
-        _check_count("max_executing", self.max_executing, "leave it out to have two to each core")
-        _check_count("recycle_after", self.recycle_after, "leave it out to keep the host")
-        _check_count("max_starting", self.max_starting, "leave it out to let all start at once")
-        AllowList(self.network)
         row = BACKENDS.get(self.backend)
-        if self.network and row is not None and not row.network:
-            raise ConfigError(
-                f"sandbox.network.allow needs a backend that can keep code to a list of hosts, "
-                f"sandbox.backend={self.backend!r} cannot; use one of "
-                f"{', '.join(name for name, row in BACKENDS.items() if row.network)}, or remove the hosts"
+        if self.network.allow and row is not None and not row.network:
+            able = ", ".join(name for name, row in BACKENDS.items() if row.network)
+            raise self.broken(
+                "network",
+                f".allow needs a backend that can keep code to a list of hosts, SandboxSpec.backend={self.backend!r} "
+                f"cannot; use one of {able}, or remove the hosts",
             )
         if self.image is not None and row is not None and not row.images:
-            raise ConfigError(
-                f"sandbox.image={self.image!r} needs a backend with images, sandbox.backend={self.backend!r} has none; "
-                f"use one of {', '.join(name for name, row in BACKENDS.items() if row.images)}, or remove the image"
+            able = ", ".join(name for name, row in BACKENDS.items() if row.images)
+            raise self.broken(
+                "image",
+                f"={self.image!r} needs a backend with images, SandboxSpec.backend={self.backend!r} has none; use one "
+                f"of {able}, or remove the image",
             )
         if self.image is not None and not self.image.strip():
-            raise ConfigError(
-                "sandbox.image must name an image or a folder with a Dockerfile, got ''; or leave it out"
+            raise self.broken(
+                "image",
+                " must name an image or a folder with a Dockerfile, got ''; or leave it out",
             )
-        for name in ("start_timeout_s", "max_lifetime_s"):
-            seconds = getattr(self, name)
-            if seconds is not None and not 0 < seconds < math.inf:
-                raise ConfigError(
-                    f"sandbox.{name} must be a number of seconds above 0, got {seconds!r}"
-                )
         if self.required and self.backend == "unsafe":
-            raise ConfigError(
-                f"sandbox.require={self.require!r} contradicts sandbox.backend='unsafe', which guarantees nothing; "
-                "remove one of the two"
+            raise self.broken(
+                "require",
+                f"={', '.join(self.require or ())!r} contradicts SandboxSpec.backend='unsafe', which guarantees nothing; remove one of "
+                "the two",
             )
+        return self
 
     @property
     def required(self) -> frozenset[str]:
@@ -136,7 +150,7 @@ class SandboxSpec:
             MachineError: no backend gives what is required; one line with what to do.
             ConfigError: a module of ``preload_modules`` cannot be imported, or another setting is to blame.
         """
-        key = replace(probed(self), require=self.require)
+        key = probed(self).replace(require=self.require)
         report = _chosen.get(key)
         if report is None:
             report = _chosen[key] = self._choose()
@@ -146,7 +160,7 @@ class SandboxSpec:
 
     def settled(self) -> SandboxSpec:
         """The same with the backend that :meth:`check` chose, so that another host of it takes no other in silence."""
-        return replace(self, backend=self.check().backend)
+        return self.replace(backend=self.check().backend)
 
     def build(self) -> Sandbox:
         """A fresh sandbox of the backend that :meth:`check` chose; raises what it raises."""
@@ -165,13 +179,14 @@ class SandboxSpec:
         most = self.docker.max_sandboxes if row.images else SLOTS
         if max_running > most:
             bound = (
-                f"sandbox.docker.max_sandboxes={most}"
+                f"DockerSettings.max_sandboxes={most}"
                 if row.images
                 else f"the {most} that one process can hold"
             )
             raise ConfigError(
-                f"sandbox.max_running={max_running} (by default rollout.max_running) in one process is more than "
-                f"{bound}; lower it{f', or raise the other up to {SLOTS}' if most < SLOTS else ''}"
+                f"SandboxSpec.max_running={max_running} (by default rollout.max_running) in one process is more than "
+                f"{bound}; lower it{f', or raise the other up to {SLOTS}' if most < SLOTS else ''}",
+                fields=["SandboxSpec.max_running", "DockerSettings.max_sandboxes"],
             )
 
     def describe(self) -> Mapping[str, bool]:
@@ -187,13 +202,13 @@ class SandboxSpec:
             for name, row in BACKENDS.items()
             if row.isolates
             and (row.images or self.image is None)
-            and (row.network or not self.network)
+            and (row.network or not self.network.allow)
         )
 
     def _choose(self) -> BackendReport:
         reports: list[BackendReport] = []
         for name in self.candidates():
-            reports.append(report_on(replace(self, backend=name)))
+            reports.append(report_on(self.replace(backend=name)))
             if len(reports[-1].held) == len(GUARANTEES):
                 break  # nothing can hold more, and whatever follows costs more
         usable = [
@@ -202,12 +217,12 @@ class SandboxSpec:
         if not usable:
             found = "; ".join(_shortfall(report, self.required) for report in reports)
             raise MachineError(
-                f"sandbox.backend={self.backend!r}: {found}; {self._advice(reports)}"
+                f"SandboxSpec.backend={self.backend!r}: {found}; {self._advice(reports)}"
             )
         best = max(usable, key=lambda report: len(report.held))  # the first of equals
         if self.backend == "auto":
             passed_over = [f"; {report}" for report in reports if report is not best]
-            _log.info("sandbox.backend='auto' takes %s%s", best, "".join(passed_over))
+            _log.info("sandbox backend 'auto' takes %s%s", best, "".join(passed_over))
         return best
 
     def _advice(self, reports: list[BackendReport]) -> str:
@@ -219,10 +234,10 @@ class SandboxSpec:
             return (
                 "one of them is enough"
                 if broken
-                else "mend one of them, or require less by sandbox.require"
+                else "mend one of them, or require less by SandboxSpec.require"
             )
-        others = "set sandbox.backend=auto, which tries all others"
-        return f"or {others}" if broken else f"{others}, or require less by sandbox.require"
+        others = "set SandboxSpec.backend=auto, which tries all others"
+        return f"or {others}" if broken else f"{others}, or require less by SandboxSpec.require"
 
 
 def probe_backends(spec: SandboxSpec | None = None) -> list[BackendReport]:
@@ -231,15 +246,8 @@ def probe_backends(spec: SandboxSpec | None = None) -> list[BackendReport]:
     Args:
         spec: with these settings; by default the defaults.
     """
-    spec = replace(spec or SandboxSpec(), require="none")
-    return [report_on(replace(spec, backend=name)) for name in BACKENDS]
-
-
-def _check_count(name: str, value: object, mend: str) -> None:
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise ConfigError(
-            f"sandbox.{name} must be a whole number of at least 1, got {value!r}; raise it, or {mend}"
-        )
+    spec = (spec or SandboxSpec()).replace(require="none")
+    return [report_on(spec.replace(backend=name)) for name in BACKENDS]
 
 
 def _shortfall(report: BackendReport, required: frozenset[str]) -> str:
@@ -252,6 +260,6 @@ def _shortfall(report: BackendReport, required: frozenset[str]) -> str:
 @functools.cache
 def _warn_of_unsafe() -> None:
     _log.warning(
-        "sandbox.backend='unsafe': the code runs with all rights of this user, files and network included; "
+        "sandbox backend 'unsafe': the code runs with all rights of this user, files and network included; "
         "only limits on time, memory and output hold"
     )

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.config import OptimConfig, SandboxLimitsConfig
+from agentrl.config import OptimConfig
 from agentrl.config.load import load_config
-from agentrl.sandbox import Limits
 
 Problems = Callable[..., list[str]]
 Write = Callable[..., Path]
@@ -142,10 +141,6 @@ def test_defaults_that_follow_other_settings(write: Write) -> None:
 def test_passes_over_a_batch_are_the_algorithms_epochs(write: Write) -> None:
     (stage,) = load_config(write("train: {updates_per_batch: 3}\n")).resolved_stages()
     assert stage.make_algorithm().num_epochs == 3
-
-
-def test_limits_of_a_sandbox_are_those_of_the_sandbox() -> None:
-    assert SandboxLimitsConfig().model_dump() == Limits().as_dict()
 
 
 def test_the_optimizer_has_every_setting_of_its_record() -> None:

@@ -134,7 +134,7 @@ def test_a_program_stands_in_place_of_an_environment(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(CONFIG, encoding="utf-8")
     with pytest.raises(
-        ConfigError, match=r"env\.program=.* is the agent itself, so env\.system_prompt"
+        ConfigError, match=r"env\.agent_command=.* is the agent itself, so env\.system_prompt"
     ):
         load_config(path, ["env.system_prompt=hi"])
 

@@ -36,9 +36,7 @@ async def test_code_of_any_content_is_a_result(
 @pytest.mark.parametrize("timeout_s", [-1.0, 0.0, math.inf, -math.inf, math.nan, 1e9, "5", True])
 async def test_a_timeout_that_is_no_deadline_is_refused(spec: SandboxSpec, timeout_s: Any) -> None:
     async with spec.build() as sandbox:
-        with pytest.raises(
-            ConfigError, match=r"sandbox\.limits\.wall_s must be a number of seconds above 0"
-        ):
+        with pytest.raises(ConfigError, match=r"Limits\.wall_s must be .*, got "):
             await sandbox.run("pass", timeout_s=timeout_s)
 
 

@@ -142,8 +142,6 @@ async def test_a_permit_that_comes_while_its_waiter_is_cancelled_goes_on() -> No
 
 @pytest.mark.parametrize("count", [0, -1, True, 1.5])
 def test_a_bound_below_one_is_a_config_error(count: int) -> None:
-    with pytest.raises(
-        ConfigError,
-        match=rf"sandbox\.max_executing must be a whole number of at least 1, got {count}",
-    ):
+    rule = "must be (an integer|at least 1)"
+    with pytest.raises(ConfigError, match=rf"SandboxSpec\.max_executing {rule}, got {count}"):
         SandboxSpec(max_executing=count)

@@ -31,7 +31,7 @@ from agentrl.sandbox import FileRefusedError, Limits, SandboxSpec
     ],
 )
 def test_a_limit_that_cannot_be_names_itself_and_its_value(limit: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"sandbox\.limits\.{limit}.*{value}"):
+    with pytest.raises(ConfigError, match=rf"Limits\.{limit}.*{value}"):
         Limits(**{limit: value})
 
 

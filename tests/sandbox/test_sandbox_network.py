@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from agentrl.config.task_sections import SandboxConfig
 from agentrl.errors import ConfigError, MachineError
 from agentrl.sandbox import GUARANTEES, SandboxSpec
 from agentrl.sandbox.conformance import CHECKS, check_sandbox
@@ -105,7 +104,7 @@ async def test_an_interpreter_that_persists_keeps_its_way(
 
 @pytest.mark.parametrize("backend", ["landlock", "docker", "unsafe"])
 def test_a_backend_that_cannot_keep_to_a_list_is_refused_by_name(backend: str) -> None:
-    words = rf"needs a backend that can keep code to a list of hosts, sandbox\.backend='{backend}' cannot; use one of bubbl"
+    words = rf"needs a backend that can keep code to a list of hosts, SandboxSpec\.backend='{backend}' cannot; use one of bubbl"
     with pytest.raises(ConfigError, match=words):
         SandboxSpec(backend, network=("pypi.org",))
 
@@ -115,7 +114,7 @@ def test_auto_looks_only_where_it_can_be_had() -> None:
 
 
 def test_the_configuration_says_none_or_hosts() -> None:
-    assert SandboxConfig.model_validate({"network": "none"}).spec().network == ()
-    assert SandboxConfig.model_validate({"network": {"allow": ["pypi.org"]}}).spec().network == (
+    assert SandboxSpec.model_validate({"network": "none"}).network.allow == ()
+    assert SandboxSpec.model_validate({"network": {"allow": ["pypi.org"]}}).network.allow == (
         "pypi.org",
     )

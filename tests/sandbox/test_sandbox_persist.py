@@ -164,7 +164,7 @@ async def test_a_run_may_ask_for_it_where_the_sandbox_does_not(landlock: Backend
 
 async def test_a_limit_that_only_the_start_can_set_is_refused_for_one_run(sandbox: Sandbox) -> None:
     with pytest.raises(
-        ConfigError, match=r"memory_bytes=67108864 .* set sandbox\.limits\.memory_bytes, or .*files"
+        ConfigError, match=r"memory_bytes=67108864 .* set Limits\.memory_bytes, or .*files"
     ):
         await sandbox.run("pass", limits=Limits(memory_bytes=64 * 2**20))
 
@@ -180,6 +180,6 @@ async def test_a_hundred_runs_cost_no_hundred_starts(sandbox: Sandbox) -> None:
 
 def test_another_word_than_files_or_interpreter_is_a_config_error() -> None:
     with pytest.raises(
-        ConfigError, match=r"sandbox\.persist must be 'files' or 'interpreter', got 'all'"
+        ConfigError, match=r"SandboxSpec\.persist must be 'files' or 'interpreter', got 'all'"
     ):
         SandboxSpec(persist="all")  # type: ignore[arg-type]

@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
@@ -71,7 +70,7 @@ async def test_closing_ends_what_is_lent(spec: SandboxSpec) -> None:
 
 
 def test_a_pool_of_none_is_a_config_error(spec: SandboxSpec) -> None:
-    with pytest.raises(ConfigError, match=r"sandbox\.max_running must be at least 1, got 0"):
+    with pytest.raises(ConfigError, match=r"SandboxSpec\.max_running must be at least 1, got 0"):
         SandboxPool(spec, max_running=0)
 
 
@@ -80,11 +79,11 @@ def test_a_pool_of_none_is_a_config_error(spec: SandboxSpec) -> None:
     [
         (
             SandboxSpec("docker"),
-            r"sandbox\.max_running=129 .* more than sandbox\.docker\.max_sandboxes=128; .* raise",
+            r"SandboxSpec\.max_running=129 .* more than DockerSettings\.max_sandboxes=128; .* raise",
         ),
         (
             SandboxSpec("unsafe"),
-            r"sandbox\.max_running=1001 .* more than the 1000 that one process can hold",
+            r"SandboxSpec\.max_running=1001 .* more than the 1000 that one process can hold",
         ),
     ],
 )
@@ -104,7 +103,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 async def test_no_more_than_max_starting_start_at_one_time(spec: SandboxSpec) -> None:
-    pool = SandboxPool(replace(spec, max_starting=1), max_running=8)
+    pool = SandboxPool(spec.replace(max_starting=1), max_running=8)
     most = 0
 
     async def episode() -> None:
@@ -147,7 +146,7 @@ async def test_a_sandbox_that_does_not_start_in_time_is_a_retryable_failure_that
 async def test_a_sandbox_that_is_kept_too_long_is_ended_and_its_place_goes_on(
     spec: SandboxSpec,
 ) -> None:
-    pool = SandboxPool(replace(spec, max_lifetime_s=0.2), max_running=1)
+    pool = SandboxPool(spec.replace(max_lifetime_s=0.2), max_running=1)
     forgotten = await pool.acquire()
     async with asyncio.timeout(30):
         await pool.release(await pool.acquire())
@@ -158,7 +157,7 @@ async def test_a_sandbox_that_is_kept_too_long_is_ended_and_its_place_goes_on(
 
 
 async def test_a_sandbox_that_is_given_back_in_time_is_not_overdue(spec: SandboxSpec) -> None:
-    pool = SandboxPool(replace(spec, max_lifetime_s=600.0), max_running=1)
+    pool = SandboxPool(spec.replace(max_lifetime_s=600.0), max_running=1)
     started = time.monotonic()
     async with pool.session() as sandbox:
         await sandbox.run("pass")

@@ -115,7 +115,7 @@ def test_who_is_permitted(entry: str, host: str, port: int, permitted: bool) -> 
      "a." * 127 + "a"],
 )  # fmt: skip
 def test_an_entry_that_is_no_host_or_no_ones_to_give_is_a_config_error(entry: str) -> None:
-    with pytest.raises(ConfigError, match=r"sandbox\.network\.allow: "):
+    with pytest.raises(ConfigError, match=r"NetworkSpec\.allow: "):
         AllowList([entry])
 
 

@@ -28,7 +28,7 @@ def test_a_backend_that_does_not_exist_is_a_config_error_that_says_which_do(back
 
 
 def test_unsafe_contradicts_a_requirement() -> None:
-    with pytest.raises(ConfigError, match=r"sandbox\.require='isolated' contradicts"):
+    with pytest.raises(ConfigError, match=r"SandboxSpec\.require='isolated' contradicts"):
         SandboxSpec("unsafe", require="isolated")
 
 
@@ -101,7 +101,7 @@ def test_auto_takes_the_backend_that_holds_most(
     ],
 )
 def test_a_number_out_of_its_range_names_itself(setting: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"sandbox\.{setting} must be"):
+    with pytest.raises(ConfigError, match=rf"SandboxSpec\.{setting} must be"):
         SandboxSpec(**{setting: value})
 
 
@@ -121,7 +121,7 @@ def test_what_a_backend_does_not_give_is_refused_in_one_line_with_the_mend(
     message = str(refusal.value)
     assert "landlock does not give disk here" in message
     assert message.endswith(
-        "; set sandbox.backend=auto, which tries all others, or require less by sandbox.require"
+        "; set SandboxSpec.backend=auto, which tries all others, or require less by SandboxSpec.require"
     )
     assert "\n" not in message
     assert refusal.value.exit_code == 4
@@ -132,7 +132,8 @@ def test_off_linux_the_mend_is_a_container_or_unsafe(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(backends, "_reports", {})
     monkeypatch.setattr(spec_module, "_chosen", {})
     with pytest.raises(
-        MachineError, match=r"needs Linux, this is darwin; .*docker run.*sandbox\.backend=unsafe"
+        MachineError,
+        match=r"needs Linux, this is darwin; .*docker run.*SandboxSpec\.backend=unsafe",
     ):
         SandboxSpec().check()
 
@@ -169,7 +170,7 @@ def test_a_backend_that_is_named_and_not_there_may_be_left_to_auto(
     monkeypatch.setattr(spec_module, "_chosen", {})
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(
-        MachineError, match=r"apt install bubblewrap.*; or set sandbox\.backend=auto"
+        MachineError, match=r"apt install bubblewrap.*; or set SandboxSpec\.backend=auto"
     ) as refusal:
         SandboxSpec("bubblewrap").check()
     assert "unsafe" not in str(refusal.value)
@@ -213,7 +214,7 @@ async def test_the_code_does_not_find_the_modules_of_the_host(spec: SandboxSpec)
 
 
 def test_a_module_that_cannot_be_preloaded_is_a_config_error(landlock: BackendReport) -> None:
-    with pytest.raises(ConfigError, match=r"sandbox\.preload_modules: no_such_module"):
+    with pytest.raises(ConfigError, match=r"SandboxSpec\.preload_modules: no_such_module"):
         SandboxSpec(preload_modules=("no_such_module",)).check()
 
 

@@ -13,7 +13,6 @@ import socket
 import tempfile
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -210,7 +209,7 @@ async def _talk(factory: Factory) -> None:
 
 
 async def _disk_fill(factory: Factory) -> None:
-    limits = replace(_SMALL, file_bytes=4 * 2**20, disk_bytes=16 * 2**20)
+    limits = _SMALL.replace(file_bytes=4 * 2**20, disk_bytes=16 * 2**20)
     async with factory() as sandbox:
         result = await sandbox.run(DISK_FILL, limits=limits)
         expect(b"BREACH" not in result.stdout, "all files together are bounded", result)
@@ -218,7 +217,7 @@ async def _disk_fill(factory: Factory) -> None:
 
 async def _inode_fill(factory: Factory) -> None:
     async with factory() as sandbox:
-        result = await sandbox.run(INODE_FILL, limits=replace(_SMALL, max_files=1000))
+        result = await sandbox.run(INODE_FILL, limits=_SMALL.replace(max_files=1000))
         expect(b"BREACH" not in result.stdout, "all files together are counted", result)
         await sandbox.reset()
         result = await sandbox.run("open('own', 'w').close()")

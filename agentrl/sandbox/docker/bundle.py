@@ -83,7 +83,7 @@ def _interpreter() -> tuple[str, str]:
     if sys.platform != "linux":
         raise MachineError(
             f"this machine's Python can be put into an image on Linux alone, this is {sys.platform}; set "
-            "sandbox.image to an image that has Python 3.10 or later"
+            "SandboxSpec.image to an image that has Python 3.10 or later"
         )
     return os.path.realpath(sys.executable), os.path.dirname(os.path.realpath(os.__file__))
 

@@ -104,7 +104,7 @@ def _way(settings: DockerSettings) -> dict[str, Any]:
 def _reason(error: BaseException, place: str) -> tuple[str, str]:
     """What went wrong and what to do, by the first cause that says so."""
     causes = list(_causes(error))
-    start = "start it (systemctl start docker, or Docker Desktop), or name one in DOCKER_HOST or sandbox.docker.host"
+    start = "start it (systemctl start docker, or Docker Desktop), or name one in DOCKER_HOST or DockerSettings.host"
     if any(isinstance(cause, FileNotFoundError) for cause in causes):
         return "the socket does not exist", start
     if any(isinstance(cause, ConnectionRefusedError) for cause in causes):
@@ -116,7 +116,7 @@ def _reason(error: BaseException, place: str) -> tuple[str, str]:
             "an engine of your own (podman system service)",
         )
     if any(isinstance(cause, socket.gaierror) for cause in causes):
-        return "the name is unknown", "correct DOCKER_HOST or sandbox.docker.host"
+        return "the name is unknown", "correct DOCKER_HOST or DockerSettings.host"
     if failed := [cause for cause in causes if isinstance(cause, ssl.SSLError)]:
         return f"TLS failed: {failed[0]}", "check DOCKER_TLS_VERIFY and DOCKER_CERT_PATH"
     if any(isinstance(cause, TimeoutError | requests.Timeout) for cause in causes):

@@ -48,7 +48,7 @@ def forked(spec: SandboxSpec, *, confine: bool, launcher: Launcher | None = None
         max_executing=spec.max_executing,
         launcher=launcher or LocalLauncher(),
         recycle_after=spec.recycle_after,
-        network=spec.network,
+        network=spec.network.allow,
     )
     return ForkedSandbox(
         lambda: shared_server(settings),

@@ -203,7 +203,7 @@ class ForkServer:
     def _open_proxy(self) -> ProxyServer:
         if not isinstance(self._host, ProcessHost):
             raise MachineError(
-                "sandbox.network.allow needs a host on this machine; use sandbox.backend=bubblewrap"
+                "NetworkSpec.allow needs a host on this machine; use SandboxSpec.backend=bubblewrap"
             )
         return ProxyServer(self._host.listener(), AllowList(self.settings.network))
 

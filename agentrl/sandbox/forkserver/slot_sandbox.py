@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -87,7 +86,7 @@ class ForkedSandbox(Sandbox):
     ) -> ExecResult:
         limits = limits or self.limits
         if timeout_s is not None:
-            limits = replace(limits, wall_s=timeout_s)
+            limits = limits.replace(wall_s=timeout_s)
         _check_program(code, argv, env or {})
         persist = "files" if argv is not None else persist or self._persist
         if persist == "interpreter":
@@ -102,7 +101,7 @@ class ForkedSandbox(Sandbox):
             "files": list(uploads),
             "fetch": list(fetch),
             "env": dict(env or {}),
-            "limits": limits.as_dict(),
+            "limits": limits.model_dump(),
             "persist": persist,
         }
         server = (await self._open()).server
@@ -135,7 +134,7 @@ class ForkedSandbox(Sandbox):
 
     async def write_file(self, path: str, data: bytes) -> None:
         _check_size(path, data, self.limits)
-        await self._ask({"op": "write", "path": path, "limits": self.limits.as_dict()}, [data])
+        await self._ask({"op": "write", "path": path, "limits": self.limits.model_dump()}, [data])
 
     async def read_file(self, path: str) -> bytes:
         _, blobs = await self._ask({"op": "read", "path": path, "limit": self.limits.file_bytes})
@@ -180,8 +179,8 @@ class ForkedSandbox(Sandbox):
         except TimeoutError:
             self.kill_now()
             raise SandboxError(
-                f"a sandbox was not ready within sandbox.start_timeout_s={self._start_timeout_s:g}; "
-                "raise it, or start fewer at one time (sandbox.max_starting)"
+                f"a sandbox was not ready within SandboxSpec.start_timeout_s={self._start_timeout_s:g}; "
+                "raise it, or start fewer at one time (SandboxSpec.max_starting)"
             ) from None
 
     async def _opened(self) -> Slot:
@@ -272,7 +271,7 @@ def _check_lasting(limits: Limits, own: Limits) -> None:
         if getattr(limits, name) != getattr(own, name):
             raise ConfigError(
                 f"{name}={getattr(limits, name)} cannot be set for one run of an interpreter that keeps its variables "
-                f"(it was started with {getattr(own, name)}); set sandbox.limits.{name}, or run with persist='files'"
+                f"(it was started with {getattr(own, name)}); set Limits.{name}, or run with persist='files'"
             )
 
 
@@ -287,5 +286,5 @@ def _is_encodable(text: str) -> bool:
 def _check_size(path: str, data: bytes, limits: Limits) -> None:
     if len(data) > limits.file_bytes:
         raise FileRefusedError(
-            f"{path!r}: {len(data)} bytes exceed the limit of {limits.file_bytes}; raise sandbox.limits.file_bytes"
+            f"{path!r}: {len(data)} bytes exceed the limit of {limits.file_bytes}; raise Limits.file_bytes"
         )

@@ -115,7 +115,7 @@ def read_file(root: str, path: str, limit: int) -> bytes:
         data = file.read(limit + 1)
     if len(data) > limit:
         raise PathRefused(
-            f"{path!r}: larger than the limit of {limit} bytes; raise sandbox.limits.file_bytes"
+            f"{path!r}: larger than the limit of {limit} bytes; raise Limits.file_bytes"
         )
     return data
 

@@ -200,7 +200,7 @@ class Slot:
             reply["failed"] = str(error)
         except (OSError, MemoryError) as error:
             if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-                reply["refused"] = f"{error}; the limit is sandbox.limits.disk_bytes"
+                reply["refused"] = f"{error}; the limit is Limits.disk_bytes"
             else:
                 reply["failed"] = f"{header['op']}: {error!r}"
         self.cancelled.discard(header["id"])

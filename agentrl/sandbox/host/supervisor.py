@@ -103,7 +103,8 @@ class Supervisor:
         )
         if failed := preload(tuple(settings["preload"])):
             raise Refused(
-                f"sandbox.preload_modules: {failed}; correct the name or remove it", setting=True
+                f"SandboxSpec.preload_modules: {failed}; correct the name or remove it",
+                setting=True,
             )
         self.base: str | None = None
         if not self.enclosed:

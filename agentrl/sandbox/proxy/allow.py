@@ -91,15 +91,15 @@ def _parse(entry: str) -> _Entry:
     address = _address(name)
     if port == 0 or not is_host(name) or (below and address is not None):
         raise ConfigError(
-            f"sandbox.network.allow: {entry!r} is no host; write host, host:port, *.domain or an address with its port"
+            f"NetworkSpec.allow: {entry!r} is no host; write host, host:port, *.domain or an address with its port"
         )
     if address is not None and address.is_link_local:
         raise ConfigError(
-            f"sandbox.network.allow: {entry!r} is link-local, as a cloud's metadata is; remove it"
+            f"NetworkSpec.allow: {entry!r} is link-local, as a cloud's metadata is; remove it"
         )
     if address is not None and not is_public(address) and port is None:
         raise ConfigError(
-            f"sandbox.network.allow: {entry!r} is an address of one's own network; add its port"
+            f"NetworkSpec.allow: {entry!r} is an address of one's own network; add its port"
         )
     return _Entry(name, below, port)
 

@@ -42,7 +42,7 @@ def own(spec: SandboxSpec) -> Iterator[Make]:
     sizes = itertools.count(2)
 
     def make(**changes: Any) -> SandboxSpec:
-        return replace(spec, docker=replace(spec.docker, max_sandboxes=next(sizes), **changes))
+        return spec.replace(docker=spec.docker.replace(max_sandboxes=next(sizes), **changes))
 
     close_servers()
     yield make
@@ -103,7 +103,7 @@ async def test_the_owners_environment_does_not_reach_the_container(
 
 
 async def test_each_sandbox_has_a_file_system_of_its_own(own: Make) -> None:
-    spec = replace(own(), limits=Limits(disk_bytes=8 * 2**20, file_bytes=8 * 2**20))
+    spec = own().replace(limits=Limits(disk_bytes=8 * 2**20, file_bytes=8 * 2**20))
     fill = "import os\nfor n in range(64):\n    with open(f'f{n}', 'wb') as file: file.write(bytes(2**20))"
     async with spec.build() as full, spec.build() as other:
         result = await full.run(fill, limits=Limits())
@@ -112,7 +112,7 @@ async def test_each_sandbox_has_a_file_system_of_its_own(own: Make) -> None:
 
 
 async def test_the_files_of_a_sandbox_are_bounded_in_number(own: Make) -> None:
-    spec = replace(own(), limits=Limits(max_files=500))
+    spec = own().replace(limits=Limits(max_files=500))
     if "disk" not in spec.check().held:
         pytest.skip("this engine does not bound the number of files")
     async with spec.build() as sandbox:
@@ -144,8 +144,8 @@ async def test_resting_interpreters_at_their_limit_of_threads_leave_room_for_all
 ) -> None:
     # one process a sandbox and one run at its limit would be 8 + 16 of the container's own, far below 8 * (1 + 16)
     limits = Limits(processes=16, memory_bytes=2**32)  # of which each thread reserves 64 MiB
-    spec = replace(own(), limits=limits, max_executing=1, persist="interpreter")
-    spec = replace(spec, docker=replace(spec.docker, max_sandboxes=8))
+    spec = own().replace(limits=limits, max_executing=1, persist="interpreter")
+    spec = spec.replace(docker=spec.docker.replace(max_sandboxes=8))
     rest = """
 import threading
 threads = [threading.Thread(target=threading.Event().wait, daemon=True) for _ in range(14)]
@@ -201,25 +201,25 @@ async def test_what_killed_a_container_is_said(own: Make, client: docker.DockerC
     await sandbox.run("pass")
     container_of(spec, client).kill()
     with pytest.raises(
-        SandboxError, match=r"its container was killed, by its limit sandbox\.docker\.memory_bytes"
+        SandboxError, match=r"its container was killed, by its limit DockerSettings\.memory_bytes"
     ):
         await sandbox.close()
 
 
 def test_a_missing_runtime_is_named(own: Make) -> None:
     with pytest.raises(
-        MachineError, match=r"sandbox\.docker\.runtime='no-such': the engine has no such runtime"
+        MachineError, match=r"DockerSettings\.runtime='no-such': the engine has no such runtime"
     ):
         own(runtime="no-such").check()
 
 
 def test_a_container_smaller_than_one_run_is_refused(own: Make) -> None:
-    with pytest.raises(ConfigError, match=r"sandbox\.docker\.memory_bytes=\d+ is below"):
+    with pytest.raises(ConfigError, match=r"DockerSettings\.memory_bytes=\d+ is below"):
         own(memory_bytes=256 * 2**20).build()
 
 
 async def test_a_sandbox_after_its_host_was_recycled_is_in_another_container(own: Make) -> None:
-    spec = replace(own(), recycle_after=2)
+    spec = own().replace(recycle_after=2)
     async with spec.build() as first:
         for _ in range(3):
             assert (await first.run("print(1)")).stdout == b"1\n"
@@ -230,7 +230,7 @@ async def test_a_sandbox_after_its_host_was_recycled_is_in_another_container(own
 
 async def test_a_container_out_of_memory_is_no_fault_of_the_code(own: Make) -> None:
     limits = Limits(memory_bytes=64 * 2**20)
-    spec = replace(own(memory_bytes=224 * 2**20), limits=limits)
+    spec = own(memory_bytes=224 * 2**20).replace(limits=limits)
     async with spec.build() as sandbox:
         await sandbox.run("pass")
         with pytest.raises(SandboxError, match="the container ran out of memory") as failure:
@@ -243,7 +243,7 @@ async def test_a_container_out_of_memory_is_no_fault_of_the_code(own: Make) -> N
 
 
 async def test_a_run_beside_one_that_spent_the_containers_memory_stands(own: Make) -> None:
-    spec = replace(own(memory_bytes=256 * 2**20), limits=Limits(memory_bytes=64 * 2**20))
+    spec = own(memory_bytes=256 * 2**20).replace(limits=Limits(memory_bytes=64 * 2**20))
     async with spec.build() as greedy, spec.build() as other:
         await asyncio.gather(greedy.run("pass"), other.run("pass"))
         beside = asyncio.create_task(other.run("import time\ntime.sleep(2)\nprint('whole')"))
@@ -257,7 +257,7 @@ async def test_a_run_beside_one_that_spent_the_containers_memory_stands(own: Mak
 async def test_a_run_over_its_own_limit_is_the_codes_fault_in_a_small_container_too(
     own: Make,
 ) -> None:
-    spec = replace(own(memory_bytes=224 * 2**20), limits=Limits(memory_bytes=64 * 2**20))
+    spec = own(memory_bytes=224 * 2**20).replace(limits=Limits(memory_bytes=64 * 2**20))
     async with spec.build() as sandbox:
         assert (await sandbox.run("x = bytearray(2**29)")).status == "oom"
         assert (await sandbox.run("print(1)")).stdout == b"1\n"
@@ -284,7 +284,7 @@ async def test_without_landlock_the_container_keeps_its_guarantees(own: Make) ->
 
 async def test_what_a_sandbox_leaves_takes_no_room_of_the_next(own: Make) -> None:
     spec = own()
-    spec = replace(spec, docker=replace(spec.docker, max_sandboxes=1))
+    spec = spec.replace(docker=spec.docker.replace(max_sandboxes=1))
     room = "import os\nprint(os.statvfs('.').f_bfree)"
     async with spec.build() as sandbox:
         fresh = int((await sandbox.run(room)).stdout)

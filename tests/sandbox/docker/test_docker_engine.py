@@ -144,10 +144,12 @@ def test_the_current_context_is_followed(
     ],
 )
 def test_a_wrong_setting_is_named(changes: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match=f"sandbox.docker.{next(iter(changes))}"):
+    with pytest.raises(ConfigError, match=f"DockerSettings.{next(iter(changes))}"):
         DockerSettings(**changes)  # type: ignore[arg-type]
 
 
 def test_an_image_needs_a_backend_with_images() -> None:
-    with pytest.raises(ConfigError, match=r"sandbox\.image='gcc:14' needs a backend with images"):
+    with pytest.raises(
+        ConfigError, match=r"SandboxSpec\.image='gcc:14' needs a backend with images"
+    ):
         SandboxSpec("landlock", image="gcc:14")

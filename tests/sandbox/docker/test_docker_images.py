@@ -6,7 +6,6 @@ import os
 import tarfile
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import docker
@@ -243,4 +242,4 @@ def python(client: docker.DockerClient, code: str) -> bytes:
 
 
 def test_auto_considers_only_backends_with_images_for_an_image(spec: SandboxSpec) -> None:
-    assert replace(spec, backend="auto").candidates() == ("docker",)
+    assert spec.replace(backend="auto").candidates() == ("docker",)

@@ -1,4 +1,4 @@
-"""The training loop; it reads like the algorithm."""
+"""Training loop: reads like the algorithm."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["train"]
 
 def train(run: StageRun) -> TrainState:
     """PPO; without a critic and a reference it is GRPO, with demonstrations it is supervised fine-tuning, and with
-    preference pairs the learner is a reward model.
+    preference pairs the learner is a reward model. A stage may train several learners on one batch.
 
     The schedule alone decides what overlaps: ``next_groups`` blocks until a batch may be trained, ``publish``
     until the engines serve the new weights.
@@ -23,7 +23,8 @@ def train(run: StageRun) -> TrainState:
     Returns:
         The state after the last step.
     """
-    algorithm, schedule, learner = run.algorithm, run.schedule, run.learner
+    algorithm = run.algorithm
+    schedule = run.schedule
     state = run.restore()  # a checkpoint's state, or step 0
     schedule.start(state)  # engines serve these weights; admission opens
     run.evaluate_at_start(state)
@@ -34,17 +35,10 @@ def train(run: StageRun) -> TrainState:
         batch = run.assemble(groups, state)  # None where no group of the step may be trained
         if batch is not None:
             with run.timer.phase("logprobs"):
-                if algorithm.needs.old_logprobs:
-                    batch = batch.join(run.actor.logprobs(batch))
-                if algorithm.needs.reference:
-                    batch = batch.join(run.actor.reference_logprobs(batch))
-                if algorithm.needs.advantages:
-                    batch = batch.join(
-                        run.actor.advantages(batch)
-                    )  # on the ranks; moments over all of them
+                batch = run.forward(batch)  # what the algorithm needs: logprobs, advantages
             with run.timer.phase("update"):
                 for mini_batch in batch.mini_batches(algorithm.num_epochs):
-                    stats += learner.update(mini_batch)
+                    stats += run.update(mini_batch)  # every learner
         state = state.after(algorithm.next_state(state.algorithm, stats), run.counts(batch))
         schedule.mark_trained(groups, state.step)  # durable before anyone hears of it
         with run.timer.phase("publish"):

@@ -38,7 +38,7 @@ class StepView(Protocol):
 
 
 class Recorder:
-    """Of one stage. The rollout service's thread calls ``outcome`` and ``overcome`` too, the loop's thread everything.
+    """Of one stage. The rollout service's thread calls ``outcome`` and ``record_failures`` too, the loop's thread everything.
 
     Args:
         stage: prefix of the metrics.
@@ -64,22 +64,21 @@ class Recorder:
         results: Mapping[str, Any] | None = None,
     ) -> None:
         self.timer = timer
-        self._stage, self._writer, self._events, self._sink, self._view = (
-            stage,
-            writer,
-            events,
-            sink,
-            view,
-        )
+        self._stage = stage
+        self._writer = writer
+        self._events = events
+        self._sink = sink
+        self._view = view
         self._step = step
         self._results: dict[str, dict[str, Any]] = {
             name: dict(own) for name, own in (results or {}).items()
         }
+        # guards the outcomes and failure counts: the service's thread adds to them, the loop's thread takes them
         self._lock = threading.Lock()
         self._outcomes: list[GroupOutcome] = []
         self._taken: list[GroupOutcome] = []
         self._evaluated: dict[str, float] = {}
-        self._overcome: Counter[str] = Counter()
+        self._failure_counts: Counter[str] = Counter()
         self._step_start = time.monotonic()
         self._store_wait_s = writer.counts.wait_s
 
@@ -139,7 +138,8 @@ class Recorder:
             counts: what else happened to groups, by the metric's name.
             has_signal: whether anything could be learned of them; where not, the display says why.
         """
-        outcomes, self._taken = self._taken, []
+        outcomes = self._taken
+        self._taken = []
         self._step = state.step
         seconds = time.monotonic() - self._step_start
         self._step_start = time.monotonic()
@@ -159,8 +159,8 @@ class Recorder:
         values |= {"policy_version": float(state.policy_version), "time/step_s": seconds}
         values |= {name: float(count) for name, count in counts.items()}
         with self._lock:
-            values |= self._overcome
-            self._overcome.clear()
+            values |= self._failure_counts
+            self._failure_counts.clear()
         if batch is not None:
             values |= _staleness(batch, state)
             values["count/trained_tokens"] = float(np.count_nonzero(batch.loss_mask))
@@ -206,16 +206,15 @@ class Recorder:
         """Evaluations so far, as in ``summary.json``."""
         return {name: dict(own) for name, own in self._results.items()}
 
-    def overcome(self, incidents: Sequence[Incident]) -> None:
-        """What the run goes on after, as soon as it is known: each is shown, an event, and counts in the next row of
-        metrics."""
+    def record_failures(self, incidents: Sequence[Incident]) -> None:
+        """Shows what the run survived, as soon as it is known; each is an event, and counts in the next row of metrics."""
         for incident in incidents:
             self._view.alert(str(incident))
             self._events.log(
                 incident.event, str(incident), boundary="engine", level="warning", stage=self._stage
             )
             with self._lock:
-                self._overcome.update(incident.counts)
+                self._failure_counts.update(incident.counts)
 
     def kept(self, groups: Sequence[GroupState]) -> None:
         """A checkpoint is made: which of the episodes in flight would be begun anew after it, and why."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from agentrl.algorithms import FilterResult
 from agentrl.controller.admission import Admission, RolloutState
-from agentrl.controller.cluster.rollout_pool import Fleet
+from agentrl.controller.cluster.rollout_pool import RolloutPool, Score, unscored
 from agentrl.controller.ledger import Ledger, LedgerState
 from agentrl.controller.prompt_sampler import DrawOrder
 from agentrl.controller.stop_request import StopRequest
@@ -30,40 +30,49 @@ OnOutcome = Callable[[GroupOutcome], None]
 
 
 class RolloutService:
-    """Keeps the fleet busy within the admission's bounds, and buffers what may be trained.
+    """Keeps the pool busy within the admission's bounds, and buffers what may be trained.
 
     Args:
-        fleet: where episodes run.
+        pool: where episodes run.
         order: which task a draw is.
         ledger: where every trajectory is.
         admission: bounds.
         keep_group: whether a finished group may be trained on.
-        intake: called with every outcome as it comes in (store, metrics), evaluation's included.
+        on_outcome: called with every outcome as it comes in (store, metrics), evaluation's included.
         start: the draws to go on from, and groups that wait already.
         step: steps done before.
         version: policy version that is served.
         stop: ends the waits for a batch and for an evaluation.
-        look: called by the thread after each look for outcomes.
+        on_poll: called by the thread after each look for outcomes.
+        score: gives outcomes their scores by a reward model.
     """
 
     def __init__(
         self,
-        fleet: Fleet,
+        pool: RolloutPool,
         order: DrawOrder,
         ledger: Ledger,
         admission: Admission,
         keep_group: KeepGroup,
-        intake: OnOutcome,
+        on_outcome: OnOutcome,
         start: RolloutState,
         step: int = 0,
         version: int = 0,
         stop: StopRequest | None = None,
-        look: Callable[[], None] = lambda: None,
+        on_poll: Callable[[], None] = lambda: None,
+        score: Score = unscored,
     ) -> None:
-        self._stop, self._look = stop or StopRequest(), look
-        self._fleet, self._order, self._ledger, self._admission = fleet, order, ledger, admission
-        self._keep_group, self._intake = keep_group, intake
-        self._next_draw, self._again = start.next_draw, list(start.outstanding)
+        self._pool = pool
+        self._order = order
+        self._ledger = ledger
+        self._admission = admission
+        self._keep_group = keep_group
+        self._on_outcome = on_outcome
+        self._on_poll = on_poll
+        self._score = score
+        self._stop = stop or StopRequest()
+        self._next_draw = start.next_draw
+        self._again = list(start.outstanding)
         self._saved = {group.group_index: group for group in start.running}
         self._issued = start.spent
         self._running: dict[
@@ -71,7 +80,9 @@ class RolloutService:
         ] = {}  # the version served when a draw was issued: none of its tokens is older
         self._cut: dict[int, str] = {}  # of those that run: what is being cancelled, and why
         self._buffer: list[TrajectoryGroup] = []
-        self._in_training, self._step, self._version = 0, step, version
+        self._in_training = 0
+        self._step = step
+        self._version = version
         self._counts: Counter[str] = Counter()
         self._waiting = False
         self._held = 0
@@ -155,7 +166,7 @@ class RolloutService:
         with self._changed:
             self._evaluating[label] = (len(requests), [])
             self._held += 1
-            self._fleet.submit(requests)
+            self._pool.submit(requests)
             try:
                 self._wait(
                     lambda: self._arrived(label) == len(requests), deadline_s, f"evaluation {label}"
@@ -200,12 +211,11 @@ class RolloutService:
         self._buffer.clear()
 
     def _cancel_running(self) -> None:
-        """Ends what runs and waits until it came back, so that nothing of it meets whoever uses the fleet next."""
-        self._fleet.cancel(sorted(self._running.keys() - self._cut.keys()))
+        """Ends what runs and waits until it came back, so that nothing of it meets whoever uses the pool next."""
+        self._cancel_groups(self._running.keys() - self._cut.keys())
         end = time.monotonic() + _CLOSE_S
         while self._running:
-            for outcome in self._fleet.collect(_POLL_S):
-                self._come_in(outcome)
+            self._collect(_POLL_S)
             if time.monotonic() > end:
                 raise EngineError(
                     f"cancelled groups did not end within {_CLOSE_S:.0f} s", retryable=False
@@ -268,14 +278,13 @@ class RolloutService:
                     requests = self._admit()
                     idle = not self._running and not self._evaluating
                     if requests:
-                        self._fleet.submit(requests)
+                        self._pool.submit(requests)
                     elif idle:
                         if not self._asked_for_snapshot:
                             self._changed.wait(_POLL_S)
                         continue
-                for outcome in self._fleet.collect(_POLL_S):
-                    self._come_in(outcome)
-                self._look()
+                self._collect(_POLL_S)
+                self._on_poll()
         except BaseException as error:  # noqa: BLE001 - boundary: handed to the loop, which raises it
             with self._changed:
                 self._error = error
@@ -283,9 +292,8 @@ class RolloutService:
 
     def _take_snapshot(self) -> None:
         """Taken by the thread that collects, so that a group is either in flight or in the buffer."""
-        saved = self._fleet.in_flight()
-        for outcome in self._fleet.collect(0.0):
-            self._come_in(outcome)
+        saved = self._pool.in_flight()
+        self._collect(0.0)
         with self._changed:
             self._ledger.sync()
             going_on = self._running.keys() - self._cut.keys()
@@ -339,16 +347,21 @@ class RolloutService:
             requests.append(request)
         return requests
 
-    def _come_in(self, outcome: GroupOutcome) -> None:
+    def _collect(self, timeout_s: float) -> None:
+        outcomes: Sequence[GroupOutcome] = self._pool.collect(timeout_s)
+        for outcome in self._score(outcomes) if outcomes else ():
+            self._accept(outcome)
+
+    def _accept(self, outcome: GroupOutcome) -> None:
         reason = "" if outcome.request.label else self._cut.get(outcome.request.group_index, "")
         if reason:
             outcome = replace(outcome, group=_with_reason(outcome.group, reason))
-        self._intake(outcome)
+        self._on_outcome(outcome)
         with self._changed:
-            self._take_in(outcome)
+            self._enter(outcome)
             self._changed.notify_all()
 
-    def _take_in(self, outcome: GroupOutcome) -> None:
+    def _enter(self, outcome: GroupOutcome) -> None:
         request, group = outcome.request, outcome.group
         if request.label:
             if request.label in self._evaluating:  # else its evaluation was given up
@@ -382,7 +395,10 @@ class RolloutService:
         new = sorted(group_index for group_index in group_indices if group_index not in self._cut)
         if new:
             self._cut |= dict.fromkeys(new, reason)
-            self._fleet.cancel(new)
+            self._cancel_groups(new)
+
+    def _cancel_groups(self, group_indices: Iterable[int]) -> None:
+        self._pool.cancel([("", group_index) for group_index in sorted(group_indices)])
 
     def _take_over(self, groups: Sequence[TrajectoryGroup]) -> None:
         """Groups of a checkpoint that wait to be trained come into this attempt's ledger."""

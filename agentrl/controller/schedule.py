@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agentrl.controller.admission import RolloutState, StaleRule
-from agentrl.controller.cluster.role_group import WorkerGroup
-from agentrl.controller.cluster.rollout_pool import Incident
+from agentrl.controller.cluster.role_handle import RoleHandle
+from agentrl.controller.cluster.rollout_pool import Incident, RolloutPool
+from agentrl.controller.cluster.weight_publisher import WeightSync, publish_weights
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.rollout_service import RolloutService
 from agentrl.controller.state import TrainState
 from agentrl.engines import PauseMode
 from agentrl.rollouts import GroupOutcome, GroupRequest
+from agentrl.training import LearningRole
 from agentrl.types import TrajectoryGroup
 
 __all__ = ["CapacitySchedule", "DemonstrationSchedule", "OffPolicyConfig", "Schedule"]
@@ -68,8 +70,8 @@ class Schedule(Protocol):
         """What happened to groups since the last call, by the metric's name."""
         ...
 
-    def take_incidents(self) -> Sequence[Incident]:
-        """Hosts and servers of episodes that died since the last call, and that the run goes on after."""
+    def take_failures(self) -> Sequence[Incident]:
+        """Workers and servers that died since the last call, and that the run survived."""
         ...
 
     def close(self) -> None: ...
@@ -79,7 +81,9 @@ class CapacitySchedule:
     """Rollouts within a capacity (docs/controller.md, Schedule).
 
     Args:
-        group: whose engines generate.
+        policy: whose weights the engines serve.
+        pool: whose engines generate.
+        sync: brings the weights to them.
         open_service: starts the rollout service from a state, once the engines serve its weights.
         overlap: how far rollouts may run ahead; the service's admission says the same.
         wait_s: deadline of one wait for a batch or an evaluation.
@@ -87,18 +91,24 @@ class CapacitySchedule:
 
     def __init__(
         self,
-        group: WorkerGroup,
+        policy: RoleHandle[LearningRole],
+        pool: RolloutPool,
+        sync: WeightSync,
         open_service: Callable[[TrainState], RolloutService],
         *,
         overlap: OffPolicyConfig = OffPolicyConfig(),
         wait_s: float,
     ) -> None:
         self.overlap = overlap
-        self._group, self._open_service, self._wait_s = group, open_service, wait_s
+        self._policy = policy
+        self._pool = pool
+        self._sync = sync
+        self._open_service = open_service
+        self._wait_s = wait_s
         self._service: RolloutService | None = None
 
     def start(self, state: TrainState) -> None:
-        self._group.publish(state.policy_version)
+        publish_weights(self._sync, self._policy, self._pool, state.policy_version)
         self._service = self._open_service(state)
 
     def next_groups(self, step: int) -> list[TrajectoryGroup]:
@@ -111,7 +121,9 @@ class CapacitySchedule:
         if changed:
             state = state.published()
             self._running.before_publish(state.policy_version)
-            self._group.publish(state.policy_version, self.overlap.pause_mode)
+            publish_weights(
+                self._sync, self._policy, self._pool, state.policy_version, self.overlap.pause_mode
+            )
         self._running.make_room(state.policy_version)
         return state
 
@@ -124,8 +136,8 @@ class CapacitySchedule:
     def take_counts(self) -> Mapping[str, int]:
         return self._running.take_counts()
 
-    def take_incidents(self) -> Sequence[Incident]:
-        return self._group.take_incidents()
+    def take_failures(self) -> Sequence[Incident]:
+        return self._pool.take_failures()
 
     def close(self) -> None:
         if self._service is not None:
@@ -160,8 +172,11 @@ class DemonstrationSchedule:
         ledger: Ledger,
         start: int = 0,
     ) -> None:
-        self._rows, self._to_group, self._batch_groups = rows, to_group, batch_groups
-        self._draw, self._ledger = start, ledger
+        self._rows = rows
+        self._to_group = to_group
+        self._batch_groups = batch_groups
+        self._draw = start
+        self._ledger = ledger
 
     def start(self, state: TrainState) -> None:
         del state
@@ -193,7 +208,7 @@ class DemonstrationSchedule:
     def take_counts(self) -> Mapping[str, int]:
         return {}
 
-    def take_incidents(self) -> Sequence[Incident]:
+    def take_failures(self) -> Sequence[Incident]:
         return ()
 
     def close(self) -> None:

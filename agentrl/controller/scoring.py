@@ -1,4 +1,4 @@
-"""Scores of finished episodes by a reward model, on their way from the runners to whoever asked for them."""
+"""Scoring: gives finished episodes a reward model's scores."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.controller.cluster.role_group import WorkerGroup
-from agentrl.controller.cluster.role_handle import invoke, sample_scores
+from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.errors import AgentRLError, RewardError
 from agentrl.metrics import REWARD_MODEL_PART
-from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState, make_batch
+from agentrl.rollouts import GroupOutcome, make_batch
 from agentrl.training import Layout, ModelInfo, RewardModel, shards
 from agentrl.training.data.partition import partition
 from agentrl.types import Batch, Status, Trajectory, TrajectoryGroup
 
-__all__ = ["RewardScorer", "ScoringFleet", "SequenceScores"]
+__all__ = ["RewardScorer", "SequenceScores"]
 
 
 class SequenceScores:
-    """Scores of trajectories by the reward model of a group, each read at the end of its last sequence.
+    """Scores of trajectories by a reward model, each read at the end of its last sequence.
 
     Args:
-        group: whose workers host the role ``reward_model``.
+        model: the reward model's ranks.
         micro_batch_tokens: tokens of one forward of a rank.
     """
 
-    def __init__(self, group: WorkerGroup, micro_batch_tokens: int) -> None:
-        self._group, self._micro_batch_tokens = group, micro_batch_tokens
+    def __init__(self, model: RoleHandle[RewardModel], micro_batch_tokens: int) -> None:
+        self._model = model
+        self._micro_batch_tokens = micro_batch_tokens
         self._facts: ModelInfo | None = None
 
     @property
@@ -45,16 +45,19 @@ class SequenceScores:
         """``[J]`` scores of the finished trajectories of ``groups``, in order; they may be not finite."""
         batch = _last_sequences(groups)
         layout = Layout(
-            self._group.num_ranks, self._micro_batch_tokens, self._model_facts.length_scale
+            self._model.group.mesh.dp, self._micro_batch_tokens, self._model_facts.length_scale
         )
         (plan,) = partition(batch.lengths, batch.group[batch.trajectory], seed=0, layout=layout)
-        return sample_scores(self._group, shards(batch, plan), batch.num_samples)
+        parts = shards(batch, plan)
+        scores = np.full(batch.num_samples, np.nan, dtype=np.float32)
+        for part, found in zip(parts, self._model.call(RewardModel.scores, parts), strict=True):
+            scores[part.samples] = found
+        return scores
 
     @property
     def _model_facts(self) -> ModelInfo:
         if self._facts is None:
-            found: ModelInfo = invoke(self._group, "reward_model", RewardModel.facts)
-            self._facts = found
+            self._facts = self._model.call(RewardModel.facts)
         return self._facts
 
 
@@ -90,9 +93,11 @@ class RewardScorer:
     """
 
     def __init__(self, scores: SequenceScores, *, weight: float, one_by_one: bool = False) -> None:
-        self._scores, self._weight, self._one_by_one = scores, weight, one_by_one
+        self._scores = scores
+        self._weight = weight
+        self._one_by_one = one_by_one
 
-    def scored(self, outcomes: Sequence[GroupOutcome]) -> list[GroupOutcome]:
+    def score(self, outcomes: Sequence[GroupOutcome]) -> list[GroupOutcome]:
         """The same outcomes with scores; a trajectory that cannot be scored has failed at the boundary ``reward``.
 
         Raises:
@@ -162,28 +167,3 @@ class RewardScorer:
 def _failed(trajectory: Trajectory, why: str) -> Trajectory:
     detail = f"trajectory {trajectory.id} {why}"
     return replace(trajectory, status=Status("failed", "reward", detail), reward=None)
-
-
-class ScoringFleet:
-    """A fleet whose outcomes come scored (a ``Fleet`` itself).
-
-    Args:
-        fleet: where episodes run.
-        scorer: gives finished groups their scores.
-    """
-
-    def __init__(self, fleet: WorkerGroup, scorer: RewardScorer) -> None:
-        self._fleet, self._scorer = fleet, scorer
-
-    def submit(self, requests: Sequence[GroupRequest]) -> None:
-        self._fleet.submit(requests)
-
-    def collect(self, timeout_s: float) -> list[GroupOutcome]:
-        outcomes = self._fleet.collect(timeout_s)
-        return self._scorer.scored(outcomes) if outcomes else outcomes
-
-    def cancel(self, group_indices: Sequence[int], *, label: str = "") -> None:
-        self._fleet.cancel(group_indices, label=label)
-
-    def in_flight(self) -> list[GroupState]:
-        return self._fleet.in_flight()

@@ -3,30 +3,40 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from agentrl.algorithms import AlgorithmSpec, Rewards
 from agentrl.controller.admission import RolloutState
-from agentrl.controller.batch_plan import PlannedBatch
+from agentrl.controller.batch_plan import MiniBatch, PlannedBatch
 from agentrl.controller.checkpoints import Checkpoints, Manifest
-from agentrl.controller.cluster.role_handle import ActorHandle, LearnerHandle
+from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.evaluator import Evaluator
 from agentrl.controller.failures import FailureBound
 from agentrl.controller.recorder import Recorder
 from agentrl.controller.schedule import Schedule
 from agentrl.controller.state import TrainState
 from agentrl.controller.stop_request import StopRequest
-from agentrl.errors import EpisodesFailedError, RunInterruptedError, TrainingError
+from agentrl.errors import ConfigError, EpisodesFailedError, RunInterruptedError, TrainingError
 from agentrl.metrics import PhaseTimer
 from agentrl.rollouts import make_batch, turns_of
+from agentrl.training import Actor, LearningRole, Reference
 from agentrl.types import SegmentKind, Stats, TrajectoryGroup, seed_for
 
 __all__ = ["WITHOUT_SIGNAL", "StageRun", "StageSettings"]
+
+_PASSES: tuple[tuple[str, str, Callable[..., Any]], ...] = (
+    ("old_logprobs", "actor", Actor.logprobs),  # the policy's own, before the first update
+    ("reference", "reference", Reference.logprobs),
+    ("advantages", "actor", Actor.advantages),  # on the ranks; moments over all of them
+)
+"""Passes before the update, in order: what an algorithm declares in ``needs``, the role, and its method."""
 
 WITHOUT_SIGNAL = "steps_without_signal"
 """The running total of steps in which nothing could be learned."""
@@ -68,7 +78,8 @@ class StageRun:
         settings: numbers.
         algorithm: what is learned.
         schedule: what overlaps.
-        learner: the ranks of the model that is trained.
+        learners: the roles that are trained. The first is the model that the stage is about: it is exported, its sizes
+            set the partition, and its metrics have no prefix.
         checkpoints: of this stage.
         examiner: examines the model; None where nothing is held out.
         recorder: store, metrics and display.
@@ -83,7 +94,7 @@ class StageRun:
         *,
         algorithm: AlgorithmSpec,
         schedule: Schedule,
-        learner: LearnerHandle,
+        learners: Sequence[RoleHandle[LearningRole]],
         checkpoints: Checkpoints,
         examiner: Evaluator | None,
         recorder: Recorder,
@@ -91,28 +102,28 @@ class StageRun:
         restored: tuple[Path, Manifest] | None = None,
         stop: StopRequest | None = None,
     ) -> None:
-        self.settings, self.algorithm, self.schedule, self.learner = (
-            settings,
-            algorithm,
-            schedule,
-            learner,
-        )
-        self._checkpoints, self._examiner = checkpoints, examiner
-        self._recorder, self._model_folder = recorder, model_folder
-        self._restored, self._stop = restored, stop or StopRequest()
+        _check_names(settings.name, learners)
+        self.settings = settings
+        self.algorithm = algorithm
+        self.schedule = schedule
+        self.learners = tuple(learners)
+        self._checkpoints = checkpoints
+        self._examiner = examiner
+        self._recorder = recorder
+        self._model_folder = model_folder
+        self._restored = restored
+        self._stop = stop or StopRequest()
         self._interrupted = restored[1].evaluating if restored else ""
         """The evaluation that was begun and not ended."""
-        self._length_scale = learner.facts().length_scale
+        self._length_scale = self._first.facts().length_scale
 
     @property
     def timer(self) -> PhaseTimer:
         return self._recorder.timer
 
     @property
-    def actor(self) -> ActorHandle:
-        """The policy's ranks, in a stage that trains a policy."""
-        assert isinstance(self.learner, ActorHandle), "only a policy has logprobs and advantages"
-        return self.learner
+    def _first(self) -> RoleHandle[LearningRole]:
+        return self.learners[0]
 
     @property
     def num_steps(self) -> int:
@@ -123,7 +134,8 @@ class StageRun:
         if self._restored is None:
             return TrainState(algorithm=self.algorithm.initial_state)
         folder, manifest = self._restored
-        self.learner.load(folder / self.learner.role)
+        for learner in self.learners:
+            learner.load(folder / learner.name)
         return TrainState(
             manifest.step, manifest.policy_version, manifest.algorithm, manifest.progress
         )
@@ -171,7 +183,7 @@ class StageRun:
         )
         return PlannedBatch.plan(
             batch,
-            num_ranks=self.learner.num_ranks,
+            num_ranks=self._first.group.mesh.dp,
             mini_batch_groups=self.settings.mini_batch_groups,
             micro_batch_tokens=self.settings.micro_batch_tokens,
             logprob_micro_batch_tokens=self.settings.logprob_micro_batch_tokens,
@@ -180,6 +192,22 @@ class StageRun:
             whole_groups=self.algorithm.pair_loss is not None,
             seed=seed_for(self.settings.seed, "shuffle", state.step),
         )
+
+    def forward(self, batch: PlannedBatch) -> PlannedBatch:
+        """The batch with the columns of every pass that the algorithm needs before the update."""
+        for need, role, method in _PASSES:
+            if getattr(self.algorithm.needs, need):
+                handle = RoleHandle[object](self._first.group, role, object)
+                batch = batch.join(handle.columns(method, batch))
+        return batch
+
+    def update(self, mini_batch: MiniBatch) -> Stats:
+        """One optimizer step of every learner; metrics of those after the first are prefixed by their names."""
+        stats = self._first.update(mini_batch)
+        for learner in self.learners[1:]:
+            own = learner.update(mini_batch)
+            stats += Stats({f"{learner.name}/{name}": stat for name, stat in own.items()})
+        return stats
 
     def _assert_fresh(self, groups: Sequence[TrajectoryGroup], state: TrainState) -> None:
         """No trained token is staler than the schedule allows."""
@@ -211,7 +239,7 @@ class StageRun:
         stats: Stats,
     ) -> None:
         """Annotations, metrics and the display's line of a step."""
-        self._recorder.overcome(self.schedule.take_incidents())
+        self._recorder.record_failures(self.schedule.take_failures())
         counts = dict(self.schedule.take_counts())
         if batch is not None and self.schedule.overlap.on_stale == "mask_tokens":
             versions = batch.batch.policy_versions  # those that the published weights were made of
@@ -268,7 +296,8 @@ class StageRun:
             snapshot = self.schedule.snapshot(again)
             folder = self._checkpoints.begin(state.step)
             try:
-                self.learner.save(folder / self.learner.role)
+                for learner in self.learners:
+                    learner.save(folder / learner.name)
                 self._recorder.sync()
                 self._recorder.kept(snapshot.running)
                 self._checkpoints.commit(folder, self._manifest(state, snapshot))
@@ -297,7 +326,7 @@ class StageRun:
         """
         self._stop.check()
         with self.timer.phase("checkpoint"):
-            export_whole(self.learner, self._model_folder)
+            export_whole(self._first, self._model_folder)
         return state
 
     def _examine(self, when: str, state: TrainState, done: Collection[str] = ()) -> None:
@@ -309,6 +338,16 @@ class StageRun:
             for result in self._examiner.examine(when, done=done):
                 self._recorder.evaluated(result, state)
             self._interrupted = ""
+
+
+def _check_names(stage: str, learners: Sequence[RoleHandle[LearningRole]]) -> None:
+    """Raises where two learners would write one folder of a checkpoint."""
+    counts = Counter(learner.name for learner in learners)
+    if not learners or max(counts.values()) > 1:
+        found = ", ".join(learner.name for learner in learners) or "none"
+        raise ConfigError(
+            f"stage {stage!r} must train one learner or more of different names, got {found}; name each role once"
+        )
 
 
 def _rewards_of(groups: Sequence[TrajectoryGroup], seed: int) -> Rewards:
@@ -345,7 +384,7 @@ def _shuffled(groups: Sequence[TrajectoryGroup], seed: int) -> list[TrajectoryGr
     ]
 
 
-def export_whole(learner: LearnerHandle, folder: Path) -> None:
+def export_whole(learner: RoleHandle[LearningRole], folder: Path) -> None:
     """Exports the model so that the folder exists whole or not at all."""
     part = folder.with_name(f".{folder.name}.part")
     for old in (part, folder):

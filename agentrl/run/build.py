@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from agentrl.agent_server import AgentProgramSpec
 from agentrl.config import StageConfig
-from agentrl.controller.cluster.episode_host import EngineFactory
+from agentrl.controller.cluster.rollout_pool import EngineFactory
 from agentrl.controller.evaluator import EvalPlan, EvalSet
 from agentrl.engines.torch import TorchEngineSpec
 from agentrl.envs import EnvSpec, EpisodeView, RewardFn, Rubric, ToolEnv

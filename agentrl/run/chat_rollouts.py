@@ -1,4 +1,4 @@
-"""Episodes on an OpenAI-compatible server: no weights, no ranks, no model folder; only an engine of messages."""
+"""Chat rollouts: a rollout pool on an OpenAI-compatible server, without weights, ranks or a model folder."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from agentrl.config import StageConfig
-from agentrl.controller.cluster.rollout_pool import Fleet
+from agentrl.controller.cluster.episode_host import EpisodeHost
+from agentrl.controller.cluster.rollout_pool import RolloutWorkerSpec
 from agentrl.engines.openai import OpenAIEngineSpec
 from agentrl.errors import ConfigError
 from agentrl.llm import ChatServerSpec
-from agentrl.rollouts import EpisodeRunner
 from agentrl.run.build import LiveObjects, rollout_spec
 
-__all__ = ["ChatRollouts", "chat_engine_spec"]
+__all__ = ["chat_engine_spec", "chat_rollouts"]
 
 
 def chat_engine_spec(stage: StageConfig) -> OpenAIEngineSpec:
@@ -41,8 +41,8 @@ def chat_engine_spec(stage: StageConfig) -> OpenAIEngineSpec:
     return OpenAIEngineSpec(server)
 
 
-class ChatRollouts:
-    """Plays a stage's groups on its server.
+def chat_rollouts(stage: StageConfig, live: LiveObjects, base_dir: Path) -> EpisodeHost:
+    """A pool that plays a stage's groups on its server.
 
     Args:
         stage: whole, with ``rollout.engine: openai``.
@@ -52,17 +52,7 @@ class ChatRollouts:
     Raises:
         ConfigError: ``rollout.engine_args`` describe no server.
     """
-
-    def __init__(self, stage: StageConfig, live: LiveObjects, base_dir: Path) -> None:
-        engine = chat_engine_spec(stage).build()
-        spec = rollout_spec(stage, live, base_dir=base_dir, model=None)
-        self._runner = EpisodeRunner(spec, engine, on_close=engine.close)
-
-    @property
-    def fleet(self) -> Fleet:
-        """Where the groups are played."""
-        return self._runner
-
-    def close(self) -> None:
-        """Ends the episodes and the connections."""
-        self._runner.close()
+    rollout = rollout_spec(stage, live, base_dir=base_dir, model=None)
+    pool = EpisodeHost()
+    pool.setup(RolloutWorkerSpec(chat_engine_spec(stage), rollout))
+    return pool

@@ -109,7 +109,7 @@ def collect(
                     directory,
                     lambda n: played(n, len(played_tasks)),
                     len(played_tasks) - len(missing),
-                    trainer.take_incidents,
+                    trainer.take_failures,
                 )
     newest = {
         (s.draw, s.sibling): s

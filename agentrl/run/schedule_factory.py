@@ -12,31 +12,34 @@ import numpy as np
 from agentrl.algorithms import AlgorithmSpec, FilterResult, GroupSummary
 from agentrl.config import StageConfig
 from agentrl.controller.admission import Admission, RolloutState
-from agentrl.controller.cluster.role_group import WorkerGroup
-from agentrl.controller.cluster.rollout_pool import Fleet
+from agentrl.controller.cluster.role_group import RoleGroup
+from agentrl.controller.cluster.role_handle import RoleHandle
+from agentrl.controller.cluster.rollout_pool import Score, unscored
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.pair_evaluator import PairSet
 from agentrl.controller.prompt_sampler import DrawOrder
 from agentrl.controller.recorder import Recorder
 from agentrl.controller.rollout_service import RolloutService
 from agentrl.controller.schedule import CapacitySchedule, DemonstrationSchedule, OffPolicyConfig
-from agentrl.controller.scoring import RewardScorer, ScoringFleet, SequenceScores
+from agentrl.controller.scoring import RewardScorer, SequenceScores
 from agentrl.controller.state import TrainState
 from agentrl.controller.stop_request import StopRequest
 from agentrl.errors import DataError
 from agentrl.render import Renderer
 from agentrl.run.build import renderer_spec
 from agentrl.run.data.datasets import endless_rows, finite_rows
+from agentrl.run.lifetime.session import RunProcesses
+from agentrl.training import LearningRole, RewardModel
 from agentrl.training.data.demonstrations import demonstration_group
 from agentrl.training.data.preferences import preference_group
 from agentrl.types import Task, TrajectoryGroup
 
 __all__ = [
     "conversations",
-    "fleet_of",
     "held_out_pairs",
     "rollout_deadline_s",
     "rollouts",
+    "score_of",
     "sequence_scores",
 ]
 
@@ -121,7 +124,8 @@ def rollouts(
     algorithm: AlgorithmSpec,
     tasks: list[Task],
     *,
-    group: WorkerGroup,
+    processes: RunProcesses,
+    policy: RoleHandle[LearningRole],
     ledger: Ledger,
     recorder: Recorder,
     first_draw: int,
@@ -135,7 +139,8 @@ def rollouts(
         stage: whole.
         algorithm: of the stage.
         tasks: the data set.
-        group: whose engines play.
+        processes: of the run.
+        policy: whose weights play.
         ledger: the run's.
         recorder: of the stage.
         first_draw: the stage's first draw.
@@ -156,7 +161,8 @@ def rollouts(
         oversample=int(rollout.oversample * stage.train.batch_prompts),
         in_draw_order=stage.run.deterministic,
     )
-    fleet = fleet_of(group, stage)
+    pool = processes.rollouts
+    score = score_of(processes.roles, stage)
 
     def keep_group(played: TrajectoryGroup) -> FilterResult:
         rewards = np.asarray(
@@ -168,7 +174,7 @@ def rollouts(
 
     def open_service(state: TrainState) -> RolloutService:
         return RolloutService(
-            fleet,
+            pool,
             order,
             ledger,
             admission,
@@ -178,7 +184,8 @@ def rollouts(
             step=state.step,
             version=state.policy_version,
             stop=stop,
-            look=lambda: recorder.overcome(group.take_incidents()),
+            on_poll=lambda: recorder.record_failures(pool.take_failures()),
+            score=score,
         )
 
     examined = (
@@ -193,25 +200,24 @@ def rollouts(
         ),
     )
     overlap = OffPolicyConfig(rollout.max_staleness, rollout.pause_mode, rollout.on_stale)
-    return CapacitySchedule(group, open_service, overlap=overlap, wait_s=wait_s)
-
-
-def fleet_of(group: WorkerGroup, stage: StageConfig) -> Fleet:
-    """Where the stage's episodes are played and, with a reward model, scored."""
-    own = stage.reward.model
-    if not own.given:
-        return group
-    return ScoringFleet(
-        group,
-        RewardScorer(
-            sequence_scores(group, stage), weight=own.weight, one_by_one=stage.run.deterministic
-        ),
+    return CapacitySchedule(
+        policy, pool, processes.sync, open_service, overlap=overlap, wait_s=wait_s
     )
 
 
-def sequence_scores(group: WorkerGroup, stage: StageConfig) -> SequenceScores:
+def score_of(group: RoleGroup, stage: StageConfig) -> Score:
+    """What scores the stage's episodes, where ``reward.model`` asks for it."""
+    own = stage.reward.model
+    if not own.given:
+        return unscored
+    scores = sequence_scores(group, stage)
+    return RewardScorer(scores, weight=own.weight, one_by_one=stage.run.deterministic).score
+
+
+def sequence_scores(group: RoleGroup, stage: StageConfig) -> SequenceScores:
     """Scores by the reward model that the stage hosts."""
-    return SequenceScores(group, stage.train.logprob_micro_batch_tokens)
+    model = RoleHandle(group, "reward_model", RewardModel)
+    return SequenceScores(model, stage.train.logprob_micro_batch_tokens)
 
 
 def rollout_deadline_s(stage: StageConfig, num_episodes: int) -> float:

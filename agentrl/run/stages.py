@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,9 @@ from agentrl.algorithms import AlgorithmSpec, LearnsFrom
 from agentrl.config import StageConfig
 from agentrl.controller.admission import RolloutState
 from agentrl.controller.checkpoints import Checkpoints, Manifest
-from agentrl.controller.cluster.episode_host import RolloutWorkerSpec
-from agentrl.controller.cluster.role_group import WorkerGroup
-from agentrl.controller.cluster.role_handle import ActorHandle, LearnerHandle, RewardLearnerHandle
-from agentrl.controller.cluster.worker import WorkerSpec
+from agentrl.controller.cluster.role_handle import RoleHandle
+from agentrl.controller.cluster.rollout_pool import RolloutWorkerSpec
+from agentrl.controller.cluster.worker import RoleSpec
 from agentrl.controller.evaluator import Evaluator, RolloutEvaluator
 from agentrl.controller.failures import FailureBound
 from agentrl.controller.ledger import Ledger
@@ -46,19 +45,30 @@ from agentrl.run.build import (
 )
 from agentrl.run.data.datasets import load_tasks
 from agentrl.run.data.prompt_limit import fitting_tasks
+from agentrl.run.lifetime.session import RunProcesses
 from agentrl.run.run_setup import last_manifest
 from agentrl.run.schedule_factory import conversations, held_out_pairs, rollouts, sequence_scores
 from agentrl.store import EventLog, RunDirectory, TrajectoryWriter
 from agentrl.tools import parser_for
-from agentrl.training import ActorSpec, ReferenceSpec, RewardLearnerSpec
+from agentrl.training import (
+    Actor,
+    ActorSpec,
+    LearningRole,
+    OptimSpec,
+    ReferenceSpec,
+    RewardLearner,
+    RewardLearnerSpec,
+)
 from agentrl.types import Task, seed_for
 
 __all__ = [
     "RunContext",
     "StageOutcome",
+    "StageRecipe",
     "finished_stage",
+    "role_specs",
+    "rollout_worker_spec",
     "run_stage",
-    "worker_spec",
 ]
 
 _COLUMNS: Mapping[LearnsFrom, tuple[Column, ...]] = {
@@ -66,11 +76,12 @@ _COLUMNS: Mapping[LearnsFrom, tuple[Column, ...]] = {
     "demonstrations": SFT_COLUMNS,
     "preferences": PAIR_COLUMNS,
 }
-_HANDLES: Mapping[LearnsFrom, type[LearnerHandle]] = {
-    "rollouts": ActorHandle,
-    "demonstrations": ActorHandle,
-    "preferences": RewardLearnerHandle,
+_LEARNERS: Mapping[LearnsFrom, Mapping[str, type[LearningRole]]] = {
+    "rollouts": {"actor": Actor},
+    "demonstrations": {"actor": Actor},
+    "preferences": {"reward_model": RewardLearner},
 }
+"""The roles that a stage trains; the first is the model that it is about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +90,7 @@ class RunContext:
 
     directory: RunDirectory
     base_dir: Path
-    group: WorkerGroup
+    processes: RunProcesses
     live: LiveObjects
     ledger: Ledger
     writer: TrajectoryWriter
@@ -101,65 +112,101 @@ class StageOutcome:
     without_signal: int = 0
 
 
-def worker_spec(
-    stage: StageConfig,
-    algorithm: AlgorithmSpec,
-    live: LiveObjects,
-    *,
-    base_dir: Path,
-    model: Path,
-    reward_model: Path | None = None,
-    num_steps: int,
-) -> WorkerSpec:
-    """What every rank hosts during a stage.
+@dataclass(frozen=True, slots=True)
+class StageRecipe:
+    """What a stage's roles and rollouts are built from.
 
     Args:
         stage: whole.
         algorithm: of the stage.
-        live: what was given from Python.
-        base_dir: where references start.
         model: the weights that it starts from.
         reward_model: what scores its episodes, where ``reward.model`` asks for it.
         num_steps: batches to train.
-
-    Raises:
-        DataError: the reward model reads other tokens than the policy writes.
     """
-    updates = num_steps * stage.train.updates_per_batch
-    updates *= math.ceil(stage.train.batch_prompts / stage.train.mini_batch_prompts)
-    optim = optim_spec(stage, total_steps=updates)
-    if algorithm.learns_from == "preferences":
-        learner = RewardLearnerSpec(
-            model_path=str(model),
-            algorithm=algorithm,
-            optim=optim,
+
+    stage: StageConfig
+    algorithm: AlgorithmSpec
+    model: Path
+    reward_model: Path | None
+    num_steps: int
+
+    @property
+    def optim(self) -> OptimSpec:
+        """How the learners' weights move."""
+        train = self.stage.train
+        updates = self.num_steps * train.updates_per_batch
+        updates *= math.ceil(train.batch_prompts / train.mini_batch_prompts)
+        return optim_spec(self.stage, total_steps=updates)
+
+
+def _actor(recipe: StageRecipe) -> RoleSpec | None:
+    if recipe.algorithm.policy_loss is None:
+        return None
+    return ActorSpec(
+        model_path=str(recipe.model),
+        algorithm=recipe.algorithm,
+        optim=recipe.optim,
+        dtype=recipe.stage.model.dtype,
+        gradient_checkpointing=recipe.stage.train.gradient_checkpointing,
+        deterministic=recipe.stage.run.deterministic,
+    )
+
+
+def _reference(recipe: StageRecipe) -> RoleSpec | None:
+    if not recipe.algorithm.needs.reference:
+        return None
+    return ReferenceSpec(str(recipe.model), recipe.stage.model.dtype)
+
+
+def _reward_model(recipe: StageRecipe) -> RoleSpec | None:
+    stage = recipe.stage
+    if recipe.algorithm.pair_loss is not None:
+        return RewardLearnerSpec(
+            model_path=str(recipe.model),
+            algorithm=recipe.algorithm,
+            optim=recipe.optim,
             head_seed=seed_for(stage.run.seed, "reward_head"),
             dtype=stage.model.dtype,
             gradient_checkpointing=stage.train.gradient_checkpointing,
             deterministic=stage.run.deterministic,
         )
-        return WorkerSpec(None, reward_model=learner)
-    actor = ActorSpec(
-        model_path=str(model),
-        algorithm=algorithm,
-        optim=optim,
-        dtype=stage.model.dtype,
-        gradient_checkpointing=stage.train.gradient_checkpointing,
-        deterministic=stage.run.deterministic,
-    )
-    if algorithm.learns_from == "demonstrations":
-        return WorkerSpec(actor)
-    return WorkerSpec(
-        actor,
-        reference=ReferenceSpec(str(model), stage.model.dtype)
-        if algorithm.needs.reference
-        else None,
-        reward_model=None
-        if reward_model is None
-        else scorer_spec(stage, policy=model, reward_model=reward_model),
-        episodes=RolloutWorkerSpec(
-            engine_spec(stage, model), rollout_spec(stage, live, base_dir=base_dir, model=model)
-        ),
+    if recipe.reward_model is None:
+        return None
+    return scorer_spec(stage, policy=recipe.model, reward_model=recipe.reward_model)
+
+
+_ROLES: Mapping[str, Callable[[StageRecipe], RoleSpec | None]] = {
+    "actor": _actor,
+    "reference": _reference,
+    "reward_model": _reward_model,
+}
+"""Every role that a stage may have, by name; None from a stage that needs none."""
+
+
+def role_specs(recipe: StageRecipe, *, training: bool = True) -> dict[str, RoleSpec]:
+    """What every rank hosts during a stage, by role.
+
+    Args:
+        recipe: of the stage.
+        training: otherwise episodes are only played and scored, so that no weights to train are held.
+
+    Raises:
+        DataError: the reward model reads other tokens than the policy writes.
+    """
+    names = _ROLES if training else ("reward_model",)
+    made = {name: _ROLES[name](recipe) for name in names}
+    return {name: spec for name, spec in made.items() if spec is not None}
+
+
+def rollout_worker_spec(
+    recipe: StageRecipe, live: LiveObjects, base_dir: Path
+) -> RolloutWorkerSpec | None:
+    """What hosts the stage's episodes; None for a stage without rollouts."""
+    if recipe.algorithm.learns_from != "rollouts":
+        return None
+    return RolloutWorkerSpec(
+        engine_spec(recipe.stage, recipe.model),
+        rollout_spec(recipe.stage, live, base_dir=base_dir, model=recipe.model),
     )
 
 
@@ -197,17 +244,13 @@ def run_stage(
     )
     _tell_renderer(parts, stage, model)
     base_dir = parts.base_dir
-    spec = worker_spec(
-        stage,
-        algorithm,
-        parts.live,
-        base_dir=base_dir,
-        model=model,
-        reward_model=reward_model,
-        num_steps=num_steps,
-    )
+    recipe = StageRecipe(stage, algorithm, model, reward_model, num_steps)
     with parts.timer.phase("setup"):
-        parts.group.setup(spec)
+        parts.processes.setup(role_specs(recipe), rollout_worker_spec(recipe, parts.live, base_dir))
+    learners = [
+        RoleHandle(parts.processes.roles, name, kind)
+        for name, kind in _LEARNERS[algorithm.learns_from].items()
+    ]
     recorder = _recorder(parts, stage, manifest)
     snapshot = (
         manifest.rollouts if manifest else RolloutState(first_draw, (), 0, parts.ledger.offset)
@@ -218,7 +261,8 @@ def run_stage(
             stage,
             algorithm,
             tasks,
-            group=parts.group,
+            processes=parts.processes,
+            policy=learners[0],
             ledger=parts.ledger,
             recorder=recorder,
             first_draw=first_draw,
@@ -235,7 +279,7 @@ def run_stage(
         _settings(stage, num_steps),
         algorithm=algorithm,
         schedule=schedule,
-        learner=_HANDLES[algorithm.learns_from](parts.group),
+        learners=learners,
         checkpoints=checkpoints,
         examiner=_examiner(parts, stage, algorithm, schedule, model),
         recorder=recorder,
@@ -304,7 +348,7 @@ def _examiner(
     sets = held_out_pairs(stage, base_dir=parts.base_dir, model=model)
     own = stage.eval
     return PairEvaluator(
-        sets, sequence_scores(parts.group, stage), every=own.every, before=own.before
+        sets, sequence_scores(parts.processes.roles, stage), every=own.every, before=own.before
     )
 
 

@@ -13,8 +13,15 @@ from typing import Any
 from rich.console import Console
 
 from agentrl.config import RunConfig, StageConfig
-from agentrl.controller.cluster.role_group import WorkerGroup
-from agentrl.controller.cluster.rollout_pool import Fleet, Incident, collect_groups, stream_groups
+from agentrl.controller.cluster.episode_host import EpisodeHost
+from agentrl.controller.cluster.rollout_pool import (
+    Incident,
+    RolloutPool,
+    Score,
+    collect_groups,
+    stream_groups,
+    unscored,
+)
 from agentrl.controller.evaluator import EvalResult, RolloutEvaluator
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.stop_request import StopRequest
@@ -31,15 +38,22 @@ from agentrl.metrics import (
 )
 from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.run.build import LiveObjects, eval_plan, reward_model_folder
-from agentrl.run.chat_rollouts import ChatRollouts
+from agentrl.run.chat_rollouts import chat_rollouts
 from agentrl.run.lifetime.interruption import Interruption
 from agentrl.run.lifetime.resumption import resume_directory
 from agentrl.run.lifetime.session import RunProcesses
 from agentrl.run.lifetime.signals import stopping_signals
 from agentrl.run.model_folder import given_model
 from agentrl.run.run_setup import make_directory, roll_back, start_model
-from agentrl.run.schedule_factory import fleet_of, rollout_deadline_s
-from agentrl.run.stages import RunContext, finished_stage, run_stage, worker_spec
+from agentrl.run.schedule_factory import rollout_deadline_s, score_of
+from agentrl.run.stages import (
+    RunContext,
+    StageRecipe,
+    finished_stage,
+    role_specs,
+    rollout_worker_spec,
+    run_stage,
+)
 from agentrl.store import EventLog, JsonlWriter, RunDirectory, TrajectoryWriter, write_json
 from agentrl.tools import Tool, ToolFactory
 from agentrl.types import Task, Trajectory
@@ -103,7 +117,7 @@ class Trainer:
         self._console = console or Console(quiet=True)
         self._base_dir = Path(config.run.base_dir or ".").resolve()
         self._session: RunProcesses | None = None
-        self._chat: ChatRollouts | None = None
+        self._chat: EpisodeHost | None = None
         self._hosting = False
         self._models: Mapping[str, Path] = {}
 
@@ -208,22 +222,23 @@ class Trainer:
         stage = self._rollout_stage()
         in_flight = max(1, 2 * stage.rollout.max_running // stage.rollout.group_size)
         deadline_s = rollout_deadline_s(stage, in_flight * stage.rollout.group_size)
+        pool, score = self._pool(stage)
         yield from stream_groups(
-            self._fleet(stage), requests, in_flight=in_flight, deadline_s=deadline_s
+            pool, requests, in_flight=in_flight, deadline_s=deadline_s, score=score
         )
 
-    def take_incidents(self) -> list[Incident]:
+    def take_failures(self) -> list[Incident]:
         """Rollout workers and servers that died since the last call; what was lost with them is played again."""
-        return [] if self._session is None else self._session.group.take_incidents()
+        return [] if self._session is None else self._session.rollouts.take_failures()
 
     def close(self) -> None:
         """Ends the workers; a second call does nothing."""
-        if self._chat is not None:
-            chat, self._chat = self._chat, None
-            chat.close()
-        if self._session is not None:
-            session, self._session, self._hosting = self._session, None, False
-            session.close()
+        opened = [own for own in (self._chat, self._session) if own is not None]
+        self._chat = None
+        self._session = None
+        self._hosting = False
+        for own in opened:
+            own.close()
 
     def __enter__(self) -> Trainer:
         return self
@@ -260,7 +275,7 @@ class Trainer:
         display.status("making ready the model and its workers")
         with timer.phase("setup"):
             models = {"model": start_model(self.config, directory, self._base_dir)}
-            group = self._workers()
+            processes = self._processes()
             take_signals()
         results: dict[str, Any] = {}
         first_draw = num_steps = played = without_signal = 0
@@ -275,7 +290,17 @@ class Trainer:
             stack.callback(sink.close)
             base_dir, live = self._base_dir, self._live
             parts = RunContext(
-                directory, base_dir, group, live, ledger, writer, events, sink, display, timer, stop
+                directory,
+                base_dir,
+                processes,
+                live,
+                ledger,
+                writer,
+                events,
+                sink,
+                display,
+                timer,
+                stop,
             )
             for stage in stages:
                 models[stage.name] = directory.models_folder / stage.name
@@ -331,10 +356,10 @@ class Trainer:
     def _reward_model(self, stage: StageConfig, models: Mapping[str, Path]) -> Path | None:
         return reward_model_folder(stage, models, self._base_dir) if _plays(stage) else None
 
-    def _workers(self) -> WorkerGroup:
+    def _processes(self) -> RunProcesses:
         if self._session is None:
             self._session = RunProcesses(self.config)
-        return self._session.group
+        return self._session
 
     def _sinks(self, directory: RunDirectory) -> Sinks:
         sinks: list[Sink] = [JsonlSink(JsonlWriter(directory.metrics_path))]
@@ -346,30 +371,26 @@ class Trainer:
         """Plays groups outside of training, with the weights trained last, or those that the run starts from."""
         stage = self._rollout_stage()
         deadline_s = rollout_deadline_s(stage, sum(request.group_size for request in requests))
-        return collect_groups(self._fleet(stage), requests, deadline_s)
+        pool, score = self._pool(stage)
+        return collect_groups(pool, requests, deadline_s, score=score)
 
-    def _fleet(self, stage: StageConfig) -> Fleet:
-        """Where the stage's episodes are played outside of training; what is missing is set up."""
+    def _pool(self, stage: StageConfig) -> tuple[RolloutPool, Score]:
+        """Where the stage's episodes are played outside of training, and what scores them; it is set up if missing."""
         if stage.rollout.engine == "openai":
             if self._chat is None:
-                self._chat = ChatRollouts(stage, self._live, self._base_dir)
-            return self._chat.fleet
-        group = self._workers()
+                self._chat = chat_rollouts(stage, self._live, self._base_dir)
+            return self._chat, unscored
+        processes = self._processes()
         if not self._hosting:
-            spec = worker_spec(
-                stage,
-                stage.make_algorithm(),
-                self._live,
-                base_dir=self._base_dir,
-                model=self._models.get(stage.name) or self._model_without_run(),
-                reward_model=self._reward_model(stage, self._models),
-                num_steps=1,
+            model = self._models.get(stage.name) or self._model_without_run()
+            reward_model = self._reward_model(stage, self._models)
+            recipe = StageRecipe(stage, stage.make_algorithm(), model, reward_model, num_steps=1)
+            processes.setup(
+                role_specs(recipe, training=False),
+                rollout_worker_spec(recipe, self._live, self._base_dir),
             )
-            group.setup(
-                replace(spec, actor=None, reference=None)
-            )  # whoever plays alone holds no weights to train
             self._hosting = True
-        return fleet_of(group, stage)
+        return processes.rollouts, score_of(processes.roles, stage)
 
     def _rollout_stage(self) -> StageConfig:
         stages = self._rollouts(self._stages(None))

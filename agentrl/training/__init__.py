@@ -16,7 +16,9 @@ from agentrl.training.data.partition import (
 )
 from agentrl.training.fsdp.process_group import DistSpec, join, leave
 from agentrl.training.optim.optimizer import OptimSpec
-from agentrl.training.roles.actor import Actor, ActorSpec, ModelInfo
+from agentrl.training.roles.actor import Actor, ActorSpec
+from agentrl.training.roles.learner import LearningRole
+from agentrl.training.roles.model_info import ModelInfo
 from agentrl.training.roles.reference import Reference, ReferenceSpec
 from agentrl.training.roles.reward_model import (
     RewardLearner,
@@ -30,6 +32,7 @@ __all__ = [
     "ActorSpec",
     "DistSpec",
     "Layout",
+    "LearningRole",
     "ModelInfo",
     "OptimSpec",
     "Plan",

@@ -1,4 +1,4 @@
-"""How a role's method is called over the ranks of a worker group (docs/training.md, Dispatch)."""
+"""Dispatch: how a role's method is called over the ranks of a role group (docs/training.md, Dispatch)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Dispatch(Enum):
     """Who is called, with what, and who answers."""
 
-    ALL = "all"
-    """Every rank, the same object; a list of answers by rank."""
     FIRST = "first"
     """Every rank (collectives allowed); rank 0 answers."""
-    RANK_ZERO = "rank_zero"
-    """Rank 0 only; no collectives inside."""
     DATA = "data"
-    """Each data-parallel coordinate gets its shard; the first rank of each coordinate answers."""
+    """Every rank gets its data coordinate's shard; the rank at tp = sp = 0 of each coordinate answers."""
 
 
 class Collect(Enum):
@@ -40,24 +36,20 @@ class Collect(Enum):
 class Registration:
     dispatch: Dispatch
     collect: Collect
-    needs: tuple[str, ...]
 
 
-def register(
-    dispatch: Dispatch, *, collect: Collect = Collect.LIST, needs: tuple[str, ...] = ()
-) -> Callable[[F], F]:
-    """Marks a method as callable over a worker group.
+def register(dispatch: Dispatch, *, collect: Collect = Collect.LIST) -> Callable[[F], F]:
+    """Marks a method as callable over a role group.
 
     Args:
         dispatch: who is called.
         collect: what becomes of the answers; only for ``Dispatch.DATA``.
-        needs: what must be on the device: ``"params"``, ``"optimizer"``.
     """
     if collect is not Collect.LIST and dispatch is not Dispatch.DATA:
         raise ValueError(f"collect={collect.name} belongs to Dispatch.DATA, got {dispatch.name}")
 
     def mark(function: F) -> F:
-        function.__registration__ = Registration(dispatch, collect, needs)  # type: ignore[attr-defined]
+        function.__registration__ = Registration(dispatch, collect)  # type: ignore[attr-defined]
         return function
 
     return mark

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from agentrl.controller.admission import Admission
-from tests.controller.hand_fleet import MakeWorld, World
+from tests.controller.hand_pool import MakeWorld, World
 from tests.controller.tiny import write_model
 
 
@@ -22,7 +22,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ray_started() -> Iterator[None]:
     import ray
 
-    from agentrl.controller.cluster.ray_role_group import start_ray
+    from agentrl.controller.cluster.ray_runtime import start_ray
 
     started = start_ray(4)
     yield

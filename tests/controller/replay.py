@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from agentrl.algorithms import make_algorithm
 from agentrl.controller.admission import RolloutState
-from agentrl.controller.checkpoints import Checkpoints
-from agentrl.controller.cluster.role_group import WorkerGroup
-from agentrl.controller.cluster.role_handle import ActorHandle, RewardLearnerHandle
+from agentrl.controller.checkpoints import Checkpoints, Manifest
+from agentrl.controller.cluster.role_group import RoleGroup
+from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.cluster.rollout_pool import Incident
-from agentrl.controller.cluster.worker import WorkerSpec
+from agentrl.controller.cluster.worker import RoleSpec
 from agentrl.controller.failures import FailureBound
 from agentrl.controller.loop import train
 from agentrl.controller.recorder import Recorder
@@ -23,7 +23,14 @@ from agentrl.controller.state import TrainState
 from agentrl.metrics import JsonlSink, PhaseTimer
 from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.store import EventLog, JsonlWriter, RunDirectory, TrajectoryWriter
-from agentrl.training import ActorSpec, OptimSpec, RewardLearnerSpec
+from agentrl.training import (
+    Actor,
+    ActorSpec,
+    LearningRole,
+    OptimSpec,
+    RewardLearner,
+    RewardLearnerSpec,
+)
 from agentrl.types import TrajectoryGroup
 from tests.controller.tiny import made_groups
 
@@ -59,7 +66,7 @@ class Replay:
     def take_counts(self) -> dict[str, int]:
         return {}
 
-    def take_incidents(self) -> tuple[Incident, ...]:
+    def take_failures(self) -> tuple[Incident, ...]:
         return ()
 
     def close(self) -> None:
@@ -77,7 +84,7 @@ class Silent:
 
 
 def learn(
-    group: WorkerGroup,
+    group: RoleGroup,
     model: Path,
     run_dir: Path,
     *,
@@ -88,16 +95,24 @@ def learn(
     mini_batch_groups: int = 3,
     deterministic: bool = False,
     reward_model: bool = False,
+    beside: Mapping[str, RoleSpec] | None = None,
+    others: Sequence[tuple[str, type[LearningRole]]] = (),
+    restored: tuple[Path, Manifest] | None = None,
 ) -> list[dict[str, Any]]:
     """Trains on the same groups whatever the group of workers is; the rows of metrics."""
     algorithm = make_algorithm("reward_model" if reward_model else "grpo", settings or {})
     optim = OptimSpec(lr=3e-3)
+    learners: list[RoleHandle[LearningRole]]
     if reward_model:
-        group.setup(WorkerSpec(None, reward_model=RewardLearnerSpec(str(model), algorithm, optim)))
+        group.setup({"reward_model": RewardLearnerSpec(str(model), algorithm, optim)})
+        learners = [RoleHandle(group, "reward_model", RewardLearner)]
     else:
-        group.setup(
-            WorkerSpec(ActorSpec(str(model), algorithm, optim, deterministic=deterministic))
-        )
+        spec = ActorSpec(str(model), algorithm, optim, deterministic=deterministic)
+        group.setup({"actor": spec, **(beside or {})})
+        learners = [
+            RoleHandle(group, "actor", Actor),
+            *(RoleHandle(group, name, kind) for name, kind in others),
+        ]
     directory = RunDirectory.create(run_dir)
     sink = JsonlSink(JsonlWriter(directory.metrics_path))
     events = EventLog(directory)
@@ -119,7 +134,8 @@ def learn(
             ),
             algorithm=algorithm,
             schedule=Replay(batches or [made_groups(GROUPS * n, GROUPS) for n in range(num_steps)]),
-            learner=RewardLearnerHandle(group) if reward_model else ActorHandle(group),
+            learners=learners,
+            restored=restored,
             checkpoints=Checkpoints(directory.checkpoints_folder / "rl", keep_last=1),
             examiner=None,
             recorder=recorder,

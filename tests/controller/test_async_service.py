@@ -10,7 +10,7 @@ import pytest
 from agentrl.controller.admission import RolloutState
 from agentrl.rollouts import GroupRequest
 from agentrl.types import Segment, SegmentKind, Trajectory, TrajectoryGroup, Turn
-from tests.controller.hand_fleet import TASKS, MakeWorld, World, bounds, outcome, settled, until
+from tests.controller.hand_pool import TASKS, MakeWorld, World, bounds, outcome, settled, until
 
 
 def sampled_by(trajectory: Trajectory, *versions: int) -> Trajectory:
@@ -28,47 +28,47 @@ def sampled_by(trajectory: Trajectory, *versions: int) -> Trajectory:
 
 def finish(w: World, group_index: int, *versions: int) -> None:
     """The group comes back with tokens of these versions."""
-    request = w.fleet.open.pop(("", group_index))
+    request = w.pool.open.pop(("", group_index))
     played = outcome(request)
     group = replace(
         played.group,
         trajectories=tuple(sampled_by(t, *versions) for t in played.group.trajectories),
     )
-    w.fleet.give(replace(played, group=group))
+    w.pool.give(replace(played, group=group))
 
 
 def test_the_next_batch_is_played_while_one_is_trained(world: MakeWorld) -> None:
     w = world(bounds(2, 1, max_staleness=1))
     batch = w.next_groups()
-    w.fleet.wait_for(4)
+    w.pool.wait_for(4)
     finish(w, 0, 0)
     finish(w, 1, 0)
     assert batch.group_indices() == [0, 1]
-    assert settled(w.fleet, [2, 3])  # in training 2, running 2: that is (1 + 1)·2
+    assert settled(w.pool, [2, 3])  # in training 2, running 2: that is (1 + 1)·2
     w.service.before_publish(1)
     w.service.make_room(1)
-    assert w.fleet.wait_for(4) == [2, 3, 4, 5]
+    assert w.pool.wait_for(4) == [2, 3, 4, 5]
 
 
 def test_no_more_is_played_than_the_last_batches_need(world: MakeWorld) -> None:
     w = world(bounds(2, 1, max_staleness=3, last_step=3))
-    w.fleet.wait_for(6)
-    assert settled(w.fleet, [0, 1, 2, 3, 4, 5])
+    w.pool.wait_for(6)
+    assert settled(w.pool, [0, 1, 2, 3, 4, 5])
 
 
 def test_a_group_that_cannot_meet_the_bound_is_cancelled_before_the_publish(
     world: MakeWorld,
 ) -> None:
     w = world(bounds(1, 1, max_staleness=1))
-    w.fleet.wait_for(2)
+    w.pool.wait_for(2)
     for step in (1, 2):
         batch = w.next_groups(step)
-        group_index = max(w.fleet.wait_for(2))  # draw 0 is a straggler
+        group_index = max(w.pool.wait_for(2))  # draw 0 is a straggler
         finish(w, group_index, step - 1)
         batch.get()
         w.service.before_publish(step)
         if step == 2:
-            assert w.fleet.cancelled == [
+            assert w.pool.cancelled == [
                 0
             ]  # its tokens may be of version 0, two versions behind the next batch
         w.service.make_room(step)
@@ -80,7 +80,7 @@ def test_a_group_that_cannot_meet_the_bound_is_cancelled_before_the_publish(
 
 def test_a_buffered_group_is_dropped_once_it_is_too_old(world: MakeWorld) -> None:
     w = world(bounds(1, 1, max_staleness=1))
-    w.fleet.wait_for(2)
+    w.pool.wait_for(2)
     first = w.next_groups(1)
     finish(w, 0, 0)
     assert first.group_indices() == [0]
@@ -97,7 +97,7 @@ def test_a_group_with_old_and_new_tokens_is_dropped_or_masked(
     world: MakeWorld, stale: str, kept: int
 ) -> None:
     w = world(bounds(1, 1, max_staleness=1, on_stale=stale))
-    w.fleet.wait_for(2)
+    w.pool.wait_for(2)
     w.service.make_room(2)
     finish(w, 0, 0, 2)
     until(lambda: len(w.ledger.counts()) > 1)
@@ -107,7 +107,7 @@ def test_a_group_with_old_and_new_tokens_is_dropped_or_masked(
 
 def test_a_group_of_old_tokens_alone_is_dropped_whatever_the_rule(world: MakeWorld) -> None:
     w = world(bounds(1, 1, max_staleness=1, on_stale="mask_tokens"))
-    w.fleet.wait_for(2)
+    w.pool.wait_for(2)
     w.service.make_room(2)
     finish(w, 0, 0, 0)
     until(lambda: w.ledger.counts()["dropped"] == 1)
@@ -115,23 +115,23 @@ def test_a_group_of_old_tokens_alone_is_dropped_whatever_the_rule(world: MakeWor
 
 def test_with_masked_tokens_nothing_that_runs_is_cancelled(world: MakeWorld) -> None:
     w = world(bounds(1, 1, max_staleness=1, on_stale="mask_tokens"))
-    w.fleet.wait_for(2)
+    w.pool.wait_for(2)
     w.service.before_publish(9)
-    assert w.fleet.cancelled == []
+    assert w.pool.cancelled == []
 
 
 def test_draws_beyond_a_batch_are_cancelled_once_it_is_full(world: MakeWorld) -> None:
     w = world(bounds(2, 1, oversample=2))
     batch = w.next_groups()
-    assert w.fleet.wait_for(4) == [0, 1, 2, 3]
+    assert w.pool.wait_for(4) == [0, 1, 2, 3]
     finish(w, 3, 0)
     finish(w, 1, 0)
     assert batch.group_indices() == [3, 1]
-    assert w.fleet.cancelled == [0, 2]
+    assert w.pool.cancelled == [0, 2]
     until(lambda: w.ledger.counts()["cancelled"] == 2)
-    assert settled(w.fleet, [])  # nothing is played for weights that are about to change
+    assert settled(w.pool, [])  # nothing is played for weights that are about to change
     w.service.make_room(1)
-    assert w.fleet.wait_for(4) == [4, 5, 6, 7]
+    assert w.pool.wait_for(4) == [4, 5, 6, 7]
 
 
 def test_a_surplus_group_that_had_finished_is_dropped_with_the_next_weights(
@@ -139,7 +139,7 @@ def test_a_surplus_group_that_had_finished_is_dropped_with_the_next_weights(
 ) -> None:
     w = world(bounds(1, 1, oversample=1))
     batch = w.next_groups()
-    w.fleet.wait_for(2)
+    w.pool.wait_for(2)
     finish(w, 0, 0)
     finish(w, 1, 0)
     assert batch.group_indices() in ([0], [1])
@@ -151,17 +151,17 @@ def test_a_surplus_group_that_had_finished_is_dropped_with_the_next_weights(
 def test_with_staleness_what_is_beyond_a_batch_goes_on(world: MakeWorld) -> None:
     w = world(bounds(1, 1, max_staleness=1, oversample=1))
     batch = w.next_groups()
-    w.fleet.wait_for(3)
+    w.pool.wait_for(3)
     finish(w, 2, 0)
     assert batch.group_indices() == [2]
-    assert w.fleet.cancelled == []
+    assert w.pool.cancelled == []
 
 
 def test_waiting_groups_of_a_checkpoint_are_trained_first(world: MakeWorld) -> None:
     (played,) = outcome(GroupRequest(4, TASKS[4], 1)).group.trajectories
     group = TrajectoryGroup(4, TASKS[4], (sampled_by(played, 0),))
     w = world(bounds(2, 1), start=RolloutState(9, (6,), 0, 0, (group,)))
-    assert w.fleet.wait_for(1) == [6]
+    assert w.pool.wait_for(1) == [6]
     assert w.ledger.counts() == {"buffered": 1, "running": 1}
     assert w.service.take_counts() == {"count/restarted_episodes": 1}
     batch = w.next_groups()

@@ -14,29 +14,24 @@ from typing import Any
 
 import pytest
 
-from agentrl.controller.cluster.role_group import LocalGroup, WorkerGroup
-from agentrl.controller.cluster.role_handle import ActorHandle, invoke
-from agentrl.controller.cluster.rollout_pool import collect_groups
-from agentrl.controller.cluster.worker import WorkerSpec
+from agentrl.controller.cluster.episode_host import EpisodeHost
+from agentrl.controller.cluster.mesh import MeshShape
+from agentrl.controller.cluster.role_group import RoleGroup
+from agentrl.controller.cluster.role_handle import RoleHandle
+from agentrl.controller.cluster.rollout_pool import ProcessInfo, collect_groups
+from agentrl.controller.cluster.weight_publisher import publish_weights
 from agentrl.errors import ConfigError, DataError, EngineError, TrainingError
 from agentrl.rollouts import GroupRequest
+from agentrl.training import Actor, ReferenceSpec
 from agentrl.types import Collect, Dispatch, Stat, Stats, register
-from tests.controller.tiny import TASKS, actor_spec, worker_spec
+from tests.controller.tiny import TASKS, Cluster, actor_spec, local_cluster, roles, rollouts
 
 
 class Role:
     """Methods of each mark; what they are given is what a CallGroup saw."""
 
-    @register(Dispatch.ALL)
-    def everywhere(self, value: int) -> int:
-        raise NotImplementedError
-
     @register(Dispatch.FIRST)
     def first(self, value: int) -> int:
-        raise NotImplementedError
-
-    @register(Dispatch.RANK_ZERO)
-    def zero(self, value: int) -> int:
         raise NotImplementedError
 
     @register(Dispatch.DATA)
@@ -52,129 +47,220 @@ class Role:
 
 
 class CallGroup:
-    """The ``call`` of a group of three ranks, each answering by ``answer``."""
+    """The ``call`` of a group whose ranks answer by ``answer``."""
 
-    num_ranks = 3
-
-    def __init__(self, answer: Callable[..., Any]) -> None:
+    def __init__(self, mesh: MeshShape, answer: Callable[..., Any]) -> None:
+        self.mesh = mesh
         self.calls: list[tuple[str, str, list[tuple[Any, ...]]]] = []
         self._answer = answer
 
-    def call(self, role: str, method: str, args_by_rank: Sequence[Sequence[Any]]) -> list[Any]:
-        self.calls.append((role, method, [tuple(args) for args in args_by_rank]))
-        return [self._answer(rank, *args) for rank, args in enumerate(args_by_rank)]
+    def call(
+        self,
+        target: str,
+        method: str,
+        *,
+        shards: Sequence[Any] | None = None,
+        args: tuple[Any, ...] = (),
+    ) -> list[Any]:
+        by_rank = self.mesh.arguments(shards, args)
+        self.calls.append((target, method, by_rank))
+        answers = [self._answer(rank, *own) for rank, own in enumerate(by_rank)]
+        return self.mesh.answers(answers, sharded=shards is not None)
 
 
-def invoked(
-    method: Callable[..., Any], *args: Any, answer: Callable[..., Any] = lambda rank, *args: rank
+THREE_RANKS = MeshShape(dp=3)
+
+
+def called(
+    method: Callable[..., Any],
+    *args: Any,
+    mesh: MeshShape = THREE_RANKS,
+    answer: Callable[..., Any] = lambda rank, *args: rank,
 ) -> Any:
-    group = CallGroup(answer)
-    result = invoke(group, "role", method, *args)  # type: ignore[arg-type]
+    group = CallGroup(mesh, answer)
+    result = RoleHandle(group, "role", Role).call(method, *args)  # type: ignore[arg-type]
     return result, group.calls
 
 
-def test_all_ranks_get_the_same_and_answer_by_rank() -> None:
-    assert invoked(Role.everywhere, 7) == ([0, 1, 2], [("role", "everywhere", [(7,)] * 3)])
-
-
 def test_of_first_all_are_called_and_rank_0_answers() -> None:
-    assert invoked(Role.first, 7) == (0, [("role", "first", [(7,)] * 3)])
-
-
-def test_of_rank_zero_one_is_called() -> None:
-    assert invoked(Role.zero, 7) == (0, [("role", "zero", [(7,)])])
+    assert called(Role.first, 7) == (0, [("role", "first", [(7,)] * 3)])
 
 
 def test_of_data_each_gets_its_part() -> None:
-    assert invoked(Role.shards, [10, 11, 12], 7) == (
+    assert called(Role.shards, [10, 11, 12], 7) == (
         [0, 1, 2],
         [("role", "shards", [(10, 7), (11, 7), (12, 7)])],
     )
 
 
 def test_statistics_of_all_parts_are_merged() -> None:
-    merged, _ = invoked(
+    merged, _ = called(
         Role.stats, [1, 2, 3], answer=lambda rank, part: Stats({"x": Stat.of([part])})
     )
     assert (merged["x"].sum, merged["x"].count, merged["x"].max) == (6.0, 3, 3.0)
 
 
+@pytest.mark.parametrize(
+    ("mesh", "parts", "answering"),
+    [
+        (MeshShape(2, 1, 1), [10, 11], [0, 1]),
+        (MeshShape(2, 2, 1), [10, 10, 11, 11], [0, 2]),
+        (MeshShape(2, 1, 3), [10, 10, 10, 11, 11, 11], [0, 3]),
+        (MeshShape(2, 2, 2), [10] * 4 + [11] * 4, [0, 4]),
+        (MeshShape(1, 2, 2), [10] * 4, [0]),
+    ],
+)
+def test_all_ranks_of_a_coordinate_get_its_shard_and_the_first_of_them_answers(
+    mesh: MeshShape, parts: list[int], answering: list[int]
+) -> None:
+    given = [10, 11][: mesh.dp]
+    answers, calls = called(Role.shards, given, 7, mesh=mesh)
+    assert answers == answering
+    assert calls == [("role", "shards", [(part, 7) for part in parts])]
+    assert called(Role.first, 7, mesh=mesh)[1] == [("role", "first", [(7,)] * mesh.size)]
+
+
+def test_a_statistic_counts_once_for_all_ranks_of_a_coordinate() -> None:
+    merged, _ = called(
+        Role.stats,
+        [1, 2],
+        mesh=MeshShape(dp=2, tp=2),
+        answer=lambda rank, part: Stats({"x": Stat.of([part])}),
+    )
+    assert (merged["x"].sum, merged["x"].count) == (3.0, 2)
+
+
+def test_a_call_without_a_shard_for_each_coordinate_is_refused() -> None:
+    with pytest.raises(TrainingError, match="one shard for each of its 2 data coordinates, got 4"):
+        called(Role.shards, [1, 2, 3, 4], 7, mesh=MeshShape(dp=2, tp=2))
+
+
 def test_a_method_without_a_mark_is_refused() -> None:
     with pytest.raises(TypeError, match="is not marked with @register"):
-        invoked(Role.unmarked)
+        called(Role.unmarked)
+
+
+def test_a_mark_that_promises_memory_is_refused_until_it_is_built() -> None:
+    with pytest.raises(TypeError, match="needs"):
+        register(Dispatch.FIRST, needs=("params",))  # type: ignore[call-arg]
 
 
 @pytest.fixture
-def local(model: Path) -> Iterator[LocalGroup]:
-    group = LocalGroup(threads=1)
-    group.setup(worker_spec(model))
-    yield group
-    group.close()
+def local(model: Path) -> Iterator[Cluster]:
+    cluster = local_cluster()
+    cluster.setup(model)
+    yield cluster
+    cluster.close()
 
 
-def test_a_group_in_this_process_says_where_it_is(local: LocalGroup) -> None:
-    assert local.describe() == [{"rank": 0, "host": socket.gethostname(), "pid": os.getpid()}]
-    assert ActorHandle(local).num_ranks == 1
+def test_a_group_in_this_process_says_where_it_is(local: Cluster) -> None:
+    here = ProcessInfo(host=socket.gethostname(), pid=os.getpid(), rank=0)
+    assert local.group.describe() == [here]
+    assert local.group.mesh == MeshShape(1, 1, 1)
 
 
-def test_it_publishes_and_plays(local: LocalGroup) -> None:
+def test_it_publishes_and_plays(local: Cluster) -> None:
     (report,) = local.publish(5)
-    assert report is not None
     assert (report.version, report.bytes > 0) == (5, True)
-    (outcome,) = collect_groups(local, [GroupRequest(0, TASKS[0], 2)], 60.0)
+    (outcome,) = collect_groups(local.pool, [GroupRequest(0, TASKS[0], 2)], 60.0)
     assert {version for t in outcome.group.trajectories for version in t.policy_versions} == {5}
 
 
-def broken(group: WorkerGroup) -> TrainingError:
+def test_a_publish_is_logged_with_version_bytes_and_seconds(
+    local: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "agentrl.controller.cluster.weight_publisher"):
+        publish_weights(local.sync, local.actor, local.pool, 2)
+    (record,) = caplog.records
+    told = vars(record)
+    assert (told["event"], told["version"], told["role"]) == ("weights_published", 2, "actor")
+    assert told["bytes"] > 0
+    assert told["seconds"] > 0
+
+
+def broken(group: RoleGroup) -> TrainingError:
     with pytest.raises(TrainingError) as caught:
-        group.call("actor", "no_such_method", [()] * group.num_ranks)
+        group.call("actor", "no_such_method")
     return caught.value
 
 
-def test_an_error_brings_its_rank_host_and_traceback(local: LocalGroup) -> None:
-    error = broken(local)
+def test_an_error_brings_its_rank_host_and_traceback(local: Cluster) -> None:
+    error = broken(local.group)
     assert "rank 0: actor.no_such_method raised AttributeError" in str(error)
     assert (error.rank, error.host) == (0, socket.gethostname())
     assert "Traceback" in error.traceback_text
 
 
-def test_and_the_group_is_poisoned_ever_after(local: LocalGroup) -> None:
-    broken(local)
-    for later in (lambda: local.call("actor", "facts", [()]), lambda: local.publish(2)):
+def test_and_the_group_is_poisoned_ever_after(local: Cluster) -> None:
+    broken(local.group)
+    for later in (lambda: local.group.call("actor", "facts"), lambda: local.publish(2)):
         with pytest.raises(
             TrainingError, match="the group is poisoned by an earlier error: rank 0: actor"
         ):
             later()
 
 
-def test_a_publish_that_fails_poisons_too(
-    local: LocalGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def torn(*_: object) -> None:
-        raise EngineError("torn", retryable=False)
+def test_a_role_that_is_not_built_is_named(local: Cluster) -> None:
+    with pytest.raises(
+        ConfigError, match="role 'critic' is not built in this stage, which has actor"
+    ):
+        local.group.call("critic", "facts")
 
-    monkeypatch.setattr("agentrl.controller.cluster.worker.publish_in_process", torn)
-    with pytest.raises(EngineError, match="torn"):
+
+def test_a_role_that_no_engine_could_serve_is_not_published(model: Path) -> None:
+    cluster = local_cluster()
+    try:
+        cluster.group.setup({"reference": ReferenceSpec(str(model))})
+        with pytest.raises(ConfigError, match="role 'reference' is no policy that engines could"):
+            cluster.sync.publish(
+                RoleHandle(cluster.group, "reference", Actor), cluster.pool, 1, "retract"
+            )
+    finally:
+        cluster.close()
+
+
+def test_a_publish_that_fails_poisons_too(local: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    def corrupt(*_: object) -> None:
+        raise EngineError("corrupt", retryable=False)
+
+    monkeypatch.setattr("agentrl.controller.cluster.worker.publish_in_process", corrupt)
+    with pytest.raises(EngineError, match="corrupt"):
         local.publish(1)
-    with pytest.raises(TrainingError, match="poisoned by an earlier error: torn"):
-        local.call("actor", "facts", [()])
+    with pytest.raises(TrainingError, match="poisoned by an earlier error: corrupt"):
+        local.group.call("actor", "facts")
 
 
 def test_a_stage_without_rollouts_plays_nothing(model: Path) -> None:
-    group = LocalGroup(threads=1)
+    cluster = local_cluster()
     try:
-        group.setup(WorkerSpec(actor_spec(model)))
-        assert group.publish(1) == [None]
+        cluster.group.setup(roles(model))
+        cluster.pool.setup(None)
+        assert cluster.publish(1) == []
+        assert cluster.pool.layout() is None
         with pytest.raises(ConfigError, match="this stage has no rollouts"):
-            group.submit([GroupRequest(0, TASKS[0], 1)])
+            cluster.pool.submit([GroupRequest(0, TASKS[0], 1)])
     finally:
-        group.close()
+        cluster.close()
 
 
-def test_a_new_stage_ends_what_the_earlier_one_left(local: LocalGroup, model: Path) -> None:
+def test_a_pool_plays_without_a_role_group(model: Path) -> None:
+    pool = EpisodeHost()
+    try:
+        pool.setup(rollouts(model))
+        (outcome,) = collect_groups(pool, [GroupRequest(0, TASKS[0], 2)], 60.0)
+        assert all(trajectory.status.finished for trajectory in outcome.group.trajectories)
+        assert pool.describe() == [ProcessInfo(host=socket.gethostname(), pid=os.getpid())]
+        layout = pool.layout()
+        assert layout is not None
+        assert layout.dtype == "float32"
+    finally:
+        pool.close()
+
+
+def test_a_new_stage_ends_what_the_earlier_one_left(local: Cluster, model: Path) -> None:
     local.publish(1)
-    local.submit([GroupRequest(0, TASKS[0], 1)])
-    local.setup(WorkerSpec(actor_spec(model)))
+    local.pool.submit([GroupRequest(0, TASKS[0], 1)])
+    local.group.setup(roles(model))
     names = [thread.name for thread in threading.enumerate()]
     assert not [name for name in names if name.startswith("episodes")]
 
@@ -186,47 +272,47 @@ def test_an_error_survives_the_way_between_processes() -> None:
 
 @pytest.fixture
 def pair(ray_started: None, model: Path) -> Iterator[Any]:
-    from agentrl.controller.cluster.ray_role_group import RayGroup
+    from agentrl.controller.cluster.ray_role_group import RayRoleGroup
 
-    group = RayGroup(2, threads=1)
-    group.setup(worker_spec(model))
-    yield group
-    group.close()
+    group = RayRoleGroup(2, threads=1)
+    cluster = Cluster(group, group.rollouts)
+    cluster.setup(model)
+    yield cluster
+    cluster.close()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 class TestOverRay:
     def test_two_ranks_publish_and_play_each_its_draws(self, pair: Any) -> None:
-        assert [place["rank"] for place in pair.describe()] == [0, 1]
-        assert len({place["pid"] for place in pair.describe()} | {os.getpid()}) == 3
+        assert [place.rank for place in pair.group.describe()] == [0, 1]
+        assert len({place.pid for place in pair.group.describe()} | {os.getpid()}) == 3
         assert [report.version for report in pair.publish(3)] == [3, 3]
         outcomes = collect_groups(
-            pair,
+            pair.pool,
             [GroupRequest(group_index, TASKS[group_index], 2) for group_index in range(4)],
             120.0,
         )
         assert [o.request.group_index for o in outcomes] == [0, 1, 2, 3]
         assert {v for o in outcomes for t in o.group.trajectories for v in t.policy_versions} == {3}
-        error = broken(pair)
+        error = broken(pair.group)
         assert (error.rank in (0, 1), error.host) == (True, socket.gethostname())
         assert "AttributeError" in str(error)
         assert "Traceback" in error.traceback_text
         with pytest.raises(TrainingError, match="poisoned"):
-            pair.call("actor", "facts", [(), ()])
+            pair.group.call("actor", "facts")
 
     def test_a_rank_that_is_killed_is_named_within_seconds(self, pair: Any) -> None:
-        pids = [place["pid"] for place in pair.describe()]
+        pids = [place.pid for place in pair.group.describe()]
         errors: list[BaseException] = []
 
         def gather_alone() -> None:
             try:
-                pair.call(
-                    "actor", "checksum", [()]
-                )  # collective: rank 0 waits for the other, which is never called
+                pair.group.call("actor", "checksum")  # collective: rank 0 waits for the other
             except TrainingError as error:
                 errors.append(error)
 
+        os.kill(pids[1], signal.SIGSTOP)  # it lives, and takes no part
         caller = threading.Thread(target=gather_alone, daemon=True)
         caller.start()
         caller.join(1.0)
@@ -245,4 +331,4 @@ class TestOverRay:
         self, pair: Any, tmp_path: Path
     ) -> None:
         with pytest.raises(DataError):
-            pair.setup(WorkerSpec(actor_spec(tmp_path / "nowhere")))
+            pair.group.setup({"actor": actor_spec(tmp_path / "nowhere")})

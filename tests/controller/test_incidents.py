@@ -12,7 +12,7 @@ from agentrl.engines import EngineNotice
 from agentrl.metrics import PhaseTimer
 from agentrl.store import EventLog, RunDirectory, TrajectoryWriter, read_jsonl
 from agentrl.types import Stats
-from tests.controller.hand_fleet import MakeWorld, bounds, until
+from tests.controller.hand_pool import MakeWorld, bounds, until
 
 
 class View:
@@ -59,7 +59,7 @@ def test_an_incident_is_shown_an_event_and_a_metric_of_the_step(tmp_path: Path) 
             "rl", writer=writer, events=events, sink=rows, view=view, timer=PhaseTimer()
         )
         incidents: list[Incident] = [LOST, BACK, WorkerFailure("rollout worker 1 died", 3), LOST]
-        recorder.overcome(incidents)
+        recorder.record_failures(incidents)
         assert view.alerts == [str(incident) for incident in incidents]  # before any step has ended
         recorder.step(TrainState(step=1), [], None, Stats(), {})
         recorder.step(TrainState(step=2), [], None, Stats(), {})
@@ -79,11 +79,11 @@ def test_an_incident_is_shown_an_event_and_a_metric_of_the_step(tmp_path: Path) 
 
 def test_the_service_looks_for_incidents_while_a_batch_is_waited_for(world: MakeWorld) -> None:
     looks: list[int] = []
-    w = world(bounds(1, 1), look=lambda: looks.append(1))
+    w = world(bounds(1, 1), on_poll=lambda: looks.append(1))
     batch = w.next_groups()
-    w.fleet.wait_for(1)
+    w.pool.wait_for(1)
     before = len(looks)
     until(lambda: len(looks) > before + 1)
     assert not batch.done
-    w.fleet.finish(0)
+    w.pool.finish(0)
     assert batch.group_indices() == [0]

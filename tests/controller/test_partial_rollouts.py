@@ -10,13 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agentrl.controller.cluster.episode_host import RolloutWorkerSpec
-from agentrl.controller.cluster.role_group import LocalGroup
-from agentrl.controller.cluster.worker import WorkerSpec
+from agentrl.controller.cluster.rollout_pool import RolloutWorkerSpec
 from agentrl.engines import PauseMode
 from agentrl.rollouts import GroupOutcome, GroupRequest, make_batch
 from agentrl.types import SamplingParams, Trajectory, TrajectoryGroup, concat_ids
-from tests.controller.tiny import TASKS, actor_spec, engine_spec, episodes
+from tests.controller.tiny import TASKS, Cluster, engine_spec, episodes, local_cluster, roles
 from tests.rollouts.bytewise import END
 
 DEADLINE_S = 60.0
@@ -27,24 +25,24 @@ Play = Callable[[PauseMode], list[Trajectory]]
 
 
 @pytest.fixture
-def group(model: Path) -> Iterator[LocalGroup]:
-    group = LocalGroup(threads=1)
+def group(model: Path) -> Iterator[Cluster]:
+    cluster = local_cluster()
     rollout = episodes(max_turn_tokens=TOKENS, max_response_tokens=400, context_tokens=500)
     rollout = replace(rollout, sampling=SamplingParams(max_new_tokens=TOKENS))
     engine = engine_spec(model, context_tokens=500)
-    group.setup(WorkerSpec(actor=actor_spec(model), episodes=RolloutWorkerSpec(engine, rollout)))
-    yield group
-    group.close()
+    cluster.group.setup(roles(model))
+    cluster.pool.setup(RolloutWorkerSpec(engine, rollout))
+    yield cluster
+    cluster.close()
 
 
 @pytest.fixture
-def play(group: LocalGroup) -> Play:
+def play(group: Cluster) -> Play:
     """A group with a publish of version 1 while its tokens are sampled."""
 
     def run(mode: PauseMode) -> list[Trajectory]:
-        host = group._worker._host
-        assert host is not None
-        group.submit([GroupRequest(0, TASKS[0], SIBLINGS)])
+        host = group.group.rollouts
+        group.pool.submit([GroupRequest(0, TASKS[0], SIBLINGS)])
         end = time.monotonic() + DEADLINE_S
         while host.engine.health().running < SIBLINGS // 2:
             assert time.monotonic() < end
@@ -53,7 +51,7 @@ def play(group: LocalGroup) -> Play:
         outcomes: list[GroupOutcome] = []
         while not outcomes:
             assert time.monotonic() < end
-            outcomes += group.collect(1.0)
+            outcomes += group.pool.collect(1.0)
         return list(outcomes[0].group.trajectories)
 
     return run

@@ -16,30 +16,39 @@ import pytest
 from agentrl.controller.cluster.rollout_pool import collect_groups
 from agentrl.errors import AgentRLError, EngineError
 from agentrl.rollouts import GroupOutcome, GroupRequest
-from tests.controller.tiny import TASKS, worker_spec
+from tests.controller.tiny import TASKS, Cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
+def workers(number: int, **settings: Any) -> Cluster:
+    """One rank, and rollout workers apart from it."""
+    from agentrl.controller.cluster.ray_role_group import ObjectStoreSync, RayRoleGroup
+    from agentrl.controller.cluster.ray_rollout_pool import rollout_workers
+
+    group = RayRoleGroup(1, threads=1)
+    return Cluster(group, rollout_workers(number, threads=1, **settings), ObjectStoreSync(group))
+
+
 @pytest.fixture
 def group(ray_started: None, model: Path) -> Iterator[Any]:
-    from agentrl.controller.cluster.ray_role_group import RayGroup
-    from agentrl.controller.cluster.ray_rollout_pool import RayRolloutGroup
-
-    group = RayRolloutGroup(RayGroup(1, threads=1), 2, threads=1)
-    group.setup(worker_spec(model))
+    group = workers(2)
+    group.setup(model)
     yield group
     group.close()
 
 
 def test_episodes_are_played_outside_of_the_ranks_with_their_weights(group: Any) -> None:
-    trainer, *workers = group.describe()
-    assert trainer["rank"] == 0
-    assert [worker["rollout_worker"] for worker in workers] == [0, 1]
-    assert len({place["pid"] for place in (trainer, *workers)} | {os.getpid()}) == 4
+    (trainer,) = group.group.describe()
+    players = group.pool.describe()
+    assert trainer.rank == 0
+    assert [worker.rollout_worker for worker in players] == [0, 1]
+    assert len({place.pid for place in (trainer, *players)} | {os.getpid()}) == 4
     assert [report.version for report in group.publish(3)] == [3, 3]
     outcomes = collect_groups(
-        group, [GroupRequest(group_index, TASKS[group_index], 2) for group_index in range(4)], 120.0
+        group.pool,
+        [GroupRequest(group_index, TASKS[group_index], 2) for group_index in range(4)],
+        120.0,
     )
     assert [outcome.request.group_index for outcome in outcomes] == [0, 1, 2, 3]
     assert {v for o in outcomes for t in o.group.trajectories for v in t.policy_versions} == {3}
@@ -49,47 +58,50 @@ def test_groups_of_a_worker_that_is_killed_are_played_elsewhere_and_it_is_replac
     group: Any,
 ) -> None:
     group.publish(1)
-    killed = group.describe()[2]["pid"]
-    group.submit([GroupRequest(group_index, TASKS[group_index], 2) for group_index in range(4)])
+    killed = group.pool.describe()[1].pid
+    group.pool.submit(
+        [GroupRequest(group_index, TASKS[group_index], 2) for group_index in range(4)]
+    )
     os.kill(killed, signal.SIGKILL)
     outcomes = collected(group, 4)
     assert sorted(outcome.request.group_index for outcome in outcomes) == [0, 1, 2, 3]
     played = [trajectory for outcome in outcomes for trajectory in outcome.group.trajectories]
     assert all(trajectory.status.finished for trajectory in played)
     assert {trajectory.attempt for trajectory in played if trajectory.group_index % 2 == 0} == {0}
-    (loss,) = group.take_incidents()
+    (loss,) = group.pool.take_failures()
     again = {trajectory.group_index for trajectory in played if trajectory.attempt == 1}
     assert ("rollout worker 1 died" in loss.why, loss.num_groups) == (True, len(again))
     assert again <= {1, 3}
-    assert killed not in {place["pid"] for place in group.describe()}
+    assert killed not in {place.pid for place in group.pool.describe()}
 
 
 def test_a_worker_that_hangs_is_ended_and_replaced(ray_started: None, model: Path) -> None:
-    from agentrl.controller.cluster.ray_role_group import RayGroup
-    from agentrl.controller.cluster.ray_rollout_pool import RayRolloutGroup
-
-    group = RayRolloutGroup(RayGroup(1, threads=1), 2, threads=1, answer_s=10.0)
+    group = workers(2, answer_s=10.0)
     try:
-        group.setup(worker_spec(model))
+        group.setup(model)
         group.publish(1)
-        stopped = group.describe()[2]["pid"]
+        stopped = group.pool.describe()[1].pid
         os.kill(stopped, signal.SIGSTOP)  # it lives, and does nothing
-        group.submit([GroupRequest(group_index, TASKS[group_index], 2) for group_index in range(4)])
+        group.pool.submit(
+            [GroupRequest(group_index, TASKS[group_index], 2) for group_index in range(4)]
+        )
         outcomes = collected(group, 4)
         assert sorted(outcome.request.group_index for outcome in outcomes) == [0, 1, 2, 3]
-        (loss,) = group.take_incidents()
+        (loss,) = group.pool.take_failures()
         assert re.search(r"rollout worker 1 did not answer within 10 s", loss.why)
-        assert stopped not in {place["pid"] for place in group.describe()}
+        assert stopped not in {place.pid for place in group.pool.describe()}
         assert ended(stopped)
     finally:
         group.close()
 
 
 def test_a_worker_that_takes_anothers_place_serves_the_weights_published_last(group: Any) -> None:
-    for worker in group.describe()[1:]:
-        os.kill(worker["pid"], signal.SIGKILL)
+    for worker in group.pool.describe():
+        os.kill(worker.pid, signal.SIGKILL)
     group.publish(7)  # it meets the dead ones, or those that took their places
-    group.submit([GroupRequest(group_index, TASKS[group_index], 2) for group_index in range(4)])
+    group.pool.submit(
+        [GroupRequest(group_index, TASKS[group_index], 2) for group_index in range(4)]
+    )
     versions = {
         v for o in collected(group, 4) for t in o.group.trajectories for v in t.policy_versions
     }
@@ -97,21 +109,25 @@ def test_a_worker_that_takes_anothers_place_serves_the_weights_published_last(gr
 
 
 def test_a_worker_that_died_between_two_stages_is_replaced(group: Any, model: Path) -> None:
-    os.kill(group.describe()[1]["pid"], signal.SIGKILL)
-    group.setup(worker_spec(model))
+    os.kill(group.pool.describe()[0].pid, signal.SIGKILL)
+    group.setup(model)
     group.publish(1)
     outcomes = collect_groups(
-        group, [GroupRequest(group_index, TASKS[group_index], 2) for group_index in range(2)], 120.0
+        group.pool,
+        [GroupRequest(group_index, TASKS[group_index], 2) for group_index in range(2)],
+        120.0,
     )
     assert {t.attempt for outcome in outcomes for t in outcome.group.trajectories} == {0}
-    assert [loss.num_groups for loss in group.take_incidents()] == [0]
+    assert [loss.num_groups for loss in group.pool.take_failures()] == [0]
 
 
 def test_a_group_that_was_cancelled_is_not_played_again(group: Any) -> None:
-    group.submit([GroupRequest(group_index, TASKS[group_index], 2) for group_index in range(2)])
-    for worker in group.describe()[1:]:
-        os.kill(worker["pid"], signal.SIGKILL)
-    group.cancel([0, 1])
+    group.pool.submit(
+        [GroupRequest(group_index, TASKS[group_index], 2) for group_index in range(2)]
+    )
+    for worker in group.pool.describe():
+        os.kill(worker.pid, signal.SIGKILL)
+    group.pool.cancel([("", 0), ("", 1)])
     outcomes = collected(group, 2)
     assert {t.status.kind for o in outcomes for t in o.group.trajectories} <= {
         "cancelled",
@@ -124,30 +140,29 @@ def test_a_group_that_was_cancelled_is_not_played_again(group: Any) -> None:
 
 
 def test_workers_that_keep_dying_end_the_run_by_name(ray_started: None, model: Path) -> None:
-    from agentrl.controller.cluster.ray_role_group import RayGroup
-    from agentrl.controller.cluster.ray_rollout_pool import RayRolloutGroup
-
-    group = RayRolloutGroup(RayGroup(1, threads=1), 1, threads=1, max_restarts=1)
+    group = workers(1, max_restarts=1)
     try:
-        group.setup(worker_spec(model))
-        os.kill(group.describe()[1]["pid"], signal.SIGKILL)
-        group.submit([GroupRequest(0, TASKS[0], 2)])
+        group.setup(model)
+        os.kill(group.pool.describe()[0].pid, signal.SIGKILL)
+        group.pool.submit([GroupRequest(0, TASKS[0], 2)])
         collected(group, 1)
-        os.kill(group.describe()[1]["pid"], signal.SIGKILL)
+        os.kill(group.pool.describe()[0].pid, signal.SIGKILL)
         with pytest.raises(
             EngineError, match=r"died 2 times .* rollout.worker_restarts=1 allows 1"
         ):
-            collect_groups(group, [GroupRequest(1, TASKS[1], 2)], 120.0)
+            collect_groups(group.pool, [GroupRequest(1, TASKS[1], 2)], 120.0)
         with pytest.raises(AgentRLError, match="poisoned"):
-            group.setup(worker_spec(model))
+            group.setup(model)
     finally:
         group.close()
 
 
 def test_what_runs_on_any_worker_is_saved(group: Any) -> None:
-    group.submit([GroupRequest(group_index, TASKS[group_index], 2) for group_index in range(4)])
-    saved = group.in_flight()
-    arrived = group.collect(0.0)
+    group.pool.submit(
+        [GroupRequest(group_index, TASKS[group_index], 2) for group_index in range(4)]
+    )
+    saved = group.pool.in_flight()
+    arrived = group.pool.collect(0.0)
     assert sorted(
         [*(one.group_index for one in saved), *(one.request.group_index for one in arrived)]
     ) == [0, 1, 2, 3]
@@ -176,7 +191,7 @@ def collected(group: Any, number: int) -> list[GroupOutcome]:
     end = time.monotonic() + 120.0
     while len(outcomes) < number:
         assert time.monotonic() < end
-        outcomes += group.collect(1.0)
+        outcomes += group.pool.collect(1.0)
     return outcomes
 
 
@@ -200,8 +215,7 @@ def _over_two_nodes(model: Path, found: Any) -> None:
     import ray
     from ray.cluster_utils import Cluster
 
-    from agentrl.controller.cluster.ray_role_group import RayGroup, start_ray
-    from agentrl.controller.cluster.ray_rollout_pool import RayRolloutGroup
+    from agentrl.controller.cluster.ray_runtime import start_ray
 
     cluster = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False}
@@ -209,16 +223,16 @@ def _over_two_nodes(model: Path, found: Any) -> None:
     cluster.add_node(num_cpus=2, resources={"rollout": 2})
     try:
         start_ray(3, cluster.address)
-        group = RayRolloutGroup(RayGroup(1, threads=1), 2, threads=1, resources={"rollout": 1})
-        group.setup(worker_spec(model))
+        group = workers(2, resources={"rollout": 1})
+        group.setup(model)
         group.publish(5)
         outcomes = collect_groups(
-            group,
+            group.pool,
             [GroupRequest(group_index, TASKS[group_index], 2) for group_index in range(2)],
             120.0,
         )
         versions = {v for o in outcomes for t in o.group.trajectories for v in t.policy_versions}
-        nodes = [worker["node"] for worker in group.describe()[1:]]
+        nodes = [worker.node for worker in group.pool.describe()]
         found.put((nodes, ray.get_runtime_context().get_node_id(), versions))
         group.close()
         ray.shutdown()

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.controller.cluster.role_group import LocalGroup, WorkerGroup
+from agentrl.controller.cluster.role_group import LocalRoleGroup, RoleGroup
 from agentrl.types import Segment, SegmentKind, Trajectory, TrajectoryGroup
 from tests.controller.replay import learn
 from tests.controller.tiny import made_groups
@@ -56,7 +56,7 @@ def of_pairs() -> dict[str, Any]:
 
 
 def curve(
-    group: WorkerGroup, kind: str, model: Path, run_dir: Path, tokens: int = 120
+    group: RoleGroup, kind: str, model: Path, run_dir: Path, tokens: int = 120
 ) -> list[list[float]]:
     special = of_pairs() if kind == "pairs" else {}
     try:
@@ -74,7 +74,9 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def inline(kind: str, model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[float]]:
-    found = curve(LocalGroup(threads=1), kind, model, tmp_path_factory.mktemp("curves") / "inline")
+    found = curve(
+        LocalRoleGroup(threads=1), kind, model, tmp_path_factory.mktemp("curves") / "inline"
+    )
     losses = [row[0] for row in found]
     assert max(losses) - min(losses) > 1e-3  # a curve that did not move would prove nothing
     return found
@@ -84,7 +86,7 @@ def inline(kind: str, model: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 def test_micro_batches_change_nothing(
     inline: list[list[float]], kind: str, model: Path, tmp_path: Path, tokens: int
 ) -> None:
-    found = curve(LocalGroup(threads=1), kind, model, tmp_path / "run", tokens)
+    found = curve(LocalRoleGroup(threads=1), kind, model, tmp_path / "run", tokens)
     for row, expected in zip(found, inline, strict=True):
         assert row == pytest.approx(
             expected, rel=5e-6, abs=1e-5
@@ -102,9 +104,9 @@ def test_the_world_size_changes_nothing(
     ray_started: None,
     world_size: int,
 ) -> None:
-    from agentrl.controller.cluster.ray_role_group import RayGroup
+    from agentrl.controller.cluster.ray_role_group import RayRoleGroup
 
-    found = curve(RayGroup(world_size, threads=1), kind, model, tmp_path / "run")
+    found = curve(RayRoleGroup(world_size, threads=1), kind, model, tmp_path / "run")
     for row, expected in zip(found, inline, strict=True):
         assert row == pytest.approx(
             expected, rel=5e-6, abs=1e-5

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from agentrl.controller.cluster.role_group import LocalGroup
-from agentrl.controller.cluster.worker import WorkerSpec
-from agentrl.controller.scoring import RewardScorer, ScoringFleet, SequenceScores
+from agentrl.controller.cluster.role_group import LocalRoleGroup
+from agentrl.controller.cluster.role_handle import RoleHandle
+from agentrl.controller.cluster.rollout_pool import collect_groups, stream_groups
+from agentrl.controller.scoring import RewardScorer, SequenceScores
 from agentrl.errors import RewardError
 from agentrl.rollouts import GroupOutcome, GroupRequest
-from agentrl.training import RewardModelSpec
+from agentrl.training import RewardModel, RewardModelSpec
 from agentrl.types import SamplingParams, Status, TrajectoryGroup
+from tests.controller.hand_pool import HandPool, MakeWorld, bounds
 from tests.controller.tiny import made_groups
 
 
@@ -30,9 +33,9 @@ def folder(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def workers(folder: Path) -> Iterator[LocalGroup]:
-    group = LocalGroup(threads=1)
-    group.setup(WorkerSpec(None, reward_model=RewardModelSpec(str(folder))))
+def workers(folder: Path) -> Iterator[LocalRoleGroup]:
+    group = LocalRoleGroup(threads=1)
+    group.setup({"reward_model": RewardModelSpec(str(folder))})
     yield group
     group.close()
 
@@ -41,17 +44,21 @@ def outcome_of(group: TrajectoryGroup) -> GroupOutcome:
     return GroupOutcome(GroupRequest(group.group_index, group.task, len(group.trajectories)), group)
 
 
+def sequence_scores(workers: LocalRoleGroup, tokens: int) -> SequenceScores:
+    return SequenceScores(RoleHandle(workers, "reward_model", RewardModel), tokens)
+
+
 def scored(
-    workers: LocalGroup, groups: Sequence[TrajectoryGroup], **settings: object
+    workers: LocalRoleGroup, groups: Sequence[TrajectoryGroup], **settings: object
 ) -> list[TrajectoryGroup]:
     tokens = settings.pop("micro_batch_tokens", 4096)
     assert isinstance(tokens, int)
-    scorer = RewardScorer(SequenceScores(workers, tokens), **{"weight": 0.5} | settings)  # type: ignore[arg-type]
-    return [outcome.group for outcome in scorer.scored([outcome_of(group) for group in groups])]
+    scorer = RewardScorer(sequence_scores(workers, tokens), **{"weight": 0.5} | settings)  # type: ignore[arg-type]
+    return [outcome.group for outcome in scorer.score([outcome_of(group) for group in groups])]
 
 
 def test_a_score_is_that_of_the_last_sequence_and_weighs_in_the_reward(
-    workers: LocalGroup, folder: Path
+    workers: LocalRoleGroup, folder: Path
 ) -> None:
     groups = made_groups(0, 3)
     assert any(len(t.samples()) > 1 for group in groups for t in group.trajectories)
@@ -69,7 +76,7 @@ def test_a_score_is_that_of_the_last_sequence_and_weighs_in_the_reward(
             assert now.reward == pytest.approx(was.reward + 0.5 * expected, abs=1e-5)
 
 
-def test_scores_do_not_depend_on_how_tokens_were_drawn(workers: LocalGroup) -> None:
+def test_scores_do_not_depend_on_how_tokens_were_drawn(workers: LocalRoleGroup) -> None:
     (group,) = made_groups(0, 1)
     greedy = SamplingParams(64, temperature=0.0)
     cold = replace(
@@ -83,7 +90,7 @@ def test_scores_do_not_depend_on_how_tokens_were_drawn(workers: LocalGroup) -> N
 
 
 def test_alone_a_group_has_the_same_scores_to_the_last_bit_whatever_came_beside_it(
-    workers: LocalGroup,
+    workers: LocalRoleGroup,
 ) -> None:
     groups = made_groups(0, 4)
     together = rewards(scored(workers, groups, one_by_one=True))
@@ -93,7 +100,7 @@ def test_alone_a_group_has_the_same_scores_to_the_last_bit_whatever_came_beside_
     assert together == apart
 
 
-def test_what_failed_before_is_not_scored(workers: LocalGroup) -> None:
+def test_what_failed_before_is_not_scored(workers: LocalRoleGroup) -> None:
     (group,) = made_groups(0, 1)
     lost = replace(group.trajectories[1], status=Status("failed", "engine", "gone"), reward=None)
     siblings = (group.trajectories[0], lost, *group.trajectories[2:])
@@ -103,7 +110,7 @@ def test_what_failed_before_is_not_scored(workers: LocalGroup) -> None:
 
 
 def test_an_episode_too_long_to_read_fails_by_name_and_the_others_do_not(
-    workers: LocalGroup,
+    workers: LocalRoleGroup,
 ) -> None:
     (group,) = made_groups(0, 1)
     lengths = [len(t.samples()[-1]) for t in group.trajectories]
@@ -118,7 +125,7 @@ def test_an_episode_too_long_to_read_fails_by_name_and_the_others_do_not(
     assert all("reward_model" in t.rewards for t in found.finished)
 
 
-def test_an_episode_without_tokens_fails_by_name(workers: LocalGroup) -> None:
+def test_an_episode_without_tokens_fails_by_name(workers: LocalRoleGroup) -> None:
     (group,) = made_groups(0, 1)
     bare = replace(group, trajectories=tuple(replace(t, turns=()) for t in group.trajectories))
     (found,) = scored(workers, [bare])
@@ -133,10 +140,10 @@ def test_a_score_that_is_not_finite_is_a_failure_never_a_number(
     with torch.no_grad():
         made.score.weight.fill_(3e38)
     made.save_pretrained(tmp_path)
-    group = LocalGroup(threads=1)
+    group = LocalRoleGroup(threads=1)
     try:
         # the check at loading compares inf with inf; what it scores is not finite either
-        group.setup(WorkerSpec(None, reward_model=RewardModelSpec(str(tmp_path))))
+        group.setup({"reward_model": RewardModelSpec(str(tmp_path))})
         (found,) = scored(group, made_groups(0, 1))
     finally:
         group.close()
@@ -145,7 +152,7 @@ def test_a_score_that_is_not_finite_is_a_failure_never_a_number(
 
 
 def test_a_model_that_fails_as_a_whole_ends_the_run_at_the_boundary_reward(model: Path) -> None:
-    group = LocalGroup(threads=1)
+    group = LocalRoleGroup(threads=1)
     try:
         with pytest.raises(
             RewardError, match="the reward model could not score the groups of draws 0: "
@@ -155,19 +162,30 @@ def test_a_model_that_fails_as_a_whole_ends_the_run_at_the_boundary_reward(model
         group.close()
 
 
-def test_a_fleet_hands_groups_on_with_their_scores(workers: LocalGroup) -> None:
+def test_a_rollout_service_buffers_groups_with_their_scores(
+    workers: LocalRoleGroup, world: MakeWorld
+) -> None:
     (group,) = made_groups(0, 1)
+    scorer = RewardScorer(sequence_scores(workers, 4096), weight=1.0)
+    w = world(bounds(1, len(group.trajectories)), score=scorer.score)
+    batch = w.next_groups()
+    w.pool.wait_for(1)
+    w.pool.give(outcome_of(group))
+    expected = rewards(scored(workers, [group], weight=1.0))
+    assert rewards(batch.get()) == expected
+    assert rewards([outcome.group for outcome in w.taken_in]) == expected
 
-    class Given:
-        """Groups that came to their end."""
 
-        def collect(self, timeout_s: float) -> list[GroupOutcome]:
-            return [outcome_of(group)]
-
-    scorer = RewardScorer(SequenceScores(workers, 4096), weight=1.0)
-    fleet = ScoringFleet(Given(), scorer)  # type: ignore[arg-type]
-    (outcome,) = fleet.collect(0.1)
-    assert rewards([outcome.group]) == rewards(scored(workers, [group], weight=1.0))
+def test_groups_that_are_only_played_come_with_their_scores(workers: LocalRoleGroup) -> None:
+    (group,) = made_groups(0, 1)
+    request = outcome_of(group).request
+    scorer = RewardScorer(sequence_scores(workers, 4096), weight=1.0)
+    expected = rewards(scored(workers, [group], weight=1.0))
+    for play in (collect_groups, partial(stream_groups, in_flight=1)):
+        pool = HandPool()
+        pool.give(outcome_of(group))
+        (outcome,) = play(pool, [request], deadline_s=60.0, score=scorer.score)  # type: ignore[operator]
+        assert rewards([outcome.group]) == expected
 
 
 def rewards(groups: Sequence[TrajectoryGroup]) -> list[float | None]:

@@ -1,4 +1,4 @@
-"""Admission, intake and closing of batches, over a fleet that finishes groups when a test says so."""
+"""Admission, intake and closing of batches, over a pool that finishes groups when a test says so."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from agentrl.controller.stop_request import StopRequest
 from agentrl.errors import EngineError, RunInterruptedError, StoreError
 from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState, NotResumable
 from agentrl.types import TrajectoryGroup
-from tests.controller.hand_fleet import (
+from tests.controller.hand_pool import (
     DEADLINE_S,
     TASKS,
     Future,
-    HandFleet,
+    HandPool,
     MakeWorld,
     bounds,
     settled,
@@ -29,33 +29,33 @@ from tests.controller.hand_fleet import (
 
 def test_a_batch_of_groups_is_issued_and_no_more(world: MakeWorld) -> None:
     w = world(bounds(3, 2))
-    assert w.fleet.wait_for(3) == [0, 1, 2]
-    assert settled(w.fleet, [0, 1, 2])
+    assert w.pool.wait_for(3) == [0, 1, 2]
+    assert settled(w.pool, [0, 1, 2])
 
 
 def test_staleness_lets_more_batches_be_in_flight(world: MakeWorld) -> None:
     w = world(bounds(2, 1, max_staleness=1, max_resample_ratio=4.0))
-    assert w.fleet.wait_for(4) == [0, 1, 2, 3]
-    assert settled(w.fleet, [0, 1, 2, 3])
+    assert w.pool.wait_for(4) == [0, 1, 2, 3]
+    assert settled(w.pool, [0, 1, 2, 3])
 
 
 def test_a_batch_in_training_takes_its_place_until_it_is_published(world: MakeWorld) -> None:
     w = world(bounds(2, 1))
     batch = w.next_groups()
-    for group_index in w.fleet.wait_for(2):
-        w.fleet.finish(group_index)
+    for group_index in w.pool.wait_for(2):
+        w.pool.finish(group_index)
     assert batch.group_indices() == [0, 1]
-    assert settled(w.fleet, [])
+    assert settled(w.pool, [])
     w.service.make_room(0)
-    assert w.fleet.wait_for(2) == [2, 3]
+    assert w.pool.wait_for(2) == [2, 3]
 
 
 def test_groups_close_in_the_order_in_which_they_finish(world: MakeWorld) -> None:
     w = world(bounds(2, 1))
     batch = w.next_groups()
-    w.fleet.wait_for(2)
-    w.fleet.finish(1)
-    w.fleet.finish(0)
+    w.pool.wait_for(2)
+    w.pool.finish(1)
+    w.pool.finish(0)
     assert batch.group_indices() == [1, 0]
 
 
@@ -74,11 +74,11 @@ def test_in_draw_order_any_order_of_finishing_gives_the_same_batches(
     for step in (1, 2, 3):
         batch = w.next_groups(step)
         while not batch.done:
-            if group_indices := w.fleet.group_indices():
-                w.fleet.finish(rng.choice(group_indices))
+            if group_indices := w.pool.group_indices():
+                w.pool.finish(rng.choice(group_indices))
             time.sleep(0.001)
         batches.append(batch.group_indices())
-        assert w.fleet.group_indices() == []
+        assert w.pool.group_indices() == []
         w.service.make_room(0)
     assert batches == [[1, 2, 4], [5, 7, 8], [10, 11, 13]]
     assert w.service.snapshot().outstanding == ()
@@ -86,7 +86,7 @@ def test_in_draw_order_any_order_of_finishing_gives_the_same_batches(
 
 def test_in_draw_order_nothing_is_issued_before_the_loop_waits(world: MakeWorld) -> None:
     w = world(bounds(3, 1, in_draw_order=True))
-    assert settled(w.fleet, [])
+    assert settled(w.pool, [])
 
 
 def test_a_dropped_group_is_refilled_up_to_its_share(world: MakeWorld) -> None:
@@ -96,12 +96,12 @@ def test_a_dropped_group_is_refilled_up_to_its_share(world: MakeWorld) -> None:
         keep=lambda group: dropped if group.group_index != 2 else FilterResult(True),
     )
     batch = w.next_groups()
-    w.fleet.wait_for(2)
-    w.fleet.finish(0)
-    assert w.fleet.wait_for(2) == [1, 2]
-    w.fleet.finish(1)
-    assert settled(w.fleet, [2])  # 3 draws for this batch of 2, and no more
-    w.fleet.finish(2)
+    w.pool.wait_for(2)
+    w.pool.finish(0)
+    assert w.pool.wait_for(2) == [1, 2]
+    w.pool.finish(1)
+    assert settled(w.pool, [2])  # 3 draws for this batch of 2, and no more
+    w.pool.finish(2)
     assert batch.group_indices() == [2]  # the step goes on with what there is
     assert w.ledger.counts() == {"dropped": 4, "taken": 2}
 
@@ -109,8 +109,8 @@ def test_a_dropped_group_is_refilled_up_to_its_share(world: MakeWorld) -> None:
 def test_a_step_may_go_on_with_nothing(world: MakeWorld) -> None:
     w = world(bounds(1, 1), keep=lambda group: FilterResult(False, "zero_std"))
     batch = w.next_groups()
-    w.fleet.wait_for(1)
-    w.fleet.finish(0)
+    w.pool.wait_for(1)
+    w.pool.finish(0)
     assert batch.group_indices() == []
 
 
@@ -121,10 +121,10 @@ def test_the_refill_of_a_step_is_its_own(world: MakeWorld) -> None:
     )
     for step in (1, 2, 3):
         batch = w.next_groups(step)
-        (first,) = w.fleet.wait_for(1)
-        w.fleet.finish(first)
-        (second,) = w.fleet.wait_for(1)
-        w.fleet.finish(second)
+        (first,) = w.pool.wait_for(1)
+        w.pool.finish(first)
+        (second,) = w.pool.wait_for(1)
+        w.pool.finish(second)
         assert batch.group_indices() == [2 * step - 1]
         w.service.make_room(0)
 
@@ -132,8 +132,8 @@ def test_the_refill_of_a_step_is_its_own(world: MakeWorld) -> None:
 def test_failed_siblings_leave_their_group_in_the_ledger_too(world: MakeWorld) -> None:
     w = world(bounds(1, 3))
     batch = w.next_groups()
-    w.fleet.wait_for(1)
-    w.fleet.finish(0, ["failed", "truncated", "cancelled"])
+    w.pool.wait_for(1)
+    w.pool.finish(0, ["failed", "truncated", "cancelled"])
     groups = batch.get()
     assert [t.rollout_index for t in groups[0].finished] == [1]
     assert w.ledger.counts() == {"failed": 1, "cancelled": 1, "taken": 1}
@@ -143,15 +143,15 @@ def test_failed_siblings_leave_their_group_in_the_ledger_too(world: MakeWorld) -
 
 def test_evaluation_is_handed_out_in_order_and_never_buffered(world: MakeWorld) -> None:
     w = world(bounds(1, 1))
-    w.fleet.wait_for(1)
+    w.pool.wait_for(1)
     requests = [
         GroupRequest(group_index, TASKS[group_index], 2, "eval", "code/after/sampled")
         for group_index in range(3)
     ]
     examined = Future(lambda: w.service.evaluate(requests, DEADLINE_S))
-    w.fleet.wait_for(3, "code/after/sampled")
+    w.pool.wait_for(3, "code/after/sampled")
     for group_index in (2, 0, 1):
-        w.fleet.finish(group_index, label="code/after/sampled")
+        w.pool.finish(group_index, label="code/after/sampled")
     assert [o.request.group_index for o in examined.get()] == [0, 1, 2]
     assert len(w.taken_in) == 3
     assert w.ledger.counts() == {"running": 1}
@@ -159,26 +159,26 @@ def test_evaluation_is_handed_out_in_order_and_never_buffered(world: MakeWorld) 
 
 def test_no_draw_is_issued_while_an_evaluation_runs(world: MakeWorld) -> None:
     w = world(bounds(1, 1))
-    w.fleet.wait_for(1)
+    w.pool.wait_for(1)
     examined = Future(
         lambda: w.service.evaluate([GroupRequest(0, TASKS[0], 1, "eval", "e")], DEADLINE_S)
     )
-    w.fleet.wait_for(1, "e")
+    w.pool.wait_for(1, "e")
     batch = w.next_groups()
-    w.fleet.finish(0)
+    w.pool.finish(0)
     assert batch.group_indices() == [0]
     w.service.make_room(0)
-    assert settled(w.fleet, [])
-    w.fleet.finish(0, label="e")
+    assert settled(w.pool, [])
+    w.pool.finish(0, label="e")
     assert len(examined.get()) == 1
-    assert w.fleet.wait_for(1) == [1]
+    assert w.pool.wait_for(1) == [1]
 
 
 def test_every_outcome_passes_the_intake_once(world: MakeWorld) -> None:
     w = world(bounds(2, 1), keep=lambda group: FilterResult(group.group_index == 1, "even"))
     batch = w.next_groups()
-    for group_index in w.fleet.wait_for(2):
-        w.fleet.finish(group_index)
+    for group_index in w.pool.wait_for(2):
+        w.pool.finish(group_index)
     batch.get()
     assert sorted(o.request.group_index for o in w.taken_in) == [0, 1]
 
@@ -187,10 +187,10 @@ def test_an_error_of_the_service_reaches_the_loop_as_it_is(world: MakeWorld) -> 
     def full(outcome: GroupOutcome) -> None:
         raise StoreError("the disk is full")
 
-    w = world(bounds(1, 1), intake=full)
+    w = world(bounds(1, 1), on_outcome=full)
     batch = w.next_groups()
-    w.fleet.wait_for(1)
-    w.fleet.finish(0)
+    w.pool.wait_for(1)
+    w.pool.finish(0)
     with pytest.raises(StoreError, match="the disk is full"):
         batch.get()
     with pytest.raises(StoreError):  # and ever after
@@ -200,15 +200,15 @@ def test_an_error_of_the_service_reaches_the_loop_as_it_is(world: MakeWorld) -> 
 def test_a_fault_of_ours_is_named_as_one(world: MakeWorld) -> None:
     w = world(bounds(1, 1), keep=lambda group: {}["no such key"])
     batch = w.next_groups()
-    w.fleet.wait_for(1)
-    w.fleet.finish(0)
+    w.pool.wait_for(1)
+    w.pool.finish(0)
     with pytest.raises(EngineError, match="the rollout service broke: KeyError"):
         batch.get()
 
 
 def test_a_wait_that_is_too_long_says_what_it_waits_for(world: MakeWorld) -> None:
     w = world(bounds(2, 1))
-    w.fleet.wait_for(2)
+    w.pool.wait_for(2)
     with pytest.raises(
         EngineError, match=r"waited 0 s for finished groups: 2 groups are running, 0 are buffered"
     ):
@@ -217,10 +217,10 @@ def test_a_wait_that_is_too_long_says_what_it_waits_for(world: MakeWorld) -> Non
 
 def test_a_snapshot_holds_what_is_not_trained_yet(world: MakeWorld) -> None:
     w = world(bounds(2, 1, max_staleness=1, max_resample_ratio=2.0))
-    w.fleet.wait_for(4)
+    w.pool.wait_for(4)
     batch = w.next_groups()
     for group_index in (0, 1, 2):
-        w.fleet.finish(group_index)
+        w.pool.finish(group_index)
     assert sorted(batch.group_indices())[0] == 0
     end = time.monotonic() + DEADLINE_S
     while not (snapshot := w.service.snapshot()).groups:
@@ -232,17 +232,17 @@ def test_a_snapshot_holds_what_is_not_trained_yet(world: MakeWorld) -> None:
 
 def test_a_restored_service_issues_the_outstanding_draws_first(world: MakeWorld) -> None:
     w = world(bounds(3, 1), start=RolloutState(9, (4, 6), 0, 0))
-    assert w.fleet.wait_for(3) == [4, 6, 9]
+    assert w.pool.wait_for(3) == [4, 6, 9]
     assert w.service.snapshot().next_draw == 10
 
 
 def test_a_snapshot_holds_what_runs_as_it_stands(world: MakeWorld) -> None:
     w = world(bounds(2, 2))
-    w.fleet.wait_for(2)
-    w.fleet.saved = [
+    w.pool.wait_for(2)
+    w.pool.saved = [
         GroupState(group_index, (NotResumable(), NotResumable())) for group_index in (0, 1, 7)
     ]
-    w.fleet.finish(0)
+    w.pool.finish(0)
     until(lambda: w.ledger.counts()["buffered"] == 2)
     snapshot = w.service.snapshot()
     assert [group.group_index for group in snapshot.running] == [
@@ -253,15 +253,15 @@ def test_a_snapshot_holds_what_runs_as_it_stands(world: MakeWorld) -> None:
 
 def test_what_came_in_while_the_others_were_saved_is_not_lost(world: MakeWorld) -> None:
     w = world(bounds(1, 1))
-    w.fleet.wait_for(1)
-    saved = w.fleet.in_flight
+    w.pool.wait_for(1)
+    saved = w.pool.in_flight
 
     def in_flight() -> list[GroupState]:
         found = saved()
-        w.fleet.finish(0)
+        w.pool.finish(0)
         return found
 
-    w.fleet.in_flight = in_flight  # type: ignore[method-assign]
+    w.pool.in_flight = in_flight  # type: ignore[method-assign]
     snapshot = w.service.snapshot()
     assert ([group.group_index for group in snapshot.groups], snapshot.outstanding) == ([0], ())
 
@@ -269,8 +269,8 @@ def test_what_came_in_while_the_others_were_saved_is_not_lost(world: MakeWorld) 
 def test_a_restored_service_hands_out_what_was_saved_with_its_version(world: MakeWorld) -> None:
     saved = GroupState(5, (NotResumable("a lock"), NotResumable()), version=3)
     w = world(bounds(2, 2), start=RolloutState(9, (2, 5), 0, 0, running=(saved,)))
-    w.fleet.wait_for(2)
-    assert {group_index: w.fleet.open["", group_index].saved for group_index in (2, 5)} == {
+    w.pool.wait_for(2)
+    assert {group_index: w.pool.open["", group_index].saved for group_index in (2, 5)} == {
         2: None,
         5: saved,
     }
@@ -283,8 +283,8 @@ def test_a_restored_service_hands_out_what_was_saved_with_its_version(world: Mak
 def test_with_another_number_of_siblings_what_was_saved_is_begun_anew(world: MakeWorld) -> None:
     saved = GroupState(5, (NotResumable("a lock"), NotResumable()))
     w = world(bounds(1, 3), start=RolloutState(9, (5,), 0, 0, running=(saved,)))
-    w.fleet.wait_for(1)
-    assert w.fleet.open["", 5].saved is None
+    w.pool.wait_for(1)
+    assert w.pool.open["", 5].saved is None
     assert w.service.take_counts() == {"count/restarted_episodes": 3}
 
 
@@ -293,35 +293,35 @@ def test_what_was_not_handed_out_again_yet_is_in_the_next_snapshot(world: MakeWo
         GroupState(group_index, (NotResumable(),), version=group_index) for group_index in (4, 5)
     )
     w = world(bounds(1, 1), start=RolloutState(9, (4, 5), 0, 0, running=saved))
-    w.fleet.wait_for(1)
+    w.pool.wait_for(1)
     assert [group.group_index for group in w.service.snapshot().running] == [5]
 
 
 def test_what_was_spent_of_a_refill_stays_spent(world: MakeWorld) -> None:
     w = world(bounds(2, 1, max_resample_ratio=0.5), start=RolloutState(5, (), 2, 0))
-    assert w.fleet.wait_for(1) == [5]
-    assert settled(w.fleet, [5])
+    assert w.pool.wait_for(1) == [5]
+    assert settled(w.pool, [5])
 
 
 def test_the_rows_that_a_snapshot_counts_are_on_the_disk(world: MakeWorld, tmp_path: Path) -> None:
     w = world(bounds(3, 1))
-    w.fleet.wait_for(3)
+    w.pool.wait_for(3)
     snapshot = w.service.snapshot()
     assert (tmp_path / "ledger-0.jsonl").read_bytes().count(b"\n") == snapshot.ledger_offset == 3
 
 
 def test_close_cancels_what_runs_and_the_ledger_balances(world: MakeWorld) -> None:
     w = world(bounds(2, 3))
-    w.fleet.wait_for(2)
+    w.pool.wait_for(2)
     w.service.close()
-    assert w.fleet.cancelled == [0, 1]
+    assert w.pool.cancelled == [0, 1]
     assert w.ledger.counts() == {"cancelled": 6}
 
 
 def test_close_drops_what_is_buffered(world: MakeWorld) -> None:
     w = world(bounds(2, 3))
-    w.fleet.wait_for(2)
-    w.fleet.finish(0)
+    w.pool.wait_for(2)
+    w.pool.finish(0)
     w.service.close()
     assert w.ledger.counts() == {"cancelled": 3, "dropped": 3}
     w.service.close()  # a second time does nothing
@@ -330,36 +330,36 @@ def test_close_drops_what_is_buffered(world: MakeWorld) -> None:
 def test_nothing_is_issued_once_the_last_batch_is_taken(world: MakeWorld) -> None:
     w = world(bounds(2, 1, last_step=1))
     batch = w.next_groups(1)
-    for group_index in w.fleet.wait_for(2):
-        w.fleet.finish(group_index)
+    for group_index in w.pool.wait_for(2):
+        w.pool.finish(group_index)
     batch.get()
     w.service.make_room(0)
-    assert settled(w.fleet, [])
+    assert settled(w.pool, [])
 
 
 def test_an_outcome_of_an_evaluation_that_was_given_up_is_passed_over(world: MakeWorld) -> None:
     w = world(bounds(1, 1))
-    w.fleet.wait_for(1)
+    w.pool.wait_for(1)
     with pytest.raises(EngineError, match="waited 0 s for evaluation e"):
         w.service.evaluate([GroupRequest(0, TASKS[0], 1, "eval", "e")], 0.01)
-    w.fleet.finish(0, label="e")
+    w.pool.finish(0, label="e")
     batch = w.next_groups()
-    w.fleet.finish(0)
+    w.pool.finish(0)
     assert batch.group_indices() == [0]
 
 
 def test_without_a_service_only_the_groups_asked_for_are_collected() -> None:
-    fleet = HandFleet()
-    fleet.submit([GroupRequest(0, TASKS[0], 1)])
-    fleet.finish(0)  # left over from training, and cancelled there
+    pool = HandPool()
+    pool.submit([GroupRequest(0, TASKS[0], 1)])
+    pool.finish(0)  # left over from training, and cancelled there
     requests = [
         GroupRequest(group_index, TASKS[group_index], 1, "eval", "rollout")
         for group_index in (0, 1)
     ]
-    collected = Future(lambda: collect_groups(fleet, requests, DEADLINE_S))
-    fleet.wait_for(2, "rollout")
-    fleet.finish(1, label="rollout")
-    fleet.finish(0, label="rollout")
+    collected = Future(lambda: collect_groups(pool, requests, DEADLINE_S))
+    pool.wait_for(2, "rollout")
+    pool.finish(1, label="rollout")
+    pool.finish(0, label="rollout")
     assert [(o.request.label, o.request.group_index) for o in collected.get()] == [
         ("rollout", 0),
         ("rollout", 1),
@@ -368,14 +368,14 @@ def test_without_a_service_only_the_groups_asked_for_are_collected() -> None:
 
 def test_without_a_service_a_deadline_is_kept_too() -> None:
     with pytest.raises(EngineError, match="0 of 1 groups came within 0 s"):
-        collect_groups(HandFleet(), [GroupRequest(0, TASKS[0], 1)], 0.01)
+        collect_groups(HandPool(), [GroupRequest(0, TASKS[0], 1)], 0.01)
 
 
 def test_a_wait_for_a_batch_ends_where_the_run_is_asked_to(world: MakeWorld) -> None:
     stop = StopRequest()
     w = world(bounds(2, 1), stop=stop)
     batch = w.next_groups()
-    w.fleet.finish(w.fleet.wait_for(2)[0])
+    w.pool.finish(w.pool.wait_for(2)[0])
     stop.ask("SIGTERM")
     with pytest.raises(RunInterruptedError, match="interrupted by SIGTERM"):
         batch.get()
@@ -386,8 +386,8 @@ def test_a_wait_for_a_batch_ends_where_the_run_is_asked_to(world: MakeWorld) -> 
 def test_draws_of_a_batch_that_is_not_trained_are_played_again(world: MakeWorld) -> None:
     w = world(bounds(2, 1, max_staleness=1))
     batch = w.next_groups()
-    for group_index in w.fleet.wait_for(4)[:3]:
-        w.fleet.finish(group_index)
+    for group_index in w.pool.wait_for(4)[:3]:
+        w.pool.finish(group_index)
     assert batch.group_indices() == [0, 1]
     snapshot = w.service.snapshot(again=[0, 1, 2])
     assert [group.group_index for group in snapshot.groups] == [

@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 
 from agentrl.algorithms import make_algorithm
-from agentrl.controller.cluster.episode_host import RolloutWorkerSpec
-from agentrl.controller.cluster.worker import WorkerSpec
+from agentrl.controller.cluster.role_group import LocalRoleGroup
+from agentrl.controller.cluster.role_handle import RoleHandle
+from agentrl.controller.cluster.rollout_pool import RolloutPool, RolloutWorkerSpec
+from agentrl.controller.cluster.weight_publisher import ColocatedSync, WeightSync
+from agentrl.controller.cluster.worker import RoleSpec
+from agentrl.engines import PauseMode
 from agentrl.engines.torch import TorchEngineSpec
 from agentrl.rollouts import RolloutSpec
-from agentrl.training import ActorSpec, OptimSpec
+from agentrl.training import Actor, ActorSpec, OptimSpec
 from agentrl.types import (
     SamplingParams,
     Segment,
@@ -23,6 +27,7 @@ from agentrl.types import (
     TrajectoryGroup,
     Turn,
 )
+from agentrl.weight_sync import WeightsReport
 from tests.rollouts.bytewise import MODEL_VOCAB, rollout_spec
 from tests.tiny_models import write_qwen3
 
@@ -50,11 +55,38 @@ def episodes(**settings: Any) -> RolloutSpec:
     )
 
 
-def worker_spec(model: Path) -> WorkerSpec:
-    """An actor with an engine beside it."""
-    return WorkerSpec(
-        actor=actor_spec(model), episodes=RolloutWorkerSpec(engine_spec(model), episodes())
-    )
+def roles(model: Path) -> dict[str, RoleSpec]:
+    return {"actor": actor_spec(model)}
+
+
+def rollouts(model: Path) -> RolloutWorkerSpec:
+    return RolloutWorkerSpec(engine_spec(model), episodes())
+
+
+class Cluster:
+    """A role group, a rollout pool and what brings weights from the one to the other."""
+
+    def __init__(self, group: Any, pool: RolloutPool, sync: WeightSync | None = None) -> None:
+        self.group = group
+        self.pool = pool
+        self.sync = sync or ColocatedSync()
+        self.actor = RoleHandle(group, "actor", Actor)
+
+    def setup(self, model: Path) -> None:
+        self.group.setup(roles(model))
+        self.pool.setup(rollouts(model))
+
+    def publish(self, version: int, mode: PauseMode = "retract") -> list[WeightsReport]:
+        return self.sync.publish(self.actor, self.pool, version, mode)
+
+    def close(self) -> None:
+        self.pool.close()
+        self.group.close()
+
+
+def local_cluster() -> Cluster:
+    group = LocalRoleGroup(threads=1)
+    return Cluster(group, group.rollouts)
 
 
 def made_groups(group_index: int, number: int, *, siblings: int = 4) -> list[TrajectoryGroup]:

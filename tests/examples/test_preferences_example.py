@@ -160,7 +160,7 @@ SHORT = (
         ),
         pytest.param("agentrl.run.trainer:run_stage", 2, id="before_the_policy_learns_from_it"),
         pytest.param(
-            "agentrl.controller.scoring:RewardScorer.scored", 4, id="while_episodes_are_scored"
+            "agentrl.controller.scoring:RewardScorer.score", 4, id="while_episodes_are_scored"
         ),
     ],
 )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from agentrl.algorithms import GroupSummary, make_algorithm
-from agentrl.controller.cluster.role_group import LocalGroup
+from agentrl.controller.cluster.role_group import LocalRoleGroup
 from agentrl.controller.schedule import OffPolicyConfig
 from agentrl.errors import TrainingError
 from agentrl.metrics import rollout_metrics
@@ -43,7 +43,7 @@ def test_failed_and_cancelled_trajectories_change_no_loss_by_a_bit(
 ) -> None:
     curves = []
     for name, change in (("clean", lambda group: group), ("lossy", with_lost)):
-        group = LocalGroup(threads=1)
+        group = LocalRoleGroup(threads=1)
         try:
             batches = [[change(one) for one in made_groups(6 * n, 6)] for n in range(2)]
             curves.append(learn(group, model, tmp_path / name, num_steps=2, batches=batches))
@@ -73,7 +73,7 @@ def test_a_batch_staler_than_the_schedule_allows_is_refused(
     monkeypatch.setattr(
         Replay, "overlap", OffPolicyConfig()
     )  # version 0's tokens may be trained while it is published, alone
-    group = LocalGroup(threads=1)
+    group = LocalRoleGroup(threads=1)
     try:
         with pytest.raises(
             TrainingError, match="sampled by policy version 0, the schedule allows 1 at the least"

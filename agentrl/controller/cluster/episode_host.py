@@ -1,96 +1,116 @@
-"""Episodes and the engine that they use, wherever they are hosted."""
+"""Episode host: an engine and the episodes that use it, in this process."""
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
-from typing import Protocol
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import TypeGuard, cast
 
-from agentrl.engines import EngineControl, EngineNotice, PauseMode, RolloutEngine
+from agentrl.controller.cluster.rollout_pool import (
+    GroupKey,
+    HostedEngine,
+    Incident,
+    MessageEngine,
+    ProcessInfo,
+    RolloutWorkerSpec,
+)
+from agentrl.engines import EngineLayout, PauseMode
+from agentrl.errors import ConfigError
 from agentrl.rollouts import (
     EpisodeRunner,
     GroupOutcome,
     GroupRequest,
     GroupState,
-    RolloutSpec,
     paced_collector,
 )
 from agentrl.weight_sync import TrainerWeights, WeightsReport, to_tensor, update_engine
 
-__all__ = ["EngineFactory", "EpisodeHost", "HostedEngine", "RolloutWorkerSpec"]
-
-
-class HostedEngine(RolloutEngine, EngineControl, Protocol):
-    """An engine with both faces: its host is its one owner."""
-
-
-class EngineFactory(Protocol):
-    """Builds the engine where it runs, from a model's folder."""
-
-    def build(self) -> HostedEngine: ...
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutWorkerSpec:
-    """What a host of episodes is made of: picklable.
-
-    Args:
-        engine: what generates.
-        rollout: what the episodes share.
-    """
-
-    engine: EngineFactory
-    rollout: RolloutSpec
+__all__ = ["EpisodeHost"]
 
 
 class EpisodeHost:
-    """An engine, and beside it the episodes that use it, in a thread of their own.
+    """``RolloutPool`` of one engine, with its episodes beside it in a thread of their own.
+
+    ``setup`` and ``close`` are called while no other call runs. The other methods may be called from any thread.
 
     Args:
-        parts: what it is made of.
-        name: of the thread.
+        name: of the episodes' thread.
     """
 
-    def __init__(self, parts: RolloutWorkerSpec, name: str) -> None:
+    def __init__(self, name: str = "episodes") -> None:
+        self._name = name
+        self._opened = ExitStack()
+        self._runner: EpisodeRunner | None = None
+        self.engine: HostedEngine | None = None
+        """What generates; None outside of a stage with rollouts, and with an engine of messages."""
+
+    def setup(self, spec: RolloutWorkerSpec | None) -> None:
+        self.close()
+        if spec is None:
+            return
         with ExitStack() as opened:
             opened.enter_context(paced_collector())
-            self.engine = parts.engine.build()
-            opened.callback(self.engine.close)
-            self._runner = EpisodeRunner(parts.rollout, self.engine, name=name)
+            engine = spec.engine.build()
+            on_close = None
+            if _has_weights(engine):
+                self.engine = engine
+                opened.callback(engine.close)
+            else:
+                on_close = cast(MessageEngine, engine).close
+            self._runner = EpisodeRunner(spec.rollout, engine, name=self._name, on_close=on_close)
             opened.callback(self._runner.close)
             self._opened = opened.pop_all()
 
-    def update(self, weights: TrainerWeights, version: int, mode: PauseMode) -> WeightsReport:
-        """Serves weights that came from another process; see ``update_engine``."""
+    def submit(self, requests: Sequence[GroupRequest]) -> None:
+        self._hosted.submit(requests)
+
+    def collect(self, timeout_s: float) -> list[GroupOutcome]:
+        return self._hosted.collect(timeout_s)
+
+    def cancel(self, keys: Sequence[GroupKey]) -> None:
+        for label, group_index in keys:
+            self._hosted.cancel([group_index], label=label)
+
+    def in_flight(self) -> list[GroupState]:
+        return self._hosted.in_flight()
+
+    def take_failures(self) -> list[Incident]:
+        return [] if self.engine is None else [*self.engine.take_notices()]
+
+    def layout(self) -> EngineLayout | None:
+        return None if self.engine is None else self.engine.layout()
+
+    def update(self, weights: TrainerWeights, version: int, mode: PauseMode) -> list[WeightsReport]:
+        assert self.engine is not None, "weights go to an engine"
         tensors = ((array.name, to_tensor(array)) for array in weights.arrays)
         with self.clock_paused():
-            return update_engine(self.engine, tensors, lambda: weights.checksum, version, mode)
+            return [update_engine(self.engine, tensors, lambda: weights.checksum, version, mode)]
 
     def clock_paused(self) -> AbstractContextManager[None]:
         """No deadline of an episode here counts within: its engine is paused for new weights."""
-        return self._runner.deadlines.clock_paused()
+        return nullcontext() if self._runner is None else self._runner.deadlines.clock_paused()
 
-    def submit(self, requests: Sequence[GroupRequest]) -> None:
-        """Starts groups."""
-        self._runner.submit(requests)
-
-    def collect(self, timeout_s: float) -> list[GroupOutcome]:
-        """Groups that came to their end."""
-        return self._runner.collect(timeout_s)
-
-    def take_notices(self) -> list[EngineNotice]:
-        """What the engine overcame since the last call."""
-        return self.engine.take_notices()
-
-    def cancel(self, group_indices: Sequence[int], label: str) -> None:
-        """Ends groups in flight."""
-        self._runner.cancel(group_indices, label=label)
-
-    def in_flight(self) -> list[GroupState]:
-        """Groups in training that did not come by ``collect`` yet."""
-        return self._runner.in_flight()
+    def describe(self) -> list[ProcessInfo]:
+        return [ProcessInfo(host=socket.gethostname(), pid=os.getpid())]
 
     def close(self) -> None:
         """Ends the episodes, then the engine."""
-        self._opened.close()
+        opened = self._opened
+        self._opened = ExitStack()
+        self._runner = None
+        self.engine = None
+        opened.close()
+
+    @property
+    def _hosted(self) -> EpisodeRunner:
+        if self._runner is None:
+            raise ConfigError(
+                "this stage has no rollouts: its algorithm learns from demonstrations"
+            )
+        return self._runner
+
+
+def _has_weights(engine: HostedEngine | MessageEngine) -> TypeGuard[HostedEngine]:
+    return hasattr(engine, "begin_update")

@@ -1,185 +1,408 @@
-"""Rollout workers: episodes and their engines in Ray actors of their own, on any machine of the cluster."""
+"""Ray rollout pool: routes groups to episode hosts in Ray actors, and replaces the workers that die.
+
+Invariants:
+- A group goes to worker ``group_index mod workers`` while that one plays, otherwise to another that does.
+- What a dead or silent worker played is played again by others, as the next attempt. A cancelled group is not.
+- A replacement plays once it serves the weights that were published last.
+"""
 
 from __future__ import annotations
 
-import os
-import socket
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
 
-from agentrl.controller.cluster.episode_host import EpisodeHost, RolloutWorkerSpec
-from agentrl.controller.cluster.ray_role_group import RayGroup
-from agentrl.controller.cluster.ray_runtime import ActorCalls, Collected, shared
-from agentrl.controller.cluster.rollout_pool import Incident
-from agentrl.controller.cluster.supervision import WorkerFleet
-from agentrl.controller.cluster.worker import WorkerSpec
-from agentrl.engines import PauseMode
-from agentrl.engines.sglang.weights import ServedDtype
-from agentrl.errors import AgentRLError, ConfigError, EngineError
-from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState
-from agentrl.tools import close_shared_tools
-from agentrl.weight_sync import TrainerWeights, WeightsReport
+from agentrl.controller.cluster.ray_runtime import (
+    ActorCalls,
+    ActorLostError,
+    Collected,
+    shared,
+    thread_env,
+    worker_actor,
+)
+from agentrl.controller.cluster.rollout_pool import (
+    GroupKey,
+    Incident,
+    ProcessInfo,
+    RolloutWorkerSpec,
+    WeightSource,
+    WorkerFailure,
+    group_key,
+)
+from agentrl.engines import EngineLayout, PauseMode
+from agentrl.errors import AgentRLError, EngineError
+from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState, cancelled_outcome
+from agentrl.weight_sync import WeightsReport
 
-__all__ = ["RayRolloutGroup"]
+__all__ = ["RayRolloutPool", "rollout_workers"]
 
-
-class _RolloutWorker:
-    """An EpisodeHost behind Ray: updates run one at a time, episode calls beside them."""
-
-    def __init__(self, place: int) -> None:
-        self._place = place
-        self._host: EpisodeHost | None = None
-
-    def setup(self, parts: RolloutWorkerSpec | None) -> ServedDtype | None:
-        """Hosts a stage's episodes, or none; the dtype that the engine serves."""
-        self._end_stage()
-        if parts is None:
-            return None
-        self._host = EpisodeHost(parts, f"episodes-{self._place}")
-        return self._host.engine.layout().dtype
-
-    def update(self, weights: TrainerWeights, version: int, mode: PauseMode) -> WeightsReport:
-        return self._hosted.update(weights, version, mode)
-
-    def describe(self) -> dict[str, Any]:
-        node = ray.get_runtime_context().get_node_id()
-        return {
-            "rollout_worker": self._place,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "node": node,
-        }
-
-    @ray.method(concurrency_group="episodes")
-    def submit(self, requests: Sequence[GroupRequest]) -> None:
-        self._hosted.submit(requests)
-
-    @ray.method(concurrency_group="episodes")
-    def collect(self, timeout_s: float) -> Collected:
-        return self._hosted.collect(timeout_s), self._hosted.take_notices()
-
-    @ray.method(concurrency_group="episodes")
-    def cancel(self, group_indices: Sequence[int], label: str) -> None:
-        self._hosted.cancel(group_indices, label)
-
-    @ray.method(concurrency_group="episodes")
-    def in_flight(self) -> list[GroupState]:
-        return self._hosted.in_flight()
-
-    def close(self) -> None:
-        self._end_stage()
-        close_shared_tools()  # the process is killed next, and runs nothing at its exit
-
-    def _end_stage(self) -> None:
-        host, self._host = self._host, None
-        if host is not None:
-            host.close()
-
-    @property
-    def _hosted(self) -> EpisodeHost:
-        if self._host is None:
-            raise ConfigError(
-                "this stage has no rollouts: its algorithm learns from demonstrations"
-            )
-        return self._host
+logger = logging.getLogger(__name__)
 
 
-_options: dict[str, Any] = {"max_restarts": 0, "concurrency_groups": {"episodes": 4}}
-_ROLLOUT_ACTOR: Any = ray.remote(**_options)(_RolloutWorker)
+@dataclass(slots=True, eq=False)
+class _Place:
+    """A worker's place; another actor takes it after a death.
+
+    Attributes:
+        starting: answers to come before it plays: of its setup, and of the weights that it was given since.
+        poll: the call of ``poll`` that is under way.
+        due: when the poll should have come back (``time.monotonic``).
+        groups: what it plays.
+    """
+
+    number: int
+    actor: Any
+    starting: list[Any] = field(default_factory=list)
+    poll: Any = None
+    due: float = 0.0
+    groups: dict[GroupKey, GroupRequest] = field(default_factory=dict)
 
 
-class RayRolloutGroup:
-    """A ``WorkerGroup`` whose ranks train, and whose episodes are played by workers apart from them.
-
-    New weights go from rank 0 through Ray's object store to every worker, once a machine; the driver sees none.
-    They stay there until the next ones, for a worker that takes the place of one that died.
+def rollout_workers(
+    num_workers: int,
+    *,
+    threads: int,
+    resources: Mapping[str, float] | None = None,
+    max_restarts: int = 3,
+    answer_s: float = 120.0,
+    call_timeout_s: float = 1800.0,
+) -> RayRolloutPool:
+    """A pool of workers apart from any rank, on any machine of the cluster.
 
     Args:
-        trainers: the ranks; this group owns them.
-        num_workers: rollout workers.
+        num_workers: actors, each with an engine.
         threads: torch and OpenMP threads of each.
         resources: that each asks of Ray, beside a CPU.
-        max_restarts: workers that may die between two publishes; the next death ends the run.
-        answer_s: seconds in which a worker answers what costs it no work; one that does not is replaced as well.
+        max_restarts: workers that may die between two updates; the next death ends the run.
+        answer_s: seconds in which a worker answers a call that costs it no work; a silent one is replaced too.
         call_timeout_s: deadline of one call.
+    """
+    actor = worker_actor.options(
+        num_cpus=1,
+        resources=dict(resources or {}),
+        scheduling_strategy="SPREAD",
+        runtime_env={"env_vars": thread_env(threads)},
+    )
+
+    def start(number: int) -> Any:
+        started = actor.remote()
+        started.start.remote(f"episodes-{number}", None, threads)  # the first of its calls
+        return started
+
+    return RayRolloutPool(
+        [start(number) for number in range(num_workers)],
+        ActorCalls(call_timeout_s, lambda number: f"rollout worker {number}", _engine_failure),
+        start=start,
+        max_restarts=max_restarts,
+        answer_s=answer_s,
+    )
+
+
+class RayRolloutPool:
+    """``RolloutPool`` of episode hosts in Ray actors.
+
+    Args:
+        actors: of workers, one a place.
+        calls: waits for them.
+        start: a new actor for a place. None for ranks: they belong to their role group, and none is replaced.
+        max_restarts: deaths between two updates after which the next one ends the run.
+        answer_s: seconds in which a worker answers a call that costs it no work. None is the deadline of any call.
     """
 
     def __init__(
         self,
-        trainers: RayGroup,
-        num_workers: int,
+        actors: Sequence[Any],
+        calls: ActorCalls,
         *,
-        threads: int,
-        resources: Mapping[str, float] | None = None,
-        max_restarts: int = 3,
-        answer_s: float = 120.0,
-        call_timeout_s: float = 1800.0,
+        start: Callable[[int], Any] | None = None,
+        max_restarts: int = 0,
+        answer_s: float | None = None,
     ) -> None:
-        self._trainers = trainers
-        self._dtype: ServedDtype | None = None
-        self._calls = ActorCalls(call_timeout_s, lambda place: f"rollout worker {place}", _failure)
-        env_vars = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-        chosen = {
-            "num_cpus": 1,
-            "resources": dict(resources or {}),
-            "scheduling_strategy": "SPREAD",
-            "runtime_env": {"env_vars": env_vars},
-        }
-        actor = _ROLLOUT_ACTOR.options(**chosen)
-        self._fleet = WorkerFleet(
-            actor.remote, num_workers, self._calls, max_restarts=max_restarts, answer_s=answer_s
-        )
+        self._calls = calls
+        self._start = start
+        self._max_restarts = max_restarts
+        self._answer_s = calls.timeout_s if answer_s is None else answer_s
+        self._places = [_Place(number, actor) for number, actor in enumerate(actors)]
+        self._spec: Any = None  # a reference, for replacements
+        self._layout: EngineLayout | None = None
+        self._weights: tuple[WeightSource, int, PauseMode] | None = None
+        self._waiting: list[GroupRequest] = []  # for a worker that plays
+        self._arrived: list[GroupOutcome] = []  # for ``collect``
+        self._cancelled: set[GroupKey] = set()
+        self._failures: list[Incident] = []
+        self._num_deaths = 0
+        # guards everything above and the places: the service's thread submits and collects, the loop's thread updates.
+        # It is held over short calls of actors, never while ``collect`` or ``update`` waits.
+        self._lock = threading.RLock()
 
-    @property
-    def num_ranks(self) -> int:
-        return self._trainers.num_ranks
+    def setup(self, spec: RolloutWorkerSpec | None) -> None:
+        """See ``RolloutPool.setup``; a worker that died before is replaced.
 
-    def setup(self, spec: WorkerSpec) -> None:
-        self._trainers.setup(replace(spec, episodes=None))
-        self._dtype = self._fleet.setup(shared(spec.episodes))[0]
-
-    def call(self, role: str, method: str, args_by_rank: Sequence[Sequence[Any]]) -> list[Any]:
-        return self._trainers.call(role, method, args_by_rank)
-
-    def publish(self, version: int, mode: PauseMode = "retract") -> list[WeightsReport | None]:
-        """Every playing worker's engine serves the actor's weights as ``version`` when this returns."""
-        if self._dtype is None:
-            return []
-        return self._fleet.update(self._trainers.export_weights(self._dtype), version, mode)
+        Raises:
+            AgentRLError: a worker could not, or died of it.
+        """
+        self._calls.assert_sound()
+        with self._lock:
+            self._spec = shared(spec)
+            self._layout = None
+            self._weights = None
+            self._num_deaths = 0
+            self._waiting.clear()
+            self._arrived.clear()
+            self._cancelled.clear()
+            for place in self._places:
+                place.starting = []
+                place.poll = None
+                place.groups.clear()
+        what = "setting up the episodes"
+        asked = [(place, place.actor, self._set_up(place.actor)) for place in self._places]
+        for place, actor, ref in asked:
+            with self._losing(place, actor):
+                self._layout = self._calls.ask(ref, what, place.number)
+                self._log_joined(place)
+        for place in self._places:
+            if place.starting:
+                self._layout = self._calls.get(place.starting.pop(0), what, place.number)
+                self._log_joined(place)
 
     def submit(self, requests: Sequence[GroupRequest]) -> None:
-        self._fleet.submit(requests)
+        with self._lock:
+            self._hand_out(requests)
 
     def collect(self, timeout_s: float) -> list[GroupOutcome]:
-        return self._fleet.collect(timeout_s)
+        with self._lock:
+            watched = [] if self._arrived else self._watched(timeout_s)
+        ready = ray.wait(watched, num_returns=1, timeout=timeout_s)[0] if watched else []
+        with self._lock:
+            self._take(set(ready))
+            self._lose_silent()
+            outcomes = self._arrived
+            self._arrived = []
+            return outcomes
 
-    def cancel(self, group_indices: Sequence[int], *, label: str = "") -> None:
-        self._fleet.cancel(group_indices, label=label)
+    def cancel(self, keys: Sequence[GroupKey]) -> None:
+        chosen = set(keys)
+        with self._lock:
+            self._cancelled |= chosen & {key for place in self._places for key in place.groups}
+            self._arrived += [
+                cancelled_outcome(request)
+                for request in self._waiting
+                if group_key(request) in chosen
+            ]
+            self._waiting = [r for r in self._waiting if group_key(r) not in chosen]
+            for place in self._playing():
+                with self._losing(place, place.actor):
+                    self._ask(place, "cancelling groups", "cancel", list(keys))
 
     def in_flight(self) -> list[GroupState]:
-        return self._fleet.in_flight()
+        with self._lock:
+            # an outcome on its way here would be neither in a worker nor collected
+            self._take({place.poll for place in self._places if place.poll is not None})
+            saved = [request.saved for request in self._waiting if request.saved is not None]
+            for place in self._playing():
+                with self._losing(place, place.actor):
+                    saved += self._ask(place, "saving the groups that run", "in_flight")
+            return saved
 
-    def take_incidents(self) -> list[Incident]:
-        return self._fleet.take_incidents()
+    def take_failures(self) -> list[Incident]:
+        with self._lock:
+            failures = self._failures
+            self._failures = []
+            return failures
 
-    def describe(self) -> list[dict[str, Any]]:
-        refs = [actor.describe.remote() for actor in self._fleet.actors]
-        return [
-            *self._trainers.describe(),
-            *self._calls.gather(refs, "describing the rollout workers"),
-        ]
+    def layout(self) -> EngineLayout | None:
+        return self._layout
+
+    def update(self, weights: WeightSource, version: int, mode: PauseMode) -> list[WeightsReport]:
+        """See ``RolloutPool.update``.
+
+        Raises:
+            AgentRLError: a worker could not, or too many died.
+        """
+        self._calls.assert_sound()
+        with self._lock:
+            self._weights = (weights, version, mode)
+            self._num_deaths = 0
+            asked = []
+            for place in self._places:
+                ref = place.actor.call.remote("rollouts", "update", *self._weights)
+                if place.starting:
+                    place.starting.append(ref)
+                else:
+                    asked.append((place, place.actor, ref))
+        reports: list[WeightsReport] = []
+        for place, actor, ref in asked:
+            with self._losing(place, actor):
+                reports += self._calls.ask(ref, "publishing weights", place.number)
+        return reports
+
+    def describe(self) -> list[ProcessInfo]:
+        refs = [place.actor.describe.remote() for place in self._places]
+        found = self._calls.gather(refs, "describing the rollout workers")
+        return [replace(info, rollout_worker=number) for number, info in enumerate(found)]
 
     def close(self) -> None:
+        """Ends every worker; ranks are ended by their group."""
+        if self._start is None:
+            return
         try:
-            self._fleet.close()
+            if self._calls.error is None:
+                closing = [(place, place.actor.close.remote()) for place in self._playing()]
+                for place, ref in closing:
+                    with suppress(ActorLostError):  # then there is nothing to close
+                        self._calls.ask(ref, "closing the rollout workers", place.number)
         finally:
-            self._trainers.close()
+            for place in self._places:
+                ray.kill(place.actor)
+
+    def _set_up(self, actor: Any) -> Any:
+        return actor.setup_rollouts.remote(self._spec)
+
+    def _ask(self, place: _Place, what: str, method: str, *args: Any) -> Any:
+        """A call of an episode host that costs it no work, beside what it trains or updates."""
+        ref = place.actor.episodes.remote(method, *args)
+        return self._calls.ask(ref, what, place.number, self._answer_s)
+
+    def _playing(self) -> list[_Place]:
+        return [place for place in self._places if not place.starting]
+
+    def _watched(self, timeout_s: float) -> list[Any]:
+        """References to wait for: each worker's next outcomes, or the next step of its start."""
+        for place in self._playing():
+            if place.poll is None:
+                place.poll = place.actor.poll.remote(timeout_s)
+                place.due = time.monotonic() + timeout_s + self._answer_s
+        return [place.starting[0] if place.starting else place.poll for place in self._places]
+
+    def _take(self, ready: set[Any]) -> None:
+        """Takes outcomes in; a worker whose start is done begins to play."""
+        for place in self._places:
+            if place.starting and place.starting[0] in ready:
+                self._finish_start(place)
+            elif place.poll is not None and place.poll in ready:
+                with self._losing(place, place.actor):
+                    collected: Collected = self._calls.ask(
+                        place.poll, "collecting groups", place.number
+                    )
+                    outcomes, failures = collected
+                    self._failures += failures
+                    place.poll = None
+                    self._accept(place, outcomes)
+
+    def _lose_silent(self) -> None:
+        """Replaces workers whose poll does not come back: they hang, or their machine cannot be reached."""
+        for place in self._playing():
+            if place.poll is None or time.monotonic() <= place.due:
+                continue
+            if not ray.wait([place.poll], timeout=0)[0]:
+                with self._losing(place, place.actor):
+                    raise self._calls.silent("collecting groups", place.number, self._answer_s)
+
+    def _accept(self, place: _Place, outcomes: Sequence[GroupOutcome]) -> None:
+        for outcome in outcomes:
+            key = group_key(outcome.request)
+            if place.groups.pop(key, None) is not None:
+                self._cancelled.discard(key)
+                self._arrived.append(outcome)
+
+    def _finish_start(self, place: _Place) -> None:
+        with self._losing(place, place.actor):
+            self._calls.ask(place.starting[0], "starting again", place.number)
+            del place.starting[0]
+        if not place.starting:
+            self._log_joined(place)
+            waiting = self._waiting
+            self._waiting = []
+            self._hand_out(waiting)
+
+    def _hand_out(self, requests: Sequence[GroupRequest]) -> None:
+        """Each to a worker that plays; they wait where there is none."""
+        left = list(requests)
+        while left and (playing := self._playing()):
+            place = self._place_of(left[0].group_index, playing)
+            own = [r for r in left if self._place_of(r.group_index, playing) is place]
+            left = [r for r in left if self._place_of(r.group_index, playing) is not place]
+            place.groups |= {group_key(request): request for request in own}
+            with self._losing(place, place.actor):
+                self._ask(place, "submitting groups", "submit", own)
+        self._waiting += left
+
+    def _place_of(self, group_index: int, playing: Sequence[_Place]) -> _Place:
+        own = self._places[group_index % len(self._places)]
+        return playing[group_index % len(playing)] if own.starting else own
+
+    @contextmanager
+    def _losing(self, place: _Place, actor: Any) -> Iterator[None]:
+        """Where the worker of ``place`` turns out to be dead, it is replaced, and the caller goes on."""
+        try:
+            yield
+        except ActorLostError as lost:
+            self._lose(place, actor, lost)
+
+    def _lose(self, place: _Place, actor: Any, lost: ActorLostError) -> None:
+        """Replaces a dead worker; what it played is played by others.
+
+        Raises:
+            AgentRLError: the worker is a rank, or too many have died since the last update.
+        """
+        if self._start is None:
+            raise self._calls.fail(lost, place.number)
+        with self._lock:
+            if place.actor is not actor:  # the other thread noticed it too
+                return
+            groups = list(place.groups.values())
+            place.groups = {}
+            failure = WorkerFailure(str(lost), len(groups))
+            self._failures.append(failure)
+            self._num_deaths += 1
+            fields = {"event": failure.event, "worker": place.number, "groups": len(groups)}
+            logger.warning("%s", failure, extra=fields)
+            ray.kill(actor)
+            if self._num_deaths > self._max_restarts:
+                self._calls.error = EngineError(
+                    f"rollout workers died {self._num_deaths} times since weights were published last, and "
+                    f"rollout.worker_restarts={self._max_restarts} allows {self._max_restarts}; the last was: {lost}",
+                    retryable=False,
+                )
+                raise self._calls.error
+            self._replace(place, self._start)
+            self._play_again(groups)
+
+    def _replace(self, place: _Place, start: Callable[[int], Any]) -> None:
+        place.actor = start(place.number)
+        place.poll = None
+        place.starting = [self._set_up(place.actor)]
+        if self._weights is not None:
+            place.starting.append(place.actor.call.remote("rollouts", "update", *self._weights))
+        fields = {"event": "worker_replaced", "worker": place.number, "deaths": self._num_deaths}
+        logger.warning("rollout worker %d is started again", place.number, extra=fields)
+
+    def _play_again(self, groups: Sequence[GroupRequest]) -> None:
+        """Hands out what a dead worker played, as the next attempt; cancelled groups end."""
+        given_up = {group_key(request) for request in groups} & self._cancelled
+        self._cancelled -= given_up
+        self._arrived += [
+            cancelled_outcome(request) for request in groups if group_key(request) in given_up
+        ]
+        again = [
+            replace(request, first_attempt=request.first_attempt + 1)
+            for request in groups
+            if group_key(request) not in given_up
+        ]
+        self._hand_out(again)
+
+    def _log_joined(self, place: _Place) -> None:
+        fields = {"event": "worker_joined", "worker": place.number}
+        logger.info("worker %d hosts episodes", place.number, extra=fields)
 
 
-def _failure(message: str, place: int, traceback_text: str) -> AgentRLError:
+def _engine_failure(message: str, number: int, traceback_text: str) -> AgentRLError:
     return EngineError(
         "\n".join(part for part in (message, traceback_text) if part), retryable=False
     )

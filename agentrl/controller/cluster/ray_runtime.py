@@ -1,26 +1,144 @@
-"""Calls of Ray actors: deadlines, deaths and errors by name, and the runners among them as one fleet."""
+"""Ray runtime: the cluster, the actor that hosts a worker, and calls of such actors with deadlines and named deaths."""
 
 from __future__ import annotations
 
+import logging
+import os
+import socket
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import ray
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayTaskError
 
-from agentrl.engines import EngineNotice
+from agentrl.controller.cluster.rollout_pool import Incident, ProcessInfo, RolloutWorkerSpec
+from agentrl.controller.cluster.worker import RoleSpec, Worker
+from agentrl.engines import EngineLayout
 from agentrl.errors import AgentRLError, TrainingError
-from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState
+from agentrl.rollouts import GroupOutcome
+from agentrl.tools import close_shared_tools
+from agentrl.training import DistSpec
 from agentrl.types import file_modules
 
-__all__ = ["ActorCalls", "ActorLostError", "Collected", "RayRunners", "shared"]
+__all__ = [
+    "ActorCalls",
+    "ActorLostError",
+    "Collected",
+    "shared",
+    "shut_down_ray",
+    "start_ray",
+    "thread_env",
+    "worker_actor",
+]
 
-Collected: TypeAlias = tuple[list[GroupOutcome], list[EngineNotice]]
-"""What an actor that hosts episodes gives: groups that came to their end, and what its engine overcame."""
+logger = logging.getLogger(__name__)
+
+Collected: TypeAlias = tuple[list[GroupOutcome], list[Incident]]
+"""What an actor that hosts episodes returns: groups that ended, and failures that its engine survived."""
 
 _POLL_S = 1.0
+_SLOW_S = 60.0
+"""A call that takes longer is logged, once."""
+
+
+def start_ray(num_actors: int, address: str | None = None) -> bool:
+    """Joins a cluster, or starts a private one on this machine.
+
+    Returns:
+        Whether this call started it, so that its caller ends it.
+    """
+    if ray.is_initialized():
+        return False
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Ray's 15 lets the sandboxes' processes starve the trainer
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    if address is not None:
+        ray.init(address=address, logging_level=logging.ERROR)
+    else:
+        ray.init(
+            address="local",  # also where somebody's cluster runs on this machine
+            num_cpus=num_actors + 1,
+            include_dashboard=False,
+            logging_level=logging.ERROR,
+            log_to_driver=True,
+        )
+    return True
+
+
+def shut_down_ray() -> None:
+    """Ends the private cluster, or leaves the one that was joined."""
+    ray.shutdown()
+
+
+def thread_env(threads: int) -> dict[str, str]:
+    """The environment of an actor with so many torch and OpenMP threads."""
+    return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+
+
+class _RayWorker:
+    """A Worker behind Ray.
+
+    Ray runs calls of the default group one at a time, in the order of the driver's calls: setup, training, updates.
+    Calls in the group ``episodes`` run beside them, in threads of their own.
+    """
+
+    def __init__(self) -> None:
+        self._worker: Worker | None = None
+
+    def free_address(self) -> tuple[str, int]:
+        """This host as the others reach it, and a port that is free there now."""
+        host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+        with socket.socket() as probe:
+            probe.bind((host, 0))
+            return host, int(probe.getsockname()[1])
+
+    def start(self, name: str, place: DistSpec | None, threads: int) -> None:
+        self._worker = Worker(name, place, threads)
+
+    @property
+    def _hosted(self) -> Worker:
+        assert self._worker is not None, "start() comes first"
+        return self._worker
+
+    def describe(self) -> ProcessInfo:
+        return replace(self._hosted.describe(), node=ray.get_runtime_context().get_node_id())
+
+    def setup(self, roles: Mapping[str, RoleSpec]) -> None:
+        self._hosted.setup(roles)
+
+    def setup_rollouts(self, spec: RolloutWorkerSpec | None) -> EngineLayout | None:
+        host = self._hosted.rollouts
+        host.setup(spec)
+        return host.layout()
+
+    def call(self, target: str, method: str, *args: Any) -> Any:
+        return self._hosted.call(target, method, *args)
+
+    def call_stored(self, target: str, method: str, *args: Any) -> tuple[None, Any]:
+        """Two objects, so that the driver can wait for the first and leave the answer where it is."""
+        return None, self._hosted.call(target, method, *args)
+
+    @ray.method(concurrency_group="episodes")
+    def episodes(self, method: str, *args: Any) -> Any:
+        """A call of the episode host, beside training."""
+        return getattr(self._hosted.rollouts, method)(*args)
+
+    @ray.method(concurrency_group="episodes")
+    def poll(self, timeout_s: float) -> Collected:
+        """The next outcomes, and failures that the engine survived."""
+        host = self._hosted.rollouts
+        return host.collect(timeout_s), host.take_failures()
+
+    def close(self) -> None:
+        self._hosted.close()
+        close_shared_tools()  # the process is killed next, and runs nothing at its exit
+
+
+_options: dict[str, Any] = {"max_restarts": 0, "concurrency_groups": {"episodes": 4}}
+worker_actor: Any = ray.remote(**_options)(_RayWorker)
+"""Ray's class of a worker's actor; ``start`` is its first call."""
 
 
 def shared(value: object) -> Any:
@@ -50,12 +168,15 @@ class ActorCalls:
         failure: Callable[[str, int, str], AgentRLError],
     ) -> None:
         self.error: BaseException | None = None
-        self._timeout_s, self._name, self._failure = timeout_s, name, failure
+        self.timeout_s = timeout_s
+        self._name = name
+        self._failure = failure
 
     def gather(self, refs: Sequence[Any], what: str) -> list[Any]:
         """All answers in order; the first failure is raised as soon as it is known."""
         self.assert_sound()
-        end = time.monotonic() + self._timeout_s
+        start = time.monotonic()
+        told = False
         places = {ref: place for place, ref in enumerate(refs)}
         waiting = list(refs)
         answers: dict[int, Any] = {}
@@ -63,10 +184,19 @@ class ActorCalls:
             ready, waiting = ray.wait(waiting, num_returns=1, timeout=_POLL_S)
             for ref in ready:
                 answers[places[ref]] = self.get(ref, what, places[ref])
-            if not ready and time.monotonic() > end:
-                late = ", ".join(self._name(places[ref]) for ref in waiting)
+            waited_s = time.monotonic() - start
+            if ready or waited_s < _SLOW_S:
+                continue
+            late = ", ".join(self._name(places[ref]) for ref in waiting)
+            if not told:
+                fields = {"event": "slow_call", "call": what, "waiting_for": late}
+                logger.warning(
+                    "%s: %s did not answer within %.0f s yet", what, late, waited_s, extra=fields
+                )
+                told = True
+            if waited_s > self.timeout_s:
                 self.error = TrainingError(
-                    f"{what}: {late} did not answer within {self._timeout_s:.0f} s"
+                    f"{what}: {late} did not answer within {self.timeout_s:.0f} s"
                 )
                 raise self.error
         return [answers[place] for place in range(len(refs))]
@@ -89,8 +219,13 @@ class ActorCalls:
         try:
             return self.ask(ref, what, place)
         except ActorLostError as lost:
-            self.error = self._failure(str(lost), place, "")
-            raise self.error from None
+            raise self.fail(lost, place) from None
+
+    def fail(self, lost: ActorLostError, place: int) -> AgentRLError:
+        """The error of a lost actor that nothing stands in for; the group is poisoned by it."""
+        error = self._failure(str(lost), place, "")
+        self.error = error
+        return error
 
     def ask(self, ref: Any, what: str, place: int, timeout_s: float | None = None) -> Any:
         """One answer of an actor that others may stand in for; within ``timeout_s``, by default the group's own.
@@ -99,7 +234,7 @@ class ActorCalls:
             AgentRLError: what the actor raised; the group is poisoned.
             ActorLostError: it died or did not answer; the group is as it was.
         """
-        patience_s = self._timeout_s if timeout_s is None else timeout_s
+        patience_s = self.timeout_s if timeout_s is None else timeout_s
         try:
             return ray.get(ref, timeout=patience_s)
         except RayTaskError as error:
@@ -117,65 +252,3 @@ class ActorCalls:
     def silent(self, what: str, place: int, seconds: float) -> ActorLostError:
         """An actor that lives, as far as Ray knows, and does not answer."""
         return ActorLostError(f"{what}: {self._name(place)} did not answer within {seconds:.0f} s")
-
-
-class RayRunners:
-    """A ``Fleet`` of actors that host episodes; a draw's group goes to actor ``draw mod actors``.
-
-    Args:
-        actors: with the methods of ``EpisodeHost``, in a concurrency group of their own.
-        calls: waits for them.
-    """
-
-    def __init__(self, actors: Sequence[Any], calls: ActorCalls) -> None:
-        self._actors, self._calls = actors, calls
-        self._polls: dict[Any, int] = {}
-        self._arrived: list[GroupOutcome] = []
-        self._notices: deque[EngineNotice] = deque()
-
-    def forget(self) -> None:
-        """The actors host something new: what was asked of them before is nobody's."""
-        self._polls.clear()
-        self._arrived.clear()
-
-    def submit(self, requests: Sequence[GroupRequest]) -> None:
-        for place, actor in enumerate(self._actors):
-            own = [
-                request for request in requests if request.group_index % len(self._actors) == place
-            ]
-            if own:
-                self._calls.get(actor.submit.remote(own), "submitting groups", place)
-
-    def collect(self, timeout_s: float) -> list[GroupOutcome]:
-        if self._arrived:
-            outcomes, self._arrived = self._arrived, []
-            return outcomes
-        for place, actor in enumerate(self._actors):
-            if place not in self._polls.values():
-                self._polls[actor.collect.remote(timeout_s)] = place
-        ready, _ = ray.wait(list(self._polls), num_returns=1, timeout=timeout_s)
-        return [outcome for ref in ready for outcome in self._fetch(ref)]
-
-    def cancel(self, group_indices: Sequence[int], *, label: str = "") -> None:
-        for place, actor in enumerate(self._actors):
-            self._calls.get(
-                actor.cancel.remote(list(group_indices), label), "cancelling groups", place
-            )
-
-    def in_flight(self) -> list[GroupState]:
-        for ref in list(self._polls):  # what is on its way is neither here nor there
-            self._arrived += self._fetch(ref)
-        refs = [actor.in_flight.remote() for actor in self._actors]
-        return [
-            group for own in self._calls.gather(refs, "saving the groups that run") for group in own
-        ]
-
-    def _fetch(self, ref: Any) -> list[GroupOutcome]:
-        collected: Collected = self._calls.get(ref, "collecting groups", self._polls.pop(ref))
-        outcomes, notices = collected
-        self._notices += notices
-        return outcomes
-
-    def take_notices(self) -> list[EngineNotice]:
-        """What engines overcame, as far as it came with ``collect``; from any thread."""
-        return [self._notices.popleft() for _ in range(len(self._notices))]

@@ -1,18 +1,51 @@
-"""The runners of a run, wherever they live: groups go out, outcomes come back."""
+"""Rollout pool: plays groups of episodes and returns their outcomes."""
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias
 
-from agentrl.engines import EngineNotice
+from agentrl.engines import EngineControl, EngineLayout, EngineNotice, PauseMode, RolloutEngine
 from agentrl.errors import EngineError
-from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState
+from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState, RolloutSpec
+from agentrl.weight_sync import WeightsReport
 
-__all__ = ["Fleet", "Incident", "WorkerFailure", "collect_groups", "stream_groups"]
+__all__ = [
+    "EngineFactory",
+    "GroupKey",
+    "HostedEngine",
+    "Incident",
+    "MessageEngine",
+    "ProcessInfo",
+    "RolloutPool",
+    "RolloutWorkerSpec",
+    "Score",
+    "WeightSource",
+    "WorkerFailure",
+    "collect_groups",
+    "group_key",
+    "stream_groups",
+    "unscored",
+]
+
+GroupKey: TypeAlias = tuple[str, int]
+"""A group in flight: its label (empty in training) and its index."""
+
+Score: TypeAlias = Callable[[Sequence[GroupOutcome]], Sequence[GroupOutcome]]
+"""Gives outcomes their scores by a reward model; called by the thread that collects."""
+
+
+def group_key(request: GroupRequest) -> GroupKey:
+    """The key of a group."""
+    return request.label, request.group_index
+
+
+def unscored(outcomes: Sequence[GroupOutcome]) -> Sequence[GroupOutcome]:
+    """The outcomes as they are: no reward model scores them."""
+    return outcomes
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,53 +74,120 @@ Incident: TypeAlias = WorkerFailure | EngineNotice
 """What the run goes on after, and a person should know: each has ``event``, ``counts`` and a text."""
 
 
-class Fleet(Protocol):
-    """All siblings of a group go to one runner; the fleet chooses which."""
+@dataclass(frozen=True, slots=True)
+class ProcessInfo:
+    """Where a process of the cluster runs; ``rank`` or ``rollout_worker`` is its number in its group."""
+
+    host: str
+    pid: int
+    rank: int | None = None
+    rollout_worker: int | None = None
+    node: str = ""
+
+
+class HostedEngine(RolloutEngine, EngineControl, Protocol):
+    """An engine with both faces: its host is its one owner."""
+
+
+class MessageEngine(RolloutEngine, Protocol):
+    """An engine without weights, such as a chat server; its connections close in the episodes' event loop."""
+
+    async def close(self) -> None: ...
+
+
+class EngineFactory(Protocol):
+    """Builds the engine where it runs."""
+
+    def build(self) -> HostedEngine | MessageEngine: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutWorkerSpec:
+    """What a host of episodes is made of: picklable.
+
+    Args:
+        engine: what generates.
+        rollout: what the episodes share.
+    """
+
+    engine: EngineFactory
+    rollout: RolloutSpec
+
+
+WeightSource: TypeAlias = Any
+"""``TrainerWeights``, or a reference to them in Ray's object store."""
+
+
+class RolloutPool(Protocol):
+    """Where episodes are played. All rollouts of a group run in one runner, which the pool chooses.
+
+    A pool needs no role group. ``collect`` and ``in_flight`` are called by one thread, the collector's; ``setup`` and
+    ``close`` while no other call runs; the rest from any thread.
+    """
+
+    def setup(self, spec: RolloutWorkerSpec | None) -> None:
+        """Hosts a stage's episodes, or none; what an earlier stage left is ended first."""
+        ...
 
     def submit(self, requests: Sequence[GroupRequest]) -> None:
         """Starts groups."""
         ...
 
     def collect(self, timeout_s: float) -> list[GroupOutcome]:
-        """Groups that came to their end, in order of finishing; empty after ``timeout_s`` without one.
+        """Groups that ended, in order of finishing; empty after ``timeout_s`` without one.
 
         Raises:
             AgentRLError: a runner or its host died.
         """
         ...
 
-    def cancel(self, group_indices: Sequence[int], *, label: str = "") -> None:
+    def cancel(self, keys: Sequence[GroupKey]) -> None:
         """Ends groups in flight."""
         ...
 
     def in_flight(self) -> list[GroupState]:
-        """The groups in training that did not come by ``collect`` yet, as they stand now.
+        """The states of the groups in training that ``collect`` did not return yet."""
+        ...
 
-        Called by whoever collects, in the same thread. What it lacks cannot be gone on with.
-        """
+    def take_failures(self) -> list[Incident]:
+        """Workers and servers that died since the last call, and that the pool survived."""
+        ...
+
+    def layout(self) -> EngineLayout | None:
+        """How the engines want their weights; None without an engine that takes any."""
+        ...
+
+    def update(self, weights: WeightSource, version: int, mode: PauseMode) -> list[WeightsReport]:
+        """Every engine serves the weights as ``version`` when this returns; late joiners get them too."""
+        ...
+
+    def describe(self) -> list[ProcessInfo]:
+        """Where each worker runs."""
+        ...
+
+    def close(self) -> None:
+        """Ends every worker and what it started."""
         ...
 
 
 def collect_groups(
-    fleet: Fleet, requests: Sequence[GroupRequest], deadline_s: float
+    pool: RolloutPool,
+    requests: Sequence[GroupRequest],
+    deadline_s: float,
+    *,
+    score: Score = unscored,
 ) -> list[GroupOutcome]:
-    """Submits groups and waits for all of them, where no rollout service runs; in order of their draws.
+    """Submits groups and waits for all of them, where no rollout service runs; in order of their indices.
 
     Raises:
         EngineError: not all came within ``deadline_s``.
     """
-    asked = {(request.label, request.group_index) for request in requests}
-    fleet.submit(requests)
+    missing = {group_key(request) for request in requests}
+    pool.submit(requests)
     end = time.monotonic() + deadline_s
     outcomes: list[GroupOutcome] = []
-    while len(outcomes) < len(requests):
-        # what an earlier owner of the fleet gave up may still come in
-        found = fleet.collect(1.0)
-        outcomes += [
-            outcome
-            for outcome in found
-            if (outcome.request.label, outcome.request.group_index) in asked
-        ]
+    while missing:
+        outcomes += _collect(pool, missing, score)
         if time.monotonic() > end:
             raise EngineError(
                 f"{len(outcomes)} of {len(requests)} groups came within {deadline_s:.0f} s; look for a tool that hangs",
@@ -97,40 +197,46 @@ def collect_groups(
 
 
 def stream_groups(
-    fleet: Fleet, requests: Iterable[GroupRequest], *, in_flight: int, deadline_s: float
+    pool: RolloutPool,
+    requests: Iterable[GroupRequest],
+    *,
+    in_flight: int,
+    deadline_s: float,
+    score: Score = unscored,
 ) -> Iterator[GroupOutcome]:
     """Plays any number of groups, a bounded number at a time; each comes as it ends, where no rollout service runs.
 
     Args:
-        fleet: where they are played.
+        pool: where they are played.
         requests: taken as there is room.
         in_flight: groups at a time.
         deadline_s: of the wait for one more group.
+        score: by a reward model.
 
     Raises:
         EngineError: none came within ``deadline_s``.
     """
-    waiting, running = iter(requests), set[tuple[str, int]]()
+    waiting = iter(requests)
+    running: set[GroupKey] = set()
     while True:
         new = list(itertools.islice(waiting, in_flight - len(running)))
-        running |= {(request.label, request.group_index) for request in new}
+        running |= {group_key(request) for request in new}
         if new:
-            fleet.submit(new)
+            pool.submit(new)
         if not running:
             return
-        end, found = time.monotonic() + deadline_s, list[GroupOutcome]()
-        while not found:
+        end = time.monotonic() + deadline_s
+        while not (found := _collect(pool, running, score)):
             if time.monotonic() > end:
                 raise EngineError(
                     f"none of {len(running)} groups came within {deadline_s:.0f} s; look for a tool that hangs",
                     retryable=False,
                 )
-            own = fleet.collect(1.0)
-            found = [
-                outcome
-                for outcome in own
-                if (outcome.request.label, outcome.request.group_index) in running
-            ]
-        for outcome in found:
-            running.discard((outcome.request.label, outcome.request.group_index))
-            yield outcome
+        yield from found
+
+
+def _collect(pool: RolloutPool, awaited: set[GroupKey], score: Score) -> list[GroupOutcome]:
+    """Awaited groups that ended; groups that an earlier user of the pool gave up may come in too, and are left out."""
+    found = [o for o in pool.collect(1.0) if group_key(o.request) in awaited]
+    awaited.difference_update(group_key(outcome.request) for outcome in found)
+    return list(score(found)) if found else found

@@ -1,18 +1,27 @@
-"""The processes of a run: Ray where asked for, the workers, and their end."""
+"""Run processes: the role group, the rollout pool and Ray, as a configuration asks for them, and their end."""
 
 from __future__ import annotations
 
-from types import TracebackType
+from collections.abc import Mapping
+from contextlib import ExitStack
 
 from agentrl.config import RunConfig
-from agentrl.controller.cluster.role_group import LocalGroup, WorkerGroup
+from agentrl.controller.cluster.role_group import LocalRoleGroup, RoleGroup
+from agentrl.controller.cluster.rollout_pool import RolloutPool, RolloutWorkerSpec
+from agentrl.controller.cluster.weight_publisher import ColocatedSync, WeightSync
+from agentrl.controller.cluster.worker import RoleSpec
 from agentrl.errors import ConfigError
 
 __all__ = ["RunProcesses"]
 
 
 class RunProcesses:
-    """Opens the worker group that a configuration asks for; ends what it started.
+    """Opens what a configuration asks for; ends what it started.
+
+    Attributes:
+        roles: the ranks that train and score.
+        rollouts: where episodes are played: beside the ranks, or with ``rollout.num_workers`` apart from them.
+        sync: how weights get from the ones to the others.
 
     Args:
         config: ``controller.mode``, and the size of the group.
@@ -21,63 +30,64 @@ class RunProcesses:
         ConfigError: ``controller.mode=inline`` with several ranks, or with rollout workers.
     """
 
+    roles: RoleGroup
+    rollouts: RolloutPool
+
     def __init__(self, config: RunConfig) -> None:
         stages = config.resolved_stages()
         ranks = max(stage.train.world_size for stage in stages)
-        threads = stages[0].train.threads_per_rank
         workers = max(stage.rollout.num_workers for stage in stages)
-        self._owns_ray = False
-        self.group: WorkerGroup
-        if config.controller.mode == "inline":
-            if ranks > 1:
-                raise ConfigError(
-                    f"controller.mode=inline runs everything in one process, got train.world_size={ranks}; "
-                    "set train.world_size=1, or controller.mode=ray"
-                )
-            if workers:
-                raise ConfigError(
-                    f"controller.mode=inline runs everything in one process, got rollout.num_workers={workers}; "
-                    "set rollout.num_workers=0, or controller.mode=ray"
-                )
-            self.group = LocalGroup(threads=threads)
-        else:
-            from agentrl.controller.cluster.ray_role_group import RayGroup, start_ray
+        threads = stages[0].train.threads_per_rank
+        self.sync: WeightSync = ColocatedSync()
+        with ExitStack() as opened:
+            if config.controller.mode == "inline":
+                _check_inline(ranks, workers)
+                local = LocalRoleGroup(threads=threads)
+                opened.callback(local.close)
+                self.roles = local
+                self.rollouts = local.rollouts
+            else:
+                from agentrl.controller.cluster.ray_role_group import ObjectStoreSync, RayRoleGroup
+                from agentrl.controller.cluster.ray_rollout_pool import rollout_workers
+                from agentrl.controller.cluster.ray_runtime import shut_down_ray, start_ray
 
-            self._owns_ray = start_ray(ranks + workers, config.controller.ray_address)
-            trainers = RayGroup(ranks, threads=threads)
-            self.group = trainers
-            if workers:
-                from agentrl.controller.cluster.ray_rollout_pool import RayRolloutGroup
+                if start_ray(ranks + workers, config.controller.ray_address):
+                    opened.callback(shut_down_ray)
+                group = RayRoleGroup(ranks, threads=threads)
+                opened.callback(group.close)
+                self.roles = group
+                self.rollouts = group.rollouts
+                if workers:
+                    own = next(s.rollout for s in stages if s.rollout.num_workers == workers)
+                    self.sync = ObjectStoreSync(group)
+                    self.rollouts = rollout_workers(
+                        workers,
+                        threads=threads,
+                        resources=own.worker_resources,
+                        max_restarts=own.worker_restarts,
+                        answer_s=own.worker_liveness_timeout_s,
+                    )
+                    opened.callback(self.rollouts.close)
+            self._opened = opened.pop_all()
 
-                own = next(
-                    stage.rollout for stage in stages if stage.rollout.num_workers == workers
-                )
-                self.group = RayRolloutGroup(
-                    trainers,
-                    workers,
-                    threads=threads,
-                    resources=own.worker_resources,
-                    max_restarts=own.worker_restarts,
-                    answer_s=own.worker_liveness_timeout_s,
-                )
+    def setup(self, roles: Mapping[str, RoleSpec], rollouts: RolloutWorkerSpec | None) -> None:
+        """Builds a stage's roles, then its rollouts; what an earlier stage left is ended first."""
+        self.roles.setup(roles)
+        self.rollouts.setup(rollouts)
 
     def close(self) -> None:
         """Ends the workers, and Ray where this session started it."""
-        try:
-            self.group.close()
-        finally:
-            if self._owns_ray:
-                import ray
+        self._opened.close()
 
-                ray.shutdown()
 
-    def __enter__(self) -> RunProcesses:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+def _check_inline(ranks: int, workers: int) -> None:
+    if ranks > 1:
+        raise ConfigError(
+            f"controller.mode=inline runs everything in one process, got train.world_size={ranks}; "
+            "set train.world_size=1, or controller.mode=ray"
+        )
+    if workers:
+        raise ConfigError(
+            f"controller.mode=inline runs everything in one process, got rollout.num_workers={workers}; "
+            "set rollout.num_workers=0, or controller.mode=ray"
+        )

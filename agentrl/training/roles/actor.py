@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,16 +23,17 @@ from agentrl.training.determinism import use_deterministic_kernels
 from agentrl.training.fsdp.process_group import DistSpec, data_mesh
 from agentrl.training.fsdp.sharding import shard_over
 from agentrl.training.fsdp.weights import checksums, full_weights
-from agentrl.training.models.packed_model import DType, PackedModel, torch_dtype
+from agentrl.training.models.packed_model import DType, torch_dtype
 from agentrl.training.models.policy_model import PolicyModel, load_policy
 from agentrl.training.optim.optimizer import OptimSpec
 from agentrl.training.roles.advantages import shard_advantages
 from agentrl.training.roles.learner import Learner, LearningRole
 from agentrl.training.roles.logprobs import trained_logprobs
+from agentrl.training.roles.model_info import ModelInfo, model_facts
 from agentrl.training.roles.update_stats import StatSum
 from agentrl.types import BatchShard, Collect, Dispatch, Stat, Stats, register
 
-__all__ = ["Actor", "ActorSpec", "ModelInfo", "model_facts"]
+__all__ = ["Actor", "ActorSpec"]
 
 F32 = npt.NDArray[np.float32]
 
@@ -59,22 +60,9 @@ class ActorSpec:
     gradient_checkpointing: bool = False
     deterministic: bool = False
 
-
-@dataclass(frozen=True, slots=True)
-class ModelInfo:
-    """What the driver must know of a model.
-
-    Args:
-        num_parameters: in all, tied ones once.
-        vocab_size: of the output layer, padding included.
-        length_scale: ℓ of the partition's cost n + n²/ℓ, tokens.
-        max_tokens: longest sequence that it has positions for; None where it sets no bound.
-    """
-
-    num_parameters: int
-    vocab_size: int
-    length_scale: float
-    max_tokens: int | None = None
+    def build(self, place: DistSpec) -> Actor:
+        """The role on one rank."""
+        return Actor(self, place)
 
 
 class Actor(LearningRole):
@@ -115,7 +103,7 @@ class Actor(LearningRole):
         """Sizes of the model."""
         return self._facts
 
-    @register(Dispatch.DATA, collect=Collect.COLUMNS, needs=("params",))
+    @register(Dispatch.DATA, collect=Collect.COLUMNS)
     def logprobs(self, shard: BatchShard) -> dict[str, F32]:
         """``{"old_logprobs": [T]}`` of the weights as they are; zeros off the mask."""
         return {"old_logprobs": trained_logprobs(self.model, shard, self.device)}
@@ -126,7 +114,7 @@ class Actor(LearningRole):
         algorithm = self.spec.algorithm
         return {"advantages": shard_advantages(shard.batch, algorithm, self.device)}
 
-    @register(Dispatch.DATA, collect=Collect.STATS, needs=("params", "optimizer"))
+    @register(Dispatch.DATA, collect=Collect.STATS)
     def update(self, shard: BatchShard) -> Stats:
         """One optimizer step on a mini-batch: L = Σ_t w_s(t) · (c_t · ℓ_t + β · k_t) over all ranks' trained tokens.
 
@@ -161,7 +149,7 @@ class Actor(LearningRole):
         """
         return full_weights(self.model, self.dtype if dtype is None else torch_dtype(dtype))
 
-    @register(Dispatch.FIRST, needs=("params",))
+    @register(Dispatch.FIRST)
     def checksum(self, dtype: DType | None = None) -> dict[str, int]:
         """Checksums by name of what ``weights(dtype)`` yields (docs/controller.md)."""
         return checksums(self.model, self.dtype if dtype is None else torch_dtype(dtype))
@@ -226,16 +214,3 @@ def policy_inputs(packed: Packed, shard: BatchShard, logprobs: Tensor) -> Policy
         ref_logprobs=packed.column(batch.ref_logprobs),
         advantages=packed.column(batch.advantages),
     )
-
-
-def model_facts(model: PackedModel) -> ModelInfo:
-    """Sizes of a model that is not sharded yet."""
-    config: Any = model.config.get_text_config()
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    # a token costs 6P in its products, and 6·2·n/2·width in the scores of each layer at length n
-    width = config.num_attention_heads * getattr(
-        config, "head_dim", config.hidden_size // config.num_attention_heads
-    )
-    scale = num_parameters / (config.num_hidden_layers * width)
-    longest = getattr(config, "max_position_embeddings", None)
-    return ModelInfo(num_parameters, int(config.vocab_size), float(scale), longest)

@@ -15,7 +15,8 @@ from agentrl.training.fsdp.gradients import clip_gradients
 from agentrl.training.fsdp.sharding import sharded_parameters
 from agentrl.training.models.packed_model import PackedModel
 from agentrl.training.optim.optimizer import OptimSpec, build_optimizers, learning_rate_factor
-from agentrl.types import Dispatch, Stat, register
+from agentrl.training.roles.model_info import ModelInfo
+from agentrl.types import BatchShard, Collect, Dispatch, Stat, Stats, register
 
 __all__ = ["Learner", "LearningRole"]
 
@@ -96,17 +97,27 @@ class LearningRole:
     folder: Path
     dtype: torch.dtype
 
-    @register(Dispatch.FIRST, needs=("params", "optimizer"))
+    @register(Dispatch.FIRST)
+    def facts(self) -> ModelInfo:
+        """Sizes of the model."""
+        raise NotImplementedError
+
+    @register(Dispatch.DATA, collect=Collect.STATS)
+    def update(self, shard: BatchShard) -> Stats:
+        """One optimizer step on a mini-batch; the statistics of this rank."""
+        raise NotImplementedError
+
+    @register(Dispatch.FIRST)
     def save(self, folder: str | Path) -> None:
         """Write weights, optimizer state and step; see ``save_checkpoint``."""
         self.learner.save(Path(folder))
 
-    @register(Dispatch.FIRST, needs=("params", "optimizer"))
+    @register(Dispatch.FIRST)
     def load(self, folder: str | Path) -> None:
         """Go on from a checkpoint, exactly; see ``load_checkpoint``."""
         self.learner.load(Path(folder))
 
-    @register(Dispatch.FIRST, needs=("params",))
+    @register(Dispatch.FIRST)
     def export(self, folder: str | Path) -> None:
         """Write a Hugging Face folder that transformers' own class loads, tokenizer included; see ``export_model``."""
         export_model(self.learner.model, self.folder, Path(folder), self.dtype)

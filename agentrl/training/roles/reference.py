@@ -33,6 +33,10 @@ class ReferenceSpec:
     dtype: DType = "float32"
     attention: Literal["segments", "flash_attention_2"] = "segments"
 
+    def build(self, place: DistSpec) -> Reference:
+        """The role on one rank."""
+        return Reference(self, place)
+
 
 class Reference:
     """One rank of a frozen policy. ``process_group.join`` comes first.
@@ -52,7 +56,7 @@ class Reference:
         self.model.requires_grad_(False)
         shard_over(self.model, data_mesh(place), dtype=torch_dtype(spec.dtype))
 
-    @register(Dispatch.DATA, collect=Collect.COLUMNS, needs=("params",))
+    @register(Dispatch.DATA, collect=Collect.COLUMNS)
     def logprobs(self, shard: BatchShard) -> dict[str, npt.NDArray[np.float32]]:
         """``{"ref_logprobs": [T]}``; zeros off the mask."""
         return {"ref_logprobs": trained_logprobs(self.model, shard, self.device)}

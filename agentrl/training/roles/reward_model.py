@@ -23,8 +23,8 @@ from agentrl.training.fsdp.sharding import shard_over, without_gradients
 from agentrl.training.models.packed_model import DType, torch_dtype
 from agentrl.training.models.score_model import load_score_model
 from agentrl.training.optim.optimizer import OptimSpec
-from agentrl.training.roles.actor import ModelInfo, model_facts
 from agentrl.training.roles.learner import Learner, LearningRole
+from agentrl.training.roles.model_info import ModelInfo, model_facts
 from agentrl.training.roles.update_stats import StatSum
 from agentrl.types import BatchShard, Collect, Dispatch, Stats, register
 
@@ -48,6 +48,10 @@ class RewardModelSpec:
     dtype: DType = "float32"
     attention: Literal["segments", "flash_attention_2"] = "segments"
     deterministic: bool = False
+
+    def build(self, place: DistSpec) -> RewardModel:
+        """The role on one rank."""
+        return RewardModel(self, place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,10 @@ class RewardLearnerSpec:
     attention: Literal["segments", "flash_attention_2"] = "segments"
     gradient_checkpointing: bool = False
     deterministic: bool = False
+
+    def build(self, place: DistSpec) -> RewardLearner:
+        """The role on one rank."""
+        return RewardLearner(self, place)
 
 
 class RewardModel:
@@ -113,7 +121,7 @@ class RewardModel:
         """Sizes of the model."""
         return self._facts
 
-    @register(Dispatch.DATA, needs=("params",))
+    @register(Dispatch.DATA)
     def scores(self, shard: BatchShard) -> npt.NDArray[np.float32]:
         """``[S]`` float32 scores of the shard's samples, read at their last tokens; they may be not finite."""
         found = np.zeros(shard.batch.num_samples, dtype=np.float32)
@@ -144,7 +152,7 @@ class RewardLearner(RewardModel, LearningRole):
         self._pair_loss = spec.algorithm.pair_loss
         self.learner = Learner(spec.optim, self.model, self.model.head, "reward model")
 
-    @register(Dispatch.DATA, collect=Collect.STATS, needs=("params", "optimizer"))
+    @register(Dispatch.DATA, collect=Collect.STATS)
     def update(self, shard: BatchShard) -> Stats:
         """One optimizer step on a mini-batch: L = Σ_p w_p · ℓ_p over the pairs of all ranks.
 

@@ -1,4 +1,4 @@
-"""A rollout service over a fleet that finishes groups when a test says so."""
+"""A rollout service over a pool that finishes groups when a test says so."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def bounds(
     return Admission(batch_groups, group_size, last_step, **settings)
 
 
-class HandFleet:
-    """``Fleet`` whose groups come to their end when the test finishes them."""
+class HandPool:
+    """``RolloutPool`` whose groups come to their end when the test finishes them."""
 
     def __init__(self) -> None:
         self.open: dict[tuple[str, int], GroupRequest] = {}
@@ -70,9 +70,9 @@ class HandFleet:
         except queue.Empty:
             return []
 
-    def cancel(self, group_indices: Sequence[int], *, label: str = "") -> None:
-        self.cancelled += group_indices
-        for group_index in group_indices:
+    def cancel(self, keys: Sequence[tuple[str, int]]) -> None:
+        for label, group_index in keys:
+            self.cancelled.append(group_index)
             self.finish(
                 group_index, ["cancelled"] * self.open[label, group_index].group_size, label=label
             )
@@ -116,21 +116,21 @@ class World:
     """A service with what a test looks at."""
 
     def __init__(self, path: Path, admission: Admission, **settings: Any) -> None:
-        self.fleet = HandFleet()
+        self.pool = HandPool()
         self.ledger = Ledger(path)
         self.taken_in: list[GroupOutcome] = []
         keep: Callable[[TrajectoryGroup], FilterResult] = settings.get(
             "keep", lambda group: FilterResult(True)
         )
         self.service = RolloutService(
-            self.fleet,
+            self.pool,
             DrawOrder(TASKS, seed=0, shuffle=False),
             self.ledger,
             admission,
             keep,
-            settings.get("intake", self.taken_in.append),
+            settings.get("on_outcome", self.taken_in.append),
             settings.get("start", RolloutState(0, (), 0, 0)),
-            **{name: settings[name] for name in ("stop", "look") if name in settings},
+            **{name: settings[name] for name in ("stop", "on_poll", "score") if name in settings},
         )
 
     def next_groups(self, step: int = 1) -> Future:
@@ -167,11 +167,11 @@ class Future:
         return [group.group_index for group in self.get()]
 
 
-def settled(fleet: HandFleet, expected: list[int]) -> bool:
+def settled(pool: HandPool, expected: list[int]) -> bool:
     """Whether the open draws stay as they are while the service has every chance to issue more."""
     end = time.monotonic() + 0.5
     while time.monotonic() < end:
-        if fleet.group_indices() != expected:
+        if pool.group_indices() != expected:
             return False
         time.sleep(0.02)
     return True

@@ -1,0 +1,56 @@
+"""Mesh shape: places ranks on (dp, tp, sp) and says which rank gets which shard of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.errors import TrainingError
+
+__all__ = ["MeshShape"]
+
+
+@dataclass(frozen=True, slots=True)
+class MeshShape:
+    """Ranks along each dimension; ``rank = (d · sp + s) · tp + t``, so that tensor-parallel ranks are neighbours.
+
+    Args:
+        dp: data coordinates; each has a shard of a batch.
+        tp: ranks that hold one layer together.
+        sp: ranks that hold one sequence together.
+    """
+
+    dp: int = 1
+    tp: int = 1
+    sp: int = 1
+
+    @property
+    def size(self) -> int:
+        """Ranks in all."""
+        return self.dp * self.tp * self.sp
+
+    def data_coordinate(self, rank: int) -> int:
+        """The data coordinate whose shard a rank works on."""
+        return rank // (self.tp * self.sp)
+
+    def arguments(
+        self, shards: Sequence[Any] | None, args: tuple[Any, ...]
+    ) -> list[tuple[Any, ...]]:
+        """What each rank is called with: its coordinate's shard first, where there are shards, then ``args``.
+
+        Raises:
+            TrainingError: there is not one shard for each data coordinate.
+        """
+        if shards is None:
+            return [args] * self.size
+        if len(shards) != self.dp:
+            raise TrainingError(
+                f"a call over {self} needs one shard for each of its {self.dp} data coordinates, got "
+                f"{len(shards)}; cut the batch for dp={self.dp}"
+            )
+        return [(shards[self.data_coordinate(rank)], *args) for rank in range(self.size)]
+
+    def answers(self, by_rank: Sequence[Any], *, sharded: bool) -> list[Any]:
+        """The answers of a call: with shards those of the ranks at tp = sp = 0 by coordinate, otherwise all by rank."""
+        return list(by_rank[:: self.tp * self.sp] if sharded else by_rank)

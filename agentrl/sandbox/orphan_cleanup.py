@@ -29,11 +29,14 @@ def reap_orphans() -> list[str]:
     """
     if sys.platform != "linux":
         return []
-    hosts, folders, strays = dict(_orphaned_hosts()), dict(_orphaned_folders()), marks.orphans()
+    hosts = dict(_orphaned_hosts())
+    folders = dict(_orphaned_folders())
+    strays = marks.orphans()
     end = time.monotonic() + _GRACE_S
     while (hosts or folders) and time.monotonic() < end:
         time.sleep(0.05)
-        hosts, folders = dict(_orphaned_hosts()), dict(_orphaned_folders())
+        hosts = dict(_orphaned_hosts())
+        folders = dict(_orphaned_folders())
     removed = [f"{_ended(pid)} of owner {owner}" for pid, owner in hosts.items()]
     if (
         hosts or folders or strays

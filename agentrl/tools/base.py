@@ -214,7 +214,8 @@ class FunctionTool(Tool):
 def place_in_module(made: object, decorated: object) -> tuple[str, str] | None:
     """Module and name under which ``made`` stands where ``decorated`` was defined; None where another process
     could not find it so."""
-    module, name = getattr(decorated, "__module__", ""), getattr(decorated, "__qualname__", "")
+    module = getattr(decorated, "__module__", "")
+    name = getattr(decorated, "__qualname__", "")
     return (
         (module, name)
         if module != "__main__" and getattr(sys.modules.get(module), name, None) is made

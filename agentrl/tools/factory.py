@@ -93,7 +93,8 @@ class ToolFactory:
 
 def _place(make: ToolOfClass) -> tuple[str, str] | None:
     """Module and name under which the factory of a decorated class stands; None where another process has none."""
-    module, name = make.stateful.__module__, make.stateful.__qualname__
+    module = make.stateful.__module__
+    name = make.stateful.__qualname__
     stands = getattr(sys.modules.get(module), name, None)
     return (
         (module, name)

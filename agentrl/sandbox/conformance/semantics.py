@@ -13,7 +13,8 @@ from agentrl.sandbox.limits import Limits
 
 from .verdict import Check, Factory, expect, expect_status
 
-_SIGSEGV, _SIGTERM = 11, 15
+_SIGSEGV = 11
+_SIGTERM = 15
 _PATIENCE_S = 30.0  # far beyond any deadline below: a loaded machine must not fail a sandbox
 
 

@@ -196,7 +196,8 @@ class ProcessHost:
         """A host that was killed leaves its folder, and processes of its sandboxes; slots may be ending meanwhile."""
         self._log.close()
         self._cgroups.close()
-        base, deadline = facts.get("base"), time.monotonic() + _REMOVE_S
+        base = facts.get("base")
+        deadline = time.monotonic() + _REMOVE_S
         if base is not None and os.path.exists(base) and sys.platform == "linux":
             marks.end_orphans(_REMOVE_S)
         while base is not None and os.path.exists(base):

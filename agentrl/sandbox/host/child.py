@@ -24,9 +24,11 @@ from typing import Any, NoReturn
 from . import landlock, marks, memory, namespaced_slot, namespaces, seccomp, session
 
 CODE_NAME = "main.py"
-NOT_EXECUTABLE, NOT_FOUND = 126, 127
+NOT_EXECUTABLE = 126
+NOT_FOUND = 127
 _OOM_HEADROOM = 16 * 2**20  # lets an interpreter that ran out of memory still print that it did
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,8 @@ def _set_limits(job: RunJob) -> None:
     for kind, soft, hard in wanted:
         ceiling = resource.getrlimit(kind)[1]
         if ceiling != resource.RLIM_INFINITY:
-            soft, hard = min(soft, ceiling), min(hard, ceiling)
+            soft = min(soft, ceiling)
+            hard = min(hard, ceiling)
         resource.setrlimit(kind, (soft, hard))
 
 

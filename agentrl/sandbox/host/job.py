@@ -27,7 +27,8 @@ def job_of(
         code: the source, where it is no program's.
         session: whose interpreter it becomes; None runs the code once.
     """
-    config, limits = slot.config, header["limits"]
+    config = slot.config
+    limits = header["limits"]
     if (
         session is not None
     ):  # the owner sees to it that the other limits are the same in each of its runs

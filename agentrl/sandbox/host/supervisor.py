@@ -302,7 +302,8 @@ class Supervisor:
         if self.unswept and process_tree.kill_below(
             {*self.slots, *self.cleaners}, None, self._collect_strays, _SLOT_END_S
         ):
-            ended, self.unswept = self.unswept, []
+            ended = self.unswept
+            self.unswept = []
             for entry in ended:
                 self.remove(entry)
 

@@ -94,7 +94,8 @@ class SegmentReader:
         self._side = 0
 
     def segment(self, layout: Mapping[str, Any]) -> Segment:
-        start, end = self._token, self._token + layout["num_tokens"]
+        start = self._token
+        end = self._token + layout["num_tokens"]
         kind = SegmentKind(layout["kind"])
         if end > self._arrays.token_ids.size:
             raise ValueError(
@@ -114,7 +115,8 @@ class SegmentReader:
         )
 
     def _side_array(self, layout: Mapping[str, Any]) -> npt.NDArray[np.generic]:
-        dtype, shape = np.dtype(layout["dtype"]), tuple(layout["shape"])
+        dtype = np.dtype(layout["dtype"])
+        shape = tuple(layout["shape"])
         count = int(np.prod(shape, dtype=np.int64))
         array = (
             np.frombuffer(self._arrays.side, dtype, count, self._side)
@@ -125,10 +127,8 @@ class SegmentReader:
         return cast("npt.NDArray[np.generic]", array.reshape(shape).copy())
 
     def assert_used(self) -> None:
-        used, given = (
-            (self._token, self._side),
-            (self._arrays.token_ids.size, len(self._arrays.side)),
-        )
+        used = (self._token, self._side)
+        given = (self._arrays.token_ids.size, len(self._arrays.side))
         if used != given:
             raise ValueError(f"its segments use {used} tokens and side bytes of {given}")
 
@@ -151,7 +151,9 @@ def decode_turn(record: dict[str, Any], cursor: SegmentReader) -> Turn:
 
 
 def _decode_call(record: dict[str, Any]) -> CallRecord:
-    call, problem, result = record["call"], record["problem"], record["result"]
+    call = record["call"]
+    problem = record["problem"]
+    result = record["result"]
     return CallRecord(
         call=None if call is None else ToolCall(**call),
         problem=None if problem is None else CallProblem(**problem),

@@ -17,7 +17,9 @@ from agentrl.types import ParsedMessage, ToolSpec
 
 __all__ = ["DeepSeekParser"]
 
-_OPEN, _CLOSE, _SEP = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
+_OPEN = "<｜tool▁call▁begin｜>"
+_CLOSE = "<｜tool▁call▁end｜>"
+_SEP = "<｜tool▁sep｜>"
 _BLOCKS = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 _MARK = re.compile("|".join(map(re.escape, (_OPEN, _CLOSE, *_BLOCKS))))
 _FORM = f"{_OPEN}function{_SEP}NAME\\n```json\\n{{...}}\\n```{_CLOSE}"
@@ -65,7 +67,8 @@ def _read_call(text: str, start: int, reading: Reading) -> int:
     if kind.strip() == "function" and "\n" in rest:
         name, _, written = rest.partition("\n")
     else:
-        name, written = kind, rest
+        name = kind
+        written = rest
     if not name.strip():
         reading.problem("missing_name", f"the call has no name; write it as {_FORM}", raw)
         return end.end()

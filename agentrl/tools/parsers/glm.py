@@ -19,7 +19,8 @@ from agentrl.types import ParsedMessage, ToolSpec
 
 __all__ = ["GLMParser"]
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_OPEN = "<tool_call>"
+_CLOSE = "</tool_call>"
 _FORM = "<tool_call>NAME\\n<arg_key>KEY</arg_key>\\n<arg_value>VALUE</arg_value>\\n</tool_call>"
 _NAME = re.compile(r"\s*([^\s<>]+)")
 _TAG = re.compile(r"</?tool_call>")

@@ -17,7 +17,8 @@ from agentrl.types import ParsedMessage, ToolSpec
 
 __all__ = ["HarmonyParser"]
 
-_START, _MESSAGE = "<|start|>", "<|message|>"
+_START = "<|start|>"
+_MESSAGE = "<|message|>"
 _END = re.compile(r"<\|(?:end|call|return)\|>|(?=<\|start\|>)")
 _RECIPIENT = re.compile(r"\bto=(\S+?)(?=<\||\s|$)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*([a-z]+)")
@@ -35,7 +36,8 @@ class HarmonyParser:
 
     def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
         """The assistant's message; see ToolCallParser."""
-        reading, thoughts = Reading(one_call=True), list[str]()
+        reading = Reading(one_call=True)
+        thoughts = list[str]()
         position = 0
         while position < len(text) and not reading.full:
             opening = text.find(_MESSAGE, position)
@@ -44,7 +46,8 @@ class HarmonyParser:
                 break
             end = _END.search(text, opening + len(_MESSAGE))
             stop, following = (end.start(), end.end()) if end else (len(text), len(text))
-            header, body = text[position:opening], text[opening + len(_MESSAGE) : stop]
+            header = text[position:opening]
+            body = text[opening + len(_MESSAGE) : stop]
             _read_message(header.removeprefix(_START), body, text[position:stop], reading, thoughts)
             position = following
         else:

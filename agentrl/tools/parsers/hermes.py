@@ -16,7 +16,8 @@ from agentrl.types import ParsedMessage, ToolSpec
 
 __all__ = ["HermesParser"]
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_OPEN = "<tool_call>"
+_CLOSE = "</tool_call>"
 _TAG = re.compile(r"</?tool_call>")
 _FORM = '{"name": "...", "arguments": {...}}'
 
@@ -54,7 +55,9 @@ def _read_block(text: str, start: int, reading: Reading) -> int:
         value, body_end = read_json(text, start)
         fault = None
     except JSONFault as found:
-        value, body_end, fault = None, start, found
+        value = None
+        body_end = start
+        fault = found
     end = _TAG.search(text, body_end)
     closed = end is not None and end.group() == _CLOSE
     block_end = end.end() if end and closed else end.start() if end else len(text)

@@ -16,7 +16,9 @@ from collections.abc import Iterator
 
 from .forkserver.cgroups import reap_cgroups
 from .forkserver.launcher import FOLDER_PREFIX
-from .host import marks, process_tree, removal
+from .host.confine import marks
+from .host.files import removal
+from .host.run import process_tree
 from .owner_id import Owner
 
 _GRACE_S = 2.0  # for hosts that are ending by themselves

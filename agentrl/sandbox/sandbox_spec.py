@@ -15,7 +15,7 @@ from . import backends
 from .backends import BACKENDS, factory_of, is_named
 from .docker import DockerSettings
 from .guarantees import GUARANTEES, BackendReport, parse_require
-from .host.uids import SLOTS
+from .host.confine.uids import SLOTS
 from .interface import Persist, Sandbox
 from .limits import Limits
 from .proxy import AllowList

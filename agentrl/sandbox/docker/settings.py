@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 
 from agentrl.errors import ConfigError
-from agentrl.sandbox.host.uids import SLOTS
+from agentrl.sandbox.host.confine.uids import SLOTS
 
 LOCAL_PYTHON = "agentrl-python:local"
 """The image that ``prepare`` makes of the interpreter that runs it, where no registry can be reached."""

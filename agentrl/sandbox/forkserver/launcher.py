@@ -15,7 +15,9 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from agentrl.errors import SandboxError
-from agentrl.sandbox.host import frames, marks, removal
+from agentrl.sandbox.host import frames
+from agentrl.sandbox.host.confine import marks
+from agentrl.sandbox.host.files import removal
 from agentrl.sandbox.owner_id import Owner
 
 from .cgroups import CgroupPool

@@ -8,16 +8,16 @@ import selectors
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from . import child, frames, process_tree, safe_fs
+from .. import frames
+from ..files import safe_fs
+from . import child, process_tree
 from .job import job_of
 from .output import CHUNK, Output
 from .session import InterpreterSession, SessionBroken
+from .slot import Slot
 from .watch import SpaceShort, Watch
-
-if TYPE_CHECKING:
-    from .slot import Slot
 
 _WATCH_S = 0.1
 _REAP_S = 20.0

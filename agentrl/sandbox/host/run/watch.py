@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from . import process_tree, usage
-
-if TYPE_CHECKING:
-    from .session import InterpreterSession
-    from .slot import Slot
+from ..files import usage
+from . import process_tree
+from .session import InterpreterSession
+from .slot import Slot
 
 _FILES_EVERY = 5  # looks
 # what is reserved, and of a small file system the tenth part

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
 
-from . import frames, namespaces
+from .. import frames
+from ..confine import namespaces
 from .child import RunJob
-
-if TYPE_CHECKING:
-    from .session import InterpreterSession
-    from .slot import Slot
+from .session import InterpreterSession
+from .slot import Slot
 
 _SHARED_UID_MARGIN = 256  # processes that the user may start meanwhile
 

@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
-from . import landlock, marks, memory, namespaced_slot, namespaces, seccomp, session
+from ..confine import landlock, marks, memory, namespaced_slot, namespaces, seccomp
+from . import session
 
 CODE_NAME = "main.py"
 NOT_EXECUTABLE = 126
@@ -75,7 +76,7 @@ class RunJob:
 
 def warm_up() -> None:
     """Do once, before any fork, what each run would otherwise do again in its own memory."""
-    package = __package__ or ""
+    package = (__package__ or "").rpartition(".")[0]
     for name in [name for name in sys.modules if name == package or name.startswith(package + ".")]:
         del sys.modules[name]  # the code's imports must not find the host's modules
     exec(_compile(b"pass", CODE_NAME), {})

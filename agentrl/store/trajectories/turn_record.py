@@ -38,29 +38,14 @@ def fields_of(
 
 
 def encode_turn(turn: Turn) -> dict[str, Any]:
+    calls = [
+        {name: part and fields_of(part) for name, part in fields_of(call).items()}
+        for call in turn.calls
+    ]
     return {
-        "index": turn.index,
-        "parent": turn.parent,
-        "agent": turn.agent,
-        "observed": turn.observed,
-        "text": turn.text,
-        "message": turn.message,
-        "images": turn.images,
-        "calls": [
-            {
-                name: None if part is None else fields_of(part)
-                for name, part in fields_of(call).items()
-            }
-            for call in turn.calls
-        ],
-        "finish_reason": turn.finish_reason,
-        "rewards": turn.rewards,
-        "sampling": None if turn.sampling is None else fields_of(turn.sampling),
-        "state_key": turn.state_key,
-        "stale_kv": turn.stale_kv,
-        "cached_tokens": turn.cached_tokens,
-        "timings": turn.timings,
-        "info": turn.info,
+        **{name: getattr(turn, name) for name in turn.__slots__},
+        "calls": calls,
+        "sampling": turn.sampling and fields_of(turn.sampling),
         "context": [_encode_segment(segment) for segment in turn.context],
         "completion": [_encode_segment(segment) for segment in turn.completion],
     }

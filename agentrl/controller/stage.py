@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -26,6 +25,7 @@ from agentrl.controller.stop_request import StopRequest
 from agentrl.errors import ConfigError, EpisodesFailedError, RunInterruptedError, TrainingError
 from agentrl.metrics import PhaseTimer
 from agentrl.rollouts import make_batch, turns_of
+from agentrl.store.atomic import replacing_folder
 from agentrl.training import Actor, LearningRole, Reference
 from agentrl.types import SegmentKind, Stats, TrajectoryGroup, seed_for
 
@@ -386,9 +386,5 @@ def _shuffled(groups: Sequence[TrajectoryGroup], seed: int) -> list[TrajectoryGr
 
 def export_whole(learner: RoleHandle[LearningRole], folder: Path) -> None:
     """Exports the model so that the folder exists whole or not at all."""
-    part = folder.with_name(f".{folder.name}.part")
-    for old in (part, folder):
-        if old.exists():
-            shutil.rmtree(old)
-    learner.export(part)
-    part.rename(folder)
+    with replacing_folder(folder) as part:
+        learner.export(part)

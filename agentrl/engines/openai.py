@@ -41,7 +41,7 @@ class OpenAIEngineSpec:
         Raises:
             ConfigError: the variable named for the key is not set.
         """
-        return OpenAIEngine(self.server.build())
+        return OpenAIEngine(ChatClient(self.server))
 
 
 class OpenAIEngine:

@@ -186,7 +186,8 @@ async def _resumed(spec: EnvSpec, task: Task, seed: int, said: Sequence[str]) ->
     mend = "let state_dict give all that it needs, or None where it cannot be saved"
     try:
         async with AsyncExitStack() as stack:
-            before, after = AsyncEnv(spec.build(task)), AsyncEnv(spec.build(task))
+            before = AsyncEnv(spec.build(task))
+            after = AsyncEnv(spec.build(task))
             stack.push_async_callback(after.close)
             stack.push_async_callback(before.close)
             opening = await before.reset(seed=seed)

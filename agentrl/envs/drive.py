@@ -33,7 +33,9 @@ async def build_env(make: Callable[[], Env]) -> Env:
     Raises:
         AgentRLError: as ``make`` does.
     """
-    lock, made, given_up = threading.Lock(), list[Env](), False
+    lock = threading.Lock()
+    made = list[Env]()
+    given_up = False
 
     def work() -> Env:
         env = make()
@@ -48,7 +50,8 @@ async def build_env(make: Callable[[], Env]) -> Env:
         return await ENV_THREADS.run(work)
     except asyncio.CancelledError:
         with lock:
-            given_up, left = True, list(made)
+            given_up = True
+            left = list(made)
         for env in left:  # made just now, and not given to anyone
             await call_env(env, "close")
         raise

@@ -209,7 +209,8 @@ class ToolEnv(Env):
         """End the sandbox and the tools that belong to this episode; a second call does nothing."""
         self._closed = True
         async with AsyncExitStack() as stack:  # each one is ended, whatever another one raises
-            sandbox, self.sandbox = self.sandbox, None
+            sandbox = self.sandbox
+            self.sandbox = None
             if sandbox is not None:
                 stack.push_async_callback(self._end_sandbox, sandbox)
             while self._own_tools:

@@ -1,29 +1,46 @@
-"""A client of one OpenAI-compatible server: bounded, patient with infrastructure alone, and silent about its key."""
+"""Chat client: asks one OpenAI-compatible server over the ``openai`` package.
+
+- At most ``max_concurrent`` requests are in flight per event loop; each has a deadline.
+- Only a failure of infrastructure is retried, and every retry is counted and logged.
+- The key never appears in an error, a log line or a repr.
+- ``openai`` is imported with the first request, so that importing this module stays light.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import random
 import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
-
-import httpx
 
 from agentrl.errors import ServerError
 from agentrl.llm.server import ChatServerSpec
 from agentrl.llm.wire import to_wire
 from agentrl.types import Message, ToolSpec
 
+if TYPE_CHECKING:
+    import openai
+
 __all__ = ["ChatAnswer", "ChatClient", "ChatUsage"]
 
+logger = logging.getLogger(__name__)
+
 _FIRST_BACKOFF_S = 0.5
-_SPENT_CODES = ("insufficient_quota", "billing_hard_limit_reached")  # a 429 that no waiting mends
+_SPENT_CODES = ("insufficient_quota", "billing_hard_limit_reached")  # 429, but waiting is no remedy
+_REMEDIES = {
+    400: "fix the request",
+    403: "use a key that may use this model: {key} holds one that may not",
+    401: "put a valid key into {key}",
+    404: "see that base_url ends in /v1 and that the server has the model",
+    429: "lower max_concurrent, or raise deadline_s",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +90,9 @@ class ChatAnswer:
 
 @dataclass(slots=True)
 class _Connection:
-    """What belongs to one event loop."""
+    """The HTTP client of one event loop, and the semaphore that bounds its requests."""
 
-    http: httpx.AsyncClient
+    http: openai.AsyncOpenAI
     permits: asyncio.Semaphore
 
 
@@ -124,24 +141,22 @@ class ChatClient:
         Raises:
             ServerError: the server refused it, or its infrastructure failed for all attempts or ``deadline_s``.
         """
-        body: dict[str, Any] = {
-            "model": self.spec.model,
-            "messages": [to_wire(message) for message in messages],
-        }
         optional = {
             "tools": [tool.openai() for tool in tools] or None,
             "max_tokens": max_tokens,
             "temperature": temperature,
             **(settings or {}),
         }
-        body |= {name: value for name, value in optional.items() if value is not None}
+        body: dict[str, Any] = {
+            "model": self.spec.model,
+            "messages": [to_wire(message) for message in messages],
+        } | {name: value for name, value in optional.items() if value is not None}
+        content = json.dumps(body).encode()  # ASCII, which carries half a surrogate pair too
         start = time.monotonic()
         connection = self._connection()
         async with connection.permits:
             try:
-                answer = await self._persist(
-                    connection.http, body, time.monotonic() + self.spec.deadline_s
-                )
+                answer = await self._persist(connection.http, content)
             except ServerError:
                 self.usage += ChatUsage(failures=1)
                 raise
@@ -151,99 +166,122 @@ class ChatClient:
         return ChatAnswer(message, finish_reason, usage, time.monotonic() - start)
 
     async def close(self) -> None:
-        """Closes the connections of this event loop; a later request opens others."""
+        """Close the connections of this event loop; a later request opens new ones."""
         connection = self._connections.pop(asyncio.get_running_loop(), None)
         if connection is not None:
-            await connection.http.aclose()
+            await connection.http.close()
 
     def _connection(self) -> _Connection:
         loop = asyncio.get_running_loop()
-        connection = self._connections.get(loop)
-        if connection is None:
-            headers = {"Content-Type": "application/json"}
-            if self._key:
-                headers["Authorization"] = f"Bearer {self._key}"
-            limits = httpx.Limits(max_connections=self.spec.max_concurrent)
-            http = httpx.AsyncClient(headers=headers, timeout=self.spec.timeout_s, limits=limits)
-            connection = self._connections[loop] = _Connection(
-                http, asyncio.Semaphore(self.spec.max_concurrent)
-            )
-        return connection
+        if loop not in self._connections:
+            from openai import AsyncOpenAI
 
-    async def _persist(
-        self, http: httpx.AsyncClient, body: Mapping[str, Any], end: float
-    ) -> Mapping[str, Any]:
-        """The answer, of the first attempt that infrastructure did not fail."""
-        content = json.dumps(body)  # in ASCII, which carries half a surrogate pair too
+            http = AsyncOpenAI(
+                api_key=self._key or "none",
+                base_url=self.spec.base_url,
+                timeout=self.spec.timeout_s,
+                max_retries=0,
+            )
+            permits = asyncio.Semaphore(self.spec.max_concurrent)
+            self._connections[loop] = _Connection(http, permits)
+        return self._connections[loop]
+
+    async def _persist(self, http: openai.AsyncOpenAI, content: bytes) -> Mapping[str, Any]:
+        """The answer of the first attempt that infrastructure did not fail.
+
+        The package's own retries are off: they know neither a deadline nor a spent quota.
+        """
+        end = time.monotonic() + self.spec.deadline_s
         for attempt in range(self.spec.max_retries + 1):
-            wait_s: float | None = None
-            try:
-                async with asyncio.timeout(
-                    min(self.spec.timeout_s, max(end - time.monotonic(), 0.0))
-                ):
-                    response = await http.post(
-                        f"{self.spec.base_url.rstrip('/')}/chat/completions", content=content
-                    )
-                if response.is_success:
-                    return self._json(response)
-                error, wait_s = (
-                    self._refused(response),
-                    _retry_after_s(response.headers.get("Retry-After")),
-                )
-            except TimeoutError:
-                error = self._error(
-                    f"did not answer within {self.spec.timeout_s:g} s; raise timeout_s, or ask for less"
-                )
-            except httpx.TransportError as broken:
-                error = self._error(
-                    f"cannot be reached ({type(broken).__name__}: {broken}); see that it runs there"
-                )
-            except httpx.DecodingError as broken:
-                error = self._error(
-                    f"answered with something that is not as its head says ({broken}); see its log"
-                )
+            timeout_s = min(self.spec.timeout_s, max(end - time.monotonic(), 0.0))
+            answer = await self._attempt(http, content, timeout_s)
+            if isinstance(answer, str):
+                return self._json(answer)
+            error, wait_s = answer
             if not error.retryable or attempt == self.spec.max_retries:
                 raise error
             if wait_s is None:
                 longest = min(self.spec.max_backoff_s, _FIRST_BACKOFF_S * 2**attempt)
                 wait_s = random.uniform(longest / 2, longest)
             if time.monotonic() + wait_s >= end:
-                raise self._error(
-                    f"{error}; the next attempt would come after deadline_s={self.spec.deadline_s:g}, raise it to wait",
+                raise ServerError(
+                    f"{error}; the next attempt would come after "
+                    f"deadline_s={self.spec.deadline_s:g}, raise it to wait",
+                    retryable=True,
                     status=error.status,
                     code=error.code,
-                    named=True,
                 )
             self.usage += ChatUsage(retries=1)
+            logger.warning(
+                "%s; retry %d of %d in %.1f s",
+                error,
+                attempt + 1,
+                self.spec.max_retries,
+                wait_s,
+                extra={"event": "chat_request_retried", "status": error.status, "wait_s": wait_s},
+            )
             await asyncio.sleep(wait_s)
         raise AssertionError("the last attempt returns or raises")
 
-    def _refused(self, response: httpx.Response) -> ServerError:
-        status = response.status_code
-        said, code = _complaint(response)
-        mend = {
-            400: "mend the request",
-            401: f"put a valid key into {self.spec.key_name}",
-            403: f"the key in {self.spec.key_name} may not use this model",
-            404: "see that base_url ends in /v1 and that the server has the model",
-            429: "lower max_concurrent, or raise deadline_s",
-        }.get(status, "see the server's log" if status >= 500 else "see base_url")
-        retryable = (status in (408, 429) or status >= 500) and code not in _SPENT_CODES
+    async def _attempt(
+        self, http: openai.AsyncOpenAI, content: bytes, timeout_s: float
+    ) -> str | tuple[ServerError, float | None]:
+        """The answer's text; or the error, and the seconds that the server asks to wait."""
+        import openai
+
+        headers: dict[str, str | openai.Omit] = {"Content-Type": "application/json"}
+        if not self._key:
+            headers["Authorization"] = openai.Omit()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await http.post(
+                    "/chat/completions",
+                    cast_to=str,
+                    content=content,
+                    options={"headers": headers, "follow_redirects": False},
+                )
+        except openai.APIStatusError as refused:
+            return self._refused(refused), _retry_after_s(
+                refused.response.headers.get("Retry-After")
+            )
+        except (TimeoutError, openai.APITimeoutError):
+            what = (
+                f"did not answer within {self.spec.timeout_s:g} s; raise timeout_s, or ask for less"
+            )
+        except openai.APIConnectionError as broken:
+            cause = broken.__cause__ or broken
+            if type(cause).__name__ == "DecodingError":  # of the transport, which is openai's own
+                what = (
+                    f"answered with something that is not as its head says ({cause}); see its log"
+                )
+            else:
+                what = (
+                    f"cannot be reached ({type(cause).__name__}: {cause}); see that it runs there"
+                )
+        return self._error(what), None
+
+    def _refused(self, refused: openai.APIStatusError) -> ServerError:
+        status = refused.status_code
+        said, code = _complaint(refused.body)
+        remedy = _REMEDIES.get(status, "see the server's log" if status >= 500 else "see base_url")
         return self._error(
-            f"answered {status}: {said or 'nothing'}; {mend}", retryable, status, code
+            f"answered {status}: {said or 'nothing'}; {remedy.format(key=self.spec.key_name)}",
+            retryable=(status in (408, 429) or status >= 500) and code not in _SPENT_CODES,
+            status=status,
+            code=code,
         )
 
-    def _json(self, response: httpx.Response) -> Mapping[str, Any]:
+    def _json(self, text: str) -> Mapping[str, Any]:
         try:
-            answer = response.json()
+            answer = json.loads(text)
         except ValueError:
             answer = None
         if not isinstance(answer, Mapping):
             raise self._error(
-                f"answered {response.status_code} with something that is no JSON object: {response.text[:200]!r}; see "
+                f"answered 200 with something that is no JSON object: {text[:200]!r}; see "
                 "that base_url is that of an OpenAI-compatible server",
                 retryable=False,
-                status=response.status_code,
+                status=200,
             )
         return answer
 
@@ -261,16 +299,10 @@ class ChatClient:
         return message, str(choice.get("finish_reason") or "stop")
 
     def _error(
-        self,
-        what: str,
-        retryable: bool = True,
-        status: int | None = None,
-        code: str = "",
-        *,
-        named: bool = False,
+        self, what: str, *, retryable: bool = True, status: int | None = None, code: str = ""
     ) -> ServerError:
-        """An error that names the server, its key masked wherever the server repeated it."""
-        text = what if named else f"model {self.spec.model!r} at {self.spec.base_url} {what}"
+        """An error that names the server; the key is masked wherever the server repeated it."""
+        text = f"model {self.spec.model!r} at {self.spec.base_url} {what}"
         if self._key:
             text = text.replace(self._key, f"<masked:{self.spec.key_name}>")
         return ServerError(text, retryable=retryable, status=status, code=code)
@@ -287,21 +319,16 @@ def _usage(found: Any) -> ChatUsage:
     return ChatUsage(prompt, completion, cached, requests=1)
 
 
-def _complaint(response: httpx.Response) -> tuple[str, str]:
-    """What the server says is wrong, and its name for it."""
-    try:
-        body = response.json()
-    except ValueError:
-        return response.text[:500].strip(), ""
-    error = body.get("error", body) if isinstance(body, Mapping) else body
+def _complaint(error: object) -> tuple[str, str]:
+    """The server's message and its code, from the body's ``error`` that the package took out."""
     if not isinstance(error, Mapping):
-        return str(error)[:500], ""
+        return str(error or "")[:500], ""
     said = error.get("message") or error.get("detail") or error
     return str(said)[:500], str(error.get("code") or error.get("type") or "")
 
 
 def _retry_after_s(header: str | None) -> float | None:
-    """Seconds to wait, from seconds or a date (RFC 9110, 10.2.3); None where it says neither."""
+    """Seconds to wait, from seconds or a date (RFC 9110, 10.2.3); None for any other text."""
     if header is None:
         return None
     if re.fullmatch(r"\d+(\.\d+)?", header.strip()):

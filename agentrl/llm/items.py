@@ -136,7 +136,8 @@ def to_items(message: Message, name: str) -> list[dict[str, Any]]:
         message: as agentrl keeps it.
         name: of the response; the items' ids are made of it.
     """
-    wire, items = to_wire(message, reasoning=True), []
+    wire = to_wire(message, reasoning=True)
+    items = []
     calls = wire.get("tool_calls", [])
     if wire.get("reasoning_content"):
         items.append(reasoning_item(f"rs_{name}", wire["reasoning_content"]))

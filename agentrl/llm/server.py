@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from agentrl.errors import ConfigError
-
-if TYPE_CHECKING:
-    from agentrl.llm.client import ChatClient
 
 __all__ = ["ChatServerSpec"]
 
@@ -83,16 +79,6 @@ class ChatServerSpec:
                 f"set; export {self.api_key_env}, or leave api_key_env out for a server without keys"
             )
         return key or None
-
-    def build(self) -> ChatClient:
-        """The client.
-
-        Raises:
-            ConfigError: the key's variable is named and not set.
-        """
-        from agentrl.llm.client import ChatClient
-
-        return ChatClient(self)
 
 
 def _is_url(text: str) -> bool:

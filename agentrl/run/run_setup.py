@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from agentrl.run.data.datasets import load_tasks, rows_hash
 from agentrl.run.lifetime.record import run_record
 from agentrl.run.model_folder import given_model, pinned, with_commit
 from agentrl.store import RunDirectory, keep_lines, write_text
+from agentrl.store.atomic import replacing_folder
 from agentrl.types import load_object
 
 __all__ = [
@@ -105,25 +105,21 @@ def start_model(config: RunConfig, directory: RunDirectory, base_dir: Path) -> P
     assert reference is not None, "the configuration's rules ask for model.path or model.build"
     function = load_object(reference, base_dir)
     keywords = dict(config.model.build_args)
-    part = folder.with_name(".start.part")
-    if part.exists():
-        shutil.rmtree(part)
-    part.mkdir(parents=True)
-    try:
-        if "seed" in inspect.signature(function).parameters:
-            keywords.setdefault("seed", config.run.seed)
-        function(part, **keywords)
-    except AgentRLError:
-        raise
-    except Exception as error:  # boundary: the user's own code
-        raise DataError(
-            f"model.build='{reference}' raised {type(error).__name__}: {error}"
-        ) from error
-    if not (part / "config.json").is_file():
-        raise DataError(
-            f"model.build='{reference}' wrote no config.json into the folder that it was given"
-        )
-    part.rename(folder)
+    with replacing_folder(folder) as part:
+        try:
+            if "seed" in inspect.signature(function).parameters:
+                keywords.setdefault("seed", config.run.seed)
+            function(part, **keywords)
+        except AgentRLError:
+            raise
+        except Exception as error:  # boundary: the user's own code
+            raise DataError(
+                f"model.build='{reference}' raised {type(error).__name__}: {error}"
+            ) from error
+        if not (part / "config.json").is_file():
+            raise DataError(
+                f"model.build='{reference}' wrote no config.json into the folder that it was given"
+            )
     return folder
 
 

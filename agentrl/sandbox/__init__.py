@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from .backends import BACKENDS, Backend, BackendFactory
+from .backends import BACKENDS, Backend
 from .clocks import Clock, clock_paused, counted_by
 from .docker import DockerSettings
 from .guarantees import GUARANTEES, LEVELS, BackendReport
 from .interface import ExecResult, FileRefusedError, Persist, Sandbox, Status
 from .limits import Limits
 from .pool import PoolCounts, SandboxPool
-from .sandbox_spec import SandboxSpec, probe_backends
+from .sandbox_spec import BackendFactory, SandboxSpec, probe_backends
 
 __all__ = [
     "BACKENDS",

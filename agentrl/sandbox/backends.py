@@ -1,33 +1,25 @@
-"""The table of backends: how each is built, what it costs, and how its guarantees are measured."""
+"""Backend table: how each backend is built, and how its guarantees are measured.
+
+A backend's specification is an opaque value here, which its factory understands.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import Any
 
 from agentrl.errors import AgentRLError, ConfigError
 from agentrl.types import load_object
 
 from .guarantees import BackendReport
 from .interface import Sandbox
-from .limits import Limits
 from .probe import measure
-
-if TYPE_CHECKING:
-    from .sandbox_spec import SandboxSpec
-
-BackendFactory = Callable[["SandboxSpec"], Sandbox]
-"""What a backend is: a function that makes a sandbox of a spec without blocking for long.
-
-It raises MachineError where this machine cannot serve it and ConfigError where a setting is to blame;
-what it guarantees is found out by running code in it, never asked.
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +27,7 @@ class Backend:
     """One row of the table.
 
     Attributes:
-        factory: ``module:function`` of a :data:`BackendFactory`, imported when it is needed.
+        factory: ``module:function`` of a ``BackendFactory``, imported when it is needed.
         isolates: whether it is tried at all; one that does not is never taken by ``auto``.
         images: whether it runs in images (``SandboxSpec.image``).
         network: whether it can let code reach chosen hosts, and no others (``NetworkSpec.allow``).
@@ -57,23 +49,23 @@ BACKENDS = MappingProxyType(
     }
 )
 
-_PROBE_START_S = 60.0
+logger = logging.getLogger(__name__)
 
-_log = logging.getLogger(__name__)
-_reports: dict[SandboxSpec, BackendReport] = {}
+_reports: dict[Hashable, BackendReport] = {}
+# Guards _reports, and lets one thread at a time probe: a second caller waits for the report.
 _lock = threading.Lock()
 
 
 def is_named(name: str) -> bool:
-    """Whether ``SandboxSpec.backend`` may say so: a row of the table, or ``module:function`` of one's own."""
+    """Whether ``SandboxSpec.backend`` may say so: a row of the table, or a user's ``module:function``."""
     return name in BACKENDS or ":" in name
 
 
-def factory_of(name: str) -> BackendFactory:
+def factory_of(name: str) -> Callable[[Any], Sandbox]:
     """The function that builds sandboxes of this backend.
 
     Raises:
-        ConfigError: a backend of one's own that cannot be imported, or is no function.
+        ConfigError: a user's backend cannot be imported, or is no function.
     """
     factory = load_object(BACKENDS[name].factory if name in BACKENDS else name)
     if not callable(factory):
@@ -83,48 +75,38 @@ def factory_of(name: str) -> BackendFactory:
     return factory  # type: ignore[no-any-return]
 
 
-def probed(spec: SandboxSpec) -> SandboxSpec:
-    """The spec as it is probed: without what has no part in the guarantees; a container's size is part of them."""
-    row = BACKENDS.get(spec.backend)
-    return spec.replace(
-        limits=spec.limits if row is not None and row.images else Limits(),
-        require=None,
-        persist="files",
-        start_timeout_s=_PROBE_START_S,
-        max_running=None,
-        max_starting=None,
-        max_lifetime_s=None,
-    )
+def report_on(backend: str, spec: Hashable, *, proxied: bool) -> BackendReport:
+    """What ``backend`` guarantees here, found out by running code; remembered unless it failed.
 
-
-def report_on(spec: SandboxSpec) -> BackendReport:
-    """What the backend that ``spec`` names guarantees here, found out by running code; remembered where it works.
+    Args:
+        backend: its name.
+        spec: what its factory is given; equal ones share a report.
+        proxied: whether the code may reach some hosts.
 
     Raises:
         ConfigError: a setting is to blame, not the machine.
     """
-    key = probed(spec)
     with _lock:
-        report = _reports.get(key)
+        report = _reports.get(spec)
         if report is None:
-            report = _try(key)
-            if (
-                report.problem is None
-            ):  # a machine that was only busy may do better at the next call
-                _log.info("sandbox %s", report)
-                _reports[key] = report
+            report = _try(backend, spec, proxied=proxied)
+            if report.problem is None:  # else a later call may succeed: the machine may be busy
+                logger.info(
+                    "sandbox %s", report, extra={"event": "sandbox_probed", "backend": backend}
+                )
+                _reports[spec] = report
         return report
 
 
-def _try(spec: SandboxSpec) -> BackendReport:
-    row = BACKENDS.get(spec.backend)
+def _try(backend: str, spec: Hashable, *, proxied: bool) -> BackendReport:
+    row = BACKENDS.get(backend)
     if row is not None and not row.isolates:
-        return BackendReport(spec.backend, notes="limits only")
+        return BackendReport(backend, notes="limits only")
 
     async def attempt() -> BackendReport:
-        async with factory_of(spec.backend)(spec) as sandbox:
-            guarantees = await measure(sandbox, proxied=bool(spec.network.allow))
-            return BackendReport(spec.backend, guarantees, notes=sandbox.notes)
+        async with factory_of(backend)(spec) as sandbox:
+            guarantees = await measure(sandbox, proxied=proxied)
+            return BackendReport(backend, guarantees, notes=sandbox.notes)
 
     try:
         with ThreadPoolExecutor(1) as pool:  # the caller's thread may run an event loop already
@@ -132,4 +114,4 @@ def _try(spec: SandboxSpec) -> BackendReport:
     except ConfigError:
         raise
     except AgentRLError as error:
-        return BackendReport(spec.backend, problem=str(error))
+        return BackendReport(backend, problem=str(error))

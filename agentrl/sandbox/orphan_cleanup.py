@@ -16,7 +16,9 @@ from collections.abc import Iterator
 
 from .forkserver.cgroups import reap_cgroups
 from .forkserver.launcher import FOLDER_PREFIX
-from .host import marks, process_tree, removal
+from .host.confine import marks
+from .host.files import removal
+from .host.run import process_tree
 from .owner_id import Owner
 
 _GRACE_S = 2.0  # for hosts that are ending by themselves
@@ -29,11 +31,14 @@ def reap_orphans() -> list[str]:
     """
     if sys.platform != "linux":
         return []
-    hosts, folders, strays = dict(_orphaned_hosts()), dict(_orphaned_folders()), marks.orphans()
+    hosts = dict(_orphaned_hosts())
+    folders = dict(_orphaned_folders())
+    strays = marks.orphans()
     end = time.monotonic() + _GRACE_S
     while (hosts or folders) and time.monotonic() < end:
         time.sleep(0.05)
-        hosts, folders = dict(_orphaned_hosts()), dict(_orphaned_folders())
+        hosts = dict(_orphaned_hosts())
+        folders = dict(_orphaned_folders())
     removed = [f"{_ended(pid)} of owner {owner}" for pid, owner in hosts.items()]
     if (
         hosts or folders or strays

@@ -73,7 +73,8 @@ class FifoSemaphore:
         """Refuse those who wait and those who come from now on; permits that are held stay valid."""
         with self._lock:
             self._refusal = why
-            waiting, self._waiting = self._waiting, deque()
+            waiting = self._waiting
+            self._waiting = deque()
             for permit in waiting:
                 if permit.set_running_or_notify_cancel():
                     permit.set_exception(SandboxError(why, retryable=False))

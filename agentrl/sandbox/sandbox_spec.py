@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -13,10 +13,11 @@ from pydantic import BeforeValidator, Field, model_validator
 from agentrl.errors import ConfigError, MachineError
 from agentrl.types.section import Count, Listed, Seconds, Section, Words
 
-from .backends import BACKENDS, factory_of, is_named, probed, report_on
+from . import backends
+from .backends import BACKENDS, factory_of, is_named
 from .docker import DockerSettings
 from .guarantees import GUARANTEES, BackendReport, parse_require
-from .host.uids import SLOTS
+from .host.confine.uids import SLOTS
 from .interface import Persist, Sandbox
 from .limits import Limits
 from .proxy import AllowList
@@ -26,6 +27,8 @@ _OFF_LINUX = (
     '(docker run -it -v "$PWD":/w -w /w python:3.11 bash), or set SandboxSpec.backend=unsafe if the code is as harmless as '
     "the code example's arithmetic"
 )
+
+_PROBE_START_S = 60.0
 
 _log = logging.getLogger(__name__)
 _chosen: dict[SandboxSpec, BackendReport] = {}
@@ -248,6 +251,37 @@ def probe_backends(spec: SandboxSpec | None = None) -> list[BackendReport]:
     """
     spec = (spec or SandboxSpec()).replace(require="none")
     return [report_on(spec.replace(backend=name)) for name in BACKENDS]
+
+
+BackendFactory = Callable[[SandboxSpec], Sandbox]
+"""What a backend is: a function that makes a sandbox of a spec without blocking for long.
+
+It raises MachineError where this machine cannot serve it and ConfigError where a setting is to blame;
+what it guarantees is found out by running code in it, never asked.
+"""
+
+
+def report_on(spec: SandboxSpec) -> BackendReport:
+    """What the backend that ``spec`` names guarantees here, found out by running code.
+
+    Raises:
+        ConfigError: a setting is to blame, not the machine.
+    """
+    return backends.report_on(spec.backend, probed(spec), proxied=bool(spec.network.allow))
+
+
+def probed(spec: SandboxSpec) -> SandboxSpec:
+    """The spec as it is probed, without what has no part in the guarantees; a container's size has."""
+    row = BACKENDS.get(spec.backend)
+    return spec.replace(
+        limits=spec.limits if row is not None and row.images else Limits(),
+        require=None,
+        persist="files",
+        start_timeout_s=_PROBE_START_S,
+        max_running=None,
+        max_starting=None,
+        max_lifetime_s=None,
+    )
 
 
 def _shortfall(report: BackendReport, required: frozenset[str]) -> str:

@@ -1,9 +1,10 @@
-"""Files that exist whole or not at all: written beside their place, synced, then renamed into it."""
+"""Atomic replacement: files and folders that are written beside their place, then renamed into it."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,14 @@ from typing import Any
 from agentrl.errors import StoreError
 from agentrl.store.space import write_failure
 
-__all__ = ["replacing", "sync_folder", "write_bytes", "write_json", "write_text"]
+__all__ = [
+    "replacing",
+    "replacing_folder",
+    "sync_folder",
+    "write_bytes",
+    "write_json",
+    "write_text",
+]
 
 
 @contextmanager
@@ -35,6 +43,26 @@ def replacing(path: Path) -> Iterator[Path]:
         raise write_failure(f"{path} cannot be written", path, error) from error
     except BaseException:
         temporary.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def replacing_folder(folder: Path) -> Iterator[Path]:
+    """A fresh folder beside ``folder`` that takes its place when the block ends without an exception.
+
+    What an earlier death left of it is removed first. Its files are not synced: such a folder can be
+    made again from what the run keeps durably.
+    """
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    try:
+        yield part
+        if folder.exists():
+            shutil.rmtree(folder)
+        part.rename(folder)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
         raise
 
 

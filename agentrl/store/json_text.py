@@ -23,7 +23,8 @@ __all__ = ["from_json", "to_json"]
 _IMAGE_FIELDS = tuple(field.name for field in fields(Image) if field.name != "data")
 _MAX_DEPTH = 64
 _MAX_REPR = 1000
-_FLOAT, _IMAGE = "$float", "$image"
+_FLOAT = "$float"
+_IMAGE = "$image"
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 

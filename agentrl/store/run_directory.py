@@ -23,6 +23,16 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
+class _Place:
+    """A file or folder of a run, by its path from the root; an attribute of :class:`RunDirectory`."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __get__(self, run: RunDirectory, _: type[RunDirectory] | None = None) -> Path:
+        return run.root / self._path
+
+
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
     """Paths of a run. ``create`` starts one, ``open`` finds one; the constructor only names paths.
@@ -119,84 +129,51 @@ class RunDirectory:
             )
         return record
 
-    @property
-    def config_path(self) -> Path:
-        """The resolved configuration."""
-        return self.root / "config.resolved.yaml"
+    config_path = _Place("config.resolved.yaml")
+    """The resolved configuration."""
 
-    @property
-    def record_path(self) -> Path:
-        """What ran: commit, versions, host, seeds. A folder is a run when it holds this file."""
-        return self.root / "run.json"
+    record_path = _Place("run.json")
+    """What ran: commit, versions, host, seeds. A folder is a run when it holds this file."""
 
-    @property
-    def metrics_path(self) -> Path:
-        """One JSON object a step."""
-        return self.root / "metrics.jsonl"
+    metrics_path = _Place("metrics.jsonl")
+    """One JSON object a step."""
 
-    @property
-    def events_path(self) -> Path:
-        """Alerts, retries and failures (``EventLog``)."""
-        return self.root / "events.jsonl"
+    events_path = _Place("events.jsonl")
+    """Alerts, retries and failures (``EventLog``)."""
+
+    ledger_path = _Place("ledger.jsonl")
+    """Each change of state of each draw."""
 
     def log_path(self, process: str) -> Path:
         """The log of one process of the run (``LogFile``), such as ``driver`` or ``rank-0``."""
         return self.root / "logs" / f"{process}.jsonl"
 
-    @property
-    def ledger_path(self) -> Path:
-        """Each change of state of each draw."""
-        return self.root / "ledger.jsonl"
+    summary_path = _Place("summary.json")
+    """What the run came to."""
 
-    @property
-    def summary_path(self) -> Path:
-        """What the run came to."""
-        return self.root / "summary.json"
+    left_out_path = _Place("left_out.json")
+    """The tasks that each stage leaves out for the length of their prompts."""
 
-    @property
-    def left_out_path(self) -> Path:
-        """The tasks that each stage leaves out for the length of their prompts."""
-        return self.root / "left_out.json"
+    live_folder = _Place("traj/live")
+    """Trajectories that are not sealed yet."""
 
-    @property
-    def live_folder(self) -> Path:
-        """Trajectories that are not sealed yet."""
-        return self.root / "traj" / "live"
+    sealed_folder = _Place("traj/sealed")
+    """Trajectories for good."""
 
-    @property
-    def sealed_folder(self) -> Path:
-        """Trajectories for good."""
-        return self.root / "traj" / "sealed"
+    annotations_folder = _Place("traj/ann")
+    """What is learned of trajectories later."""
 
-    @property
-    def annotations_folder(self) -> Path:
-        """What is learned of trajectories later."""
-        return self.root / "traj" / "ann"
+    engine_folder = _Place("engine")
+    """Logs of servers, by stage; those of a policy that was played before it was trained are no run."""
 
-    @property
-    def engine_folder(self) -> Path:
-        """Logs of servers, by stage; those of a policy that was played before it was trained are no run."""
-        return self.root / "engine"
+    blobs_folder = _Place("blobs")
+    """Images and other bytes, each named by its SHA-256."""
 
-    @property
-    def blobs_folder(self) -> Path:
-        """Images and other bytes, each named by its SHA-256."""
-        return self.root / "blobs"
+    checkpoints_folder = _Place("checkpoints")
+    """Checkpoints by stage."""
 
-    @property
-    def notes_folder(self) -> Path:
-        """What people wrote, ``<user>.jsonl``."""
-        return self.root / "notes"
-
-    @property
-    def checkpoints_folder(self) -> Path:
-        """Checkpoints by stage."""
-        return self.root / "checkpoints"
-
-    @property
-    def models_folder(self) -> Path:
-        """The model that the run starts from in ``start``, and each finished stage's, in Hugging Face's layout."""
-        return self.root / "models"
+    models_folder = _Place("models")
+    """The model that the run starts from in ``start``, and each finished stage's, in Hugging Face's layout."""
 
     def live_path(self, step: int, writer: str, number: int) -> Path:
         """The lines of one future shard; their arrays lie beside them in ``.zst``."""

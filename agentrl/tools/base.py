@@ -22,7 +22,7 @@ from agentrl.tools.threads import TOOL_THREADS
 from agentrl.tools.validate import schema_validator
 from agentrl.types import Image, ToolSpec
 
-__all__ = ["FunctionTool", "InvalidArgumentsError", "Tool", "find_tool", "place_in_module"]
+__all__ = ["FunctionTool", "InvalidArgumentsError", "Tool", "find_tool", "object_in_module"]
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
@@ -156,21 +156,13 @@ class FunctionTool(Tool):
         function: Callable[..., Any],
         *,
         name: str | None = None,
-        deadline_s: float | None = None,
-        max_output_chars: int | None = None,
+        **limits: Any,
     ) -> FunctionTool:
         """A tool whose schema is made from the function's type hints and docstring."""
         own_name = name or getattr(function, "__name__", None) or type(function).__name__
         signature = read_signature(function, own_name)
         spec = ToolSpec(own_name, signature.description, signature.schema)
-        return cls(
-            spec,
-            function,
-            signature.context,
-            signature=signature,
-            deadline_s=deadline_s,
-            max_output_chars=max_output_chars,
-        )
+        return cls(spec, function, signature.context, signature=signature, **limits)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -199,31 +191,24 @@ class FunctionTool(Tool):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The tool took the place of a decorated function in its module: pickle that place.
-        if place := place_in_module(self, self.function):
+        place, found = object_in_module(self.function)
+        if found is self:
             return find_tool, place
-        options = (self.deadline_s, self.max_output_chars)
-        return _rebuild_tool, (
-            self.spec,
-            self.function,
-            self._context,
-            self._signature is not None,
-            options,
-        )
+        options = {"deadline_s": self.deadline_s, "max_output_chars": self.max_output_chars}
+        typed = self._signature is not None
+        return _rebuild_tool, (self.spec, self.function, self._context, typed, options)
 
 
-def place_in_module(made: object, decorated: object) -> tuple[str, str] | None:
-    """Module and name under which ``made`` stands where ``decorated`` was defined; None where another process
-    could not find it so."""
-    module, name = getattr(decorated, "__module__", ""), getattr(decorated, "__qualname__", "")
-    return (
-        (module, name)
-        if module != "__main__" and getattr(sys.modules.get(module), name, None) is made
-        else None
-    )
+def object_in_module(decorated: object) -> tuple[tuple[str, str], Any]:
+    """Module and name where ``decorated`` was defined, and the object that another process finds there."""
+    module = getattr(decorated, "__module__", "")
+    name = getattr(decorated, "__qualname__", "")
+    found = None if module == "__main__" else getattr(sys.modules.get(module), name, None)
+    return (module, name), found
 
 
 def find_tool(module: str, name: str) -> Any:
-    """What stands at a place that ``place_in_module`` gave."""
+    """The object at a place that ``object_in_module`` gave."""
     return getattr(importlib.import_module(module), name)
 
 
@@ -232,17 +217,10 @@ def _rebuild_tool(
     function: Callable[..., Any],
     context: str | None,
     typed: bool,
-    options: tuple[Any, Any],
+    options: Mapping[str, Any],
 ) -> FunctionTool:
     signature = read_signature(function, spec.name) if typed else None
-    return FunctionTool(
-        spec,
-        function,
-        context,
-        signature=signature,
-        deadline_s=options[0],
-        max_output_chars=options[1],
-    )
+    return FunctionTool(spec, function, context, signature=signature, **options)
 
 
 def _check_takes(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from types import MethodType
-from typing import Any, overload
+from typing import Any, TypedDict, Unpack, overload
 
 from agentrl.errors import ToolError
 from agentrl.tools.base import FunctionTool
@@ -17,37 +17,22 @@ __all__ = ["tool"]
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
+class ToolOptions(TypedDict, total=False):
+    """What ``@tool`` may be told; see :func:`tool`."""
+
+    name: str | None
+    deadline_s: float | None
+    max_output_chars: int | None
+
+
 @overload
-def tool(target: type[Any], /) -> ToolFactory: ...
+def tool(target: type[Any], /, **options: Unpack[ToolOptions]) -> ToolFactory: ...
 @overload
-def tool(
-    target: type[Any],
-    /,
-    *,
-    name: str | None = ...,
-    deadline_s: float | None = ...,
-    max_output_chars: int | None = ...,
-) -> ToolFactory: ...
+def tool(target: Callable[..., Any], /, **options: Unpack[ToolOptions]) -> FunctionTool: ...
 @overload
+def tool(**options: Unpack[ToolOptions]) -> Callable[[Callable[..., Any]], FunctionTool]: ...
 def tool(
-    target: Callable[..., Any],
-    /,
-    *,
-    name: str | None = ...,
-    deadline_s: float | None = ...,
-    max_output_chars: int | None = ...,
-) -> FunctionTool: ...
-@overload
-def tool(
-    *, name: str | None = ..., deadline_s: float | None = ..., max_output_chars: int | None = ...
-) -> Callable[[Callable[..., Any]], FunctionTool]: ...
-def tool(
-    target: Callable[..., Any] | type[Any] | None = None,
-    /,
-    *,
-    name: str | None = None,
-    deadline_s: float | None = None,
-    max_output_chars: int | None = None,
+    target: Callable[..., Any] | type[Any] | None = None, /, **options: Unpack[ToolOptions]
 ) -> Any:
     """Make a tool of a typed function, or a ToolFactory of a class whose ``__call__`` is typed.
 
@@ -68,27 +53,20 @@ def tool(
         ToolError: a parameter has no type hint, or one that JSON cannot carry; the message names both.
     """
     if target is None:
-        return lambda decorated: tool(
-            decorated, name=name, deadline_s=deadline_s, max_output_chars=max_output_chars
-        )
+        return lambda decorated: tool(decorated, **options)
     if isinstance(target, type):
-        own_name = name or _snake_case(target.__name__)
+        name = options.get("name") or _snake_case(target.__name__)
         body = next(
             (vars(base)["__call__"] for base in target.__mro__ if "__call__" in vars(base)), None
         )
         if body is None:
-            raise ToolError(
-                f"tool {own_name!r}: class {target.__name__} needs a typed __call__ method"
-            )
-        read_signature(
-            MethodType(body, target), own_name
-        )  # wrong hints fail here, not in the first episode
-        return ToolFactory(ToolOfClass(target, own_name, deadline_s, max_output_chars))
-    if not hasattr(target, "__name__") and name is None:
-        name = _snake_case(type(target).__name__)
-    return FunctionTool.from_function(
-        target, name=name, deadline_s=deadline_s, max_output_chars=max_output_chars
-    )
+            raise ToolError(f"tool {name!r}: class {target.__name__} needs a typed __call__ method")
+        read_signature(MethodType(body, target), name)  # wrong hints fail before the first episode
+        options["name"] = name
+        return ToolFactory(ToolOfClass(target, **options))  # type: ignore[arg-type]
+    if not hasattr(target, "__name__") and options.get("name") is None:
+        options["name"] = _snake_case(type(target).__name__)
+    return FunctionTool.from_function(target, **options)
 
 
 def _snake_case(name: str) -> str:

@@ -113,7 +113,8 @@ class ToolExecutor:
         started = time.monotonic()
         tool = self._tools.get(call.name)
         if tool is None:
-            output, limit = self._unknown_tool(call.name), self._max_output_chars
+            output = self._unknown_tool(call.name)
+            limit = self._max_output_chars
         else:
             deadline_s = tool.deadline_s or self._deadline_s
             own_seed = seed_for(seed, "call", call.id)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agentrl.errors import ToolError
-from agentrl.tools.base import FunctionTool, Tool, find_tool
+from agentrl.tools.base import FunctionTool, Tool, find_tool, object_in_module
 from agentrl.types import place_of_object
 
 __all__ = ["ToolFactory", "ToolOfClass"]
@@ -21,8 +20,8 @@ class ToolOfClass:
 
     stateful: type[Any]
     name: str
-    deadline_s: float | None
-    max_output_chars: int | None
+    deadline_s: float | None = None
+    max_output_chars: int | None = None
 
     def __call__(self, **args: Any) -> Tool:
         return FunctionTool.from_function(
@@ -93,13 +92,8 @@ class ToolFactory:
 
 def _place(make: ToolOfClass) -> tuple[str, str] | None:
     """Module and name under which the factory of a decorated class stands; None where another process has none."""
-    module, name = make.stateful.__module__, make.stateful.__qualname__
-    stands = getattr(sys.modules.get(module), name, None)
-    return (
-        (module, name)
-        if module != "__main__" and isinstance(stands, ToolFactory) and stands.make is make
-        else None
-    )
+    place, found = object_in_module(make.stateful)
+    return place if isinstance(found, ToolFactory) and found.make is make else None
 
 
 def _found(module: str, name: str, args: Mapping[str, Any]) -> ToolFactory:

@@ -94,7 +94,8 @@ def _additional_properties(
 ) -> Iterator[ValidationError]:
     if not isinstance(instance, Mapping):
         return
-    named, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+    named = schema.get("properties", {})
+    patterns = schema.get("patternProperties", {})
     extra = [
         key
         for key in instance

@@ -104,7 +104,8 @@ def _made_of(found: Any, name: str, args: Mapping[str, Any]) -> Tool | ToolFacto
 @functools.lru_cache(maxsize=64)
 def _built_in(name: str, args: str, base_dir: str) -> Tool:
     """A built-in tool, made once a process for equal arguments: it has no state."""
-    make, given = _BUILT_IN[name], json.loads(args)
+    make = _BUILT_IN[name]
+    given = json.loads(args)
     taken = [own for own in inspect.signature(make).parameters if own != "base_dir"]
     extra = {"base_dir": base_dir} if "base_dir" in inspect.signature(make).parameters else {}
     try:

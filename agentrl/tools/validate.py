@@ -23,7 +23,8 @@ from agentrl.tools.threads import BoundedThreads, DeadlineError
 __all__ = ["argument_faults", "found_faults", "schema_validator"]
 
 _MAX_FAULTS = 3
-_PATTERNS_S, _DEADLINE_S = 1.0, 10.0
+_PATTERNS_S = 1.0
+_DEADLINE_S = 10.0
 _CHECKS = BoundedThreads(4, "agentrl-arguments")
 _REFERENCES = ("$ref", "$dynamicRef")
 _PLAIN_SCHEMA = {"type", "title", "description", "properties", "required", "additionalProperties"}

@@ -24,9 +24,8 @@ def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def client_of(server: OddServer, **settings: Any) -> ChatClient:
-    return ChatServerSpec(
-        server.url, "m", **{"max_backoff_s": 0.01, "timeout_s": 20.0} | settings
-    ).build()
+    quick: dict[str, Any] = {"max_backoff_s": 0.01, "timeout_s": 20.0}
+    return ChatClient(ChatServerSpec(server.url, "m", **quick | settings))
 
 
 async def refusal(server: OddServer, **settings: Any) -> ServerError:
@@ -173,7 +172,7 @@ async def test_the_key_is_sent_and_never_shown(monkeypatch: pytest.MonkeyPatch) 
 
 async def test_a_named_key_that_is_not_set_is_refused() -> None:
     with pytest.raises(ConfigError, match="api_key_env='NO_SUCH_KEY'"):
-        ChatServerSpec("http://x/v1", "m", api_key_env="NO_SUCH_KEY").build()
+        ChatClient(ChatServerSpec("http://x/v1", "m", api_key_env="NO_SUCH_KEY"))
 
 
 async def test_a_server_without_keys_gets_none() -> None:
@@ -221,7 +220,7 @@ def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(
 ) -> None:
     monkeypatch.setenv("MY_KEY", key)
     with pytest.raises(ConfigError, match="MY_KEY must hold a key of printable ASCII") as caught:
-        ChatServerSpec("http://x/v1", "m", api_key_env="MY_KEY").build()
+        ChatClient(ChatServerSpec("http://x/v1", "m", api_key_env="MY_KEY"))
     assert "cret" not in str(caught.value)
 
 
@@ -249,3 +248,24 @@ async def test_any_text_can_be_sent() -> None:
         await client.close()
     assert server.asked[0]["messages"][0]["content"] == text
     assert server.headers[0]["content-type"] == "application/json"
+
+
+async def test_a_retry_leaves_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async with odd_server(failed(503), said("hi")) as server:
+        client = client_of(server)
+        await client.chat(HELLO)
+        await client.close()
+    (record,) = (one for one in caplog.records if one.name == "agentrl.llm.client")
+    assert (record.levelname, vars(record)["event"], vars(record)["status"]) == (
+        "WARNING",
+        "chat_request_retried",
+        503,
+    )
+    assert "answered 503: no" in record.getMessage()
+
+
+async def test_a_redirection_is_not_followed() -> None:
+    elsewhere = Reply(307, "", {"Location": "http://127.0.0.1:1/v1"})
+    async with odd_server(elsewhere) as server:
+        error = await refusal(server)
+    assert (error.status, error.retryable, len(server.asked)) == (307, False, 1)

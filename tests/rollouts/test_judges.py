@@ -24,7 +24,7 @@ class Judge:
 
 
 def judge_at(url: str) -> Judge:
-    return Judge(ChatServerSpec(url, "m", max_retries=1, max_backoff_s=0.01).build())
+    return Judge(ChatClient(ChatServerSpec(url, "m", max_retries=1, max_backoff_s=0.01)))
 
 
 async def test_a_judge_on_a_served_policy_scores_an_episode() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from agentrl.sandbox import BackendReport, SandboxSpec, probe_backends
-from agentrl.sandbox.backends import report_on
+from agentrl.sandbox.sandbox_spec import report_on
 
 
 @pytest.fixture(scope="session")

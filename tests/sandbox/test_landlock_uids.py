@@ -10,7 +10,7 @@ import pytest
 from agentrl.sandbox import BackendReport, Limits
 from agentrl.sandbox.forkserver.server import ForkServer, HostSettings
 from agentrl.sandbox.forkserver.slot_sandbox import ForkedSandbox
-from agentrl.sandbox.host import uids
+from agentrl.sandbox.host.confine import uids
 
 WHO = "import os\nprint(os.getuid(), os.getgid(), os.getgroups())"
 

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from agentrl.sandbox import BackendReport, Sandbox, SandboxSpec
-from agentrl.sandbox.backends import report_on
 from agentrl.sandbox.conformance.excuses import COMETS, PRELUDE, PROGRAMS
+from agentrl.sandbox.sandbox_spec import report_on
 
 RUNS = 60
 RUNS_OF_EVERY_PROGRAM = 12

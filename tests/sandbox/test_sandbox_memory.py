@@ -224,7 +224,7 @@ async def test_sandboxes_die_before_the_process_that_owns_them(
 
 
 def scores_below(pid: int) -> list[int]:
-    from agentrl.sandbox.host import process_tree
+    from agentrl.sandbox.host.run import process_tree
 
     found = []
     for below in process_tree.descendants(pid):

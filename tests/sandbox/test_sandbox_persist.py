@@ -10,7 +10,7 @@ import pytest
 
 from agentrl.errors import ConfigError
 from agentrl.sandbox import BackendReport, Limits, Sandbox, SandboxSpec
-from agentrl.sandbox.backends import report_on
+from agentrl.sandbox.sandbox_spec import report_on
 
 LOST = "the interpreter ended, and its variables with it"
 

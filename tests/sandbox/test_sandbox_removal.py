@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.sandbox.host import removal, usage
+from agentrl.sandbox.host.files import removal, usage
 
 SWAPPER = """
 import ctypes, os, sys

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.sandbox.host import seccomp, syscalls
+from agentrl.sandbox.host.confine import seccomp, syscalls
 
 TABLES = (
     syscalls.ALLOWED,

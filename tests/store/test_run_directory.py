@@ -22,6 +22,7 @@ from agentrl.store import (
     write_json,
     write_text,
 )
+from agentrl.store.atomic import replacing_folder
 
 
 def test_a_new_run_is_found_again(tmp_path: Path) -> None:
@@ -261,3 +262,28 @@ def test_the_environment_is_read_when_none_is_given(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("SOME_API_KEY", "sk-0123456789")
 
     assert mask_secrets("sk-0123456789") == "<masked:SOME_API_KEY>"
+
+
+def test_a_folder_takes_its_place_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    for text in ("first", "second"):
+        with replacing_folder(folder) as part:
+            (part / text).write_text(text)
+    assert [path.name for path in folder.iterdir()] == ["second"]
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_a_folder_that_failed_leaves_the_one_before(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    with replacing_folder(folder) as part:
+        (part / "first").touch()
+
+    def fail() -> None:
+        with replacing_folder(folder) as part:
+            (part / "second").touch()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert [path.name for path in folder.iterdir()] == ["first"]
+    assert list(tmp_path.iterdir()) == [folder]

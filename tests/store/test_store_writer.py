@@ -1,4 +1,4 @@
-"""What the writer keeps, when it spills, waits and fails, and what a death leaves."""
+"""Trajectory writer: what it keeps, when it waits and fails, and what a death leaves."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_secrets_are_masked_in_text(run: RunDirectory, make: Make) -> None:
 
 
 class Gate:
-    """Holds the store's thread before its next record, as a disk that stands still would."""
+    """Holds the store's thread before its next record, as a stuck disk would."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._open = threading.Event()
@@ -148,29 +148,19 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     held.open()
 
 
-def test_a_full_queue_spills_and_keeps_the_order(run: RunDirectory, make: Make, gate: Gate) -> None:
-    with TrajectoryWriter(run, queue_size=2) as writer:
-        for group_index in range(6):
-            writer.write(make(group_index), 0)
-        writer.seal(0)
-        assert writer.counts.spilled == 4
-        gate.open()
-        writer.flush()
-        assert writer.counts.written == 6
-        assert writer.counts.wait_s == 0.0
-
-    column = pq.read_table(run.shard_path(0, "driver", 1), columns=["draw"], partitioning=None)
-    assert column["draw"].to_pylist() == [0, 1, 2, 3, 4, 5]
-    assert len(list(TrajectoryReader(run).get_many(ids(run)))) == 6
-
-
-def test_a_full_spill_makes_write_wait_and_counts_it(
+def test_a_full_queue_makes_write_wait_counts_it_and_loses_nothing(
     run: RunDirectory, make: Make, gate: Gate
 ) -> None:
-    with TrajectoryWriter(run, queue_size=1, max_spill_bytes=1) as writer:
-        writer.write(make(0), 0)
-        writer.write(make(1), 0)  # the spill takes one record of any size
-        waiting = threading.Thread(target=writer.write, args=(make(2), 0))
+    with TrajectoryWriter(run, queue_size=2) as writer:
+        for group_index in range(2):
+            writer.write(make(group_index), 0)
+        assert writer.counts.wait_s == 0.0
+
+        def write_rest() -> None:
+            for group_index in range(2, 6):
+                writer.write(make(group_index), 0)
+
+        waiting = threading.Thread(target=write_rest)
         waiting.start()
         assert gate.reached.wait(60)
         waiting.join(0.05)
@@ -178,13 +168,40 @@ def test_a_full_spill_makes_write_wait_and_counts_it(
         gate.open()
         waiting.join(60)
         assert not waiting.is_alive()
+        writer.seal(0)
+        writer.flush()
+        assert writer.counts.written == 6
         assert writer.counts.wait_s > 0
 
-    assert ids(run) == ["0-0-0", "1-0-0", "2-0-0"]
+    column = pq.read_table(run.shard_path(0, "driver", 1), columns=["draw"], partitioning=None)
+    assert column["draw"].to_pylist() == [0, 1, 2, 3, 4, 5]
+    assert len(list(TrajectoryReader(run).get_many(ids(run)))) == 6
 
 
-def test_a_store_that_stands_still_is_named(run: RunDirectory, make: Make, gate: Gate) -> None:
-    writer = TrajectoryWriter(run, queue_size=1, max_spill_bytes=1, timeout_s=0.2)
+def test_no_more_than_the_queue_holds_is_in_memory(
+    run: RunDirectory, make: Make, gate: Gate
+) -> None:
+    offered: list[int] = []
+    with TrajectoryWriter(run, queue_size=3) as writer:
+
+        def write_all() -> None:
+            for group_index in range(9):
+                offered.append(group_index)
+                writer.write(make(group_index), 0)
+
+        writing = threading.Thread(target=write_all)
+        writing.start()
+        assert gate.reached.wait(60)
+        writing.join(0.2)
+        assert len(offered) == 4  # three queued or in the thread, and the one that waits
+        gate.open()
+        writing.join(60)
+        writer.flush()
+        assert writer.counts.written == 9
+
+
+def test_a_store_that_takes_nothing_is_named(run: RunDirectory, make: Make, gate: Gate) -> None:
+    writer = TrajectoryWriter(run, queue_size=2, timeout_s=0.2)
     writer.write(make(0), 0)
     writer.write(make(1), 0)
 
@@ -214,7 +231,7 @@ def test_a_disk_that_refuses_is_raised_by_the_next_call(run: RunDirectory, make:
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, old[1]))
         writer.write(make(0, num_tokens=1000, text="x" * 4000), 0)
         with pytest.raises(
-            StoreError, match=r"'driver' failed: File too large; .* were not stored: mend that"
+            StoreError, match=r"'driver' failed: File too large; .* were not stored: fix that"
         ):
             writer.flush()
         with pytest.raises(StoreError, match="File too large"):

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.errors import DataError
+from agentrl.store.atomic import replacing_folder
 from agentrl.types.checksum import tensor_checksum
 
 __all__ = [
@@ -115,17 +116,11 @@ def write_weights(folder: Path, model: Path, arrays: Iterable[WeightArray]) -> N
 
     The folder appears whole or not at all.
     """
-    part = folder.with_name(f".{folder.name}.part")
-    if part.exists():
-        shutil.rmtree(part)
-    part.mkdir(parents=True)
-    for file in sorted(model.iterdir()):
-        if file.is_file() and not file.name.endswith(_WEIGHT_SUFFIXES):
-            shutil.copy2(file, part / file.name)
-    _write_safetensors(part / "model.safetensors", tuple(arrays))
-    if folder.exists():
-        shutil.rmtree(folder)
-    part.rename(folder)
+    with replacing_folder(folder) as part:
+        for file in sorted(model.iterdir()):
+            if file.is_file() and not file.name.endswith(_WEIGHT_SUFFIXES):
+                shutil.copy2(file, part / file.name)
+        _write_safetensors(part / "model.safetensors", tuple(arrays))
 
 
 def _write_safetensors(path: Path, arrays: tuple[WeightArray, ...]) -> None:

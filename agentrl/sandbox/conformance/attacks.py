@@ -11,7 +11,6 @@ import json
 import os
 import socket
 import tempfile
-from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -42,10 +41,11 @@ from .bombs import (
     ZERO_HOARD,
 )
 from .programs import FILES, KERNEL, NETWORK, PROCESSES, SECRETS, USER, prelude
-from .verdict import Check, Factory, expect, expect_status
+from .verdict import Check, Factory, Run, Step, expect, held, one_of, steps
 
 _REMOVALS = 4
 _SMALL = Limits(wall_s=20, memory_bytes=96 * 2**20, processes=16)
+_DISK = _SMALL.replace(file_bytes=4 * 2**20, disk_bytes=16 * 2**20)
 
 
 async def _attack(code: str, factory: Factory) -> None:
@@ -69,7 +69,7 @@ async def _attack(code: str, factory: Factory) -> None:
         target |= _listeners(stack, folder)
         async with factory() as sandbox:
             result = await sandbox.run(prelude(json.dumps(target)) + code, limits=_SMALL)
-            expect(b"BREACH" not in result.stdout, "the attack must fail", result)
+            expect(held(result.stdout), "the attack must fail", result)
             expect(b"DONE" in result.stdout, "the attack must run to its end", result)
             expect(result.status in ("ok", "killed"), "and be no failure of the sandbox", result)
         seen = [path for path in made if os.path.exists(path)]
@@ -86,160 +86,93 @@ async def _attack(code: str, factory: Factory) -> None:
 
 
 def _listeners(stack: ExitStack, folder: str) -> dict[str, object]:
-    addresses: dict[str, object] = {}
+    """A socket of each kind that code could reach, by the name that the programs know it by."""
     abstract = f"agentrl-target-{os.getpid()}-{os.urandom(4).hex()}"
-    tcp = stack.enter_context(socket.socket())
-    tcp.bind(("127.0.0.1", 0))
-    addresses["tcp"] = tcp.getsockname()[1]
-    udp = stack.enter_context(socket.socket(type=socket.SOCK_DGRAM))
-    udp.bind(("127.0.0.1", 0))
-    addresses["udp"] = udp.getsockname()[1]
-    path = os.path.join(folder, "socket")
-    named = stack.enter_context(socket.socket(socket.AF_UNIX))
-    named.bind(path)
-    os.chmod(path, 0o777)
-    addresses["unix"] = path
-    listening = [tcp, named]
-    if os.uname().sysname == "Linux":
-        hidden = stack.enter_context(socket.socket(socket.AF_UNIX))
-        hidden.bind("\0" + abstract)
-        listening.append(hidden)
-    addresses["abstract"] = abstract
-    for sock in listening:
-        sock.listen()
-    return addresses | _datagram_targets(stack, folder, abstract)
+    unix = {"unix": f"{folder}/socket", "datagrams": f"{folder}/datagrams"}
+    hidden = {"abstract": abstract, "abstract_datagrams": f"{abstract}-datagrams"}
+    for name in ("unix", "datagrams", "abstract", "abstract_datagrams"):
+        kind = socket.SOCK_DGRAM if "datagrams" in name else socket.SOCK_STREAM
+        if name in hidden and os.uname().sysname != "Linux":
+            continue
+        sock = stack.enter_context(socket.socket(socket.AF_UNIX, kind))
+        sock.bind(unix[name] if name in unix else "\0" + hidden[name])
+        if name in unix:
+            os.chmod(unix[name], 0o777)
+        if kind == socket.SOCK_STREAM:
+            sock.listen()
+    ports = {}
+    for name, kind in (("tcp", socket.SOCK_STREAM), ("udp", socket.SOCK_DGRAM)):
+        sock = stack.enter_context(socket.socket(type=kind))
+        sock.bind(("127.0.0.1", 0))
+        if kind == socket.SOCK_STREAM:
+            sock.listen()
+        ports[name] = sock.getsockname()[1]
+    return {**unix, **hidden, **ports}
 
 
-def _datagram_targets(stack: ExitStack, folder: str, abstract: str) -> dict[str, object]:
-    path = os.path.join(folder, "datagrams")
-    places = {"datagrams": path, "abstract_datagrams": f"{abstract}-datagrams"}
-    stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)).bind(path)
-    os.chmod(path, 0o777)
-    if os.uname().sysname == "Linux":
-        hidden = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM))
-        hidden.bind("\0" + places["abstract_datagrams"])
-    return dict(places)
+def _bomb(
+    rule: str,
+    program: str,
+    *statuses: str,
+    limits: Limits = _SMALL,
+) -> Step:
+    """A run that must end with one of these statuses and print no BREACH."""
+    wanted = {"stdout": held} | ({"status": one_of(*statuses)} if statuses else {})
+    return Step(rule, program, wanted, limits=limits)
 
 
-async def _outliving(code: str, timeout_s: float, status: str, factory: Factory) -> None:
-    """A child that writes a heartbeat must be dead when its run has ended."""
-    async with factory() as sandbox:
-        result = await sandbox.run(code, timeout_s=timeout_s)
-        expect(result.status == status, f"the run itself must end as {status!r}", result)
-        result = await sandbox.run(LOOK_FOR_BEAT)
-        expect(result.stdout == b"True 0\n", "a child must not outlive its run", result)
-
-
-async def _forged_messages(factory: Factory) -> None:
-    """Whatever the code writes to the descriptors that it finds, its result is told by others."""
-    async with factory() as sandbox:
-        result = await sandbox.run(FORGERY)
-        expect(
-            (result.status, result.exit_code, result.stdout) == ("error", 9, b"done\n"),
-            "unforged",
-            result,
-        )
-        expect(
-            (await sandbox.run("print(2)")).stdout == b"2\n",
-            "the next result is the next run's",
-            result,
-        )
+_GOES_ON = Step("the sandbox goes on", "print(1)", {"stdout": b"1\n"})
+_FORKS = Step("others fork", "import os\nos.wait() if os.fork() else None", {"status": "ok"})
 
 
 async def _fork_bomb(factory: Factory) -> None:
     async with factory() as sandbox, factory() as neighbour:
-        result = await sandbox.run(FORK_BOMB, limits=_SMALL)
-        expect(b"BREACH" not in result.stdout, "no more processes than the limit live", result)
-        expect(result.status in ("ok", "killed"), "it is a result", result)
-        for one in (sandbox, neighbour):
-            expect(
-                (await one.run("import os\nos.wait() if os.fork() else None")).status == "ok",
-                "others fork",
-                result,
-            )
+        rule = "no more processes than the limit live"
+        await _bomb(rule, FORK_BOMB, "ok", "killed").play(sandbox)
+        await _FORKS.play(sandbox)
+        await _FORKS.play(neighbour)
 
 
-async def _memory_bomb(made: str, factory: Factory) -> None:
+def _memory_bomb(made: str) -> Run:
     """Many processes that each stay below the limit, together far above it."""
-    async with factory() as sandbox:
-        result = await sandbox.run(MEMORY_BOMB.replace("MADE", made), limits=_SMALL)
-        expect(b"BREACH" not in result.stdout, "all processes together are bounded", result)
-        expect(
-            result.status in ("ok", "oom", "timeout", "error", "killed"), "it is a result", result
-        )
-        expect((await sandbox.run("print(1)")).stdout == b"1\n", "the sandbox goes on", result)
-
-
-async def _one_process(factory: Factory) -> None:
-    async with factory() as sandbox:
-        result = await sandbox.run(GREED, limits=_SMALL)
-        expect(b"BREACH" not in result.stdout, "the memory of one process is bounded", result)
-        expect(result.status in ("ok", "oom", "killed"), "it is a result", result)
-
-
-async def _buffer_bomb(factory: Factory) -> None:
-    """What one process has the kernel hold for it stays below its limit."""
-    async with factory() as sandbox:
-        result = await sandbox.run(BUFFER_BOMB, limits=_SMALL)
-        expect(b"BREACH" not in result.stdout, "buffers of the kernel's are bounded", result)
-        expect(result.status in ("ok", "oom"), "it is a result", result)
+    statuses = ("ok", "oom", "timeout", "error", "killed")
+    program = MEMORY_BOMB.replace("MADE", made)
+    return steps(_bomb("all processes together are bounded", program, *statuses), _GOES_ON)
 
 
 async def _hoard(program: str, factory: Factory) -> None:
     """What a process unmapped and still keeps counts, and costs nobody else anything."""
+    hoard = _bomb("memory that no process shows is bounded", program, "ok", "oom", "killed")
+    wait = "import time\ntime.sleep(2)\nprint('beside')"
+    beside = Step("a neighbour's run goes on", wait, {"stdout": b"beside\n"}, limits=_SMALL)
     async with factory() as sandbox, factory() as neighbour:
-        result, beside = await asyncio.gather(
-            sandbox.run(program, limits=_SMALL),
-            neighbour.run("import time\ntime.sleep(2)\nprint('beside')", limits=_SMALL),
-        )
-        expect(b"BREACH" not in result.stdout, "memory that no process shows is bounded", result)
-        expect(result.status in ("ok", "oom", "killed"), "it is a result", result)
-        expect(beside.stdout == b"beside\n", "a neighbour's run goes on", beside)
+        await asyncio.gather(hoard.play(sandbox), beside.play(neighbour))
 
 
 async def _talk(factory: Factory) -> None:
     """Two sandboxes that live at one time hear nothing of each other."""
     name = f"agentrl-talk-{os.urandom(6).hex()}".encode()
+    rule = "nothing that one sandbox says reaches another"
+    hear = Step(rule, HEAR, {"status": "ok", "stdout": held}, stdin=name)
     async with factory() as one, factory() as other:
-        heard, _ = await asyncio.gather(one.run(HEAR, stdin=name), other.run(SAY, stdin=name))
-        expect_status(heard, "ok")
-        expect(
-            b"BREACH" not in heard.stdout, "nothing that one sandbox says reaches another", heard
-        )
-
-
-async def _disk_fill(factory: Factory) -> None:
-    limits = _SMALL.replace(file_bytes=4 * 2**20, disk_bytes=16 * 2**20)
-    async with factory() as sandbox:
-        result = await sandbox.run(DISK_FILL, limits=limits)
-        expect(b"BREACH" not in result.stdout, "all files together are bounded", result)
+        await asyncio.gather(hear.play(one), other.run(SAY, stdin=name))
 
 
 async def _inode_fill(factory: Factory) -> None:
+    limits = _SMALL.replace(max_files=1000)
     async with factory() as sandbox:
-        result = await sandbox.run(INODE_FILL, limits=_SMALL.replace(max_files=1000))
-        expect(b"BREACH" not in result.stdout, "all files together are counted", result)
+        await _bomb("all files together are counted", INODE_FILL, limits=limits).play(sandbox)
         await sandbox.reset()
-        result = await sandbox.run("open('own', 'w').close()")
-        expect_status(result, "ok")
+        after = Step("a reset frees them", "open('own', 'w').close()", {"status": "ok"})
+        await after.play(sandbox)
 
 
 async def _traces(factory: Factory) -> None:
     """A sandbox that lives after another sees nothing that it left, wherever it could write."""
-    name = f"agentrl-trace-{os.urandom(6).hex()}"
-    for program in (
-        LEAVE,
-        LOOK_FOR_TRACE,
-        LOOK_FOR_TRACE,
-    ):  # the second may get what the first one had
-        async with factory() as sandbox:
-            result = await sandbox.run(program, stdin=name.encode())
-            expect_status(result, "ok")
-            expect(
-                b"BREACH" not in result.stdout,
-                "nothing of one sandbox is left for the next",
-                result,
-            )
+    name = f"agentrl-trace-{os.urandom(6).hex()}".encode()
+    rule = "nothing of one sandbox is left for the next"
+    for program in (LEAVE, LOOK_FOR_TRACE, LOOK_FOR_TRACE):  # the second may get the first's place
+        await steps(Step(rule, program, {"status": "ok", "stdout": held}, stdin=name))(factory)
 
 
 async def _swapped_folders(factory: Factory) -> None:
@@ -272,17 +205,21 @@ async def _neighbour(factory: Factory) -> None:
         )
         folder, pid = found.stdout.decode().split()
         code = f"folder, pid = {folder!r}, {pid}\n" + THEFT
-        result = await thief.run(code)
-        expect_status(result, "ok")
-        expect(b"BREACH" not in result.stdout, "a neighbour's files are out of reach", result)
+        rule = "a neighbour's files are out of reach"
+        await Step(rule, code, {"status": "ok", "stdout": held}).play(thief)
 
 
 def _named(programs: dict[str, str], guarantee: str) -> tuple[Check, ...]:
     return tuple(Check(name, guarantee, partial(_attack, code)) for name, code in programs.items())
 
 
-def _outlives(code: str, timeout_s: float, status: str) -> Callable[[Factory], Awaitable[None]]:
-    return partial(_outliving, BEAT + code, timeout_s, status)
+def _outlives(code: str, timeout_s: float, status: str) -> Run:
+    """A child that writes a heartbeat must be dead when its run has ended."""
+    run = Step(
+        f"the run itself ends as {status!r}", BEAT + code, {"status": status}, timeout_s=timeout_s
+    )
+    look = Step("a child must not outlive its run", LOOK_FOR_BEAT, {"stdout": b"True 0\n"})
+    return steps(run, look)
 
 
 ATTACKS: tuple[Check, ...] = (
@@ -300,13 +237,32 @@ ATTACKS: tuple[Check, ...] = (
         "processes",
         _outlives("while True: pass", 2.0, "timeout"),
     ),
-    Check("forged messages to the host", "processes", _forged_messages),
+    Check(
+        "forged messages to the host",
+        "processes",
+        steps(
+            Step(
+                "what the code writes to the descriptors that it finds changes no result",
+                FORGERY,
+                {"status": "error", "exit_code": 9, "stdout": b"done\n"},
+            ),
+            Step("the next result is the next run's", "print(2)", {"stdout": b"2\n"}),
+        ),
+    ),
     Check("fork bomb", "processes", _fork_bomb),
     *_named(KERNEL, "kernel"),
-    Check("memory bomb of one process", "memory", _one_process),
-    Check("memory bomb of many processes", "memory", partial(_memory_bomb, PRIVATE_MEMORY)),
-    Check("memory bomb of kernel buffers", "memory", _buffer_bomb),
-    Check("memory bomb of shared mappings", "memory", partial(_memory_bomb, SHARED_MEMORY)),
+    Check(
+        "memory bomb of one process",
+        "memory",
+        steps(_bomb("the memory of one process is bounded", GREED, "ok", "oom", "killed")),
+    ),
+    Check("memory bomb of many processes", "memory", _memory_bomb(PRIVATE_MEMORY)),
+    Check(
+        "memory bomb of kernel buffers",
+        "memory",
+        steps(_bomb("buffers of the kernel's are bounded", BUFFER_BOMB, "ok", "oom")),
+    ),
+    Check("memory bomb of shared mappings", "memory", _memory_bomb(SHARED_MEMORY)),
     Check(
         "memory bomb of kernel buffers in many processes",
         "memory",
@@ -316,6 +272,10 @@ ATTACKS: tuple[Check, ...] = (
     Check("hoard of /dev/zero", "memory", partial(_hoard, ZERO_HOARD)),
     Check("hoard of pages in pipes", "memory", partial(_hoard, PIPE_HOARD)),
     *_named(USER, "user"),
-    Check("disk fill", "disk", _disk_fill),
+    Check(
+        "disk fill",
+        "disk",
+        steps(_bomb("all files together are bounded", DISK_FILL, limits=_DISK)),
+    ),
     Check("inode fill", "disk", _inode_fill),
 )

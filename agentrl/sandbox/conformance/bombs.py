@@ -126,7 +126,8 @@ while held < 12: held += len(os.read(read, 12))
 time.sleep(1.5)
 print('BREACH')
 """
-PRIVATE_MEMORY, SHARED_MEMORY = "bytearray(48 * 2**20)", "mmap.mmap(-1, 48 * 2**20)"
+PRIVATE_MEMORY = "bytearray(48 * 2**20)"
+SHARED_MEMORY = "mmap.mmap(-1, 48 * 2**20)"
 
 DISK_FILL = """
 import time

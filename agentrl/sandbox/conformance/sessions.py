@@ -1,88 +1,58 @@
-"""An interpreter that keeps its variables: what lasts, what does not, and that its end is said.
+"""An interpreter that keeps its variables: what lasts, what does not, and the report of its end.
 
 A backend that offers none refuses it with a ConfigError, and passes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 from agentrl.errors import ConfigError
 from agentrl.sandbox.interface import ExecResult, Sandbox
 
-from .verdict import Check, Factory, expect, expect_status
+from .verdict import Check, Factory, Run, Step, steps
 
 _PATIENCE_S = 30.0
+_HAS_X = "print('x' in globals())"
+_BEAT = (
+    "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        while True:\n"
+    "            open('beat', 'a').write('.'); time.sleep(0.01)\n    os._exit(0)\n"
+    "while not os.path.exists('beat'): time.sleep(0.01)"
+)
+_LOOK = "import os, time\nbefore = os.path.getsize('beat')\ntime.sleep(0.3)\nprint(os.path.getsize('beat') - before)"
 
 
 async def last(sandbox: Sandbox, code: str, timeout_s: float = _PATIENCE_S) -> ExecResult:
     return await sandbox.run(code, persist="interpreter", timeout_s=timeout_s)
 
 
-async def _kept(factory: Factory) -> None:
-    async with factory() as sandbox:
-        await last(sandbox, "x = [1]\ndef more(): x.append(len(x) + 1)")
-        result = await last(sandbox, "more()\nprint(x)")
-        expect(result.stdout == b"[1, 2]\n", "variables and functions last", result)
-        result = await last(sandbox, "more()\n1 / 0")
-        expect(
-            result.status == "error" and not result.interpreter_ended,
-            "an exception ends only its run",
-            result,
-        )
-        result = await last(sandbox, "print(x)")
-        expect(
-            (result.stdout, result.stderr) == (b"[1, 2, 3]\n", b""),
-            "each run has its own output",
-            result,
-        )
-        result = await sandbox.run("print('x' in globals())", persist="files")
-        expect(
-            result.stdout == b"False\n", "a run that asks for a fresh interpreter gets one", result
-        )
+def _lasting(rule: str, code: str, timeout_s: float = _PATIENCE_S, **wanted: object) -> Step:
+    """A step in the interpreter that persists."""
+    return Step(rule, code, wanted, persist="interpreter", timeout_s=timeout_s)
 
 
-async def _lost(factory: Factory) -> None:
-    async with factory() as sandbox:
-        for code, status in (("while True: pass", "timeout"), ("import os\nos._exit(3)", "error")):
-            await last(sandbox, "x = 1")
-            result = await last(sandbox, code, timeout_s=2.0)
-            expect_status(result, status)
-            expect(
-                result.interpreter_ended and bool(result.detail),
-                "the end of the interpreter is said",
-                result,
-            )
-            result = await last(sandbox, "print('x' in globals())")
-            expect(result.stdout == b"False\n", "the next run starts afresh", result)
+_UNKNOWN = _lasting("the next run starts afresh", _HAS_X, stdout=b"False\n")
+
+
+def _lost(code: str, status: str) -> tuple[Step, ...]:
+    end = _lasting(
+        "the end of the interpreter is said",
+        code,
+        2.0,
+        status=status,
+        interpreter_ended=True,
+        detail=bool,
+    )
+    return _lasting("it keeps x", "x = 1", status="ok"), end, _UNKNOWN
 
 
 async def _apart(factory: Factory) -> None:
     async with factory() as one, factory() as other:
-        await last(one, "secret = 1")
-        result = await last(other, "print('secret' in globals())")
-        expect(result.stdout == b"False\n", "another sandbox has other variables", result)
+        await last(one, "x = 1")
+        await _UNKNOWN.play(other)
         await one.reset()
-        result = await last(one, "print('secret' in globals())")
-        expect(result.stdout == b"False\n", "a reset ends them", result)
+        await _UNKNOWN.play(one)
 
 
-async def _survivors(factory: Factory) -> None:
-    beat = (
-        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        while True:\n"
-        "            open('beat', 'a').write('.'); time.sleep(0.01)\n    os._exit(0)\n"
-        "while not os.path.exists('beat'): time.sleep(0.01)"
-    )
-    look = "import os, time\nbefore = os.path.getsize('beat')\ntime.sleep(0.3)\nprint(os.path.getsize('beat') - before)"
-    async with factory() as sandbox:
-        expect_status(await last(sandbox, beat), "ok")
-        result = await sandbox.run(look)
-        expect(result.stdout == b"0\n", "a child does not outlive its run", result)
-
-
-def where_offered(
-    check: Callable[[Factory], Awaitable[None]],
-) -> Callable[[Factory], Awaitable[None]]:
+def where_offered(check: Run) -> Run:
     async def run(factory: Factory) -> None:
         async with factory() as sandbox:
             try:
@@ -97,9 +67,39 @@ def where_offered(
 SESSIONS = tuple(
     Check(name, None, where_offered(run))
     for name, run in (
-        ("variables of an interpreter that persists", _kept),
-        ("the end of an interpreter that persists", _lost),
+        (
+            "variables of an interpreter that persists",
+            steps(
+                _lasting("it runs", "x = [1]\ndef more(): x.append(len(x) + 1)", status="ok"),
+                _lasting("variables and functions last", "more()\nprint(x)", stdout=b"[1, 2]\n"),
+                _lasting(
+                    "an exception ends only its run",
+                    "more()\n1 / 0",
+                    status="error",
+                    interpreter_ended=False,
+                ),
+                _lasting(
+                    "each run has its own output", "print(x)", stdout=b"[1, 2, 3]\n", stderr=b""
+                ),
+                Step(
+                    "a run that asks for a fresh interpreter gets one",
+                    _HAS_X,
+                    {"stdout": b"False\n"},
+                    persist="files",
+                ),
+            ),
+        ),
+        (
+            "the end of an interpreter that persists",
+            steps(*_lost("while True: pass", "timeout"), *_lost("import os\nos._exit(3)", "error")),
+        ),
         ("interpreters of two sandboxes", _apart),
-        ("children of an interpreter that persists", _survivors),
+        (
+            "children of an interpreter that persists",
+            steps(
+                _lasting("it runs", _BEAT, status="ok"),
+                Step("a child does not outlive its run", _LOOK, {"stdout": b"0\n"}),
+            ),
+        ),
     )
 )

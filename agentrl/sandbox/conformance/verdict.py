@@ -1,13 +1,15 @@
-"""A named check of a sandbox, and what became of it."""
+"""Verdict: a named check of a sandbox, the steps that it is made of, and its result."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from agentrl.sandbox.interface import ExecResult, Sandbox
 
 Factory = Callable[[], Sandbox]
+Run = Callable[[Factory], Awaitable[None]]
 
 
 class CheckFailed(AssertionError):  # noqa: N818
@@ -27,12 +29,12 @@ class Check:
 
     name: str
     guarantee: str | None
-    run: Callable[[Factory], Awaitable[None]]
+    run: Run
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What became of one check: ``detail`` says what was seen where it did not pass."""
+    """The result of one check; ``detail`` says what was seen where it did not pass."""
 
     name: str
     guarantee: str | None
@@ -40,12 +42,65 @@ class CheckResult:
     detail: str = ""
 
 
+class Step:
+    """One run in a sandbox, and the result that it must have.
+
+    Args:
+        rule: for the message.
+        code: what runs; None for a program in ``options``.
+        wanted: by the name of a field of ``ExecResult``, its value or a predicate of it.
+        options: of ``Sandbox.run``.
+    """
+
+    def __init__(
+        self, rule: str, code: str | bytes | None, wanted: Mapping[str, Any], **options: Any
+    ) -> None:
+        self._rule = rule
+        self._code = code
+        self._wanted = wanted
+        self._options = options
+
+    async def play(self, sandbox: Sandbox) -> ExecResult:
+        """Run it.
+
+        Raises:
+            CheckFailed: the result is another one.
+        """
+        result = await sandbox.run(self._code, **self._options)
+        for name, wanted in self._wanted.items():
+            seen = getattr(result, name)
+            holds = wanted(seen) if callable(wanted) else seen == wanted
+            expect(holds, f"{self._rule} ({name})", result)
+        return result
+
+
+def steps(*sequence: Step) -> Run:
+    """A check that plays these steps in one sandbox."""
+
+    async def run(factory: Factory) -> None:
+        async with factory() as sandbox:
+            for step in sequence:
+                await step.play(sandbox)
+
+    return run
+
+
+def has(*parts: bytes) -> Callable[[bytes], bool]:
+    """Whether an output holds all of these."""
+    return lambda output: all(part in output for part in parts)
+
+
+def one_of(*words: str) -> Callable[[str], bool]:
+    """Whether a status is one of these."""
+    return lambda status: status in words
+
+
+def held(output: bytes) -> bool:
+    """Whether an attack printed no BREACH."""
+    return b"BREACH" not in output
+
+
 def expect(holds: bool, rule: str, seen: object) -> None:
     """Raise :class:`CheckFailed` unless the rule holds."""
     if not holds:
         raise CheckFailed(f"{rule}; seen: {seen!r}")
-
-
-def expect_status(result: ExecResult, status: str) -> None:
-    """Raise :class:`CheckFailed` unless the run ended so."""
-    expect(result.status == status, f"the status must be {status!r}", result)

@@ -145,5 +145,6 @@ def _tar(
 
 def _entry(name: str, kind: bytes, mode: int) -> tarfile.TarInfo:
     entry = tarfile.TarInfo(name)
-    entry.type, entry.mode = kind, mode
+    entry.type = kind
+    entry.mode = mode
     return entry

@@ -13,7 +13,8 @@ from agentrl.sandbox.owner_id import Owner
 from .engine import Client, asked, connect
 from .settings import DockerSettings
 
-_OWNER, _MACHINE = "agentrl.sandbox.owner_id", "agentrl.sandbox.machine"
+_OWNER = "agentrl.sandbox.owner_id"
+_MACHINE = "agentrl.sandbox.machine"
 ROOTS_FOLDER = "/sandbox"
 _CAPABILITIES = (
     "SETUID",  # a uid for each sandbox

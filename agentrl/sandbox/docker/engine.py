@@ -128,7 +128,8 @@ def _reason(error: BaseException, place: str) -> tuple[str, str]:
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
     """The error, what it wraps, and what that wraps: requests and urllib3 hide the cause among the arguments."""
-    pending, seen = [error], set[int]()
+    pending = [error]
+    seen = set[int]()
     while pending:
         one = pending.pop(0)
         if id(one) in seen:

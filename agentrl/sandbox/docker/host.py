@@ -177,7 +177,8 @@ class ContainerHost:
 
     def _on_stream_end(self) -> None:
         with self._lock:
-            links, self._links = self._links, {}
+            links = self._links
+            self._links = {}
         for number in sorted(
             links, reverse=True
         ):  # the supervisor's last, as its end is everyone's

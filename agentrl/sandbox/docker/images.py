@@ -21,7 +21,8 @@ from .settings import LOCAL_PYTHON, DockerSettings
 
 OLDEST_PYTHON = (3, 10)  # the host's own code
 PYTHON_COMMAND = ("python3",)
-_GRAFT_OF, _GRAFT_COMMAND = "agentrl.sandbox.graft-of", "agentrl.sandbox.python"
+_GRAFT_OF = "agentrl.sandbox.graft-of"
+_GRAFT_COMMAND = "agentrl.sandbox.python"
 _REPOSITORY = "agentrl-sandbox"
 
 
@@ -205,7 +206,8 @@ def _has_python(client: Client, image: Image) -> bool:
 def _graft(client: Client, image: Image) -> None:
     """An image with all of another, and this machine's Python in a folder of its own."""
     info = client.api.inspect_image(image.id)
-    engine_arch, own_arch = info["Architecture"], os.uname().machine
+    engine_arch = info["Architecture"]
+    own_arch = os.uname().machine
     if {"amd64": "x86_64", "arm64": "aarch64"}.get(engine_arch, engine_arch) != own_arch:
         raise MachineError(
             f"the image {image.name} has no Python and is for {engine_arch}, this machine is {own_arch}: its Python "

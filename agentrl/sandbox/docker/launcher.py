@@ -168,6 +168,6 @@ def _bootstrap() -> bytes:
     """The length of an archive of the host's modules in 8 bytes, and the archive."""
     out = bytes_io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted(HOST_FOLDER.glob("*.py")):
-            archive.write(path, f"host/{path.name}")
+        for path in sorted(HOST_FOLDER.rglob("*.py")):
+            archive.write(path, f"host/{path.relative_to(HOST_FOLDER)}")
     return len(out.getvalue()).to_bytes(8, "big") + out.getvalue()

@@ -7,7 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from agentrl.sandbox.host.uids import SLOTS
+from agentrl.sandbox.host.confine.uids import SLOTS
 from agentrl.types.section import Count, Listed, Positive, Section
 
 LOCAL_PYTHON = "agentrl-python:local"

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Any
 
 from agentrl.errors import MachineError, SandboxError
-from agentrl.sandbox.host import drop_privileges, namespaced_slot, uids
+from agentrl.sandbox.host.confine import drop_privileges, namespaced_slot, uids
 from agentrl.sandbox.host.interpreter import PROGRAMS, SYSTEM_FILES
 
 from .channel import IOThread
@@ -234,7 +234,7 @@ def _argv_of_root(
     ):  # over the block alone: a uid for each slot
         argv += ["--cap-add", capability]
     order = {"uid": uid, "folders": list(folders.values()), "argv": [*argv, "--", *_command()]}
-    return [*host_argv("drop_privileges"), json.dumps(order)]
+    return [*host_argv("confine.drop_privileges"), json.dumps(order)]
 
 
 def _command() -> list[str]:

@@ -90,7 +90,8 @@ def _mounts(proc: str) -> Iterator[tuple[str, str, str, list[str]]]:
     with open(f"{proc}/mountinfo") as file:
         for line in file:
             here, _, there = line.partition(" - ")
-            fields, (kind, _, options) = here.split(), there.split(maxsplit=2)
+            fields = here.split()
+            (kind, _, options) = there.split(maxsplit=2)
             yield kind, fields[3], fields[4], options.strip().split(",")
 
 
@@ -191,7 +192,8 @@ class CgroupPool:
         """Remove all of them: the host has ended."""
         for cgroup in (*self._idle, *self._lent.values()):
             cgroup.remove()
-        self._idle, self._lent = [], {}
+        self._idle = []
+        self._lent = {}
 
 
 def reap_cgroups() -> list[str]:

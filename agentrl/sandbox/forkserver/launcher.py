@@ -15,7 +15,9 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from agentrl.errors import SandboxError
-from agentrl.sandbox.host import frames, marks, removal
+from agentrl.sandbox.host import frames
+from agentrl.sandbox.host.confine import marks
+from agentrl.sandbox.host.files import removal
 from agentrl.sandbox.owner_id import Owner
 
 from .cgroups import CgroupPool
@@ -196,7 +198,8 @@ class ProcessHost:
         """A host that was killed leaves its folder, and processes of its sandboxes; slots may be ending meanwhile."""
         self._log.close()
         self._cgroups.close()
-        base, deadline = facts.get("base"), time.monotonic() + _REMOVE_S
+        base = facts.get("base")
+        deadline = time.monotonic() + _REMOVE_S
         if base is not None and os.path.exists(base) and sys.platform == "linux":
             marks.end_orphans(_REMOVE_S)
         while base is not None and os.path.exists(base):

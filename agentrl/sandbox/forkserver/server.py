@@ -92,7 +92,8 @@ class Slot:
         self, header: dict[str, Any], blobs: Sequence[bytes] = ()
     ) -> tuple[int, Future[Reply]]:
         """Send a request; its number and the future of its reply."""
-        number, future = next(self._ids), Future[Reply]()
+        number = next(self._ids)
+        future = Future[Reply]()
         with self._lock:
             ended = self._ended
             if not ended:
@@ -137,7 +138,8 @@ class Slot:
         """The slot is gone; whoever waits for a reply hears so."""
         with self._lock:
             self._ended = True
-            pending, self._pending = self._pending, {}
+            pending = self._pending
+            self._pending = {}
         for future in pending.values():
             fail(
                 future,
@@ -266,7 +268,8 @@ class ForkServer:
     def _on_end(self) -> None:
         with self._lock:
             self.ended = True
-            slots, self.slots = self.slots, {}
+            slots = self.slots
+            self.slots = {}
         said = self._host.said()
         error = SandboxError(f"the sandbox host ended{': ' + said if said else ''}")
         if not self._ready.done():

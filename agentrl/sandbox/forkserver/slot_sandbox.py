@@ -230,7 +230,8 @@ class ForkedSandbox(Sandbox):
 
     async def _end_slot(self) -> None:
         with self._lock:
-            slot, self._slot = self._slot, None
+            slot = self._slot
+            self._slot = None
         if slot is None:
             return
         slot.close()

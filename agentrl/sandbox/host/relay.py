@@ -23,7 +23,8 @@ from . import frames, mux, supervisor
 
 _READ_BYTES = 1 << 18
 _MAX_WAITING_BYTES = 64 * 2**20  # for slots that do not read; the owner waits beyond that
-_STDIN, _STDOUT = 0, 1
+_STDIN = 0
+_STDOUT = 1
 
 
 class _Link:

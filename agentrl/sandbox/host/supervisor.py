@@ -15,10 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from . import child, frames, landlock, memory, namespaced_slot, process_tree, removal, seccomp, uids
+from . import frames
+from .confine import landlock, memory, namespaced_slot, seccomp, uids
+from .files import removal
 from .interpreter import Interpreter, preload
-from .pressure import Claims
-from .slot import SlotConfig, slot_main
+from .run import child, process_tree
+from .run.pressure import Claims
+from .run.slot import SlotConfig
+from .run.slot_process import slot_main
 
 _TICK_S = 1.0
 _SLOT_END_S = 2.0
@@ -303,7 +307,8 @@ class Supervisor:
         if self.unswept and process_tree.kill_below(
             {*self.slots, *self.cleaners}, None, self._collect_strays, _SLOT_END_S
         ):
-            ended, self.unswept = self.unswept, []
+            ended = self.unswept
+            self.unswept = []
             for entry in ended:
                 self.remove(entry)
 

@@ -85,7 +85,8 @@ def parse(raw: bytes) -> Request:
 def _target(target: str) -> tuple[str, int, str]:
     try:
         url = urlsplit(target)
-        host, port = url.hostname, url.port or 80
+        host = url.hostname
+        port = url.port or 80
     except ValueError:
         raise BadRequest("400 Bad Request", f"{target[:_MAX_ECHO]!r} is no URL") from None
     if url.scheme != "http" or not host or not is_host(host):
@@ -99,7 +100,8 @@ def _target(target: str) -> tuple[str, int, str]:
 
 def _headers(lines: list[str]) -> tuple[list[str], int]:
     """Those that the server gets, and the length of the body."""
-    kept, lengths = [], set[str]()
+    kept = []
+    lengths = set[str]()
     for line in lines:
         name, colon, value = line.partition(":")
         plain = name.lower()

@@ -76,7 +76,8 @@ class ProxyServer:
         asyncio.run(self._serve())
 
     async def _serve(self) -> None:
-        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
         self._listener.setblocking(False)
         self._loop.add_reader(self._listener, self._accept)
         self._ready.set_result(None)
@@ -162,7 +163,8 @@ class ProxyServer:
         self, request: Request
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | str:
         """A connection to the server, or why there is none."""
-        host, port = request.host, request.port
+        host = request.host
+        port = request.port
         if not self._allow.permits(host, port):
             return f"{host}:{port} is not among the hosts that this sandbox may reach"
         try:

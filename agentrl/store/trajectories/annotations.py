@@ -92,7 +92,8 @@ class AnnotationIndex:
         arrays: dict[str, npt.NDArray[np.generic]] = {}
         for path, record in sorted(found, key=lambda pair: float(pair[1]["recorded_at"])):
             values.update(record["values"])
-            data, offset = read_frame(path, record["frame"]), 0
+            data = read_frame(path, record["frame"])
+            offset = 0
             for name, dtype, size in record["arrays"]:
                 arrays[name] = np.frombuffer(data, dtype, size, offset)
                 offset += arrays[name].nbytes

@@ -41,7 +41,9 @@ def encode_trajectory(
     """
     arrays = token_arrays(trajectory)
     versions = trajectory.policy_versions
-    task, status, turns = trajectory.task, trajectory.status, trajectory.turns
+    task = trajectory.task
+    status = trajectory.status
+    turns = trajectory.turns
     row = {
         "id": _utf8(trajectory.id),
         "draw": trajectory.group_index,

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -28,44 +26,49 @@ __all__ = [
 
 ROW_GROUP_SIZE = 32
 
-_SUMMARY_FIELDS = [
-    pa.field("id", pa.string(), nullable=False),
-    pa.field("draw", pa.int64(), nullable=False),
-    pa.field("sibling", pa.int32(), nullable=False),
-    pa.field("attempt", pa.int32(), nullable=False),
-    pa.field("label", pa.string(), nullable=False),
-    pa.field("purpose", pa.string(), nullable=False),
-    pa.field("step", pa.int64(), nullable=False),
-    pa.field("task_id", pa.string(), nullable=False),
-    pa.field("data_source", pa.string(), nullable=False),
-    pa.field("status", pa.string(), nullable=False),
-    pa.field("status_reason", pa.string(), nullable=False),
-    pa.field("reward", pa.float64()),
-    pa.field("rewards", pa.string(), nullable=False),
-    pa.field("num_turns", pa.int32(), nullable=False),
-    pa.field("num_policy_tokens", pa.int64(), nullable=False),
-    pa.field("num_tokens", pa.int64(), nullable=False),
-    pa.field("policy_version_min", pa.int64()),
-    pa.field("policy_version_max", pa.int64()),
-    pa.field("recorded_at", pa.float64(), nullable=False),
-]
-_TEXT_FIELDS = [
-    pa.field(name, pa.string(), nullable=False)
-    for name in ("status_detail", "prompt", "final_text", "turns", "task", "timings", "info")
-]
-_ARRAY_FIELDS = [
-    pa.field("token_ids", pa.list_(pa.int32()), nullable=False),
-    pa.field("logprobs", pa.list_(pa.float32()), nullable=False),
-    pa.field("policy_versions", pa.list_(pa.int32()), nullable=False),
-    pa.field("turn_index", pa.list_(pa.int32()), nullable=False),
-    pa.field("kinds", pa.list_(pa.int8()), nullable=False),
-]
-_SIDE_FIELD = pa.field("side", pa.binary(), nullable=False)
+_SUMMARY = {
+    "id": pa.string(),
+    "draw": pa.int64(),
+    "sibling": pa.int32(),
+    "attempt": pa.int32(),
+    "label": pa.string(),
+    "purpose": pa.string(),
+    "step": pa.int64(),
+    "task_id": pa.string(),
+    "data_source": pa.string(),
+    "status": pa.string(),
+    "status_reason": pa.string(),
+    "reward": pa.float64(),
+    "rewards": pa.string(),
+    "num_turns": pa.int32(),
+    "num_policy_tokens": pa.int64(),
+    "num_tokens": pa.int64(),
+    "policy_version_min": pa.int64(),
+    "policy_version_max": pa.int64(),
+    "recorded_at": pa.float64(),
+}
+_TEXTS = ("status_detail", "prompt", "final_text", "turns", "task", "timings", "info")
+_ARRAYS = {
+    "token_ids": pa.int32(),
+    "logprobs": pa.float32(),
+    "policy_versions": pa.int32(),
+    "turn_index": pa.int32(),
+    "kinds": pa.int8(),
+}
+_NULLABLE = ("reward", "policy_version_min", "policy_version_max")
+_COLUMNS = {
+    **_SUMMARY,
+    **dict.fromkeys(_TEXTS, pa.string()),
+    **{name: pa.list_(kind) for name, kind in _ARRAYS.items()},
+    "side": pa.binary(),
+}
 
-SCHEMA = pa.schema([*_SUMMARY_FIELDS, *_TEXT_FIELDS, *_ARRAY_FIELDS, _SIDE_FIELD])
+SCHEMA = pa.schema(
+    [pa.field(name, kind, nullable=name in _NULLABLE) for name, kind in _COLUMNS.items()]
+)
 """Fixed: what varies from row to row is a JSON string, so that shards of any runs load together."""
 
-SUMMARY_COLUMNS = tuple(field.name for field in _SUMMARY_FIELDS)
+SUMMARY_COLUMNS = tuple(_SUMMARY)
 """What a list of trajectories shows; reading them touches no text and no tokens."""
 
 # Measured on 128 trajectories of 180 tokens: statistics of text and arrays are a third of the file, and dictionaries
@@ -142,11 +145,8 @@ def read_shard(path: Path) -> Iterator[tuple[Row, TokenArrays]]:
 
 def _row(table: pa.Table) -> tuple[Row, TokenArrays]:
     """The one row of a table."""
-    arrays = {
-        field.name: table[field.name].combine_chunks().flatten().to_numpy()
-        for field in _ARRAY_FIELDS
-    }
-    row: Row = table.drop_columns([field.name for field in _ARRAY_FIELDS]).to_pylist()[0]
+    arrays = {name: table[name].combine_chunks().flatten().to_numpy() for name in _ARRAYS}
+    row: Row = table.drop_columns(list(_ARRAYS)).to_pylist()[0]
     return row, TokenArrays(**arrays, side=row.pop("side"))
 
 
@@ -157,16 +157,11 @@ def _record_batch(rows: Sequence[tuple[Row, TokenArrays]]) -> pa.RecordBatch:
         np.int32
     )
     columns = [
-        pa.array([row[field.name] for row in scalars], type=field.type)
-        for field in (*_SUMMARY_FIELDS, *_TEXT_FIELDS)
+        pa.array([row[name] for row in scalars], type=_COLUMNS[name])
+        for name in (*_SUMMARY, *_TEXTS)
     ]
-    columns += [
-        pa.ListArray.from_arrays(offsets, _values(arrays, field.name), type=field.type)
-        for field in _ARRAY_FIELDS
-    ]
-    columns.append(pa.array([array.side for array in arrays], type=_SIDE_FIELD.type))
+    for name in _ARRAYS:
+        values = np.concatenate([getattr(array, name) for array in arrays])
+        columns.append(pa.ListArray.from_arrays(offsets, values, type=_COLUMNS[name]))
+    columns.append(pa.array([array.side for array in arrays], type=pa.binary()))
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
-
-
-def _values(arrays: Sequence[TokenArrays], name: str) -> npt.NDArray[Any]:
-    return np.concatenate([getattr(array, name) for array in arrays])

@@ -38,29 +38,14 @@ def fields_of(
 
 
 def encode_turn(turn: Turn) -> dict[str, Any]:
+    calls = [
+        {name: part and fields_of(part) for name, part in fields_of(call).items()}
+        for call in turn.calls
+    ]
     return {
-        "index": turn.index,
-        "parent": turn.parent,
-        "agent": turn.agent,
-        "observed": turn.observed,
-        "text": turn.text,
-        "message": turn.message,
-        "images": turn.images,
-        "calls": [
-            {
-                name: None if part is None else fields_of(part)
-                for name, part in fields_of(call).items()
-            }
-            for call in turn.calls
-        ],
-        "finish_reason": turn.finish_reason,
-        "rewards": turn.rewards,
-        "sampling": None if turn.sampling is None else fields_of(turn.sampling),
-        "state_key": turn.state_key,
-        "stale_kv": turn.stale_kv,
-        "cached_tokens": turn.cached_tokens,
-        "timings": turn.timings,
-        "info": turn.info,
+        **{name: getattr(turn, name) for name in turn.__slots__},
+        "calls": calls,
+        "sampling": turn.sampling and fields_of(turn.sampling),
         "context": [_encode_segment(segment) for segment in turn.context],
         "completion": [_encode_segment(segment) for segment in turn.completion],
     }
@@ -94,7 +79,8 @@ class SegmentReader:
         self._side = 0
 
     def segment(self, layout: Mapping[str, Any]) -> Segment:
-        start, end = self._token, self._token + layout["num_tokens"]
+        start = self._token
+        end = self._token + layout["num_tokens"]
         kind = SegmentKind(layout["kind"])
         if end > self._arrays.token_ids.size:
             raise ValueError(
@@ -114,7 +100,8 @@ class SegmentReader:
         )
 
     def _side_array(self, layout: Mapping[str, Any]) -> npt.NDArray[np.generic]:
-        dtype, shape = np.dtype(layout["dtype"]), tuple(layout["shape"])
+        dtype = np.dtype(layout["dtype"])
+        shape = tuple(layout["shape"])
         count = int(np.prod(shape, dtype=np.int64))
         array = (
             np.frombuffer(self._arrays.side, dtype, count, self._side)
@@ -125,10 +112,8 @@ class SegmentReader:
         return cast("npt.NDArray[np.generic]", array.reshape(shape).copy())
 
     def assert_used(self) -> None:
-        used, given = (
-            (self._token, self._side),
-            (self._arrays.token_ids.size, len(self._arrays.side)),
-        )
+        used = (self._token, self._side)
+        given = (self._arrays.token_ids.size, len(self._arrays.side))
         if used != given:
             raise ValueError(f"its segments use {used} tokens and side bytes of {given}")
 
@@ -151,7 +136,9 @@ def decode_turn(record: dict[str, Any], cursor: SegmentReader) -> Turn:
 
 
 def _decode_call(record: dict[str, Any]) -> CallRecord:
-    call, problem, result = record["call"], record["problem"], record["result"]
+    call = record["call"]
+    problem = record["problem"]
+    result = record["result"]
     return CallRecord(
         call=None if call is None else ToolCall(**call),
         problem=None if problem is None else CallProblem(**problem),

@@ -1,4 +1,10 @@
-"""The writer of trajectories: a thread of its own, so that the store costs the loop a queue's append."""
+"""Trajectory writer: stores what a run makes on a thread of its own, behind a bounded queue.
+
+- ``write`` costs the caller an append to the queue; a full queue makes it wait, and the wait is counted.
+- A trajectory is never dropped; an annotation is, and counted, when the queue is full.
+- One condition guards the queue and all counts. Callers append and wait; the writer's thread alone
+  encodes, touches the live files and seals them, without holding the condition.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +12,11 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
 from types import TracebackType
-from typing import TypeAlias
+from typing import Literal
 
 import zstandard
 
@@ -22,7 +29,6 @@ from agentrl.store.trajectories.annotations import Annotation, encode_annotation
 from agentrl.store.trajectories.codec import encode_trajectory
 from agentrl.store.trajectories.live import FramedRecord, FramedWriter
 from agentrl.store.trajectories.sealing import StepFiles
-from agentrl.store.trajectories.spill import Spilled, SpillFile
 from agentrl.types import Trajectory
 
 __all__ = ["TrajectoryWriter", "WriterCounts"]
@@ -36,7 +42,6 @@ class WriterCounts:
 
     Args:
         written: trajectories that are in a live file or a shard.
-        spilled: trajectories that went by way of the local disk, because the queue was full.
         recovered: trajectories that an earlier writer of this name left unsealed, and this one sealed.
         annotations: annotations written.
         dropped_annotations: annotations lost because the queue was full.
@@ -44,7 +49,6 @@ class WriterCounts:
     """
 
     written: int = 0
-    spilled: int = 0
     recovered: int = 0
     annotations: int = 0
     dropped_annotations: int = 0
@@ -52,56 +56,29 @@ class WriterCounts:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Write:
-    trajectory: Trajectory
-    step: int
-    recorded_at: float
+class _Entry:
+    """Work for the writer's thread.
 
+    Args:
+        work: is called once.
+        counted: the count that it raises; such an entry also takes room in the queue.
+    """
 
-@dataclass(frozen=True, slots=True)
-class _WriteSpilled:
-    place: Spilled
-    step: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Annotate:
-    annotation: Annotation
-    recorded_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Seal:
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Sync:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class _Close:
-    pass
-
-
-_Entry: TypeAlias = _Write | _WriteSpilled | _Annotate | _Seal | _Sync | _Close
+    work: Callable[[], None]
+    counted: Literal["written", "annotations", ""] = ""
 
 
 class TrajectoryWriter:
     """Stores trajectories while the run goes on.
 
-    ``write`` and ``seal`` only queue. A full queue spills to local disk; a full spill makes ``write`` wait. What fails
-    behind the queue is raised by the next call, and every later one. A trajectory is never dropped; an annotation is,
-    and counted, when the queue is full. Survives the death of the process: all that was sealed, and all that reached
-    the live files, which ``flush`` waits for and the next writer of the same name seals.
+    A failure behind the queue is raised by the next call and by every later one. What was sealed
+    survives the death of the process, and so does what reached the live files: ``flush`` waits for
+    them, and the next writer of the same name seals them.
 
     Args:
         run: where.
         writer: names this writer's files; one process at a time may use a name.
-        queue_size: trajectories held in memory.
-        max_spill_bytes: what may lie on local disk.
-        spill_folder: a local folder; the system's temporary one where None.
+        queue_size: trajectories and annotations held in memory.
         timeout_s: how long a call waits without any progress of the store.
         mask: hides secrets in all text; made from this process's environment where None.
 
@@ -115,8 +92,6 @@ class TrajectoryWriter:
         writer: str = "driver",
         *,
         queue_size: int = 4096,
-        max_spill_bytes: int = 4 << 30,
-        spill_folder: Path | None = None,
         timeout_s: float = 600.0,
         mask: SecretMask | None = None,
     ) -> None:
@@ -129,20 +104,20 @@ class TrajectoryWriter:
         self._files = StepFiles(run, writer)
         self._annotations: FramedWriter | None = None
         self._compressor = zstandard.ZstdCompressor()
-        self._spill_compressor = zstandard.ZstdCompressor()
-        self._spill = SpillFile(spill_folder, max_spill_bytes)
         self._queue: deque[_Entry] = deque()
         self._in_memory = 0
         self._issued = 0
         self._handled = 0
         self._error: StoreError | None = None
         self._closed = False
+        # Guards all of the above but the files; notified when an entry is queued or handled, and on failure.
         self._changed = threading.Condition()
         try:
             self._counts = WriterCounts(recovered=self._files.recover())
         except BaseException:
             os.close(self._lock_file)
             raise
+        # Takes the entries in order and ends after the last; a daemon, so that a stuck disk holds up no exit.
         self._thread = threading.Thread(target=self._work, name=f"store-{writer}", daemon=True)
         self._thread.start()
 
@@ -161,17 +136,8 @@ class TrajectoryWriter:
         recorded_at = time.time()
         with self._changed:
             self._wait_for_room()
-            if self._in_memory < self._queue_size:
-                self._in_memory += 1
-                self._put(_Write(trajectory, step, recorded_at))
-                return
-            record = self._encode(trajectory, step, recorded_at, self._spill_compressor)
-            try:
-                place = self._spill.put(record)
-            except OSError as error:
-                raise self._fail(error, "the spill file on local disk cannot be written") from error
-            self._count(spilled=1)
-            self._put(_WriteSpilled(place, step))
+            work = partial(self._store, trajectory, step, recorded_at)
+            self._put(_Entry(work, "written"))
 
     def annotate(self, annotation: Annotation) -> bool:
         """Queue what was learned of a trajectory; False, and counted, where the queue is full.
@@ -184,8 +150,7 @@ class TrajectoryWriter:
             if self._in_memory >= self._queue_size:
                 self._count(dropped_annotations=1)
                 return False
-            self._in_memory += 1
-            self._put(_Annotate(annotation, time.time()))
+            self._put(_Entry(partial(self._note, annotation, time.time()), "annotations"))
             return True
 
     def seal(self, step: int) -> None:
@@ -196,7 +161,7 @@ class TrajectoryWriter:
         """
         with self._changed:
             self._assert_usable()
-            self._put(_Seal(step))
+            self._put(_Entry(partial(self._files.seal, step)))
 
     def flush(self) -> None:
         """Wait until all that was queued is done, and durable.
@@ -206,7 +171,7 @@ class TrajectoryWriter:
         """
         with self._changed:
             self._assert_usable()
-            self._put(_Sync())
+            self._put(_Entry(self._sync))
             self._wait_until_handled(self._issued)
 
     def close(self) -> None:
@@ -219,13 +184,12 @@ class TrajectoryWriter:
             if self._closed:
                 return
             self._closed = True
-            self._put(_Close())
+            self._put(_Entry(self._files.seal_all))
         try:
             with self._changed:
                 self._wait_until_handled(self._issued)
         finally:
             self._thread.join(self._timeout_s)
-            self._spill.close()
             os.close(self._lock_file)
 
     def __enter__(self) -> TrajectoryWriter:
@@ -248,6 +212,7 @@ class TrajectoryWriter:
 
     def _put(self, entry: _Entry) -> None:
         self._queue.append(entry)
+        self._in_memory += bool(entry.counted)
         self._issued += 1
         self._changed.notify_all()
 
@@ -263,7 +228,7 @@ class TrajectoryWriter:
     def _wait_for_room(self) -> None:
         self._assert_usable()
         started = time.monotonic()
-        while self._in_memory >= self._queue_size and not self._spill.has_room():
+        while self._in_memory >= self._queue_size:
             self._wait_for_progress()
             self._assert_usable()
         if (waited := time.monotonic() - started) > 1e-3:
@@ -295,7 +260,7 @@ class TrajectoryWriter:
         waiting = self._issued - self._handled
         failure = write_failure(what, self._run.root, error)
         self._error = type(failure)(
-            f"{failure}; {waiting} entries for {self._run.root} were not stored: mend that, then --resume"
+            f"{failure}; {waiting} entries for {self._run.root} were not stored: fix that, then --resume"
         )
         self._error.__cause__ = error
         self._changed.notify_all()
@@ -306,11 +271,18 @@ class TrajectoryWriter:
     def _work(self) -> None:
         try:
             while True:
-                entry = self._next()
-                self._handle(entry)
-                self._done(entry)
-                if isinstance(entry, _Close):
-                    return
+                with self._changed:
+                    self._changed.wait_for(lambda: self._queue)
+                    entry = self._queue.popleft()
+                entry.work()
+                with self._changed:
+                    self._handled += 1
+                    self._in_memory -= bool(entry.counted)
+                    if entry.counted:
+                        self._count(**{entry.counted: 1})
+                    self._changed.notify_all()
+                    if self._closed and not self._queue:
+                        return
         except Exception as error:  # noqa: BLE001  whatever ended the thread is raised by the next call
             with self._changed:
                 self._fail(error, f"the trajectory writer {self._writer!r} failed")
@@ -319,59 +291,23 @@ class TrajectoryWriter:
             if self._annotations is not None:
                 self._annotations.close()
 
-    def _next(self) -> _Entry:
-        with self._changed:
-            self._changed.wait_for(lambda: self._queue)
-            return self._queue.popleft()
-
-    def _handle(self, entry: _Entry) -> None:
-        match entry:
-            case _Write(trajectory, step, recorded_at):
-                self._files.append(
-                    step, self._encode(trajectory, step, recorded_at, self._compressor)
-                )
-            case _WriteSpilled(place, step):
-                with self._changed:
-                    record = self._spill.take(place)
-                self._files.append(step, record)
-            case _Annotate(annotation, recorded_at):
-                if self._annotations is None:
-                    self._annotations = FramedWriter(self._run.annotations_path(self._writer))
-                self._annotations.append(
-                    encode_annotation(
-                        annotation, recorded_at=recorded_at, compressor=self._compressor
-                    )
-                )
-            case _Seal(step):
-                self._files.seal(step)
-            case _Sync():
-                self._files.sync()
-                if self._annotations is not None:
-                    self._annotations.sync()
-            case _Close():
-                self._files.seal_all()
-
-    def _done(self, entry: _Entry) -> None:
-        with self._changed:
-            self._handled += 1
-            self._in_memory -= isinstance(entry, _Write | _Annotate)
-            if isinstance(entry, _Write | _WriteSpilled):
-                self._count(written=1)
-            elif isinstance(entry, _Annotate):
-                self._count(annotations=1)
-            self._changed.notify_all()
-
-    def _encode(
-        self,
-        trajectory: Trajectory,
-        step: int,
-        recorded_at: float,
-        compressor: zstandard.ZstdCompressor,
-    ) -> FramedRecord:
+    def _store(self, trajectory: Trajectory, step: int, recorded_at: float) -> None:
         for image in trajectory.images().values():
             if image.data is not None:  # else it was read from a store
                 self._run.write_blob(image.data)
         row, arrays = encode_trajectory(trajectory, step=step, recorded_at=recorded_at)
         for column in _MASKED_COLUMNS:
             row[column] = self._mask(row[column])
-        return FramedRecord.of(row, arrays.pack(), compressor)
+        self._files.append(step, FramedRecord.of(row, arrays.pack(), self._compressor))
+
+    def _note(self, annotation: Annotation, recorded_at: float) -> None:
+        if self._annotations is None:
+            self._annotations = FramedWriter(self._run.annotations_path(self._writer))
+        self._annotations.append(
+            encode_annotation(annotation, recorded_at=recorded_at, compressor=self._compressor)
+        )
+
+    def _sync(self) -> None:
+        self._files.sync()
+        if self._annotations is not None:
+            self._annotations.sync()

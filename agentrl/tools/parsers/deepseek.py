@@ -9,15 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from agentrl.tools.parsers.reading import Reading, whole_json
+from agentrl.tools.parsers.reading import Reading
 from agentrl.tools.parsers.reasoning import split_reasoning
 from agentrl.tools.parsers.stable_prefix import Marks
-from agentrl.tools.parsers.strict_json import JSONFault
 from agentrl.types import ParsedMessage, ToolSpec
 
 __all__ = ["DeepSeekParser"]
 
-_OPEN, _CLOSE, _SEP = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
+_OPEN = "<｜tool▁call▁begin｜>"
+_CLOSE = "<｜tool▁call▁end｜>"
+_SEP = "<｜tool▁sep｜>"
 _BLOCKS = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 _MARK = re.compile("|".join(map(re.escape, (_OPEN, _CLOSE, *_BLOCKS))))
 _FORM = f"{_OPEN}function{_SEP}NAME\\n```json\\n{{...}}\\n```{_CLOSE}"
@@ -33,18 +34,13 @@ class DeepSeekParser:
         """The assistant's message; see ToolCallParser."""
         reasoning, rest = split_reasoning(text, before=_OPEN)
         reading = Reading()
-        position = 0
-        while not reading.full and (mark := _MARK.search(rest, position)):
-            between = rest[position : mark.start()]
-            reading.content.append(between if between.strip() else "")
-            position = mark.end()
-            if mark.group() == _CLOSE:
-                reading.problem(
-                    "unclosed", f"{_CLOSE} closes nothing; begin a call with {_OPEN}", _CLOSE
-                )
-            elif mark.group() == _OPEN:
-                position = _read_call(rest, mark.start(), reading)
-        reading.rest(rest[position:], (_OPEN, _CLOSE))
+        reading.blocks(
+            rest,
+            _MARK,
+            (_OPEN, _CLOSE),
+            lambda start: _read_call(rest, start, reading),
+            keep_blanks=False,
+        )
         return reading.message(reasoning)
 
 
@@ -65,18 +61,9 @@ def _read_call(text: str, start: int, reading: Reading) -> int:
     if kind.strip() == "function" and "\n" in rest:
         name, _, written = rest.partition("\n")
     else:
-        name, written = kind, rest
-    if not name.strip():
-        reading.problem("missing_name", f"the call has no name; write it as {_FORM}", raw)
-        return end.end()
-    try:
-        arguments = whole_json(_unfenced(written.strip()))
-    except JSONFault as fault:
-        reading.problem(
-            "malformed_json", f"the arguments are no valid JSON: {fault}; write {_FORM}", raw
-        )
-    else:
-        reading.named_call(name.strip(), arguments, raw, what="the arguments' JSON")
+        name = kind
+        written = rest
+    reading.written_call(name.strip(), _unfenced(written.strip()), raw, form=_FORM)
     return end.end()
 
 

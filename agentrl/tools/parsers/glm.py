@@ -19,7 +19,8 @@ from agentrl.types import ParsedMessage, ToolSpec
 
 __all__ = ["GLMParser"]
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_OPEN = "<tool_call>"
+_CLOSE = "</tool_call>"
 _FORM = "<tool_call>NAME\\n<arg_key>KEY</arg_key>\\n<arg_value>VALUE</arg_value>\\n</tool_call>"
 _NAME = re.compile(r"\s*([^\s<>]+)")
 _TAG = re.compile(r"</?tool_call>")
@@ -39,17 +40,9 @@ class GLMParser:
         reasoning, rest = split_reasoning(text, before=_OPEN)
         schemas = {tool.name: tool.parameters.get("properties", {}) for tool in tools}
         reading = Reading()
-        position = 0
-        while not reading.full and (tag := _TAG.search(rest, position)):
-            reading.content.append(rest[position : tag.start()])
-            position = tag.end()
-            if tag.group() == _CLOSE:
-                reading.problem(
-                    "unclosed", f"{_CLOSE} closes nothing; begin a call with {_OPEN}", _CLOSE
-                )
-            else:
-                position = _read_block(rest, tag.start(), schemas, reading)
-        reading.rest(rest[position:], (_OPEN, _CLOSE))
+        reading.blocks(
+            rest, _TAG, (_OPEN, _CLOSE), lambda start: _read_block(rest, start, schemas, reading)
+        )
         return reading.message(reasoning)
 
 

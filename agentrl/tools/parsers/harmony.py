@@ -10,14 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from agentrl.tools.parsers.reading import Reading, whole_json
+from agentrl.tools.parsers.reading import Reading
 from agentrl.tools.parsers.stable_prefix import Marks
-from agentrl.tools.parsers.strict_json import JSONFault
 from agentrl.types import ParsedMessage, ToolSpec
 
 __all__ = ["HarmonyParser"]
 
-_START, _MESSAGE = "<|start|>", "<|message|>"
+_START = "<|start|>"
+_MESSAGE = "<|message|>"
 _END = re.compile(r"<\|(?:end|call|return)\|>|(?=<\|start\|>)")
 _RECIPIENT = re.compile(r"\bto=(\S+?)(?=<\||\s|$)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*([a-z]+)")
@@ -35,7 +35,8 @@ class HarmonyParser:
 
     def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
         """The assistant's message; see ToolCallParser."""
-        reading, thoughts = Reading(one_call=True), list[str]()
+        reading = Reading(one_call=True)
+        thoughts = list[str]()
         position = 0
         while position < len(text) and not reading.full:
             opening = text.find(_MESSAGE, position)
@@ -44,7 +45,8 @@ class HarmonyParser:
                 break
             end = _END.search(text, opening + len(_MESSAGE))
             stop, following = (end.start(), end.end()) if end else (len(text), len(text))
-            header, body = text[position:opening], text[opening + len(_MESSAGE) : stop]
+            header = text[position:opening]
+            body = text[opening + len(_MESSAGE) : stop]
             _read_message(header.removeprefix(_START), body, text[position:stop], reading, thoughts)
             position = following
         else:
@@ -56,26 +58,12 @@ def _read_message(header: str, body: str, raw: str, reading: Reading, thoughts: 
     recipient = _RECIPIENT.search(header)
     channel = _CHANNEL.search(header)
     if recipient is not None:
-        _read_call(recipient.group(1), body, raw, reading)
+        name = recipient.group(1).removeprefix("functions.")
+        reading.written_call(name, body, raw, form=_FORM)
     elif channel is not None and channel.group(1) == "analysis":
         thoughts.append(body.strip())
     else:
         reading.content += ["\n\n" if reading.content else "", body] if body else []
-
-
-def _read_call(recipient: str, body: str, raw: str, reading: Reading) -> None:
-    name = recipient.removeprefix("functions.")
-    if not name:
-        reading.problem("missing_name", f"the call has no name; write it as {_FORM}", raw)
-        return
-    try:
-        arguments = whole_json(body)
-    except JSONFault as fault:
-        reading.problem(
-            "malformed_json", f"the arguments are no valid JSON: {fault}; write {_FORM}", raw
-        )
-    else:
-        reading.named_call(name, arguments, raw, what="the arguments' JSON")
 
 
 def _without_message(text: str, reading: Reading) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from agentrl.tools.parsers.reading import Reading
 from agentrl.tools.parsers.reasoning import split_reasoning
@@ -16,7 +17,8 @@ from agentrl.types import ParsedMessage, ToolSpec
 
 __all__ = ["HermesParser"]
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_OPEN = "<tool_call>"
+_CLOSE = "</tool_call>"
 _TAG = re.compile(r"</?tool_call>")
 _FORM = '{"name": "...", "arguments": {...}}'
 
@@ -35,30 +37,23 @@ class HermesParser:
         """
         reasoning, rest = split_reasoning(text, before=_OPEN)
         reading = Reading()
-        position = 0
-        while not reading.full and (tag := _TAG.search(rest, position)):
-            reading.content.append(rest[position : tag.start()])
-            if tag.group() == _CLOSE:
-                detail = f"{_CLOSE} closes nothing; begin a call with {_OPEN}"
-                reading.problem("unclosed", detail, _CLOSE)
-                position = tag.end()
-            else:
-                position = _read_block(rest, tag.end(), reading)
-        reading.rest(rest[position:], (_OPEN, _CLOSE))
+        reading.blocks(rest, _TAG, (_OPEN, _CLOSE), lambda start: _read_block(rest, start, reading))
         return reading.message(reasoning)
 
 
 def _read_block(text: str, start: int, reading: Reading) -> int:
-    """Read the block whose body starts at ``start``; gives the position where the search goes on."""
+    """Read the block that opens at ``start``; gives the position where the search goes on."""
+    value: Any = None
+    fault: JSONFault | None = None
+    body_end = start + len(_OPEN)
     try:
-        value, body_end = read_json(text, start)
-        fault = None
+        value, body_end = read_json(text, body_end)
     except JSONFault as found:
-        value, body_end, fault = None, start, found
+        fault = found
     end = _TAG.search(text, body_end)
     closed = end is not None and end.group() == _CLOSE
     block_end = end.end() if end and closed else end.start() if end else len(text)
-    raw = text[start - len(_OPEN) : block_end]
+    raw = text[start:block_end]
     if not closed:
         detail = f"the call is not closed; end it with {_CLOSE}" + (f" ({fault})" if fault else "")
         reading.problem("unclosed", detail, raw)

@@ -43,7 +43,8 @@ class LlamaParser:
         reading = Reading(one_call=True)
         position = 0
         while not reading.full and (start := _next_call(rest, position)) is not None:
-            before, tagged = rest[position:start], rest.startswith(_TAG, start)
+            before = rest[position:start]
+            tagged = rest.startswith(_TAG, start)
             reading.content.append("" if position and _BETWEEN.fullmatch(before) else before)
             position = (
                 _read_tagged(rest, start, reading)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +38,37 @@ class Reading:
     def full(self) -> bool:
         """Whether no more calls are read; what follows is for ``rest``."""
         return len(self.calls) + len(self.problems) >= _MOST
+
+    def blocks(
+        self,
+        text: str,
+        mark: re.Pattern[str],
+        ends: tuple[str, str],
+        read: Callable[[int], int],
+        *,
+        keep_blanks: bool = True,
+    ) -> None:
+        """Read a completion whose calls stand between two marks.
+
+        Args:
+            text: the completion without its thoughts.
+            mark: finds the two, and further texts that are no words.
+            ends: with which a call opens and closes.
+            read: reads the call that opens at a position; gives the position where the search goes on.
+            keep_blanks: whether white space between two marks was said.
+        """
+        opens, closes = ends
+        position = 0
+        while not self.full and (found := mark.search(text, position)):
+            between = text[position : found.start()]
+            self.content.append(between if keep_blanks or between.strip() else "")
+            position = found.end()
+            if found.group() == closes:
+                detail = f"{closes} closes nothing; begin a call with {opens}"
+                self.problem("unclosed", detail, closes)
+            elif found.group() == opens:
+                position = read(found.start())
+        self.rest(text[position:], ends)
 
     def rest(self, text: str, marks: Iterable[str]) -> None:
         """The end of a completion, in which no call is read.
@@ -99,6 +131,19 @@ class Reading:
             )
             return
         self.named_call(name.strip(), value.get(key, {}), raw, what=f'"{key}"')
+
+    def written_call(self, name: str, arguments: str, raw: str, *, form: str) -> None:
+        """Judges a call whose arguments are a text of JSON; ``form`` is one as it should be written."""
+        if not name:
+            self.problem("missing_name", f"the call has no name; write it as {form}", raw)
+            return
+        try:
+            value = whole_json(arguments)
+        except JSONFault as fault:
+            detail = f"the arguments are no valid JSON: {fault}; write {form}"
+            self.problem("malformed_json", detail, raw)
+        else:
+            self.named_call(name, value, raw, what="the arguments' JSON")
 
     def named_call(self, name: str, arguments: Any, raw: str, *, what: str) -> None:
         """Judges the arguments of a call whose name is known; ``what`` they are called, for messages."""

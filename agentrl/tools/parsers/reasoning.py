@@ -4,7 +4,8 @@ from __future__ import annotations
 
 __all__ = ["THOUGHTS_CLOSE", "THOUGHTS_OPEN", "opened_thoughts", "split_reasoning"]
 
-THOUGHTS_OPEN, THOUGHTS_CLOSE = "<think>", "</think>"
+THOUGHTS_OPEN = "<think>"
+THOUGHTS_CLOSE = "</think>"
 
 
 def opened_thoughts(prompt_end: str) -> str:

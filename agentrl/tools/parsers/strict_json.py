@@ -16,7 +16,9 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 _STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
 _DIGITS = re.compile(r"\d{2,}+")
 _BEGINS = re.compile(r'["\[{]|-?\d|true|false|null|NaN|-?Infinity')
-_WINDOW, _GROWTH, _LONGEST_TOKEN = 512, 8, 16
+_WINDOW = 512
+_GROWTH = 8
+_LONGEST_TOKEN = 16
 
 
 class JSONFault(ValueError):  # noqa: N818 - what a text has, not what a program does

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from agentrl.errors import StoreError
-from agentrl.store import write_failure
+from agentrl.store import write_failure, write_text
 from agentrl.training.fsdp.sharding import sharded_parameters
 
 __all__ = ["load_checkpoint", "save_checkpoint"]
@@ -157,12 +156,8 @@ def _hashes(folder: Path, pattern: str) -> dict[str, dict[str, Any]]:
 
 
 def _write_listing(folder: Path, files: dict[str, dict[str, Any]], purpose: str) -> None:
-    draft = folder / f"{_LISTING}.tmp"
-    with draft.open("w") as file:
-        json.dump({"purpose": purpose, "files": files}, file, indent=1, sort_keys=True)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.rename(folder / _LISTING)
+    listing = {"purpose": purpose, "files": files}
+    write_text(folder / _LISTING, json.dumps(listing, indent=1, sort_keys=True))
 
 
 def _check_whole(folder: Path) -> None:

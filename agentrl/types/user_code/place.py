@@ -14,7 +14,8 @@ def place_of_object(target: Any) -> str:
     if not (inspect.isroutine(target) or inspect.isclass(target)):
         target = type(target)
     try:
-        file, (_, line) = inspect.getsourcefile(target), inspect.getsourcelines(target)
+        file = inspect.getsourcefile(target)
+        (_, line) = inspect.getsourcelines(target)
     except (OSError, TypeError):  # built in, or typed at a prompt
         return ""
     return f"{file}:{line}" if file else ""

@@ -8,16 +8,16 @@ import selectors
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from . import child, frames, process_tree, safe_fs
+from .. import frames
+from ..files import safe_fs
+from . import child, process_tree
 from .job import job_of
 from .output import CHUNK, Output
 from .session import InterpreterSession, SessionBroken
+from .slot import Slot
 from .watch import SpaceShort, Watch
-
-if TYPE_CHECKING:
-    from .slot import Slot
 
 _WATCH_S = 0.1
 _REAP_S = 20.0
@@ -97,7 +97,8 @@ class _Execution:
                 slot.end_session()
                 process_tree.reap_all()
                 slot.lost_unsaid = True
-        self.starts_afresh, slot.lost_unsaid = slot.lost_unsaid, False
+        self.starts_afresh = slot.lost_unsaid
+        slot.lost_unsaid = False
         if slot.session is None:
             session = InterpreterSession(slot.config.root)
             self.fork(b"", stdio, status_w, session)
@@ -130,7 +131,8 @@ class _Execution:
 
     def end(self, reason: str, detail: str) -> None:
         if not self.reason:
-            self.reason, self.detail = reason, detail
+            self.reason = reason
+            self.detail = detail
 
     def drive(self) -> None:
         """Serve the pipes until the code has ended or must end."""
@@ -386,7 +388,9 @@ def execute(
         raise HostFailure(
             "the container ran out of memory meanwhile: the kernel may have ended any process in it"
         )
-    fetched, refused, contents = [], {}, []
+    fetched = []
+    refused = {}
+    contents = []
     room = _MAX_FETCHED_BYTES
     for path in header["fetch"]:
         try:

@@ -13,7 +13,8 @@ NONE_TO_SPARE = (
     "runs as root, and this user namespace has no other uids to run the code under; run agentrl as another user, or in "
     "a container that was given more uids"
 )
-_FIRST, _LAST = 1 << 30, (1 << 31) - 1
+_FIRST = 1 << 30
+_LAST = (1 << 31) - 1
 _FIRST_SMALL = 20_000
 _TRIES = 64
 

@@ -12,10 +12,9 @@ from . import removal
 from .safe_fs import MAX_DEPTH
 
 _READABLE = 0o500
-_SOCKET_BYTES, _PIPE_BYTES = (
-    2**18,
-    2**16,
-)  # that wait to be read at most, the kernel's own bookkeeping included
+# that wait to be read at most, the kernel's own bookkeeping included
+_SOCKET_BYTES = 2**18
+_PIPE_BYTES = 2**16
 _SMALL_TABLE = 64  # descriptors, that every process has room for
 _TRIES = 5  # of a look during which the code closed a folder
 
@@ -41,7 +40,9 @@ def of_folders(roots: Collection[str], max_entries: int) -> tuple[int, int]:
 
 
 def _look(roots: Collection[str], max_entries: int) -> tuple[int, int]:
-    used, entries = 0, -len(roots)  # which are not the code's
+    # which are not the code's
+    used = 0
+    entries = -len(roots)
     seen: set[int] = set()
     for root in roots:
         for info in _below(root, None, 0):

@@ -8,11 +8,21 @@ import signal
 
 from .landlock import libc
 
-NEW_MOUNTS, NEW_IPC, NEW_USERS, NEW_PIDS = 0x00020000, 0x08000000, 0x10000000, 0x20000000
-READ_ONLY, NO_SETUID, NO_DEVICES, NO_EXEC = 1, 2, 4, 8
-_REMOUNT, _BIND, _RECURSIVE, _PRIVATE = 32, 4096, 1 << 14, 1 << 18
+NEW_MOUNTS = 0x00020000
+NEW_IPC = 0x08000000
+NEW_USERS = 0x10000000
+NEW_PIDS = 0x20000000
+READ_ONLY = 1
+NO_SETUID = 2
+NO_DEVICES = 4
+NO_EXEC = 8
+_REMOUNT = 32
+_BIND = 4096
+_RECURSIVE = 1 << 14
+_PRIVATE = 1 << 18
 _DETACH = 2
-_CLONE_VM, _CLONE_FILES = 0x100, 0x400
+_CLONE_VM = 0x100
+_CLONE_FILES = 0x400
 _CAPABILITY_VERSION_3 = 0x20080522
 
 _idle_stack = ctypes.create_string_buffer(1 << 15)
@@ -40,7 +50,8 @@ def unshare_with_users(kinds: int) -> None:
     Raises:
         OSError: the kernel refused.
     """
-    uid, gid = os.getuid(), os.getgid()
+    uid = os.getuid()
+    gid = os.getgid()
     unshare(kinds | NEW_USERS)
     for name, line in (
         ("setgroups", "deny"),

@@ -22,10 +22,20 @@ from dataclasses import dataclass
 from . import syscalls
 from .landlock import libc
 
-_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 22, 2
-_RET_KILL_PROCESS, _RET_ERRNO, _RET_ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
-_LD_W_ABS, _JA, _JEQ, _JGE, _AND, _RET = 0x20, 0x05, 0x15, 0x35, 0x54, 0x06
-_OFF_NR, _OFF_ARCH, _OFF_ARGS = 0, 4, 16
+_PR_SET_SECCOMP = 22
+_SECCOMP_MODE_FILTER = 2
+_RET_KILL_PROCESS = 0x80000000
+_RET_ERRNO = 0x00050000
+_RET_ALLOW = 0x7FFF0000
+_LD_W_ABS = 0x20
+_JA = 0x05
+_JEQ = 0x15
+_JGE = 0x35
+_AND = 0x54
+_RET = 0x06
+_OFF_NR = 0
+_OFF_ARCH = 4
+_OFF_ARGS = 16
 _FARTHEST = 255  # that a conditional jump reaches
 _X32_BIT = 0x40000000
 _SCOPED_SIGNALS_ABI = 6  # of Landlock
@@ -35,15 +45,22 @@ NEWEST_ABI = sys.maxsize
 _ARCHES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1), "arm64": (0xC00000B7, 1)}
 
 _NEW_NAMESPACES = 0x7E020080  # CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET,TIME}
-_F_SETOWN, _F_SETOWN_EX = 8, 15
-_AF_UNIX, _AF_INET, _SOCK_STREAM, _SOCK_SEQPACKET, _SOCK_TYPE, _IPPROTO_TCP = 1, 2, 1, 5, 0xF, 6
-_SO_SNDBUF, _SO_RCVBUF, _SO_ZEROCOPY = 7, 8, 60
+_F_SETOWN = 8
+_F_SETOWN_EX = 15
+_AF_UNIX = 1
+_AF_INET = 2
+_SOCK_STREAM = 1
+_SOCK_SEQPACKET = 5
+_SOCK_TYPE = 0xF
+_IPPROTO_TCP = 6
+_SO_SNDBUF = 7
+_SO_RCVBUF = 8
+_SO_ZEROCOPY = 60
 _MSG_FASTOPEN = 0x20000000
-_MAP_SHARED, _MAP_ANONYMOUS, _MAP_HUGETLB = (
-    0x01,
-    0x20,
-    0x40000,
-)  # the bit of MAP_SHARED is in MAP_SHARED_VALIDATE too
+# the bit of MAP_SHARED is in MAP_SHARED_VALIDATE too
+_MAP_SHARED = 0x01
+_MAP_ANONYMOUS = 0x20
+_MAP_HUGETLB = 0x40000
 _MADV_COLLAPSE = 25
 _PR_SET_THP_DISABLE = 41
 # PDEATHSIG, DUMPABLE, KEEPCAPS, NAME, SECCOMP, CAPBSET_READ, TSC, SECUREBITS (read), TIMERSLACK, CHILD_SUBREAPER,
@@ -243,7 +260,8 @@ def _search(segments: Sequence[tuple[int, bytes]]) -> bytes:
     if len(segments) == 1:
         return segments[0][1]
     middle = len(segments) // 2
-    below, above = _search(segments[:middle]), _search(segments[middle:])
+    below = _search(segments[:middle])
+    above = _search(segments[middle:])
     length = len(below) // 8
     if length <= _FARTHEST:
         return _op(_JGE, segments[middle][0], length, 0) + below + above

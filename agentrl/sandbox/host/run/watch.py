@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from . import process_tree, usage
-
-if TYPE_CHECKING:
-    from .session import InterpreterSession
-    from .slot import Slot
+from ..files import usage
+from . import process_tree
+from .session import InterpreterSession
+from .slot import Slot
 
 _FILES_EVERY = 5  # looks
-_RESERVE_BYTES, _RESERVE_SHARE = (
-    512 * 2**20,
-    10,
-)  # what is reserved, and of a small file system the tenth part
+# what is reserved, and of a small file system the tenth part
+_RESERVE_BYTES = 512 * 2**20
+_RESERVE_SHARE = 10
 _EARLY_SHARE = (
     8  # of its disk limit: a run that wrote as much since its files were counted is not waited for
 )
@@ -55,7 +53,8 @@ class Watch:
         Raises:
             SpaceShort: as the class says.
         """
-        slot, limits = self._slot, self._limits
+        slot = self._slot
+        limits = self._limits
         if slot.confinement is None and sys.platform != "linux":
             return None
         self._looks += 1
@@ -81,10 +80,13 @@ class Watch:
         return left < 0 or (self._slot.bound is None and usage.of_buffers(pids, left) > left)
 
     def _look_at_files(self, pids: list[int]) -> Verdict | None:
-        max_bytes, max_files = self._limits["disk_bytes"], self._limits["max_files"]
-        short, early = "", False
+        max_bytes = self._limits["disk_bytes"]
+        max_files = self._limits["max_files"]
+        short = ""
+        early = False
         if not self._slot.config.bounded:
-            short, written = self._short_of_space(), self._written_bytes(pids)
+            short = self._short_of_space()
+            written = self._written_bytes(pids)
             early = written - self._counted_at > max_bytes // _EARLY_SHARE
         if self._looks % _FILES_EVERY and not early and not short:
             return None

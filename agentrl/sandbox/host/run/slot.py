@@ -1,31 +1,28 @@
-"""One sandbox: a process that drives the runs of one session, one at a time.
+"""Slot: the state of the process that drives the runs of one sandbox.
 
-It has a uid of its own where the host is root, and a Landlock domain around which no signal passes,
-so that one ``kill(-1)`` ends whatever a run left behind, and nothing else.
+It has its own uid where the host is root, and a Landlock domain that no signal leaves, so that one
+``kill(-1)`` ends everything that a run left behind, and nothing else.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import gc
 import os
 import signal
 import socket
-import traceback
 from collections import deque
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any
 
-from . import frames, landlock, memory, process_tree, removal, safe_fs
+from .. import frames
+from ..confine import landlock, memory
+from ..confine.namespaced_slot import TEMP, WORK, Enclosure
+from ..files import removal
+from . import process_tree
 from .child import Confinement
-from .execution import HostFailure, execute
-from .namespaced_slot import TEMP, WORK, Enclosure
 from .pressure import Claims, Pressure
 from .session import InterpreterSession
 
-_MAX_LISTED = 10_000
-_END_S = 2.0
 _PR_SET_DUMPABLE = 4
 
 
@@ -167,45 +164,6 @@ class Slot:
         except (BrokenPipeError, ConnectionResetError):
             self.owner_gone = True
 
-    def answer(self, header: frames.Header, blobs: list[bytes]) -> None:
-        """Do one request and send its reply."""
-        reply: dict[str, Any] = {"id": header["id"]}
-        out: list[bytes] = []
-        try:
-            for path in self.own_folders:
-                os.chmod(
-                    path, 0o700
-                )  # code that closed its own folder must not make the next request fail
-            match header["op"]:
-                case "run":
-                    result, out = execute(self, header, blobs)
-                    cancelled = header["id"] in self.cancelled
-                    self.lost_unsaid = self.lost_unsaid or (
-                        cancelled and result["interpreter_ended"]
-                    )
-                    reply |= result
-                case "write":
-                    if self.enclosure is not None:
-                        self.enclosure.bound(header["limits"])
-                    safe_fs.write_file(self.work, header["path"], blobs[0])
-                case "read":
-                    out = [safe_fs.read_file(self.work, header["path"], header["limit"])]
-                case "list":
-                    reply["listed"] = safe_fs.list_files(self.work, _MAX_LISTED)
-                case unknown:
-                    reply["failed"] = f"the slot knows no request {unknown!r}"
-        except safe_fs.PathRefused as error:
-            reply["refused"] = str(error)
-        except HostFailure as error:
-            reply["failed"] = str(error)
-        except (OSError, MemoryError) as error:
-            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-                reply["refused"] = f"{error}; the limit is Limits.disk_bytes"
-            else:
-                reply["failed"] = f"{header['op']}: {error!r}"
-        self.cancelled.discard(header["id"])
-        self.send(reply, out)
-
     def fork(self) -> int:
         """Fork a run's process, in namespaces of its own where the slot is enclosed; it finds no temporary files."""
         resting = self.resting_pid
@@ -285,32 +243,3 @@ def _is_refused(pid: int) -> bool:
     except PermissionError:
         return True
     return False
-
-
-def slot_main(sock: socket.socket, config: SlotConfig) -> NoReturn:
-    """The body of a slot process; never returns."""
-    exit_code = 1
-    try:
-        exit_code = 0 if _serve(Slot(sock, config)) else 1
-    except BaseException:  # noqa: BLE001  the boundary: the host's owner reads it, and every run of this slot fails
-        traceback.print_exc()
-    finally:
-        os._exit(exit_code)
-
-
-def _serve(slot: Slot) -> bool:
-    """Until the owner hangs up; whether nothing that the slot ran is left."""
-    try:
-        slot.enter()
-    except OSError as error:
-        slot.send({"id": 0, "failed": f"the slot could not give up its rights: {error}"}, [])
-        return True
-    slot.send({"id": 0, "scoped": slot.scoped, "cgroup": slot.bound is not None}, [])
-    gc.freeze()
-    while not slot.owner_gone:
-        if slot.requests:
-            slot.answer(*slot.requests.popleft())
-        else:
-            slot.receive()
-    slot.kill_all()
-    return process_tree.kill_below((), None, process_tree.reap_all, _END_S)

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Collection
 
-from .landlock import prctl
+from ..confine.landlock import prctl
 
 _PR_SET_CHILD_SUBREAPER = 36
 _MADE = (b"RssAnon:", b"RssShmem:", b"VmSwap:")  # in KiB (proc_pid_status(5))

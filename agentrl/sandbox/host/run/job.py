@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
 
-from . import frames, namespaces
+from .. import frames
+from ..confine import namespaces
 from .child import RunJob
-
-if TYPE_CHECKING:
-    from .session import InterpreterSession
-    from .slot import Slot
+from .session import InterpreterSession
+from .slot import Slot
 
 _SHARED_UID_MARGIN = 256  # processes that the user may start meanwhile
 
@@ -27,7 +25,8 @@ def job_of(
         code: the source, where it is no program's.
         session: whose interpreter it becomes; None runs the code once.
     """
-    config, limits = slot.config, header["limits"]
+    config = slot.config
+    limits = header["limits"]
     if (
         session is not None
     ):  # the owner sees to it that the other limits are the same in each of its runs

@@ -21,12 +21,15 @@ from dataclasses import dataclass, field
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
-from . import landlock, marks, memory, namespaced_slot, namespaces, seccomp, session
+from ..confine import landlock, marks, memory, namespaced_slot, namespaces, seccomp
+from . import session
 
 CODE_NAME = "main.py"
-NOT_EXECUTABLE, NOT_FOUND = 126, 127
+NOT_EXECUTABLE = 126
+NOT_FOUND = 127
 _OOM_HEADROOM = 16 * 2**20  # lets an interpreter that ran out of memory still print that it did
-_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,7 @@ class RunJob:
 
 def warm_up() -> None:
     """Do once, before any fork, what each run would otherwise do again in its own memory."""
-    package = __package__ or ""
+    package = (__package__ or "").rpartition(".")[0]
     for name in [name for name in sys.modules if name == package or name.startswith(package + ".")]:
         del sys.modules[name]  # the code's imports must not find the host's modules
     exec(_compile(b"pass", CODE_NAME), {})
@@ -173,7 +176,8 @@ def _set_limits(job: RunJob) -> None:
     for kind, soft, hard in wanted:
         ceiling = resource.getrlimit(kind)[1]
         if ceiling != resource.RLIM_INFINITY:
-            soft, hard = min(soft, ceiling), min(hard, ceiling)
+            soft = min(soft, ceiling)
+            hard = min(hard, ceiling)
         resource.setrlimit(kind, (soft, hard))
 
 

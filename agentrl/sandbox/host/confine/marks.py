@@ -41,7 +41,8 @@ def orphans() -> set[int]:
 def end_orphans(deadline_s: float) -> tuple[set[int], set[int]]:
     """End them; those that were found, and of those the ones that are left after so many seconds."""
     ended: set[int] = set()
-    found, end = orphans(), time.monotonic() + deadline_s
+    found = orphans()
+    end = time.monotonic() + deadline_s
     while found:
         ended |= found
         for number in (signal.SIGSTOP, signal.SIGKILL):

@@ -19,9 +19,13 @@ from typing import Any
 from . import namespaces
 from .landlock import prctl
 
-PLACE, TEMP = "/sandbox", "/tmp"
-WORK, STORE, EMPTY = f"{PLACE}/work", f"{PLACE}/store", f"{PLACE}/empty"
-_STORE_WORK, _STORE_TEMP = f"{STORE}/work", f"{STORE}/tmp"
+PLACE = "/sandbox"
+TEMP = "/tmp"
+WORK = f"{PLACE}/work"
+STORE = f"{PLACE}/store"
+EMPTY = f"{PLACE}/empty"
+_STORE_WORK = f"{STORE}/work"
+_STORE_TEMP = f"{STORE}/tmp"
 _PR_SET_DUMPABLE = 4
 _FLAGS = namespaces.NO_SETUID | namespaces.NO_DEVICES
 

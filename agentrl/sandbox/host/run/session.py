@@ -22,7 +22,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import IO, NoReturn
 
-from . import frames, process_tree
+from .. import frames
+from . import process_tree
 
 _TOKEN_BYTES = 8
 _EXIT = struct.Struct(f"!{_TOKEN_BYTES}si")

@@ -1,0 +1,1 @@
+"""Hostile folders: read, written, measured and removed without following a link."""

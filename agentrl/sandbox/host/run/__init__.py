@@ -1,0 +1,1 @@
+"""Runs: one slot a sandbox, one child a run, and the watch over both."""

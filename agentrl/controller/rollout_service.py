@@ -325,9 +325,9 @@ class RolloutService:
                 group_index,
                 self._order.task(group_index),
                 bounds.group_size,
-                extra_siblings=bounds.extra_siblings,
+                oversample=bounds.extra_siblings,
             )
-            if saved is not None and len(saved.siblings) != request.num_rollouts:
+            if saved is not None and len(saved.rollouts) != request.num_rollouts:
                 saved = None  # a resumed run may have other numbers of siblings
             if again:
                 self._counts += _resumed(saved, request.num_rollouts)

@@ -351,9 +351,7 @@ def test_what_an_agents_own_program_plays_is_begun_anew_and_counted(opened: Open
     runner.submit([GroupRequest(3, TASK, 1, env=waits)])
     assert waits.begun.wait(DEADLINE_S)
     (saved,) = runner.in_flight()
-    assert [one.why for one in saved.lost] == [
-        "its driver is no environment, and cannot be saved"
-    ]
+    assert [one.why for one in saved.lost] == ["its driver is no environment, and cannot be saved"]
 
 
 def test_a_straggler_that_is_cut_right_after_the_resume_counts_with_its_turns(opened: Open) -> None:

@@ -1,4 +1,4 @@
-"""The policy behind an OpenAI-compatible endpoint, for agents that bring their own loop."""
+"""Agent server: an OpenAI-compatible endpoint over the policy, for agents with their own loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent program that plays an episode: a process that asks the policy by way of its base URL."""
+"""Agent program (harness): a process that plays an episode by requests to the policy's base URL."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from agentrl.errors import ConfigError, EnvError
 from agentrl.rollouts.turns import TurnGenerator
 from agentrl.types import Status, Turn
 
-__all__ = ["AgentProgramSpec", "ProgramPlayer"]
+__all__ = ["AgentProgramSpec", "ProgramDriver"]
 
 _TAIL_BYTES = 4096
 _LEAVE_S = 2.0
@@ -31,14 +31,16 @@ _NOT_OURS = ("OPENAI_ORG_ID", "OPENAI_PROJECT_ID", "OPENAI_ORGANIZATION")
 class AgentProgramSpec:
     """An agent program, started once an episode.
 
-    It reads the task from standard input as one JSON object (``id``, ``messages``, ``data_source``, ``info``; never the
-    answer) and asks the policy at OPENAI_BASE_URL with OPENAI_API_KEY. AGENTRL_EPISODE_URL is where it may POST
-    ``/reward``. It ends the episode by exiting with status 0.
+    - It reads the task from standard input as one JSON object: ``id``, ``messages``, ``data_source``
+      and ``info``, never the answer.
+    - It sends its requests to OPENAI_BASE_URL with OPENAI_API_KEY, and may POST ``/reward`` to
+      AGENTRL_EPISODE_URL.
+    - It ends the episode by exiting with status 0.
 
     Args:
         command: the program and its arguments.
-        cwd: the folder that it runs in.
-        environment: further variables of its environment.
+        cwd: its working directory.
+        environment: additional environment variables.
         model: the value of OPENAI_MODEL.
     """
 
@@ -53,15 +55,15 @@ class AgentProgramSpec:
                 "env.agent_command must name a program and its arguments, got an empty list"
             )
 
-    def driver(self, turns: TurnGenerator) -> ProgramPlayer:
-        """See ``DriverSpec.player``."""
-        return ProgramPlayer(turns, self)
+    def driver(self, turns: TurnGenerator) -> ProgramDriver:
+        """See ``DriverSpec.driver``."""
+        return ProgramDriver(turns, self)
 
     def check(self) -> str:
-        """The file that will be run.
+        """The path of the program.
 
         Raises:
-            ConfigError: this machine has none of that name that may be run.
+            ConfigError: this machine has no executable of that name.
         """
         name = self.command[0]
         in_folder = os.path.join(self.cwd or os.getcwd(), name) if os.sep in name else name
@@ -74,12 +76,16 @@ class AgentProgramSpec:
         return found
 
     def variables(self, url: str, key: str) -> dict[str, str]:
-        """The program's environment: this process's, with the episode's endpoint in it, reached without any proxy, and
-        with the folder of this interpreter first in PATH, so that ``python`` is the one that has agentrl."""
+        """The program's environment: this process's, with the episode's endpoint added.
+
+        - The endpoint is reached without a proxy.
+        - This interpreter's folder is first in PATH, so that ``python`` can import agentrl.
+        """
         inherited = {name: value for name, value in os.environ.items() if name not in _NOT_OURS}
         direct = [*filter(None, [os.environ.get("NO_PROXY", "")]), "127.0.0.1", "localhost"]
         return {
-            "OPENAI_AGENTS_DISABLE_TRACING": "1",  # that SDK sends its traces to OpenAI, with a key which is none there
+            # otherwise that SDK sends its traces to OpenAI, with a key that is invalid there
+            "OPENAI_AGENTS_DISABLE_TRACING": "1",
             **inherited,
             **self.environment,
             "PATH": os.pathsep.join(
@@ -95,26 +101,27 @@ class AgentProgramSpec:
         }
 
 
-class ProgramPlayer(ServedDriver):
-    """Starts the program and waits until it has exited or the episode is over.
+class ProgramDriver(ServedDriver):
+    """Starts the program and waits until it exits or the episode ends.
 
     Args:
-        turns: of the episode.
+        turns: the episode's turn generator.
         spec: the program.
     """
 
     def __init__(self, turns: TurnGenerator, spec: AgentProgramSpec) -> None:
-        super().__init__(turns, turns.parts.service(PolicyServer))
+        super().__init__(turns, turns.context.service(PolicyServer))
         self._spec = spec
         self._process: asyncio.subprocess.Process | None = None
-        self._said: list[asyncio.Task[bytes]] = []
+        # Read standard output and standard error to their ends; cancelled by ``close``.
+        self._outputs: list[asyncio.Task[bytes]] = []
 
     async def _wait(self, episode: ServedEpisode) -> Status:
-        """Terminated where the program exits with 0.
+        """Waits for the exit or the end; an exit with 0 terminates the episode.
 
         Raises:
             ConfigError: the program cannot be started.
-            EnvError: it exited with another status, or without ever asking.
+            EnvError: it exited with another status, or without a request.
         """
         process = await self._start()
         exited = asyncio.create_task(process.wait())
@@ -127,7 +134,7 @@ class ProgramPlayer(ServedDriver):
                 task.cancel()
 
     async def close(self) -> None:
-        """Ends the program and all that it started, then the episode."""
+        """Ends the program and its process group, then the episode."""
         process = self._process
         if process is not None:
             if process.returncode is None:
@@ -136,12 +143,13 @@ class ProgramPlayer(ServedDriver):
                     await asyncio.wait_for(process.wait(), _LEAVE_S)
             _signal_group(process.pid, signal.SIGKILL)
             await process.wait()
-        for task in self._said:
+        for task in self._outputs:
             task.cancel()
         await super().close()
 
     async def _start(self) -> asyncio.subprocess.Process:
-        spec, task = self._spec, self.turns.builder.task
+        spec = self._spec
+        task = self.turns.builder.task
         try:
             process = await asyncio.create_subprocess_exec(
                 *spec.command,
@@ -158,62 +166,59 @@ class ProgramPlayer(ServedDriver):
                 f"{error.strerror or error}; name a program that this machine has"
             ) from error
         self._process = process
-        stdin, outputs = process.stdin, (process.stdout, process.stderr)
+        stdin = process.stdin
         assert stdin is not None, "a pipe was asked for"
-        self._said = [
-            asyncio.create_task(_tail(stream)) for stream in outputs if stream is not None
+        self._outputs = [
+            asyncio.create_task(_tail(stream))
+            for stream in (process.stdout, process.stderr)
+            if stream is not None
         ]
-        told = {
+        task_json = {
             "id": task.id,
             "messages": task.messages,
             "data_source": task.data_source,
             "info": dict(task.info),
         }
-        with contextlib.suppress(
-            BrokenPipeError, ConnectionResetError
-        ):  # a program need not read its task
-            stdin.write(json.dumps(told).encode())
+        # a program need not read its task
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            stdin.write(json.dumps(task_json).encode())
             await stdin.drain()
             stdin.close()
         return process
 
     async def _by_exit(self, code: int, episode: ServedEpisode) -> Status:
-        """Whose doing an exit is: a conversation that was too long is the policy's, any other failure a fault."""
+        """The status after an exit.
+
+        A conversation that was too long is a truncation. Any other failure is the program's fault.
+        """
         builder = self.turns.builder
         if code == 0 and builder.turns:
             return Status("terminated")
-        if code != 0 and episode.no_room is not None:
-            return episode.no_room
-        if code != 0 and (why := _by_the_policy(builder.turns)):
-            return Status("truncated", why, await self._last_words())
+        if code != 0 and episode.context_status is not None:
+            return episode.context_status
+        if code != 0 and (why := _truncation_reason(builder.turns)):
+            return Status("truncated", why, await self._output_end())
         builder.fault = f"turn {len(builder.turns)}: exit status {code}"
-        how = (
-            "ended without asking the policy anything"
-            if code == 0
-            else f"exited with status {code}"
-        )
+        how = f"exited with status {code}" if code else "ended without asking the policy anything"
         raise EnvError(
-            f"the agent program {self._spec.command[0]!r} {how}; {await self._last_words()}"
+            f"the agent program {self._spec.command[0]!r} {how}; {await self._output_end()}"
         )
 
-    async def _last_words(self) -> str:
-        """The end of what it wrote, where it wrote anything."""
-        # what the program started may hold its pipes open
-        await asyncio.wait(self._said, timeout=_PIPE_LEFT_OPEN_S)
-        texts = [
+    async def _output_end(self) -> str:
+        """The end of the program's output, for an error message."""
+        # a process that the program started may hold its pipes open
+        await asyncio.wait(self._outputs, timeout=_PIPE_LEFT_OPEN_S)
+        out, err = (
             task.result().decode(errors="replace").strip() if task.done() else ""
-            for task in self._said
-        ]
-        out, err = texts
-        return (
-            f"its standard error ends with: {err}"
-            if err
-            else f"its output ends with: {out or '(nothing)'}"
+            for task in self._outputs
         )
+        if err:
+            return f"its standard error ends with: {err}"
+        return f"its output ends with: {out or '(nothing)'}"
 
 
-def _by_the_policy(turns: Sequence[Turn]) -> str:
-    """Why a program could not go on from its last turn, where that is the policy's doing; else nothing."""
+def _truncation_reason(turns: Sequence[Turn]) -> str:
+    """The reason why the policy's last turn ended the program; empty if it did not."""
     if not turns:
         return ""
     if turns[-1].finish_reason == "length":
@@ -222,7 +227,7 @@ def _by_the_policy(turns: Sequence[Turn]) -> str:
 
 
 async def _tail(stream: asyncio.StreamReader) -> bytes:
-    """The last bytes of a stream, which is read to its end so that the program never waits for a reader."""
+    """The last bytes of a stream, which is read to its end so that the program never blocks."""
     kept = b""
     while chunk := await stream.read(65536):
         kept = (kept + chunk)[-_TAIL_BYTES:]
@@ -230,6 +235,6 @@ async def _tail(stream: asyncio.StreamReader) -> bytes:
 
 
 def _signal_group(pid: int, number: signal.Signals) -> None:
-    """To the program and what it started in its session; one that is gone already may refuse it (macOS)."""
+    """Signals the program's process group; an exited one may refuse it (macOS)."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)

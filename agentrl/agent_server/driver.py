@@ -1,4 +1,4 @@
-"""The player of an episode whose turns are asked for over the endpoint."""
+"""Served driver: plays an episode whose turns are requested over the endpoint."""
 
 from __future__ import annotations
 
@@ -11,20 +11,14 @@ from agentrl.errors import EnvError
 from agentrl.rollouts.turns import TurnGenerator
 from agentrl.types import Status
 
-__all__ = ["ServedDriver", "new_episode_id"]
-
-
-def new_episode_id(turns: TurnGenerator) -> str:
-    """A name that nobody can guess, since whoever knows it may speak for the episode."""
-    key = turns.builder.key
-    return f"{key.group_index}-{key.rollout_index}-{key.attempt}-{secrets.token_urlsafe(12)}"
+__all__ = ["ServedDriver"]
 
 
 class ServedDriver:
     """Opens an episode on its host's endpoint and waits for its end.
 
     Args:
-        turns: of the episode.
+        turns: the episode's turn generator.
         server: the host's endpoint.
         idle_timeout_s: seconds without a request after which the episode ends.
     """
@@ -32,8 +26,12 @@ class ServedDriver:
     def __init__(
         self, turns: TurnGenerator, server: PolicyServer, *, idle_timeout_s: float | None = None
     ) -> None:
+        key = turns.builder.key
         self.turns = turns
-        self.episode_id = new_episode_id(turns)
+        # cannot be guessed: the id alone allows a client to act for the episode
+        self.episode_id = (
+            f"{key.group_index}-{key.rollout_index}-{key.attempt}-{secrets.token_urlsafe(12)}"
+        )
         self.url = ""
         self._server = server
         self._idle_timeout_s = idle_timeout_s
@@ -41,25 +39,25 @@ class ServedDriver:
 
     @property
     def env(self) -> Env | None:
-        """None: whatever acts lives outside."""
+        """None: the environment is outside of agentrl."""
         return None
 
     async def prepare(self) -> None:
         """Opens the episode; ``url`` is that of its routes."""
         self.episode = ServedEpisode(self.turns, idle_timeout_s=self._idle_timeout_s)
-        self.url = await self._server.hold(self.episode_id, self.episode)
+        self.url = await self._server.serve(self.episode_id, self.episode)
 
     async def play(self) -> Status:
-        """Waits for the end, after which no turn is made; see ``EpisodeDriver.play``.
+        """Waits for the end, after which no turn is generated; see ``EpisodeDriver.play``.
 
         Raises:
-            EnvError: the agent ended the episode without asking for a turn.
-            RewardError: there is no reward, and nothing that gives one.
+            EnvError: the agent ended the episode without a turn.
+            RewardError: there is no reward, and no function that computes one.
         """
         assert self.episode is not None, "prepare comes first"
         try:
             status = await self._wait(self.episode)
-        finally:  # a deadline may be spent: the rubric must see all turns that there will be
+        finally:  # also after a deadline: the rubric must see every turn
             await self.episode.close()
         if status.kind == "terminated" and not self.episode.num_turns:
             raise EnvError("the agent ended the episode without asking the policy anything")
@@ -67,9 +65,9 @@ class ServedDriver:
         return status
 
     async def close(self) -> None:
-        """The endpoint forgets the episode."""
+        """Removes the episode from the endpoint."""
         self._server.drop(self.episode_id)
 
     async def _wait(self, episode: ServedEpisode) -> Status:
-        """How the episode ends."""
+        """Waits until the episode ends."""
         return await episode.until_end()

@@ -1,4 +1,4 @@
-"""One episode that its agent plays by asking for completions."""
+"""Served episode: answers an agent's requests with turns of the policy, until the episode ends."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 from agentrl.agent_server.api.answer_schema import schema_fault
-from agentrl.agent_server.api.chat_request import ChatRequest, Refusal
-from agentrl.agent_server.api.demands import Demands, with_words
-from agentrl.agent_server.conversations import Threads
-from agentrl.agent_server.history import Histories, Place
+from agentrl.agent_server.api.api_error import ApiError, bad_request
+from agentrl.agent_server.api.chat_request import ChatRequest
+from agentrl.agent_server.api.constraints import AnswerConstraints, with_instruction
+from agentrl.agent_server.history import HistoryEntry, HistoryIndex
+from agentrl.agent_server.response_threads import ResponseThreads
 from agentrl.agent_server.stream_writer import StreamWriter
-from agentrl.agent_server.turn_notes import note_answers, note_turn
+from agentrl.agent_server.turn_notes import note_results, note_turn
 from agentrl.errors import AgentRLError, DataError, RewardError, ServerError
 from agentrl.llm import CONTEXT_EXCEEDED
 from agentrl.rollouts.deadlines import LimitSpentError, within
@@ -27,16 +28,22 @@ __all__ = ["ServedEpisode"]
 
 
 class ServedEpisode:
-    """Answers an agent's requests with turns of the policy until it ends, and keeps the rewards that it is told.
+    """Generates turns for an agent's requests, and keeps the rewards that the agent reports.
 
-    A request whose messages go on from a turn extends that turn's sequence; any other begins a sequence. Requests may
-    come at once and from several sequences in turn.
+    - A request whose messages extend an answered turn extends that turn's sequence; any other begins
+      a new sequence.
+    - Requests may be concurrent, and may alternate between sequences.
+    - All methods run in the endpoint's event loop.
 
     Args:
-        turns: of the episode.
-        idle_timeout_s: seconds without a request after which the episode ends; None waits for ever.
-        obey_sampling: draw as each request asks; otherwise as the episode's own sampling says, whatever a request
-            asks, since tokens of several distributions cannot be trained together.
+        turns: the episode's turn generator.
+        idle_timeout_s: seconds without a request after which the episode ends; None for no bound.
+        obey_sampling: sample as each request asks. Otherwise the episode's sampling holds for every
+            request, because tokens of several distributions cannot be trained together.
+
+    Attributes:
+        context_status: the status of a conversation that had no room for its last request.
+        threads: the conversations of the Responses API.
     """
 
     def __init__(
@@ -49,113 +56,114 @@ class ServedEpisode:
         self._turns = turns
         self._idle_timeout_s = idle_timeout_s
         self._obey_sampling = obey_sampling
-        self._histories = Histories()
+        self._history = HistoryIndex()
         self._rewards: dict[str, float] = {}
-        self._making: set[asyncio.Task[TurnResult]] = set()
-        self._begun = False
+        self._generating: set[asyncio.Task[TurnResult]] = set()
+        self._has_first_sequence = False
         self._last_active = time.monotonic()
+        # Resolved once, with the episode's status or with the error that failed it.
         self._end: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
-        self.no_room: Status | None = None
-        self.threads = Threads()
+        self.context_status: Status | None = None
+        self.threads = ResponseThreads()
 
     @property
     def num_turns(self) -> int:
-        """Turns that were made."""
+        """The number of recorded turns."""
         return len(self._turns.builder.turns)
 
     async def complete(
         self,
         request: ChatRequest,
-        gone: Callable[[], Awaitable[object]] | None = None,
-        telling: StreamWriter | None = None,
+        disconnected: Callable[[], Awaitable[object]] | None = None,
+        stream: StreamWriter | None = None,
     ) -> TurnResult:
-        """The policy's turn.
+        """Generates the policy's turn, as the client gets it.
 
         Args:
-            request: what is asked.
-            gone: returns when nobody waits for the answer any more; the turn is then given up, and not recorded.
-            telling: follows the turn while it is made.
+            request: the request.
+            disconnected: returns after the client has left; the turn is then cancelled and not
+                recorded.
+            stream: gets the turn's tokens while they are generated.
 
         Raises:
-            Refusal: there is no such turn; the episode may have ended by it.
+            ApiError: the turn failed, and may have ended the episode.
         """
         self._check_open()
-        if request.logprobs and self._turns.parts.renderer is None:
-            raise Refusal(
-                400, "invalid_request", "logprobs must be false here: the engine gives no token ids"
-            )
-        place, new = self._histories.find(request.messages, request.tools)
-        new = _all_answered(place, new)
-        words = request.demands.words(Demands() if place is None else place.demands)
-        ready = self._ready(place, with_words(new, words), request)
-        if self.num_turns + len(self._making) >= (most := self._turns.parts.spec.limits.max_turns):
-            self._settle(Status("truncated", "max_turns"))
-            raise Refusal(410, "max_turns", f"the episode has had its rollout.max_turns={most}")
-        self._begun = True
-        if place is not None:
-            place.taken = True
-            note_answers(self._turns.builder, place, new)
+        if request.logprobs and self._turns.context.renderer is None:
+            raise bad_request("logprobs must be false here: the engine gives no token ids")
+        entry, new = self._history.find(request.messages, request.tools)
+        new = _with_hidden_results(entry, new)
+        turn_request = self._turn_request(entry, new, request)
+        self._check_turns_left()
+        self._has_first_sequence = True
+        if entry is not None:
+            entry.extended = True
+            note_results(self._turns.builder, entry, new)
         try:
-            made = await self._make(ready, request, gone, telling)
+            turn = await self._run(turn_request, request, disconnected, stream)
         finally:
             self._last_active = time.monotonic()
-        self.no_room = None
-        message, kept = request.demands.told(made.action, self._as_text(made, ready))
-        told = (*request.messages, message)
-        self._histories.add(Place(made.head, told, request.tools, request.demands, kept))
-        breaches = list(
-            request.demands.breaches(made.action, [tool.name for tool in request.tools])
+        self.context_status = None
+        message, hidden = request.constraints.visible(
+            turn.action, self._as_text(turn, turn_request)
         )
-        if request.demands.schema and not made.action.tool_calls:
-            fault = await schema_fault(request.demands.schema, str(made.action.message["content"]))
-            breaches += [f"response_format: {fault}"] if fault else []
-        note_turn(
-            self._turns.builder, made, {"ignored": self._ignored(request), "breaches": breaches}
+        self._history.add(
+            HistoryEntry(
+                turn.sequence,
+                (*request.messages, message),
+                request.tools,
+                request.constraints,
+                hidden,
+            )
         )
-        calls = tuple(call for call in made.action.tool_calls if call not in kept)
-        return replace(made, action=replace(made.action, message=message, tool_calls=calls))
+        notes = {"ignored": self._ignored(request), "breaches": await _violations(request, turn)}
+        note_turn(self._turns.builder, turn, notes)
+        calls = tuple(call for call in turn.action.tool_calls if call not in hidden)
+        return replace(turn, action=replace(turn.action, message=message, tool_calls=calls))
 
     def give_reward(self, value: float, name: str = "reward") -> None:
-        """Sets a part of the episode's reward; a second call of a name replaces the first.
+        """Sets a part of the episode's reward; a second call with a name replaces the first.
 
         Raises:
-            Refusal: the episode has ended, or the value is no finite number.
+            ApiError: the episode has ended, or the value is no finite number.
         """
         self._check_open()
-        if (
-            not isinstance(value, int | float)
-            or isinstance(value, bool)
-            or not math.isfinite(value)
-        ):
-            raise Refusal(400, "invalid_request", f"reward must be a finite number, got {value!r}")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value):
+            raise bad_request(f"reward must be a finite number, got {value!r}")
         self._last_active = time.monotonic()
         self._rewards[name] = float(value)
 
     def finish(self, truncated: str = "") -> None:
-        """The agent ended the episode: terminated, or truncated for a reason.
+        """Ends the episode by its agent.
+
+        Args:
+            truncated: the reason of a truncation; empty for a terminated episode.
 
         Raises:
-            Refusal: the episode has ended already.
+            ApiError: the episode has ended already.
         """
         self._check_open()
-        self._settle(Status("truncated", truncated) if truncated else Status("terminated"))
+        self._end_with(Status("truncated", truncated) if truncated else Status("terminated"))
 
     async def until_end(self) -> Status:
-        """How the episode ended by its agent, a limit, or silence.
+        """Waits until the agent, a limit or the idle timeout ends the episode.
 
         Raises:
-            AgentRLError: the engine failed it.
+            AgentRLError: the engine failed the episode.
         """
         while not self._end.done():
             left_s = self._idle_left_s()
             if left_s is not None and left_s <= 0:
-                self._settle(Status("truncated" if self.num_turns else "cancelled", "idle_timeout"))
+                self._end_with(
+                    Status("truncated" if self.num_turns else "cancelled", "idle_timeout")
+                )
             else:
                 await asyncio.wait([self._end], timeout=left_s)
         return self._end.result()
 
     def how_ended(self) -> str:
-        """The episode's end, for a client that asks again; empty while it is open."""
+        """The episode's end as text, for a client that asks again; empty while it is open."""
         if not self._end.done():
             return ""
         error = self._end.exception()
@@ -165,147 +173,161 @@ class ServedEpisode:
         return f"{status}: {status.detail}" if status.detail else str(status)
 
     async def close(self) -> None:
-        """Takes no more requests, and gives up those in flight: no turn is recorded from here on."""
-        self._settle(
+        """Refuses further requests and cancels those in flight; no turn is recorded afterwards."""
+        self._end_with(
             Status("cancelled", "closed", "its program exited, a deadline passed, or its run ended")
         )
-        making = list(self._making)
-        for turn in making:
-            turn.cancel()
-        if making:
-            await asyncio.wait(making)
+        generating = list(self._generating)
+        for task in generating:
+            task.cancel()
+        if generating:
+            await asyncio.wait(generating)
 
     def record_rewards(self, status: Status) -> None:
-        """Lays the rewards that came on the last turn.
+        """Stores the reported rewards in the last turn.
 
         Raises:
-            RewardError: the episode terminated without any, and no function of the rubric gives one.
+            RewardError: the episode terminated without rewards, and the rubric has no function.
         """
         builder = self._turns.builder
-        if (
-            status.kind == "terminated"
-            and not self._rewards
-            and not self._turns.parts.rubric.weights
-        ):
+        has_rubric = bool(self._turns.context.rubric.weights)
+        if status.kind == "terminated" and not self._rewards and not has_rubric:
             raise RewardError(
-                f"task {builder.task.id!r}: the episode ended without a reward, and there is none to compute; POST "
-                '{"reward": ...} to its /reward, or set reward.functions'
+                f"task {builder.task.id!r}: the episode ended without a reward, and there is none "
+                'to compute; POST {"reward": ...} to its /reward, or set reward.functions'
             )
         if self._rewards and builder.turns:
             builder.turns[-1] = replace(builder.turns[-1], rewards=dict(self._rewards))
 
     def _idle_left_s(self) -> float | None:
-        """Seconds of silence that are left; all of them while a request is answered."""
-        if self._idle_timeout_s is None or self._making:
+        """Seconds until the idle timeout; all of them while a request is answered."""
+        if self._idle_timeout_s is None or self._generating:
             return self._idle_timeout_s
         return self._idle_timeout_s - (time.monotonic() - self._last_active)
 
     def _check_open(self) -> None:
         if how := self.how_ended():
-            raise Refusal(410, "episode_over", f"the episode has ended: {how}")
+            raise ApiError(410, "episode_over", f"the episode has ended: {how}")
 
-    def _settle(self, status: Status) -> None:
+    def _check_turns_left(self) -> None:
+        most = self._turns.context.spec.limits.max_turns
+        if self.num_turns + len(self._generating) >= most:
+            self._end_with(Status("truncated", "max_turns"))
+            raise ApiError(410, "max_turns", f"the episode has had its rollout.max_turns={most}")
+
+    def _end_with(self, status: Status) -> None:
         if not self._end.done():
             self._end.set_result(status)
 
-    def _fail(self, error: AgentRLError) -> Refusal:
-        """Ends the episode as failed; what its client is told."""
+    def _fail(self, error: AgentRLError) -> ApiError:
+        """Ends the episode as failed, and returns the client's error."""
         if not self._end.done():
             self._end.set_exception(error)
-            self._end.exception()  # whoever plays the episode may have gone already
-        return Refusal(503, error.boundary, f"the policy cannot answer: {error}")
+            self._end.exception()  # marks it as seen: the driver may have left already
+        return ApiError(503, error.boundary, f"the policy cannot answer: {error}")
 
-    def _ready(
-        self, place: Place | None, observed: tuple[Message, ...], request: ChatRequest
+    def _turn_request(
+        self, entry: HistoryEntry | None, new: tuple[Message, ...], request: ChatRequest
     ) -> TurnRequest:
         turns = self._turns
-        head = turns.head() if place is None else place.head
-        if place.taken if place is not None else self._begun:
-            head = turns.in_new_session(head)
+        earlier = AnswerConstraints() if entry is None else entry.constraints
+        observed = with_instruction(new, request.constraints.instruction(earlier))
+        sequence = turns.first_sequence() if entry is None else entry.sequence
+        if self._has_first_sequence if entry is None else entry.extended:
+            sequence = turns.in_new_session(sequence)
         try:
-            ready = turns.ready(head, observed, request.tools)
+            turn_request = turns.next_request(sequence, observed, request.tools)
         except DataError as error:
-            raise Refusal(400, "invalid_request", str(error)) from error
-        if isinstance(ready, TurnRequest):
-            return ready
-        if ready.kind == "failed":
-            self._settle(ready)
-        self.no_room = ready
-        raise Refusal(
+            raise bad_request(str(error)) from error
+        if isinstance(turn_request, TurnRequest):
+            return turn_request
+        status = turn_request
+        if status.kind == "failed":
+            self._end_with(status)
+        self.context_status = status
+        reason = f"{status.reason}: {status.detail}" if status.detail else status.reason
+        raise ApiError(
             400,
             CONTEXT_EXCEEDED,
-            f"the conversation leaves no room for an answer ({ready.reason}{': ' if ready.detail else ''}"
-            f"{ready.detail}); shorten it",
+            f"the conversation leaves no room for an answer ({reason}); shorten it",
         )
 
-    async def _make(
+    async def _run(
         self,
-        ready: TurnRequest,
+        turn_request: TurnRequest,
         request: ChatRequest,
-        gone: Callable[[], Awaitable[object]] | None,
-        telling: StreamWriter | None,
+        disconnected: Callable[[], Awaitable[object]] | None,
+        stream: StreamWriter | None,
     ) -> TurnResult:
-        """Generates until the turn is made, the episode ends, or nobody waits any more."""
-        making = asyncio.create_task(self._generate(ready, request, telling))
-        self._making.add(making)
-        leaving = None if gone is None else asyncio.ensure_future(gone())
-        waited_for: set[asyncio.Future[object]] = {making, self._end}  # type: ignore[arg-type]
+        """Generates until the turn is done, the episode ends, or the client leaves."""
+        generating = asyncio.create_task(self._generate(turn_request, request, stream))
+        self._generating.add(generating)
+        leaving = None if disconnected is None else asyncio.ensure_future(disconnected())
+        waited_for: set[asyncio.Future[object]] = {generating, self._end}  # type: ignore[arg-type]
         if leaving is not None:
             waited_for.add(leaving)
         try:
             await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
-            if making.done() and not making.cancelled():
-                return making.result()
+            if generating.done() and not generating.cancelled():
+                return generating.result()
             self._check_open()
-            raise Refusal(
+            raise ApiError(
                 499, "client_closed_request", "the client went away before its answer was made"
             )
         finally:
             if leaving is not None:
                 leaving.cancel()
-            if not making.done():
-                making.cancel()
-                await asyncio.wait([making])
-            self._making.discard(making)
+            if not generating.done():
+                generating.cancel()
+                await asyncio.wait([generating])
+            self._generating.discard(generating)
 
     async def _generate(
-        self, ready: TurnRequest, request: ChatRequest, telling: StreamWriter | None
+        self, turn_request: TurnRequest, request: ChatRequest, stream: StreamWriter | None
     ) -> TurnResult:
-        turns, timeout_s = self._turns, self._turns.parts.spec.limits.turn_timeout_s
-        sampling = self._sampling(request, ready)
+        timeout_s = self._turns.context.spec.limits.turn_timeout_s
         try:
             async with within(timeout_s, "turn_timeout"):
-                if telling is not None:
-                    telling.begin(turns, ready, sampling.stop)
-                listener = telling.hear if telling is not None and request.stream else None
-                made = await turns.make(
-                    ready, sampling=sampling, for_client=True, on_tokens=listener
-                )
-            if made is not None and telling is not None:
-                telling.hold_against(made.completion)
+                turn = await self._generate_streamed(turn_request, request, stream)
         except LimitSpentError as spent:
-            self._settle(Status("truncated", str(spent)))
-            raise Refusal(
+            self._end_with(Status("truncated", str(spent)))
+            raise ApiError(
                 410, "turn_timeout", f"the turn took longer than {timeout_s:g} s"
             ) from None
         except ServerError as error:
             if error.code != CONTEXT_EXCEEDED:
                 raise self._fail(error) from error
-            self.no_room = Status("truncated", "context_tokens")
-            raise Refusal(400, CONTEXT_EXCEEDED, str(error)) from error
+            self.context_status = Status("truncated", "context_tokens")
+            raise ApiError(400, CONTEXT_EXCEEDED, str(error)) from error
         except AgentRLError as error:
             raise self._fail(error) from error
-        if made is None:
-            self._settle(Status("cancelled", "aborted"))
-            raise Refusal(503, "aborted", "the request was aborted by the engine's owner")
-        return made
+        if turn is None:
+            self._end_with(Status("cancelled", "aborted"))
+            raise ApiError(503, "aborted", "the request was aborted by the engine's owner")
+        return turn
 
-    def _as_text(self, made: TurnResult, ready: TurnRequest) -> Message:
+    async def _generate_streamed(
+        self, turn_request: TurnRequest, request: ChatRequest, stream: StreamWriter | None
+    ) -> TurnResult | None:
+        sampling = self._sampling(request, turn_request)
+        on_tokens = None
+        if stream is not None:
+            stream.start(self._turns, turn_request, sampling.stop)
+            on_tokens = stream.on_tokens if request.stream else None
+        turn = await self._turns.generate(
+            turn_request, sampling=sampling, for_client=True, on_tokens=on_tokens
+        )
+        if turn is not None and stream is not None:
+            stream.check_completion(turn.completion)
+        return turn
+
+    def _as_text(self, turn: TurnResult, turn_request: TurnRequest) -> Message:
         """The turn as a message whose calls are text."""
-        return PlainParser().parse(self._turns.thoughts_opened(ready) + made.action.text).message
+        text = self._turns.opened_reasoning(turn_request) + turn.action.text
+        return PlainParser().parse(text).message
 
     def _ignored(self, request: ChatRequest) -> dict[str, Any]:
-        """What the client asked for and did not get, since it is no matter of what was sampled."""
+        """The client's options that had no effect on the sampled tokens."""
         own = self._turns.sampling
         asked = {} if self._obey_sampling else request.sampling
         return {
@@ -313,15 +335,20 @@ class ServedEpisode:
             **{name: value for name, value in asked.items() if value != getattr(own, name, None)},
         }
 
-    def _grammar(self, request: ChatRequest, ready: TurnRequest) -> str:
-        """The schema that a grammar is to force: of no turn that is trained, may call, or begins within thoughts."""
-        turns, demands = self._turns, request.demands
-        free = request.tools and demands.calls != "none"
-        if turns.builder.key.purpose != "eval" or free or turns.thoughts_opened(ready):
-            return ""
-        return demands.schema if turns.parts.engine.info().grammars else ""
+    def _grammar(self, request: ChatRequest, turn_request: TurnRequest) -> str:
+        """The schema that a grammar enforces.
 
-    def _sampling(self, request: ChatRequest, ready: TurnRequest) -> SamplingParams:
+        Empty for a turn that is trained, may call a tool, or begins within a reasoning block.
+        """
+        turns = self._turns
+        constraints = request.constraints
+        may_call = request.tools and constraints.calls != "none"
+        is_eval = turns.builder.key.purpose == "eval"
+        if not is_eval or may_call or turns.opened_reasoning(turn_request):
+            return ""
+        return constraints.schema if turns.context.engine.info().grammars else ""
+
+    def _sampling(self, request: ChatRequest, turn_request: TurnRequest) -> SamplingParams:
         own = self._turns.sampling
         asked = request.sampling if self._obey_sampling else {}
         try:
@@ -331,17 +358,29 @@ class ServedEpisode:
                 temperature=asked.get("temperature", own.temperature),
                 top_p=asked.get("top_p", own.top_p),
                 stop=tuple(dict.fromkeys((*own.stop, *request.stop))),
-                json_schema=self._grammar(request, ready),
+                json_schema=self._grammar(request, turn_request),
             )
         except ValueError as error:
-            raise Refusal(400, "invalid_request", str(error)) from None
+            raise bad_request(str(error)) from None
 
 
-def _all_answered(place: Place | None, new: tuple[Message, ...]) -> tuple[Message, ...]:
-    """The new messages, and answers to the calls that the client was not told of."""
-    kept = place.kept if place is not None else ()
+async def _violations(request: ChatRequest, turn: TurnResult) -> list[str]:
+    """The constraints that the turn's calls and text violate."""
+    constraints = request.constraints
+    found = constraints.violations(turn.action, [tool.name for tool in request.tools])
+    if constraints.schema and not turn.action.tool_calls:
+        fault = await schema_fault(constraints.schema, str(turn.action.message["content"]))
+        found += [f"response_format: {fault}"] if fault else []
+    return found
+
+
+def _with_hidden_results(
+    entry: HistoryEntry | None, new: tuple[Message, ...]
+) -> tuple[Message, ...]:
+    """The new messages, with results of the calls that the client did not get."""
+    hidden = entry.hidden_calls if entry is not None else ()
     results = next((n for n, message in enumerate(new) if message["role"] != "tool"), len(new))
-    return (*new[:results], *(_not_run(call) for call in kept), *new[results:])
+    return (*new[:results], *map(_not_run, hidden), *new[results:])
 
 
 def _not_run(call: ToolCall) -> Message:

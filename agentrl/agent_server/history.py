@@ -1,8 +1,9 @@
-"""Which turn of an episode a request goes on from: the one whose conversation its messages repeat and extend.
+"""History: finds the turn whose conversation a request's messages repeat and extend.
 
-What the policy wrote is recognised by what it says, never encoded again: the ids of calls are ours and are not
-compared, and reasoning that the client leaves out still stands in the sequence. Everything else that differs is
-another history, which begins a sequence of its own.
+- The policy's messages are compared by content and never encoded again.
+- Call ids are not compared, because the server assigns them.
+- A client may leave out reasoning, which stays in the sequence.
+- Any other difference makes another history, which begins a new sequence.
 """
 
 from __future__ import annotations
@@ -11,69 +12,72 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from agentrl.agent_server.api.demands import Demands
+from agentrl.agent_server.api.constraints import AnswerConstraints
 from agentrl.rollouts.builder import SequenceState
 from agentrl.types import Message, ToolCall, ToolSpec
 
-__all__ = ["Histories", "Place"]
+__all__ = ["HistoryEntry", "HistoryIndex"]
 
 
 @dataclass(slots=True, eq=False)
-class Place:
-    """Where a sequence of the episode stands, with what was on offer there.
+class HistoryEntry:
+    """A conversation of the episode that ends with an answered turn.
 
     Args:
-        head: after the turn; its messages are those that the model has.
-        told: the same conversation as the client has it: without the words of demands, its answer as it was told.
-        tools: that the turn was given.
-        demands: that the conversation says hold.
-        kept: calls of the turn that the client was not told.
-        taken: a request goes on from here, or did.
-        answered_at: when the turn was answered, on the monotonic clock.
+        sequence: the sequence after the turn; its messages are those of the model.
+        client_messages: the same conversation as the client has it, without the instructions of
+            constraints and with the answer that it got.
+        tools: the tools of the turn.
+        constraints: the constraints that the conversation states.
+        hidden_calls: calls of the turn that the client did not get.
+        extended: whether a request has continued from here.
+        answered_at: the time of the answer, on the monotonic clock.
     """
 
-    head: SequenceState
-    told: tuple[Message, ...]
+    sequence: SequenceState
+    client_messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...]
-    demands: Demands = field(default_factory=Demands)
-    kept: tuple[ToolCall, ...] = ()
-    taken: bool = False
+    constraints: AnswerConstraints = field(default_factory=AnswerConstraints)
+    hidden_calls: tuple[ToolCall, ...] = ()
+    extended: bool = False
     answered_at: float = field(default_factory=time.monotonic)
 
 
-class Histories:
-    """The places of an episode."""
+class HistoryIndex:
+    """The conversations of an episode."""
 
     def __init__(self) -> None:
-        self._places: list[
-            Place
-        ] = []  # the longest conversation first, the newest first among equals
+        # the longest conversation first; among equals, the newest first
+        self._entries: list[HistoryEntry] = []
 
-    def add(self, place: Place) -> None:
-        """A turn was made."""
-        length = len(place.told)
-        before = next(
-            (n for n, other in enumerate(self._places) if len(other.told) <= length),
-            len(self._places),
-        )
-        self._places.insert(before, place)
+    def add(self, entry: HistoryEntry) -> None:
+        """Adds the conversation of an answered turn."""
+        length = len(entry.client_messages)
+        position = 0
+        while (
+            position < len(self._entries) and len(self._entries[position].client_messages) > length
+        ):
+            position += 1
+        self._entries.insert(position, entry)
 
     def find(
         self, messages: Sequence[Message], tools: tuple[ToolSpec, ...]
-    ) -> tuple[Place | None, tuple[Message, ...]]:
-        """The place that a conversation goes on from and what is new in it; no place for a history of its own."""
-        for place in self._places:
-            length = len(place.told)
-            new = tuple(messages[length:])
+    ) -> tuple[HistoryEntry | None, tuple[Message, ...]]:
+        """The longest entry that a conversation extends, and its new messages.
+
+        Returns:
+            No entry and all messages for a conversation that extends none.
+        """
+        for entry in self._entries:
+            old = entry.client_messages
+            new = tuple(messages[len(old) :])
             if (
                 new
-                and place.tools == tools
+                and entry.tools == tools
                 and not any(message["role"] == "assistant" for message in new)
-                and all(
-                    _same(ours, theirs) for ours, theirs in zip(place.told, messages, strict=False)
-                )
+                and all(map(_same, old, messages))
             ):
-                return place, new
+                return entry, new
         return None, tuple(messages)
 
 
@@ -82,8 +86,8 @@ def _same(ours: Message, theirs: Message) -> bool:
         return False
     if ours["role"] != "assistant":
         return True
-    said = theirs.get("reasoning_content")
-    if said is not None and said.strip() != ours.get("reasoning_content", "").strip():
+    reasoning = theirs.get("reasoning_content")
+    if reasoning is not None and reasoning.strip() != ours.get("reasoning_content", "").strip():
         return False
     return _calls(ours) == _calls(theirs)
 

@@ -1,4 +1,4 @@
-"""The endpoint on its own, for agents that live elsewhere: whoever reaches it may open episodes, and each is kept."""
+"""Standalone server: the endpoint without a training run, whose clients open and end episodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.agent_server.api.chat_request import ChatRequest, Refusal
+from agentrl.agent_server.api.api_error import ApiError, bad_request
+from agentrl.agent_server.api.chat_request import ChatRequest
 from agentrl.agent_server.driver import ServedDriver
 from agentrl.agent_server.episode import ServedEpisode
 from agentrl.agent_server.server import PolicyServer
@@ -27,19 +28,25 @@ _LABEL = "served"
 
 
 @dataclass(frozen=True, slots=True)
-class _Attended:
-    """``DriverSpec`` that says when its episode is open."""
+class _StandaloneDriverSpec:
+    """``DriverSpec`` of one episode.
+
+    Args:
+        server: the endpoint.
+        idle_timeout_s: see ``ServedDriver``.
+        opened: resolved with the driver once its episode is open.
+    """
 
     server: PolicyServer
     idle_timeout_s: float
     opened: asyncio.Future[ServedDriver]
 
-    def driver(self, turns: TurnGenerator) -> _AttendedPlayer:
-        return _AttendedPlayer(turns, self)
+    def driver(self, turns: TurnGenerator) -> _StandaloneDriver:
+        return _StandaloneDriver(turns, self)
 
 
-class _AttendedPlayer(ServedDriver):
-    def __init__(self, turns: TurnGenerator, spec: _Attended) -> None:
+class _StandaloneDriver(ServedDriver):
+    def __init__(self, turns: TurnGenerator, spec: _StandaloneDriverSpec) -> None:
         super().__init__(turns, spec.server, idle_timeout_s=spec.idle_timeout_s)
         self._opened = spec.opened
 
@@ -49,36 +56,37 @@ class _AttendedPlayer(ServedDriver):
 
 
 class StandaloneServer(PolicyServer):
-    """Serves the policy until it is closed; made in the event loop that serves.
+    """Serves the policy until it is closed; created in the event loop that serves.
 
     Args:
-        parts: engine, renderer, parser, rubric and limits.
-        keep: gets each episode's trajectory when it is scored; what it raises ends ``until_failure``.
+        context: engine, renderer, parser, rubric and limits.
+        keep: gets each episode's trajectory after it is scored; its errors end ``until_failure``.
         host, port: the address; port 0 takes a free one.
         idle_timeout_s: seconds without a request after which an episode ends.
     """
 
     def __init__(
         self,
-        parts: EpisodeContext,
+        context: EpisodeContext,
         keep: Callable[[Trajectory], None],
         *,
         host: str = "127.0.0.1",
         port: int = 0,
         idle_timeout_s: float = 300.0,
     ) -> None:
-        super().__init__(parts.engine, host=host, port=port)
-        self._parts = parts
+        super().__init__(context.engine, host=host, port=port)
+        self._context = context
         self._keep = keep
         self._idle_timeout_s = idle_timeout_s
         self._numbers = itertools.count()
-        running = parts.spec.permits.running
-        self._permits = PhaseSemaphores(*(asyncio.Semaphore(running) for _ in range(3)))
+        running = context.spec.permits.running
+        self._permits = PhaseSemaphores(running, running, running)
         self._playing: dict[str, asyncio.Task[Trajectory]] = {}
+        # Resolved with the first error of ``keep``.
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def close(self) -> None:
-        """Cancels the episodes that are open, then ends the endpoint."""
+        """Cancels the open episodes, then ends the endpoint."""
         playing = list(self._playing.values())
         for task in playing:
             task.cancel()
@@ -94,14 +102,11 @@ class StandaloneServer(PolicyServer):
         either: list[asyncio.Future[Any]] = [opened, playing]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not opened.done():
-            raise Refusal(
-                503,
-                "not_opened",
-                f"the episode could not be opened: {playing.result().status.detail}",
-            )
+            detail = playing.result().status.detail
+            raise ApiError(503, "not_opened", f"the episode could not be opened: {detail}")
         driver = opened.result()
         self._playing[driver.episode_id] = playing
-        playing.add_done_callback(lambda _: self._left(driver.episode_id))
+        playing.add_done_callback(lambda _: self._remove(driver.episode_id))
         url = f"{root}/episodes/{driver.episode_id}"
         return {"id": driver.episode_id, "url": url, "base_url": f"{url}/v1", "task": task.id}
 
@@ -119,29 +124,33 @@ class StandaloneServer(PolicyServer):
             "policy_tokens": trajectory.num_policy_tokens,
         }
 
-    async def complete_alone(
-        self, request: ChatRequest, gone: Callable[[], Awaitable[object]], telling: StreamWriter
+    async def complete_standalone(
+        self,
+        request: ChatRequest,
+        disconnected: Callable[[], Awaitable[object]],
+        stream: StreamWriter,
     ) -> TurnResult:
-        """See ``EpisodeRegistry.complete_alone``: drawn as the request asks, and kept nowhere."""
+        """See ``EpisodeRegistry.complete_standalone``: sampled as requested, and not stored."""
         number = next(self._numbers)
         builder = TrajectoryBuilder(
             EpisodeKey(number, 0, 0, "eval", "alone"), Task(f"alone-{number}")
         )
-        turns = TurnGenerator(self._parts, builder, self._parts.spec.sampling)
+        turns = TurnGenerator(self._context, builder, self._context.spec.sampling)
         try:
-            return await ServedEpisode(turns, obey_sampling=True).complete(request, gone, telling)
+            episode = ServedEpisode(turns, obey_sampling=True)
+            return await episode.complete(request, disconnected, stream)
         finally:
             await turns.release()
 
     async def until_failure(self) -> None:
-        """Waits until an episode cannot be kept.
+        """Waits until a trajectory cannot be kept.
 
         Raises:
-            AgentRLError: what ``keep`` raised.
+            AgentRLError: the error that ``keep`` raised.
         """
         await asyncio.shield(self._failure)
 
-    def _left(self, episode_id: str) -> None:
+    def _remove(self, episode_id: str) -> None:
         playing = self._playing.pop(episode_id)
         error = None if playing.cancelled() else playing.exception()
         if error is not None and not self._failure.done():
@@ -150,30 +159,26 @@ class StandaloneServer(PolicyServer):
     async def _play(
         self, task: Task, number: int, opened: asyncio.Future[ServedDriver]
     ) -> Trajectory:
-        attended = _Attended(self, self._idle_timeout_s, opened)
+        spec = _StandaloneDriverSpec(self, self._idle_timeout_s, opened)
         key = EpisodeKey(number, 0, 0, "eval", _LABEL)
-        trajectory = await run_episode(self._parts, task, key, env=attended, permits=self._permits)
+        trajectory = await run_episode(self._context, task, key, env=spec, permits=self._permits)
         self._keep(trajectory)
         return trajectory
 
 
 def _task(given: Any, default_id: str) -> Task:
     if not isinstance(given, Mapping):
-        raise Refusal(400, "invalid_request", f"task must be an object, got {type(given).__name__}")
+        raise bad_request(f"task must be an object, got {type(given).__name__}")
     if unknown := sorted(given.keys() - {"id", "messages", "answer", "data_source", "info"}):
-        raise Refusal(
-            400, "invalid_request", f"task has no {unknown[0]!r}; it has id, messages, answer, info"
-        )
+        raise bad_request(f"task has no {unknown[0]!r}; it has id, messages, answer, info")
     try:
         messages = tuple(
             from_wire(m, f"task.messages[{n}]") for n, m in enumerate(given.get("messages", ()))
         )
     except WireFault as fault:
-        raise Refusal(400, "invalid_request", str(fault)) from None
+        raise bad_request(str(fault)) from None
     info = given.get("info", {})
     if not isinstance(info, Mapping):
-        raise Refusal(
-            400, "invalid_request", f"task.info must be an object, got {type(info).__name__}"
-        )
+        raise bad_request(f"task.info must be an object, got {type(info).__name__}")
     source = str(given.get("data_source", "default"))
     return Task(str(given.get("id", default_id)), messages, given.get("answer"), source, dict(info))

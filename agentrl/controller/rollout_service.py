@@ -333,9 +333,9 @@ class RolloutService:
                 group_index,
                 self._order.task(group_index),
                 bounds.group_size,
-                oversample_per_group=bounds.oversample_per_group,
+                oversample=bounds.oversample_per_group,
             )
-            if saved is not None and len(saved.siblings) != request.num_rollouts:
+            if saved is not None and len(saved.rollouts) != request.num_rollouts:
                 saved = None  # a resumed run may have other numbers of siblings
             if again:
                 self._counts += _resumed(saved, request.num_rollouts)

@@ -1,4 +1,4 @@
-"""Rollout engines, the multi-turn loop, and the runner of many episodes."""
+"""Rollouts: the multi-turn episode, its drivers, and the runner of many episodes."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from agentrl.rollouts.context import EpisodeContext, PhaseSemaphores
 from agentrl.rollouts.driver import DriverSpec, EpisodeDriver
 from agentrl.rollouts.episode import run_episode
 from agentrl.rollouts.gc_pacing import paced_collector
+from agentrl.rollouts.groups import GroupOutcome, GroupRequest, cancelled_outcome
 from agentrl.rollouts.rollout_spec import (
     EpisodeKey,
     EpisodeLimits,
-    GroupRequest,
     RendererFactory,
     RolloutSpec,
     RubricFactory,
     StagePermits,
 )
-from agentrl.rollouts.runner import EpisodeRunner, GroupOutcome, cancelled_outcome
+from agentrl.rollouts.runner import EpisodeRunner
 from agentrl.rollouts.snapshots import EpisodeState, GroupState, NotResumable
 from agentrl.rollouts.token_consistency import assert_extends_context, assert_token_consistency
 

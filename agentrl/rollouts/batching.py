@@ -1,4 +1,4 @@
-"""Trajectories to a packed batch: which token is trained, in which sample, with what credit."""
+"""Batching: packs finished trajectories with their credit and loss mask into a ``Batch``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ POLICY_ONLY: AbstractSet[SegmentKind] = frozenset({SegmentKind.POLICY})
 
 
 def turns_of(groups: Sequence[TrajectoryGroup]) -> list[tuple[Trajectory, Turn]]:
-    """The [U] axis: every turn of every finished trajectory, in order of groups, siblings and calls."""
+    """The [U] axis: each turn of each finished trajectory, by group, rollout and call."""
     return [
         (trajectory, turn)
         for group in groups
@@ -38,17 +38,18 @@ def make_batch(
 
     Args:
         groups: in the order of the batch.
-        credit: ``[J]`` what the algorithm gives each finished trajectory, in the same order.
-        turn_credit: ``[U]`` what it gives each turn; zeros by default.
-        trained: kinds that are trained where their sample owns the turn.
-        oldest_version: sampled tokens of an earlier policy version are not trained.
+        credit: ``[J]`` the algorithm's credit of each finished trajectory, in the same order.
+        turn_credit: ``[U]`` its credit of each turn; zeros by default.
+        trained: the segment kinds that are trained if their sample owns the turn.
+        oldest_version: tokens sampled by an earlier policy version are not trained.
 
     Returns:
         The batch. A trajectory of several samples keeps one row in the [J] columns.
 
     Raises:
-        DataError: no finished trajectory or none with tokens, or sampling temperatures that differ within a
-            sample (their logprobs would have no common meaning).
+        DataError: no trajectory is finished or has tokens, or sampling temperatures differ within a
+            sample, whose logprobs then have no common meaning.
+        ValueError: ``credit`` has another shape.
     """
     trajectories = [trajectory for group in groups for trajectory in group.finished]
     if not trajectories:
@@ -99,10 +100,11 @@ def make_batch(
 
 
 class _Packed:
-    """Columns while samples are laid end to end."""
+    """The batch's columns, to which samples are appended."""
 
     def __init__(self, trained: AbstractSet[SegmentKind], oldest_version: int) -> None:
-        self.trained, self.oldest_version = trained, oldest_version
+        self.trained = trained
+        self.oldest_version = oldest_version
         self.ids: list[npt.NDArray[np.int32]] = []
         self.kind: list[npt.NDArray[np.int8]] = []
         self.mask: list[npt.NDArray[np.float32]] = []
@@ -114,7 +116,7 @@ class _Packed:
         self.temperature: list[float] = []
 
     def add(self, sample: Sample, trajectory: Trajectory, row: int, first_turn: int) -> None:
-        """Appends one sample of trajectory ``row``, whose first turn has row ``first_turn`` in [U]."""
+        """Appends a sample of trajectory ``row``, whose first turn has row ``first_turn`` in [U]."""
         if sample.segments[0].kind is not SegmentKind.PROMPT:
             raise DataError(
                 f"a sample starts with PROMPT, that of trajectory {trajectory.id} with {sample.segments[0].kind.name}"
@@ -141,7 +143,7 @@ class _Packed:
 
 
 def _temperature(sample: Sample, trajectory: Trajectory) -> float:
-    """The one temperature of a sample; turns that nobody sampled have temperature 1."""
+    """The only temperature of a sample; it is 1 if no turn of it was sampled."""
     found = {
         turn.sampling.temperature
         for turn in (trajectory.turns[index] for index in sample.turns)

@@ -1,4 +1,4 @@
-"""A trajectory while it is being made: the sequence so far, and the turns that made it."""
+"""Trajectory builder: records the turns of a running episode and the state of its sequences."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from agentrl.types import (
     Completion,
     MediaSpan,
     Message,
-    ParsedMessage,
     SamplingParams,
     Segment,
     Status,
@@ -36,18 +35,19 @@ _as_json = json.JSONEncoder(sort_keys=True, default=str).encode
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SequenceState:
-    """Where a sequence can be gone on from: after a turn, or at its very beginning.
+    """The state of a token sequence after a turn, or at its beginning.
 
     Args:
         session_id: the KV session of the sequence.
         messages: the whole conversation so far, the last turn's message included.
-        digest: tells ``messages`` from any others.
-        parent: the last turn; None where the next one begins a sequence.
-        ids: ``[n]`` ids of the sequence so far; empty where nothing can extend it.
-        completion: ``[n]`` ids of the last turn's completion; empty also where the model made no token.
+        digest: a hash chain over ``messages``.
+        parent: the index of the last turn; None if the next turn begins a sequence.
+        ids: ``[n]`` ids of the sequence so far; empty if nothing can extend it.
+        completion: ``[n]`` ids of the last turn's completion, which may be empty.
         prompt_tokens: tokens of the sequence's opening prompt.
-        media: where images stand in ``ids``.
-        policy_version: the highest that made any of ``ids``: versions never fall along a sequence.
+        media: the spans of images in ``ids``.
+        policy_version: the highest version that sampled any of ``ids``. Versions never fall along a
+            sequence.
     """
 
     session_id: str
@@ -60,34 +60,26 @@ class SequenceState:
     media: tuple[MediaSpan, ...] = ()
     policy_version: int = 0
 
-    def beginning(self, messages: tuple[Message, ...]) -> SequenceState:
-        """The same session at the beginning of another sequence, whose conversation is ``messages``."""
+    def restarted(self, messages: tuple[Message, ...]) -> SequenceState:
+        """An empty sequence in the same KV session, for the conversation ``messages``."""
         return SequenceState(self.session_id, messages, _digest(b"", messages))
 
-    def after(self, observed: tuple[Message, ...]) -> SequenceState:
-        """The same sequence once more has been said."""
-        return SequenceState(
-            session_id=self.session_id,
-            messages=(*self.messages, *observed),
-            digest=_digest(self.digest, observed),
-            parent=self.parent,
-            ids=self.ids,
-            completion=self.completion,
-            prompt_tokens=self.prompt_tokens,
-            media=self.media,
-            policy_version=self.policy_version,
+    def extended(self, observed: tuple[Message, ...]) -> SequenceState:
+        """This sequence with ``observed`` at the end of its conversation."""
+        return replace(
+            self, messages=(*self.messages, *observed), digest=_digest(self.digest, observed)
         )
 
 
 @dataclass(slots=True)
 class TrajectoryBuilder:
-    """Grows by one turn at a time, on any of its sequences; ``finish`` freezes it.
+    """A running episode's trajectory, to which turns are added one by one; ``finish`` freezes it.
 
     Attributes:
-        messages: the conversation that was gone on with last.
-        restarts: sequences that were begun after the first one.
-        fault: what an environment or a program did wrong, alike in each attempt that does the same.
-        resumed_turns: turns that a checkpoint brought.
+        messages: the conversation that the last turn extended.
+        restarts: sequences that began after the first one.
+        fault: the error of the environment or program, equal in every attempt that does the same.
+        resumed_turns: turns that came from a checkpoint.
     """
 
     key: EpisodeKey
@@ -101,75 +93,75 @@ class TrajectoryBuilder:
 
     def add_turn(
         self,
-        head: SequenceState,
+        sequence: SequenceState,
         *,
         observed: tuple[Message, ...],
-        context: tuple[Segment, ...],
+        segments: tuple[Segment, ...],
         sent: npt.NDArray[np.int32],
         completion: Completion,
         sampled: npt.NDArray[np.int32],
-        parsed: ParsedMessage,
+        message: Message,
         text: str,
         agent: str,
         sampling: SamplingParams,
     ) -> SequenceState:
-        """Records what the model was given and what it made; what came of it is added by ``add_step``.
+        """Records the input and the completion of a model call; ``add_step`` adds its effects.
 
         Args:
-            head: where the turn goes on from; its messages are the whole conversation that the model was given.
-            observed: those of them that are new.
-            context: the segments before the completion.
-            sent: ``[n]`` the whole sequence that the engine was given, ``context`` at its end.
-            completion: what the engine made.
+            sequence: the sequence that the turn extends; its messages are the model's whole input.
+            observed: the new ones of these messages.
+            segments: the turn's context, which comes before the completion.
+            sent: ``[n]`` the whole sequence that the engine was given, ``segments`` at its end.
+            completion: the engine's completion.
             sampled: ``[m]`` its ids.
-            parsed, text: the completion as a message and as text.
-            agent: whose turn it is.
-            sampling: how it was drawn.
+            message, text: the completion as a message and as text.
+            agent: the name of the agent whose turn it is.
+            sampling: the sampling parameters.
 
         Returns:
-            Where the sequence stands after the turn.
+            The sequence after the turn.
         """
-        media = concat_media(context)
-        images = {image.sha256: image for image in images_in(head.messages)} if media else {}
+        media = concat_media(segments)
+        images = {image.sha256: image for image in images_in(sequence.messages)} if media else {}
         turn = Turn(
             index=len(self.turns),
-            parent=head.parent,
-            context=context,
+            parent=sequence.parent,
+            context=segments,
             completion=completion.segments,
             text=text,
-            message=parsed.message,
+            message=message,
             observed=observed,
             images=tuple(images[span.sha256] for span in media),
             finish_reason=completion.finish_reason,
             sampling=sampling,
-            state_key=head.digest.hex()[:16],
+            state_key=sequence.digest.hex()[:16],
             agent=agent,
             stale_kv=completion.stale_kv,
             cached_tokens=completion.cached_tokens,
             timings=dict(completion.timings),
         )
-        self.restarts += head.parent is None and bool(self.turns)
+        self.restarts += sequence.parent is None and bool(self.turns)
         self.turns.append(turn)
-        self.messages = (*head.messages, parsed.message)
+        self.messages = (*sequence.messages, message)
         versions = [
             segment.policy_version
             for segment in completion.segments
             if segment.policy_version is not None
         ]
         return SequenceState(
-            session_id=head.session_id,
+            session_id=sequence.session_id,
             messages=self.messages,
-            digest=_digest(head.digest, (parsed.message,)),
+            digest=_digest(sequence.digest, (message,)),
             parent=turn.index,
             ids=concat_ids(completion.segments, after=sent),
             completion=sampled,
-            prompt_tokens=int(sent.size) if head.parent is None else head.prompt_tokens,
-            media=(*head.media, *concat_media(context, int(head.ids.size))),
-            policy_version=max([head.policy_version, *versions]),
+            prompt_tokens=int(sent.size) if sequence.parent is None else sequence.prompt_tokens,
+            media=(*sequence.media, *concat_media(segments, int(sequence.ids.size))),
+            policy_version=max([sequence.policy_version, *versions]),
         )
 
     def add_step(self, result: StepResult, seconds: float) -> None:
-        """What the last turn caused."""
+        """Adds the environment's step to the last turn."""
         last = self.turns[-1]
         self.turns[-1] = replace(
             last,
@@ -180,11 +172,12 @@ class TrajectoryBuilder:
         )
 
     def count(self, stage: str, seconds: float) -> None:
-        """Adds to the episode's seconds of a stage."""
+        """Adds seconds to a stage of the episode."""
         self.timings[stage] = self.timings.get(stage, 0.0) + seconds
 
     @property
     def step_reward(self) -> float:
+        """The sum of all turns' rewards."""
         return sum(sum(turn.rewards.values()) for turn in self.turns)
 
     def finish(
@@ -195,7 +188,7 @@ class TrajectoryBuilder:
         reward: float | None = None,
         info: Mapping[str, Any] | None = None,
     ) -> Trajectory:
-        """The trajectory as it stands."""
+        """The trajectory with the turns so far."""
         counted = {"restarts": self.restarts, "resumed_turns": self.resumed_turns}
         extra = {name: count for name, count in counted.items() if count}
         return Trajectory(
@@ -215,7 +208,7 @@ class TrajectoryBuilder:
 
 
 def _digest(digest: bytes, messages: Sequence[Message]) -> bytes:
-    """That of a history with ``messages`` at its end, however they were put there."""
+    """Extends the hash chain ``digest`` by ``messages``, one link for each message."""
     for message in messages:
         digest = hashlib.sha256(digest + _as_json(message).encode()).digest()
     return digest

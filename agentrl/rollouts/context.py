@@ -1,4 +1,4 @@
-"""What the episodes of one host share: the parts that a ``RolloutSpec`` is built into, and bounds on their stages."""
+"""Episode context: the engine, renderer, parser, rubric and sandboxes that one host's episodes share."""
 
 from __future__ import annotations
 
@@ -18,37 +18,45 @@ __all__ = ["EpisodeContext", "HostService", "PhaseSemaphores"]
 
 
 class HostService(Protocol):
-    """What the drivers of one host share, such as the endpoint that agent programs ask."""
+    """A service that the drivers of one host share, such as the endpoint of agent programs."""
 
     async def close(self) -> None:
-        """Frees it; every episode of the host has ended."""
+        """Frees the service, after every episode of the host has ended."""
         ...
 
 
 Service = TypeVar("Service", bound=HostService)
 
 
-@dataclass(slots=True)
 class PhaseSemaphores:
-    """How many episodes may be in each stage of one event loop at once."""
+    """Bounds on the episodes in each phase of one event loop.
 
-    preparing: asyncio.Semaphore
-    running: asyncio.Semaphore
-    scoring: asyncio.Semaphore
+    Each semaphore bounds one phase and is acquired in that loop alone.
+
+    Args:
+        preparing: episodes that build and reset their environment at once.
+        running: episodes that play at once, those that prepare included.
+        scoring: episodes whose rubric runs at once.
+    """
+
+    def __init__(self, preparing: int = 1, running: int = 1, scoring: int = 1) -> None:
+        self.preparing = asyncio.Semaphore(preparing)
+        self.running = asyncio.Semaphore(running)
+        self.scoring = asyncio.Semaphore(scoring)
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeContext:
-    """A ``RolloutSpec`` with its parts built, shared by the episodes of one host.
+    """A ``RolloutSpec`` after its parts are built, shared by the episodes of one host.
 
     Args:
-        spec: what they were built from.
-        engine: what generates.
-        renderer: messages to tokens; None for an engine that takes messages.
-        parser: text to an assistant's message.
-        rubric: what scores an episode.
+        spec: the specification of these parts.
+        engine: generates completions.
+        renderer: converts messages to tokens; None for an engine that takes messages.
+        parser: converts text to an assistant's message.
+        rubric: scores an episode.
         sandboxes: the host's pool.
-        services: what the drivers of this host share, by what made it; filled by :meth:`service`.
+        services: the services that drivers share, by their factory; :meth:`service` fills it.
     """
 
     spec: RolloutSpec
@@ -60,12 +68,12 @@ class EpisodeContext:
     services: dict[Callable[..., Any], HostService] = field(default_factory=dict)
 
     def service(self, make: Callable[[RolloutEngine], Service]) -> Service:
-        """The host's own ``make(engine)``, made at its first use."""
+        """The host's only ``make(engine)``, created at its first use."""
         if make not in self.services:
             self.services[make] = make(self.engine)
         return cast(Service, self.services[make])
 
     async def close(self) -> None:
-        """Ends the services of this host."""
+        """Closes the services of this host."""
         for service in self.services.values():
             await service.close()

@@ -1,4 +1,9 @@
-"""Deadlines that the policy can spend, and one that its siblings spend: such an episode is truncated, not failed."""
+"""Deadlines: truncate an episode or turn that takes too long.
+
+- A deadline that the policy spends truncates the episode; it does not fail it.
+- Time in which the host's engine is paused, or in which others hold a sandbox, does not count.
+- A straggler is cancelled by the same means, once enough rollouts of its group have finished.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +20,11 @@ __all__ = ["Deadlines", "LimitSpentError", "StragglerCancel", "within"]
 
 
 class LimitSpentError(Exception):
-    """A deadline of the episode or turn is spent: the policy's doing, so the episode is truncated. Says the reason."""
+    """A deadline of the episode or turn has passed; its text is the reason of the truncation."""
 
 
 class Deadlines:
-    """All deadlines of one host's episodes: they stand still together while its engine is paused."""
+    """All deadlines of one host's episodes, which are paused together with its engine."""
 
     def __init__(self) -> None:
         self._clocks: set[_ScopeClock] = set()
@@ -28,7 +33,7 @@ class Deadlines:
 
     @contextmanager
     def of_this_task(self) -> Iterator[None]:
-        """Deadlines that begin within, and in the tasks started there, are among these."""
+        """Adds the deadlines that start in this context, and in tasks created in it."""
         token = _DEADLINES.set(self)
         try:
             yield
@@ -37,7 +42,7 @@ class Deadlines:
 
     @contextmanager
     def clock_paused(self) -> Iterator[None]:
-        """None of them counts meanwhile; for one caller at a time, from any thread."""
+        """Pauses all deadlines meanwhile; for one caller at a time, from any thread."""
         self._turn(stopped=True)
         try:
             yield
@@ -45,14 +50,14 @@ class Deadlines:
             self._turn(stopped=False)
 
     def add(self, clock: _ScopeClock) -> None:
-        """A deadline begins."""
+        """Adds a deadline that starts."""
         with self._lock:
             self._clocks.add(clock)
             if self._stopped:
                 clock.stop()
 
     def drop(self, clock: _ScopeClock) -> None:
-        """A deadline is over."""
+        """Removes a deadline that has ended."""
         with self._lock:
             self._clocks.discard(clock)
 
@@ -70,52 +75,57 @@ _DEADLINES: ContextVar[Deadlines | None] = ContextVar("agentrl_deadlines", defau
 
 
 class StragglerCancel:
-    """Ends an episode from outside, whose siblings have finished; used in the episode's own loop."""
+    """Cancels an episode after enough other rollouts of its group have finished.
+
+    All methods are called in the episode's event loop.
+    """
 
     reason = "straggler"
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
         self._clock: _ScopeClock | None = None
 
-    def ask(self) -> None:
-        """Ends the episode at its next wait, or as soon as it begins to play; one that has been played goes on."""
-        self.asked = True
+    def request(self) -> None:
+        """Ends the episode at its next wait or at its start; one that has been played is still scored."""
+        self.requested = True
         if self._clock is not None:
             self._clock.spend()
 
     def hold(self, clock: _ScopeClock) -> None:
-        """What is to be spent."""
+        """Takes the clock of the episode's deadline, which ``request`` spends."""
         self._clock = clock
-        if self.asked:
+        if self.requested:
             clock.spend()
 
 
 def within(
-    seconds: float, reason: str, cut: StragglerCancel | None = None
+    seconds: float, reason: str, straggler: StragglerCancel | None = None
 ) -> AbstractAsyncContextManager[None]:
-    """Ends what it holds after ``seconds``, in which waits for a sandbox that others use do not count, nor the time in
-    which the host's engine is paused.
+    """Ends its block after ``seconds``.
+
+    Waits for a sandbox that others use do not count, nor does time in which the engine is paused.
 
     Args:
-        seconds: of the holder's own.
-        reason: what is said when they are spent.
-        cut: ends it before.
+        seconds: the time limit.
+        reason: the text of the error.
+        straggler: may end the block earlier.
 
     Raises:
-        LimitSpentError: the time is up; its text is ``reason``, or the cut's.
+        LimitSpentError: the time is up; its text is ``reason``, or the straggler's reason.
     """
-    return _Within(seconds, reason, cut)
+    return _Within(seconds, reason, straggler)
 
 
 class _Within:
-    """See ``within``: a class, since there are two of them to every turn in flight."""
+    """See ``within``; a class for speed, because each turn in flight holds two."""
 
-    __slots__ = ("_clock", "_counted", "_cut", "_host", "_reason", "_scope")
+    __slots__ = ("_clock", "_counted", "_host", "_reason", "_scope", "_straggler")
 
-    def __init__(self, seconds: float, reason: str, cut: StragglerCancel | None) -> None:
+    def __init__(self, seconds: float, reason: str, straggler: StragglerCancel | None) -> None:
         self._scope = asyncio.timeout(seconds)
-        self._reason, self._cut = reason, cut
+        self._reason = reason
+        self._straggler = straggler
         self._host = _DEADLINES.get()
 
     async def __aenter__(self) -> None:
@@ -124,8 +134,8 @@ class _Within:
         await self._scope.__aenter__()
         if self._host is not None:
             self._host.add(self._clock)
-        if self._cut is not None:
-            self._cut.hold(self._clock)
+        if self._straggler is not None:
+            self._straggler.hold(self._clock)
         self._counted.__enter__()
 
     async def __aexit__(
@@ -145,10 +155,10 @@ class _Within:
             if self._host is not None:
                 self._host.drop(self._clock)
         if timed_out and self._scope.expired():
-            cut = self._cut
-            raise LimitSpentError(
-                cut.reason if cut is not None and cut.asked else self._reason
-            ) from None
+            straggler = self._straggler
+            if straggler is not None and straggler.requested:
+                raise LimitSpentError(straggler.reason) from None
+            raise LimitSpentError(self._reason) from None
 
 
 class _ScopeClock:

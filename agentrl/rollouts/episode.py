@@ -1,4 +1,4 @@
-"""One episode: who plays it is prepared, plays, is scored while it lives, and is closed, however it ended."""
+"""Episode: prepares a driver, plays, scores while the environment lives, and closes it in every case."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from agentrl.llm import CONTEXT_EXCEEDED
 from agentrl.rollouts.builder import TrajectoryBuilder
 from agentrl.rollouts.context import EpisodeContext, PhaseSemaphores
 from agentrl.rollouts.deadlines import LimitSpentError, StragglerCancel, within
-from agentrl.rollouts.driver import DriverSpec, EnvDriver, EpisodeDriver
+from agentrl.rollouts.driver import DriverSpec, EpisodeDriver
+from agentrl.rollouts.env_driver import EnvDriver
 from agentrl.rollouts.rollout_spec import EpisodeKey
 from agentrl.rollouts.snapshots import EpisodeState, NotResumable, StateSlot
 from agentrl.rollouts.turns import TurnGenerator
@@ -25,7 +26,7 @@ _DEADLINES = frozenset({"episode_timeout", "turn_timeout"})
 
 
 async def run_episode(
-    parts: EpisodeContext,
+    context: EpisodeContext,
     task: Task,
     key: EpisodeKey,
     *,
@@ -33,54 +34,50 @@ async def run_episode(
     env: EnvSpec | DriverSpec | None = None,
     permits: PhaseSemaphores | None = None,
     previous: Trajectory | None = None,
-    cut: StragglerCancel | None = None,
+    straggler: StragglerCancel | None = None,
     saved: EpisodeState | None = None,
-    standing: StateSlot | None = None,
+    slot: StateSlot | None = None,
 ) -> Trajectory:
-    """Plays one episode and scores it; a failure is a trajectory with status ``failed``, never an exception.
+    """Plays one episode and scores it; a failure is a trajectory of status ``failed``, no exception.
 
     Args:
-        parts: engine, renderer, parser and rubric, with the spec they were built from.
+        context: engine, renderer, parser and rubric, with their spec.
         task: the problem.
-        key: what the episode is called.
-        sampling: how tokens are drawn; the spec's own by default.
-        env: what the episode is played in, or who plays it; the spec's own by default.
-        permits: bounds on the stages, shared with other episodes.
-        previous: the failed attempt before this one. An environment that raises again after the same actions
-            is the policy's doing: the episode is then truncated, rewarded and trained.
-        cut: ends the episode early: it is truncated with the turns that it has, or cancelled without any.
-        saved: where an episode in an environment goes on from, instead of from its beginning.
-        standing: is told after each turn where such an episode stands.
+        key: the episode's name.
+        sampling: overrides the spec's sampling.
+        env: overrides the spec's environment or driver.
+        permits: bounds on the phases, shared with other episodes.
+        previous: the failed attempt before this one. If the environment raises again after the same
+            actions, the policy has caused it: the episode is truncated, rewarded and trained.
+        straggler: ends the episode early. The episode is then truncated after its finished turns, or
+            cancelled if it has none.
+        saved: the state from which an episode in an environment continues.
+        slot: receives the state of such an episode after each turn.
 
     Returns:
-        The trajectory: terminated or truncated ones have a reward; ``failed(boundary)`` ones have none.
+        The trajectory. Terminated and truncated ones have a reward, ``failed(boundary)`` ones none.
     """
     builder = TrajectoryBuilder(key, task)
-    turns = TurnGenerator(parts, builder, sampling or parts.spec.sampling)
-    chosen = env or parts.spec.env
+    turns = TurnGenerator(context, builder, sampling or context.spec.sampling)
+    chosen = env or context.spec.env
     driver: EpisodeDriver
     if isinstance(chosen, EnvSpec):
-        driver = EnvDriver(turns, chosen, saved=saved, standing=standing)
+        driver = EnvDriver(turns, chosen, saved=saved, slot=slot)
     else:
         driver = chosen.driver(turns)
-        if standing is not None:
-            standing.now = NotResumable("what plays it is no environment, and cannot be saved")
-    permits = permits or PhaseSemaphores(
-        asyncio.Semaphore(1), asyncio.Semaphore(1), asyncio.Semaphore(1)
-    )
+        if slot is not None:
+            slot.state = NotResumable("its driver is no environment, and cannot be saved")
     try:
-        trajectory = await _play_and_score(turns, driver, permits, previous, cut)
+        trajectory = await _play_and_score(
+            turns, driver, permits or PhaseSemaphores(), previous, straggler
+        )
     except AgentRLError as error:
         retryable = bool(getattr(error, "retryable", isinstance(error, EnvError | RewardError)))
         status = Status("failed", error.boundary, str(error))
         trajectory = _failed(builder, status, retryable=retryable, error=error)
     finally:
         problem = await _clean_up(turns, driver)
-    return (
-        replace(trajectory, info={**trajectory.info, "cleanup_error": problem})
-        if problem
-        else trajectory
-    )
+    return _with_info(trajectory, {"cleanup_error": problem} if problem else {})
 
 
 async def _play_and_score(
@@ -88,16 +85,16 @@ async def _play_and_score(
     driver: EpisodeDriver,
     permits: PhaseSemaphores,
     previous: Trajectory | None,
-    cut: StragglerCancel | None,
+    straggler: StragglerCancel | None,
 ) -> Trajectory:
-    builder, limits = turns.builder, turns.parts.spec.limits
+    builder = turns.builder
+    timeout_s = turns.context.spec.limits.episode_timeout_s
     raised: dict[str, str] = {}
     try:
         async with permits.running, AsyncExitStack() as preparing:
-            await preparing.enter_async_context(
-                permits.preparing
-            )  # the wait for others who prepare is not its own
-            async with within(limits.episode_timeout_s, "episode_timeout", cut):
+            # before the deadline starts: other episodes cause this wait
+            await preparing.enter_async_context(permits.preparing)
+            async with within(timeout_s, "episode_timeout", straggler):
                 await driver.prepare()
                 await preparing.aclose()
                 status = await driver.play()
@@ -113,16 +110,28 @@ async def _play_and_score(
         status = Status("truncated", "env_exception", str(error))
         raised = _raised(error)
     if status.kind == "truncated" and not builder.turns:
-        if status.reason == StragglerCancel.reason:
-            return builder.finish(Status("cancelled", StragglerCancel.reason))
-        return _failed(
-            builder, _spent_on_nothing(status.reason, turns), retryable=status.reason in _DEADLINES
-        )
+        return _without_turns(turns, status.reason)
     if not status.finished:
         return builder.finish(status)
     async with permits.scoring:
-        trajectory = await _score(turns, driver, status)
-    return replace(trajectory, info={**trajectory.info, **raised}) if raised else trajectory
+        return _with_info(await _score(turns, driver, status), raised)
+
+
+def _without_turns(turns: TurnGenerator, reason: str) -> Trajectory:
+    """The trajectory of an episode that was ended before its first completed turn.
+
+    A timeout at that point is an infrastructure failure (engine or env), not a truncation.
+    """
+    builder = turns.builder
+    if reason == StragglerCancel.reason:
+        return builder.finish(Status("cancelled", reason))
+    if turns.num_calls:
+        boundary = "engine"
+        detail = f"{reason} while waiting for the engine's first completion"
+    else:
+        boundary = "env"
+        detail = f"{reason} before the policy was asked for its first turn"
+    return _failed(builder, Status("failed", boundary, detail), retryable=reason in _DEADLINES)
 
 
 def _failed(
@@ -136,23 +145,18 @@ def _failed(
     return builder.finish(status, info={"retryable": retryable, "fault": builder.fault, **raised})
 
 
+def _with_info(trajectory: Trajectory, info: dict[str, str]) -> Trajectory:
+    return replace(trajectory, info={**trajectory.info, **info}) if info else trajectory
+
+
 def _raised(error: BaseException) -> dict[str, str]:
-    """Where in the user's code an error came from, for whoever has to mend it; nothing where none took part."""
+    """The place in the user's code that raised an error; empty if none of it took part."""
     place = raised_at(error)
     return {"raised_at": place, "traceback": users_traceback(error)} if place else {}
 
 
-def _spent_on_nothing(reason: str, turns: TurnGenerator) -> Status:
-    """What was cut before a turn was finished is named for what was waited for: it is no doing of the policy."""
-    if turns.num_calls:
-        return Status(
-            "failed", "engine", f"{reason} while waiting for the engine's first completion"
-        )
-    return Status("failed", "env", f"{reason} before the policy was asked for its first turn")
-
-
 def _repeats(builder: TrajectoryBuilder, previous: Trajectory) -> bool:
-    """Whether the same actions led to the same fault once more, in an environment made anew."""
+    """Whether the same actions led to the same fault in a new environment."""
     actions = [turn.text for turn in builder.turns]
     return (
         bool(builder.fault)
@@ -162,8 +166,10 @@ def _repeats(builder: TrajectoryBuilder, previous: Trajectory) -> bool:
 
 
 async def _score(turns: TurnGenerator, driver: EpisodeDriver, status: Status) -> Trajectory:
-    """The rubric runs before ``close``, while the sandbox lives."""
-    spec, rubric, builder = turns.parts.spec, turns.parts.rubric, turns.builder
+    """Runs the rubric; called before the driver closes, while the sandbox lives."""
+    spec = turns.context.spec
+    rubric = turns.context.rubric
+    builder = turns.builder
     start = time.monotonic()
     view = EpisodeView(
         task=builder.task,
@@ -172,24 +178,26 @@ async def _score(turns: TurnGenerator, driver: EpisodeDriver, status: Status) ->
         status=status,
         env=driver.env,
     )
-    parts = dict(await rubric.score(view))
+    rewards = dict(await rubric.score(view))
     total = rubric.total(
-        parts, step_reward=builder.step_reward, step_weight=spec.step_reward_weight
+        rewards, step_reward=builder.step_reward, step_weight=spec.step_reward_weight
     )
     if any(turn.rewards for turn in builder.turns):
-        parts["step"] = builder.step_reward
+        rewards["step"] = builder.step_reward
     builder.count("score_s", time.monotonic() - start)
-    return builder.finish(status, rewards=parts, reward=total, info=turns.retokenized())
+    info = turns.measure_retokenization()
+    return builder.finish(status, rewards=rewards, reward=total, info=info)
 
 
 async def _clean_up(turns: TurnGenerator, driver: EpisodeDriver) -> str:
-    """Outermost first: the engine's sessions, then the player, which ends its tools, sandbox or program.
+    """Releases the engine's sessions, then closes the driver with its tools, sandbox or program.
 
-    Returns what went wrong, which is kept with the trajectory; what was learned of the episode stands.
+    Returns:
+        The problems, which are stored with the trajectory and change nothing else of it.
     """
     problems = [await turns.release()]
     try:
-        async with asyncio.timeout(turns.parts.spec.limits.cleanup_s):
+        async with asyncio.timeout(turns.context.spec.limits.cleanup_s):
             await driver.close()
     except (AgentRLError, TimeoutError) as error:
         problems.append(f"env.close: {str(error) or 'not done within cleanup_s'}")

@@ -1,4 +1,4 @@
-"""Python's collector of cyclic garbage, at a pace that suits a process with thousands of episodes in flight."""
+"""GC pacing: slows Python's cyclic garbage collector for thousands of episodes in flight."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from contextlib import contextmanager
 __all__ = ["paced_collector"]
 
 _THRESHOLDS = (50_000, 20, 100)
+# Guards ``_usual`` and the collector's settings; taken on entry and exit, from any thread.
 _lock = threading.Lock()
-_usual: list[
-    tuple[int, int, int]
-] = []  # one entry for each holder: the pace before the first of them
+# The thresholds before the first holder, once for each holder.
+_usual: list[tuple[int, int, int]] = []
 
 
 @contextmanager
 def paced_collector() -> Iterator[None]:
-    """Within, what the process already holds is not looked through again, and all of the rest less often.
+    """Freezes the process's present objects and collects garbage at higher thresholds meanwhile.
 
-    An episode in flight is a hundred objects and more that live for its whole length and die without cycles. By
-    Python's own pace the collector walks through all of them, and through every module that was ever imported, each
-    time that they have grown by a quarter: a third of the time of a turn at 4,096 episodes. Cycles are still found:
-    young ones every 50,000 objects, old ones every million and more. Those that were made before are found afterwards.
+    - An episode in flight holds over a hundred objects for its whole length, without cycles.
+    - By default the collector traverses all of them, and every imported module, each time that they
+      have grown by a quarter. That takes a third of a turn's time at 4,096 episodes.
+    - Cycles are still found: young ones every 50,000 objects, old ones every million and more. Older
+      garbage is found after the context ends.
 
-    May be held several times at once, from any thread.
+    May be entered several times at once, from any thread.
     """
     with _lock:
         if not _usual:

@@ -1,13 +1,18 @@
-"""Many episodes at once: one event loop in a thread of its own (docs/rollouts.md, Episodes)."""
+"""Episode runner: plays many groups concurrently in one event loop (docs/rollouts.md, Episodes).
+
+- The loop runs in one thread, which the runner starts and ends.
+- All rollouts of a group run in the same loop, so that they share a prompt's KV and a task's data.
+- Every submitted group comes back by ``collect`` once: finished, failed or cancelled.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import queue
 import threading
-import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from agentrl.engines.base import RolloutEngine
 from agentrl.envs import ENV_THREADS, EnvSpec
@@ -15,45 +20,29 @@ from agentrl.errors import EngineError
 from agentrl.rollouts.context import EpisodeContext, PhaseSemaphores
 from agentrl.rollouts.deadlines import Deadlines, StragglerCancel
 from agentrl.rollouts.episode import run_episode
-from agentrl.rollouts.rollout_spec import EpisodeKey, GroupRequest, RolloutSpec
-from agentrl.rollouts.snapshots import EpisodeState, GroupInFlight, GroupState, StateSlot
-from agentrl.sandbox import PoolCounts, SandboxPool
+from agentrl.rollouts.groups import GroupInFlight, GroupOutcome, GroupRequest, cancelled_outcome
+from agentrl.rollouts.rollout_spec import EpisodeKey, RolloutSpec
+from agentrl.rollouts.snapshots import EpisodeState, GroupState, StateSlot
+from agentrl.sandbox import SandboxPool
 from agentrl.tools import TOOL_THREADS
 from agentrl.tools.parsers import parser_for
-from agentrl.types import Status, Trajectory, TrajectoryGroup
+from agentrl.types import Trajectory, TrajectoryGroup
 
-__all__ = ["EpisodeRunner", "GroupOutcome", "cancelled_outcome"]
+__all__ = ["EpisodeRunner"]
+
+logger = logging.getLogger(__name__)
 
 _CLOSE_DEADLINE_S = 30.0
 _SAVE_DEADLINE_S = 60.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class GroupOutcome:
-    """A draw that came to its end: every sibling finished, failed or was cancelled.
-
-    Args:
-        request: what was asked.
-        group: the siblings' last attempts.
-        retried: attempts that infrastructure failed and that were made again.
-        sandboxes: how the runner's pool of sandboxes stood then; None without one.
-    """
-
-    request: GroupRequest
-    group: TrajectoryGroup
-    retried: tuple[Trajectory, ...] = ()
-    sandboxes: PoolCounts | None = None
-
-
 class EpisodeRunner:
-    """Hosts episodes in one asyncio loop; its methods may be called from any thread.
-
-    All siblings of a group run here, so that what they share (a prompt's KV, a task's data) is made once.
+    """Plays groups in an event loop of its own thread; its methods may be called from any thread.
 
     Args:
-        spec: what the episodes share.
-        engine: what generates.
-        name: of the thread.
+        spec: the specification that the episodes share.
+        engine: generates completions.
+        name: the name of the thread.
         on_close: awaited in the loop before it ends.
     """
 
@@ -65,32 +54,32 @@ class EpisodeRunner:
         name: str = "episodes",
         on_close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        self._on_close = on_close
+        permits = spec.permits
         sandbox = spec.env.sandbox if isinstance(spec.env, EnvSpec) else None
-        self._sandboxes = (
-            None if sandbox is None else SandboxPool(sandbox, max_running=spec.permits.sandboxes)
-        )
         renderer = None if spec.renderer is None else spec.renderer.build()
-        self._parts = EpisodeContext(
+        self._context = EpisodeContext(
             spec,
             engine,
             renderer,
             parser_for(renderer, spec.parser),
             spec.rubric.build(),
-            self._sandboxes,
+            None if sandbox is None else SandboxPool(sandbox, max_running=permits.sandboxes),
         )
+        self._on_close = on_close
+        self._permits = PhaseSemaphores(permits.preparing, permits.running, permits.scoring)
         self.deadlines = Deadlines()
-        """Of all episodes here."""
+        """The deadlines of all episodes here."""
+        # From the loop's thread to the callers of ``collect``; an exception says that the loop broke.
         self._finished: queue.Queue[GroupOutcome | BaseException] = queue.Queue()
+        # By label and group index. The loop's thread alone uses ``_running``. It adds to and reads
+        # ``_in_flight``, from which ``collect`` removes a group in its caller's thread: single dict
+        # operations, and ``in_flight`` is only called by the thread that collects.
         self._running: dict[tuple[str, int], asyncio.Task[None]] = {}
-        self._in_flight: dict[tuple[str, int], GroupInFlight] = {}  # until it was collected
-        self._loop = asyncio.new_event_loop()
-        permits = spec.permits
+        self._in_flight: dict[tuple[str, int], GroupInFlight] = {}
         TOOL_THREADS.resize(permits.tool_threads)
         ENV_THREADS.resize(permits.env_threads)
-        self._permits = PhaseSemaphores(
-            *(asyncio.Semaphore(n) for n in (permits.preparing, permits.running, permits.scoring))
-        )
+        self._loop = asyncio.new_event_loop()
+        # Runs the loop from here to ``close``; a daemon, so that a crashed process can exit.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -100,10 +89,13 @@ class EpisodeRunner:
             self._loop.call_soon_threadsafe(self._start, request)
 
     def collect(self, timeout_s: float) -> list[GroupOutcome]:
-        """Groups that came to their end: waits for the first, then takes what is there.
+        """The groups that have ended: waits for the first one, then takes all that are there.
+
+        Args:
+            timeout_s: seconds to wait for the first one.
 
         Raises:
-            EngineError: the runner itself broke; nothing more comes from it.
+            EngineError: the runner itself broke and returns no more groups.
         """
         outcomes: list[GroupOutcome] = []
         try:
@@ -120,7 +112,7 @@ class EpisodeRunner:
             return outcomes
 
     def cancel(self, group_indices: Sequence[int], *, label: str = "") -> None:
-        """Ends groups in flight; all siblings of one come back as cancelled once they are cleaned up."""
+        """Cancels groups in flight; each comes back as cancelled after its rollouts are closed."""
 
         def end() -> None:
             for group_index in group_indices:
@@ -130,52 +122,27 @@ class EpisodeRunner:
         self._loop.call_soon_threadsafe(end)
 
     def in_flight(self) -> list[GroupState]:
-        """The groups in training that were submitted and not collected, as they stand now; with
-        ``RolloutSpec.save_episode_state`` they go on from there by ``GroupRequest.saved``."""
+        """The present states of the training groups that were submitted and not collected.
+
+        With ``RolloutSpec.save_episode_state`` they can continue by ``GroupRequest.saved``. Called by
+        the thread that collects.
+        """
 
         async def save() -> list[GroupState]:
-            return [
-                group.save()
-                for group in self._in_flight.values()
-                if group.request.purpose == "train"
-            ]
+            groups = self._in_flight.values()
+            return [group.save() for group in groups if group.request.purpose == "train"]
 
         return asyncio.run_coroutine_threadsafe(save(), self._loop).result(_SAVE_DEADLINE_S)
 
     async def run_group(self, request: GroupRequest) -> GroupOutcome:
-        """Plays all siblings of one draw and waits for them (for notebooks and tests, in the caller's loop)."""
+        """Plays all rollouts of a group in the caller's event loop, for notebooks and tests."""
         return await self._play(GroupInFlight(request))
 
-    async def _play(self, group: GroupInFlight) -> GroupOutcome:
-        request = group.request
-        cuts = [StragglerCancel() for _ in range(request.num_rollouts)]
-        num_finished = 0
-
-        async def play(rollout_index: int) -> Trajectory:
-            nonlocal num_finished
-            trajectory = await self._sibling(group, rollout_index, cuts[rollout_index])
-            group.siblings[rollout_index] = trajectory
-            num_finished += trajectory.status.finished
-            if num_finished == request.group_size:
-                for cut in cuts:
-                    cut.ask()
-            return trajectory
-
-        with self.deadlines.of_this_task():
-            async with (
-                asyncio.TaskGroup() as siblings
-            ):  # a cancelled group has ended when its last one is cleaned up
-                tasks = [siblings.create_task(play(n)) for n in range(request.num_rollouts)]
-        trajectories = tuple(task.result() for task in tasks)
-        played = TrajectoryGroup(request.group_index, request.task, trajectories)
-        counts = None if self._sandboxes is None else self._sandboxes.counts()
-        return GroupOutcome(replace(request, saved=None), played, tuple(group.retried), counts)
-
     def close(self) -> None:
-        """Cancels what runs and ends the thread.
+        """Cancels the running groups and ends the thread.
 
         Raises:
-            EngineError: it did not end within its deadline.
+            EngineError: the thread did not end within its deadline.
         """
         if not self._thread.is_alive():
             return
@@ -196,10 +163,9 @@ class EpisodeRunner:
 
     def _start(self, request: GroupRequest) -> None:
         group = GroupInFlight(request)
-        self._in_flight[request.label, request.group_index] = group
-        self._running[request.label, request.group_index] = self._loop.create_task(
-            self._host(group)
-        )
+        key = (request.label, request.group_index)
+        self._in_flight[key] = group
+        self._running[key] = self._loop.create_task(self._host(group))
 
     async def _host(self, group: GroupInFlight) -> None:
         request = group.request
@@ -213,17 +179,47 @@ class EpisodeRunner:
         finally:
             self._running.pop((request.label, request.group_index), None)
 
-    async def _sibling(
-        self, group: GroupInFlight, rollout_index: int, cut: StragglerCancel
+    async def _play(self, group: GroupInFlight) -> GroupOutcome:
+        request = group.request
+        stragglers = [StragglerCancel() for _ in range(request.num_rollouts)]
+        num_finished = 0
+
+        async def play(rollout_index: int) -> Trajectory:
+            nonlocal num_finished
+            trajectory = await self._rollout(group, rollout_index, stragglers[rollout_index])
+            group.rollouts[rollout_index] = trajectory
+            num_finished += trajectory.status.finished
+            if num_finished == request.group_size:
+                for straggler in stragglers:
+                    straggler.request()
+            return trajectory
+
+        with self.deadlines.of_this_task():
+            # a task group: a cancelled group ends only after its last rollout is closed
+            async with asyncio.TaskGroup() as rollouts:
+                tasks = [rollouts.create_task(play(n)) for n in range(request.num_rollouts)]
+        sandboxes = self._context.sandboxes
+        return GroupOutcome(
+            replace(request, saved=None),
+            TrajectoryGroup(
+                request.group_index, request.task, tuple(task.result() for task in tasks)
+            ),
+            tuple(group.retried),
+            None if sandboxes is None else sandboxes.counts(),
+        )
+
+    async def _rollout(
+        self, group: GroupInFlight, rollout_index: int, straggler: StragglerCancel
     ) -> Trajectory:
-        """Plays an episode from where it stands, and again where infrastructure failed it."""
-        request, spec, standing = group.request, self._parts.spec, group.siblings[rollout_index]
-        if isinstance(standing, Trajectory):
-            return standing
-        saved = standing.now if isinstance(standing.now, EpisodeState) else None
-        failed = [
-            trajectory for trajectory in group.retried if trajectory.rollout_index == rollout_index
-        ]
+        """Plays an episode from its present state, and again after an infrastructure failure."""
+        request = group.request
+        spec = self._context.spec
+        slot = group.rollouts[rollout_index]
+        if isinstance(slot, Trajectory):
+            return slot
+        keeps_state = spec.save_episode_state and request.purpose == "train"
+        saved = slot.state if isinstance(slot.state, EpisodeState) else None
+        failed = [one for one in group.retried if one.rollout_index == rollout_index]
         previous = failed[-1] if failed else None
         for attempt in range(min(len(failed), spec.max_retries), spec.max_retries + 1):
             key = EpisodeKey(
@@ -234,25 +230,25 @@ class EpisodeRunner:
                 request.label,
             )
             trajectory = await run_episode(
-                self._parts,
+                self._context,
                 request.task,
                 key,
                 sampling=request.sampling,
                 env=request.env,
                 permits=self._permits,
                 previous=previous,
-                cut=cut,
+                straggler=straggler,
                 saved=saved,
-                standing=standing
-                if spec.save_episode_state and request.purpose == "train"
-                else None,
+                slot=slot if keeps_state else None,
             )
             if trajectory.status.kind != "failed" or not trajectory.info.get("retryable"):
                 return trajectory
             if attempt < spec.max_retries:
+                _log_retry(trajectory, spec.max_retries - attempt)
                 group.retried.append(trajectory)
-                standing = group.siblings[rollout_index] = StateSlot()
-            previous, saved = trajectory, None
+                slot = group.rollouts[rollout_index] = StateSlot()
+            previous = trajectory
+            saved = None
         return trajectory
 
     async def _cancel_all(self) -> None:
@@ -260,35 +256,31 @@ class EpisodeRunner:
         for task in tasks:
             _cancel(task)
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._parts.close()
+        # the engine is closed before the sandboxes: no episode needs either any more
+        await self._context.close()
         if self._on_close is not None:
             await self._on_close()
-        if self._sandboxes is not None:
-            await self._sandboxes.close()
+        if self._context.sandboxes is not None:
+            await self._context.sandboxes.close()
 
 
 def _cancel(task: asyncio.Task[None]) -> None:
-    """Cancels once: a second time would cut the cleaning up short."""
+    """Cancels a task once: a second time would interrupt its cleanup."""
     if not task.cancelling():
         task.cancel()
 
 
-def cancelled_outcome(request: GroupRequest) -> GroupOutcome:
-    """A group that its owner gave up: no sibling of it counts."""
-    siblings = tuple(
-        Trajectory(
-            task=request.task,
-            group_index=request.group_index,
-            rollout_index=rollout_index,
-            attempt=request.first_attempt,
-            purpose=request.purpose,
-            turns=(),
-            status=Status("cancelled", "cancelled"),
-            label=request.label,
-            info={"cancelled_at": time.time()},
-        )
-        for rollout_index in range(request.num_rollouts)
-    )
-    return GroupOutcome(
-        replace(request, saved=None), TrajectoryGroup(request.group_index, request.task, siblings)
+def _log_retry(trajectory: Trajectory, retries_left: int) -> None:
+    status = trajectory.status
+    logger.warning(
+        "episode %s failed (%s) and is retried: %s",
+        trajectory.id,
+        status.reason,
+        status.detail,
+        extra={
+            "event": "episode_retried",
+            "trajectory_id": trajectory.id,
+            "boundary": status.reason,
+            "retries_left": retries_left,
+        },
     )

@@ -1,34 +1,33 @@
-"""What a checkpoint keeps of groups in flight: where each episode stood after a turn, and how it goes on from there."""
+"""Snapshots: the states of episodes and groups in flight that a checkpoint keeps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from agentrl.rollouts.builder import SequenceState
-from agentrl.rollouts.rollout_spec import GroupRequest
 from agentrl.types import StepResult, ToolSpec, Trajectory, Turn
 
-__all__ = ["EpisodeState", "GroupInFlight", "GroupState", "NotResumable", "StateSlot"]
+__all__ = ["EpisodeState", "GroupState", "NotResumable", "StateSlot"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpisodeState:
-    """Where an episode stood between two turns.
+    """The state of an episode between two turns.
 
     Args:
-        turns: that were made.
-        head: where the next one goes on from.
-        tools: on offer in the last one.
-        result: what the last one caused; where that ended the episode, only its score is missing.
+        turns: the turns so far.
+        sequence: the sequence that the next turn extends.
+        tools: the tools of the last turn.
+        result: the last turn's step. If it ended the episode, only the score is missing.
         env: the environment's state, pickled.
-        num_calls: model calls made, of which the next one's seed is derived.
-        restarts: sequences begun after the first one.
+        num_calls: model calls so far, from which the next call's seed is derived.
+        restarts: sequences that began after the first one.
         timings: seconds by stage.
     """
 
     turns: tuple[Turn, ...]
-    head: SequenceState
+    sequence: SequenceState
     tools: tuple[ToolSpec, ...]
     result: StepResult
     env: bytes
@@ -39,10 +38,10 @@ class EpisodeState:
 
 @dataclass(frozen=True, slots=True)
 class NotResumable:
-    """An episode that is begun anew.
+    """An episode that restarts from its beginning.
 
     Args:
-        why: what it had cannot be kept; empty where it had not finished a turn yet.
+        why: the reason why its state could not be saved; empty before the first finished turn.
     """
 
     why: str = ""
@@ -50,73 +49,40 @@ class NotResumable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GroupState:
-    """A draw in flight.
+    """The state of a group in flight.
 
     Args:
-        draw: which.
-        siblings: what each came to, or where it stood.
-        retried: earlier attempts that infrastructure failed.
-        version: served when the draw was issued.
+        group_index: the group's index in the data order.
+        rollouts: each rollout's trajectory if it has ended, otherwise its state.
+        retried: earlier attempts that failed by infrastructure.
+        version: the policy version that was served when the group was issued.
     """
 
     group_index: int
-    siblings: tuple[Trajectory | EpisodeState | NotResumable, ...]
+    rollouts: tuple[Trajectory | EpisodeState | NotResumable, ...]
     retried: tuple[Trajectory, ...] = ()
     version: int = 0
 
     @property
     def resumable(self) -> tuple[EpisodeState, ...]:
-        """Siblings that go on from where they stood."""
-        return tuple(
-            rollout_index
-            for rollout_index in self.siblings
-            if isinstance(rollout_index, EpisodeState)
-        )
+        """Rollouts that continue from a saved state."""
+        return tuple(one for one in self.rollouts if isinstance(one, EpisodeState))
 
     @property
     def lost(self) -> tuple[NotResumable, ...]:
-        """Siblings that had finished turns and are begun anew."""
-        return tuple(
-            rollout_index
-            for rollout_index in self.siblings
-            if isinstance(rollout_index, NotResumable) and rollout_index.why
-        )
+        """Rollouts that had finished turns and restart from their beginning."""
+        return tuple(one for one in self.rollouts if isinstance(one, NotResumable) and one.why)
 
     def at_version(self, version: int) -> GroupState:
-        """The same, issued while ``version`` was served."""
+        """A copy, issued while ``version`` was served."""
         return replace(self, version=version)
 
 
 @dataclass(slots=True, eq=False)
 class StateSlot:
-    """Where an episode stands while it is played; its player writes it after each turn."""
+    """Holder of a running episode's latest state; its driver writes it after each turn.
 
-    now: EpisodeState | NotResumable = NotResumable()
-
-
-@dataclass(slots=True, eq=False)
-class GroupInFlight:
-    """A group while it is played.
-
-    Attributes:
-        siblings: what each came to, or where it stands.
-        retried: attempts that infrastructure failed and that are made again.
+    The driver and the reader (``EpisodeRunner.in_flight``) use it in the episode's event loop only.
     """
 
-    request: GroupRequest
-    siblings: list[Trajectory | StateSlot] = field(init=False)
-    retried: list[Trajectory] = field(init=False)
-
-    def __post_init__(self) -> None:
-        saved = self.request.saved
-        kept = (NotResumable(),) * self.request.num_rollouts if saved is None else saved.siblings
-        self.siblings = [one if isinstance(one, Trajectory) else StateSlot(one) for one in kept]
-        self.retried = [] if saved is None else list(saved.retried)
-
-    def save(self) -> GroupState:
-        """The group as it stands now."""
-        return GroupState(
-            self.request.group_index,
-            tuple(one if isinstance(one, Trajectory) else one.now for one in self.siblings),
-            tuple(self.retried),
-        )
+    state: EpisodeState | NotResumable = NotResumable()

@@ -1,4 +1,4 @@
-"""The calls of a turn as an episode takes them: bounded in number, and numbered over the whole episode."""
+"""Tool calls of a turn: bounds their number, and numbers them over the whole episode."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ __all__ = ["bounded", "num_bad_turns", "renumbered"]
 
 
 def bounded(parsed: ParsedMessage, most: int) -> ParsedMessage:
-    """The first ``most`` calls and problems of a message, in the order written; one problem counts the others, so that
-    a turn is never answered more than ``most + 1`` times."""
+    """The first ``most`` calls and problems of a message, in the order written.
+
+    One more problem counts the others, so that a turn gets at most ``most + 1`` answers.
+    """
     written = _numbered(parsed.tool_calls, parsed.problems)
     if len(written) <= most:
         return parsed
@@ -29,7 +31,7 @@ def bounded(parsed: ParsedMessage, most: int) -> ParsedMessage:
 
 
 def renumbered(parsed: ParsedMessage, number: int) -> ParsedMessage:
-    """The message with the number of its model call in front of its calls' own (``call_0`` becomes ``call_7_0``)."""
+    """The message with its model call's number in its calls' ids (``call_0`` becomes ``call_7_0``)."""
 
     def renamed(call_id: str) -> str:
         return f"call_{number}_{call_id.rpartition('_')[2]}"
@@ -40,7 +42,7 @@ def renumbered(parsed: ParsedMessage, number: int) -> ParsedMessage:
 
 
 def num_bad_turns(turns: Sequence[Turn]) -> int:
-    """How many of the last turns, one after another, tried to call and made no call that could be read."""
+    """The number of consecutive last turns that tried a call and made none that could be read."""
     number = 0
     for turn in reversed(turns):
         if not turn.calls or any(record.call is not None for record in turn.calls):
@@ -52,7 +54,7 @@ def num_bad_turns(turns: Sequence[Turn]) -> int:
 def _numbered(
     calls: Sequence[ToolCall], problems: Sequence[CallProblem]
 ) -> list[ToolCall | CallProblem]:
-    """Calls and problems by the number in their ids, which is the order written; other ids stay behind those."""
+    """Calls and problems by the number in their ids, which is the order written; other ids last."""
 
     def number(entry: ToolCall | CallProblem) -> float:
         digits = entry.id.rpartition("_")[2]

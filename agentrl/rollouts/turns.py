@@ -1,4 +1,9 @@
-"""The policy's turns, whoever acts between them: render, generate, hold to the golden rule, parse, record."""
+"""Turn generator: renders, generates, checks token consistency, parses and records the policy's turns.
+
+- It does not know what acts between the turns: an environment or an agent program.
+- A turn's sequence is exactly the ids that the engine was given and sampled in that call.
+- Ids that the model sampled are never encoded again.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.errors import EngineError
-from agentrl.render import Renderer
 from agentrl.render.retokenize import retok_frac, template_frac
 from agentrl.rollouts.builder import SequenceState, TrajectoryBuilder
 from agentrl.rollouts.context import EpisodeContext
@@ -41,114 +45,126 @@ __all__ = ["TurnGenerator", "TurnRequest", "TurnResult"]
 OnTokens: TypeAlias = Callable[[npt.NDArray[np.int32], npt.NDArray[np.float32]], None]
 
 _PROMPT_END = 16
-"""Tokens before a turn that are looked at for an open block of thoughts."""
+"""Tokens at the end of a turn's prompt that are searched for an open reasoning block."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TurnRequest:
-    """A turn for which there is room.
+    """The next turn of a sequence, which has room for it.
 
     Args:
-        head: where it goes on from; its messages are the whole conversation.
-        observed: those of them that are new.
-        context: the segments before the completion.
-        tools: on offer.
-        max_new_tokens: what the limits leave to the completion.
+        sequence: the sequence to extend; its messages are the whole conversation.
+        observed: the new ones of these messages.
+        segments: the turn's context, which comes before its completion.
+        tools: the tools on offer.
+        max_new_tokens: the tokens that the limits leave for the completion.
     """
 
-    head: SequenceState
+    sequence: SequenceState
     observed: tuple[Message, ...]
-    context: tuple[Segment, ...]
+    segments: tuple[Segment, ...]
     tools: tuple[ToolSpec, ...]
     max_new_tokens: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TurnResult:
-    """A turn that was made and recorded: what the policy does, and where its sequence stands."""
+    """A recorded turn: the policy's action, the engine's completion, and the extended sequence."""
 
     action: Action
     completion: Completion
-    head: SequenceState
+    sequence: SequenceState
 
 
 class TurnGenerator:
-    """Makes the turns of one episode, on any of its sequences, one after another or at once.
+    """Generates the turns of one episode, on any of its sequences, one by one or concurrently.
+
+    All methods are called in the episode's event loop.
 
     Args:
-        parts: engine, renderer and parser.
-        builder: where turns are recorded.
-        sampling: how tokens are drawn.
+        context: engine, renderer and parser.
+        builder: records the turns.
+        sampling: the episode's sampling parameters.
 
     Attributes:
-        num_calls: of the engine so far, which is the next one's number.
+        num_calls: engine calls so far, which is the number of the next one.
     """
 
     def __init__(
-        self, parts: EpisodeContext, builder: TrajectoryBuilder, sampling: SamplingParams
+        self, context: EpisodeContext, builder: TrajectoryBuilder, sampling: SamplingParams
     ) -> None:
-        self.parts = parts
+        self.context = context
         self.builder = builder
         self.sampling = sampling
-        self._sessions = {builder.key.session_id}
         self.num_calls = 0
-        self._last_ready: TurnRequest | None = None
+        self._sessions = {builder.key.session_id}
+        self._last_request: TurnRequest | None = None
 
-    def head(self) -> SequenceState:
-        """The beginning of the episode, in the session of its name."""
+    def first_sequence(self) -> SequenceState:
+        """The empty sequence at the episode's beginning, in the episode's own KV session."""
         return SequenceState(self.builder.key.session_id)
 
     def resume(self, saved: EpisodeState) -> SequenceState:
-        """The episode's turns are those of a checkpoint; where the next one goes on from, in this episode's session."""
+        """Takes over the turns of a checkpoint.
+
+        Returns:
+            The sequence that the next turn extends, in this attempt's KV session.
+        """
         builder = self.builder
-        builder.turns, builder.messages = list(saved.turns), saved.head.messages
-        builder.restarts, builder.timings = saved.restarts, dict(saved.timings)
+        builder.turns = list(saved.turns)
+        builder.messages = saved.sequence.messages
+        builder.restarts = saved.restarts
+        builder.timings = dict(saved.timings)
         builder.resumed_turns = len(saved.turns)
         self.num_calls = saved.num_calls
-        return replace(saved.head, session_id=builder.key.session_id)
+        return replace(saved.sequence, session_id=builder.key.session_id)
 
-    def in_new_session(self, head: SequenceState) -> SequenceState:
-        """``head`` with a KV session of its own, so that it may go on beside what its own session is used for."""
+    def in_new_session(self, sequence: SequenceState) -> SequenceState:
+        """``sequence`` in a new KV session, so that two turns can extend it concurrently."""
         session_id = f"{self.builder.key.session_id}+{len(self._sessions)}"
         self._sessions.add(session_id)
-        return replace(head, session_id=session_id)
+        return replace(sequence, session_id=session_id)
 
-    def ready(
-        self, head: SequenceState, observed: tuple[Message, ...], tools: tuple[ToolSpec, ...]
+    def next_request(
+        self,
+        sequence: SequenceState,
+        observed: tuple[Message, ...],
+        tools: tuple[ToolSpec, ...],
     ) -> TurnRequest | Status:
-        """The next turn after ``observed``, or how the episode ends because there is no room for one.
+        """The next turn after ``observed``, or the episode's end if there is no room for a turn.
 
-        A sequence that cannot be extended, because its template rewrites history or its ids are not known, is gone on
-        with as a new one, whose prompt is the whole conversation. One in which the policy itself wrote a token of
-        images ends the episode: no engine could tell it from an image.
+        - A sequence cannot be extended if its template rewrites history or its ids are unknown. The
+          turn then begins a new sequence, whose prompt is the whole conversation.
+        - A completion with an image token that the policy sampled ends the episode, because no engine
+          can tell it from an image.
 
         Raises:
-            DataError: messages that the renderer cannot write.
+            DataError: the renderer cannot write the messages.
         """
-        limits, renderer = self.parts.spec.limits, self.parts.renderer
+        limits = self.context.spec.limits
+        renderer = self.context.renderer
         if renderer is None:
-            return TurnRequest(head.after(observed), observed, (), tools, limits.max_turn_tokens)
-        if (
-            renderer.image_token_ids
-            and np.isin(head.completion, list(renderer.image_token_ids)).any()
-        ):
+            return TurnRequest(
+                sequence.extended(observed), observed, (), tools, limits.max_turn_tokens
+            )
+        image_ids = renderer.image_token_ids
+        if image_ids and np.isin(sequence.completion, list(image_ids)).any():
             return Status("truncated", "image_token")
-        context = (
-            renderer.extend(head.completion, observed, head.messages, tools)
-            if head.ids.size
-            else None
-        )
-        if context is None:
-            head = head.beginning((*head.messages, *observed))
-            context = renderer.prompt(head.messages, tools)
-            prompt_tokens = sum(map(len, context))
+        segments = None
+        if sequence.ids.size:
+            segments = renderer.extend(sequence.completion, observed, sequence.messages, tools)
+        if segments is None:
+            sequence = sequence.restarted((*sequence.messages, *observed))
+            segments = renderer.prompt(sequence.messages, tools)
+            prompt_tokens = sum(map(len, segments))
             if prompt_tokens > limits.max_prompt_tokens:
                 return self._no_room(
                     "data.max_prompt_tokens", limits.max_prompt_tokens, prompt_tokens
                 )
         else:
-            head, prompt_tokens = head.after(observed), head.prompt_tokens
-        length = int(head.ids.size) + sum(map(len, context))
+            sequence = sequence.extended(observed)
+            prompt_tokens = sequence.prompt_tokens
+        length = int(sequence.ids.size) + sum(map(len, segments))
         if length >= limits.context_tokens:
             return self._no_room("rollout.context_tokens", limits.context_tokens, length)
         budget = min(
@@ -156,57 +172,61 @@ class TurnGenerator:
         )
         if budget < 1:
             return Status("truncated", "max_response_tokens")
-        return TurnRequest(head, observed, context, tools, min(limits.max_turn_tokens, budget))
+        return TurnRequest(sequence, observed, segments, tools, min(limits.max_turn_tokens, budget))
 
-    async def make(
+    async def generate(
         self,
-        ready: TurnRequest,
+        turn: TurnRequest,
         *,
         agent: str = "main",
         sampling: SamplingParams | None = None,
         for_client: bool = False,
         on_tokens: OnTokens | None = None,
     ) -> TurnResult | None:
-        """Generates and records a turn; None where its request was aborted.
+        """Generates and records a turn; None if its request was aborted.
 
         Args:
-            ready: the turn.
-            agent: whose it is.
-            sampling: how tokens are drawn; the episode's own by default.
-            for_client: a client of the episode's runs the calls: there may be any number of them, and their ids differ
-                over the whole episode, not within the turn alone.
+            turn: the turn.
+            agent: the name of the agent whose turn it is.
+            sampling: overrides the episode's sampling.
+            for_client: a client of the episode runs the calls. Their number is then not bounded, and
+                their ids are unique in the episode instead of in the turn.
             on_tokens: see ``GenerateRequest.on_tokens``.
 
         Raises:
-            EngineError: the engine failed, or broke the golden rule.
+            EngineError: the engine failed.
+            TokenMismatchError: the engine violated token consistency.
         """
-        number, self.num_calls, self._last_ready = self.num_calls, self.num_calls + 1, ready
+        engine = self.context.engine
+        number = self.num_calls
+        self.num_calls += 1
+        self._last_request = turn
         chosen = sampling or self.sampling
-        request = self._request(ready, agent, chosen, number, on_tokens)
-        if ready.head.parent is not None and self.parts.renderer is not None:
-            assert_extends_context(request, ready.head.ids)
+        request = self._engine_request(turn, agent, chosen, number, on_tokens)
+        if turn.sequence.parent is not None and self.context.renderer is not None:
+            assert_extends_context(request, turn.sequence.ids)
         start = time.monotonic()
-        completion = await self.parts.engine.generate(request)
+        completion = await engine.generate(request)
         self.builder.count("generate_s", time.monotonic() - start)
-        info = self.parts.engine.info()
+        info = engine.info()
         if info.returns_ids:
             assert_token_consistency(request, completion, info.vocab_size)
         if completion.finish_reason == "abort":
             return None
         sampled = concat_ids(completion.segments)
-        text, parsed = await self._read(completion, sampled, ready, chosen.stop)
+        text, parsed = await self._parse(completion, sampled, turn, chosen.stop)
         if for_client:
             parsed = renumbered(parsed, number)
         else:
-            parsed = bounded(parsed, self.parts.spec.limits.max_calls_per_turn)
-        head = self.builder.add_turn(
-            ready.head,
-            observed=ready.observed,
-            context=ready.context if info.returns_ids else (),
+            parsed = bounded(parsed, self.context.spec.limits.max_calls_per_turn)
+        sequence = self.builder.add_turn(
+            turn.sequence,
+            observed=turn.observed,
+            segments=turn.segments if info.returns_ids else (),
             sent=request.token_ids,
             completion=completion,
             sampled=sampled,
-            parsed=parsed,
+            message=parsed.message,
             text=text,
             agent=agent,
             sampling=chosen,
@@ -214,55 +234,70 @@ class TurnGenerator:
         action = Action(
             text, parsed.message, parsed.tool_calls, parsed.problems, completion.finish_reason
         )
-        return TurnResult(action, completion, head)
+        return TurnResult(action, completion, sequence)
 
-    def retokenized(self) -> dict[str, float]:
-        """How the ids of the episode so far differ from those of its text; empty where that is not measured."""
-        renderer, ready = self.parts.renderer, self._last_ready
-        if renderer is None or ready is None or not self.parts.spec.measure_retokenization:
+    def measure_retokenization(self) -> dict[str, float]:
+        """How far the episode's ids differ from those of its re-encoded text.
+
+        Returns:
+            ``retok_frac`` and ``template_frac``; empty if the spec does not ask for them.
+        """
+        renderer = self.context.renderer
+        last = self._last_request
+        if renderer is None or last is None or not self.context.spec.measure_retokenization:
             return {}
         start = time.monotonic()
         share = retok_frac(self.builder.turns, renderer)
         measured = {} if share is None else {"retok_frac": share}
-        if ready.head.ids.size:  # else the context is the template's own prompt
-            context = concat_ids(ready.context, after=ready.head.ids)
-            measured["template_frac"] = template_frac(
-                context, ready.head.messages, ready.tools, renderer
-            )
-        elif measured:
+        sequence = last.sequence
+        if sequence.ids.size:
+            ids = concat_ids(last.segments, after=sequence.ids)
+            measured["template_frac"] = template_frac(ids, sequence.messages, last.tools, renderer)
+        elif measured:  # the ids are the template's own prompt
             measured["template_frac"] = 0.0
         self.builder.count("retokenize_s", time.monotonic() - start)
         return measured
 
+    def opened_reasoning(self, turn: TurnRequest) -> str:
+        """``<think>`` if the template wrote it at the end of the turn's prompt and the parser reads it."""
+        renderer = self.context.renderer
+        if renderer is None or not turn.segments:
+            return ""
+        opened = opened_thoughts(renderer.decode(turn.segments[-1].token_ids[-_PROMPT_END:]))
+        return opened if opened and isinstance(self.context.parser, MarkedFormat) else ""
+
     async def release(self) -> str:
-        """Frees the engine's sessions; says what went wrong there."""
+        """Releases the engine's KV sessions, and returns the problems."""
         problems = []
         for session_id in sorted(self._sessions):
             try:
-                await self.parts.engine.release(session_id)
+                await self.context.engine.release(session_id)
             except EngineError as error:
                 problems.append(f"engine.release: {error}")
         return "; ".join(problems)
 
-    def _request(
+    def _engine_request(
         self,
-        ready: TurnRequest,
+        turn: TurnRequest,
         agent: str,
         sampling: SamplingParams,
         number: int,
         on_tokens: OnTokens | None,
     ) -> GenerateRequest:
-        spec, key, renderer = self.parts.spec, self.builder.key, self.parts.renderer
-        media = (*ready.head.media, *concat_media(ready.context, int(ready.head.ids.size)))
-        images = {image.sha256: image for image in images_in(ready.head.messages)} if media else {}
-        stops = renderer.stop_token_ids if renderer is not None else ()
+        renderer = self.context.renderer
+        sequence = turn.sequence
+        key = self.builder.key
+        media = (*sequence.media, *concat_media(turn.segments, int(sequence.ids.size)))
+        images = {image.sha256: image for image in images_in(sequence.messages)} if media else {}
         return GenerateRequest(
-            request_id=f"{ready.head.session_id}/{number}",
-            session_id=ready.head.session_id,
-            token_ids=concat_ids(ready.context, after=ready.head.ids),
-            sampling=_bounded(sampling, ready.max_new_tokens, stops),
+            request_id=f"{sequence.session_id}/{number}",
+            session_id=sequence.session_id,
+            token_ids=concat_ids(turn.segments, after=sequence.ids),
+            sampling=_bounded_sampling(
+                sampling, turn.max_new_tokens, renderer.stop_token_ids if renderer else ()
+            ),
             seed=seed_for(
-                spec.root_seed,
+                self.context.spec.root_seed,
                 "sample",
                 key.label,
                 key.group_index,
@@ -272,67 +307,61 @@ class TurnGenerator:
             ),
             media=media,
             images=tuple(images[span.sha256] for span in media),
-            min_version=ready.head.policy_version,
-            messages=ready.head.messages if renderer is None else (),
-            tools=ready.tools if renderer is None else (),
+            min_version=sequence.policy_version,
+            messages=sequence.messages if renderer is None else (),
+            tools=turn.tools if renderer is None else (),
             on_tokens=on_tokens,
         )
 
-    def thoughts_opened(self, ready: TurnRequest) -> str:
-        """``<think>`` where the template wrote it at the end of the turn's prompt, for a parser that reads it."""
-        if self.parts.renderer is None or not ready.context:
-            return ""
-        opened = opened_thoughts(
-            self.parts.renderer.decode(ready.context[-1].token_ids[-_PROMPT_END:])
-        )
-        return opened if opened and isinstance(self.parts.parser, MarkedFormat) else ""
-
-    async def _read(
+    async def _parse(
         self,
         completion: Completion,
         sampled: npt.NDArray[np.int32],
-        ready: TurnRequest,
+        turn: TurnRequest,
         stop: tuple[str, ...],
     ) -> tuple[str, ParsedMessage]:
-        """The completion as text, cut at the first stop string in it where one ended it, and as a message."""
+        """The completion as text and as a message.
+
+        The text ends before the first stop string in it if one ended the completion.
+        """
         text = completion.text
         if text is None:
-            text = self._need_renderer().decode(sampled)
+            text = self._decode(sampled)
         if completion.stop_string is not None:
             found = [text.find(string) for string in {completion.stop_string, *stop}]
             text = text[: min((start for start in found if start >= 0), default=len(text))]
         if completion.parsed is not None:
             return text, completion.parsed
-        return text, await read_completion(
-            self.parts.parser, self.thoughts_opened(ready) + text, ready.tools
-        )
+        whole = self.opened_reasoning(turn) + text
+        return text, await read_completion(self.context.parser, whole, turn.tools)
 
-    def _need_renderer(self) -> Renderer:
-        if self.parts.renderer is None:
+    def _decode(self, ids: npt.NDArray[np.int32]) -> str:
+        if self.context.renderer is None:
+            name = self.context.engine.info().name
             raise EngineError(
-                f"engine {self.parts.engine.info().name!r} gave ids without text, and there is no renderer to decode "
-                "them; give the rollout a renderer",
+                f"engine {name!r} gave ids without text, and there is no renderer to decode them; "
+                "give the rollout a renderer",
                 retryable=False,
             )
-        return self.parts.renderer
+        return self.context.renderer.decode(ids)
 
-    def _no_room(self, setting: str, limit: int, found: int) -> Status:
-        """The end of an episode whose sequence is too long; where the very prompt is, the task is at fault."""
+    def _no_room(self, setting: str, limit: int, length: int) -> Status:
+        """The end of an episode whose sequence is too long; a prompt that is too long is a data error."""
         if self.builder.turns:
             return Status("truncated", setting.rpartition(".")[2])
         return Status(
             "failed",
             "data",
-            f"the prompt of task {self.builder.task.id!r} has {found} tokens, "
+            f"the prompt of task {self.builder.task.id!r} has {length} tokens, "
             f"{setting} is {limit}; raise it or leave the task out",
         )
 
 
 @functools.lru_cache(maxsize=1024)
-def _bounded(
+def _bounded_sampling(
     sampling: SamplingParams, max_new_tokens: int, stops: tuple[int, ...]
 ) -> SamplingParams:
-    """``sampling`` for a turn that has room for so many tokens and ends at ``stops`` as well."""
+    """``sampling`` with the turn's token budget and the renderer's stop tokens."""
     return replace(
         sampling,
         max_new_tokens=min(sampling.max_new_tokens, max_new_tokens),

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agentrl.agent_server.api.partial import PartialMessage, PartialText
+from agentrl.agent_server.api.partial_turn import PartialMessage, PartialText
 from agentrl.tools.parsers import (
     MarkedFormat,
     Marks,

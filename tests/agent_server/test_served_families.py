@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from agentrl.agent_server import ServedEpisode
-from agentrl.agent_server.api.chat_request import Refusal, parse_request
+from agentrl.agent_server.api.api_error import ApiError
+from agentrl.agent_server.api.chat_request import parse_request
 from agentrl.agent_server.stream_writer import StreamWriter
 from agentrl.envs import EnvSpec, Rubric
 from agentrl.llm import to_wire
@@ -116,16 +117,16 @@ class Agent:
             json.dumps({"messages": [*self.history, *said], "tools": self.tools, "stream": True})
         )
         request = parse_request(asked)
-        telling = StreamWriter(request)
-        making = asyncio.create_task(self.episode.complete(request, telling=telling))
+        stream = StreamWriter(request)
+        making = asyncio.create_task(self.episode.complete(request, stream=stream))
         pieces: list[dict[str, Any]] = []
         while not making.done():
-            pieces += telling.deltas()
-            await telling.wait(making)
-        if isinstance(making.exception(), Refusal):
+            pieces += stream.deltas()
+            await stream.wait(making)
+        if isinstance(making.exception(), ApiError):
             return False  # the template has no place for it
         made = making.result()
-        self.wrongly_told += wrongly_told([*pieces, *telling.rest(made)], made)
+        self.wrongly_told += wrongly_told([*pieces, *stream.final_deltas(made)], made)
         answer = to_wire(made.action.message, reasoning=self.rng.random() < 0.5)
         self.history = [*self.history, *said, answer]
         return True
@@ -240,7 +241,7 @@ async def test_text_that_is_no_text_is_refused_and_the_episode_goes_on(tmp_path:
     episode = ServedEpisode(
         TurnGenerator(parts, TrajectoryBuilder(EpisodeKey(0, 0), Task("t")), spec.sampling)
     )
-    with pytest.raises(Refusal, match="half of a surrogate pair") as refused:
+    with pytest.raises(ApiError, match="half of a surrogate pair") as refused:
         await episode.complete(
             parse_request(json.loads('{"messages": [{"role": "user", "content": "\\ud800"}]}'))
         )

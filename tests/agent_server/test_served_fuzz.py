@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentrl.agent_server import ServedEpisode
-from agentrl.agent_server.api.chat_request import Refusal, parse_request
+from agentrl.agent_server.api.api_error import ApiError
+from agentrl.agent_server.api.chat_request import parse_request
 from agentrl.agent_server.api.response_request import parse_response_request
 from agentrl.llm import to_items, to_wire
 from agentrl.rollouts import EpisodeKey
@@ -90,7 +91,7 @@ async def wander(seed: int, *, rewrites: bool) -> tuple[Trajectory, Any]:
         tools = [{"type": "function", "function": {"name": "add"}}] if rng.random() < 0.1 else []
         try:
             made = await episode.complete(parse_request({"messages": history, "tools": tools}))
-        except Refusal:
+        except ApiError:
             return
         histories.append([*history, to_wire(made.action.message, reasoning=True)])
 

@@ -322,7 +322,7 @@ async def test_pieces_come_token_by_token() -> None:
 async def test_a_turn_that_fails_once_it_has_begun_ends_its_stream_with_an_error() -> None:
     async with serving(SpeakingEngine([say("abcdef")], mishear=1), **ROOM) as served:
         episode = await served.open()
-        with pytest.raises(openai.APIError, match=r"golden rule broken.*told"):
+        with pytest.raises(openai.APIError, match=r"token consistency violated.*streamed"):
             async for _ in await respond(episode, "hi", stream=True):
                 pass
         await asyncio.wait_for(ended(served), 60)

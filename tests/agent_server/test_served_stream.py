@@ -183,7 +183,7 @@ async def test_an_engine_that_cannot_stream_gives_one_piece() -> None:
 async def test_a_turn_that_fails_once_it_has_begun_ends_its_stream_with_an_error() -> None:
     async with serving(SpeakingEngine([say("abcdef")], mishear=1)) as served:
         episode = await served.open()
-        with pytest.raises(openai.APIError, match=r"golden rule broken.*told"):
+        with pytest.raises(openai.APIError, match=r"token consistency violated.*streamed"):
             async for _ in await stream_of(episode):
                 pass
         await asyncio.wait_for(ended(served), WAIT_S)

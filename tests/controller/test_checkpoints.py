@@ -89,7 +89,7 @@ def test_groups_that_run_come_back_as_they_stood(checkpoints: Checkpoints) -> No
     found = checkpoints.latest()
     assert found is not None
     (group,) = found[1].rollouts.running
-    finished, unsaved = group.siblings
+    finished, unsaved = group.rollouts
     assert isinstance(finished, Trajectory)
     assert finished.sequence(0).tolist() == played.trajectories[0].sequence(0).tolist()
     assert (group.group_index, group.version, unsaved) == (3, 2, NotResumable("a lock"))

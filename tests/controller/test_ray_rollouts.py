@@ -166,7 +166,7 @@ def test_what_runs_on_any_worker_is_saved(group: Any) -> None:
     assert sorted(
         [*(one.group_index for one in saved), *(one.request.group_index for one in arrived)]
     ) == [0, 1, 2, 3]
-    assert {len(one.siblings) for one in saved} <= {2}
+    assert {len(one.rollouts) for one in saved} <= {2}
 
 
 def ended(pid: int) -> bool:

@@ -123,7 +123,7 @@ async def test_a_deadline_spent_by_the_environment_before_any_turn_is_named_for_
 
 
 async def test_the_wait_for_others_who_prepare_counts_against_no_deadline() -> None:
-    permits = PhaseSemaphores(asyncio.Semaphore(2), asyncio.Semaphore(1), asyncio.Semaphore(1))
+    permits = PhaseSemaphores(2, 1, 1)
     spec = rollout_spec(env=EnvSpec(Talk), episode_timeout_s=1.0, max_turns=1)
     parts = context_of(spec, scripted([say("end")]))
     async with permits.preparing:

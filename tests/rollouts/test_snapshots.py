@@ -139,7 +139,7 @@ def interrupted(opened: Open, *, turn: int = 2, siblings: int = 2, **settings: A
 
 def resumed(opened: Open, saved: GroupState, **settings: Any) -> GroupOutcome:
     runner = opened(scripted(words), **settings)
-    runner.submit([GroupRequest(3, TASK, len(saved.siblings), saved=saved)])
+    runner.submit([GroupRequest(3, TASK, len(saved.rollouts), saved=saved)])
     return collect(runner)
 
 
@@ -164,7 +164,7 @@ def test_it_extends_what_was_saved_and_says_so(opened: Open) -> None:
     for rollout_index, trajectory in zip(
         saved.resumable, resumed(opened, saved).group.trajectories, strict=True
     ):
-        before = rollout_index.head.ids
+        before = rollout_index.sequence.ids
         assert trajectory.sequence(TURNS - 1)[: before.size].tolist() == before.tolist()
         assert [np.asarray(t.completion[0].logprobs).tobytes() for t in trajectory.turns[:2]] == [
             np.asarray(t.completion[0].logprobs).tobytes() for t in rollout_index.turns
@@ -190,7 +190,7 @@ def test_a_sibling_that_had_finished_is_not_played_again(opened: Open) -> None:
     runner.submit([GroupRequest(3, TASK, 2)])
     gate.wait_for(1)
     end = time.monotonic() + DEADLINE_S
-    while isinstance((saved := runner.in_flight()[0]).siblings[0], EpisodeState | NotResumable):
+    while isinstance((saved := runner.in_flight()[0]).rollouts[0], EpisodeState | NotResumable):
         assert time.monotonic() < end
     again = scripted(words)
     other = opened(again)
@@ -247,7 +247,7 @@ def test_a_state_that_cannot_be_read_back_is_a_failed_attempt_and_then_begun_ane
 
 def test_before_its_first_turn_there_is_nothing_to_keep(opened: Open) -> None:
     saved = interrupted(opened, turn=0)
-    assert (saved.siblings, saved.lost) == ((NotResumable(), NotResumable()), ())
+    assert (saved.rollouts, saved.lost) == ((NotResumable(), NotResumable()), ())
 
 
 def test_an_episode_with_tools_goes_on(opened: Open) -> None:
@@ -295,7 +295,7 @@ def test_an_episode_with_a_sandbox_is_begun_anew(opened: Open) -> None:
     runner.submit([GroupRequest(3, TASK, 1)])
     gate.wait_for(1)
     (saved,) = runner.in_flight()
-    assert saved.siblings == (NotResumable("ToolEnv.state_dict gives none here"),)
+    assert saved.rollouts == (NotResumable("ToolEnv.state_dict gives none here"),)
 
 
 def test_evaluations_are_not_kept(opened: Open) -> None:
@@ -351,17 +351,15 @@ def test_what_an_agents_own_program_plays_is_begun_anew_and_counted(opened: Open
     runner.submit([GroupRequest(3, TASK, 1, env=waits)])
     assert waits.begun.wait(DEADLINE_S)
     (saved,) = runner.in_flight()
-    assert [one.why for one in saved.lost] == [
-        "what plays it is no environment, and cannot be saved"
-    ]
+    assert [one.why for one in saved.lost] == ["its driver is no environment, and cannot be saved"]
 
 
 def test_a_straggler_that_is_cut_right_after_the_resume_counts_with_its_turns(opened: Open) -> None:
     saved = interrupted(opened)
     first = resumed(opened, saved).group.trajectories[0]
-    beside = replace(saved, siblings=(first, saved.siblings[1]))
+    beside = replace(saved, rollouts=(first, saved.rollouts[1]))
     runner = opened(scripted(words))
-    runner.submit([GroupRequest(3, TASK, 1, oversample_per_group=1, saved=beside)])
+    runner.submit([GroupRequest(3, TASK, 1, oversample=1, saved=beside)])
     group = collect(runner).group
     assert [str(t.status) for t in group.trajectories] == ["terminated", "truncated(straggler)"]
     assert [len(t.turns) for t in group.trajectories] == [TURNS, 2]

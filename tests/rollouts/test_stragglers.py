@@ -64,7 +64,7 @@ async def play() -> AsyncIterator[Play]:
 
 
 async def test_a_straggler_is_truncated_and_rewarded_with_what_it_has(play: Play) -> None:
-    outcome = await play(["1", "go", "22"], GroupRequest(0, TASK, 2, oversample_per_group=1))
+    outcome = await play(["1", "go", "22"], GroupRequest(0, TASK, 2, oversample=1))
     assert [str(t.status) for t in outcome.group.trajectories] == [
         "terminated",
         "truncated(straggler)",
@@ -79,7 +79,7 @@ async def test_a_straggler_is_truncated_and_rewarded_with_what_it_has(play: Play
 
 async def test_the_baseline_counts_the_straggler(play: Play) -> None:
     """Rewards 1, 2, 2: their mean is 5/3, and the credit without scaling is -2/3, 1/3, 1/3."""
-    outcome = await play(["1", "go", "22"], GroupRequest(0, TASK, 2, oversample_per_group=1))
+    outcome = await play(["1", "go", "22"], GroupRequest(0, TASK, 2, oversample=1))
     rewards = np.asarray([t.reward for t in outcome.group.finished], dtype=np.float64)
     credit = group_advantages(rewards, np.zeros(3, dtype=np.int64), scale_rewards="none")
     assert credit == pytest.approx([-2 / 3, 1 / 3, 1 / 3])
@@ -87,7 +87,7 @@ async def test_the_baseline_counts_the_straggler(play: Play) -> None:
 
 async def test_one_without_a_finished_turn_is_cancelled_and_leaves_the_baseline(play: Play) -> None:
     """Of rewards 1 and 3 the mean is 2, whatever the cancelled sibling might have got."""
-    outcome = await play(["1", "hang", "333"], GroupRequest(0, TASK, 2, oversample_per_group=1))
+    outcome = await play(["1", "hang", "333"], GroupRequest(0, TASK, 2, oversample=1))
     assert [str(t.status) for t in outcome.group.trajectories] == [
         "terminated",
         "cancelled(straggler)",
@@ -103,15 +103,13 @@ async def test_one_without_a_finished_turn_is_cancelled_and_leaves_the_baseline(
 
 
 async def test_stragglers_are_counted(play: Play) -> None:
-    outcome = await play(
-        ["1", "go", "hang", "22"], GroupRequest(0, TASK, 2, oversample_per_group=2)
-    )
+    outcome = await play(["1", "go", "hang", "22"], GroupRequest(0, TASK, 2, oversample=2))
     metrics = rollout_metrics([outcome.group])
     assert metrics["count/stragglers"] == 2
     assert metrics["cancelled/straggler"] == 1
     assert metrics["count/effective"] == 3
 
 
-async def test_without_extra_siblings_nobody_is_cut(play: Play) -> None:
+async def test_without_oversampling_no_rollout_is_cancelled(play: Play) -> None:
     outcome = await play(["1", "22", "333"], GroupRequest(0, TASK, 3))
     assert [str(t.status) for t in outcome.group.trajectories] == ["terminated"] * 3

@@ -1,4 +1,4 @@
-"""Mutations of a true answer: each statement of the golden rule is broken alone, and seen named."""
+"""Mutations of a true answer: each rule of token consistency is violated alone, and named."""
 
 from __future__ import annotations
 
@@ -113,7 +113,9 @@ Mutation = Callable[[Completion], Completion]
     ],
 )
 async def test_each_broken_statement_is_named(mutate: Mutation, named: str) -> None:
-    with pytest.raises(TokenMismatchError, match="golden rule broken by request 'r'") as caught:
+    with pytest.raises(
+        TokenMismatchError, match="token consistency violated by request 'r'"
+    ) as caught:
         assert_token_consistency(request(), mutate(await true_answer()), VOCAB)
     assert named in str(caught.value)
 
@@ -153,6 +155,6 @@ async def test_a_broken_rule_fails_the_episode_for_good() -> None:
     engine = Lying(lambda c: replace(c, account=replace(c.account, prompt_tokens=99)))
     trajectory = await play(engine)
     assert (str(trajectory.status), trajectory.reward) == ("failed(engine)", None)
-    assert "golden rule" in trajectory.status.detail
+    assert "token consistency" in trajectory.status.detail
     assert trajectory.info["retryable"] is False
     assert laid_out(trajectory) == []

@@ -98,12 +98,12 @@ def test_episodes_in_flight_go_on_after_a_kill_with_their_tokens(
     finish(driver, -signal.SIGKILL)
     _, saved = newest(run_dir)
     standing = {
-        (group.group_index, n): one for group in saved for n, one in enumerate(group.siblings)
+        (group.group_index, n): one for group in saved for n, one in enumerate(group.rollouts)
     }
     resumable = {
         (group.group_index, n)
         for group in saved
-        for n, one in enumerate(group.siblings)
+        for n, one in enumerate(group.rollouts)
         if one in group.resumable
     }
     assert resumable, "nothing was in flight at the checkpoint"
@@ -129,7 +129,7 @@ def test_episodes_in_flight_go_on_after_a_kill_with_their_tokens(
             turn.text for turn in before.turns
         ]
         ids = after.sequence(len(after.turns) - 1)
-        assert ids[: before.head.ids.size].tolist() == before.head.ids.tolist()
+        assert ids[: before.sequence.ids.size].tolist() == before.sequence.ids.tolist()
         assert after.info["resumed_turns"] == len(before.turns)
         versions = after.policy_versions
         assert list(versions) == sorted(versions)

@@ -1,4 +1,4 @@
-"""The JSON Schema that a client demands of an answer's text: checked when it comes, and held against the text."""
+"""Answer schema: validates a client's JSON Schema, and an answer's text against it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from jsonschema.exceptions import SchemaError
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
-from agentrl.agent_server.api.refusal import bad_request
+from agentrl.agent_server.api.api_error import bad_request
 from agentrl.tools.patterns import BoundedValidator, SlowPatternError, pattern_budget
 from agentrl.tools.threads import BoundedThreads, DeadlineError
 
 __all__ = ["schema_fault", "schema_text"]
 
-_PATTERNS_S, _DEADLINE_S = 2.0, 10.0
+_PATTERNS_S = 2.0
+_DEADLINE_S = 10.0
+# Threads for the checks of all episodes, called from their event loops; abandoned checks stay counted.
 _CHECKS = BoundedThreads(2, "agentrl-answers")
 
 
@@ -26,7 +28,7 @@ def schema_text(schema: Mapping[str, Any]) -> str:
     """A schema as JSON.
 
     Raises:
-        Refusal: it is no JSON Schema (Draft 2020-12).
+        ApiError: it is no JSON Schema (Draft 2020-12).
     """
     try:
         Draft202012Validator.check_schema(schema)
@@ -42,7 +44,7 @@ def schema_text(schema: Mapping[str, Any]) -> str:
 
 
 async def schema_fault(schema: str, text: str) -> str:
-    """The first way in which a text does not fit; empty where it fits. In a thread: both may be large."""
+    """The first rule that a text violates, or nothing; runs in a thread, as both may be large."""
     try:
         return await _CHECKS.run(lambda: _fault(schema, text), deadline_s=_DEADLINE_S)
     except DeadlineError:
@@ -50,7 +52,7 @@ async def schema_fault(schema: str, text: str) -> str:
 
 
 def _fault(schema: str, text: str) -> str:
-    registry: Registry[Any] = Registry()  # that fetches nothing
+    registry: Registry[Any] = Registry()  # fetches nothing
     try:
         value = json.loads(text)
         with pattern_budget(_PATTERNS_S):

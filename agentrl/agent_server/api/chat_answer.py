@@ -1,92 +1,90 @@
-"""A turn as the answer to a chat completion: whole, or as server-sent events."""
+"""Chat answer: a turn as a chat completion, or as its chunks.
+
+The shapes are those of https://platform.openai.com/docs/api-reference/chat/streaming.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.agent_server.api.chat_request import ChatRequest, Refusal
+from agentrl.agent_server.api.answer import Answer
+from agentrl.agent_server.api.api_error import ApiError
+from agentrl.agent_server.api.chat_request import ChatRequest
 from agentrl.agent_server.stream_writer import StreamWriter
 from agentrl.llm import to_wire
 from agentrl.rollouts.turns import TurnResult
 
-__all__ = ["Answer"]
+__all__ = ["ChatAnswer"]
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """How the answer to one request is written.
+@dataclass(frozen=True)
+class ChatAnswer(Answer):
+    """Writes the answer to one chat completion.
+
+    A turn that fails after its stream has started ends with an error event, without ``[DONE]``.
 
     Args:
-        request: what is answered.
+        chat: the request.
         completion_id: unique among the answers.
         created: seconds since the epoch.
     """
 
-    request: ChatRequest
+    chat: ChatRequest
     completion_id: str
     created: int
 
-    def body(self, made: TurnResult, telling: StreamWriter) -> dict[str, Any]:
-        """The ``chat.completion`` object."""
+    def body(self, turn: TurnResult, stream: StreamWriter) -> dict[str, Any]:
+        """See ``Answer.body``: the ``chat.completion`` object."""
         choice = {
             "index": 0,
-            "message": to_wire(made.action.message, reasoning=True),
-            "logprobs": self._listed(telling.logprobs(made)),
-            "finish_reason": _finish_reason(made),
+            "message": to_wire(turn.action.message, reasoning=True),
+            "logprobs": self._logprobs(stream.logprobs(turn)),
+            "finish_reason": _finish_reason(turn),
         }
-        return {**self._head("chat.completion"), "choices": [choice], "usage": _usage(made)}
+        return self._object("chat.completion", choices=[choice], usage=_usage(turn))
 
-    async def events(
-        self, making: asyncio.Future[TurnResult], telling: StreamWriter
-    ) -> AsyncIterator[str]:
-        """The ``chat.completion.chunk`` events as there is something to tell, ``[DONE]`` last.
+    def opening(self) -> Iterator[str]:
+        """See ``Answer.opening``."""
+        yield self._chunk({"role": "assistant", "content": ""})
 
-        A turn that is given up once it has begun ends with an ``error`` event, without ``[DONE]``.
-        """
-        try:
-            yield self._chunk({"role": "assistant", "content": ""})
-            while not making.done():
-                for delta in telling.deltas():
-                    yield self._chunk(delta, telling.logprobs())
-                await telling.wait(making)
-            made = making.result()
-        except Refusal as refusal:
-            yield _event(refusal.body())
-            return
-        finally:
-            making.cancel()  # the client is gone
-        for delta in telling.rest(made):
-            yield self._chunk(delta, telling.logprobs())
-        yield self._chunk({}, telling.logprobs(made), _finish_reason(made))
-        if self.request.stream_usage:
-            yield _event(
-                {**self._head("chat.completion.chunk"), "choices": [], "usage": _usage(made)}
-            )
+    def delta(self, delta: Mapping[str, Any], stream: StreamWriter) -> Iterator[str]:
+        """See ``Answer.delta``."""
+        yield self._chunk(delta, stream.logprobs())
+
+    def closing(self, turn: TurnResult, stream: StreamWriter) -> Iterator[str]:
+        """See ``Answer.closing``."""
+        yield self._chunk({}, stream.logprobs(turn), _finish_reason(turn))
+        if self.chat.stream_usage:
+            yield _event(self._object("chat.completion.chunk", choices=[], usage=_usage(turn)))
         yield "data: [DONE]\n\n"
+
+    def failure(self, error: ApiError) -> str:
+        """See ``Answer.failure``."""
+        return _event(error.body())
 
     def _chunk(
         self,
-        delta: dict[str, Any],
+        delta: Mapping[str, Any],
         logprobs: Sequence[dict[str, Any]] = (),
         finish_reason: str | None = None,
     ) -> str:
-        listed = self._listed(logprobs) if logprobs else None
+        listed = self._logprobs(logprobs) if logprobs else None
         choice = {"index": 0, "delta": delta, "logprobs": listed, "finish_reason": finish_reason}
-        return _event({**self._head("chat.completion.chunk"), "choices": [choice]})
+        return _event(self._object("chat.completion.chunk", choices=[choice]))
 
-    def _listed(self, logprobs: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-        return {"content": list(logprobs), "refusal": None} if self.request.logprobs else None
+    def _logprobs(self, logprobs: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+        return {"content": list(logprobs), "refusal": None} if self.chat.logprobs else None
 
-    def _head(self, kind: str) -> dict[str, Any]:
+    def _object(self, kind: str, **fields: Any) -> dict[str, Any]:
         return {
             "id": self.completion_id,
             "object": kind,
             "created": self.created,
-            "model": self.request.model,
+            "model": self.chat.model,
+            **fields,
         }
 
 
@@ -94,15 +92,15 @@ def _event(body: dict[str, Any]) -> str:
     return f"data: {json.dumps(body)}\n\n"  # in ASCII: some clients end a line at U+2028
 
 
-def _finish_reason(made: TurnResult) -> str:
-    return "tool_calls" if made.action.tool_calls else made.action.finish_reason
+def _finish_reason(turn: TurnResult) -> str:
+    return "tool_calls" if turn.action.tool_calls else turn.action.finish_reason
 
 
-def _usage(made: TurnResult) -> dict[str, Any]:
-    account = made.completion.account
+def _usage(turn: TurnResult) -> dict[str, Any]:
+    account = turn.completion.account
     return {
         "prompt_tokens": account.prompt_tokens,
         "completion_tokens": account.completion_tokens,
         "total_tokens": account.prompt_tokens + account.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": made.completion.cached_tokens},
+        "prompt_tokens_details": {"cached_tokens": turn.completion.cached_tokens},
     }

@@ -1,64 +1,58 @@
-"""A completion as it is asked for, whichever API it came by, and chat completions read as one.
+"""Chat request: a completion request of either API, and the parser of chat completions.
 
 The shapes are those of https://platform.openai.com/docs/api-reference/chat/create.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentrl.agent_server.api.demands import Demands
+from agentrl.agent_server.api.api_error import bad_request
+from agentrl.agent_server.api.constraints import AnswerConstraints
 from agentrl.agent_server.api.options import (
     SAMPLING,
     check_keys,
-    demands_of,
+    constraints_of,
     flag,
     listed,
     number,
     whole_number,
 )
-from agentrl.agent_server.api.refusal import Refusal, bad_request
 from agentrl.llm import WireFault, from_wire, tool_from_wire
 from agentrl.types import Message, ToolSpec
 
-__all__ = ["ChatRequest", "Refusal", "given_keys", "parse_request", "sampling_of"]
+__all__ = ["ChatRequest", "given_keys", "parse_request", "request_of", "tools_of"]
 
 _TAKEN = frozenset(
     {"model", "messages", "tools", "max_tokens", "max_completion_tokens", "stop"}
-    | {
-        "stream",
-        "stream_options",
-        "logprobs",
-        "tool_choice",
-        "parallel_tool_calls",
-        "response_format",
-    }
+    | {"stream", "stream_options", "logprobs"}
+    | {"tool_choice", "parallel_tool_calls", "response_format"}
 )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ChatRequest:
-    """What a client asks for.
+    """A request for one completion.
 
     Args:
-        messages: the conversation, which ends with what is to be answered.
-        tools: on offer.
-        demands: of the answer.
-        max_tokens: at most so many are sampled; None leaves it to the limits.
+        messages: the conversation, which ends with the message to answer.
+        tools: the tools on offer.
+        constraints: the constraints of the answer.
+        max_tokens: the most tokens to sample; None leaves it to the limits.
         stop: strings that end the completion.
-        sampling: what the client would have liked of ``temperature``, ``top_p`` and ``seed``.
-        ignored: what else it asked for, which changes nothing here.
-        logprobs: name each sampled token with its logprob.
-        stream: answer in server-sent events.
-        stream_usage: send the token counts there too.
-        model: the name that the client used.
+        sampling: the client's ``temperature``, ``top_p`` and ``seed``.
+        ignored: the client's other options, which have no effect here.
+        logprobs: return each sampled token with its logprob.
+        stream: answer with server-sent events.
+        stream_usage: send the token counts in the stream too.
+        model: the model's name in the request.
     """
 
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...] = ()
-    demands: Demands = field(default_factory=Demands)
+    constraints: AnswerConstraints = field(default_factory=AnswerConstraints)
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     sampling: Mapping[str, float] = field(default_factory=dict)
@@ -70,10 +64,10 @@ class ChatRequest:
 
 
 def parse_request(body: Any) -> ChatRequest:
-    """Reads the JSON of a chat completion.
+    """Parses the JSON of a chat completion.
 
     Raises:
-        Refusal: 400, with the key, the rule and the value found.
+        ApiError: 400, with the key, the rule and the value found.
     """
     given = given_keys(body)
     ignored = check_keys(given, _TAKEN)
@@ -81,9 +75,7 @@ def parse_request(body: Any) -> ChatRequest:
         messages = tuple(
             from_wire(m, f"messages[{n}]") for n, m in enumerate(listed(given, "messages"))
         )
-        tools = tuple(
-            tool_from_wire(tool, f"tools[{n}]") for n, tool in enumerate(listed(given, "tools"))
-        )
+        tools = tools_of(given, tool_from_wire)
     except WireFault as fault:
         raise bad_request(str(fault)) from None
     if not messages or messages[-1]["role"] == "assistant":
@@ -92,38 +84,55 @@ def parse_request(body: Any) -> ChatRequest:
         )
     stop = given.get("stop", ())
     options = given.get("stream_options", {})
-    return ChatRequest(
+    limit = given.get("max_completion_tokens", given.get("max_tokens"))
+    return request_of(
+        given,
         messages=messages,
         tools=tools,
-        demands=demands_of(
-            given.get("tool_choice"),
-            given.get("parallel_tool_calls"),
-            given.get("response_format"),
-            tools,
-        ),
-        max_tokens=whole_number(
-            "max_tokens", given.get("max_completion_tokens", given.get("max_tokens"))
-        ),
+        text_format=given.get("response_format"),
+        max_tokens=whole_number("max_tokens", limit),
         stop=_texts("stop", (stop,) if isinstance(stop, str) else tuple(stop)),
-        sampling=sampling_of(given),
         ignored=ignored,
         logprobs=flag("logprobs", given.get("logprobs", False)),
-        stream=flag("stream", given.get("stream", False)),
         stream_usage=isinstance(options, Mapping) and options.get("include_usage") is True,
-        model=str(given.get("model", "")),
     )
 
 
 def given_keys(body: Any) -> dict[str, Any]:
-    """A request's keys without its nulls, which say the same as leaving them out."""
+    """A request's keys without its nulls, which mean the same as absent keys."""
     if not isinstance(body, Mapping):
         raise bad_request(f"the body must be a JSON object, got {type(body).__name__}")
     return {name: value for name, value in body.items() if value is not None}
 
 
-def sampling_of(given: Mapping[str, Any]) -> dict[str, float]:
-    """How the client would have its tokens drawn."""
-    return {name: number(name, given[name]) for name in SAMPLING & given.keys()}
+def request_of(
+    given: Mapping[str, Any], *, tools: tuple[ToolSpec, ...], text_format: Any, **fields: Any
+) -> ChatRequest:
+    """The request, with the keys that both APIs share read from ``given``.
+
+    Args:
+        given: the request without its nulls.
+        tools: the tools on offer.
+        text_format: the format of the answer's text, in either API's form.
+        fields: the other fields of ``ChatRequest``.
+    """
+    return ChatRequest(
+        tools=tools,
+        constraints=constraints_of(
+            given.get("tool_choice"), given.get("parallel_tool_calls"), text_format, tools
+        ),
+        sampling={name: number(name, given[name]) for name in SAMPLING & given.keys()},
+        stream=flag("stream", given.get("stream", False)),
+        model=str(given.get("model", "")),
+        **fields,
+    )
+
+
+def tools_of(
+    given: Mapping[str, Any], parse: Callable[[Any, str], ToolSpec]
+) -> tuple[ToolSpec, ...]:
+    """The tools on offer; ``parse`` reads one of them."""
+    return tuple(parse(tool, f"tools[{n}]") for n, tool in enumerate(listed(given, "tools")))
 
 
 def _texts(name: str, values: tuple[Any, ...]) -> tuple[str, ...]:

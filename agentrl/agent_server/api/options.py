@@ -1,7 +1,8 @@
-"""The keys of a request that both of OpenAI's APIs have: which are served, noted, or refused, and how they are read.
+"""Request options: parses, notes or refuses the keys that both of OpenAI's APIs share.
 
-A key that would change which tokens are sampled, or of which the client would find nothing in the answer, is refused by
-name. One that changes neither is noted in the turn (``Turn.info["ignored"]``).
+- A key is refused by name if it would change the sampled tokens, or if its effect would be missing
+  in the answer.
+- A key without either effect is noted in the turn (``Turn.info["ignored"]``).
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from agentrl.agent_server.api.answer_schema import schema_text
-from agentrl.agent_server.api.demands import Demands
-from agentrl.agent_server.api.refusal import bad_request
+from agentrl.agent_server.api.api_error import bad_request
+from agentrl.agent_server.api.constraints import AnswerConstraints
 from agentrl.types import ToolSpec
 
-__all__ = ["SAMPLING", "check_keys", "demands_of", "flag", "listed", "number", "whole_number"]
+__all__ = ["SAMPLING", "check_keys", "constraints_of", "flag", "listed", "number", "whole_number"]
 
 SAMPLING = frozenset({"temperature", "top_p", "seed"})
 _OF_NO_EFFECT = frozenset(
@@ -36,17 +37,17 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
 
 
 def check_keys(given: Mapping[str, Any], taken: frozenset[str]) -> dict[str, Any]:
-    """Refuses keys that nothing here can honour.
+    """Refuses unsupported keys.
 
     Args:
         given: the request without its nulls.
-        taken: the keys that the caller reads.
+        taken: the keys that the caller parses.
 
     Returns:
-        Those that are ignored and worth a note.
+        The ignored keys that are noted in the turn, with their values.
 
     Raises:
-        Refusal: 400, with the key, the rule and the value found.
+        ApiError: 400, with the key, the rule and the value found.
     """
     for name, value in given.items():
         if name in _ONLY:
@@ -59,17 +60,19 @@ def check_keys(given: Mapping[str, Any], taken: frozenset[str]) -> dict[str, Any
     return {name: value for name, value in given.items() if name in _NOTED}
 
 
-def demands_of(choice: Any, parallel: Any, text: Any, tools: Sequence[ToolSpec]) -> Demands:
-    """What a client demands of the answer.
+def constraints_of(
+    choice: Any, parallel: Any, text: Any, tools: Sequence[ToolSpec]
+) -> AnswerConstraints:
+    """The client's constraints of the answer.
 
     Args:
         choice: ``tool_choice``, in either API's form.
         parallel: ``parallel_tool_calls``.
         text: ``response_format``, or the ``format`` of Responses' ``text``.
-        tools: on offer.
+        tools: the tools on offer.
 
     Raises:
-        Refusal: a form that OpenAI has not, or one that no function tool can honour.
+        ApiError: a form that OpenAI does not define, or that no function tool can satisfy.
     """
     calls, allowed = _choice(choice)
     names = [tool.name for tool in tools]
@@ -81,15 +84,15 @@ def demands_of(choice: Any, parallel: Any, text: Any, tools: Sequence[ToolSpec])
         raise bad_request(
             f"tool_choice={choice!r} needs tools, got none; offer some or leave it out"
         )
-    schema, meant = _format(text)
+    schema, description = _format(text)
     if not tools:
-        return Demands(schema=schema, meant=meant)
+        return AnswerConstraints(schema=schema, description=description)
     one_call = not flag("parallel_tool_calls", True if parallel is None else parallel)
-    return Demands(calls, allowed, one_call, schema, meant)
+    return AnswerConstraints(calls, allowed, one_call, schema, description)
 
 
 def _choice(value: Any) -> tuple[Literal["auto", "none", "required"], tuple[str, ...]]:
-    """``calls`` and ``allowed`` of ``Demands``."""
+    """``calls`` and ``allowed`` of ``AnswerConstraints``."""
     for word in ("auto", "none", "required"):
         if value == word:
             return word, ()
@@ -125,7 +128,7 @@ def _name(value: Any) -> str:
 
 
 def _format(value: Any) -> tuple[str, str]:
-    """The schema of the answer's text, and what is said of it."""
+    """The schema of the answer's text, and its description."""
     kind = value.get("type") if isinstance(value, Mapping) else None
     if value is None or kind == "text":
         return "", ""
@@ -141,7 +144,7 @@ def _format(value: Any) -> tuple[str, str]:
 
 
 def listed(given: Mapping[str, Any], name: str) -> list[Any]:
-    """A list, empty where there is none."""
+    """The list of a key; empty if the key is absent."""
     value = given.get(name, [])
     if not isinstance(value, list):
         raise bad_request(f"{name} must be a list, got {type(value).__name__}")
@@ -149,14 +152,14 @@ def listed(given: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def whole_number(name: str, value: Any) -> int | None:
-    """One of at least 1, or None."""
+    """An integer of at least 1, or None."""
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
         raise bad_request(f"{name} must be a whole number of at least 1, got {value!r}")
     return value
 
 
 def number(name: str, value: Any) -> float:
-    """A number."""
+    """A number that is no bool."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise bad_request(f"{name} must be a number, got {value!r}")
     return value

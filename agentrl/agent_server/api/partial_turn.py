@@ -1,4 +1,4 @@
-"""A turn that is still being written: its ids as text, its text as a message, as far as both are certain."""
+"""Partial turn: decodes and parses the beginning of a turn, as far as it is certain."""
 
 from __future__ import annotations
 
@@ -13,30 +13,32 @@ from agentrl.types import ParsedMessage, ToolSpec
 __all__ = ["PartialMessage", "PartialText"]
 
 _GROWTH = 32
-"""A turn is read anew when it has grown by one part in so many: over its whole length that is linear time."""
+"""A turn is parsed again after it has grown by 1/32, which takes linear time over its length."""
 
 
 class PartialText:
-    """Decodes ids that come in parts; what it gives is the beginning of what they all decode to, in whole characters.
+    """Decodes ids that arrive in parts to a prefix of their whole text, in whole characters.
 
     Args:
-        decode: ids ``[n]`` to text.
+        decode: decodes ids ``[n]`` to text.
     """
 
     def __init__(self, decode: Callable[[npt.NDArray[np.int32]], str]) -> None:
         self.text = ""
         self._decode = decode
         self._tail: npt.NDArray[np.int32] = np.zeros(0, dtype=np.int32)
-        self._known = 0  # ids at the beginning of the tail whose text is given already
+        self._known = 0  # ids at the tail's beginning whose text is in ``text``
 
     def add(self, ids: npt.NDArray[np.int32]) -> str:
-        """Takes ids ``[k]`` that follow; the text so far.
+        """Appends ids ``[k]`` and returns the text so far.
 
-        The ids before are decoded once more with them, since some tokenizers write a token otherwise at the very
-        beginning. A text that ends with U+FFFD may be a character whose last bytes are still to come.
+        - The preceding ids are decoded again with them, because some tokenizers write a token
+          differently at the very beginning.
+        - A text that ends with U+FFFD may be a character whose last bytes have not arrived.
         """
         self._tail = np.concatenate([self._tail, ids])
-        before, whole = self._decode(self._tail[: self._known]), self._decode(self._tail)
+        before = self._decode(self._tail[: self._known])
+        whole = self._decode(self._tail)
         if whole.startswith(before) and not whole.endswith("\N{REPLACEMENT CHARACTER}"):
             self.text += whole[len(before) :]
             self._tail = self._tail[self._known :]
@@ -45,13 +47,13 @@ class PartialText:
 
 
 class PartialMessage:
-    """Reads the text of a turn that goes on, with the parser of the whole one.
+    """Parses the beginning of a turn's text with the parser of the whole text.
 
     Args:
-        parser: of the format; nothing is read of a turn that goes on where it is no ``MarkedFormat``.
-        tools: on offer.
+        parser: of the format; only a ``MarkedFormat`` can parse a beginning.
+        tools: the tools on offer.
         stop: strings that end the turn.
-        opened: ``TurnGenerator.thoughts_opened``.
+        opened: ``TurnGenerator.opened_reasoning``.
     """
 
     def __init__(
@@ -63,12 +65,13 @@ class PartialMessage:
     ) -> None:
         self._parser = parser
         self._marks: Marks | None = parser.marks if isinstance(parser, MarkedFormat) else None
-        self._tools, self._stop = tools, tuple(stop)
+        self._tools = tools
+        self._stop = tuple(stop)
         self._opened = opened
-        self._read = 0  # characters of the turn that were read last
+        self._read = 0  # characters of the turn at the last parse
 
     def read(self, text: str) -> ParsedMessage | None:
-        """What the beginning of the turn says; None where nothing can be said before more of it is there."""
+        """The message at the turn's beginning; None if more text is needed first."""
         size = len(text)
         if (
             self._marks is None
@@ -79,6 +82,5 @@ class PartialMessage:
         self._read = size
         text = self._opened + text
         parsed = self._parser.parse(text[: settled(text, self._marks, self._stop)], self._tools)
-        return (
-            None if parsed.problems else parsed
-        )  # a closing mark within a call's text looks like its end
+        # a closing mark within a call's text looks like the call's end
+        return None if parsed.problems else parsed

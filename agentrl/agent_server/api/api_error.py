@@ -1,19 +1,19 @@
-"""An answer that is no completion, in OpenAI's shape."""
+"""API error: an HTTP error in OpenAI's shape."""
 
 from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["Refusal", "bad_request"]
+__all__ = ["ApiError", "bad_request"]
 
 
-class Refusal(Exception):  # noqa: N818 - an answer, in HTTP's terms
-    """A request that is not answered with a completion.
+class ApiError(Exception):
+    """A request that gets an error in place of a completion.
 
     Args:
         status: the HTTP status.
-        code: the error's name, as clients compare it.
-        message: the rule, the value found and the mend.
+        code: the error's name, which clients compare.
+        message: the rule, the value found and the remedy.
     """
 
     def __init__(self, status: int, code: str, message: str) -> None:
@@ -27,6 +27,6 @@ class Refusal(Exception):  # noqa: N818 - an answer, in HTTP's terms
         return {"error": {"message": str(self), "type": kind, "param": None, "code": self.code}}
 
 
-def bad_request(what: str) -> Refusal:
-    """A request that breaks a rule."""
-    return Refusal(400, "invalid_request", what)
+def bad_request(message: str) -> ApiError:
+    """The error of a request that violates a rule."""
+    return ApiError(400, "invalid_request", message)

@@ -1,0 +1,102 @@
+"""Episode registry: the open episodes of an endpoint, and how the earlier ones ended."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from agentrl.agent_server.api.api_error import ApiError
+from agentrl.agent_server.api.chat_request import ChatRequest
+from agentrl.agent_server.episode import ServedEpisode
+from agentrl.agent_server.stream_writer import StreamWriter
+from agentrl.engines.base import RolloutEngine
+from agentrl.rollouts.turns import TurnResult
+from agentrl.types import EngineInfo
+
+__all__ = ["EpisodeRegistry"]
+
+_MOST_ENDED = 4096
+"""Ended episodes that are remembered; a client asks again within seconds."""
+
+
+class EpisodeRegistry:
+    """The episodes that the routes serve; used in the endpoint's event loop only.
+
+    This class serves the episodes of agent programs, which their drivers open. ``StandaloneServer``
+    overrides the last three methods.
+
+    Args:
+        engine: the engine behind the endpoint.
+    """
+
+    def __init__(self, engine: RolloutEngine) -> None:
+        self._engine = engine
+        self._episodes: dict[str, ServedEpisode] = {}
+        self._ended: dict[str, str] = {}  # the oldest first
+
+    def info(self) -> EngineInfo:
+        """The engine's facts."""
+        return self._engine.info()
+
+    @property
+    def num_episodes(self) -> int:
+        """The number of open episodes."""
+        return len(self._episodes)
+
+    def find(self, episode_id: str) -> ServedEpisode | None:
+        """An open episode."""
+        return self._episodes.get(episode_id)
+
+    def how_ended(self, episode_id: str) -> str | None:
+        """The end of a closed episode; None if the id is unknown or forgotten."""
+        return self._ended.get(episode_id)
+
+    def add(self, episode_id: str, episode: ServedEpisode) -> None:
+        """Serves an episode from now on."""
+        self._episodes[episode_id] = episode
+
+    def drop(self, episode_id: str) -> None:
+        """Stops to serve an episode, and remembers how it ended."""
+        episode = self._episodes.pop(episode_id, None)
+        if episode is not None:
+            self._ended[episode_id] = episode.how_ended()
+            if len(self._ended) > _MOST_ENDED:
+                del self._ended[next(iter(self._ended))]
+
+    async def complete_standalone(
+        self,
+        request: ChatRequest,
+        disconnected: Callable[[], Awaitable[object]],
+        stream: StreamWriter,
+    ) -> TurnResult:
+        """Answers a request without an episode.
+
+        Raises:
+            ApiError: only episodes are served here, or the turn failed.
+        """
+        raise ApiError(
+            401,
+            "no_such_episode",
+            "this endpoint serves episodes; use OPENAI_BASE_URL and OPENAI_API_KEY",
+        )
+
+    async def open(self, body: Any, root: str) -> dict[str, Any]:
+        """Opens an episode.
+
+        Args:
+            body: the request's JSON object.
+            root: the endpoint's URL, as the client reaches it.
+
+        Returns:
+            The episode's id, and its URLs below ``root``.
+
+        Raises:
+            ApiError: episodes are not opened by request here, or the body is no task.
+        """
+        raise ApiError(
+            403, "not_here", "episodes are opened by the training run here, one for each program"
+        )
+
+    async def outcome(self, episode_id: str) -> dict[str, Any]:
+        """The outcome of an ended episode; an agent program's is scored after it has exited."""
+        return {"id": episode_id, "status": "ending"}

@@ -1,0 +1,186 @@
+"""Env driver: steps one environment with the policy's turns."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+from agentrl.envs import AsyncEnv, Env, EnvSpec, build_env
+from agentrl.errors import EnvError
+from agentrl.rollouts.deadlines import within
+from agentrl.rollouts.snapshots import EpisodeState, NotResumable, StateSlot
+from agentrl.rollouts.tool_calls import num_bad_turns
+from agentrl.rollouts.turns import TurnGenerator, TurnResult
+from agentrl.types import Message, Observation, Status, StepResult, ToolSpec, seed_for, with_images
+
+__all__ = ["EnvDriver"]
+
+
+class EnvDriver:
+    """Alternates observation, turn and action until the environment or a limit ends the episode.
+
+    Args:
+        turns: the episode's turn generator.
+        spec: builds the environment.
+        saved: the state from which the episode continues; None starts it from its beginning.
+        slot: receives the episode's state after each turn.
+    """
+
+    def __init__(
+        self,
+        turns: TurnGenerator,
+        spec: EnvSpec,
+        *,
+        saved: EpisodeState | None = None,
+        slot: StateSlot | None = None,
+    ) -> None:
+        self._turns = turns
+        self._spec = spec
+        self._saved = saved
+        self._slot = slot
+        self._env: AsyncEnv | None = None
+        self._result = StepResult(Observation())
+        self._sequence = turns.first_sequence()
+        self._tools: tuple[ToolSpec, ...] = ()
+        self._bad_turns = 0
+        if saved is not None:
+            self._result = saved.result
+            self._sequence = turns.resume(saved)
+            self._tools = saved.tools
+            self._bad_turns = num_bad_turns(saved.turns)
+
+    @property
+    def env(self) -> Env | None:
+        """The environment, once it is built."""
+        return None if self._env is None else self._env.env
+
+    async def prepare(self) -> None:
+        """Builds the environment, and resets it or restores its state."""
+        start = time.monotonic()
+        context = self._turns.context
+        builder = self._turns.builder
+        builder.task = replace(builder.task, messages=await _with_images(builder.task.messages, {}))
+        episode_id = builder.key.trajectory_id
+
+        def make() -> Env:
+            return self._spec.build(
+                builder.task, sandboxes=context.sandboxes, episode_id=episode_id
+            )
+
+        self._env = AsyncEnv(make() if self._spec.is_plain else await build_env(make))
+        if self._saved is None:
+            key = builder.key
+            seed = seed_for(context.spec.root_seed, "env", key.label, key.group_index)
+            self._result = StepResult(await self._env.reset(seed=seed))
+        else:
+            await self._env.restore(self._saved.env)
+        builder.count("prepare_s", time.monotonic() - start)
+
+    async def play(self) -> Status:
+        """See ``EpisodeDriver.play``."""
+        assert self._env is not None, "prepare comes first"
+        turns = self._turns
+        timeout_s = turns.context.spec.limits.turn_timeout_s
+        while (end := self._end()) is None:
+            observation = await _read(self._result.observation)
+            if observation.tools is not None:
+                self._tools = observation.tools
+            if observation.rewrite is not None:
+                self._sequence = self._sequence.restarted(observation.rewrite)
+            request = turns.next_request(self._sequence, observation.messages, self._tools)
+            if isinstance(request, Status):
+                return request
+            async with within(timeout_s, "turn_timeout"):
+                turn = await turns.generate(request, agent=observation.agent)
+                if turn is None:
+                    return Status("cancelled", "aborted")
+                self._result = await self._step(self._env, turn)
+            self._sequence = turn.sequence
+            await self._save_state(self._env)
+        return end
+
+    async def close(self) -> None:
+        """Closes the environment, which ends its tools and its sandbox."""
+        if self._env is not None:
+            await self._env.close()
+
+    def _end(self) -> Status | None:
+        """How the last turn's result ended the episode; None while it continues."""
+        result = self._result
+        limits = self._turns.context.spec.limits
+        if result.terminated:
+            return Status("terminated")
+        if result.truncated:
+            return Status("truncated", str(result.info.get("reason", "env")))
+        if self._bad_turns >= limits.max_bad_turns:
+            return Status("truncated", "bad_calls")
+        if len(self._turns.builder.turns) >= limits.max_turns:
+            return Status("truncated", "max_turns")
+        return None
+
+    async def _step(self, env: AsyncEnv, turn: TurnResult) -> StepResult:
+        start = time.monotonic()
+        builder = self._turns.builder
+        is_bad = bool(turn.action.problems) and not turn.action.tool_calls
+        self._bad_turns = self._bad_turns + 1 if is_bad else 0
+        try:
+            result = await env.step(turn.action)
+        except EnvError as error:
+            builder.fault = f"turn {len(builder.turns)}: {error}"
+            raise
+        seconds = time.monotonic() - start
+        builder.count("env_s", seconds)
+        builder.add_step(result, seconds)
+        return result
+
+    async def _save_state(self, env: AsyncEnv) -> None:
+        """Writes the episode's state to the slot.
+
+        After the first state that cannot be saved, the slot keeps the last one that could.
+        """
+        slot = self._slot
+        builder = self._turns.builder
+        if slot is None:
+            return
+        start = time.monotonic()
+        try:
+            env_state = await env.save()
+        except EnvError as error:
+            self._slot = None
+            if isinstance(slot.state, NotResumable):
+                slot.state = NotResumable(str(error))
+            return
+        finally:
+            builder.count("save_s", time.monotonic() - start)
+        slot.state = EpisodeState(
+            turns=tuple(builder.turns),
+            sequence=self._sequence,
+            tools=self._tools,
+            result=self._result,
+            env=env_state,
+            num_calls=self._turns.num_calls,
+            restarts=builder.restarts,
+            timings=dict(builder.timings),
+        )
+
+
+async def _read(observation: Observation) -> Observation:
+    """The observation after its images are read from their sources."""
+    images = observation.images
+    rewrite = observation.rewrite
+    messages = await _with_images(observation.messages, images)
+    new_rewrite = None if rewrite is None else await _with_images(rewrite, images)
+    if messages is observation.messages and new_rewrite is rewrite:
+        return observation
+    return replace(observation, messages=messages, rewrite=new_rewrite)
+
+
+async def _with_images(
+    messages: tuple[Message, ...], images: Mapping[str, object]
+) -> tuple[Message, ...]:
+    """``with_images``, in a thread if a message may hold an image."""
+    if all(isinstance(message.get("content"), str) for message in messages):
+        return messages
+    return await asyncio.to_thread(with_images, messages, images)

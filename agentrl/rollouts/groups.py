@@ -1,0 +1,115 @@
+"""Groups: the request for a group, the group in flight, and its outcome."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+
+from agentrl.envs import EnvSpec
+from agentrl.rollouts.driver import DriverSpec
+from agentrl.rollouts.snapshots import GroupState, NotResumable, StateSlot
+from agentrl.sandbox import PoolCounts
+from agentrl.types import Purpose, SamplingParams, Status, Task, Trajectory, TrajectoryGroup
+
+__all__ = ["GroupInFlight", "GroupOutcome", "GroupRequest", "cancelled_outcome"]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRequest:
+    """A request for the rollouts of one task.
+
+    Args:
+        group_index: the group's index in the data order.
+        task: the problem.
+        group_size: rollouts that must finish.
+        purpose: training, baseline or evaluation.
+        label: the evaluation's name; empty in training.
+        sampling: overrides the stage's sampling.
+        min_version: the lowest policy version that may answer.
+        env: overrides the stage's environment or driver.
+        oversample: additional rollouts. Once ``group_size`` have finished, the others are cancelled.
+        first_attempt: the number of earlier attempts, which were lost with their host.
+        saved: the group's state in a checkpoint, from which each rollout continues.
+    """
+
+    group_index: int
+    task: Task
+    group_size: int
+    purpose: Purpose = "train"
+    label: str = ""
+    sampling: SamplingParams | None = None
+    min_version: int = 0
+    env: EnvSpec | DriverSpec | None = None
+    oversample: int = 0
+    first_attempt: int = 0
+    saved: GroupState | None = None
+
+    @property
+    def num_rollouts(self) -> int:
+        """All rollouts of the group, the additional ones included."""
+        return self.group_size + self.oversample
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GroupOutcome:
+    """A group whose rollouts have all finished, failed or been cancelled.
+
+    Args:
+        request: the request, without its saved state.
+        group: the last attempt of every rollout.
+        retried: attempts that failed by infrastructure and were repeated.
+        sandboxes: the counts of the runner's sandbox pool at that time; None without a pool.
+    """
+
+    request: GroupRequest
+    group: TrajectoryGroup
+    retried: tuple[Trajectory, ...] = ()
+    sandboxes: PoolCounts | None = None
+
+
+@dataclass(slots=True, eq=False)
+class GroupInFlight:
+    """A running group; used in its event loop only.
+
+    Attributes:
+        rollouts: each rollout's trajectory if it has ended, otherwise the slot of its state.
+        retried: attempts that failed by infrastructure and are repeated.
+    """
+
+    request: GroupRequest
+    rollouts: list[Trajectory | StateSlot] = field(init=False)
+    retried: list[Trajectory] = field(init=False)
+
+    def __post_init__(self) -> None:
+        saved = self.request.saved
+        kept = (NotResumable(),) * self.request.num_rollouts if saved is None else saved.rollouts
+        self.rollouts = [one if isinstance(one, Trajectory) else StateSlot(one) for one in kept]
+        self.retried = [] if saved is None else list(saved.retried)
+
+    def save(self) -> GroupState:
+        """The group's present state."""
+        return GroupState(
+            self.request.group_index,
+            tuple(one if isinstance(one, Trajectory) else one.state for one in self.rollouts),
+            tuple(self.retried),
+        )
+
+
+def cancelled_outcome(request: GroupRequest) -> GroupOutcome:
+    """The outcome of a cancelled group: every rollout has status ``cancelled``."""
+    rollouts = tuple(
+        Trajectory(
+            task=request.task,
+            group_index=request.group_index,
+            rollout_index=rollout_index,
+            attempt=request.first_attempt,
+            purpose=request.purpose,
+            turns=(),
+            status=Status("cancelled", "cancelled"),
+            label=request.label,
+            info={"cancelled_at": time.time()},
+        )
+        for rollout_index in range(request.num_rollouts)
+    )
+    group = TrajectoryGroup(request.group_index, request.task, rollouts)
+    return GroupOutcome(replace(request, saved=None), group)

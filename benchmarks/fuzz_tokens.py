@@ -25,11 +25,12 @@ __all__ = ["main", "measure", "report"]
 EPISODES, PROCESSES = 625, 2
 
 NOTE = (
-    "Real chat templates (TRL 1.16's wheel) on byte-level tokenizers trained on a few lines, with the families' own "
-    "added tokens. A golden violation is a turn whose stored sequence is not the ids that the engine was given and "
-    "made; a mask error is a made token that is not trained exactly once, or any other that is; a forgery is an "
-    "added token that the same conversation has no more once the texts of added tokens are taken out of what tools, "
-    "users and tool descriptions say."
+    "Real chat templates (TRL 1.16's wheel) on byte-level tokenizers trained on a few lines, with "
+    "the families' own added tokens. A golden violation is a turn whose stored sequence is not the "
+    "ids that the engine was given and made. A mask error is a sampled token that is not trained "
+    "exactly once, or any other that is. For a forgery, the texts of added tokens are taken out of "
+    "the words of tools, users and tool descriptions. An added token that the conversation then "
+    "lacks was forged."
 )
 
 

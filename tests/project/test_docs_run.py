@@ -15,7 +15,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted(
+    [
+        *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "AGENTS")),
+        *(ROOT / "docs").glob("*.md"),
+    ]
+)
+FILE = re.compile(r"`((?:agentrl|benchmarks|docs|examples|tests)/[\w./-]*\w)/?`")
+PLACE = re.compile(r"`((?:\w+/)+(?:\w+\.py|\w*))`")
+TOPS = (".", "agentrl")
+ANCHOR = re.compile(r"\]\(#([^)]+)\)")
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 
@@ -61,6 +70,39 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
     links = [link for link in LINK.findall(page.read_text(encoding="utf-8")) if "://" not in link]
 
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=page.name) for page in PAGES])
+def test_the_files_that_a_page_names_exist(page: Path) -> None:
+    named = FILE.findall(page.read_text(encoding="utf-8"))
+
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("page", ["structure.md", "glossary.md"])
+def test_the_packages_that_a_map_names_exist(page: str) -> None:
+    rows = [
+        line
+        for line in (ROOT / "docs" / page).read_text(encoding="utf-8").splitlines()
+        if line.startswith("|")
+    ]
+    named = [name for row in rows for name in PLACE.findall(row)]
+
+    assert named
+    assert [name for name in named if not any((ROOT / top / name).exists() for top in TOPS)] == []
+
+
+@pytest.mark.parametrize("page", [pytest.param(page, id=page.name) for page in PAGES])
+def test_the_headings_that_a_page_links_to_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+
+    assert [name for name in ANCHOR.findall(text) if name not in anchors(text)] == []
+
+
+def anchors(page: str) -> set[str]:
+    """What ``#...`` may name within a page."""
+    headings = re.findall(r"^#+ (.+)$", page, flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
 
 
 def test_the_index_names_each_page() -> None:

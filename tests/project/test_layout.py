@@ -14,17 +14,13 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from agentrl.algorithms import ALGORITHMS
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "agentrl"
+ROLES = {"reward_model"}  # a role bears the name too
 LINKS = ("tools", "envs", "sandbox", "rollouts")
 EMPTY_WORDS = {"utils", "util", "common", "helpers", "helper", "misc"}
-EMPTY_SUFFIXES = ("Manager", "Handler")
-
-# Names of algorithms: only agentrl/algorithms may decide anything by them.
-ALGORITHM_NAMES = {
-    "sft", "rm", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "ppo", "vapo", "rloo", "opo", "remax", "gigpo", "gpg",
-    "reinforce", "reinforce++", "reinforce_plus_plus", "reinforce_baseline", "dpo",
-}  # fmt: skip
 
 
 def modules() -> list[Path]:
@@ -73,42 +69,45 @@ def test_the_linter_reads_the_folders_that_the_links_name(name: str) -> None:
     assert str(ROOT / name / "__init__.py") not in files
 
 
-def test_no_name_says_nothing() -> None:
+def test_no_file_has_an_empty_name() -> None:
     paths = [
         path.relative_to(ROOT) for path in PACKAGE.rglob("*") if "__pycache__" not in path.parts
     ]
-    empty = [
+
+    assert [
         str(path)
         for path in paths
         if EMPTY_WORDS & set(path.name.removesuffix(path.suffix).split("_"))
-    ]
-    empty += [
-        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
-        for path in modules()
-        for node in ast.walk(parse(path))
-        if isinstance(node, ast.ClassDef) and node.name.endswith(EMPTY_SUFFIXES)
-    ]
-
-    assert empty == []
+    ] == []
 
 
 def algorithm_comparisons(tree: ast.Module) -> Iterator[int]:
-    """The lines on which a value is compared with, or matched against, the name of an algorithm."""
+    """The lines that compare an algorithm's name: ``name`` of an algorithm, or text that names one.
+
+    Text counts where it is a name in the catalogue of algorithms, unless a role bears the same name.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
             parts: list[ast.expr] = [node.left, *node.comparators]
-        elif isinstance(node, ast.MatchValue):
-            parts = [node.value]
+            line = node.lineno
+        elif isinstance(node, ast.Match):
+            patterns = [part for case in node.cases for part in ast.walk(case.pattern)]
+            values = [part.value for part in patterns if isinstance(part, ast.MatchValue)]
+            parts, line = [node.subject, *values], node.lineno
         else:
             continue
-        constants = [
-            leaf.value
-            for part in parts
-            for leaf in ast.walk(part)
-            if isinstance(leaf, ast.Constant)
-        ]
-        if any(isinstance(constant, str) and constant in ALGORITHM_NAMES for constant in constants):
-            yield node.lineno if isinstance(node, ast.Compare) else node.value.lineno
+        if any(names_an_algorithm(leaf) for part in parts for leaf in ast.walk(part)):
+            yield line
+
+
+def names_an_algorithm(leaf: ast.AST) -> bool:
+    if isinstance(leaf, ast.Constant):
+        return isinstance(leaf.value, str) and leaf.value in ALGORITHMS.keys() - ROLES
+    return (
+        isinstance(leaf, ast.Attribute)
+        and leaf.attr == "name"
+        and ast.unparse(leaf.value).endswith("algorithm")
+    )
 
 
 def test_only_algorithms_compare_the_name_of_an_algorithm() -> None:
@@ -126,22 +125,27 @@ def test_only_algorithms_compare_the_name_of_an_algorithm() -> None:
     "source",
     [
         "a.name == 'grpo'",
-        "name in ('ppo', 'x')",
+        "name in ('grpo', 'x')",
         "'sft' != kind",
+        "stage.algorithm.name == 'reward_model'",
         "match x:\n    case 'grpo':\n        pass",
+        "match spec.algorithm.name:\n    case 'mine':\n        pass",
     ],
 )
 def test_a_comparison_with_an_algorithm_is_seen(source: str) -> None:
     assert len(list(algorithm_comparisons(ast.parse(source)))) == 1
 
 
-def test_other_uses_of_the_name_are_free() -> None:
-    assert (
-        list(
-            algorithm_comparisons(ast.parse("default = 'grpo'; label = f'algorithm.name={x == 1}'"))
-        )
-        == []
-    )
+@pytest.mark.parametrize(
+    "source",
+    [
+        "default = 'grpo'; label = f'algorithm.name={x == 1}'",
+        "argv[0] == 'rm'",
+        "role == 'reward_model'",
+    ],
+)
+def test_other_uses_of_the_name_are_free(source: str) -> None:
+    assert list(algorithm_comparisons(ast.parse(source))) == []
 
 
 def pins() -> dict[str, str]:

@@ -37,6 +37,10 @@ LIGHT = (
     "store",
     "metrics",
     "algorithms",
+    "agent_server",
+    "config",
+    "engines",
+    "llm",
     "run",
 )
 

@@ -21,9 +21,7 @@ def main(overrides: list[str]) -> None:
     config = load_config(CONFIG, overrides)
     with Trainer(config, tools=[PythonTool(timeout_s=5.0)], reward=close) as trainer:
         print(trainer.train().eval)
-        question: Task = Task(
-            "mine", ({"role": "user", "content": "What is 12 times 34?"},), answer="408"
-        )
+        question = Task("mine", ({"role": "user", "content": "12 times 34?"},), answer="408")
         for trajectory in trainer.rollout([question]):
             print(trajectory.turns[-1].text, trajectory.reward)
 

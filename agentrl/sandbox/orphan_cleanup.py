@@ -16,6 +16,7 @@ from collections.abc import Iterator
 
 from .forkserver.cgroups import reap_cgroups
 from .forkserver.launcher import FOLDER_PREFIX
+from .host import proc
 from .host.confine import marks
 from .host.files import removal
 from .host.run import process_tree
@@ -63,11 +64,7 @@ def _orphaned_hosts() -> Iterator[tuple[int, Owner]]:
 
 
 def _owner_of_host(pid: str) -> Owner | None:
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            words = file.read().decode(errors="replace").split("\0")
-    except OSError:
-        return None
+    words = proc.read(pid, "cmdline").decode(errors="replace").split("\0")
     if marks.HOST_TITLE not in words or not _is_ours(f"/proc/{pid}"):
         return None
     return Owner.parse("".join(words[words.index(marks.HOST_TITLE) + 1 :][:1]))

@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from typing import Self
 
+from .host import proc
+
 
 @dataclass(frozen=True, slots=True)
 class Owner:
@@ -58,12 +60,8 @@ class Owner:
 
 def _started(pid: int) -> int | None:
     """Field 22 of proc(5)'s stat; None where there is no such process, or it is a zombie."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+    fields = proc.stat(pid)
+    return None if not fields or fields[0] in (b"Z", b"X") else int(fields[19])
 
 
 def _namespace() -> int:

@@ -133,7 +133,7 @@ class BubblewrapLauncher:
 
     @property
     def host_settings(self) -> Mapping[str, Any]:
-        return MappingProxyType({"enclosed": True})
+        return MappingProxyType({"namespaced": True})
 
     def start(self, io: IOThread, on_frame: OnFrame, on_end: OnEnd) -> BubblewrapHost:
         bwrap = find_bwrap()

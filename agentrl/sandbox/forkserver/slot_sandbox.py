@@ -56,8 +56,8 @@ class ForkedSandbox(Sandbox):
         with self._lock:
             slot = self._slot
         facts = {} if slot is None else slot.server.facts
-        found = ["namespaces of its own for each run"] if facts.get("enclosed") else []
-        if slot is not None and (facts.get("enclosed") or facts.get("abi")):
+        found = ["namespaces of its own for each run"] if facts.get("namespaced") else []
+        if slot is not None and (facts.get("namespaced") or facts.get("abi")):
             found += ["a memory cgroup" if slot.has_cgroup else "memory watched"]
         found += (
             ["files counted while a run goes on"]

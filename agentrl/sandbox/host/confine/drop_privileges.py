@@ -12,7 +12,7 @@ import os
 import sys
 from typing import Any, NoReturn
 
-from . import namespaces
+from . import namespaces, uids
 
 _PLACES = (
     "/mnt",
@@ -31,13 +31,13 @@ def main() -> None:
     """The last argument is JSON: ``uid``, ``folders`` to bring along, and ``argv`` of the program to become."""
     order = json.loads(sys.argv[-1])
     try:
-        _descend(order)
+        _drop(order)
     except OSError as error:
         os.write(2, f"bwrap: it could not be started: {error}".encode())
         sys.exit(1)
 
 
-def _descend(order: dict[str, Any]) -> NoReturn:
+def _drop(order: dict[str, Any]) -> NoReturn:
     namespaces.unshare(namespaces.NEW_MOUNTS)
     namespaces.keep_mounts_private()
     sources = [
@@ -53,8 +53,6 @@ def _descend(order: dict[str, Any]) -> NoReturn:
         os.mkdir(target)
         namespaces.bind(f"/proc/self/fd/{source}", target)
         names[staged(number)] = target
-    os.setgroups([])
-    os.setresgid(order["uid"], order["uid"], order["uid"])
-    os.setresuid(order["uid"], order["uid"], order["uid"])
+    uids.become(order["uid"])
     argv = [names.get(word, word) for word in order["argv"]]
     os.execv(argv[0], argv)

@@ -8,7 +8,8 @@ import errno
 import os
 from collections.abc import Sequence
 
-from .landlock import libc, prctl
+from ..proc import number
+from .libc import checked, libc, prctl
 
 _PR_SET_THP_DISABLE = 41
 _FIRST_TO_DIE = 1000
@@ -56,9 +57,7 @@ def withhold_zero() -> None:
 def lies_in_memory(path: str) -> bool:
     """Whether what is written below ``path`` takes memory."""
     found = ctypes.create_string_buffer(512)  # struct statfs; its first word is the type
-    if libc.statfs(path.encode(), found) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+    checked(libc.statfs(path.encode(), found))
     return ctypes.c_ulong.from_buffer(found).value in (_TMPFS, _RAMFS)
 
 
@@ -112,5 +111,4 @@ class Bound:
         return self._count() > self._seen
 
     def _count(self) -> int:
-        lines = os.pread(self._kills, 4096, 0).split(b"\n")
-        return next((int(line.split()[1]) for line in lines if line.startswith(b"oom_kill ")), 0)
+        return number(os.pread(self._kills, 4096, 0), b"oom_kill ")

@@ -16,8 +16,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from . import namespaces
-from .landlock import prctl
+from . import namespaces, uids
+from .libc import prctl
 
 PLACE = "/sandbox"
 TEMP = "/tmp"
@@ -30,7 +30,7 @@ _PR_SET_DUMPABLE = 4
 _FLAGS = namespaces.NO_SETUID | namespaces.NO_DEVICES
 
 
-def fork_enclosed(uid: int | None) -> int:
+def fork_namespaced(uid: int | None) -> int:
     """Fork a process that is the first in user, pid, ipc and mount namespaces of its own.
 
     Args:
@@ -58,12 +58,10 @@ def fork_enclosed(uid: int | None) -> int:
 
 
 def _fork_once_more(uid: int | None, say: int) -> None:
-    """Returns in the enclosed process only."""
+    """Returns in the namespaced process only."""
     try:
         if uid is not None:
-            os.setgroups([])
-            os.setresgid(uid, uid, uid)
-            os.setresuid(uid, uid, uid)
+            uids.become(uid)
             prctl(_PR_SET_DUMPABLE, 1)  # or the kernel hides its own /proc files from it
         namespaces.unshare_with_users(
             namespaces.NEW_PIDS | namespaces.NEW_IPC | namespaces.NEW_MOUNTS
@@ -78,8 +76,8 @@ def _fork_once_more(uid: int | None, say: int) -> None:
     os.close(say)
 
 
-class Enclosure:
-    """The slot's side: made once by the slot, in the namespaces that :func:`fork_enclosed` gave it.
+class SlotNamespaces:
+    """The slot's side: made once by the slot, in the namespaces that :func:`fork_namespaced` gave it.
 
     Raises:
         OSError: the kernel refused a mount.

@@ -6,7 +6,7 @@ import ctypes
 import os
 import signal
 
-from .landlock import libc
+from .libc import checked, libc
 
 NEW_MOUNTS = 0x00020000
 NEW_IPC = 0x08000000
@@ -28,20 +28,13 @@ _CAPABILITY_VERSION_3 = 0x20080522
 _idle_stack = ctypes.create_string_buffer(1 << 15)
 
 
-def _checked(result: int, what: str) -> int:
-    if result < 0:
-        errno = ctypes.get_errno()
-        raise OSError(errno, f"{what}: {os.strerror(errno)}")
-    return result
-
-
 def unshare(kinds: int) -> None:
     """Leave the namespaces of these kinds for fresh ones; of pids, only later children of this process do.
 
     Raises:
         OSError: the kernel refused.
     """
-    _checked(libc.unshare(ctypes.c_int(kinds)), "unshare")
+    checked(libc.unshare(ctypes.c_int(kinds)), "unshare")
 
 
 def unshare_with_users(kinds: int) -> None:
@@ -68,7 +61,7 @@ def have_children_in(pid_namespace: int) -> None:
     Raises:
         OSError: the kernel refused.
     """
-    _checked(libc.setns(ctypes.c_int(pid_namespace), ctypes.c_int(NEW_PIDS)), "setns")
+    checked(libc.setns(ctypes.c_int(pid_namespace), ctypes.c_int(NEW_PIDS)), "setns")
 
 
 def mount(kind: str, target: str, flags: int = 0, options: str = "") -> None:
@@ -77,10 +70,7 @@ def mount(kind: str, target: str, flags: int = 0, options: str = "") -> None:
     Raises:
         OSError: the kernel refused.
     """
-    result = libc.mount(
-        kind.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode()
-    )
-    _checked(result, f"mount {kind} on {target}")
+    _mount(kind, target, kind, flags, options)
 
 
 def remount(target: str, flags: int, options: str) -> None:
@@ -89,10 +79,7 @@ def remount(target: str, flags: int, options: str) -> None:
     Raises:
         OSError: the kernel refused.
     """
-    result = libc.mount(
-        None, target.encode(), None, ctypes.c_ulong(_REMOUNT | flags), options.encode()
-    )
-    _checked(result, f"remount {target}")
+    _mount(None, target, None, _REMOUNT | flags, options)
 
 
 def bind(source: str, target: str) -> None:
@@ -101,10 +88,7 @@ def bind(source: str, target: str) -> None:
     Raises:
         OSError: the kernel refused.
     """
-    _checked(
-        libc.mount(source.encode(), target.encode(), None, ctypes.c_ulong(_BIND), None),
-        f"bind {target}",
-    )
+    _mount(source, target, None, _BIND, None)
 
 
 def keep_mounts_private() -> None:
@@ -113,9 +97,15 @@ def keep_mounts_private() -> None:
     Raises:
         OSError: the kernel refused.
     """
-    _checked(
-        libc.mount(None, b"/", None, ctypes.c_ulong(_PRIVATE | _RECURSIVE), None), "make / private"
-    )
+    _mount(None, "/", None, _PRIVATE | _RECURSIVE, None)
+
+
+def _mount(
+    source: str | None, target: str, kind: str | None, flags: int, options: str | None
+) -> None:
+    words = [None if word is None else word.encode() for word in (source, target, kind, options)]
+    result = libc.mount(*words[:3], ctypes.c_ulong(flags), words[3])
+    checked(result, f"mount {kind or source or flags} on {target}")
 
 
 def unmount(target: str) -> None:
@@ -124,7 +114,7 @@ def unmount(target: str) -> None:
     Raises:
         OSError: the kernel refused.
     """
-    _checked(libc.umount2(target.encode(), ctypes.c_int(_DETACH)), f"unmount {target}")
+    checked(libc.umount2(target.encode(), ctypes.c_int(_DETACH)), f"unmount {target}")
 
 
 def start_idle_child() -> int:
@@ -144,7 +134,7 @@ def start_idle_child() -> int:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         flags = ctypes.c_int(_CLONE_VM | _CLONE_FILES | signal.SIGCHLD)
-        return _checked(libc.clone(libc.pause, ctypes.c_void_p(top), flags, None), "clone")
+        return checked(libc.clone(libc.pause, ctypes.c_void_p(top), flags, None), "clone")
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         signal.signal(signal.SIGCHLD, handler)
@@ -163,4 +153,4 @@ def drop_capabilities() -> None:
         OSError: the kernel refused.
     """
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-    _checked(libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
+    checked(libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")

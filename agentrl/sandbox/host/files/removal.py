@@ -10,6 +10,8 @@ import os
 import stat
 import sys
 
+from ..proc import opened, owned
+
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 PLACE = (
     (os.O_PATH if sys.platform == "linux" else os.O_RDONLY)
@@ -47,11 +49,8 @@ def _add_mode(name: str, parent: int | None, mode: int) -> None:
     if sys.platform != "linux":
         os.chmod(name, mode, dir_fd=parent, follow_symlinks=False)
         return
-    fd = os.open(name, PLACE, dir_fd=parent)
-    try:
+    with opened(name, PLACE, dir_fd=parent) as fd:
         set_mode(fd, stat.S_IMODE(os.fstat(fd).st_mode) | mode)
-    finally:
-        os.close(fd)
 
 
 def set_mode(place: int, mode: int) -> None:
@@ -76,11 +75,10 @@ def remove(path: str) -> None:
         OSError: something could not be removed.
     """
     above, name = os.path.split(path.rstrip("/"))
-    parent = os.open(above or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        _remove(name, parent)
-    finally:
-        os.close(parent)
+    with opened(above or ".", os.O_RDONLY | os.O_DIRECTORY) as parent:
+        with owned(open_folder(name, parent)) as fd:
+            _empty(fd)
+        os.rmdir(name, dir_fd=parent)
 
 
 def empty(path: str) -> None:
@@ -89,20 +87,8 @@ def empty(path: str) -> None:
     Raises:
         OSError: something could not be removed.
     """
-    fd = open_folder(path)
-    try:
+    with owned(open_folder(path)) as fd:
         _empty(fd)
-    finally:
-        os.close(fd)
-
-
-def _remove(name: str, parent: int) -> None:
-    fd = open_folder(name, parent)
-    try:
-        _empty(fd)
-    finally:
-        os.close(fd)
-    os.rmdir(name, dir_fd=parent)
 
 
 def _empty(root: int) -> None:
@@ -110,11 +96,8 @@ def _empty(root: int) -> None:
     _empty_in_place(root, root, _IN_PLACE, moved)
     while moved:
         name = moved.pop()
-        fd = open_folder(name, root)
-        try:
+        with owned(open_folder(name, root)) as fd:
             _empty_in_place(fd, root, _IN_PLACE, moved)
-        finally:
-            os.close(fd)
         os.rmdir(name, dir_fd=root)
 
 
@@ -127,14 +110,10 @@ def _empty_in_place(folder: int, root: int, levels: int, moved: list[str]) -> No
     ]:  # first: moving a folder may take a block
         os.unlink(name, dir_fd=folder)
     for name in [name for name, is_folder in listed if is_folder]:
-        fd = open_folder(
-            name, folder
-        )  # also where it is moved: the kernel asks for the right to write in it
-        try:
+        # also where it is moved: the kernel asks for the right to write in it
+        with owned(open_folder(name, folder)) as fd:
             if levels:
                 _empty_in_place(fd, root, levels - 1, moved)
-        finally:
-            os.close(fd)
         if levels:
             os.rmdir(name, dir_fd=folder)
         else:

@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Iterator
 
+from ..proc import opened
 from .removal import FOLDER
 
 MAX_DEPTH = 64
@@ -127,16 +128,13 @@ def list_files(root: str, max_files: int) -> list[tuple[str, int]]:
     """
     found: list[tuple[str, int]] = []
     named_bytes = 0
-    fd = os.open(root, FOLDER)
-    try:
+    with opened(root, FOLDER) as fd:
         for name, info in _walk(fd, "", 0):
             if stat.S_ISREG(info.st_mode):
                 named_bytes += len(name.encode(errors="surrogateescape"))
                 if len(found) == max_files or named_bytes > _MAX_NAMES_BYTES:
                     break
                 found.append((name, info.st_size))
-    finally:
-        os.close(fd)
     return sorted(found)
 
 
@@ -148,10 +146,7 @@ def _walk(folder: int, above: str, depth: int) -> Iterator[tuple[str, os.stat_re
                 info = entry.stat(follow_symlinks=False)
                 yield above + entry.name, info
                 if stat.S_ISDIR(info.st_mode) and depth < MAX_DEPTH:
-                    fd = os.open(entry.name, FOLDER, dir_fd=folder)
-                    try:
+                    with opened(entry.name, FOLDER, dir_fd=folder) as fd:
                         yield from _walk(fd, f"{above}{entry.name}/", depth + 1)
-                    finally:
-                        os.close(fd)
     except OSError:
         return  # the code forbids its own folders

@@ -8,6 +8,7 @@ import os
 import stat
 from collections.abc import Collection, Iterable, Iterator
 
+from .. import proc
 from . import removal
 from .safe_fs import MAX_DEPTH
 
@@ -77,17 +78,13 @@ def _below(name: str, parent: int | None, depth: int) -> Iterator[os.stat_result
         if closed:
             removal.set_mode(at, stat.S_IMODE(info.st_mode) | _READABLE)
         yield info
-        fd = os.open(".", removal.FOLDER, dir_fd=at)
-        try:
-            with os.scandir(fd) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        yield from _below(entry.name, fd, depth + 1)
-                    else:
-                        with contextlib.suppress(FileNotFoundError):
-                            yield entry.stat(follow_symlinks=False)
-        finally:
-            os.close(fd)
+        with proc.opened(".", removal.FOLDER, dir_fd=at) as fd, os.scandir(fd) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    yield from _below(entry.name, fd, depth + 1)
+                else:
+                    with contextlib.suppress(FileNotFoundError):
+                        yield entry.stat(follow_symlinks=False)
     finally:
         if closed:
             removal.set_mode(at, stat.S_IMODE(info.st_mode))
@@ -185,19 +182,12 @@ def of_buffers(pids: Collection[int], room: int) -> int:
 
 def _most_descriptors(pid: int) -> int:
     """The size of a process's table of descriptors, which grows with need; 0 where it is gone."""
-    try:
-        with open(f"/proc/{pid}/status", "rb") as file:
-            return next((int(line.split()[1]) for line in file if line.startswith(b"FDSize:")), 0)
-    except OSError:
-        return 0
+    return proc.number(proc.read(pid, "status"), b"FDSize:")
 
 
 def written_bytes(pid: int) -> int:
-    """What a process, and the children that it has waited for, gave the file systems to write; 0 if nobody counts."""
-    try:
-        with open(f"/proc/{pid}/io", "rb") as file:
-            return next(
-                (int(line.split()[1]) for line in file if line.startswith(b"write_bytes:")), 0
-            )
-    except OSError:
-        return 0
+    """Bytes that a process, and the children that it has waited for, gave the file systems to write.
+
+    0 where nobody counts.
+    """
+    return proc.number(proc.read(pid, "io"), b"write_bytes:")

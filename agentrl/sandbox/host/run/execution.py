@@ -8,6 +8,7 @@ import selectors
 import signal
 import sys
 import time
+from resource import struct_rusage
 from typing import Any
 
 from .. import frames
@@ -110,24 +111,20 @@ class _Execution:
 
     def reap(self) -> bool:
         """Collect everything that has ended, strays that came to the slot as well; whether a child is left."""
-        while True:
-            try:
-                pid, status, used = os.wait4(-1, os.WNOHANG)
-            except ChildProcessError:
-                return False
-            if pid == 0:
-                return True
-            used_s = used.ru_utime + used.ru_stime
-            self.peak_bytes = max(
-                self.peak_bytes, used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-            )
-            if pid == self.pid:
-                self.status = status
-                used_s = used_s if self.session is None else self.session.used_s(used_s)
-            elif self.slot.session is not None and pid == self.slot.session.pid:
-                self.slot.forget_session()  # it was frozen while this ran, and still it ended
-                self.slot.lost_unsaid = True
-            self.cpu_s += used_s
+        return process_tree.reap_all(self.reaped)
+
+    def reaped(self, pid: int, status: int, used: struct_rusage) -> None:
+        """A child has ended."""
+        used_s = used.ru_utime + used.ru_stime
+        unit = 1 if sys.platform == "darwin" else 1024
+        self.peak_bytes = max(self.peak_bytes, used.ru_maxrss * unit)
+        if pid == self.pid:
+            self.status = status
+            used_s = used_s if self.session is None else self.session.used_s(used_s)
+        elif self.slot.session is not None and pid == self.slot.session.pid:
+            self.slot.forget_session()  # it was frozen while this ran, and still it ended
+            self.slot.lost_unsaid = True
+        self.cpu_s += used_s
 
     def end(self, reason: str, detail: str) -> None:
         if not self.reason:
@@ -372,8 +369,8 @@ def execute(
         HostFailure: the run could not be started or ended; nothing is known about the code.
     """
     stdin, code, *uploads = blobs
-    if slot.enclosure is not None:
-        slot.enclosure.bound(header["limits"])
+    if slot.namespaces is not None:
+        slot.namespaces.bound(header["limits"])
     for path, data in zip(header["files"], uploads, strict=True):
         safe_fs.write_file(slot.work, path, data)
     execution = _Execution(slot, header, stdin)

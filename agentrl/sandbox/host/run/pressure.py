@@ -13,6 +13,8 @@ import signal
 import struct
 import time
 
+from ..proc import number
+
 _COUNTERS = (
     "/sys/fs/cgroup/memory.events",
     "/sys/fs/cgroup/memory/memory.oom_control",
@@ -94,5 +96,5 @@ class Pressure:
     def _kills(self) -> int:
         if self._path is None:
             return 0  # the container does not say (gVisor)
-        with open(self._path) as file:
-            return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
+        with open(self._path, "rb") as file:
+            return number(file.read(), b"oom_kill ")

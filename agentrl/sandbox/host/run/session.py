@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import IO, NoReturn
 
-from .. import frames
+from .. import frames, proc
 from . import process_tree
 
 _TOKEN_BYTES = 8
@@ -149,11 +149,7 @@ class InterpreterSession:
         """Fields of proc_pid_stat(5) from the third on; empty where there is no /proc or no such process."""
         if sys.platform != "linux" or not self.pid:
             return []
-        try:
-            with open(f"/proc/{self.pid}/stat", "rb") as file:
-                return file.read().rpartition(b")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            return []
+        return proc.stat(self.pid, strict=True)
 
     def _cpu_s(self) -> float:
         """Of itself exactly, and in ticks of its children that it has waited for; 0 where there is no /proc."""

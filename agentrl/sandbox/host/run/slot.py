@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import frames
-from ..confine import landlock, memory
-from ..confine.namespaced_slot import TEMP, WORK, Enclosure
+from ..confine import landlock, memory, uids
+from ..confine.libc import prctl
+from ..confine.namespaced_slot import TEMP, WORK, SlotNamespaces
 from ..files import removal
 from . import process_tree
 from .child import Confinement
@@ -34,7 +35,7 @@ class SlotConfig:
         root: holds ``work`` and ``tmp``, as the slot sees them.
         uid: the uid to run under; None keeps the owner's.
         abi: the Landlock ABI, 0 without one; None runs unconfined.
-        enclosed: the slot is in namespaces of its own, and each run is to have its own.
+        namespaced: the slot is in namespaces of its own, and each run is to have its own.
         index: of the slot among those of the host.
         claims: where all slots are in one container, whose memory is bounded as a whole.
         read_exec: folders and files that the code may read and execute.
@@ -51,7 +52,7 @@ class SlotConfig:
     root: str
     uid: int | None
     abi: int | None
-    enclosed: bool
+    namespaced: bool
     index: int
     claims: Claims | None
     read_exec: tuple[str, ...]
@@ -75,9 +76,9 @@ class Slot:
         self.temp = os.path.join(config.root, "tmp")
         self.own_folders = (self.work, self.temp)
         self.seen_work, self.seen_temp = (
-            (WORK, TEMP) if config.enclosed else self.own_folders
+            (WORK, TEMP) if config.namespaced else self.own_folders
         )  # by a run
-        self.enclosure: Enclosure | None = None
+        self.namespaces: SlotNamespaces | None = None
         self.confinement: Confinement | None = None
         self.pressure = None if config.claims is None else Pressure(config.claims, config.index)
         self.bound: memory.Bound | None = None
@@ -88,19 +89,14 @@ class Slot:
         self.cancelled: set[int] = set()
         self.owner_gone = False
         self._decoder = frames.FrameDecoder()
-        self.wake, wake_write = os.pipe()
-        os.set_blocking(self.wake, False)
-        os.set_blocking(wake_write, False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        process_tree.become_subreaper()
+        self.wake = process_tree.adopt_orphans()
 
     def enter(self) -> None:
         """Give up the owner's rights; everything after this runs with the slot's."""
         config = self.config
         memory.die_first()
-        if config.enclosed:
-            self.enclosure = Enclosure()
+        if config.namespaced:
+            self.namespaces = SlotNamespaces()
             self.scoped = True  # the first process of its pid namespace
         if config.cgroup:
             self.bound = memory.Bound(config.cgroup, disk=memory.lies_in_memory(self.work))
@@ -119,13 +115,11 @@ class Slot:
                 rw=("/dev/null",),
                 tcp_port=config.proxy_port,
             )
-            signals = None if config.enclosed else landlock.signal_ruleset(config.abi)
-        if config.uid is not None and not config.enclosed:
-            os.setgroups([])
-            os.setresgid(config.uid, config.uid, config.uid)
-            os.setresuid(config.uid, config.uid, config.uid)
+            signals = None if config.namespaced else landlock.signal_ruleset(config.abi)
+        if config.uid is not None and not config.namespaced:
+            uids.become(config.uid)
             if config.abi:  # or the kernel hides its runs' /proc files from it; Landlock hides both from the code
-                landlock.prctl(_PR_SET_DUMPABLE, 1)
+                prctl(_PR_SET_DUMPABLE, 1)
         if config.abi is None:
             return
         landlock.no_new_privs()
@@ -138,7 +132,7 @@ class Slot:
             abi=config.abi,
             ruleset=ruleset,
             own_uid=config.uid is not None,
-            enclosed=config.enclosed,
+            namespaced=config.namespaced,
             proxied=config.proxy_port is not None,
         )
 
@@ -165,25 +159,25 @@ class Slot:
             self.owner_gone = True
 
     def fork(self) -> int:
-        """Fork a run's process, in namespaces of its own where the slot is enclosed; it finds no temporary files."""
+        """Fork a run's process, in namespaces of its own where the slot is namespaced; it finds no temporary files."""
         resting = self.resting_pid
         if not resting:
             removal.empty(self.temp)  # the folder itself stays: Landlock's rule is about it
-        if self.enclosure is None:
+        if self.namespaces is None:
             return os.fork()
-        self.enclosure.firsts = {
-            pid: first for pid, first in self.enclosure.firsts.items() if pid == resting
+        self.namespaces.firsts = {
+            pid: first for pid, first in self.namespaces.firsts.items() if pid == resting
         }
-        return self.enclosure.fork()
+        return self.namespaces.fork()
 
     def with_first(self, pid: int) -> set[int]:
         """A child, and the first process of its pid namespace where it has its own."""
-        return {pid} if self.enclosure is None else {pid, self.enclosure.firsts[pid]}
+        return {pid} if self.namespaces is None else {pid, self.namespaces.firsts[pid]}
 
     @property
     def idle_pids(self) -> set[int]:
         """First processes of pid namespaces, which do nothing."""
-        return set() if self.enclosure is None else set(self.enclosure.firsts.values())
+        return set() if self.namespaces is None else set(self.namespaces.firsts.values())
 
     @property
     def resting_pid(self) -> int:
@@ -194,7 +188,7 @@ class Slot:
     def num_own_processes(self) -> int:
         """What RLIMIT_NPROC counts beside the next run's own: the slot, a resting interpreter, idle first processes."""
         num_children = 1 if self.resting_pid else 0
-        return 1 + num_children + (0 if self.enclosure is None else 1 + num_children)
+        return 1 + num_children + (0 if self.namespaces is None else 1 + num_children)
 
     def end_session(self) -> None:
         """End the interpreter that keeps its variables, if there is one."""

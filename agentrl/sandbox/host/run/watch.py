@@ -72,7 +72,7 @@ class Watch:
                     "timeout",
                     f"used {used_s:.2f} s of processor time; the limit is {limits['cpu_s']:g} s",
                 )
-        return None if slot.enclosure is not None else self._look_at_files(pids)
+        return None if slot.namespaces is not None else self._look_at_files(pids)
 
     def _passes_memory(self, pids: list[int]) -> bool:
         """Whether what the processes made, and what their sockets and pipes may hold, is more than the limit."""

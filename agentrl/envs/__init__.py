@@ -1,4 +1,4 @@
-"""Environments: the world of one episode, how it is scored, and the check that it keeps its contract."""
+"""Environments: the world of one episode, its scoring and the check of its contract."""
 
 from __future__ import annotations
 

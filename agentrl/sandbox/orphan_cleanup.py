@@ -1,7 +1,8 @@
-"""Removes what dead owners left on this machine: hosts that did not see their end, what these ran, their folders.
+"""Orphan cleanup: removes hosts, processes and folders that dead owners left.
 
-All of it happens only where owner and host were killed together, or a host was stopped. What belongs to a
-process that lives, or of which nothing can be known, is left alone (:mod:`agentrl.sandbox.owner_id`).
+All of it happens only where owner and host were killed together, or a host was stopped. What
+belongs to a process that lives, or of which nothing can be known, is left alone
+(:mod:`agentrl.sandbox.owner_id`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _GRACE_S = 2.0  # for hosts that are ending by themselves
 
 
 def reap_orphans() -> list[str]:
-    """Remove hosts and folders of dead owners, and processes of dead hosts; what was removed, one line each.
+    """Remove hosts and folders of dead owners, and processes of dead hosts; what was removed, one
+    line each.
 
     Containers are the docker backend's: ``agentrl.sandbox.docker.containers.reap_orphans``.
     """

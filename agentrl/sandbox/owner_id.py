@@ -1,4 +1,4 @@
-"""Who owns what a sandbox leaves on a machine: a name that no other process ever bears."""
+"""Owner id: names the owner of what a sandbox leaves, as no other process is ever named."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from .host import proc
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A process of this boot, told from a later one with its pid, and from one with its pid in another container.
+    """A process of this boot, told from a later one with its pid, and from one with its pid in
+    another container.
 
-    Folders, process titles and container labels carry ``str(owner)``, so that whoever finds them can tell
-    whether their owner still lives.
+    Folders, process titles and container labels carry ``str(owner)``, so that a later process can
+    tell whether their owner still lives.
 
     Attributes:
         pid: in its own pid namespace.
@@ -49,7 +50,8 @@ class Owner:
     def is_dead(self) -> bool:
         """Whether it is certain that the process has ended; False where this process cannot know.
 
-        A process of another pid namespace (another container over the same folder) cannot be looked up.
+        A process of another pid namespace (another container over the same folder) cannot be looked
+        up.
         """
         if not self.boot:
             return False

@@ -1,4 +1,4 @@
-"""Sandboxes for many episodes at once: at most ``max_running``, each fresh for its user."""
+"""Sandbox pool: lends fresh sandboxes to many episodes, at most ``max_running`` at once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class PoolCounts:
         running: sandboxes that are lent.
         started: sandboxes that were lent since the pool was made.
         failed: sandboxes that did not start.
-        overdue: sandboxes that were ended because their user kept them longer than ``max_lifetime_s``.
+        overdue: sandboxes that were ended because their user kept them longer than
+            ``max_lifetime_s``.
     """
 
     waiting: int
@@ -69,7 +70,8 @@ class SandboxPool:
         self._lock = threading.Lock()
 
     async def acquire(self) -> Sandbox:
-        """A fresh sandbox, started, when one of the permits is free; the caller's deadlines stand still until then.
+        """A fresh sandbox, started, when one of the permits is free; the caller's clock is paused
+        until then.
 
         Raises:
             SandboxError: the pool is closed, or the sandbox did not start.

@@ -1,4 +1,4 @@
-"""Trajectories on disk, and the run directory they lie in (docs/run-directory.md)."""
+"""Store: trajectories on disk in a run directory (docs/run-directory.md)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Append-only files of one JSON object a line.
+"""JSON lines: append-only files of one object a line.
 
-A line is there from its first byte to its newline, or it was torn by a death and never counted: reading passes over
-one torn last line, opening for append cuts it off.
+A line is there from its first byte to its newline, or it was torn by a death and never counted:
+reading passes over one torn last line, opening for append cuts it off.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ __all__ = ["JsonlWriter", "keep_lines", "read_jsonl", "write_all"]
 class JsonlWriter:
     """Appends objects to a file; safe to use from several threads.
 
-    A line survives the death of the process as soon as ``append`` returns, and the death of the machine once
-    ``sync`` has returned.
+    A line survives the death of the process as soon as ``append`` returns, and the death of the
+    machine once ``sync`` has returned.
 
     Args:
-        path: the file; made where there is none, cut back to its last whole line where there is one.
+        path: the file; made where there is none, cut back to its last whole line where there is
+            one.
         mask: hides secrets in every line; None writes lines as given, for files of numbers.
 
     Raises:
@@ -132,7 +133,8 @@ def parse_line(place: str, line: bytes) -> dict[str, Any]:
 
 
 def keep_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
-    """Rewrite a file, in one step, without the lines that ``keep`` refuses; for a run that goes back to a checkpoint.
+    """Rewrite a file, in one step, without the lines that ``keep`` refuses; for a run that goes
+    back to a checkpoint.
 
     Returns:
         How many lines went.

@@ -1,4 +1,4 @@
-"""The ``search`` tool: BM25 over documents in memory, on the bm25s library."""
+"""Search tool: BM25 over documents in memory, on the bm25s library."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ class Hit:
 class SearchIndex:
     """BM25 (Lucene's variant, k1 = 1.5, b = 0.75) over title and text, in words without case.
 
-    It is built at the first search, once, and then shared by every thread and episode of the process: keep one at
-    a module's top level. Equal queries give equal answers; documents of equal score keep the order given.
+    It is built at the first search, once, and then shared by every thread and episode of the
+    process: keep one at a module's top level. Equal queries give equal answers; documents of equal
+    score keep the order given.
 
     Args:
         documents: ``(id, title, text)`` each, with different ids.
@@ -74,8 +75,8 @@ class SearchIndex:
             return []
         scores = retriever.get_scores_from_ids(words)
         hits: list[Hit] = []
-        # bm25s's own selection takes milliseconds among many equal scores, and leaves their order open; argmax takes
-        # microseconds and gives the first of them.
+        # bm25s's own selection takes milliseconds among many equal scores, and leaves their order
+        # open; argmax takes microseconds and gives the first of them.
         while len(hits) < top_k and scores[best := int(scores.argmax())] > 0.0:
             hits.append(Hit(self._documents[best], float(scores[best])))
             scores[best] = 0.0
@@ -160,8 +161,8 @@ def load_index(documents: str, base_dir: str) -> SearchIndex:
     """The index of documents that a configuration names, built once a process.
 
     Args:
-        documents: a ``.jsonl`` file of ``{"text", "title"?, "id"?}``, or ``file.py:name`` or ``module:name`` of a
-            SearchIndex or of ``(id, title, text)`` documents.
+        documents: a ``.jsonl`` file of ``{"text", "title"?, "id"?}``, or ``file.py:name`` or
+            ``module:name`` of a SearchIndex or of ``(id, title, text)`` documents.
         base_dir: where relative paths start.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Shared tools: objects that many episodes use are closed once, when their process ends."""
+"""Shared tools: tools of many episodes, closed once at the end of their process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def close_shared_tools() -> None:
 
 
 def close_tools(tools: Iterable[Tool]) -> None:
-    """Close tools from synchronous code, each whatever another one raises; what they raise is logged."""
+    """Close tools from synchronous code, each whatever another one raises; what they raise is
+    logged.
+    """
     tools = list(tools)
     if not tools:
         return

@@ -1,4 +1,4 @@
-"""A JSON Schema from a function's type hints, and the way back from JSON to the function's own types."""
+"""Signature: a JSON Schema from type hints, and the way back to the function's own types."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ class Signature:
         """Arguments of valid JSON as the function's own types (an Enum's member, a dataclass, ...).
 
         Raises:
-            ValueError: a value breaks a rule that JSON Schema does not tell; the message names the argument.
+            ValueError: a value breaks a rule that JSON Schema does not tell; the message names the
+                argument.
         """
         converted: dict[str, Any] = {}
         for name, value in arguments.items():
@@ -61,8 +62,8 @@ def read_signature(function: Callable[..., Any], name: str) -> Signature:
         name: the tool's name, for messages.
 
     Raises:
-        ToolError: a parameter without a hint, with one that JSON cannot carry, or of a kind that has no name;
-            the docstring describes a parameter that does not exist.
+        ToolError: a parameter without a hint, with one that JSON cannot carry, or of a kind that
+            has no name; the docstring describes a parameter that does not exist.
     """
     hints = _hints(function, name)
     parameters = typed_parameters(function, name)
@@ -196,7 +197,9 @@ def _annotated_text(hint: Any) -> str:
 
 
 def _without_titles(schema: Any) -> Any:
-    """The schema without the titles that pydantic makes of names: they cost prompt tokens and tell nothing."""
+    """The schema without the titles that pydantic makes of names: they cost prompt tokens and tell
+    nothing.
+    """
     if isinstance(schema, list):
         return [_without_titles(item) for item in schema]
     if not isinstance(schema, dict):

@@ -1,4 +1,4 @@
-"""A sandbox host in a container, as its owner sees it: links over the stream that is attached to it."""
+"""Container host: the owner's links over the stream that is attached to a container."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts the sandbox host in a container, and carries its links over the container's standard input and output."""
+"""Docker launcher: starts the sandbox host in a container and carries its links."""
 
 from __future__ import annotations
 

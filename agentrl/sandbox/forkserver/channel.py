@@ -1,4 +1,4 @@
-"""Sockets to the sandbox host, served by one thread: requests go out, replies resolve futures."""
+"""Channels: sockets to the sandbox host, served by one thread that resolves futures."""
 
 from __future__ import annotations
 
@@ -89,7 +89,8 @@ class Stream:
     Args:
         io: the thread that serves it.
         sock: a connected stream socket; owned from here on. One with TLS may be given as well.
-        on_data: called on the I/O thread with what came, empty at the end; its ``FrameError`` ends the stream.
+        on_data: called on the I/O thread with what came, empty at the end; its ``FrameError`` ends
+            the stream.
         on_end: called once on the I/O thread when the peer is gone or :meth:`close` was called.
     """
 
@@ -119,7 +120,7 @@ class Stream:
         """
         with self._lock:
             if self._ended:
-                return  # whoever waits for the reply hears it from on_end
+                return  # on_end tells those that wait for the reply
             self._out.append((memoryview(data), [os.dup(fd) for fd in fds]))
             if len(self._out) == 1:
                 self._send_waiting()
@@ -230,7 +231,9 @@ class Channel:
     def send(
         self, header: frames.Header, blobs: Sequence[bytes] = (), *, fds: Sequence[int] = ()
     ) -> None:
-        """Send a frame without blocking, and with it the descriptors ``fds``; dropped once the stream has ended."""
+        """Send a frame without blocking, and with it the descriptors ``fds``; dropped once the
+        stream has ended.
+        """
         self._stream.write(frames.encode(header, blobs), fds=fds)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The hosts of this process: shared by sandboxes with equal settings, replaced when they are worn, ended at exit."""
+"""Host registry: shares hosts between equal settings, replaces worn ones, ends all at exit."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _lock = threading.Lock()
 def shared_server(settings: HostSettings) -> ForkServer:
     """This process's host for these settings, started if need be; blocks meanwhile.
 
-    A host that has done ``settings.recycle_after`` runs is replaced; its sandboxes live on in it, and it
-    ends after the last of them. What bounds the runs at one time holds over all of them.
+    A host that has done ``settings.recycle_after`` runs is replaced; its sandboxes live on in it,
+    and it ends after the last of them. What bounds the runs at one time holds over all of them.
 
     Raises:
         MachineError, ConfigError, SandboxError: as :class:`ForkServer` does.

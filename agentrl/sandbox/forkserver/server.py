@@ -1,4 +1,4 @@
-"""The owner's side of the sandbox host: start it, open slots in it, end it."""
+"""Fork server: the owner's side of a sandbox host; starts it, opens slots, ends it."""
 
 from __future__ import annotations
 
@@ -28,10 +28,12 @@ class HostSettings:
     """What makes two sandboxes share one host.
 
     Attributes:
-        confine: Landlock, seccomp and a uid of their own; False runs the code with the owner's rights.
+        confine: Landlock, seccomp and a uid of their own; False runs the code with the owner's
+            rights.
         preload: modules that every run finds imported.
         folders: folders of modules beyond the standard library that the code may read and import.
-        abi_cap: use no newer Landlock ABI than this, 0 none at all, to see how an older kernel does.
+        abi_cap: use no newer Landlock ABI than this, 0 none at all, to see how an older kernel
+            does.
         max_executing: runs at one time; None gives two to each core that this process may use.
         recycle_after: runs after which a new host takes its place; None keeps it.
         network: hosts that the code may reach through a proxy in this process (:class:`AllowList`).
@@ -68,7 +70,7 @@ class HostSettings:
 class Slot:
     """A slot process of the host, as its owner sees it: requests in, futures out."""
 
-    link: Link  # set by whoever opens it
+    link: Link  # set by open_slot
 
     def __init__(self, server: ForkServer, number: int) -> None:
         self.number = number
@@ -135,7 +137,7 @@ class Slot:
             resolve(future, (header, blobs))
 
     def on_end(self) -> None:
-        """The slot is gone; whoever waits for a reply hears so."""
+        """The slot is gone; those that wait for a reply get an error."""
         with self._lock:
             self._ended = True
             pending = self._pending
@@ -150,11 +152,13 @@ class Slot:
 
 
 class ForkServer:
-    """One host process; started on the first use and shared by every sandbox with the same settings.
+    """One host process; started on the first use and shared by every sandbox with the same
+    settings.
 
     Args:
         settings: what the host is told at its start.
-        executing: a permit for each run at one time, where it is shared with the host before this one.
+        executing: a permit for each run at one time, where it is shared with the host before this
+            one.
 
     Attributes:
         executing: a permit for each run at one time, over all sandboxes of the host.
@@ -242,7 +246,9 @@ class ForkServer:
             self._host.clear(self.facts)
 
     def abandon(self) -> None:
-        """In a forked child: drop the copies of the owner's sockets, so that the owner's end is seen."""
+        """In a forked child: drop the copies of the owner's sockets, so that the owner's end is
+        seen.
+        """
         for slot in self.slots.values():
             slot.link.abandon()
         self._host.control.abandon()

@@ -1,4 +1,4 @@
-"""The sandbox that lives in a slot of the fork server; ``landlock`` and ``unsafe`` differ in what the slot enters."""
+"""Slot sandbox: the sandbox that lives in a slot of the fork server, whatever it enters."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class ForkedSandbox(Sandbox):
         server: gives the fork server, starting it if need be.
         limits: for every run that brings none of its own.
         persist: what lasts over runs that do not say so themselves.
-        start_timeout_s: seconds in which the slot must be open, and before it the host where it is the first.
+        start_timeout_s: seconds in which the slot must be open, and before it the host where it is
+            the first.
     """
 
     def __init__(

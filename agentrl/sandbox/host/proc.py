@@ -1,4 +1,4 @@
-"""Process files: proc(5), in which any process may end while it is read; and descriptors that are closed again."""
+"""Process files: reads proc(5), in which any process may end meanwhile; closes descriptors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 
 def read(pid: int | str, name: str, *, strict: bool = False) -> bytes:
-    """A file of a process; empty where it is gone or, unless ``strict``, cannot be read for any reason.
+    """A file of a process; empty where it is gone or, unless ``strict``, cannot be read for any
+    reason.
 
     Raises:
         OSError: ``strict``, and the process is there.
@@ -37,7 +38,8 @@ def number(lines: bytes, name: bytes) -> int:
 
 @contextlib.contextmanager
 def opened(path: str, flags: int, *, dir_fd: int | None = None) -> Iterator[int]:
-    """The descriptor of a file or folder, closed at the end of the block; children of exec do not get it.
+    """The descriptor of a file or folder, closed at the end of the block; children of exec do not
+    get it.
 
     Raises:
         OSError: it cannot be opened.

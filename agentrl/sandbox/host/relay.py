@@ -1,4 +1,4 @@
-"""The first process of a container: stands in for the owner, whose sockets cannot be passed into one.
+"""Relay: the first process of a container; stands in for the owner there.
 
 The owner speaks over standard input and output, in ``chunks``; the relay gives the supervisor a
 control socket and each slot a socket of its own, as an owner on this machine would.
@@ -96,7 +96,9 @@ class Relay:
         return bool(data)
 
     def open(self, number: int) -> None:
-        """A slot with a socket of its own; the supervisor gets the other end, and reads all the time."""
+        """A slot with a socket of its own; the supervisor gets the other end, and reads all the
+        time.
+        """
         ours, theirs = socket.socketpair()
         with theirs:
             asked = frames.encode({"op": "open", "slot": number - 1})

@@ -1,4 +1,4 @@
-"""The warm process that forks the slots, reaps them, and leaves nothing behind."""
+"""Supervisor: the warm process that forks the slots, reaps them and cleans up after them."""
 
 from __future__ import annotations
 
@@ -59,10 +59,11 @@ class Supervisor:
 
     Args:
         control: the owner's socket; its end of file ends everything.
-        settings: the owner's first frame: ``confine``, ``abi_cap``, ``preload``, ``folders``; where they are given
-            also ``roots``, file systems of which each slot gets one for itself, ``readable``, further folders that the
-            code may read and execute, ``image_env``, whether every run has the variables of this process, and
-            ``contained``, whether a container keeps what Landlock cannot, and has a memory limit of its own.
+        settings: the owner's first frame: ``confine``, ``abi_cap``, ``preload``, ``folders``; where
+            they are given also ``roots``, file systems of which each slot gets one for itself,
+            ``readable``, further folders that the code may read and execute, ``image_env``, whether
+            every run has the variables of this process, and ``contained``, whether a container
+            keeps what Landlock cannot, and has a memory limit of its own.
     """
 
     def __init__(self, control: socket.socket, settings: frames.Header) -> None:
@@ -132,7 +133,9 @@ class Supervisor:
             self.first_uid, self._reservation = reserved
 
     def _listen(self) -> socket.socket:
-        """The socket of the proxy, on a loopback interface that is the sandboxes' alone; the owner serves it."""
+        """The socket of the proxy, on a loopback interface that is the sandboxes' alone; the owner
+        serves it.
+        """
         if not self.namespaced:
             raise Refused(
                 "a proxy alone bounds nothing here: the code would share this machine's network"
@@ -204,7 +207,9 @@ class Supervisor:
         return next((entry for entry in self.slots.values() if entry.number == number), None)
 
     def open(self, number: int, sock: socket.socket, cgroup: Sequence[int]) -> None:
-        """Fork a slot that listens on ``sock``, and has the descriptors of its cgroup where it has one."""
+        """Fork a slot that listens on ``sock``, and has the descriptors of its cgroup where it has
+        one.
+        """
         with sock:
             num_slots = len(self.roots) or uids.SLOTS
             used = {
@@ -290,7 +295,8 @@ class Supervisor:
         process_tree.reap_all(reaped)
 
     def sweep(self) -> None:
-        """End what dead slots left (it came to this process, and is neither slot nor cleaner); remove their folders.
+        """End what dead slots left (it came to this process, and is neither slot nor cleaner);
+        remove their folders.
 
         A folder is removed once nothing can meddle with it; until then the next round goes on.
         """
@@ -309,7 +315,9 @@ class Supervisor:
                     os.waitpid(pid, os.WNOHANG)
 
     def remove(self, entry: _SlotEntry) -> None:
-        """Remove a slot's folder: an empty one here, a full one in a process of its own, since it may take long."""
+        """Remove a slot's folder: an empty one here, a full one in a process of its own, since it
+        may take long.
+        """
         if entry.root is None:
             self.reply({"op": "closed", "slot": entry.number})
             return
@@ -362,7 +370,9 @@ class Supervisor:
 
 
 def _image_env() -> dict[str, str]:
-    """What an image says of its own programs; not what the engine adds, nor the image's interpreter."""
+    """What an image says of its own programs; not what the engine adds, nor the image's
+    interpreter.
+    """
     names = os.environ.keys() - {"HOSTNAME", "HOME", "TERM", "container"}
     return {name: os.environ[name] for name in names if not name.startswith(("PYTHON", "GPG_KEY"))}
 

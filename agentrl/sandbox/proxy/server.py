@@ -1,4 +1,4 @@
-"""The proxy of a sandbox host: a thread with an event loop that serves what the sandboxes connect to."""
+"""Proxy server: a thread with an event loop that serves the sandboxes' connections."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ _log = logging.getLogger(__name__)
 
 
 class ProxyServer:
-    """Serves HTTP requests and CONNECT tunnels to allowed hosts; everything else is answered with the reason.
+    """Serves HTTP requests and CONNECT tunnels to allowed hosts; everything else is answered with
+    the reason.
 
-    A name is resolved here, once, and the connection goes to the very address that was judged, so that a name
-    which leads elsewhere at the next look-up gains nothing.
+    A name is resolved here, once, and the connection goes to the very address that was judged, so
+    that a name which leads elsewhere at the next look-up gains nothing.
 
     Args:
         listener: a listening stream socket; owned from here on.
@@ -41,8 +42,8 @@ class ProxyServer:
         max_places: places that are counted and logged by name.
 
     Attributes:
-        counts: requests by ``host:port`` and outcome, ``allowed`` or ``refused``; those beyond ``max_places`` as
-            ``other hosts``, since the code chooses the names. Look, do not touch.
+        counts: requests by ``host:port`` and outcome, ``allowed`` or ``refused``; those beyond
+            ``max_places`` as ``other hosts``, since the code chooses the names. Look, do not touch.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class ProxyServer:
         try:
             sock, _ = self._listener.accept()
         except BlockingIOError:
-            return  # whoever came has gone
+            return  # the peer has gone
         except OSError as error:
             _log.warning(
                 "the sandboxes' proxy cannot accept a connection: %s; it goes on in %g s",

@@ -1,4 +1,4 @@
-"""A completion's text read as an assistant's message; one format a file."""
+"""Parsers: read a completion as an assistant's message; one format a file."""
 
 from __future__ import annotations
 

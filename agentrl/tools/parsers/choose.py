@@ -1,4 +1,4 @@
-"""Which parser reads what a model's chat template writes."""
+"""Parser choice: finds the parser that reads what a model's chat template writes."""
 
 from __future__ import annotations
 
@@ -39,13 +39,15 @@ def parser_for(
 
     Args:
         renderer: writes the calls; None where an engine takes messages and reads the calls itself.
-        name: ``auto`` for the built-in parser that reads back exactly the call that the renderer writes, or
-            ``none``'s where the model's template has no calls; else as for ``load_parser``.
-        base_dir: where a parser of one's own is looked for.
+        name: ``auto`` for the built-in parser that reads back exactly the call that the renderer
+            writes, or ``none``'s where the model's template has no calls; else as for
+            ``load_parser``.
+        base_dir: where a user's parser is looked for.
 
     Raises:
         ConfigError: no built-in parser reads what the template writes, or ``name`` names none.
-        DataError: the renderer cannot write an assistant's message, so that the parser must be named.
+        DataError: the renderer cannot write an assistant's message, so that the parser must be
+            named.
     """
     if name != "auto":
         return load_parser(name, base_dir)

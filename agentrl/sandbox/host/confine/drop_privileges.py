@@ -1,8 +1,8 @@
-"""From root to a uid that owns nothing, and then into bubblewrap: a program of its own, so that nothing of root stays.
+"""Drop privileges: from root to a uid that owns nothing, then into bubblewrap.
 
-A process that is root outside stays root for whatever the kernel does not map, so that bubblewrap must not
-be started by it. The new uid may reach less: folders that it needs (an interpreter below ``/root``) are
-first mounted where it reaches them, in a mount namespace that ends with it.
+A process that is root outside stays root for whatever the kernel does not map, so that bubblewrap
+must not be started by it. The new uid may reach less: folders that it needs (an interpreter below
+``/root``) are first mounted where it reaches them, in a mount namespace that ends with it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def staged(number: int) -> str:
 
 
 def main() -> None:
-    """The last argument is JSON: ``uid``, ``folders`` to bring along, and ``argv`` of the program to become."""
+    """The last argument is JSON: ``uid``, ``folders`` to bring along, and ``argv`` of the program
+    to become.
+    """
     order = json.loads(sys.argv[-1])
     try:
         _drop(order)

@@ -1,4 +1,4 @@
-"""Landlock by raw system calls (Linux >= 5.13; https://docs.kernel.org/userspace-api/landlock.html).
+"""Landlock: rulesets by raw system calls (docs.kernel.org/userspace-api/landlock.html).
 
 ABI 1 files, 2 renames across folders, 3 truncation, 4 TCP bind and connect, 5 device ioctls,
 6 signals and abstract unix sockets. What the running kernel lacks is left out here and closed by

@@ -1,8 +1,9 @@
-"""A mark on every process that runs code, by which it is found when its sandbox and host are gone.
+"""Process marks: find a process that runs code after its sandbox and host are gone.
 
-The mark is a value of proc_pid_coredump_filter(5): inherited over fork and exec, changed by a write to ``/proc`` alone,
-which the code may not do, and of no other use, since the code may not dump core. As long as its host lives, a marked
-process is below it: orphans come to the slot, then to the supervisor. One that is below no host is what a host left.
+The mark is a value of proc_pid_coredump_filter(5): inherited over fork and exec, changed by a write
+to ``/proc`` alone, which the code may not do, and of no other use, since the code may not dump
+core. As long as its host lives, a marked process is below it: orphans come to the slot, then to the
+supervisor. One that is below no host is what a host left.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def mark_self() -> None:
 
 
 def orphans() -> set[int]:
-    """Marked processes below no host, as far as this user may end them; those of other pid namespaces left out."""
+    """Marked processes below no host, as far as this user may end them; those of other pid
+    namespaces left out.
+    """
     return {
         pid
         for pid in map(int, filter(str.isdigit, os.listdir("/proc")))

@@ -1,4 +1,4 @@
-"""What bounds the memory of a run beside its rlimit: no huge pages, the first to die, a cgroup where there is one."""
+"""Memory bounds beside the rlimit: no huge pages, first to die, and a cgroup if there is one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ _SPARE_BYTES = (
 
 
 def without_huge_pages() -> None:
-    """No huge page for this process and its descendants: one of its small pages, held anywhere, would keep all of it.
+    """No huge page for this process and its descendants: one of its small pages, held anywhere,
+    would keep all of it.
 
     The filter of a run lets nobody switch them on again.
 
@@ -36,7 +37,8 @@ def without_huge_pages() -> None:
 
 
 def die_first() -> None:
-    """Let the kernel end this process and its descendants before the owner of its host, where memory runs out.
+    """Let the kernel end this process and its descendants before the owner of its host, where
+    memory runs out.
 
     No guarantee rests on it, so that a /proc that is missing or cannot be written to is no failure.
     """
@@ -45,10 +47,11 @@ def die_first() -> None:
 
 
 def withhold_zero() -> None:
-    """Close ``/dev/zero`` of this container to the sandboxes' uids: a mapping of it is shared memory without a file.
+    """Close ``/dev/zero`` of this container to the sandboxes' uids: a mapping of it is shared
+    memory without a file.
 
-    Landlock closes it as well; this is for kernels without. Where the engine keeps the node for itself, the probe sees
-    what can be held, and ``memory`` is not claimed.
+    Landlock closes it as well; this is for kernels without. Where the engine keeps the node for
+    itself, the probe sees what can be held, and ``memory`` is not claimed.
     """
     with contextlib.suppress(OSError):
         os.chmod("/dev/zero", 0)
@@ -65,7 +68,8 @@ class Bound:
     """The memory cgroup of one sandbox: its runs are in it, the slot that drives them is not.
 
     Args:
-        files: descriptors of the processes in it, its limit, and its count of kills, as the owner opened them.
+        files: descriptors of the processes in it, its limit, and its count of kills, as the owner
+            opened them.
         disk: the sandbox's files take memory, which is charged here too.
     """
 

@@ -1,14 +1,14 @@
-"""A sandbox in namespaces of its own: users, pids, ipc and mounts; and fresh ones for each run, save the users.
+"""Namespaced slot: a sandbox in its own namespaces, and fresh ones for each run.
 
 Every sandbox sees the same paths, and only its own files behind them::
 
-    /sandbox/store  one tmpfs, so that the kernel bounds the bytes and files of work and tmp together
-    /sandbox/work   the session's folder, in the store
-    /tmp            a folder of the store, emptied before each run; /dev/shm leads there
-    /proc           the slot's own; empty in a run
+    /sandbox/store  one tmpfs, so that the kernel bounds the bytes and files of work and tmp
+    together /sandbox/work   the session's folder, in the store /tmp            a folder of the
+    store, emptied before each run; /dev/shm leads there /proc           the slot's own; empty in a
+    run
 
-The slot is the first process of its pid namespace, and an idle child the first of each run's, so that
-the kernel ends every process with either of them, whatever it did to hide.
+The slot is the first process of its pid namespace, and an idle child the first of each run's, so
+that the kernel ends every process with either of them, whatever it did to hide.
 """
 
 from __future__ import annotations
@@ -70,14 +70,15 @@ def _fork_once_more(uid: int | None, say: int) -> None:
         if pid:
             os.write(say, str(pid).encode())
             os._exit(0)
-    except BaseException as error:  # noqa: BLE001  the boundary: told to whoever asked for the process
+    except BaseException as error:  # noqa: BLE001  the boundary: told to the caller
         os.write(say, str(error).encode())
         os._exit(1)
     os.close(say)
 
 
 class SlotNamespaces:
-    """The slot's side: made once by the slot, in the namespaces that :func:`fork_namespaced` gave it.
+    """The slot's side: made once by the slot, in the namespaces that :func:`fork_namespaced` gave
+    it.
 
     Raises:
         OSError: the kernel refused a mount.
@@ -108,7 +109,8 @@ class SlotNamespaces:
         self._bounds = bounds
 
     def fork(self) -> int:
-        """Fork the process of a run, in a pid namespace whose first process is an idle child of this one.
+        """Fork the process of a run, in a pid namespace whose first process is an idle child of
+        this one.
 
         Raises:
             OSError: the kernel refused.

@@ -1,4 +1,4 @@
-"""Namespaces, mounts and capabilities by raw calls (namespaces(7), mount(2), capabilities(7))."""
+"""Namespaces: unshare, mount and drop capabilities by raw calls (namespaces(7), mount(2))."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _idle_stack = ctypes.create_string_buffer(1 << 15)
 
 
 def unshare(kinds: int) -> None:
-    """Leave the namespaces of these kinds for fresh ones; of pids, only later children of this process do.
+    """Leave the namespaces of these kinds for fresh ones; of pids, only later children of this
+    process do.
 
     Raises:
         OSError: the kernel refused.
@@ -38,7 +39,8 @@ def unshare(kinds: int) -> None:
 
 
 def unshare_with_users(kinds: int) -> None:
-    """As :func:`unshare`, in a fresh user namespace as well, in which uid and gid are what they were and are alone.
+    """As :func:`unshare`, in a fresh user namespace as well, in which uid and gid are what they
+    were and are alone.
 
     Raises:
         OSError: the kernel refused.
@@ -118,11 +120,13 @@ def unmount(target: str) -> None:
 
 
 def start_idle_child() -> int:
-    """Start a child that sleeps for ever; its pid. As the first of a pid namespace, it takes all others with it.
+    """Start a child that sleeps for ever; its pid. As the first of a pid namespace, it takes all
+    others with it.
 
-    It shares this process's memory and descriptors (a copy would keep pipes open) and runs only ``pause(2)``,
-    on a stack of its own, so that it costs a tenth of a fork. It takes no signal but SIGKILL, so that it never
-    returns to that stack, which all of them share. The orphans that it inherits are reaped by the kernel.
+    It shares this process's memory and descriptors (a copy would keep pipes open) and runs only
+    ``pause(2)``, on a stack of its own, so that it costs a tenth of a fork. It takes no signal but
+    SIGKILL, so that it never returns to that stack, which all of them share. The orphans that it
+    inherits are reaped by the kernel.
 
     Raises:
         OSError: the kernel refused.
@@ -141,7 +145,9 @@ def start_idle_child() -> int:
 
 
 def count_processes_apart() -> bool:
-    """Whether RLIMIT_NPROC counts a user namespace's processes apart from its user's others (Linux 5.14)."""
+    """Whether RLIMIT_NPROC counts a user namespace's processes apart from its user's others (Linux
+    5.14).
+    """
     major, minor = os.uname().release.split(".")[:2]
     return (int(major), int("".join(filter(str.isdigit, minor)))) >= (5, 14)
 

@@ -1,4 +1,4 @@
-"""Uids that nothing else on this machine uses: one for each sandbox, held while its host lives."""
+"""Uids: a reserved block that nothing else on this machine uses, one uid a sandbox."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Folders removed whose contents are hostile: by descriptor alone, so that no link is ever followed.
+"""Removal: deletes folders with hostile contents by descriptor, so that no link is followed.
 
-A survivor of the code that swaps a folder for a link meanwhile makes a removal fail and no more: each folder is
-opened in the one above it (``O_NOFOLLOW``), and its entries and modes are changed through that descriptor.
+A survivor of the code that swaps a folder for a link meanwhile makes a removal fail and no more:
+each folder is opened in the one above it (``O_NOFOLLOW``), and its entries and modes are changed
+through that descriptor.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ def _add_mode(name: str, parent: int | None, mode: int) -> None:
 
 
 def set_mode(place: int, mode: int) -> None:
-    """Change the mode of a folder that was opened as a ``PLACE``, which asks for no right to read it.
+    """Change the mode of a folder that was opened as a ``PLACE``, which asks for no right to read
+    it.
 
     Raises:
         OSError: it is another user's.
@@ -102,7 +104,9 @@ def _empty(root: int) -> None:
 
 
 def _empty_in_place(folder: int, root: int, levels: int, moved: list[str]) -> None:
-    """Remove what ``folder`` holds; folders below so many levels go to ``root``, and their names to ``moved``."""
+    """Remove what ``folder`` holds; folders below so many levels go to ``root``, and their names to
+    ``moved``.
+    """
     with os.scandir(folder) as entries:
         listed = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
     for name in [

@@ -1,4 +1,4 @@
-"""File access below one folder whose contents are hostile: no traversal, no links, no devices."""
+"""Safe file access below one hostile folder: no traversal, no links, no devices."""
 
 from __future__ import annotations
 
@@ -124,7 +124,8 @@ def read_file(root: str, path: str, limit: int) -> bytes:
 def list_files(root: str, max_files: int) -> list[tuple[str, int]]:
     """``(path, bytes)`` of regular files, sorted, at most ``max_files`` and a megabyte of names.
 
-    Links are not followed; what cannot be read, or is nested deeper than ``MAX_DEPTH`` folders, is left out.
+    Links are not followed; what cannot be read, or is nested deeper than ``MAX_DEPTH`` folders, is
+    left out.
     """
     found: list[tuple[str, int]] = []
     named_bytes = 0

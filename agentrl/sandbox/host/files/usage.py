@@ -1,4 +1,4 @@
-"""What a sandbox holds beside its processes' memory: files, also those without a name, and what waits in sockets."""
+"""Usage: counts files, files without a name, and bytes that wait in sockets and pipes."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ class Uncountable(Exception):  # noqa: N818  the code's doing: its run is ended 
 
 
 def of_folders(roots: Collection[str], max_entries: int) -> tuple[int, int]:
-    """``(bytes on disk, entries)`` of folders with all that they hold; stops counting beyond ``max_entries``.
+    """``(bytes on disk, entries)`` of folders with all that they hold; stops counting beyond
+    ``max_entries``.
 
-    A folder that the code closed is open while it is counted; links are not followed, and hard links count once.
+    A folder that the code closed is open while it is counted; links are not followed, and hard
+    links count once.
 
     Raises:
         Uncountable: folders are nested deeper than ``MAX_DEPTH``, or closed in every look.
@@ -107,8 +109,8 @@ def of_unlinked(pids: Iterable[int], device: int) -> int:
 def hides_files(pids: Collection[int]) -> bool:
     """Whether these processes may hold files of which :func:`of_unlinked` knows nothing.
 
-    In a socket on the way to another descriptor, in a mapping whose descriptor was closed, or behind descriptors that
-    nobody may list.
+    In a socket on the way to another descriptor, in a mapping whose descriptor was closed, or
+    behind descriptors that nobody may list.
     """
     for path in _descriptors(pids, strict=True):
         try:
@@ -123,7 +125,9 @@ def hides_files(pids: Collection[int]) -> bool:
 
 
 def _descriptors(pids: Iterable[int], *, strict: bool = False) -> Iterator[str]:
-    """Links of proc_pid_fd(5), of every thread, since a thread may have its own; ``""`` where they are kept secret."""
+    """Links of proc_pid_fd(5), of every thread, since a thread may have its own; ``""`` where they
+    are kept secret.
+    """
     for pid in pids:
         try:
             threads = os.listdir(f"/proc/{pid}/task")
@@ -161,7 +165,8 @@ def of_buffers(pids: Collection[int], room: int) -> int:
 
     Args:
         pids: the processes.
-        room: what may be held; where their descriptors cannot be so many, they are not counted, and the answer is 0.
+        room: what may be held; where their descriptors cannot be so many, they are not counted, and
+            the answer is 0.
     """
     if sum(map(_most_descriptors, pids)) * _SOCKET_BYTES <= room:
         return 0
@@ -186,7 +191,8 @@ def _most_descriptors(pid: int) -> int:
 
 
 def written_bytes(pid: int) -> int:
-    """Bytes that a process, and the children that it has waited for, gave the file systems to write.
+    """Bytes that a process, and the children that it has waited for, gave the file systems to
+    write.
 
     0 where nobody counts.
     """

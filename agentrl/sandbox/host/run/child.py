@@ -1,4 +1,4 @@
-"""The process that runs the code: it gives up every right it has, then runs Python or a program."""
+"""Child: the process that runs the code; gives up every right, then runs Python or a program."""
 
 from __future__ import annotations
 
@@ -87,7 +87,9 @@ def warm_up() -> None:
 
 
 def run(job: RunJob, stdio: tuple[int, int, int], status: int) -> NoReturn:
-    """Never returns. What fails before the code starts is written to ``status``; nothing written means it started."""
+    """Never returns. What fails before the code starts is written to ``status``; nothing written
+    means it started.
+    """
     code = 1
     try:
         try:

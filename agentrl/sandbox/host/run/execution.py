@@ -1,4 +1,4 @@
-"""One run in a slot: fork, feed, read, watch, end, report."""
+"""Execution: one run in a slot; forks, feeds, reads, watches, ends and reports."""
 
 from __future__ import annotations
 
@@ -86,7 +86,9 @@ class _Execution:
             child.run(job, stdio, status_w)
 
     def hand_over(self, code: bytes, stdio: tuple[int, int, int], status_w: int) -> None:
-        """Give the run to the interpreter that keeps its variables; to a new one where that cannot go on."""
+        """Give the run to the interpreter that keeps its variables; to a new one where that cannot
+        go on.
+        """
         slot = self.slot
         if slot.session is not None:
             try:
@@ -110,7 +112,9 @@ class _Execution:
         self.pid = slot.session.pid
 
     def reap(self) -> bool:
-        """Collect everything that has ended, strays that came to the slot as well; whether a child is left."""
+        """Collect everything that has ended, strays that came to the slot as well; whether a child
+        is left.
+        """
         return process_tree.reap_all(self.reaped)
 
     def reaped(self, pid: int, status: int, used: struct_rusage) -> None:
@@ -216,8 +220,8 @@ class _Execution:
         """Nothing of the run lives after this.
 
         Raises:
-            HostFailure: a process could not be ended, so that the slot must not be used again; or the machine, and not
-                the code, is why the run was ended.
+            HostFailure: a process could not be ended, so that the slot must not be used again; or
+                the machine, and not the code, is why the run was ended.
         """
         self.wall_s = time.monotonic() - self.started
         self.close_stdin()
@@ -237,7 +241,9 @@ class _Execution:
             raise HostFailure(self.failure)
 
     def sweep(self) -> bool:
-        """End what the run left, and an interpreter that must not go on; whether nothing else is left."""
+        """End what the run left, and an interpreter that must not go on; whether nothing else is
+        left.
+        """
         slot = self.slot
         ended_well = (
             self.reported is not None
@@ -362,7 +368,8 @@ class _Execution:
 def execute(
     slot: Slot, header: frames.Header, blobs: list[bytes]
 ) -> tuple[dict[str, Any], list[bytes]]:
-    """Do one run request: ``(the reply's fields, blobs)`` with stdout, stderr and the fetched files.
+    """Do one run request: ``(the reply's fields, blobs)`` with stdout, stderr and the fetched
+    files.
 
     Raises:
         PathRefused: a file to write first was refused.

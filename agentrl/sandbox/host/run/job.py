@@ -1,4 +1,4 @@
-"""What the process of a run is told, of what its owner asked and its slot knows."""
+"""Job: the description of a run that its process is given."""
 
 from __future__ import annotations
 

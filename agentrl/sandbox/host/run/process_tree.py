@@ -1,4 +1,4 @@
-"""The processes below one process: found, measured, ended."""
+"""Process tree: finds, measures and ends the processes below one process."""
 
 from __future__ import annotations
 
@@ -68,9 +68,11 @@ def descendants(pid: int) -> list[int]:
 
 
 def memory_beyond_own(pids: Collection[int]) -> int:
-    """Bytes that these processes made, in memory or swapped out, beyond what each inherits from this one.
+    """Bytes that these processes made, in memory or swapped out, beyond what each inherits from
+    this one.
 
-    What several of them share is counted for each: nothing that they can read tells how many share it.
+    What several of them share is counted for each: nothing that they can read tells how many share
+    it.
     """
     own = _made_bytes(os.getpid())
     return sum(max(0, _made_bytes(pid) - own) for pid in pids)
@@ -122,8 +124,8 @@ def kill_below(
         group: a process group to kill as well; all there is to go by without /proc.
         reap: collects the children that have ended.
         deadline_s: how long to go on.
-        bare: those of ``keep`` that make no children now, and below which nothing stays either; what they have to
-            reap may.
+        bare: those of ``keep`` that make no children now, and below which nothing stays either;
+            what they have to reap may.
 
     Returns:
         Whether nothing is left.
@@ -157,6 +159,8 @@ def kill_below(
 
 
 def _is_zombie(pid: int) -> bool:
-    """Whether it has ended, with all its threads: that the first of them ended alone looks nearly the same."""
+    """Whether it has ended, with all its threads: that the first of them ended alone looks nearly
+    the same.
+    """
     fields = proc.stat(pid, strict=True)
     return not fields or fields[0] == b"X" or (fields[0] == b"Z" and int(fields[17]) <= 1)

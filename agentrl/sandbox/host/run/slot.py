@@ -40,12 +40,14 @@ class SlotConfig:
         claims: where all slots are in one container, whose memory is bounded as a whole.
         read_exec: folders and files that the code may read and execute.
         read: folders and files that the code may read.
-        proxy_port: where the code finds the proxy on its loopback interface; None gives it no socket.
+        proxy_port: where the code finds the proxy on its loopback interface; None gives it no
+            socket.
         path: the value of PATH for the code.
         env: further variables of every run.
         keep: descriptors that the child inherits, for a standard library behind a closed folder.
         cgroup: descriptors of the memory cgroup of its runs; empty where there is none.
-        process_base: processes that the user runs already, for RLIMIT_NPROC; None where the uid is the slot's own.
+        process_base: processes that the user runs already, for RLIMIT_NPROC; None where the uid is
+            the slot's own.
         bounded: the slot's folders are a file system of their own, whose size is its limit.
     """
 
@@ -159,7 +161,9 @@ class Slot:
             self.owner_gone = True
 
     def fork(self) -> int:
-        """Fork a run's process, in namespaces of its own where the slot is namespaced; it finds no temporary files."""
+        """Fork a run's process, in namespaces of its own where the slot is namespaced; it finds no
+        temporary files.
+        """
         resting = self.resting_pid
         if not resting:
             removal.empty(self.temp)  # the folder itself stays: Landlock's rule is about it
@@ -186,7 +190,9 @@ class Slot:
 
     @property
     def num_own_processes(self) -> int:
-        """What RLIMIT_NPROC counts beside the next run's own: the slot, a resting interpreter, idle first processes."""
+        """What RLIMIT_NPROC counts beside the next run's own: the slot, a resting interpreter, idle
+        first processes.
+        """
         num_children = 1 if self.resting_pid else 0
         return 1 + num_children + (0 if self.namespaces is None else 1 + num_children)
 
@@ -218,7 +224,9 @@ class Slot:
         return self.bound is not None and self.bound.is_spent
 
     def bound_memory(self, limits: dict[str, Any], *, fresh: bool) -> None:
-        """Let the cgroup, where there is one, hold the next run, and a resting interpreter beside a fresh one."""
+        """Let the cgroup, where there is one, hold the next run, and a resting interpreter beside a
+        fresh one.
+        """
         if self.bound is not None:
             num_runs = 2 if fresh and self.resting_pid else 1
             self.bound.begin(limits["memory_bytes"], limits["disk_bytes"], num_runs)

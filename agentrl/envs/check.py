@@ -37,6 +37,7 @@ def check_env(env: EnvSpec | Callable[[Task], Env], task: Task, *, seed: int = 0
     Raises:
         EnvError: it breaks rules; the message names each rule, the value found and the remedy.
     """
+    # The caller's thread may run an event loop already.
     with ThreadPoolExecutor(1, thread_name_prefix="agentrl-check-env") as thread:
         findings = thread.submit(asyncio.run, env_findings(env, task, seed=seed)).result()
     if findings:

@@ -33,6 +33,7 @@ async def build_env(make: Callable[[], Env]) -> Env:
     Raises:
         AgentRLError: as ``make`` does.
     """
+    # Guards made and given_up, between the thread that makes it and the loop that may give it up.
     lock = threading.Lock()
     made = list[Env]()
     given_up = False

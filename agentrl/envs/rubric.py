@@ -18,7 +18,7 @@ from agentrl.types import place_of_object, raised_at
 
 __all__ = ["RewardFn", "Rubric"]
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 RewardFn = Callable[[EpisodeView], float | Awaitable[float]]
 """A reward function: sync (it runs in a thread) or async."""
@@ -128,11 +128,12 @@ class Rubric:
             )
         if isinstance(value, bool) and part.name not in self._bools:
             self._bools.add(part.name)
-            _log.warning(
+            logger.warning(
                 "reward %r gave %r, a bool, which counts as %.1f; return a float",
                 part.name,
                 value,
                 value,
+                extra={"event": "reward_is_bool", "reward": part.name},
             )
         return float(value)
 

@@ -100,6 +100,7 @@ class ToolEnv(Env):
         self._describe_tools_in_prompt = describe_tools_in_prompt
         self._max_turns = max_turns
         self._sandbox_source = sandbox
+        # Calls of one turn run at once, and the first of them takes the sandbox for all.
         self._taking_sandbox = asyncio.Lock()
         self._closed = False
         self._own_tools: list[Tool] = []

@@ -184,6 +184,7 @@ class ChatClient:
                 timeout=self.spec.timeout_s,
                 max_retries=0,
             )
+            # Of this loop alone; requests beyond it wait in order.
             permits = asyncio.Semaphore(self.spec.max_concurrent)
             self._connections[loop] = _Connection(http, permits)
         return self._connections[loop]

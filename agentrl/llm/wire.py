@@ -89,11 +89,7 @@ def from_wire(value: Any, where: str) -> Message:
     if value.get("function_call") is not None:
         raise WireFault(f"{where}.function_call is not supported; write it as tool_calls")
     if role == "assistant" and calls:
-        if not isinstance(calls, list):
-            raise WireFault(f"{where}.tool_calls must be a list, got {_short(calls)}")
-        message["tool_calls"] = [
-            _call_from_wire(call, f"{where}.tool_calls[{n}]") for n, call in enumerate(calls)
-        ]
+        message["tool_calls"] = _calls_from_wire(calls, where)
     if role == "tool":
         if not isinstance(value.get("tool_call_id"), str):
             raise WireFault(
@@ -168,6 +164,12 @@ def _call_to_wire(call: Mapping[str, Any]) -> dict[str, Any]:
         "type": "function",
         "function": {"name": function["name"], "arguments": arguments},
     }
+
+
+def _calls_from_wire(calls: Any, where: str) -> list[Any]:
+    if not isinstance(calls, list):
+        raise WireFault(f"{where}.tool_calls must be a list, got {_short(calls)}")
+    return [_call_from_wire(call, f"{where}.tool_calls[{n}]") for n, call in enumerate(calls)]
 
 
 def _call_from_wire(value: Any, where: str) -> dict[str, Any]:

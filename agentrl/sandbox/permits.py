@@ -25,8 +25,9 @@ class FifoSemaphore:
 
     def __init__(self, count: int) -> None:
         self._free = count
-        self._waiting: deque[Future[None]] = deque()
+        self._waiting: deque[Future[None]] = deque()  # first come, first served
         self._refusal: str | None = None
+        # Guards all of the above; permits pass between event loops and threads, held for no wait.
         self._lock = threading.Lock()
 
     async def take(self) -> None:

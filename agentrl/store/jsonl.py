@@ -39,6 +39,7 @@ class JsonlWriter:
     def __init__(self, path: Path, *, mask: SecretMask | None = None) -> None:
         self.path = path
         self._mask = mask
+        # Guards _file and _size, so that lines of several threads stay whole.
         self._lock = threading.Lock()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ from agentrl.errors import ToolError
 from agentrl.sandbox import ExecResult, Persist
 from agentrl.tools.base import Tool
 from agentrl.tools.context import ToolContext, ToolOutput
+from agentrl.tools.signature import closed_schema
 from agentrl.types import ToolErrorKind, ToolSpec
 
 __all__ = ["PythonTool"]
@@ -64,13 +65,7 @@ class PythonTool(Tool):
                 f"tool {name!r}: persist must be 'files' or 'interpreter', got {persist!r}"
             )
         code = {"type": "string", "description": "Python source code."}
-        parameters = {
-            "type": "object",
-            "properties": {"code": code},
-            "required": ["code"],
-            "additionalProperties": False,
-        }
-        self.spec = ToolSpec(name, description, parameters)
+        self.spec = ToolSpec(name, description, closed_schema({"code": code}, ["code"]))
         self.deadline_s = timeout_s
         self.max_output_chars = max_output_chars
         self._persist = persist

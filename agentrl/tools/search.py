@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from agentrl.errors import DataError, ToolError
 from agentrl.tools.base import Tool
 from agentrl.tools.context import ToolContext
+from agentrl.tools.signature import closed_schema
 from agentrl.tools.threads import TOOL_THREADS
 from agentrl.types import ToolSpec, load_object
 
@@ -61,6 +62,7 @@ class SearchIndex:
             if document.id in seen:
                 raise DataError(f"documents need different ids, got {document.id!r} twice")
             seen.add(document.id)
+        # Guards _built: the first of several tool threads builds the index, the others wait.
         self._lock = threading.Lock()
         self._built: tuple[Any, dict[str, int]] | None = None
 
@@ -136,13 +138,7 @@ class SearchTool(Tool):
         if top_k < 1:
             raise ToolError(f"tool {name!r}: top_k must be at least 1, got {top_k}")
         query = {"type": "string", "description": "Words to look for."}
-        parameters = {
-            "type": "object",
-            "properties": {"query": query},
-            "required": ["query"],
-            "additionalProperties": False,
-        }
-        self.spec = ToolSpec(name, description, parameters)
+        self.spec = ToolSpec(name, description, closed_schema({"query": query}, ["query"]))
         self.max_output_chars = max_output_chars
         self._index = index
         self._top_k = top_k

@@ -13,8 +13,8 @@ from agentrl.tools.base import Tool
 
 __all__ = ["close_shared_tools", "close_tools", "share"]
 
-_log = logging.getLogger(__name__)
-_lock = threading.Lock()
+logger = logging.getLogger(__name__)
+_lock = threading.Lock()  # guards _shared: episodes share tools on any thread
 _shared: weakref.WeakValueDictionary[int, Tool] = weakref.WeakValueDictionary()
 
 
@@ -42,6 +42,7 @@ def close_tools(tools: Iterable[Tool]) -> None:
     if not _in_loop():  # as at the interpreter's exit, where no thread can be started
         asyncio.run(_close_all(tools))
         return
+    # The caller's loop runs in this thread, and close() is awaited in another.
     closing = threading.Thread(
         target=lambda: asyncio.run(_close_all(tools)), name="agentrl-close-tools"
     )
@@ -62,8 +63,12 @@ async def _close_all(tools: Iterable[Tool]) -> None:
         try:
             await tool.close()
         except Exception as error:  # noqa: BLE001 - boundary: the user's own code
-            _log.warning(
-                "closing tool %r raised %s: %s", tool.spec.name, type(error).__name__, error
+            logger.warning(
+                "closing tool %r raised %s: %s",
+                tool.spec.name,
+                type(error).__name__,
+                error,
+                extra={"event": "tool_close_failed", "tool": tool.spec.name},
             )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, get_args, get_origin
 
@@ -16,7 +16,7 @@ from agentrl.errors import ToolError, did_you_mean
 from agentrl.tools.context import ToolContext
 from agentrl.tools.docstring import read_docstring
 
-__all__ = ["Signature", "context_parameter", "read_signature", "typed_parameters"]
+__all__ = ["Signature", "closed_schema", "context_parameter", "read_signature", "typed_parameters"]
 
 _LITERAL_KEYS = ("default", "enum", "const", "examples")
 
@@ -91,15 +91,18 @@ def read_signature(function: Callable[..., Any], name: str) -> Signature:
                     f"tool {name!r}: two different types are called {key!r}; rename one of them"
                 )
     required = [key for key in properties if parameters[key].default is inspect.Parameter.empty]
-    schema = {
+    schema = closed_schema(properties, required) | ({"$defs": definitions} if definitions else {})
+    return Signature(description, schema, adapters, context)
+
+
+def closed_schema(properties: Mapping[str, Any], required: Sequence[str]) -> dict[str, Any]:
+    """The JSON Schema of an object that has these properties and no others."""
+    return {
         "type": "object",
-        "properties": properties,
-        "required": required,
+        "properties": dict(properties),
+        "required": list(required),
         "additionalProperties": False,
     }
-    return Signature(
-        description, schema | ({"$defs": definitions} if definitions else {}), adapters, context
-    )
 
 
 def typed_parameters(function: Callable[..., Any], name: str) -> dict[str, inspect.Parameter]:

@@ -60,7 +60,9 @@ class BoundedThreads:
 
     def __init__(self, max_threads: int, name: str) -> None:
         self._name = name
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()  # None ends an idle thread
+        # Calls in order, put under the lock and taken by any thread; None ends an idle thread.
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        # Guards the counts below and the states of jobs, over callers' loops and worker threads.
         self._lock = threading.Lock()
         self._max_threads = 0
         self._num_threads = 0
@@ -141,6 +143,7 @@ class BoundedThreads:
 
     def _start_thread(self) -> None:
         self._num_threads += 1
+        # A daemon: an abandoned call must not hold up the interpreter's exit.
         threading.Thread(target=self._work, name=self._name, daemon=True).start()
 
     def _leave(self, job: _Job) -> None:

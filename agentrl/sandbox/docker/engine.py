@@ -23,7 +23,7 @@ _OLDEST_API = (1, 40)  # Docker 19.03, podman 3
 _TIMEOUT_S = 60
 _USUAL_HOST = "unix:///var/run/docker.sock"
 _answered: set[str] = set()
-_lock = threading.Lock()
+_lock = threading.Lock()  # guards _answered: hosts start on threads of their own
 
 
 def connect(settings: DockerSettings) -> Client:

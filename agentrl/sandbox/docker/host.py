@@ -84,6 +84,7 @@ class ContainerHost:
         self._stderr = bytearray()
         self._buffer = bytearray()
         self._decoder = mux.FrameDecoder()
+        # Guards _links: slots are opened on callers' threads, and end on the I/O thread.
         self._lock = threading.Lock()
         self._links = {mux.CONTROL: ContainerLink(self, mux.CONTROL, on_frame, on_end)}
         self._control = self._links[mux.CONTROL]

@@ -159,6 +159,7 @@ def _watch_exit(client: Client, container: str) -> Future[int]:
         else:
             exit_code.set_result(int(answer["StatusCode"]))
 
+    # Blocks in the engine's answer for as long as the container lives, which outlasts this call.
     threading.Thread(target=wait, name="agentrl-container-exit", daemon=True).start()
     return exit_code
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from types import MappingProxyType
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 from agentrl.errors import MachineError, SandboxError
 from agentrl.sandbox.host.confine import drop_privileges, namespaced_slot, uids
@@ -133,9 +133,7 @@ class BubblewrapLauncher:
 
     folders: tuple[str, ...] = ()
 
-    @property
-    def host_settings(self) -> Mapping[str, Any]:
-        return MappingProxyType({"namespaced": True})
+    host_settings: ClassVar[Mapping[str, Any]] = MappingProxyType({"namespaced": True})
 
     def start(self, io: IOThread, on_frame: OnFrame, on_end: OnEnd) -> BubblewrapHost:
         bwrap = find_bwrap()

@@ -14,12 +14,13 @@ from agentrl.sandbox.permits import FifoSemaphore
 
 from .server import ForkServer, HostSettings
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _GRACE_S = 60.0  # after which nobody who was given a host has yet to open a sandbox in it
 
 _servers: dict[HostSettings, ForkServer] = {}
 _executing: dict[HostSettings, FifoSemaphore] = {}
 _retired: list[tuple[float, ForkServer]] = []
+# Guards the three tables. It is held while a host starts, so that equal settings share one.
 _lock = threading.Lock()
 
 
@@ -64,7 +65,11 @@ def close_servers() -> None:
 @functools.cache
 def _reap_once() -> None:
     for removed in reap_orphans():
-        _log.warning("removed what a dead process left: %s", removed)
+        logger.warning(
+            "removed what a dead process left: %s",
+            removed,
+            extra={"event": "sandbox_orphan_removed"},
+        )
 
 
 def _end_retired() -> None:
@@ -78,7 +83,7 @@ def _end_retired() -> None:
 
 def _after_fork_in_child() -> None:
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.Lock()  # another thread of the parent may have held the old one
     for server in (*_servers.values(), *(server for _, server in _retired)):
         server.abandon()
     _servers.clear()

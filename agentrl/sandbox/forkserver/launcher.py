@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from agentrl.errors import SandboxError
 from agentrl.sandbox.host import frames
@@ -227,9 +227,7 @@ class ProcessHost:
 class LocalLauncher:
     """The host is a child process beside its owner, with an empty environment."""
 
-    @property
-    def host_settings(self) -> Mapping[str, Any]:
-        return MappingProxyType({})
+    host_settings: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     def start(self, io: IOThread, on_frame: OnFrame, on_end: OnEnd) -> ProcessHost:
         return ProcessHost(host_argv(), io, on_frame, on_end)

@@ -79,6 +79,7 @@ class Slot:
         self.opened: Future[Reply] = Future()  # resolves when the slot is ready
         self._pending: dict[int, Future[Reply]] = {0: self.opened}
         self._ids = itertools.count(1)
+        # Guards _pending and _ended: callers ask on any thread, replies come on the I/O thread.
         self._lock = threading.Lock()
         self._ended = False
 
@@ -179,6 +180,7 @@ class ForkServer:
         self.num_runs = 0
         self._numbers = itertools.count()
         self._ready: Future[dict[str, Any]] = Future()
+        # Guards slots and ended: the supervisor's word on a slot waits until the slot is known.
         self._lock = threading.Lock()
         self._host: Host
         self.io = IOThread("agentrl-sandbox-io")

@@ -20,6 +20,10 @@ from .server import ForkServer, Slot
 
 _STALL_S = 60.0  # how long a slot may be silent beyond the deadlines of what it was asked
 _CLOSE_S = 20.0
+_REPORTED = (
+    "status", "exit_code", "signal", "stdout_truncated", "stderr_truncated", "wall_s", "cpu_s",
+    "interpreter_ended", "detail",
+)  # fmt: skip
 _SET_AT_START = ("memory_bytes", "processes", "file_bytes", "open_files")
 
 
@@ -48,6 +52,7 @@ class ForkedSandbox(Sandbox):
         self._server = server
         self._slot: Slot | None = None
         self._closed = False
+        # Guards _slot, _closed and _allowed_s; held for no wait. Callers are on any thread.
         self._lock = threading.Lock()
         self._turn = FifoSemaphore(1)
         self._allowed_s = 0.0  # the deadlines of everything asked and not yet answered
@@ -117,20 +122,12 @@ class ForkedSandbox(Sandbox):
             )
         stdout, stderr, *contents = blobs
         return ExecResult(
-            status=reply["status"],
-            exit_code=reply["exit_code"],
-            signal=reply["signal"],
+            **{name: reply[name] for name in _REPORTED},
             stdout=stdout,
             stderr=stderr,
-            stdout_truncated=reply["stdout_truncated"],
-            stderr_truncated=reply["stderr_truncated"],
-            wall_s=reply["wall_s"],
-            cpu_s=reply["cpu_s"],
             queued_s=queued_s,
             files=MappingProxyType(dict(zip(reply["fetched"], contents, strict=True))),
             refused_files=MappingProxyType(reply["refused_files"]),
-            interpreter_ended=reply["interpreter_ended"],
-            detail=reply["detail"],
         )
 
     async def write_file(self, path: str, data: bytes) -> None:

@@ -33,6 +33,7 @@ class _Link:
     def __init__(self, sock: socket.socket, number: int) -> None:
         self.sock = sock
         self.number = number
+        # Written when the socket takes it; one thread, so that no lock is needed.
         self.waiting: deque[memoryview] = deque()
         self.ending = False
         sock.setblocking(False)

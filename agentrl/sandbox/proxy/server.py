@@ -25,7 +25,7 @@ _OTHERS = "other hosts"
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class ProxyServer:
@@ -63,6 +63,7 @@ class ProxyServer:
         self._stop: asyncio.Event
         self._loop: asyncio.AbstractEventLoop
         self._ready: Future[None] = Future()
+        # Runs the event loop that owns all of the above but counts, which others may read.
         self._thread = threading.Thread(target=self._run, name="agentrl-sandbox-proxy", daemon=True)
         self._thread.start()
         self._ready.result()
@@ -95,10 +96,11 @@ class ProxyServer:
         except BlockingIOError:
             return  # the peer has gone
         except OSError as error:
-            _log.warning(
+            logger.warning(
                 "the sandboxes' proxy cannot accept a connection: %s; it goes on in %g s",
                 error,
                 _PAUSE_S,
+                extra={"event": "sandbox_proxy_paused"},
             )
             self._loop.remove_reader(self._listener)
             self._loop.call_later(_PAUSE_S, self._loop.add_reader, self._listener, self._accept)
@@ -190,7 +192,7 @@ class ProxyServer:
             if len(self.counts) >= self._max_places:
                 key = _OTHERS, outcome
             else:
-                _log.info("a sandbox asked for %s %s: %s", request.method, *key)
+                logger.info("a sandbox asked for %s %s: %s", request.method, *key)
         self.counts[key] += 1
 
 
@@ -208,7 +210,7 @@ async def _tunnel(
             group.create_task(_copy(one[0], other[1], None))
             group.create_task(_copy(other[0], one[1], None))
     except* (OSError, TimeoutError) as gone:
-        _log.debug("a tunnel ended: %s", gone.exceptions)
+        logger.debug("a tunnel ended: %s", gone.exceptions)
 
 
 async def _copy(

@@ -107,6 +107,7 @@ class TrajectoryWriter:
         self._files = StepFiles(run, writer)
         self._annotations: FramedWriter | None = None
         self._compressor = zstandard.ZstdCompressor()
+        # Appended to by callers, taken by the thread, both under _changed; bounded by queue_size.
         self._queue: deque[_Entry] = deque()
         self._in_memory = 0
         self._issued = 0

@@ -6,12 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl.errors import ConfigError, DataError
-from agentrl.tools.parsers.base import ToolCallParser, load_parser
-from agentrl.tools.parsers.deepseek import DeepSeekParser
-from agentrl.tools.parsers.glm import GLMParser
-from agentrl.tools.parsers.harmony import HarmonyParser
-from agentrl.tools.parsers.hermes import HermesParser
-from agentrl.tools.parsers.llama import LlamaParser
+from agentrl.tools.parsers.base import BUILT_IN, ToolCallParser, load_parser
 from agentrl.tools.parsers.plain import PlainParser
 from agentrl.types import Message, ToolCall, ToolSpec
 
@@ -20,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["parser_for"]
 
-_PARSERS = (HermesParser, GLMParser, DeepSeekParser, HarmonyParser, LlamaParser)
+_ORDER = ("hermes", "glm", "deepseek", "harmony", "llama")
 _WORDS = {"text": "a word", "digits": "12", "number": 3, "list": ["naïve", None, True]}
 _TOOL = ToolSpec(
     "probe_tool",
@@ -64,10 +59,10 @@ def parser_for(
         written = ""
     if _TOOL.name not in written and not _tells_of_tools(renderer):
         return PlainParser()
-    for parser in _PARSERS:
-        parsed = parser().parse(written, (_TOOL,))
+    for parser in (BUILT_IN[name]() for name in _ORDER):
+        parsed = parser.parse(written, (_TOOL,))
         if parsed.tool_calls == (call,) and not parsed.problems and parsed.message["content"] == "":
-            return parser()
+            return parser
     raise ConfigError(
         f"model.tool_parser: auto finds no parser for the calls that the model's chat template writes: {written!r}; "
         "name your own as package.module:Class, or none for a task without tools"

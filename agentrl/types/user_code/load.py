@@ -18,6 +18,7 @@ from agentrl.types.user_code.raised import raised_at
 __all__ = ["file_modules", "load_object"]
 
 _FILE_PREFIX = "agentrl_file_"
+# Held while a file is run, by one thread; reentrant, as a file may load another.
 _file_lock = threading.RLock()
 _modules_of_files: dict[
     tuple[str, str, str], str

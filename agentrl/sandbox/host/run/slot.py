@@ -87,6 +87,7 @@ class Slot:
         self.scoped = False
         self.session: InterpreterSession | None = None
         self.lost_unsaid = False  # whether an interpreter ended and no reply said so
+        # Of the owner, in order; read and served by this one thread.
         self.requests: deque[tuple[frames.Header, list[bytes]]] = deque()
         self.cancelled: set[int] = set()
         self.owner_gone = False

@@ -10,8 +10,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentrl.envs.async_env import AsyncEnv, call_env
 from agentrl.envs.contract import Finding, observation_findings, step_findings
-from agentrl.envs.drive import AsyncEnv, call_env
 from agentrl.envs.env import Env
 from agentrl.envs.env_spec import EnvSpec
 from agentrl.errors import EnvError

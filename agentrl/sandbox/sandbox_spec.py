@@ -180,7 +180,7 @@ class SandboxSpec(Section):
             _warn_of_unsafe()
         return report
 
-    def settled(self) -> SandboxSpec:
+    def resolved(self) -> SandboxSpec:
         """The same with the backend that :meth:`check` chose, so that another host of it takes no
         other in silence.
         """
@@ -188,8 +188,8 @@ class SandboxSpec(Section):
 
     def build(self) -> Sandbox:
         """A fresh sandbox of the backend that :meth:`check` chose; raises what it raises."""
-        settled = self.settled()
-        return factory_of(settled.backend)(settled)
+        resolved = self.resolved()
+        return factory_of(resolved.backend)(resolved)
 
     def check_room(self, max_running: int) -> None:
         """Whether ``max_running`` sandboxes fit into this process; ``auto``, and a backend of one's

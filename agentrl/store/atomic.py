@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import StoreError
-from agentrl.store.space import write_failure
+from agentrl.store.write_error import write_failure
 
 __all__ = [
     "replacing",

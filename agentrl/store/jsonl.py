@@ -16,7 +16,7 @@ from agentrl.errors import StoreError
 from agentrl.store.atomic import sync_folder, write_bytes
 from agentrl.store.json_text import from_json, to_json
 from agentrl.store.masking import SecretMask
-from agentrl.store.space import write_failure
+from agentrl.store.write_error import write_failure
 
 __all__ = ["JsonlWriter", "keep_lines", "read_jsonl", "write_all"]
 

@@ -25,11 +25,11 @@ from agentrl.errors import StoreError
 from agentrl.store.lock import hold_name
 from agentrl.store.masking import SecretMask
 from agentrl.store.run_directory import RunDirectory
-from agentrl.store.space import write_failure
 from agentrl.store.trajectories.annotations import Annotation, encode_annotation
 from agentrl.store.trajectories.codec import encode_trajectory
 from agentrl.store.trajectories.live import FramedRecord, FramedWriter
 from agentrl.store.trajectories.sealing import StepFiles
+from agentrl.store.write_error import write_failure
 from agentrl.types import Trajectory
 
 __all__ = ["TrajectoryWriter", "WriterCounts"]

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from agentrl.tools.parsers.reasoning import THOUGHTS_CLOSE, THOUGHTS_OPEN
 
-__all__ = ["MarkedFormat", "Marks", "settled"]
+__all__ = ["MarkedFormat", "Marks", "stable_length"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class MarkedFormat(Protocol):
     def marks(self) -> Marks: ...
 
 
-def settled(text: str, marks: Marks, stop: Iterable[str] = ()) -> int:
+def stable_length(text: str, marks: Marks, stop: Iterable[str] = ()) -> int:
     """Characters at the beginning of ``text`` in which no call, mark, or stop string is half
     written.
 

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from agentrl.errors import AgentRLError, ConfigError, did_you_mean
-from agentrl.types.user_code.raised import raised_at
+from agentrl.types.user_code.raise_place import raised_at
 
 __all__ = ["file_modules", "load_object"]
 

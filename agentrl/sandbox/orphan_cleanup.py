@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 
-from .forkserver.cgroups import reap_cgroups
+from .forkserver.cgroups import remove_orphaned_cgroups
 from .forkserver.launcher import FOLDER_PREFIX
 from .host import proc
 from .host.confine import marks
@@ -26,11 +26,11 @@ from .owner_id import Owner
 _GRACE_S = 2.0  # for hosts that are ending by themselves
 
 
-def reap_orphans() -> list[str]:
+def remove_orphans() -> list[str]:
     """Remove hosts and folders of dead owners, and processes of dead hosts; what was removed, one
     line each.
 
-    Containers are the docker backend's: ``agentrl.sandbox.docker.containers.reap_orphans``.
+    Containers are the docker backend's: ``agentrl.sandbox.docker.containers.remove_orphaned_containers``.
     """
     if sys.platform != "linux":
         return []
@@ -55,7 +55,7 @@ def reap_orphans() -> list[str]:
             for pid in sorted(left)
         ]
     removed += [f"{_removed(path)} of owner {owner}" for path, owner in folders.items()]
-    return removed + reap_cgroups()
+    return removed + remove_orphaned_cgroups()
 
 
 def _orphaned_hosts() -> Iterator[tuple[int, Owner]]:

@@ -158,7 +158,7 @@ def remove(client: Client, container: str) -> None:
             raise
 
 
-def reap_orphans(settings: DockerSettings | None = None) -> list[str]:
+def remove_orphaned_containers(settings: DockerSettings | None = None) -> list[str]:
     """Remove the containers that dead processes of this machine left; their ids and owners, for
     people.
 
@@ -172,13 +172,13 @@ def reap_orphans(settings: DockerSettings | None = None) -> list[str]:
     """
     client = connect(settings or DockerSettings())
     try:
-        return reap(client)
+        return remove_orphaned(client)
     finally:
         client.close()
 
 
-def reap(client: Client) -> list[str]:
-    """:func:`reap_orphans` over a connection that exists."""
+def remove_orphaned(client: Client) -> list[str]:
+    """:func:`remove_orphaned_containers` over a connection that exists."""
     removed = []
     with asked("list and remove containers"):
         for found in client.api.containers(

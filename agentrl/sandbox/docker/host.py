@@ -83,7 +83,7 @@ class ContainerHost:
         self._io = io
         self._stderr = bytearray()
         self._buffer = bytearray()
-        self._decoder = mux.FrameDecoder()
+        self._decoder = mux.ChunkDecoder()
         # Guards _links: slots are opened on callers' threads, and end on the I/O thread.
         self._lock = threading.Lock()
         self._links = {mux.CONTROL: ContainerLink(self, mux.CONTROL, on_frame, on_end)}

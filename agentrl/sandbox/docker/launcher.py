@@ -88,7 +88,7 @@ class DockerLauncher:
     def start(self, io: IOThread, on_frame: OnFrame, on_end: OnEnd) -> ContainerHost:
         client = connect(self.settings)
         try:
-            containers.reap(client)
+            containers.remove_orphaned(client)
             image = images.find(client, self.image)
             return self._start(client, image, io, on_frame, on_end)
         except BaseException:

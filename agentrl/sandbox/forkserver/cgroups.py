@@ -50,7 +50,7 @@ def find_node() -> Node | None:
 
 def _is_usable(node: Node) -> bool:
     try:
-        _reap(node)
+        _remove_orphans(node)
         cgroup = Cgroup.make(node)
     except OSError:
         return False
@@ -200,13 +200,13 @@ class CgroupPool:
         self._lent = {}
 
 
-def reap_cgroups() -> list[str]:
+def remove_orphaned_cgroups() -> list[str]:
     """Remove what dead owners left; one line each."""
     node = find_node()
-    return [] if node is None else _reap(node)
+    return [] if node is None else _remove_orphans(node)
 
 
-def _reap(node: Node) -> list[str]:
+def _remove_orphans(node: Node) -> list[str]:
     removed = []
     with os.scandir(node.path) as entries:
         for entry in entries:

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 
-from agentrl.sandbox.orphan_cleanup import reap_orphans
+from agentrl.sandbox.orphan_cleanup import remove_orphans
 from agentrl.sandbox.permits import FifoSemaphore
 
 from .server import ForkServer, HostSettings
@@ -46,7 +46,7 @@ def shared_server(settings: HostSettings) -> ForkServer:
         ):
             _retired.append((time.monotonic(), _servers.pop(settings)))
         if settings not in _servers:
-            _reap_once()
+            _remove_orphans_once()
             permits = _executing.setdefault(settings, FifoSemaphore(settings.permits))
             _servers[settings] = ForkServer(settings, executing=permits)
         return _servers[settings]
@@ -63,8 +63,8 @@ def close_servers() -> None:
 
 
 @functools.cache
-def _reap_once() -> None:
-    for removed in reap_orphans():
+def _remove_orphans_once() -> None:
+    for removed in remove_orphans():
         logger.warning(
             "removed what a dead process left: %s",
             removed,

@@ -67,7 +67,7 @@ class HostSettings:
         }
 
 
-class Slot:
+class SlotHandle:
     """A slot process of the host, as its owner sees it: requests in, futures out."""
 
     link: Link  # set by open_slot
@@ -174,7 +174,7 @@ class ForkServer:
     def __init__(self, settings: HostSettings, *, executing: FifoSemaphore | None = None) -> None:
         self.settings = settings
         self.facts: dict[str, Any] = {}
-        self.slots: dict[int, Slot] = {}
+        self.slots: dict[int, SlotHandle] = {}
         self.ended = False
         self.executing = executing or FifoSemaphore(settings.permits)
         self.num_runs = 0
@@ -215,13 +215,13 @@ class ForkServer:
             )
         return ProxyServer(self._host.listener(), AllowList(self.settings.network))
 
-    def open_slot(self) -> Slot:
-        """Fork a slot; its :attr:`Slot.opened` says when it is ready.
+    def open_slot(self) -> SlotHandle:
+        """Fork a slot; its :attr:`SlotHandle.opened` says when it is ready.
 
         Raises:
             SandboxError: the host has ended.
         """
-        slot = Slot(self, next(self._numbers))
+        slot = SlotHandle(self, next(self._numbers))
         with self._lock:  # what the supervisor says of the slot is heard when the slot is known
             if self.ended:
                 raise SandboxError(

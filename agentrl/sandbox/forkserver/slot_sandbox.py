@@ -16,7 +16,7 @@ from agentrl.sandbox.limits import Limits
 from agentrl.sandbox.permits import FifoSemaphore
 
 from .channel import Reply
-from .server import ForkServer, Slot
+from .server import ForkServer, SlotHandle
 
 _STALL_S = 60.0  # how long a slot may be silent beyond the deadlines of what it was asked
 _CLOSE_S = 20.0
@@ -50,7 +50,7 @@ class ForkedSandbox(Sandbox):
         self._persist = persist
         self._start_timeout_s = start_timeout_s
         self._server = server
-        self._slot: Slot | None = None
+        self._slot: SlotHandle | None = None
         self._closed = False
         # Guards _slot, _closed and _allowed_s; held for no wait. Callers are on any thread.
         self._lock = threading.Lock()
@@ -170,7 +170,7 @@ class ForkedSandbox(Sandbox):
         # starting the host takes a moment, on the first use in a process; never on the event loop
         return await asyncio.to_thread(self._server)
 
-    async def _open(self) -> Slot:
+    async def _open(self) -> SlotHandle:
         try:
             async with asyncio.timeout(self._start_timeout_s):
                 return await self._opened()
@@ -181,7 +181,7 @@ class ForkedSandbox(Sandbox):
                 "raise it, or start fewer at one time (SandboxSpec.max_starting)"
             ) from None
 
-    async def _opened(self) -> Slot:
+    async def _opened(self) -> SlotHandle:
         server = await self._own_server()
         with self._lock:
             self._check_open()

@@ -27,7 +27,7 @@ def encode(kind: int, link: int, data: bytes = b"") -> bytes:
     return b"".join(parts)
 
 
-class FrameDecoder:
+class ChunkDecoder:
     """Cuts what comes into chunks.
 
     Raises:

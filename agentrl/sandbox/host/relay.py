@@ -1,6 +1,6 @@
 """Relay: the first process of a container; stands in for the owner there.
 
-The owner speaks over standard input and output, in ``chunks``; the relay gives the supervisor a
+The owner speaks over standard input and output, in chunks of ``mux``; the relay gives the supervisor a
 control socket and each slot a socket of its own, as an owner on this machine would.
 
     owner ──stdin, stdout of the container──► relay (pid 1) ──a socket each──► supervisor, slots
@@ -52,7 +52,7 @@ class Relay:
         self.control = control
         self.waiting_bytes = 0
         self.listening = False
-        self.decoder = mux.FrameDecoder()
+        self.decoder = mux.ChunkDecoder()
         self.add(control, mux.CONTROL)
         self.listen()
 

@@ -86,12 +86,12 @@ def _reap() -> None:
     from agentrl.cli.terminal import say
     from agentrl.engines.sglang.orphan_cleanup import reap_servers
     from agentrl.errors import MachineError
-    from agentrl.sandbox.docker.containers import reap_orphans as reap_containers
-    from agentrl.sandbox.orphan_cleanup import reap_orphans
+    from agentrl.sandbox.docker.containers import remove_orphaned_containers
+    from agentrl.sandbox.orphan_cleanup import remove_orphans
 
-    removed = reap_orphans() + reap_servers()
+    removed = remove_orphans() + reap_servers()
     try:
-        removed += reap_containers()
+        removed += remove_orphaned_containers()
     except MachineError as error:
         say(f"containers: not looked for: {error}")
     for line in removed:

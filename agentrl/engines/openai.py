@@ -1,4 +1,4 @@
-"""OpenAIEngine: any OpenAI-compatible server as an engine of messages, for evaluation and data; never trained."""
+"""OpenAI engine: any OpenAI-compatible server as an engine of messages; never trained."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class OpenAIEngineSpec:
 
 
 class OpenAIEngine:
-    """``RolloutEngine`` that takes ``GenerateRequest.messages`` and gives a message: no ids, no logprobs, no versions.
+    """``RolloutEngine`` that takes ``GenerateRequest.messages`` and gives a message: no ids, no
+    logprobs, no versions.
 
     Args:
         client: of the server.
@@ -59,7 +60,8 @@ class OpenAIEngine:
         """See ``RolloutEngine.generate``; the counts are the server's own.
 
         Raises:
-            EngineError: the request asks for what only an engine of ids does, or spent its deadline.
+            EngineError: the request asks for what only an engine of ids does, or spent its
+                deadline.
             ServerError: the server refused the request, or its infrastructure failed for good.
         """
         _check(request)
@@ -130,7 +132,9 @@ def _check(request: GenerateRequest) -> None:
 
 
 def _settings(sampling: SamplingParams) -> Mapping[str, Any]:
-    """What differs from a server's defaults; ``top_k`` and ``min_p`` are extensions that not every server has."""
+    """What differs from a server's defaults; ``top_k`` and ``min_p`` are extensions that not every
+    server has.
+    """
     named = {"name": "answer", "schema": json.loads(sampling.json_schema or "{}")}
     chosen = {
         "top_p": (sampling.top_p, sampling.top_p < 1),
@@ -146,7 +150,9 @@ def _settings(sampling: SamplingParams) -> Mapping[str, Any]:
 
 
 def _answerable(messages: Sequence[Message]) -> list[Message]:
-    """The conversation as a server accepts it: a result whose call could not be read becomes a user's message."""
+    """The conversation as a server accepts it: a result whose call could not be read becomes a
+    user's message.
+    """
     known: set[str] = set()
     answerable: list[Message] = []
     for message in messages:
@@ -177,7 +183,9 @@ def _aborted(request: GenerateRequest) -> Completion:
 
 
 def _parsed(wire: Mapping[str, Any]) -> ParsedMessage:
-    """The server's message; a call whose arguments are no JSON object is a problem and stays in the content."""
+    """The server's message; a call whose arguments are no JSON object is a problem and stays in the
+    content.
+    """
     reading = Reading()
     if isinstance(wire.get("content"), str):
         reading.content.append(wire["content"])

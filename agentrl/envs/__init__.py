@@ -1,10 +1,10 @@
-"""Environments: the world of one episode, how it is scored, and the check that it keeps its contract."""
+"""Environments: the world of one episode, its scoring and the check of its contract."""
 
 from __future__ import annotations
 
+from agentrl.envs.async_env import ENV_THREADS, AsyncEnv, build_env, call_env
 from agentrl.envs.check import check_env, env_findings
 from agentrl.envs.contract import Finding
-from agentrl.envs.drive import ENV_THREADS, AsyncEnv, build_env, call_env
 from agentrl.envs.env import Env
 from agentrl.envs.env_spec import EnvSpec
 from agentrl.envs.rewards import exact_answer, stated_answer

@@ -1,4 +1,4 @@
-"""Tries an environment out and says which rule of the contract it breaks."""
+"""Environment check: tries an environment and names each rule of the contract that it breaks."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+from agentrl.envs.async_env import AsyncEnv, call_env
 from agentrl.envs.contract import Finding, observation_findings, step_findings
-from agentrl.envs.drive import AsyncEnv, call_env
 from agentrl.envs.env import Env
 from agentrl.envs.env_spec import EnvSpec
 from agentrl.errors import EnvError
@@ -31,11 +31,13 @@ class _Trial:
 
 
 def check_env(env: EnvSpec | Callable[[Task], Env], task: Task, *, seed: int = 0) -> None:
-    """Try ``env`` out on ``task``; see :func:`env_findings`. It can be called anywhere, also beside a running loop.
+    """Try ``env`` out on ``task``; see :func:`env_findings`. It can be called anywhere, also beside
+    a running loop.
 
     Raises:
-        EnvError: it breaks rules; the message names each rule, the value found and the mend.
+        EnvError: it breaks rules; the message names each rule, the value found and the remedy.
     """
+    # The caller's thread may run an event loop already.
     with ThreadPoolExecutor(1, thread_name_prefix="agentrl-check-env") as thread:
         findings = thread.submit(asyncio.run, env_findings(env, task, seed=seed)).result()
     if findings:
@@ -48,10 +50,11 @@ async def env_findings(
 ) -> tuple[Finding, ...]:
     """The rules that an environment breaks, by trying fresh instances.
 
-    Two instances get the same seed and the same actions: a malformed call, a call of a tool that does not exist,
-    then plain text until the episode ends (at most 8 steps). They must answer alike, each call must be answered
-    where tools are on offer, types and shapes must be right, and ``close`` must work twice. A third is closed
-    without a ``reset``. Where the state after a step can be saved, a fresh instance must go on from it alike.
+    Two instances get the same seed and the same actions: a malformed call, a call of a tool that
+    does not exist, then plain text until the episode ends (at most 8 steps). They must answer
+    alike, each call must be answered where tools are on offer, types and shapes must be right, and
+    ``close`` must work twice. A third is closed without a ``reset``. Where the state after a step
+    can be saved, a fresh instance must go on from it alike.
     """
     spec = env if isinstance(env, EnvSpec) else EnvSpec(env)
     first = await _trial(spec, task, seed)
@@ -180,10 +183,12 @@ async def _closed_unused(spec: EnvSpec, task: Task) -> list[Finding]:
 
 
 async def _resumed(spec: EnvSpec, task: Task, seed: int, said: Sequence[str]) -> list[Finding]:
-    """Whether an instance goes on from another's state as that one did; one that cannot be saved is begun anew."""
+    """Whether an instance goes on from another's state as that one did; one that cannot be saved
+    starts again.
+    """
     if len(said) < 3:  # it ended with its first step
         return []
-    mend = "let state_dict give all that it needs, or None where it cannot be saved"
+    remedy = "let state_dict give all that it needs, or None where it cannot be saved"
     try:
         async with AsyncExitStack() as stack:
             before = AsyncEnv(spec.build(task))
@@ -201,10 +206,12 @@ async def _resumed(spec: EnvSpec, task: Task, seed: int, said: Sequence[str]) ->
             await after.restore(state)
             found = _told(await after.step(second))
     except EnvError as error:
-        return [Finding("state-restored", f"a fresh instance with a saved state: {error}; {mend}")]
+        return [
+            Finding("state-restored", f"a fresh instance with a saved state: {error}; {remedy}")
+        ]
     if found != said[2]:
         detail = f"a fresh instance with the state after a step says {found[:200]!r} instead of {said[2][:200]!r}"
-        return [Finding("state-restored", f"{detail}; {mend}")]
+        return [Finding("state-restored", f"{detail}; {remedy}")]
     return []
 
 

@@ -1,4 +1,4 @@
-"""The rules that an environment's answers keep, each a check that names rule, value and mend."""
+"""Environment contract: checks of an environment's answers; each names rule, value and remedy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Finding:
 
     Args:
         rule: the rule's name.
-        detail: where, the value found, and the mend.
+        detail: where, the value found, and the remedy.
     """
 
     rule: str
@@ -34,7 +34,9 @@ class Finding:
 
 
 def observation_findings(observation: object, *, verb: str) -> Iterator[Finding]:
-    """What is wrong with an observation from ``verb`` (``reset`` or ``step``) after which the policy speaks."""
+    """What is wrong with an observation from ``verb`` (``reset`` or ``step``) after which the
+    policy speaks.
+    """
     if not isinstance(observation, Observation):
         wanted = "an Observation" if verb == "reset" else "an Observation in its StepResult"
         found = f"got {type(observation).__name__}"

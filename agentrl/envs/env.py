@@ -1,4 +1,4 @@
-"""What an environment is: one instance an episode, with Gymnasium's verbs and meanings."""
+"""Environment: one instance an episode, with Gymnasium's verbs and meanings."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ __all__ = ["Env"]
 
 
 class Env(ABC):
-    """The world of one episode. It acts on parsed messages, never on tokens, and owns its tools and its sandbox.
+    """The world of one episode. It acts on parsed messages, never on tokens, and owns its tools and
+    its sandbox.
 
-    ``reset`` is called once, then ``step`` until a result ends the episode, then ``close`` in any case. Each may be
-    sync or async; sync methods run in threads, one call at a time, not always in the same thread. What a method
-    raises ends the episode as failed, so tell the model about its own mistakes in the observation instead.
+    ``reset`` is called once, then ``step`` until a result ends the episode, then ``close`` in any
+    case. Each may be sync or async; sync methods run in threads, one call at a time, not always in
+    the same thread. What a method raises ends the episode as failed, so tell the model about its
+    own mistakes in the observation instead.
 
     ``AsyncEnv`` holds an Env to this; ``check_env`` tries it out.
 
     Attributes:
-        episode_id: whose world it is, unique in the run and the name of the episode's trajectory; empty where nobody
-            said so, and always while the instance is made.
+        episode_id: whose world it is, unique in the run and the name of the episode's trajectory;
+            empty where nobody said so, and always while the instance is made.
     """
 
     episode_id: str = ""
@@ -39,12 +41,15 @@ class Env(ABC):
     def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
         """What the assistant's message caused.
 
-        ``terminated`` says that the task itself came to its end, ``truncated`` that something cut it; where neither
-        holds, the observation has at least one message. Every call and problem of the action is answered.
+        ``terminated`` says that the task itself came to its end, ``truncated`` that something cut
+        it; where neither holds, the observation has at least one message. Every call and problem of
+        the action is answered.
         """
 
     def close(self) -> Awaitable[None] | None:
-        """Free everything; runs after the rubric, also when ``reset`` failed or never ran, and maybe twice."""
+        """Free everything; runs after the rubric, also when ``reset`` failed or never ran, and
+        maybe twice.
+        """
         return None
 
     def snapshot(self) -> Mapping[str, Any] | None:
@@ -52,10 +57,12 @@ class Env(ABC):
         return None
 
     def state_dict(self) -> Mapping[str, Any] | None:
-        """What a checkpoint keeps of an episode in flight, to be pickled; asked for between two steps.
+        """What a checkpoint keeps of an episode in flight, to be pickled; asked for between two
+        steps.
 
-        By default every attribute of the instance but ``episode_id``. Give None where the state is not in them alone (a
-        process, a folder, a connection): a resumed run then begins the episode anew.
+        By default every attribute of the instance but ``episode_id``. Give None where the state is
+        not in them alone (a process, a folder, a connection): a resumed run then starts the episode
+        again.
         """
         slotted = any(vars(owner).get("__slots__") for owner in type(self).__mro__)
         return (
@@ -65,5 +72,7 @@ class Env(ABC):
         )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what ``state_dict`` gave, on a fresh instance for the same task, in place of ``reset``."""
+        """Go on from what ``state_dict`` gave, on a fresh instance for the same task, in place of
+        ``reset``.
+        """
         vars(self).update(state)

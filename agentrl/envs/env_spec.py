@@ -1,4 +1,4 @@
-"""An environment as data: whoever hosts it builds it."""
+"""Environment spec: an environment as data, built by its host."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ class EnvSpec:
     """How to make the environment of an episode. It pickles where its parts do; text always does.
 
     Args:
-        factory: called as ``factory(task, **kwargs)``; a class, a function, or text for ``load_object``.
+        factory: called as ``factory(task, **kwargs)``; a class, a function, or text for
+            ``load_object``.
         kwargs: the same for every episode.
         base_dir: the folder that a relative path in ``factory`` starts from.
-        sandbox: passed to the factory as ``sandbox=``, where given: the spec, or its host's pool of them.
+        sandbox: passed to the factory as ``sandbox=``, where given: the spec, or its host's pool of
+            them.
     """
 
     factory: Callable[..., Env] | str
@@ -34,8 +36,9 @@ class EnvSpec:
 
     @property
     def is_plain(self) -> bool:
-        """Whether one was made, and the next one runs no constructor of a user's and loads nothing: it takes
-        microseconds, and needs no thread."""
+        """Whether one was made, and the next one runs no constructor of a user's and loads nothing:
+        it takes microseconds, and needs no thread.
+        """
         return bool(self._seen_plain)
 
     def build(
@@ -45,7 +48,8 @@ class EnvSpec:
 
         Args:
             task: the problem.
-            sandboxes: the host's pool, from which the environment takes its sandbox instead of building one.
+            sandboxes: the host's pool, from which the environment takes its sandbox instead of
+                building one.
             episode_id: becomes ``Env.episode_id``.
 
         Raises:

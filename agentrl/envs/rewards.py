@@ -1,4 +1,4 @@
-"""Built-in reward functions."""
+"""Rewards: the built-in reward functions."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ _EDGES = " \t\r\n.,;:!?\"'`*_$()[]{}<>"
 
 
 def exact_answer(view: EpisodeView) -> float:
-    """1.0 where the final text's answer is ``task.answer`` (or one of them, if it is a list), else 0.0.
+    """1.0 where the final text's answer is ``task.answer`` (or one of them, if it is a list), else
+    0.0.
 
-    Numbers are equal by value (``1,200`` is ``1200.0``), text without case, outer punctuation and repeated spaces.
+    Numbers are equal by value (``1,200`` is ``1200.0``), text without case, outer punctuation and
+    repeated spaces.
 
     Raises:
         RewardError: the task has no answer.
@@ -32,7 +34,9 @@ def exact_answer(view: EpisodeView) -> float:
 
 
 def stated_answer(text: str) -> str:
-    """What follows the last ``answer:`` (or ``answer is``) on its line; the whole text where there is none."""
+    """What follows the last ``answer:`` (or ``answer is``) on its line; the whole text where there
+    is none.
+    """
     stated = _LABEL.findall(text)
     return str(stated[-1]) if stated else text
 

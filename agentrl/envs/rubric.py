@@ -1,4 +1,4 @@
-"""A weighted list of reward functions."""
+"""Rubric: a weighted list of reward functions."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.envs.drive import ENV_THREADS
+from agentrl.envs.async_env import ENV_THREADS
 from agentrl.envs.view import EpisodeView
 from agentrl.errors import ConfigError, RewardError
 from agentrl.types import place_of_object, raised_at
 
 __all__ = ["RewardFn", "Rubric"]
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 RewardFn = Callable[[EpisodeView], float | Awaitable[float]]
 """A reward function: sync (it runs in a thread) or async."""
@@ -32,14 +32,17 @@ class _Part:
 
 
 class Rubric:
-    """Scores an episode by parts, each the raw value of one function; the weights come in with the total.
+    """Scores an episode by parts, each the raw value of one function; the weights come in with the
+    total.
 
     Args:
-        rewards: functions of weight 1, or ``(function, weight)`` pairs; their names are the parts' names.
+        rewards: functions of weight 1, or ``(function, weight)`` pairs; their names are the parts'
+            names.
         deadline_s: seconds that one function may take.
 
     Raises:
-        ConfigError: two functions of one name, one called ``step``, or a weight that is not a finite number.
+        ConfigError: two functions of one name, one called ``step``, or a weight that is not a
+            finite number.
     """
 
     def __init__(
@@ -80,8 +83,8 @@ class Rubric:
         """Every part's value; the functions run at once.
 
         Raises:
-            RewardError: a function raised, took too long, or gave no finite number; named with the task. A failed
-                rubric is never a reward of 0.
+            RewardError: a function raised, took too long, or gave no finite number; named with the
+                task. A failed rubric is never a reward of 0.
         """
         if len(self._parts) == 1:  # nothing to run it beside
             return {self._parts[0].name: await self._value(self._parts[0], view)}
@@ -125,11 +128,12 @@ class Rubric:
             )
         if isinstance(value, bool) and part.name not in self._bools:
             self._bools.add(part.name)
-            _log.warning(
+            logger.warning(
                 "reward %r gave %r, a bool, which counts as %.1f; return a float",
                 part.name,
                 value,
                 value,
+                extra={"event": "reward_is_bool", "reward": part.name},
             )
         return float(value)
 

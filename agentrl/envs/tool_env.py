@@ -1,4 +1,4 @@
-"""The environment of most tasks: a prompt, some tools, and an end when the model calls none of them."""
+"""Tool environment: a prompt, tools, and an end when the model calls none of them."""
 
 from __future__ import annotations
 
@@ -45,29 +45,36 @@ _MADE_BY_INIT = frozenset(
 
 
 class ToolEnv(Env):
-    """Answers calls until the assistant makes none; that message is its answer, and the episode is terminated.
+    """Answers calls until the assistant makes none; that message is its answer, and the episode is
+    terminated.
 
-    A malformed call is answered like any other, by a tool message that says what to mend, and does not end the
-    episode. A completion that was cut by its length before one call was complete ends it as truncated.
+    A malformed call is answered like any other, by a tool message that says what to mend, and does
+    not end the episode. A completion that was cut by its length before one call was complete ends
+    it as truncated.
 
     Args:
         task: its messages are the prompt.
-        tools: tools, which episodes share; factories, which make this episode its own; or references to such.
+        tools: tools, which episodes share; factories, which make this episode its own; or
+            references to such.
         system_prompt: put in front of the task's messages, which then must bring none of their own.
-        describe_tools_in_prompt: whether the opening describes the tools; without it they work all the same, for a model that
-            was taught them and has no tokens to spare.
-        max_turns: assistant's messages after which the episode is truncated; None leaves it to the rollout.
-        sandbox: a spec or a pool, from which the episode takes a sandbox at the first call of a tool that may use it,
-            and keeps it until ``close``. Tools find it as ``context.sandbox``, rewards by ``await env.open_sandbox()``.
+        describe_tools_in_prompt: whether the opening describes the tools; without it they work all
+            the same, for a model that was taught them and has no tokens to spare.
+        max_turns: assistant's messages after which the episode is truncated; None leaves it to the
+            rollout.
+        sandbox: a spec or a pool, from which the episode takes a sandbox at the first call of a
+            tool that may use it, and keeps it until ``close``. Tools find it as
+            ``context.sandbox``, rewards by ``await env.open_sandbox()``.
         tool_deadline_s: seconds a call may take, for tools that set none.
         max_tool_output_chars: characters of output kept, for tools that set none.
         base_dir: the folder that relative paths in ``tools`` start from.
 
     Attributes:
-        sandbox: the episode's sandbox while it has one; None before it is needed and after ``close``.
+        sandbox: the episode's sandbox while it has one; None before it is needed and after
+            ``close``.
 
     Raises:
-        EnvError: the task has no messages, two system prompts, or a tool needs a sandbox and there is none.
+        EnvError: the task has no messages, two system prompts, or a tool needs a sandbox and there
+            is none.
         ToolError: something among ``tools`` is none, or two have one name.
         ConfigError: text among ``tools`` names nothing.
     """
@@ -93,6 +100,7 @@ class ToolEnv(Env):
         self._describe_tools_in_prompt = describe_tools_in_prompt
         self._max_turns = max_turns
         self._sandbox_source = sandbox
+        # Calls of one turn run at once, and the first of them takes the sandbox for all.
         self._taking_sandbox = asyncio.Lock()
         self._closed = False
         self._own_tools: list[Tool] = []
@@ -163,8 +171,8 @@ class ToolEnv(Env):
     async def step(self, action: Action) -> StepResult:
         """Run the action's calls; the answers are the observation.
 
-        ``info`` counts what went wrong: ``tool_errors`` by ToolErrorKind, ``call_problems`` by ProblemKind; and gives
-        ``reason`` (``length``, ``max_turns``) where the episode was cut.
+        ``info`` counts what went wrong: ``tool_errors`` by ToolErrorKind, ``call_problems`` by
+        ProblemKind; and gives ``reason`` (``length``, ``max_turns``) where the episode was cut.
 
         Raises:
             SandboxError, MachineError: there is no sandbox to be had, or it failed.
@@ -200,7 +208,9 @@ class ToolEnv(Env):
             return self.sandbox
 
     def state_dict(self) -> Mapping[str, Any] | None:
-        """What differs from a fresh instance; None once a sandbox is taken, and with tools of the episode's own."""
+        """What differs from a fresh instance; None once a sandbox is taken, and with tools of the
+        episode's own.
+        """
         if self.sandbox is not None or self._own_tools:
             return None
         return {name: value for name, value in vars(self).items() if name not in _MADE_BY_INIT}

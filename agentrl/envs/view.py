@@ -1,4 +1,4 @@
-"""What a reward function is shown of an episode."""
+"""Episode view: what a reward function is given of an episode."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ class EpisodeView:
 
     Args:
         task: the problem, with its answer.
-        messages: the whole conversation: the opening, each assistant's message, and what answered it.
+        messages: the whole conversation: the opening, each assistant's message, and what answered
+            it.
         turns: the policy's turns with their calls and results.
         status: how it ended.
-        env: the environment before ``close``; None where an episode is scored again from its record.
+        env: the environment before ``close``; None where an episode is scored again from its
+            record.
     """
 
     task: Task

@@ -1,4 +1,4 @@
-"""A client of OpenAI-compatible servers, and the shapes in which messages travel there."""
+"""Chat models: a client of OpenAI-compatible servers, and the shapes of messages on the wire."""
 
 from __future__ import annotations
 

@@ -48,7 +48,8 @@ class ChatUsage:
     """Tokens as the server counted them, and what they took.
 
     Args:
-        prompt_tokens, completion_tokens, cached_tokens: the server's own counts; 0 where it gives none.
+        prompt_tokens, completion_tokens, cached_tokens: the server's own counts; 0 where it gives
+            none.
         requests: answered.
         retries: attempts that infrastructure failed.
         failures: requests that were given up.
@@ -139,7 +140,8 @@ class ChatClient:
             settings: further keys of the request's body, such as ``top_p``, ``stop`` or ``seed``.
 
         Raises:
-            ServerError: the server refused it, or its infrastructure failed for all attempts or ``deadline_s``.
+            ServerError: the server refused it, or its infrastructure failed for all attempts or
+                ``deadline_s``.
         """
         optional = {
             "tools": [tool.openai() for tool in tools] or None,
@@ -182,6 +184,7 @@ class ChatClient:
                 timeout=self.spec.timeout_s,
                 max_retries=0,
             )
+            # Of this loop alone; requests beyond it wait in order.
             permits = asyncio.Semaphore(self.spec.max_concurrent)
             self._connections[loop] = _Connection(http, permits)
         return self._connections[loop]

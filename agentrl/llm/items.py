@@ -1,7 +1,11 @@
-"""Messages and tools as items of OpenAI's Responses API (https://platform.openai.com/docs/api-reference/responses).
+"""Response items: messages and tools in the shape of OpenAI's Responses API.
 
-There an assistant's turn is several items (thoughts, text, a call each) and a tool's result is one; here a turn is one
-message, as in chat completions, to which the items are put together.
+https://platform.openai.com/docs/api-reference/responses
+
+https://platform.openai.com/docs/api-reference/responses
+
+There an assistant's turn is several items (thoughts, text, a call each) and a tool's result is one;
+here a turn is one message, as in chat completions, to which the items are put together.
 """
 
 from __future__ import annotations
@@ -55,7 +59,9 @@ def from_items(items: Sequence[Any], where: str) -> list[Message]:
 def _add_to_turn(
     wires: list[tuple[dict[str, Any], str]], kind: Any, item: Mapping[str, Any], place: str
 ) -> None:
-    """Puts an item of the assistant into its turn: the last message, unless that has what can only come once."""
+    """Puts an item of the assistant into its turn: the last message, unless that has what can only
+    come once.
+    """
     turn = wires[-1][0] if wires and wires[-1][0]["role"] == "assistant" else None
     said = turn is not None and turn["content"] is not None
     if (
@@ -130,7 +136,8 @@ def tool_from_item(value: Any, where: str) -> ToolSpec:
 
 
 def to_items(message: Message, name: str) -> list[dict[str, Any]]:
-    """An assistant's message as the items of a response: thoughts, text, calls, each where there is one.
+    """An assistant's message as the items of a response: thoughts, text, calls, each where there is
+    one.
 
     Args:
         message: as agentrl keeps it.

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server as data: where it is, which model, with which key, and how patiently it is asked."""
+"""Chat server spec: address, model, key and patience of an OpenAI-compatible server."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ class ChatServerSpec:
     Args:
         base_url: up to and including ``/v1``, such as ``http://127.0.0.1:8000/v1``.
         model: the model's name there.
-        api_key_env: the environment variable that holds the key; by default OPENAI_API_KEY where that is set.
+        api_key_env: the environment variable that holds the key; by default OPENAI_API_KEY where
+            that is set.
         max_concurrent: requests in flight at once; others wait.
         timeout_s: seconds for one attempt.
         deadline_s: seconds for a request with all its attempts and the waits between them.
-        max_retries: further attempts after one that infrastructure failed (no connection, 408, 429, 5xx).
+        max_retries: further attempts after one that infrastructure failed (no connection, 408, 429,
+            5xx).
         max_backoff_s: longest wait before a further attempt where the server names none.
 
     Raises:
@@ -62,7 +64,7 @@ class ChatServerSpec:
         return self.api_key_env or _DEFAULT_KEY
 
     def api_key(self) -> str | None:
-        """The key; None where the default variable is not set, as for a server of one's own.
+        """The key; None where the default variable is not set, as for a server without keys.
 
         Raises:
             ConfigError: a variable is named and not set, or holds what no key is.

@@ -1,6 +1,11 @@
-"""Messages and tools as OpenAI's chat completions API carries them (https://platform.openai.com/docs/api-reference/chat).
+"""Chat wire format: messages and tools in the shape of OpenAI's chat completions API.
 
-There a call's arguments are JSON text, here they are a mapping; there an image is a URL, here an ``Image``.
+https://platform.openai.com/docs/api-reference/chat
+
+https://platform.openai.com/docs/api-reference/chat
+
+There a call's arguments are JSON text, here they are a mapping; there an image is a URL, here an
+``Image``.
 """
 
 from __future__ import annotations
@@ -34,12 +39,14 @@ _ROLES = {
 
 
 class WireFault(ValueError):  # noqa: N818 - what a message has, not what a program does
-    """Why something that came over the wire is no message or tool: where, the rule, and the value found."""
+    """Why something that came over the wire is no message or tool: where, the rule, and the value
+    found.
+    """
 
 
 def to_wire(message: Message, *, reasoning: bool = False) -> dict[str, Any]:
-    """A message as a server takes it; arguments become JSON text, images ``data:`` URIs, an empty content beside calls
-    becomes null.
+    """A message as a server takes it; arguments become JSON text, images ``data:`` URIs, an empty
+    content beside calls becomes null.
 
     Args:
         message: as agentrl keeps it.
@@ -60,7 +67,8 @@ def to_wire(message: Message, *, reasoning: bool = False) -> dict[str, Any]:
 
 
 def from_wire(value: Any, where: str) -> Message:
-    """A message from a client, in the shape of ``agentrl.types.Message``; nulls and unknown keys are left out.
+    """A message from a client, in the shape of ``agentrl.types.Message``; nulls and unknown keys
+    are left out.
 
     Args:
         value: as it came.
@@ -81,11 +89,7 @@ def from_wire(value: Any, where: str) -> Message:
     if value.get("function_call") is not None:
         raise WireFault(f"{where}.function_call is not supported; write it as tool_calls")
     if role == "assistant" and calls:
-        if not isinstance(calls, list):
-            raise WireFault(f"{where}.tool_calls must be a list, got {_short(calls)}")
-        message["tool_calls"] = [
-            _call_from_wire(call, f"{where}.tool_calls[{n}]") for n, call in enumerate(calls)
-        ]
+        message["tool_calls"] = _calls_from_wire(calls, where)
     if role == "tool":
         if not isinstance(value.get("tool_call_id"), str):
             raise WireFault(
@@ -101,8 +105,8 @@ def from_wire(value: Any, where: str) -> Message:
 
 
 def stored_message(value: Mapping[str, Any], where: str) -> Message:
-    """A message of a data set, as agentrl has it or as OpenAI's files do: arguments as JSON text, a null content beside
-    calls, the role ``developer``. What else it holds is kept, but for nulls.
+    """A message of a data set, as agentrl has it or as OpenAI's files do: arguments as JSON text, a
+    null content beside calls, the role ``developer``. What else it holds is kept, but for nulls.
 
     Args:
         value: with a role.
@@ -162,6 +166,12 @@ def _call_to_wire(call: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _calls_from_wire(calls: Any, where: str) -> list[Any]:
+    if not isinstance(calls, list):
+        raise WireFault(f"{where}.tool_calls must be a list, got {_short(calls)}")
+    return [_call_from_wire(call, f"{where}.tool_calls[{n}]") for n, call in enumerate(calls)]
+
+
 def _call_from_wire(value: Any, where: str) -> dict[str, Any]:
     function = value.get("function") if isinstance(value, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
@@ -207,7 +217,9 @@ def _content(value: Any, where: str, role: str) -> Any:
 
 
 def _part_from_wire(part: Any, where: str) -> dict[str, Any]:
-    """A part with nothing in it but what was looked at: a client must not name a file of this machine."""
+    """A part with nothing in it but what was looked at: a client must not name a file of this
+    machine.
+    """
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind == "text" and isinstance(part.get("text"), str):
         return {"type": "text", "text": part["text"]}

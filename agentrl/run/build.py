@@ -240,7 +240,7 @@ def _settled(driver: EnvSpec | AgentProgramSpec) -> EnvSpec | AgentProgramSpec:
         or driver.sandbox.backend != "auto"
     ):
         return driver
-    return replace(driver, sandbox=driver.sandbox.settled())
+    return replace(driver, sandbox=driver.sandbox.resolved())
 
 
 def renderer_spec(stage: StageConfig, base_dir: Path, model: Path) -> RendererSpec:

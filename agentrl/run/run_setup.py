@@ -67,7 +67,7 @@ def make_directory(
             driver.check()
         elif driver.sandbox is not None:
             report = driver.sandbox.check()
-            driver.sandbox.settled().check_room(stage.sandboxes_a_host)
+            driver.sandbox.resolved().check_room(stage.sandboxes_a_host)
             sandbox = {
                 "backend": report.backend,
                 "guarantees": dict(report.guarantees),

@@ -1,4 +1,4 @@
-"""Sandboxes for the model's code: one interface, backends that say what they guarantee, and a pool."""
+"""Sandboxes: run a model's code behind one interface, in backends with measured guarantees."""
 
 from __future__ import annotations
 

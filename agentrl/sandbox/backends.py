@@ -57,7 +57,9 @@ _lock = threading.Lock()
 
 
 def is_named(name: str) -> bool:
-    """Whether ``SandboxSpec.backend`` may say so: a row of the table, or a user's ``module:function``."""
+    """Whether ``SandboxSpec.backend`` may say so: a row of the table, or a user's
+    ``module:function``.
+    """
     return name in BACKENDS or ":" in name
 
 

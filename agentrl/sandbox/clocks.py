@@ -1,4 +1,6 @@
-"""Deadlines of whoever waits: they stand still while a wait is the machine's doing and not the caller's."""
+"""Deadlines of whoever waits: they stand still while a wait is the machine's doing and not the
+caller's.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +39,17 @@ class _Counted:
 
 
 def counted_by(clock: Clock) -> AbstractContextManager[None]:
-    """``clock`` counts what runs within, and in the tasks that it starts, apart from what stands still."""
+    """``clock`` counts what runs within, and in the tasks that it starts, apart from what stands
+    still.
+    """
     return _Counted(clock)
 
 
 @contextmanager
 def clock_paused() -> Iterator[None]:
-    """No clock of the caller counts what happens within: it waits for its turn at something that others use."""
+    """No clock of the caller counts what happens within: it waits for its turn at something that
+    others use.
+    """
     clocks = _CLOCKS.get()
     for clock in clocks:
         clock.stop()

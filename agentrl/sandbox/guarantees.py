@@ -1,4 +1,4 @@
-"""What a sandbox can promise, in words that every backend fills and every configuration can require."""
+"""Guarantees: the words that every backend answers and a configuration may require."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of every sandbox: run code or a program, move files, start afresh, end."""
+"""Sandbox interface: run code or a program, move files, start afresh, end."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ Status = Literal["ok", "error", "timeout", "oom", "killed", "output_limit"]
 
 
 class FileRefusedError(ValueError):
-    """A path or file that a sandbox does not read or write: absent, outside, a link, a device, too large.
+    """A path or file that a sandbox does not read or write: absent, outside, a link, a device, too
+    large.
 
-    The fault of whoever named the file, often the model; never a failure of the sandbox.
+    The fault of the caller that named the file, often the model; never a failure of the sandbox.
     """
 
 
@@ -27,19 +28,21 @@ class ExecResult:
 
     Attributes:
         status: ``ok`` exit code 0; ``error`` another exit code or a signal of its own making;
-            ``timeout`` wall or processor time spent; ``oom`` memory spent; ``output_limit`` stdout or
-            stderr passed its limit; ``killed`` ended by SIGKILL, by another limit or by the caller.
+            ``timeout`` wall or processor time spent; ``oom`` memory spent; ``output_limit`` stdout
+            or stderr passed its limit; ``killed`` ended by SIGKILL, by another limit or by the
+            caller.
         exit_code: None where a signal ended the code.
         signal: the number of that signal, or None.
         stdout, stderr: bytes as written, up to the limit; kept whatever the status.
         stdout_truncated, stderr_truncated: whether the code wrote more than was kept.
         wall_s: seconds from the start of the execution to its end.
-        queued_s: seconds before that, in which the run waited for its turn; no deadline counts them.
+        queued_s: seconds before that, in which the run waited for its turn; no deadline counts
+            them.
         cpu_s: user and system seconds of all its processes.
         files: contents of the files asked for by ``fetch``, by path.
         refused_files: why a file asked for is not in ``files``, by path.
-        interpreter_ended: whether variables that were kept for later runs are lost: the interpreter ended in this
-            run, or had ended before it; ``detail`` says which.
+        interpreter_ended: whether variables that were kept for later runs are lost: the interpreter
+            ended in this run, or had ended before it; ``detail`` says which.
         detail: one line on what ended the run, for people; empty for a plain exit.
     """
 
@@ -65,24 +68,29 @@ class ExecResult:
 
 
 class Sandbox(ABC):
-    """One session: files persist over its runs until :meth:`reset`, and where asked for an interpreter's variables.
+    """One session: files persist over its runs until :meth:`reset`, and where asked for an
+    interpreter's variables.
 
-    Temporary files do not: each run finds its temporary folder empty, but those of an interpreter that persists.
+    Temporary files do not: each run finds its temporary folder empty, but those of an interpreter
+    that persists.
 
-    Nothing reaches another session. Usable from any event loop and thread; the runs of one sandbox happen one
-    after another. Every method raises ``SandboxError`` where the sandbox itself failed; :meth:`reset` then gives a
-    fresh one.
+    Nothing reaches another session. Usable from any event loop and thread; the runs of one sandbox
+    happen one after another. Every method raises ``SandboxError`` where the sandbox itself failed;
+    :meth:`reset` then gives a fresh one.
     """
 
     limits: Limits
 
     @property
     def notes(self) -> str:
-        """What is worth knowing of the backend on this machine (kernel, uid), once a sandbox has run; for people."""
+        """What is worth knowing of the backend on this machine (kernel, uid), once a sandbox has
+        run; for people.
+        """
         return ""
 
     async def start(self) -> None:
-        """Start now what the first use would start; a backend that has nothing to start leaves this as it is.
+        """Start now what the first use would start; a backend that has nothing to start leaves this
+        as it is.
 
         Raises:
             SandboxError: it did not start, or not in time; another may.
@@ -107,7 +115,8 @@ class Sandbox(ABC):
         """Run Python ``code``, or the program ``argv``, in the working folder.
 
         Args:
-            code: Python source; text or UTF-8 bytes. Any content runs: what is wrong with it is a result.
+            code: Python source; text or UTF-8 bytes. Any content runs: what is wrong with it is a
+                result.
             argv: a program and its arguments instead of ``code``.
             stdin: what the code reads; then end of file.
             timeout_s: replaces ``limits.wall_s``; counts from the start of the execution.
@@ -115,16 +124,18 @@ class Sandbox(ABC):
             fetch: files to bring back afterwards, by path relative to the working folder.
             env: variables beyond the sandbox's own few; the owner's are never passed.
             limits: replaces the sandbox's own for this run.
-            persist: ``files`` runs the code in a fresh interpreter; ``interpreter`` in the one that keeps its
-                variables over such runs of this sandbox, until a run is ended by force or ends it; None as the
-                sandbox was made. A program (``argv``) is always a process of its own.
+            persist: ``files`` runs the code in a fresh interpreter; ``interpreter`` in the one that
+                keeps its variables over such runs of this sandbox, until a run is ended by force or
+                ends it; None as the sandbox was made. A program (``argv``) is always a process of
+                its own.
 
         Raises:
-            ValueError: neither or both of ``code`` and ``argv``, or an argument or variable that no program can take.
+            ValueError: neither or both of ``code`` and ``argv``, or an argument or variable that no
+                program can take.
             FileRefusedError: a path in ``files`` or its size is refused; nothing has run.
-            ConfigError: ``timeout_s`` is negative, zero or not finite; or ``limits`` changes for an interpreter that
-                keeps its variables what only its start can set (``memory_bytes``, ``processes``, ``file_bytes``,
-                ``open_files``).
+            ConfigError: ``timeout_s`` is negative, zero or not finite; or ``limits`` changes for an
+                interpreter that keeps its variables what only its start can set (``memory_bytes``,
+                ``processes``, ``file_bytes``, ``open_files``).
             SandboxError: the sandbox failed; nothing is known about the code.
         """
 
@@ -133,7 +144,8 @@ class Sandbox(ABC):
         """Create or replace a file of the working folder.
 
         Raises:
-            FileRefusedError: the path leaves the folder or is no plain file's, or ``data`` passes the limit.
+            FileRefusedError: the path leaves the folder or is no plain file's, or ``data`` passes
+                the limit.
         """
 
     @abstractmethod
@@ -141,7 +153,8 @@ class Sandbox(ABC):
         """The contents of a regular file of the working folder.
 
         Raises:
-            FileRefusedError: absent, outside, a link, a device, or larger than ``limits.file_bytes``.
+            FileRefusedError: absent, outside, a link, a device, or larger than
+                ``limits.file_bytes``.
         """
 
     @abstractmethod

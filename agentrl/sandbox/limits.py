@@ -31,7 +31,9 @@ class Limits(Section):
     file_bytes: _Moved = 64 * 2**20
     """Size of one file, also of one that is uploaded or fetched."""
     disk_bytes: Count = 256 * 2**20
-    """All files together; where the backend guarantees ``disk`` by the kernel, else by a watch twice a second."""
+    """All files together; where the backend guarantees ``disk`` by the kernel, else by a watch
+    twice a second.
+    """
     max_files: Count = 20_000
     """Files and folders together; likewise."""
     output_bytes: _Moved = 2**20
@@ -39,9 +41,10 @@ class Limits(Section):
     open_files: Count = 256
     """Descriptors of one process."""
     reserve_bytes: Natural | None = None
-    """Free space that the file system of the sandboxes keeps, where the backend does not guarantee ``disk``: with less
-    left, executions that took their part of it are ended, and the others fail as infrastructure. By default half a
-    gigabyte, or a tenth of a file system below five."""
+    """Free space that the file system of the sandboxes keeps, where the backend does not guarantee
+    ``disk``: with less left, executions that took their part of it are ended, and the others fail
+    as infrastructure. By default half a gigabyte, or a tenth of a file system below five.
+    """
 
     @model_validator(mode="after")
     def _check(self) -> Self:

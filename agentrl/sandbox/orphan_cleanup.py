@@ -1,7 +1,8 @@
-"""Removes what dead owners left on this machine: hosts that did not see their end, what these ran, their folders.
+"""Orphan cleanup: removes hosts, processes and folders that dead owners left.
 
-All of it happens only where owner and host were killed together, or a host was stopped. What belongs to a
-process that lives, or of which nothing can be known, is left alone (:mod:`agentrl.sandbox.owner_id`).
+All of it happens only where owner and host were killed together, or a host was stopped. What
+belongs to a process that lives, or of which nothing can be known, is left alone
+(:mod:`agentrl.sandbox.owner_id`).
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import tempfile
 import time
 from collections.abc import Iterator
 
-from .forkserver.cgroups import reap_cgroups
+from .forkserver.cgroups import remove_orphaned_cgroups
 from .forkserver.launcher import FOLDER_PREFIX
+from .host import proc
 from .host.confine import marks
 from .host.files import removal
 from .host.run import process_tree
@@ -24,10 +26,11 @@ from .owner_id import Owner
 _GRACE_S = 2.0  # for hosts that are ending by themselves
 
 
-def reap_orphans() -> list[str]:
-    """Remove hosts and folders of dead owners, and processes of dead hosts; what was removed, one line each.
+def remove_orphans() -> list[str]:
+    """Remove hosts and folders of dead owners, and processes of dead hosts; what was removed, one
+    line each.
 
-    Containers are the docker backend's: ``agentrl.sandbox.docker.containers.reap_orphans``.
+    Containers are the docker backend's: ``agentrl.sandbox.docker.containers.remove_orphaned_containers``.
     """
     if sys.platform != "linux":
         return []
@@ -52,7 +55,7 @@ def reap_orphans() -> list[str]:
             for pid in sorted(left)
         ]
     removed += [f"{_removed(path)} of owner {owner}" for path, owner in folders.items()]
-    return removed + reap_cgroups()
+    return removed + remove_orphaned_cgroups()
 
 
 def _orphaned_hosts() -> Iterator[tuple[int, Owner]]:
@@ -63,11 +66,7 @@ def _orphaned_hosts() -> Iterator[tuple[int, Owner]]:
 
 
 def _owner_of_host(pid: str) -> Owner | None:
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            words = file.read().decode(errors="replace").split("\0")
-    except OSError:
-        return None
+    words = proc.read(pid, "cmdline").decode(errors="replace").split("\0")
     if marks.HOST_TITLE not in words or not _is_ours(f"/proc/{pid}"):
         return None
     return Owner.parse("".join(words[words.index(marks.HOST_TITLE) + 1 :][:1]))

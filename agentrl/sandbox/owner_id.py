@@ -1,4 +1,4 @@
-"""Who owns what a sandbox leaves on a machine: a name that no other process ever bears."""
+"""Owner id: names the owner of what a sandbox leaves, as no other process is ever named."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import os
 from dataclasses import dataclass
 from typing import Self
 
+from .host import proc
+
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """A process of this boot, told from a later one with its pid, and from one with its pid in another container.
+    """A process of this boot, told from a later one with its pid, and from one with its pid in
+    another container.
 
-    Folders, process titles and container labels carry ``str(owner)``, so that whoever finds them can tell
-    whether their owner still lives.
+    Folders, process titles and container labels carry ``str(owner)``, so that a later process can
+    tell whether their owner still lives.
 
     Attributes:
         pid: in its own pid namespace.
@@ -47,7 +50,8 @@ class Owner:
     def is_dead(self) -> bool:
         """Whether it is certain that the process has ended; False where this process cannot know.
 
-        A process of another pid namespace (another container over the same folder) cannot be looked up.
+        A process of another pid namespace (another container over the same folder) cannot be looked
+        up.
         """
         if not self.boot:
             return False
@@ -58,12 +62,8 @@ class Owner:
 
 def _started(pid: int) -> int | None:
     """Field 22 of proc(5)'s stat; None where there is no such process, or it is a zombie."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+    fields = proc.stat(pid)
+    return None if not fields or fields[0] in (b"Z", b"X") else int(fields[19])
 
 
 def _namespace() -> int:

@@ -1,4 +1,4 @@
-"""A bound on how many do something at one time, whatever event loop or thread they come from."""
+"""FIFO semaphore: bounds concurrent work over any number of event loops and threads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from .clocks import clock_paused
 class FifoSemaphore:
     """At most ``count`` hold a permit; the others wait in order, each on its own event loop.
 
-    ``async with permits`` takes one and gives it back whatever happens. A waiter that is cancelled costs none.
+    ``async with permits`` takes one and gives it back whatever happens. A waiter that is cancelled
+    costs none.
 
     Args:
         count: permits in all, at least 1.
@@ -24,12 +25,14 @@ class FifoSemaphore:
 
     def __init__(self, count: int) -> None:
         self._free = count
-        self._waiting: deque[Future[None]] = deque()
+        self._waiting: deque[Future[None]] = deque()  # first come, first served
         self._refusal: str | None = None
+        # Guards all of the above; permits pass between event loops and threads, held for no wait.
         self._lock = threading.Lock()
 
     async def take(self) -> None:
-        """Hold a permit from here on, when it is this caller's turn; its deadlines stand still until then.
+        """Hold a permit from here on, when it is this caller's turn; its clock is paused until
+        then.
 
         Raises:
             SandboxError: :meth:`close` was called, before or while this caller waited.
@@ -45,9 +48,7 @@ class FifoSemaphore:
             with clock_paused():
                 await asyncio.wrap_future(permit)
         except asyncio.CancelledError:
-            with (
-                self._lock
-            ):  # whoever hands it over does so within the lock: it is either here or not
+            with self._lock:  # it is handed over within the lock: it is either here or not
                 came_all_the_same = permit.done() and not permit.cancelled()
             if came_all_the_same:
                 self.give()

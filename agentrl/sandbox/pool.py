@@ -1,10 +1,11 @@
-"""Sandboxes for many episodes at once: at most ``max_running``, each fresh for its user."""
+"""Sandbox pool: lends fresh sandboxes to many episodes, at most ``max_running`` at once."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from .interface import Sandbox
 from .permits import FifoSemaphore
 from .sandbox_spec import SandboxSpec
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +30,8 @@ class PoolCounts:
         running: sandboxes that are lent.
         started: sandboxes that were lent since the pool was made.
         failed: sandboxes that did not start.
-        overdue: sandboxes that were ended because their user kept them longer than ``max_lifetime_s``.
+        overdue: sandboxes that were ended because their user kept them longer than
+            ``max_lifetime_s``.
     """
 
     waiting: int
@@ -65,11 +67,13 @@ class SandboxPool:
         self._lent: dict[
             Sandbox, Callable[[], None]
         ] = {}  # and what stops the clock of its lifetime
-        self._num_starting = self._num_started = self._num_failed = self._num_overdue = 0
+        self._counts = Counter[str]()  # starting, started, failed, overdue
+        # Guards _lent and the counts: callers are on any loop, a lifetime's end on its timer's thread.
         self._lock = threading.Lock()
 
     async def acquire(self) -> Sandbox:
-        """A fresh sandbox, started, when one of the permits is free; the caller's deadlines stand still until then.
+        """A fresh sandbox, started, when one of the permits is free; the caller's clock is paused
+        until then.
 
         Raises:
             SandboxError: the pool is closed, or the sandbox did not start.
@@ -83,7 +87,7 @@ class SandboxPool:
                 with self._lock:
                     self._permits.check_open()
                     self._lent[sandbox] = self._watch(sandbox)
-                    self._num_started += 1
+                    self._counts["started"] += 1
             except BaseException:
                 await sandbox.close()
                 raise
@@ -127,39 +131,39 @@ class SandboxPool:
         with self._lock:
             return PoolCounts(
                 waiting=self._permits.num_waiting + self._starting.num_waiting,
-                starting=self._num_starting,
                 running=len(self._lent),
-                started=self._num_started,
-                failed=self._num_failed,
-                overdue=self._num_overdue,
+                **{
+                    name: self._counts[name]
+                    for name in ("starting", "started", "failed", "overdue")
+                },
             )
 
     async def _start(self) -> Sandbox:
-        self._count(starting=1)
+        self._count("starting")
         sandbox: Sandbox | None = None
         try:
             sandbox = await asyncio.to_thread(self.spec.build)
             await sandbox.start()
         except BaseException:
-            self._count(failed=1)
+            self._count("failed")
             if sandbox is not None:
                 sandbox.kill_now()
                 await sandbox.close()
             raise
         finally:
-            self._count(starting=-1)
+            self._count("starting", -1)
         return sandbox
 
-    def _count(self, *, starting: int = 0, failed: int = 0) -> None:
+    def _count(self, name: str, change: int = 1) -> None:
         with self._lock:
-            self._num_starting += starting
-            self._num_failed += failed
+            self._counts[name] += change
 
     def _watch(self, sandbox: Sandbox) -> Callable[[], None]:
         """Start the clock of a sandbox's lifetime; answers with what stops it."""
         lifetime_s = self.spec.max_lifetime_s
         if lifetime_s is None:
             return lambda: None
+        # One daemon thread a sandbox; released sandboxes stop theirs.
         timer = threading.Timer(
             lifetime_s, self._end_overdue, (sandbox,)
         )  # its user's event loop may be what hangs
@@ -171,10 +175,11 @@ class SandboxPool:
         with self._lock:
             if self._lent.pop(sandbox, None) is None:
                 return
-            self._num_overdue += 1
-        _log.warning(
+            self._counts["overdue"] += 1
+        logger.warning(
             "a sandbox was ended because its user kept it longer than SandboxSpec.max_lifetime_s=%g",
             self.spec.max_lifetime_s,
+            extra={"event": "sandbox_overdue", "max_lifetime_s": self.spec.max_lifetime_s},
         )
         sandbox.kill_now()
         self._permits.give()

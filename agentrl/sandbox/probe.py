@@ -1,4 +1,4 @@
-"""Finds out what a backend guarantees by running code that tries to break each guarantee.
+"""Probe: measures the guarantees of a backend by running code that tries to break each.
 
 Every attempt is harmless where it succeeds: files are opened and not written, signals are number 0.
 """

@@ -1,4 +1,6 @@
-"""Sandbox specification: which sandbox a run uses, probed on the machine and built where it is hosted."""
+"""Sandbox specification: which sandbox a run uses, probed on the machine and built where it is
+hosted.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +44,15 @@ def _network(value: Any) -> Any:
 
 
 class NetworkSpec(Section):
-    """What of the network the model's code may reach: nothing, or chosen hosts through a proxy that counts and logs."""
+    """What of the network the model's code may reach: nothing, or chosen hosts through a proxy that
+    counts and logs.
+    """
 
     allow: Listed[str] = ()
-    """Hosts: ``host`` (ports 80 and 443), ``host:port``, ``*.domain``, or an address with its port. Names that lead to
-    private or metadata addresses are refused. Needs ``backend: bubblewrap`` (or ``auto`` that finds it)."""
+    """Hosts: ``host`` (ports 80 and 443), ``host:port``, ``*.domain``, or an address with its port.
+    Names that lead to private or metadata addresses are refused. Needs ``backend: bubblewrap`` (or
+    ``auto`` that finds it).
+    """
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -58,41 +64,53 @@ class SandboxSpec(Section):
     """Where the model's code runs, and within which limits."""
 
     backend: str = "auto"
-    """``auto`` takes the one that guarantees most on this machine (``agentrl doctor`` shows which); ``unsafe`` isolates
-    nothing; ``module:function`` names one of your own."""
+    """``auto`` takes the one that guarantees most on this machine (``agentrl doctor`` shows which);
+    ``unsafe`` isolates nothing; ``module:function`` names one of your own.
+    """
     require: Words | None = None
-    """Level (``none``, ``isolated``, ``full``) or guarantees below which nothing runs; by default ``isolated``, and
-    ``none`` where ``unsafe`` is named."""
+    """Level (``none``, ``isolated``, ``full``) or guarantees below which nothing runs; by default
+    ``isolated``, and ``none`` where ``unsafe`` is named.
+    """
     limits: Limits = Field(default_factory=Limits)
     """Of one execution that brings none of its own."""
     network: Annotated[NetworkSpec, BeforeValidator(_network)] = Field(default_factory=NetworkSpec)
-    """``none``, or hosts that the code may reach through the variables ``HTTP_PROXY`` and ``HTTPS_PROXY``."""
+    """``none``, or hosts that the code may reach through the variables ``HTTP_PROXY`` and
+    ``HTTPS_PROXY``.
+    """
     image: str | None = None
-    """Image that the code runs in, or a folder with a Dockerfile (``./``, ``../`` or ``/`` first), for backends that
-    have images. Never pulled in a run: ``agentrl doctor --prepare`` does it ahead. By default Python's own."""
+    """Image that the code runs in, or a folder with a Dockerfile (``./``, ``../`` or ``/`` first),
+    for backends that have images. Never pulled in a run: ``agentrl doctor --prepare`` does it
+    ahead. By default Python's own.
+    """
     docker: DockerSettings = Field(default_factory=DockerSettings)
     """Of the ``docker`` backend."""
     persist: Persist = "files"
-    """What lasts over the calls of one episode: ``files``, or also the ``interpreter``'s variables."""
+    """What lasts over the calls of one episode: ``files``, or also the ``interpreter``'s variables.
+    """
     preload_modules: Listed[str] = ()
     """Python modules imported once, so that executions find them loaded."""
     site_packages: bool = False
     """Let the code import the packages installed beside agentrl."""
     max_running: Count | None = None
-    """Sandboxes at one time over all processes of the run, each held by its episode from the first call that needs it
-    to the end; by default ``rollout.max_running`` in each process."""
+    """Sandboxes at one time over all processes of the run, each held by its episode from the first
+    call that needs it to the end; by default ``rollout.max_running`` in each process.
+    """
     max_executing: Count | None = None
-    """Executions at one time in each process that hosts episodes; the others wait in order, which no deadline of
-    theirs counts. By default two to each core that the process may use."""
+    """Executions at one time in each process that hosts episodes; the others wait in order, which
+    no deadline of theirs counts. By default two to each core that the process may use.
+    """
     max_starting: Count | None = None
     """Sandboxes that start at one time; by default as many as may run."""
     start_timeout_s: Seconds = 60.0
-    """Seconds in which a sandbox must be ready; one that is not is tried again like any failure of infrastructure."""
+    """Seconds in which a sandbox must be ready; one that is not is tried again like any failure of
+    infrastructure.
+    """
     max_lifetime_s: Seconds | None = None
     """Seconds after which a sandbox that its episode has not given back is ended; must exceed
     ``rollout.episode_timeout_s``."""
     recycle_after: Count | None = None
-    """Executions after which a fresh warm host takes the place of a worn one; by default it stays."""
+    """Executions after which a fresh warm host takes the place of a worn one; by default it stays.
+    """
 
     def __init__(self, backend: str = "auto", **settings: Any) -> None:
         super().__init__(backend=backend, **settings)
@@ -145,13 +163,14 @@ class SandboxSpec(Section):
     def check(self) -> BackendReport:
         """Probe by really running something; what the chosen backend guarantees here.
 
-        ``auto`` takes the backend that was seen to guarantee most, and of equals the one whose executions cost
-        least. Blocks for a fraction of a second on the first call in a process, longer where a container must be
-        started; later calls remember.
+        ``auto`` takes the backend that was seen to guarantee most, and of equals the one whose
+        executions cost least. Blocks for a fraction of a second on the first call in a process,
+        longer where a container must be started; later calls remember.
 
         Raises:
             MachineError: no backend gives what is required; one line with what to do.
-            ConfigError: a module of ``preload_modules`` cannot be imported, or another setting is to blame.
+            ConfigError: a module of ``preload_modules`` cannot be imported, or another setting is
+                to blame.
         """
         key = probed(self).replace(require=self.require)
         report = _chosen.get(key)
@@ -161,17 +180,20 @@ class SandboxSpec(Section):
             _warn_of_unsafe()
         return report
 
-    def settled(self) -> SandboxSpec:
-        """The same with the backend that :meth:`check` chose, so that another host of it takes no other in silence."""
+    def resolved(self) -> SandboxSpec:
+        """The same with the backend that :meth:`check` chose, so that another host of it takes no
+        other in silence.
+        """
         return self.replace(backend=self.check().backend)
 
     def build(self) -> Sandbox:
         """A fresh sandbox of the backend that :meth:`check` chose; raises what it raises."""
-        settled = self.settled()
-        return factory_of(settled.backend)(settled)
+        resolved = self.resolved()
+        return factory_of(resolved.backend)(resolved)
 
     def check_room(self, max_running: int) -> None:
-        """Whether ``max_running`` sandboxes fit into this process; ``auto``, and a backend of one's own, tell nothing.
+        """Whether ``max_running`` sandboxes fit into this process; ``auto``, and a backend of one's
+        own, tell nothing.
 
         Raises:
             ConfigError: the backend's host holds fewer.
@@ -244,7 +266,8 @@ class SandboxSpec(Section):
 
 
 def probe_backends(spec: SandboxSpec | None = None) -> list[BackendReport]:
-    """What every backend of the table guarantees on this machine, cheapest first; for ``agentrl doctor``.
+    """What every backend of the table guarantees on this machine, cheapest first; for ``agentrl
+    doctor``.
 
     Args:
         spec: with these settings; by default the defaults.
@@ -256,8 +279,8 @@ def probe_backends(spec: SandboxSpec | None = None) -> list[BackendReport]:
 BackendFactory = Callable[[SandboxSpec], Sandbox]
 """What a backend is: a function that makes a sandbox of a spec without blocking for long.
 
-It raises MachineError where this machine cannot serve it and ConfigError where a setting is to blame;
-what it guarantees is found out by running code in it, never asked.
+It raises MachineError where this machine cannot serve it and ConfigError where a setting is to
+blame; what it guarantees is found out by running code in it, never asked.
 """
 
 

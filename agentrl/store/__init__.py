@@ -1,4 +1,4 @@
-"""Trajectories on disk, and the run directory they lie in (docs/run-directory.md)."""
+"""Store: trajectories on disk in a run directory (docs/run-directory.md)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from agentrl.store.jsonl import JsonlWriter, keep_lines, read_jsonl
 from agentrl.store.log_file import logging_to
 from agentrl.store.masking import SecretMask, mask_secrets
 from agentrl.store.run_directory import RunDirectory
-from agentrl.store.space import write_failure
 from agentrl.store.trajectories.annotations import Annotation
 from agentrl.store.trajectories.codec import decode_trajectory, encode_trajectory
 from agentrl.store.trajectories.reader import StoredTrajectory, TrajectoryReader, TrajectorySummary
 from agentrl.store.trajectories.shard import read_shard, write_shard
 from agentrl.store.trajectories.token_arrays import TokenArrays
 from agentrl.store.trajectories.writer import TrajectoryWriter, WriterCounts
+from agentrl.store.write_error import write_failure
 
 __all__ = [
     "Annotation",

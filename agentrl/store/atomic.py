@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.errors import StoreError
-from agentrl.store.space import write_failure
+from agentrl.store.write_error import write_failure
 
 __all__ = [
     "replacing",
@@ -26,7 +26,8 @@ __all__ = [
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path`` that takes its place, durably, when the block ends without an exception.
+    """A temporary path beside ``path`` that takes its place, durably, when the block ends without
+    an exception.
 
     Raises:
         StoreError: the file cannot be written, synced or renamed.
@@ -48,10 +49,11 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing_folder(folder: Path) -> Iterator[Path]:
-    """A fresh folder beside ``folder`` that takes its place when the block ends without an exception.
+    """A fresh folder beside ``folder`` that takes its place when the block ends without an
+    exception.
 
-    What an earlier death left of it is removed first. Its files are not synced: such a folder can be
-    made again from what the run keeps durably.
+    What an earlier death left of it is removed first. Its files are not synced: such a folder can
+    be made again from what the run keeps durably.
     """
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""``events.jsonl``: what a person would want to be told of, one line an event."""
+"""Event log: ``events.jsonl``, one line for each event that a person should know of."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ EventLevel = Literal["info", "warning", "error"]
 
 
 class EventLog:
-    """Alerts, retries and failures, each named for the boundary it crossed; safe to use from several threads.
+    """Alerts, retries and failures, each named for the boundary it crossed; safe to use from
+    several threads.
 
     Args:
         run: whose ``events.jsonl`` is appended to.
@@ -37,7 +38,8 @@ class EventLog:
         Args:
             event: its name, such as ``engine_retry``.
             message: what happened and what to do, for a person.
-            boundary: where, as in ``agentrl.errors``: config, data, env, tool, sandbox, engine, reward, store, ...
+            boundary: where, as in ``agentrl.errors``: config, data, env, tool, sandbox, engine,
+                reward, store, ...
             level: ``warning`` for what went on all the same, ``error`` for what did not.
             fields: JSON to go with it, such as ``step=3``.
 

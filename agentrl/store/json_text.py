@@ -1,9 +1,9 @@
-"""JSON for what environments, models and tools may hand over, standard JSON whatever they do.
+"""JSON text: standard JSON of whatever environments, models and tools hand over.
 
-What JSON has no word for is marked, never dropped: a NaN or infinity becomes ``{"$float": "nan"}`` and comes back as
-the number; an ``Image`` becomes ``{"$image": {"sha256": ...}}`` and comes back as one, without its bytes; an object
-that is no JSON value becomes ``{"$repr": "<type>: <repr>"}`` and comes back as that mapping. Numpy numbers and arrays
-become numbers and lists.
+What JSON has no word for is marked, never dropped: a NaN or infinity becomes ``{"$float": "nan"}``
+and comes back as the number; an ``Image`` becomes ``{"$image": {"sha256": ...}}`` and comes back as
+one, without its bytes; an object that is no JSON value becomes ``{"$repr": "<type>: <repr>"}`` and
+comes back as that mapping. Numpy numbers and arrays become numbers and lists.
 """
 
 from __future__ import annotations

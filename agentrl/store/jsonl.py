@@ -1,7 +1,7 @@
-"""Append-only files of one JSON object a line.
+"""JSON lines: append-only files of one object a line.
 
-A line is there from its first byte to its newline, or it was torn by a death and never counted: reading passes over
-one torn last line, opening for append cuts it off.
+A line is there from its first byte to its newline, or it was torn by a death and never counted:
+reading passes over one torn last line, opening for append cuts it off.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agentrl.errors import StoreError
 from agentrl.store.atomic import sync_folder, write_bytes
 from agentrl.store.json_text import from_json, to_json
 from agentrl.store.masking import SecretMask
-from agentrl.store.space import write_failure
+from agentrl.store.write_error import write_failure
 
 __all__ = ["JsonlWriter", "keep_lines", "read_jsonl", "write_all"]
 
@@ -24,11 +24,12 @@ __all__ = ["JsonlWriter", "keep_lines", "read_jsonl", "write_all"]
 class JsonlWriter:
     """Appends objects to a file; safe to use from several threads.
 
-    A line survives the death of the process as soon as ``append`` returns, and the death of the machine once
-    ``sync`` has returned.
+    A line survives the death of the process as soon as ``append`` returns, and the death of the
+    machine once ``sync`` has returned.
 
     Args:
-        path: the file; made where there is none, cut back to its last whole line where there is one.
+        path: the file; made where there is none, cut back to its last whole line where there is
+            one.
         mask: hides secrets in every line; None writes lines as given, for files of numbers.
 
     Raises:
@@ -38,6 +39,7 @@ class JsonlWriter:
     def __init__(self, path: Path, *, mask: SecretMask | None = None) -> None:
         self.path = path
         self._mask = mask
+        # Guards _file and _size, so that lines of several threads stay whole.
         self._lock = threading.Lock()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -132,7 +134,8 @@ def parse_line(place: str, line: bytes) -> dict[str, Any]:
 
 
 def keep_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
-    """Rewrite a file, in one step, without the lines that ``keep`` refuses; for a run that goes back to a checkpoint.
+    """Rewrite a file, in one step, without the lines that ``keep`` refuses; for a run that goes
+    back to a checkpoint.
 
     Returns:
         How many lines went.

@@ -1,4 +1,4 @@
-"""One process at a time writes under a name."""
+"""Name lock: lets one process at a time write under a name."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ __all__ = ["hold_name"]
 def hold_name(path: Path) -> int:
     """Hold a lock file until the returned descriptor is closed or the process dies.
 
-    A POSIX record lock: children forked by the process do not hold it, so that a run can be resumed while what a
-    killed one started is still ending.
+    A POSIX record lock: children forked by the process do not hold it, so that a run can be resumed
+    while what a killed one started is still ending.
 
     Raises:
         StoreError: another process holds it, or the file cannot be made.

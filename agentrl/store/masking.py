@@ -1,7 +1,7 @@
-"""Secrets come from the environment and are masked wherever they would be stored.
+"""Secret masking: replaces secrets of the environment wherever text is stored.
 
-What is masked is text. Token ids stay as they were sampled, since training needs them, so whoever decodes ids for
-people masks the decoded text again.
+What is masked is text. Token ids stay as they were sampled, since training needs them, so code that
+decodes ids for people masks the decoded text again.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ __all__ = ["SecretMask", "mask_secrets"]
 _SECRET_NAME = re.compile(
     r"(^|_)(API_?KEY|KEY|KEY_ID|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE
 )
-# Shorter values are words such as "true" or "changeme", and masking them would tear ordinary text apart.
+# Shorter values are words such as "true" or "changeme", and masking them would tear ordinary text
+# apart.
 _MIN_LENGTH = 8
 
 
 class SecretMask:
     """Replaces the values of secret environment variables by ``<masked:NAME>``.
 
-    A variable is secret when its name ends in KEY, KEY_ID, TOKEN, SECRET, PASSWORD, PASSWD or CREDENTIALS, and its
-    value has at least 8 characters. The value is found as it is, and as JSON would escape it.
+    A variable is secret when its name ends in KEY, KEY_ID, TOKEN, SECRET, PASSWORD, PASSWD or
+    CREDENTIALS, and its value has at least 8 characters. The value is found as it is, and as JSON
+    would escape it.
 
     Args:
         environment: the variables; this process's where None. They are read once.
@@ -57,5 +59,7 @@ class SecretMask:
 
 
 def mask_secrets(text: str) -> str:
-    """``text`` without the secrets of this process's environment. For many texts, keep a ``SecretMask``."""
+    """``text`` without the secrets of this process's environment. For many texts, keep a
+    ``SecretMask``.
+    """
     return SecretMask()(text)

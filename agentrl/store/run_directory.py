@@ -1,4 +1,4 @@
-"""The run directory: where everything of a run is (docs/run-directory.md)."""
+"""Run directory: the paths of everything of a run (docs/run-directory.md)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from agentrl.store.json_text import from_json
 __all__ = ["FORMAT", "RunDirectory"]
 
 FORMAT = 1
-"""The layout's version, in ``run.json``; it grows when a reader of the old one would misread the new one."""
+"""The layout's version, in ``run.json``; it grows when a reader of the old one would misread the
+new one.
+"""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -88,9 +90,9 @@ class RunDirectory:
                 if run.record_path.is_file()
                 else f"already holds files, such as {found}"
             )
-            mend = "go on with it by --resume, or name" if run.record_path.is_file() else "name"
+            remedy = "go on with it by --resume, or name" if run.record_path.is_file() else "name"
             raise ConfigError(
-                f"run.dir='{root}' must be a new or empty folder, and {what}; {mend} another run.dir"
+                f"run.dir='{root}' must be a new or empty folder, and {what}; {remedy} another run.dir"
             )
 
     @classmethod
@@ -164,7 +166,9 @@ class RunDirectory:
     """What is learned of trajectories later."""
 
     engine_folder = _Place("engine")
-    """Logs of servers, by stage; those of a policy that was played before it was trained are no run."""
+    """Logs of servers, by stage; those of a policy that was played before it was trained are no
+    run.
+    """
 
     blobs_folder = _Place("blobs")
     """Images and other bytes, each named by its SHA-256."""
@@ -173,7 +177,9 @@ class RunDirectory:
     """Checkpoints by stage."""
 
     models_folder = _Place("models")
-    """The model that the run starts from in ``start``, and each finished stage's, in Hugging Face's layout."""
+    """The model that the run starts from in ``start``, and each finished stage's, in Hugging Face's
+    layout.
+    """
 
     def live_path(self, step: int, writer: str, number: int) -> Path:
         """The lines of one future shard; their arrays lie beside them in ``.zst``."""

@@ -1,4 +1,4 @@
-"""Tools: what the model can call, how its calls are read, and how they are run."""
+"""Tools: define what the model can call, read its calls and run them."""
 
 from __future__ import annotations
 

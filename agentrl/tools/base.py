@@ -1,4 +1,4 @@
-"""What a tool is, and the tool that a function makes."""
+"""Tool: the base class, and the tool that a function makes."""
 
 from __future__ import annotations
 
@@ -34,15 +34,18 @@ class InvalidArgumentsError(ValueError):
 class Tool(ABC):
     """Something that the model can call.
 
-    An instance may serve many episodes at once, so one with state belongs to one episode: give a ToolFactory.
+    An instance may serve many episodes at once, so one with state belongs to one episode: give a
+    ToolFactory.
 
     Args:
-        spec: what the model is told. The arguments are valid under ``spec.parameters`` when ``call`` gets them.
+        spec: what the model is told. The arguments are valid under ``spec.parameters`` when
+            ``call`` gets them.
         deadline_s: seconds a call may take; None takes the executor's.
         max_output_chars: characters of output kept; None takes the executor's.
         needs_sandbox: whether ``call`` uses ``context.sandbox``.
-        keeps_deadline: whether ``call`` itself ends by ``context.deadline_s``, raising DeadlineError or saying so in
-            its output; the executor cancels any other call at its deadline.
+        keeps_deadline: whether ``call`` itself ends by ``context.deadline_s``, raising
+            DeadlineError or saying so in its output; the executor cancels any other call at its
+            deadline.
     """
 
     spec: ToolSpec
@@ -56,7 +59,7 @@ class Tool(ABC):
         """Do it. What it raises goes to the model as text, except an AgentRLError, which is ours."""
 
     async def close(self) -> None:
-        """Free what the tool holds; called once, by whoever built it."""
+        """Free what the tool holds; called once, by its owner."""
         return None
 
     @staticmethod
@@ -71,8 +74,8 @@ class Tool(ABC):
 
         Args:
             schema: ``{"name", "description", "parameters"}``, or that in the OpenAI shape
-                ``{"type": "function", "function": {...}}``. Unless it says otherwise, or the function takes
-                ``**kwargs``, the schema is closed: an unknown argument is refused.
+                ``{"type": "function", "function": {...}}``. Unless it says otherwise, or the
+                function takes ``**kwargs``, the schema is closed: an unknown argument is refused.
             function: sync or async; a parameter annotated with ToolContext gets the context.
             deadline_s: seconds a call may take.
             max_output_chars: characters of output kept.
@@ -100,9 +103,11 @@ class Tool(ABC):
 
 
 class FunctionTool(Tool):
-    """A tool that calls a function; calling the tool itself calls the function, as if it had never been a tool.
+    """A tool that calls a function; calling the tool itself calls the function, as if it had never
+    been a tool.
 
-    A synchronous function runs in one of the process's tool threads, an async one on the event loop.
+    A synchronous function runs in one of the process's tool threads, an async one on the event
+    loop.
 
     Args:
         spec: what the model is told.
@@ -147,7 +152,9 @@ class FunctionTool(Tool):
 
     @property
     def takes_context(self) -> bool:
-        """Whether the function is told the circumstances of a call, and so may use ``context.sandbox``."""
+        """Whether the function is told the circumstances of a call, and so may use
+        ``context.sandbox``.
+        """
         return self._context is not None
 
     @classmethod
@@ -168,7 +175,9 @@ class FunctionTool(Tool):
         return self.function(*args, **kwargs)
 
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> str | ToolOutput:
-        """The function's result: text and a ToolOutput as they are, an image as one, anything else as JSON."""
+        """The function's result: text and a ToolOutput as they are, an image as one, anything else
+        as JSON.
+        """
         try:
             keywords = self._signature.convert(arguments) if self._signature else dict(arguments)
         except ValueError as error:
@@ -200,7 +209,9 @@ class FunctionTool(Tool):
 
 
 def object_in_module(decorated: object) -> tuple[tuple[str, str], Any]:
-    """Module and name where ``decorated`` was defined, and the object that another process finds there."""
+    """Module and name where ``decorated`` was defined, and the object that another process finds
+    there.
+    """
     module = getattr(decorated, "__module__", "")
     name = getattr(decorated, "__qualname__", "")
     found = None if module == "__main__" else getattr(sys.modules.get(module), name, None)
@@ -226,7 +237,9 @@ def _rebuild_tool(
 def _check_takes(
     function: Callable[..., Any], parameters: Mapping[str, Any], context: str | None, name: str
 ) -> bool:
-    """Whether the function takes ``**kwargs``; raises a ToolError where it cannot take the schema's properties."""
+    """Whether the function takes ``**kwargs``; raises a ToolError where it cannot take the schema's
+    properties.
+    """
     taken = inspect.signature(function).parameters
     open_ended = any(
         parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken.values()

@@ -1,4 +1,4 @@
-"""What a tool is told beside its arguments, and what it may give back beside text."""
+"""Tool context and output: what a tool is given beside its arguments, and may return."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ __all__ = ["ToolContext", "ToolOutput"]
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:
-    """The circumstances of one call. A tool function gets it by a parameter of this type, which the model never sees.
+    """The circumstances of one call. A tool function gets it by a parameter of this type, which the
+    model never sees.
 
     Args:
         seed: for the tool's own random numbers; equal for the same call of the same episode seed.

@@ -1,4 +1,4 @@
-"""``@tool`` on a typed function or class."""
+"""Tool decorator: ``@tool`` on a typed function or class."""
 
 from __future__ import annotations
 
@@ -36,21 +36,24 @@ def tool(
 ) -> Any:
     """Make a tool of a typed function, or a ToolFactory of a class whose ``__call__`` is typed.
 
-    The JSON Schema comes from the type hints, the defaults, and the docstring's description and ``Args:``.
+    The JSON Schema comes from the type hints, the defaults, and the docstring's description and
+    ``Args:``.
 
     Args:
-        target: a function (sync or async), a bound method, a callable object, or a class. A class is instantiated for
-            each episode, with the arguments that the configuration gives it; its ``close``, where it has one, is
-            called at the episode's end.
+        target: a function (sync or async), a bound method, a callable object, or a class. A class
+            is instantiated for each episode, with the arguments that the configuration gives it;
+            its ``close``, where it has one, is called at the episode's end.
         name: the tool's name; the function's own, or the class's in snake case, by default.
         deadline_s: seconds a call may take; the executor's by default.
         max_output_chars: characters of output kept; the executor's by default.
 
     Returns:
-        A FunctionTool for a function or object, a ToolFactory for a class; without a target, a decorator.
+        A FunctionTool for a function or object, a ToolFactory for a class; without a target, a
+        decorator.
 
     Raises:
-        ToolError: a parameter has no type hint, or one that JSON cannot carry; the message names both.
+        ToolError: a parameter has no type hint, or one that JSON cannot carry; the message names
+            both.
     """
     if target is None:
         return lambda decorated: tool(decorated, **options)

@@ -1,4 +1,4 @@
-"""What a Google-style docstring says of a function and of each of its arguments."""
+"""Docstring reader: the description and arguments of a Google-style docstring."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ _ENTRY = re.compile(r"^\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 
 
 def read_docstring(documented: Callable[..., Any]) -> tuple[str, dict[str, str]]:
-    """The description (all that stands before the first section) and the text of each entry under ``Args:``."""
+    """The description (all that stands before the first section) and the text of each entry under
+    ``Args:``.
+    """
     description: list[str] = []
     arguments: dict[str, str] = {}
     section = ""

@@ -1,4 +1,4 @@
-"""Runs the calls of one turn and gives back a record for each call and each problem, in the order written."""
+"""Tool executor: runs the calls of one turn and records each call and each problem in order."""
 
 from __future__ import annotations
 
@@ -73,7 +73,9 @@ class ToolExecutor:
 
     @property
     def num_abandoned(self) -> int:
-        """Calls that went on after their deadline: a thread that cannot be stopped, a coroutine that will not end."""
+        """Calls that went on after their deadline: a thread that cannot be stopped, a coroutine
+        that will not end.
+        """
         return self._num_abandoned
 
     async def run(
@@ -87,8 +89,9 @@ class ToolExecutor:
     ) -> tuple[CallRecord, ...]:
         """Run all calls of a turn at once and answer every problem.
 
-        What goes wrong in a call is a result whose text says what to mend. What goes wrong with us is raised, the
-        other calls being cancelled: any AgentRLError from a tool's body, such as SandboxError.
+        What goes wrong in a call is a result whose text says what to correct. A failure of ours is
+        raised, the other calls being cancelled: any AgentRLError from a tool's body, such as
+        SandboxError.
 
         Args:
             calls: well-formed calls.
@@ -98,8 +101,8 @@ class ToolExecutor:
             sandbox: told to the tools.
 
         Returns:
-            A record for each call and problem, by the number in its id (``call_0``, ``call_1``, ...); ids of another
-            form keep their order, behind those.
+            A record for each call and problem, by the number in its id (``call_0``, ``call_1``,
+            ...); ids of another form keep their order, behind those.
         """
         works = [self._record(call, seed, episode_id, sandbox) for call in calls]
         done = (
@@ -174,7 +177,8 @@ class ToolExecutor:
     async def _within(
         self, deadline_s: float, work: Coroutine[Any, Any, str | ToolOutput]
     ) -> str | ToolOutput:
-        """What ``work`` gives, unless the deadline passes first: then it is cancelled, and left behind if that fails.
+        """What ``work`` gives, unless the deadline passes first: then it is cancelled, and left
+        behind if that fails.
 
         Raises:
             DeadlineError: the deadline passed.
@@ -197,7 +201,9 @@ class ToolExecutor:
         raise DeadlineError
 
     async def _stop(self, task: asyncio.Task[Any]) -> bool:
-        """Cancel; whether it ended within the grace. One that did not is counted and kept from the collector."""
+        """Cancel; whether it ended within the grace. One that did not is counted and kept from the
+        collector.
+        """
         task.cancel()
         done, _ = await asyncio.wait({task}, timeout=_CANCEL_GRACE_S)
         if not done:
@@ -222,7 +228,9 @@ class ToolExecutor:
 
 
 async def _all(works: Sequence[Coroutine[Any, Any, CallRecord]]) -> list[CallRecord]:
-    """What they give, in order; where one fails or the caller is cancelled, the others are ended first."""
+    """What they give, in order; where one fails or the caller is cancelled, the others are ended
+    first.
+    """
     tasks = [asyncio.create_task(work) for work in works]
     try:
         return await asyncio.gather(*tasks)

@@ -1,4 +1,4 @@
-"""ToolFactory: makes tools that belong to one episode."""
+"""Tool factory: makes tools that belong to one episode."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ __all__ = ["ToolFactory", "ToolOfClass"]
 
 @dataclass(frozen=True)
 class ToolOfClass:
-    """A new instance of a class with a typed ``__call__``, as a tool. A class of its own so that it pickles."""
+    """A new instance of a class with a typed ``__call__``, as a tool. A class of its own so that it
+    pickles.
+    """
 
     stateful: type[Any]
     name: str
@@ -91,7 +93,9 @@ class ToolFactory:
 
 
 def _place(make: ToolOfClass) -> tuple[str, str] | None:
-    """Module and name under which the factory of a decorated class stands; None where another process has none."""
+    """Module and name under which the factory of a decorated class stands; None where another
+    process has none.
+    """
     place, found = object_in_module(make.stateful)
     return place if isinstance(found, ToolFactory) and found.make is make else None
 

@@ -1,4 +1,4 @@
-"""A tool's output as text that the model can be given: valid Unicode, at most so long, and a visible cut."""
+"""Output text: valid Unicode of at most so many characters, with a visible cut."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def valid_text(content: str | bytes) -> str:
 
 
 def clip_text(text: str, max_chars: int) -> tuple[str, bool]:
-    """At most ``max_chars`` characters of ``text``: its head and its tail, with a marker between that comes on top.
+    """At most ``max_chars`` characters of ``text``: its head and its tail, with a marker between
+    that comes on top.
 
     Returns:
         The text, and whether anything was left out.

@@ -1,7 +1,7 @@
-"""Keywords of JSON Schema that could take for ever, within a bound: regular expressions, and items that must differ.
+"""Bounded schema keywords: regular expressions and unique items with a limit on time.
 
-What is checked is the policy's: a pattern that backtracks must neither hold up other episodes nor run without an end,
-so it is matched without the interpreter's lock.
+What is checked is the policy's: a pattern that backtracks must neither hold up other episodes nor
+run without an end, so it is matched without the interpreter's lock.
 """
 
 from __future__ import annotations

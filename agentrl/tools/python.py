@@ -1,4 +1,4 @@
-"""The ``python`` tool: the model's code runs in the episode's sandbox and its output comes back."""
+"""Python tool: runs the model's code in the episode's sandbox and gives its output."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from agentrl.errors import ToolError
 from agentrl.sandbox import ExecResult, Persist
 from agentrl.tools.base import Tool
 from agentrl.tools.context import ToolContext, ToolOutput
+from agentrl.tools.signature import closed_schema
 from agentrl.types import ToolErrorKind, ToolSpec
 
 __all__ = ["PythonTool"]
@@ -19,21 +20,22 @@ _NO_OUTPUT = "(no output; print what you want to see)"
 
 
 class PythonTool(Tool):
-    """Runs Python code in ``context.sandbox`` and gives what it printed; files last until the episode ends.
+    """Runs Python code in ``context.sandbox`` and gives what it printed; files last until the
+    episode ends.
 
-    With ``persist="interpreter"`` (here, or in the sandbox's settings) variables last too; the model is told when
-    they were lost.
+    With ``persist="interpreter"`` (here, or in the sandbox's settings) variables last too; the
+    model is told when they were lost.
 
-    What the code did wrong (an exception, a timeout, memory, too much output) is told in words behind its output.
-    A failure of the sandbox itself raises SandboxError.
+    What the code did wrong (an exception, a timeout, memory, too much output) is told in words
+    behind its output. A failure of the sandbox itself raises SandboxError.
 
     Args:
         name: the tool's name.
         description: what the model is told.
-        persist: what lasts from call to call, ``files`` or also an ``interpreter``'s variables; None leaves it to the
-            sandbox.
-        timeout_s: seconds one run may take from the start of its execution; the wait for its turn (the metric
-            ``queued_s``) does not count.
+        persist: what lasts from call to call, ``files`` or also an ``interpreter``'s variables;
+            None leaves it to the sandbox.
+        timeout_s: seconds one run may take from the start of its execution; the wait for its turn
+            (the metric ``queued_s``) does not count.
         stderr_lines: how many of the last lines of stderr are shown when the code fails.
         max_output_chars: characters of output kept; None takes the executor's.
 
@@ -63,13 +65,7 @@ class PythonTool(Tool):
                 f"tool {name!r}: persist must be 'files' or 'interpreter', got {persist!r}"
             )
         code = {"type": "string", "description": "Python source code."}
-        parameters = {
-            "type": "object",
-            "properties": {"code": code},
-            "required": ["code"],
-            "additionalProperties": False,
-        }
-        self.spec = ToolSpec(name, description, parameters)
+        self.spec = ToolSpec(name, description, closed_schema({"code": code}, ["code"]))
         self.deadline_s = timeout_s
         self.max_output_chars = max_output_chars
         self._persist = persist

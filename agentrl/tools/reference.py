@@ -1,4 +1,4 @@
-"""Tool references: what ``env.tools`` names becomes tools, and the tools that have a name of their own."""
+"""Tool references: turn the names of ``env.tools`` into tools."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class ToolReference:
     """A tool by name, with the arguments that it is made with.
 
     Args:
-        name: a built-in tool's (``python``, ``search``), or ``file.py:name`` or ``module:name``: a tool, a class or
-            factory of tools, or, with arguments, a function that makes some.
+        name: a built-in tool's (``python``, ``search``), or ``file.py:name`` or ``module:name``: a
+            tool, a class or factory of tools, or, with arguments, a function that makes some.
         args: keyword arguments, JSON.
     """
 
@@ -37,10 +37,12 @@ class ToolReference:
 def resolve_tools(
     entries: Sequence[Tool | ToolFactory | ToolReference | str], base_dir: str | Path | None = None
 ) -> tuple[Tool | ToolFactory, ...]:
-    """Tools as a user names them. An object is shared by all episodes; a class or factory makes each its own.
+    """Tools as a user names them. An object is shared by all episodes; a class or factory makes
+    each its own.
 
     Args:
-        entries: tools and factories as they are, references, or text as a reference without arguments.
+        entries: tools and factories as they are, references, or text as a reference without
+            arguments.
         base_dir: the folder that relative paths start from.
 
     Raises:

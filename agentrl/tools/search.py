@@ -1,4 +1,4 @@
-"""The ``search`` tool: BM25 over documents in memory, on the bm25s library."""
+"""Search tool: BM25 over documents in memory, on the bm25s library."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from agentrl.errors import DataError, ToolError
 from agentrl.tools.base import Tool
 from agentrl.tools.context import ToolContext
+from agentrl.tools.signature import closed_schema
 from agentrl.tools.threads import TOOL_THREADS
 from agentrl.types import ToolSpec, load_object
 
@@ -41,8 +42,9 @@ class Hit:
 class SearchIndex:
     """BM25 (Lucene's variant, k1 = 1.5, b = 0.75) over title and text, in words without case.
 
-    It is built at the first search, once, and then shared by every thread and episode of the process: keep one at
-    a module's top level. Equal queries give equal answers; documents of equal score keep the order given.
+    It is built at the first search, once, and then shared by every thread and episode of the
+    process: keep one at a module's top level. Equal queries give equal answers; documents of equal
+    score keep the order given.
 
     Args:
         documents: ``(id, title, text)`` each, with different ids.
@@ -60,6 +62,7 @@ class SearchIndex:
             if document.id in seen:
                 raise DataError(f"documents need different ids, got {document.id!r} twice")
             seen.add(document.id)
+        # Guards _built: the first of several tool threads builds the index, the others wait.
         self._lock = threading.Lock()
         self._built: tuple[Any, dict[str, int]] | None = None
 
@@ -74,8 +77,8 @@ class SearchIndex:
             return []
         scores = retriever.get_scores_from_ids(words)
         hits: list[Hit] = []
-        # bm25s's own selection takes milliseconds among many equal scores, and leaves their order open; argmax takes
-        # microseconds and gives the first of them.
+        # bm25s's own selection takes milliseconds among many equal scores, and leaves their order
+        # open; argmax takes microseconds and gives the first of them.
         while len(hits) < top_k and scores[best := int(scores.argmax())] > 0.0:
             hits.append(Hit(self._documents[best], float(scores[best])))
             scores[best] = 0.0
@@ -135,13 +138,7 @@ class SearchTool(Tool):
         if top_k < 1:
             raise ToolError(f"tool {name!r}: top_k must be at least 1, got {top_k}")
         query = {"type": "string", "description": "Words to look for."}
-        parameters = {
-            "type": "object",
-            "properties": {"query": query},
-            "required": ["query"],
-            "additionalProperties": False,
-        }
-        self.spec = ToolSpec(name, description, parameters)
+        self.spec = ToolSpec(name, description, closed_schema({"query": query}, ["query"]))
         self.max_output_chars = max_output_chars
         self._index = index
         self._top_k = top_k
@@ -160,8 +157,8 @@ def load_index(documents: str, base_dir: str) -> SearchIndex:
     """The index of documents that a configuration names, built once a process.
 
     Args:
-        documents: a ``.jsonl`` file of ``{"text", "title"?, "id"?}``, or ``file.py:name`` or ``module:name`` of a
-            SearchIndex or of ``(id, title, text)`` documents.
+        documents: a ``.jsonl`` file of ``{"text", "title"?, "id"?}``, or ``file.py:name`` or
+            ``module:name`` of a SearchIndex or of ``(id, title, text)`` documents.
         base_dir: where relative paths start.
 
     Raises:

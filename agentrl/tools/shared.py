@@ -1,4 +1,4 @@
-"""Shared tools: objects that many episodes use are closed once, when their process ends."""
+"""Shared tools: tools of many episodes, closed once at the end of their process."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from agentrl.tools.base import Tool
 
 __all__ = ["close_shared_tools", "close_tools", "share"]
 
-_log = logging.getLogger(__name__)
-_lock = threading.Lock()
+logger = logging.getLogger(__name__)
+_lock = threading.Lock()  # guards _shared: episodes share tools on any thread
 _shared: weakref.WeakValueDictionary[int, Tool] = weakref.WeakValueDictionary()
 
 
@@ -33,13 +33,16 @@ def close_shared_tools() -> None:
 
 
 def close_tools(tools: Iterable[Tool]) -> None:
-    """Close tools from synchronous code, each whatever another one raises; what they raise is logged."""
+    """Close tools from synchronous code, each whatever another one raises; what they raise is
+    logged.
+    """
     tools = list(tools)
     if not tools:
         return
     if not _in_loop():  # as at the interpreter's exit, where no thread can be started
         asyncio.run(_close_all(tools))
         return
+    # The caller's loop runs in this thread, and close() is awaited in another.
     closing = threading.Thread(
         target=lambda: asyncio.run(_close_all(tools)), name="agentrl-close-tools"
     )
@@ -60,8 +63,12 @@ async def _close_all(tools: Iterable[Tool]) -> None:
         try:
             await tool.close()
         except Exception as error:  # noqa: BLE001 - boundary: the user's own code
-            _log.warning(
-                "closing tool %r raised %s: %s", tool.spec.name, type(error).__name__, error
+            logger.warning(
+                "closing tool %r raised %s: %s",
+                tool.spec.name,
+                type(error).__name__,
+                error,
+                extra={"event": "tool_close_failed", "tool": tool.spec.name},
             )
 
 

@@ -1,10 +1,10 @@
-"""A JSON Schema from a function's type hints, and the way back from JSON to the function's own types."""
+"""Signature: a JSON Schema from type hints, and the way back to the function's own types."""
 
 from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, get_args, get_origin
 
@@ -16,7 +16,7 @@ from agentrl.errors import ToolError, did_you_mean
 from agentrl.tools.context import ToolContext
 from agentrl.tools.docstring import read_docstring
 
-__all__ = ["Signature", "context_parameter", "read_signature", "typed_parameters"]
+__all__ = ["Signature", "closed_schema", "context_parameter", "read_signature", "typed_parameters"]
 
 _LITERAL_KEYS = ("default", "enum", "const", "examples")
 
@@ -41,7 +41,8 @@ class Signature:
         """Arguments of valid JSON as the function's own types (an Enum's member, a dataclass, ...).
 
         Raises:
-            ValueError: a value breaks a rule that JSON Schema does not tell; the message names the argument.
+            ValueError: a value breaks a rule that JSON Schema does not tell; the message names the
+                argument.
         """
         converted: dict[str, Any] = {}
         for name, value in arguments.items():
@@ -61,8 +62,8 @@ def read_signature(function: Callable[..., Any], name: str) -> Signature:
         name: the tool's name, for messages.
 
     Raises:
-        ToolError: a parameter without a hint, with one that JSON cannot carry, or of a kind that has no name;
-            the docstring describes a parameter that does not exist.
+        ToolError: a parameter without a hint, with one that JSON cannot carry, or of a kind that
+            has no name; the docstring describes a parameter that does not exist.
     """
     hints = _hints(function, name)
     parameters = typed_parameters(function, name)
@@ -90,15 +91,18 @@ def read_signature(function: Callable[..., Any], name: str) -> Signature:
                     f"tool {name!r}: two different types are called {key!r}; rename one of them"
                 )
     required = [key for key in properties if parameters[key].default is inspect.Parameter.empty]
-    schema = {
+    schema = closed_schema(properties, required) | ({"$defs": definitions} if definitions else {})
+    return Signature(description, schema, adapters, context)
+
+
+def closed_schema(properties: Mapping[str, Any], required: Sequence[str]) -> dict[str, Any]:
+    """The JSON Schema of an object that has these properties and no others."""
+    return {
         "type": "object",
-        "properties": properties,
-        "required": required,
+        "properties": dict(properties),
+        "required": list(required),
         "additionalProperties": False,
     }
-    return Signature(
-        description, schema | ({"$defs": definitions} if definitions else {}), adapters, context
-    )
 
 
 def typed_parameters(function: Callable[..., Any], name: str) -> dict[str, inspect.Parameter]:
@@ -196,7 +200,9 @@ def _annotated_text(hint: Any) -> str:
 
 
 def _without_titles(schema: Any) -> Any:
-    """The schema without the titles that pydantic makes of names: they cost prompt tokens and tell nothing."""
+    """The schema without the titles that pydantic makes of names: they cost prompt tokens and tell
+    nothing.
+    """
     if isinstance(schema, list):
         return [_without_titles(item) for item in schema]
     if not isinstance(schema, dict):

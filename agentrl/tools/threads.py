@@ -1,4 +1,15 @@
-"""Synchronous code beside an event loop: bounded daemon threads, and one that overruns is abandoned and counted."""
+"""Bounded threads: run synchronous code beside an event loop.
+
+- A call past its deadline is abandoned and counted; its place goes to another call.
+- Threads are daemons, so that an abandoned call never holds up the interpreter's exit.
+- The bound holds over all event loops of a process. (anyio's worker threads are no daemons, and
+  its limiter belongs to one loop.)
+
+- A call past its deadline is abandoned and counted; its place goes to another call.
+- Threads are daemons, so that an abandoned call never holds up the interpreter's exit.
+- The bound holds over all event loops of a process. (anyio's worker threads are no daemons, and
+  its limiter belongs to one loop.)
+"""
 
 from __future__ import annotations
 
@@ -21,8 +32,9 @@ class DeadlineError(TimeoutError):
 
 @dataclass(eq=False)
 class _Job:
-    """One call on its way through a thread; ``left`` means that nobody waits for it any more, and ``started`` is None
-    where nobody asks when it began."""
+    """One call on its way through a thread; ``left`` means that nobody waits for it any more, and
+    ``started`` is None where nobody asks when it began.
+    """
 
     work: Callable[[], Any]
     loop: asyncio.AbstractEventLoop
@@ -36,18 +48,21 @@ class _Job:
 class BoundedThreads:
     """At most ``max_threads`` calls at once, from any event loop of the process.
 
-    Python cannot stop a thread. A call whose caller stopped waiting (a deadline, a cancellation) is abandoned: it
-    keeps its daemon thread, which ends with it and never holds up the interpreter's exit, and another thread takes
-    its place.
+    Python cannot stop a thread. A call whose caller stopped waiting (a deadline, a cancellation) is
+    abandoned: it keeps its daemon thread, which ends with it and never holds up the interpreter's
+    exit, and another thread takes its place.
 
     Args:
-        max_threads: calls that run at once; further ones wait their turn, and a deadline starts with the turn.
+        max_threads: calls that run at once; further ones wait their turn, and a deadline starts
+            with the turn.
         name: how the threads are called in a stack dump.
     """
 
     def __init__(self, max_threads: int, name: str) -> None:
         self._name = name
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()  # None ends an idle thread
+        # Calls in order, put under the lock and taken by any thread; None ends an idle thread.
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        # Guards the counts below and the states of jobs, over callers' loops and worker threads.
         self._lock = threading.Lock()
         self._max_threads = 0
         self._num_threads = 0
@@ -89,7 +104,8 @@ class BoundedThreads:
 
         Args:
             work: a synchronous callable.
-            deadline_s: seconds from the moment when a thread takes it up; None waits as long as it runs.
+            deadline_s: seconds from the moment when a thread takes it up; None waits as long as it
+                runs.
 
         Raises:
             DeadlineError: the deadline passed; the call is abandoned.
@@ -127,6 +143,7 @@ class BoundedThreads:
 
     def _start_thread(self) -> None:
         self._num_threads += 1
+        # A daemon: an abandoned call must not hold up the interpreter's exit.
         threading.Thread(target=self._work, name=self._name, daemon=True).start()
 
     def _leave(self, job: _Job) -> None:
@@ -140,8 +157,9 @@ class BoundedThreads:
                     self._start_thread()
 
     def _give_thread_away(self) -> bool:
-        """A thread is done with its call: it goes to one that waits, or to the next to come; False where there are too
-        many, and it is to end. Under the lock."""
+        """A thread is done with its call: it goes to one that waits, or to the next to come; False
+        where there are too many, and it is to end. Under the lock.
+        """
         if self._num_threads > self._max_threads:
             self._num_threads -= 1
             return False

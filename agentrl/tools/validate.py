@@ -1,4 +1,4 @@
-"""Arguments against a JSON Schema (Draft 2020-12), with errors that tell a model what to mend.
+"""Argument validation: JSON Schema (Draft 2020-12), with errors that a model can act on.
 
 A schema refers to nothing outside itself: nothing is ever fetched.
 """
@@ -40,7 +40,8 @@ _MAX_VALUE_CHARS = 80
 
 
 def schema_validator(parameters: Mapping[str, Any], name: str) -> Draft202012Validator:
-    """A validator for a tool's ``parameters``; equal ones are checked once, since every episode asks for its tools'.
+    """A validator for a tool's ``parameters``; equal ones are checked once, since every episode
+    asks for its tools'.
 
     Raises:
         ToolError: they are no JSON Schema, or not one of an object.
@@ -112,7 +113,9 @@ def _check_parts(schema: Mapping[str, Any], registry: Registry[Any], name: str) 
 async def found_faults(
     validator: Draft202012Validator, arguments: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """``argument_faults`` without holding up an event loop: in a thread, but for what can be seen at a glance."""
+    """``argument_faults`` without holding up an event loop: in a thread, but for what can be seen
+    at a glance.
+    """
     if _plainly_right(cast(Mapping[str, Any], validator.schema), arguments):
         return ()
     try:
@@ -126,7 +129,9 @@ async def found_faults(
 def argument_faults(
     validator: Draft202012Validator, arguments: Mapping[str, Any]
 ) -> tuple[str, ...]:
-    """What is wrong with ``arguments``: a sentence a fault, at most three, naming argument, rule and value."""
+    """What is wrong with ``arguments``: a sentence a fault, at most three, naming argument, rule
+    and value.
+    """
     if _plainly_right(cast(Mapping[str, Any], validator.schema), arguments):
         return ()
     try:
@@ -142,8 +147,10 @@ def argument_faults(
 
 
 def _plainly_right(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
-    """Whether ``arguments`` are right by a schema that asks for nothing but names and scalar types, as that of most
-    functions does; False says nothing. A tenth of the time that it takes to walk through the schema."""
+    """Whether ``arguments`` are right by a schema that asks for nothing but names and scalar types,
+    as that of most functions does; False says nothing. A tenth of the time that it takes to walk
+    through the schema.
+    """
     if (
         not schema.keys() <= _PLAIN_SCHEMA
         or not set(schema.get("required", ())) <= arguments.keys()

@@ -18,7 +18,7 @@ from agentrl.tools.parsers import (
     PlainParser,
     load_parser,
     opened_thoughts,
-    settled,
+    stable_length,
 )
 from agentrl.types import Message, ParsedMessage, ToolSpec
 from tests.rollouts.bytewise import BytewiseRenderer, ids
@@ -175,7 +175,7 @@ def test_nothing_is_told_of_a_format_that_does_not_say_how_it_is_marked() -> Non
 def test_a_mark_is_settled_when_it_is_whole() -> None:
     marks = Marks(opens=("<a>",), closes=("</a>",))
     assert [
-        settled(text, marks) for text in ("x<", "x<a", "x<a>", "x<a>y", "x<a>y</a>", "x<b")
+        stable_length(text, marks) for text in ("x<", "x<a", "x<a>", "x<a>y", "x<a>y</a>", "x<b")
     ] == [1, 1, 1, 1, 9, 3]
 
 

@@ -19,7 +19,7 @@ from agentrl.sandbox.forkserver.bubblewrap import BubblewrapLauncher
 from agentrl.sandbox.forkserver.launcher import LocalLauncher
 from agentrl.sandbox.forkserver.server import ForkServer, HostSettings
 from agentrl.sandbox.forkserver.slot_sandbox import ForkedSandbox
-from agentrl.sandbox.orphan_cleanup import reap_orphans
+from agentrl.sandbox.orphan_cleanup import remove_orphans
 
 BACKENDS = ("landlock", "bubblewrap")
 LIMITS = Limits(wall_s=30, memory_bytes=96 * 2**20, processes=16)
@@ -203,7 +203,7 @@ def test_the_cgroup_of_a_dead_owner_is_removed(node: cgroups.Node) -> None:
     done = subprocess.run([sys.executable, "-c", make], capture_output=True, text=True, check=True)
     left = f"agentrl-sandbox-{done.stdout.strip()}-"
     assert [name for name in os.listdir(node.path) if name.startswith(left)]
-    assert [line for line in reap_orphans() if left in line and line.startswith("cgroup")]
+    assert [line for line in remove_orphans() if left in line and line.startswith("cgroup")]
     assert not [name for name in os.listdir(node.path) if name.startswith(left)]
 
 

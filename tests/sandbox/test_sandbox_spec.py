@@ -238,8 +238,8 @@ async def test_numpy_draws_other_numbers_in_every_run(landlock: BackendReport) -
     assert drawn[0].stdout != drawn[1].stdout
 
 
-def test_a_settled_spec_names_the_backend_that_was_chosen(landlock: BackendReport) -> None:
+def test_a_resolved_spec_names_the_backend_that_was_chosen(landlock: BackendReport) -> None:
     spec = SandboxSpec()
-    settled = spec.settled()
-    assert settled.backend == spec.check().backend != "auto"
-    assert settled.settled() == settled
+    resolved = spec.resolved()
+    assert resolved.backend == spec.check().backend != "auto"
+    assert resolved.resolved() == resolved

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.tools.parsers import READ_AT_ONCE, MarkedFormat, Marks, ToolCallParser, settled
+from agentrl.tools.parsers import READ_AT_ONCE, MarkedFormat, Marks, ToolCallParser, stable_length
 from agentrl.types import ParsedMessage, ToolSpec
 
 __all__ = ["PartialMessage", "PartialText"]
@@ -81,6 +81,8 @@ class PartialMessage:
             return None
         self._read = size
         text = self._opened + text
-        parsed = self._parser.parse(text[: settled(text, self._marks, self._stop)], self._tools)
+        parsed = self._parser.parse(
+            text[: stable_length(text, self._marks, self._stop)], self._tools
+        )
         # a closing mark within a call's text looks like the call's end
         return None if parsed.problems else parsed

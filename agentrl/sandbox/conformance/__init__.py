@@ -1,4 +1,4 @@
-"""The conformance suite of sandboxes: any backend, also one of your own, is tried by ``check_sandbox``."""
+"""Conformance suite: ``check_sandbox`` tries any backend, a user's own included."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Attacks on each guarantee. An attack that succeeds prints BREACH, and does no harm in doing so.
+"""Attacks: one or more on each guarantee.
+
+An attack that succeeds prints BREACH, and does no harm.
+
+An attack that succeeds prints BREACH, and does no harm.
 
 Files are opened for writing and nothing is written, signals are number 0 or SIGCONT, bombs stop by
 themselves at a size that any machine bears.
@@ -176,7 +180,9 @@ async def _traces(factory: Factory) -> None:
 
 
 async def _swapped_folders(factory: Factory) -> None:
-    """Survivors swap their folders for links to one outside while the sandbox is ended by force and removed."""
+    """Survivors swap their folders for links to one outside while the sandbox is ended by force and
+    removed.
+    """
     with tempfile.TemporaryDirectory(prefix="agentrl-target-") as outside:
         Path(outside, "d").mkdir()
         Path(outside, "d", "file").write_text("x")

@@ -1,4 +1,4 @@
-"""The attacks in which the owner plays a part as well: bombs, survivors, forgeries, thieves."""
+"""Attack programs with a part for the owner: bombs, survivors, forgeries, thieves."""
 
 from __future__ import annotations
 

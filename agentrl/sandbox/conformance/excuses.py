@@ -1,7 +1,7 @@
-"""Code that wants its run to count as a failure of the sandbox, so that its episode is left out of training.
+"""Excuses: code that tries to count as a failure of the sandbox, to be left out of training.
 
-It does to its interpreter, and to whatever that is led by, all that it can. Each way must end as a result, for this
-run and for those after it.
+It does to its interpreter, and to whatever that is led by, all that it can. Each way must end as a
+result, for this run and for those after it.
 """
 
 from __future__ import annotations
@@ -120,14 +120,15 @@ for _ in range(2000):
 """,
 }
 
-# processes that each live for some millionths of a second and leave the next one: no list of them holds when it is used
+# processes that each live for some millionths of a second and leave the next one: no list of them
+# holds when it is used
 COMETS = """
 import mmap
 code = bytes.fromhex(
     "bb404b4c00"  # five million times:
     "ffcb741a"
     "b838000000bf1101000031f631d24d31d24d31c00f05"  # clone(CLONE_VM | SIGCHLD)
-    "85c07ee2"  # the child, and whoever was refused one, again
+    "85c07ee2"  # the child, and a parent that was refused one, again
     "31ffb83c0000000f05"  # the parent ends
 )
 if os.uname().machine == 'x86_64':
@@ -141,7 +142,9 @@ if os.uname().machine == 'x86_64':
 
 
 async def _excuse(code: str, factory: Factory) -> None:
-    """The program in the interpreter that persists, and runs after it, until one prints what it should."""
+    """The program in the interpreter that persists, and runs after it, until one prints what it
+    should.
+    """
     async with factory() as sandbox:
         for _ in range(_ROUNDS):
             await last(sandbox, "x = 1")

@@ -1,4 +1,4 @@
-"""Files in and out: round trips, and every path that must be refused."""
+"""File checks: round trips, and every path that must be refused."""
 
 from __future__ import annotations
 

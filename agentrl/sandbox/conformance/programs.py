@@ -1,4 +1,4 @@
-"""The attacks as programs: each tries its way out, prints BREACH where it got there, and DONE at the end."""
+"""Attack programs: each tries a way out, prints BREACH if it gets there, and DONE at the end."""
 
 from __future__ import annotations
 

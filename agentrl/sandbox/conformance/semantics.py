@@ -1,4 +1,4 @@
-"""Semantics of a run: status, exit code, signal, output, limits, input, state."""
+"""Semantics checks: status, exit code, signal, output, limits, input and state of a run."""
 
 from __future__ import annotations
 

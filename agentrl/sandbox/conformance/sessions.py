@@ -1,4 +1,4 @@
-"""An interpreter that keeps its variables: what lasts, what does not, and the report of its end.
+"""Session checks: an interpreter that keeps its variables, and the report of its end.
 
 A backend that offers none refuses it with a ConfigError, and passes.
 """

@@ -1,4 +1,4 @@
-"""``check_sandbox``: run every check that a backend claims to pass."""
+"""Suite: runs every check that a backend claims to pass."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ async def check_sandbox(
 
     Args:
         factory: makes a fresh sandbox; called several times, each closed by the check that asked.
-        guarantees: the words of ``GUARANTEES`` that the backend claims, as ``SandboxSpec.check().held``.
+        guarantees: the words of ``GUARANTEES`` that the backend claims, as
+            ``SandboxSpec.check().held``.
         only: names of checks; None runs all.
 
     Returns:

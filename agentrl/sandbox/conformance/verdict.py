@@ -22,8 +22,8 @@ class Check:
 
     Attributes:
         name: unique in the suite.
-        guarantee: the word of ``GUARANTEES`` that it tries to break; None for semantics, which every
-            backend must have.
+        guarantee: the word of ``GUARANTEES`` that it tries to break; None for semantics, which
+            every backend must have.
         run: raises :class:`CheckFailed` where the rule is broken.
     """
 

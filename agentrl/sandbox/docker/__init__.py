@@ -1,7 +1,7 @@
-"""The ``docker`` backend: the sandbox host in one hardened container of any engine that speaks Docker's API.
+"""Docker backend: the sandbox host in one hardened container of an engine with Docker's API.
 
-``backend`` builds its sandboxes, ``images`` makes images ready ahead, ``containers`` removes what dead owners left.
-Those import the Docker SDK; this module does not.
+``backend`` builds its sandboxes, ``images`` makes images ready ahead, ``containers`` removes what
+dead owners left. Those import the Docker SDK; this module does not.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The ``docker`` backend: a sandbox is a slot of the host in a container."""
+"""Docker backend: builds sandboxes that are slots of a host in a container."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _OWN_PROCESSES = (
 def docker(spec: SandboxSpec) -> ForkedSandbox:
     """A sandbox in the container that this process's sandboxes of such a spec share.
 
-    What the image has installed can be imported; ``site_packages``, which is about this environment's packages,
-    changes nothing.
+    What the image has installed can be imported; ``site_packages``, which is about this
+    environment's packages, changes nothing.
     """
     settings = host_settings(spec)
     return ForkedSandbox(

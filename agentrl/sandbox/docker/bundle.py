@@ -1,6 +1,7 @@
-"""The interpreter that runs this, with all that it needs, as a tar: an image of its own, or a folder beside others.
+"""Bundle: this interpreter with all that it needs as a tar, for an image or beside others.
 
-Neither needs a registry. Only what runs in a container of this machine's architecture can be made so: Linux.
+Neither needs a registry. Only what runs in a container of this machine's architecture can be made
+so: Linux.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def image_tar() -> bytes:
 
 
 def graft_tar(dockerfile: str) -> tuple[bytes, list[str]]:
-    """A build's context with this Python as ``GRAFT_FOLDER``, and the command that starts it whatever libc is there.
+    """A build's context with this Python as ``GRAFT_FOLDER``, and the command that starts it
+    whatever libc is there.
 
     Args:
         dockerfile: how to build.
@@ -112,7 +114,9 @@ def _is_elf(path: str) -> bool:
 
 
 def _canonical(path: str) -> str:
-    """The path without links among its folders, so that it does not lie below a link in the image either."""
+    """The path without links among its folders, so that it does not lie below a link in the image
+    either.
+    """
     folder, name = os.path.split(path)
     return os.path.join(os.path.realpath(folder), name).lstrip("/")
 

@@ -1,4 +1,4 @@
-"""The container of a host: how it is hardened, whose it is, and the removal of those whose owner is dead."""
+"""Containers: create the hardened container of a host, and remove those of dead owners."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def create(
 ) -> str:
     """Create the container of a host, and answer with its id; nothing of it runs yet.
 
-    It has no network, no mount of its host's, a read-only root, six capabilities, no new privileges, the engine's
-    seccomp filter, bounded memory and processes, and for each sandbox a file system bounded in bytes and files.
-    Its output is not kept, and it is removed when it ends.
+    It has no network, no mount of its host's, a read-only root, six capabilities, no new
+    privileges, the engine's seccomp filter, bounded memory and processes, and for each sandbox a
+    file system bounded in bytes and files. Its output is not kept, and it is removed when it ends.
 
     Args:
         image_id, command: what runs.
@@ -158,11 +158,13 @@ def remove(client: Client, container: str) -> None:
             raise
 
 
-def reap_orphans(settings: DockerSettings | None = None) -> list[str]:
-    """Remove the containers that dead processes of this machine left; their ids and owners, for people.
+def remove_orphaned_containers(settings: DockerSettings | None = None) -> list[str]:
+    """Remove the containers that dead processes of this machine left; their ids and owners, for
+    people.
 
-    A container ends with its owner by itself; what is left are those that never started, and those of an engine
-    that was down when their owner died. Another machine's are never touched, nor a living process's.
+    A container ends with its owner by itself; what is left are those that never started, and those
+    of an engine that was down when their owner died. Another machine's are never touched, nor a
+    living process's.
 
     Raises:
         MachineError: no engine answers.
@@ -170,13 +172,13 @@ def reap_orphans(settings: DockerSettings | None = None) -> list[str]:
     """
     client = connect(settings or DockerSettings())
     try:
-        return reap(client)
+        return remove_orphaned(client)
     finally:
         client.close()
 
 
-def reap(client: Client) -> list[str]:
-    """:func:`reap_orphans` over a connection that exists."""
+def remove_orphaned(client: Client) -> list[str]:
+    """:func:`remove_orphaned_containers` over a connection that exists."""
     removed = []
     with asked("list and remove containers"):
         for found in client.api.containers(

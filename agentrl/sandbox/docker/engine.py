@@ -1,4 +1,4 @@
-"""The way to the engine, and its failures by name."""
+"""Engine connection: finds the container engine and names its failures."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _OLDEST_API = (1, 40)  # Docker 19.03, podman 3
 _TIMEOUT_S = 60
 _USUAL_HOST = "unix:///var/run/docker.sock"
 _answered: set[str] = set()
-_lock = threading.Lock()
+_lock = threading.Lock()  # guards _answered: hosts start on threads of their own
 
 
 def connect(settings: DockerSettings) -> Client:
     """A client of the engine that the settings, DOCKER_HOST or the current Docker context name.
 
     Raises:
-        MachineError: no engine answers there, or it is too old; with the mend.
+        MachineError: no engine answers there, or it is too old; with the remedy.
         SandboxError: one that answered this process before does not answer now.
     """
     way = _way(settings)
@@ -67,18 +67,19 @@ def _open(way: dict[str, Any], version: str) -> Client:
 
 
 def _unreachable(error: BaseException, place: str) -> AgentRLError:
-    why, mend = _reason(error, place)
+    why, remedy = _reason(error, place)
     with _lock:
         answered = place in _answered
     if answered:
         return SandboxError(
             f"the container engine at {place} answered before and does not now: {why}"
         )
-    return MachineError(f"no container engine answers at {place}: {why}; {mend}")
+    return MachineError(f"no container engine answers at {place}: {why}; {remedy}")
 
 
 def _way(settings: DockerSettings) -> dict[str, Any]:
-    """Address and TLS: of the settings, DOCKER_HOST, the ``docker`` command's current context, or the usual socket.
+    """Address and TLS: of the settings, DOCKER_HOST, the ``docker`` command's current context, or
+    the usual socket.
 
     Raises:
         MachineError: there is no such context, or its certificates cannot be read.
@@ -127,7 +128,9 @@ def _reason(error: BaseException, place: str) -> tuple[str, str]:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, what it wraps, and what that wraps: requests and urllib3 hide the cause among the arguments."""
+    """The error, what it wraps, and what that wraps: requests and urllib3 hide the cause among the
+    arguments.
+    """
     pending = [error]
     seen = set[int]()
     while pending:
@@ -142,7 +145,8 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 @contextmanager
 def asked(what: str) -> Iterator[None]:
-    """Ask the engine for something: a failure is a SandboxError that says what was asked, and may be retried.
+    """Ask the engine for something: a failure is a SandboxError that says what was asked, and may
+    be retried.
 
     Raises:
         SandboxError: the engine refused, or was gone.

@@ -1,4 +1,4 @@
-"""A sandbox host in a container, as its owner sees it: links over the stream that is attached to it."""
+"""Container host: the owner's links over the stream that is attached to a container."""
 
 from __future__ import annotations
 
@@ -83,7 +83,8 @@ class ContainerHost:
         self._io = io
         self._stderr = bytearray()
         self._buffer = bytearray()
-        self._decoder = mux.FrameDecoder()
+        self._decoder = mux.ChunkDecoder()
+        # Guards _links: slots are opened on callers' threads, and end on the I/O thread.
         self._lock = threading.Lock()
         self._links = {mux.CONTROL: ContainerLink(self, mux.CONTROL, on_frame, on_end)}
         self._control = self._links[mux.CONTROL]

@@ -1,4 +1,4 @@
-"""Images: found for a run, pulled or built ahead, never in silence."""
+"""Images: found for a run, pulled or built ahead, never without notice."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What :func:`prepare` did for one image: ``present``, ``pulled``, ``built`` or ``made``; and whether it put
-    a Python beside what the image holds."""
+    """What :func:`prepare` did for one image: ``present``, ``pulled``, ``built`` or ``made``; and
+    whether it put a Python beside what the image holds.
+    """
 
     name: str
     how: str
@@ -85,11 +86,13 @@ def lacks_python(name: str, why: str) -> MachineError:
 
 
 def prepare(names: Iterable[str], settings: DockerSettings | None = None) -> list[Prepared]:
-    """Make images ready for runs: pull or build what is missing, and add a Python where there is none.
+    """Make images ready for runs: pull or build what is missing, and add a Python where there is
+    none.
 
     Args:
         names: images, or folders with a Dockerfile; ``LOCAL_PYTHON`` is made of this interpreter.
-        settings: which engine; by default the one that DOCKER_HOST or the current Docker context names.
+        settings: which engine; by default the one that DOCKER_HOST or the current Docker context
+            names.
 
     Raises:
         MachineError: one cannot be pulled or built, or no Python can be added.

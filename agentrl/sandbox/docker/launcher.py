@@ -1,4 +1,4 @@
-"""Starts the sandbox host in a container, and carries its links over the container's standard input and output."""
+"""Docker launcher: starts the sandbox host in a container and carries its links."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class DockerLauncher:
     def start(self, io: IOThread, on_frame: OnFrame, on_end: OnEnd) -> ContainerHost:
         client = connect(self.settings)
         try:
-            containers.reap(client)
+            containers.remove_orphaned(client)
             image = images.find(client, self.image)
             return self._start(client, image, io, on_frame, on_end)
         except BaseException:
@@ -159,6 +159,7 @@ def _watch_exit(client: Client, container: str) -> Future[int]:
         else:
             exit_code.set_result(int(answer["StatusCode"]))
 
+    # Blocks in the engine's answer for as long as the container lives, which outlasts this call.
     threading.Thread(target=wait, name="agentrl-container-exit", daemon=True).start()
     return exit_code
 

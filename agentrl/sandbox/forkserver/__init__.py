@@ -1,1 +1,1 @@
-"""The fork server: sandbox hosts as their owner starts, reaches and ends them."""
+"""Fork server: starts, reaches and ends sandbox hosts from their owner."""

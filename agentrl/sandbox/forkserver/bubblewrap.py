@@ -1,8 +1,9 @@
-"""The ``bubblewrap`` backend: the sandbox host in namespaces that ``bwrap`` makes, with and without root.
+"""Bubblewrap backend: the sandbox host in namespaces that ``bwrap`` makes, as root or not.
 
-Root is given up before bubblewrap starts: no sandbox ever runs as a uid that means anything outside. Started by
-root, each sandbox has a uid of its own; started by a user, all have the user's, each in a user namespace
-of its own. Which processes and files each run sees is told in ``host/namespaced_slot.py``.
+Root is given up before bubblewrap starts: no sandbox ever runs as a uid that means anything
+outside. Started by root, each sandbox has a uid of its own; started by a user, all have the user's,
+each in a user namespace of its own. Which processes and files each run sees is in
+``host/confine/namespaced_slot.py``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from types import MappingProxyType
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, ClassVar
 
 from agentrl.errors import MachineError, SandboxError
 from agentrl.sandbox.host.confine import drop_privileges, namespaced_slot, uids
@@ -74,7 +75,8 @@ _SWITCHES = (
 
 
 def bubblewrap(spec: SandboxSpec) -> ForkedSandbox:
-    """Namespaces of its own for each sandbox and each run, Landlock inside where the kernel has it, seccomp, rlimits.
+    """Namespaces of its own for each sandbox and each run, Landlock inside where the kernel has it,
+    seccomp, rlimits.
 
     Raises:
         MachineError: not on Linux, or bubblewrap is not installed.
@@ -113,7 +115,7 @@ class BubblewrapHost(ProcessHost):
 
     def said(self) -> str:
         said = self._problem or super().said()
-        return f"{said}; {_mend(said)}" if "bwrap: " in said else said
+        return f"{said}; {_remedy(said)}" if "bwrap: " in said else said
 
     def clear(self, facts: Mapping[str, Any]) -> None:
         super().clear(facts)
@@ -131,9 +133,7 @@ class BubblewrapLauncher:
 
     folders: tuple[str, ...] = ()
 
-    @property
-    def host_settings(self) -> Mapping[str, Any]:
-        return MappingProxyType({"enclosed": True})
+    host_settings: ClassVar[Mapping[str, Any]] = MappingProxyType({"namespaced": True})
 
     def start(self, io: IOThread, on_frame: OnFrame, on_end: OnEnd) -> BubblewrapHost:
         bwrap = find_bwrap()
@@ -224,7 +224,9 @@ def _arguments(folders: Mapping[str, str]) -> list[str]:
 def _argv_of_root(
     bwrap: str, folders: Mapping[str, str], uid: int, tell: int, blocked: int
 ) -> list[str]:
-    """The command line that gives up root first, and lets this process give bubblewrap a block of uids."""
+    """The command line that gives up root first, and lets this process give bubblewrap a block of
+    uids.
+    """
     staged = {inside: drop_privileges.staged(number) for number, inside in enumerate(folders)}
     argv = [bwrap, *_arguments(staged), "--info-fd", str(tell), "--userns-block-fd", str(blocked)]
     for capability in (
@@ -273,13 +275,13 @@ def _is_set(path: str, value: str) -> bool:
         return False
 
 
-def _mend(said: str) -> str:
+def _remedy(said: str) -> str:
     """What to do where bubblewrap is installed and refused, by what the machine's settings say."""
     if "Unknown option" in said:
         return "it is too old: version 0.6 or later is needed"
-    for path, refusing, mend in _SWITCHES:
+    for path, refusing, remedy in _SWITCHES:
         if any(word in said for word in _REFUSAL) and _is_set(path, refusing):
-            return mend
+            return remedy
     if "setuid" in said:
         return "a setuid bwrap cannot be used here: chmod u-s it where user namespaces are allowed"
     if os.path.exists("/.dockerenv") or os.path.exists("/run/.containerenv"):

@@ -1,8 +1,9 @@
-"""Memory cgroups for sandboxes, where this process may make them: one a sandbox, in which its runs are.
+"""Memory cgroups: one for the runs of each sandbox, where this process may make them.
 
-The kernel then bounds everything that a run makes, also what shows in no process: what it has in pipes and sockets,
-and the files of a disk in memory. Version 1 lets any cgroup that can be written to have children with a limit.
-Version 2 wants a node whose children have the memory controller: a delegated one above this process.
+The kernel then bounds everything that a run makes, also what shows in no process: what it has in
+pipes and sockets, and the files of a disk in memory. Version 1 lets any cgroup that can be written
+to have children with a limit. Version 2 wants a node whose children have the memory controller: a
+delegated one above this process.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def find_node() -> Node | None:
 
 def _is_usable(node: Node) -> bool:
     try:
-        _reap(node)
+        _remove_orphans(node)
         cgroup = Cgroup.make(node)
     except OSError:
         return False
@@ -104,7 +105,8 @@ class Cgroup:
     """One memory cgroup, made here.
 
     Attributes:
-        files: descriptors of what its sandbox writes to and reads: the processes in it, its limit, its count of kills.
+        files: descriptors of what its sandbox writes to and reads: the processes in it, its limit,
+            its count of kills.
     """
 
     def __init__(self, node: Node, path: str) -> None:
@@ -144,7 +146,9 @@ class Cgroup:
             os.write(self.files[0], str(process.pid).encode())
 
     def remove(self) -> None:
-        """Take it away; its last processes may be leaving meanwhile. What stays is removed by a later owner."""
+        """Take it away; its last processes may be leaving meanwhile. What stays is removed by a
+        later owner.
+        """
         for fd in self.files:
             os.close(fd)
         self.files = ()
@@ -196,13 +200,13 @@ class CgroupPool:
         self._lent = {}
 
 
-def reap_cgroups() -> list[str]:
+def remove_orphaned_cgroups() -> list[str]:
     """Remove what dead owners left; one line each."""
     node = find_node()
-    return [] if node is None else _reap(node)
+    return [] if node is None else _remove_orphans(node)
 
 
-def _reap(node: Node) -> list[str]:
+def _remove_orphans(node: Node) -> list[str]:
     removed = []
     with os.scandir(node.path) as entries:
         for entry in entries:

@@ -1,4 +1,4 @@
-"""Sockets to the sandbox host, served by one thread: requests go out, replies resolve futures."""
+"""Channels: sockets to the sandbox host, served by one thread that resolves futures."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ class IOThread:
 
     def __init__(self, name: str) -> None:
         self._selector = selectors.DefaultSelector()
+        # Filled by any thread, emptied by this one; a deque's append and popleft are atomic.
         self._calls: deque[Callable[[], None]] = deque()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
         os.set_blocking(self._wake_read, False)
         self._selector.register(self._wake_read, selectors.EVENT_READ, self._run_calls)
         self._stopping = False
+        # Serves the selector until stop(); a daemon, as a forked child may never stop it.
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
@@ -89,7 +91,8 @@ class Stream:
     Args:
         io: the thread that serves it.
         sock: a connected stream socket; owned from here on. One with TLS may be given as well.
-        on_data: called on the I/O thread with what came, empty at the end; its ``FrameError`` ends the stream.
+        on_data: called on the I/O thread with what came, empty at the end; its ``FrameError`` ends
+            the stream.
         on_end: called once on the I/O thread when the peer is gone or :meth:`close` was called.
     """
 
@@ -104,6 +107,7 @@ class Stream:
         self._sock = sock
         self._on_data = on_data
         self._on_end = on_end
+        # Guards _out, _ended and the socket: any thread writes, the I/O thread reads and flushes.
         self._lock = threading.Lock()
         self._out: deque[tuple[memoryview, list[int]]] = deque()
         self._ended = False
@@ -119,7 +123,7 @@ class Stream:
         """
         with self._lock:
             if self._ended:
-                return  # whoever waits for the reply hears it from on_end
+                return  # on_end tells those that wait for the reply
             self._out.append((memoryview(data), [os.dup(fd) for fd in fds]))
             if len(self._out) == 1:
                 self._send_waiting()
@@ -206,8 +210,8 @@ class Stream:
         self._on_end()
 
 
-class Channel:
-    """A socket that carries frames.
+class Channel(Stream):
+    """A stream that carries frames.
 
     Args:
         io: the thread that serves it.
@@ -223,27 +227,22 @@ class Channel:
         on_frame: Callable[[frames.Header, list[bytes]], None],
         on_end: Callable[[], None],
     ) -> None:
-        self._on_frame = on_frame
-        self._decoder = frames.FrameDecoder()
-        self._stream = Stream(io, sock, self._on_data, on_end)
+        decoder = frames.FrameDecoder()
+
+        def on_data(data: bytes) -> None:
+            for header, blobs in decoder.feed(data):
+                on_frame(header, blobs)
+
+        super().__init__(io, sock, on_data, on_end)
 
     def send(
         self, header: frames.Header, blobs: Sequence[bytes] = (), *, fds: Sequence[int] = ()
     ) -> None:
-        """Send a frame without blocking, and with it the descriptors ``fds``; dropped once the stream has ended."""
-        self._stream.write(frames.encode(header, blobs), fds=fds)
+        """Send a frame without blocking, and with it the descriptors ``fds``.
 
-    def close(self) -> None:
-        """Close the socket, which ends the peer; from any thread."""
-        self._stream.close()
-
-    def abandon(self) -> None:
-        """Close this process's copy only: what a forked child does."""
-        self._stream.abandon()
-
-    def _on_data(self, data: bytes) -> None:
-        for header, blobs in self._decoder.feed(data):
-            self._on_frame(header, blobs)
+        It is dropped once the stream has ended.
+        """
+        self.write(frames.encode(header, blobs), fds=fds)
 
 
 def resolve(future: Future[Any], value: Any) -> None:

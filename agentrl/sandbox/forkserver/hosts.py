@@ -1,4 +1,4 @@
-"""The hosts of this process: shared by sandboxes with equal settings, replaced when they are worn, ended at exit."""
+"""Host registry: shares hosts between equal settings, replaces worn ones, ends all at exit."""
 
 from __future__ import annotations
 
@@ -9,25 +9,26 @@ import os
 import threading
 import time
 
-from agentrl.sandbox.orphan_cleanup import reap_orphans
+from agentrl.sandbox.orphan_cleanup import remove_orphans
 from agentrl.sandbox.permits import FifoSemaphore
 
 from .server import ForkServer, HostSettings
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _GRACE_S = 60.0  # after which nobody who was given a host has yet to open a sandbox in it
 
 _servers: dict[HostSettings, ForkServer] = {}
 _executing: dict[HostSettings, FifoSemaphore] = {}
 _retired: list[tuple[float, ForkServer]] = []
+# Guards the three tables. It is held while a host starts, so that equal settings share one.
 _lock = threading.Lock()
 
 
 def shared_server(settings: HostSettings) -> ForkServer:
     """This process's host for these settings, started if need be; blocks meanwhile.
 
-    A host that has done ``settings.recycle_after`` runs is replaced; its sandboxes live on in it, and it
-    ends after the last of them. What bounds the runs at one time holds over all of them.
+    A host that has done ``settings.recycle_after`` runs is replaced; its sandboxes live on in it,
+    and it ends after the last of them. What bounds the runs at one time holds over all of them.
 
     Raises:
         MachineError, ConfigError, SandboxError: as :class:`ForkServer` does.
@@ -45,7 +46,7 @@ def shared_server(settings: HostSettings) -> ForkServer:
         ):
             _retired.append((time.monotonic(), _servers.pop(settings)))
         if settings not in _servers:
-            _reap_once()
+            _remove_orphans_once()
             permits = _executing.setdefault(settings, FifoSemaphore(settings.permits))
             _servers[settings] = ForkServer(settings, executing=permits)
         return _servers[settings]
@@ -62,9 +63,13 @@ def close_servers() -> None:
 
 
 @functools.cache
-def _reap_once() -> None:
-    for removed in reap_orphans():
-        _log.warning("removed what a dead process left: %s", removed)
+def _remove_orphans_once() -> None:
+    for removed in remove_orphans():
+        logger.warning(
+            "removed what a dead process left: %s",
+            removed,
+            extra={"event": "sandbox_orphan_removed"},
+        )
 
 
 def _end_retired() -> None:
@@ -78,7 +83,7 @@ def _end_retired() -> None:
 
 def _after_fork_in_child() -> None:
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.Lock()  # another thread of the parent may have held the old one
     for server in (*_servers.values(), *(server for _, server in _retired)):
         server.abandon()
     _servers.clear()

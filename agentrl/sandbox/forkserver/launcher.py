@@ -1,4 +1,4 @@
-"""Where a sandbox host runs: what the owner asks of any place, and the host beside it as a plain process."""
+"""Launchers: start a sandbox host in some place, here as a plain process beside its owner."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from agentrl.errors import SandboxError
 from agentrl.sandbox.host import frames
@@ -54,16 +54,21 @@ class Host(Protocol):
         """The link to the supervisor."""
 
     def open_slot(self, number: int, on_frame: OnFrame, on_end: OnEnd) -> Link:
-        """Ask the supervisor for a slot; the link to it. The callbacks are called on the I/O thread, the last once."""
+        """Ask the supervisor for a slot; the link to it. The callbacks are called on the I/O
+        thread, the last once.
+        """
 
     def said(self) -> str:
         """What the host wrote to its standard error; for the message about its end."""
 
     def end(self, patience_s: float) -> None:
-        """Wait for the end of a host whose control link was closed; force it after ``patience_s`` seconds."""
+        """Wait for the end of a host whose control link was closed; force it after ``patience_s``
+        seconds.
+        """
 
     def clear(self, facts: Mapping[str, Any]) -> None:
-        """Remove what an ended host left; ``facts`` is what it said when it was ready, empty if it never was.
+        """Remove what an ended host left; ``facts`` is what it said when it was ready, empty if it
+        never was.
 
         Raises:
             SandboxError: something could not be removed.
@@ -83,16 +88,18 @@ class Launcher(Protocol):
         Args:
             io: serves the links.
             on_frame: called on the I/O thread with each frame of the supervisor's.
-            on_end: called once on the I/O thread when the supervisor is gone or the control link was closed.
+            on_end: called once on the I/O thread when the supervisor is gone or the control link
+                was closed.
 
         Raises:
             SandboxError: it could not be started.
-            MachineError: this machine cannot start it; with the mend.
+            MachineError: this machine cannot start it; with the remedy.
         """
 
 
 class ProcessHost:
-    """A supervisor in a process of this machine, behind a unix socket that also carries descriptors.
+    """A supervisor in a process of this machine, behind a unix socket that also carries
+    descriptors.
 
     Args:
         argv: the program to start; the supervisor finds the socket as its standard input.
@@ -165,7 +172,8 @@ class ProcessHost:
         return hear
 
     def listener(self) -> socket.socket:
-        """The socket at which the sandboxes ask for the network; the host listens, and its owner serves it.
+        """The socket at which the sandboxes ask for the network; the host listens, and its owner
+        serves it.
 
         Raises:
             SandboxError: the host did not give it.
@@ -195,7 +203,9 @@ class ProcessHost:
             self._process.wait()
 
     def clear(self, facts: Mapping[str, Any]) -> None:
-        """A host that was killed leaves its folder, and processes of its sandboxes; slots may be ending meanwhile."""
+        """A host that was killed leaves its folder, and processes of its sandboxes; slots may be
+        ending meanwhile.
+        """
         self._log.close()
         self._cgroups.close()
         base = facts.get("base")
@@ -217,16 +227,15 @@ class ProcessHost:
 class LocalLauncher:
     """The host is a child process beside its owner, with an empty environment."""
 
-    @property
-    def host_settings(self) -> Mapping[str, Any]:
-        return MappingProxyType({})
+    host_settings: ClassVar[Mapping[str, Any]] = MappingProxyType({})
 
     def start(self, io: IOThread, on_frame: OnFrame, on_end: OnEnd) -> ProcessHost:
         return ProcessHost(host_argv(), io, on_frame, on_end)
 
 
 def host_argv(module: str = "supervisor", *, folder: str = str(HOST_FOLDER.parent)) -> list[str]:
-    """The command line of a program of the host's, in the interpreter that runs this; it names its owner, this process.
+    """The command line of a program of the host's, in the interpreter that runs this; it names its
+    owner, this process.
 
     Args:
         module: has the ``main`` to call.

@@ -1,4 +1,4 @@
-"""Backends whose host is a process of this machine: ``landlock``, and ``unsafe`` without any confinement."""
+"""Local backends: ``landlock``, and ``unsafe`` without any confinement."""
 
 from __future__ import annotations
 

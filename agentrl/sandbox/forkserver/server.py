@@ -1,4 +1,4 @@
-"""The owner's side of the sandbox host: start it, open slots in it, end it."""
+"""Fork server: the owner's side of a sandbox host; starts it, opens slots, ends it."""
 
 from __future__ import annotations
 
@@ -28,10 +28,12 @@ class HostSettings:
     """What makes two sandboxes share one host.
 
     Attributes:
-        confine: Landlock, seccomp and a uid of their own; False runs the code with the owner's rights.
+        confine: Landlock, seccomp and a uid of their own; False runs the code with the owner's
+            rights.
         preload: modules that every run finds imported.
         folders: folders of modules beyond the standard library that the code may read and import.
-        abi_cap: use no newer Landlock ABI than this, 0 none at all, to see how an older kernel does.
+        abi_cap: use no newer Landlock ABI than this, 0 none at all, to see how an older kernel
+            does.
         max_executing: runs at one time; None gives two to each core that this process may use.
         recycle_after: runs after which a new host takes its place; None keeps it.
         network: hosts that the code may reach through a proxy in this process (:class:`AllowList`).
@@ -65,10 +67,10 @@ class HostSettings:
         }
 
 
-class Slot:
+class SlotHandle:
     """A slot process of the host, as its owner sees it: requests in, futures out."""
 
-    link: Link  # set by whoever opens it
+    link: Link  # set by open_slot
 
     def __init__(self, server: ForkServer, number: int) -> None:
         self.number = number
@@ -77,6 +79,7 @@ class Slot:
         self.opened: Future[Reply] = Future()  # resolves when the slot is ready
         self._pending: dict[int, Future[Reply]] = {0: self.opened}
         self._ids = itertools.count(1)
+        # Guards _pending and _ended: callers ask on any thread, replies come on the I/O thread.
         self._lock = threading.Lock()
         self._ended = False
 
@@ -135,7 +138,7 @@ class Slot:
             resolve(future, (header, blobs))
 
     def on_end(self) -> None:
-        """The slot is gone; whoever waits for a reply hears so."""
+        """The slot is gone; those that wait for a reply get an error."""
         with self._lock:
             self._ended = True
             pending = self._pending
@@ -150,11 +153,13 @@ class Slot:
 
 
 class ForkServer:
-    """One host process; started on the first use and shared by every sandbox with the same settings.
+    """One host process; started on the first use and shared by every sandbox with the same
+    settings.
 
     Args:
         settings: what the host is told at its start.
-        executing: a permit for each run at one time, where it is shared with the host before this one.
+        executing: a permit for each run at one time, where it is shared with the host before this
+            one.
 
     Attributes:
         executing: a permit for each run at one time, over all sandboxes of the host.
@@ -169,12 +174,13 @@ class ForkServer:
     def __init__(self, settings: HostSettings, *, executing: FifoSemaphore | None = None) -> None:
         self.settings = settings
         self.facts: dict[str, Any] = {}
-        self.slots: dict[int, Slot] = {}
+        self.slots: dict[int, SlotHandle] = {}
         self.ended = False
         self.executing = executing or FifoSemaphore(settings.permits)
         self.num_runs = 0
         self._numbers = itertools.count()
         self._ready: Future[dict[str, Any]] = Future()
+        # Guards slots and ended: the supervisor's word on a slot waits until the slot is known.
         self._lock = threading.Lock()
         self._host: Host
         self.io = IOThread("agentrl-sandbox-io")
@@ -209,13 +215,13 @@ class ForkServer:
             )
         return ProxyServer(self._host.listener(), AllowList(self.settings.network))
 
-    def open_slot(self) -> Slot:
-        """Fork a slot; its :attr:`Slot.opened` says when it is ready.
+    def open_slot(self) -> SlotHandle:
+        """Fork a slot; its :attr:`SlotHandle.opened` says when it is ready.
 
         Raises:
             SandboxError: the host has ended.
         """
-        slot = Slot(self, next(self._numbers))
+        slot = SlotHandle(self, next(self._numbers))
         with self._lock:  # what the supervisor says of the slot is heard when the slot is known
             if self.ended:
                 raise SandboxError(
@@ -242,7 +248,9 @@ class ForkServer:
             self._host.clear(self.facts)
 
     def abandon(self) -> None:
-        """In a forked child: drop the copies of the owner's sockets, so that the owner's end is seen."""
+        """In a forked child: drop the copies of the owner's sockets, so that the owner's end is
+        seen.
+        """
         for slot in self.slots.values():
             slot.link.abandon()
         self._host.control.abandon()

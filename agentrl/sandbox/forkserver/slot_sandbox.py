@@ -1,4 +1,4 @@
-"""The sandbox that lives in a slot of the fork server; ``landlock`` and ``unsafe`` differ in what the slot enters."""
+"""Slot sandbox: the sandbox that lives in a slot of the fork server, whatever it enters."""
 
 from __future__ import annotations
 
@@ -16,10 +16,14 @@ from agentrl.sandbox.limits import Limits
 from agentrl.sandbox.permits import FifoSemaphore
 
 from .channel import Reply
-from .server import ForkServer, Slot
+from .server import ForkServer, SlotHandle
 
 _STALL_S = 60.0  # how long a slot may be silent beyond the deadlines of what it was asked
 _CLOSE_S = 20.0
+_REPORTED = (
+    "status", "exit_code", "signal", "stdout_truncated", "stderr_truncated", "wall_s", "cpu_s",
+    "interpreter_ended", "detail",
+)  # fmt: skip
 _SET_AT_START = ("memory_bytes", "processes", "file_bytes", "open_files")
 
 
@@ -30,7 +34,8 @@ class ForkedSandbox(Sandbox):
         server: gives the fork server, starting it if need be.
         limits: for every run that brings none of its own.
         persist: what lasts over runs that do not say so themselves.
-        start_timeout_s: seconds in which the slot must be open, and before it the host where it is the first.
+        start_timeout_s: seconds in which the slot must be open, and before it the host where it is
+            the first.
     """
 
     def __init__(
@@ -45,8 +50,9 @@ class ForkedSandbox(Sandbox):
         self._persist = persist
         self._start_timeout_s = start_timeout_s
         self._server = server
-        self._slot: Slot | None = None
+        self._slot: SlotHandle | None = None
         self._closed = False
+        # Guards _slot, _closed and _allowed_s; held for no wait. Callers are on any thread.
         self._lock = threading.Lock()
         self._turn = FifoSemaphore(1)
         self._allowed_s = 0.0  # the deadlines of everything asked and not yet answered
@@ -56,8 +62,8 @@ class ForkedSandbox(Sandbox):
         with self._lock:
             slot = self._slot
         facts = {} if slot is None else slot.server.facts
-        found = ["namespaces of its own for each run"] if facts.get("enclosed") else []
-        if slot is not None and (facts.get("enclosed") or facts.get("abi")):
+        found = ["namespaces of its own for each run"] if facts.get("namespaced") else []
+        if slot is not None and (facts.get("namespaced") or facts.get("abi")):
             found += ["a memory cgroup" if slot.has_cgroup else "memory watched"]
         found += (
             ["files counted while a run goes on"]
@@ -116,20 +122,12 @@ class ForkedSandbox(Sandbox):
             )
         stdout, stderr, *contents = blobs
         return ExecResult(
-            status=reply["status"],
-            exit_code=reply["exit_code"],
-            signal=reply["signal"],
+            **{name: reply[name] for name in _REPORTED},
             stdout=stdout,
             stderr=stderr,
-            stdout_truncated=reply["stdout_truncated"],
-            stderr_truncated=reply["stderr_truncated"],
-            wall_s=reply["wall_s"],
-            cpu_s=reply["cpu_s"],
             queued_s=queued_s,
             files=MappingProxyType(dict(zip(reply["fetched"], contents, strict=True))),
             refused_files=MappingProxyType(reply["refused_files"]),
-            interpreter_ended=reply["interpreter_ended"],
-            detail=reply["detail"],
         )
 
     async def write_file(self, path: str, data: bytes) -> None:
@@ -172,7 +170,7 @@ class ForkedSandbox(Sandbox):
         # starting the host takes a moment, on the first use in a process; never on the event loop
         return await asyncio.to_thread(self._server)
 
-    async def _open(self) -> Slot:
+    async def _open(self) -> SlotHandle:
         try:
             async with asyncio.timeout(self._start_timeout_s):
                 return await self._opened()
@@ -183,7 +181,7 @@ class ForkedSandbox(Sandbox):
                 "raise it, or start fewer at one time (SandboxSpec.max_starting)"
             ) from None
 
-    async def _opened(self) -> Slot:
+    async def _opened(self) -> SlotHandle:
         server = await self._own_server()
         with self._lock:
             self._check_open()

@@ -1,4 +1,4 @@
-"""The wire format between owner, supervisor and slot: a JSON header and raw blobs."""
+"""Frames: the wire format of owner, supervisor and slot, a JSON header and raw blobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the code may use of this machine: the interpreter's own files, the system's programs, preloaded modules."""
+"""Interpreter paths: the files, programs and preloaded modules that code may use."""
 
 from __future__ import annotations
 

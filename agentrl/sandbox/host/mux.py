@@ -1,4 +1,4 @@
-"""Several byte streams over one: what a container's standard input and output carry between owner and relay."""
+"""Multiplexer: several byte streams over a container's standard input and output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ Chunk = tuple[int, int, bytes]
 
 
 def encode(kind: int, link: int, data: bytes = b"") -> bytes:
-    """``data`` in chunks of at most ``MAX_CHUNK_BYTES``: 1 byte kind, 4 bytes link, 4 bytes length, bytes."""
+    """``data`` in chunks of at most ``MAX_CHUNK_BYTES``: 1 byte kind, 4 bytes link, 4 bytes length,
+    bytes.
+    """
     parts = []
     for start in range(0, len(data) or 1, MAX_CHUNK_BYTES):
         part = data[start : start + MAX_CHUNK_BYTES]
@@ -25,7 +27,7 @@ def encode(kind: int, link: int, data: bytes = b"") -> bytes:
     return b"".join(parts)
 
 
-class FrameDecoder:
+class ChunkDecoder:
     """Cuts what comes into chunks.
 
     Raises:

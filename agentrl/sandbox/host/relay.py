@@ -1,6 +1,6 @@
-"""The first process of a container: stands in for the owner, whose sockets cannot be passed into one.
+"""Relay: the first process of a container; stands in for the owner there.
 
-The owner speaks over standard input and output, in ``chunks``; the relay gives the supervisor a
+The owner speaks over standard input and output, in chunks of ``mux``; the relay gives the supervisor a
 control socket and each slot a socket of its own, as an owner on this machine would.
 
     owner ──stdin, stdout of the container──► relay (pid 1) ──a socket each──► supervisor, slots
@@ -33,6 +33,7 @@ class _Link:
     def __init__(self, sock: socket.socket, number: int) -> None:
         self.sock = sock
         self.number = number
+        # Written when the socket takes it; one thread, so that no lock is needed.
         self.waiting: deque[memoryview] = deque()
         self.ending = False
         sock.setblocking(False)
@@ -51,7 +52,7 @@ class Relay:
         self.control = control
         self.waiting_bytes = 0
         self.listening = False
-        self.decoder = mux.FrameDecoder()
+        self.decoder = mux.ChunkDecoder()
         self.add(control, mux.CONTROL)
         self.listen()
 
@@ -96,7 +97,9 @@ class Relay:
         return bool(data)
 
     def open(self, number: int) -> None:
-        """A slot with a socket of its own; the supervisor gets the other end, and reads all the time."""
+        """A slot with a socket of its own; the supervisor gets the other end, and reads all the
+        time.
+        """
         ours, theirs = socket.socketpair()
         with theirs:
             asked = frames.encode({"op": "open", "slot": number - 1})

@@ -1,4 +1,4 @@
-"""The warm process that forks the slots, reaps them, and leaves nothing behind."""
+"""Supervisor: the warm process that forks the slots, reaps them and cleans up after them."""
 
 from __future__ import annotations
 
@@ -59,10 +59,11 @@ class Supervisor:
 
     Args:
         control: the owner's socket; its end of file ends everything.
-        settings: the owner's first frame: ``confine``, ``abi_cap``, ``preload``, ``folders``; where they are given
-            also ``roots``, file systems of which each slot gets one for itself, ``readable``, further folders that the
-            code may read and execute, ``image_env``, whether every run has the variables of this process, and
-            ``contained``, whether a container keeps what Landlock cannot, and has a memory limit of its own.
+        settings: the owner's first frame: ``confine``, ``abi_cap``, ``preload``, ``folders``; where
+            they are given also ``roots``, file systems of which each slot gets one for itself,
+            ``readable``, further folders that the code may read and execute, ``image_env``, whether
+            every run has the variables of this process, and ``contained``, whether a container
+            keeps what Landlock cannot, and has a memory limit of its own.
     """
 
     def __init__(self, control: socket.socket, settings: frames.Header) -> None:
@@ -73,28 +74,16 @@ class Supervisor:
         self.cleaners: dict[int, _SlotEntry] = {}
         self.abi: int | None = None
         self.first_uid: int | None = None
-        self.enclosed = bool(settings.get("enclosed"))
+        self.namespaced = bool(settings.get("namespaced"))
         self.contained = bool(settings.get("contained"))
         self.claims: Claims | None = None
         self._fds: list[int] = []
         self._decoder = frames.FrameDecoder()
         if settings["confine"]:
-            cap = settings["abi_cap"]
-            self.abi = min(landlock.abi_version(), sys.maxsize if cap is None else cap)
-            if not self.abi and not self.enclosed and not self.contained:
-                raise Refused(
-                    "the kernel offers no Landlock (Linux 5.13 or later, landlock among its lsm=)"
-                )
-            if not seccomp.supported():
-                raise Refused(f"the system call numbers of {os.uname().machine} are not known")
-            if self.enclosed:
-                self.first_uid = uids.first_mapped()
-            elif os.getuid() == 0:
-                self.first_uid = self._reserve_uids()
+            self._find_confinement(settings["abi_cap"])
         self.roots = tuple(settings.get("roots", ()))
-        self.bounded = self.enclosed or bool(
-            self.roots
-        )  # the files of each slot, by a file system of its own
+        # whether the files of each slot are bounded by a file system
+        self.bounded = self.namespaced or bool(self.roots)
         if self.contained:
             self.claims = Claims(len(self.roots))
             memory.withhold_zero()
@@ -103,7 +92,7 @@ class Supervisor:
         self.listener = self._listen() if settings.get("proxied") else None
         extra = tuple(settings["folders"])
         self.interpreter = Interpreter(
-            other_uid=self.first_uid is not None and not self.enclosed, extra=extra
+            other_uid=self.first_uid is not None and not self.namespaced, extra=extra
         )
         if failed := preload(tuple(settings["preload"])):
             raise Refused(
@@ -111,29 +100,43 @@ class Supervisor:
                 setting=True,
             )
         self.base: str | None = None
-        if not self.enclosed:
+        if not self.namespaced:
             self.base = tempfile.mkdtemp(prefix=settings["folder_prefix"])
             os.chmod(self.base, 0o711)
-        self.wake, wake_write = os.pipe()
-        for fd in (self.wake, wake_write):
-            os.set_blocking(fd, False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        process_tree.become_subreaper()
+        self.wake = process_tree.adopt_orphans()
         child.warm_up()
         if self.abi is not None:
-            own_uid = self.first_uid is not None
-            proxied = self.listener is not None
-            kind = child.Confinement(
-                abi=self.abi, ruleset=None, own_uid=own_uid, enclosed=self.enclosed, proxied=proxied
-            )
-            kind.filter()
+            child.Confinement(  # whose filter is made before any fork
+                abi=self.abi,
+                ruleset=None,
+                own_uid=self.first_uid is not None,
+                namespaced=self.namespaced,
+                proxied=self.listener is not None,
+            ).filter()
         gc.disable()
         gc.freeze()
 
+    def _find_confinement(self, abi_cap: int | None) -> None:
+        self.abi = min(landlock.abi_version(), sys.maxsize if abi_cap is None else abi_cap)
+        if not self.abi and not self.namespaced and not self.contained:
+            raise Refused(
+                "the kernel offers no Landlock (Linux 5.13 or later, landlock among its lsm=)"
+            )
+        if not seccomp.supported():
+            raise Refused(f"the system call numbers of {os.uname().machine} are not known")
+        if self.namespaced:
+            self.first_uid = uids.first_mapped()
+        elif os.getuid() == 0:
+            reserved = uids.reserve()
+            if reserved is None:
+                raise Refused(uids.NONE_TO_SPARE)
+            self.first_uid, self._reservation = reserved
+
     def _listen(self) -> socket.socket:
-        """The socket of the proxy, on a loopback interface that is the sandboxes' alone; the owner serves it."""
-        if not self.enclosed:
+        """The socket of the proxy, on a loopback interface that is the sandboxes' alone; the owner
+        serves it.
+        """
+        if not self.namespaced:
             raise Refused(
                 "a proxy alone bounds nothing here: the code would share this machine's network"
             )
@@ -141,13 +144,6 @@ class Supervisor:
         url = "http://{}:{}".format(*listener.getsockname())
         self.env = {**self.env, **dict.fromkeys(_PROXY_VARIABLES, url)}
         return listener
-
-    def _reserve_uids(self) -> int:
-        reserved = uids.reserve()
-        if reserved is None:
-            raise Refused(uids.NONE_TO_SPARE)
-        first, self._reservation = reserved
-        return first
 
     def serve(self) -> None:
         """Until the owner is gone."""
@@ -159,7 +155,7 @@ class Supervisor:
                 "op": "ready",
                 "abi": self.abi,
                 "own_uid": self.first_uid is not None,
-                "enclosed": self.enclosed,
+                "namespaced": self.namespaced,
                 "bounded": self.bounded,
                 "pid": os.getpid(),
                 "base": self.base,
@@ -211,7 +207,9 @@ class Supervisor:
         return next((entry for entry in self.slots.values() if entry.number == number), None)
 
     def open(self, number: int, sock: socket.socket, cgroup: Sequence[int]) -> None:
-        """Fork a slot that listens on ``sock``, and has the descriptors of its cgroup where it has one."""
+        """Fork a slot that listens on ``sock``, and has the descriptors of its cgroup where it has
+        one.
+        """
         with sock:
             num_slots = len(self.roots) or uids.SLOTS
             used = {
@@ -230,7 +228,7 @@ class Supervisor:
                 uid = None if self.first_uid is None else self.first_uid + index
                 root = self._make_root(number, index, uid)
                 config = self.slot_config(root or namespaced_slot.STORE, index, uid, cgroup)
-                pid = namespaced_slot.fork_enclosed(uid) if self.enclosed else os.fork()
+                pid = namespaced_slot.fork_namespaced(uid) if self.namespaced else os.fork()
             except OSError as error:
                 self.reply({"op": "open_failed", "slot": number, "error": str(error)})
                 return
@@ -264,7 +262,7 @@ class Supervisor:
             root=root,
             uid=uid,
             abi=self.abi,
-            enclosed=self.enclosed,
+            namespaced=self.namespaced,
             index=index,
             claims=self.claims,
             read_exec=(*host.read_exec, *self.readable),
@@ -280,27 +278,25 @@ class Supervisor:
 
     def _counts_for_itself(self, uid: int | None) -> bool:
         """Whether RLIMIT_NPROC counts nothing but the slot's own processes, or is not set at all."""
-        return self.abi is None or uid is not None or self.enclosed
+        return self.abi is None or uid is not None or self.namespaced
 
     def reap(self) -> None:
         """Collect what has ended; a slot's strays and folder go with it."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+
+        def reaped(pid: int, status: int, _: object) -> None:
             if (entry := self.slots.pop(pid, None)) is not None:
-                if status and entry.uid is not None and not self.enclosed:
+                if status and entry.uid is not None and not self.namespaced:
                     uids.end_all(entry.uid)  # the slot was ended before it could end what it ran
                 self.unswept.append(entry)
                 self.sweep()
             elif (entry := self.cleaners.pop(pid, None)) is not None:
                 self.reply({"op": "closed", "slot": entry.number})
 
+        process_tree.reap_all(reaped)
+
     def sweep(self) -> None:
-        """End what dead slots left (it came to this process, and is neither slot nor cleaner); remove their folders.
+        """End what dead slots left (it came to this process, and is neither slot nor cleaner);
+        remove their folders.
 
         A folder is removed once nothing can meddle with it; until then the next round goes on.
         """
@@ -319,7 +315,9 @@ class Supervisor:
                     os.waitpid(pid, os.WNOHANG)
 
     def remove(self, entry: _SlotEntry) -> None:
-        """Remove a slot's folder: an empty one here, a full one in a process of its own, since it may take long."""
+        """Remove a slot's folder: an empty one here, a full one in a process of its own, since it
+        may take long.
+        """
         if entry.root is None:
             self.reply({"op": "closed", "slot": entry.number})
             return
@@ -353,7 +351,7 @@ class Supervisor:
             time.sleep(0.005)  # a slot sees the same end of file and ends its own tree in one step
         for pid, entry in self.slots.items():
             process_tree.kill(pid)
-            if entry.uid is not None and not self.enclosed:
+            if entry.uid is not None and not self.namespaced:
                 uids.end_all(entry.uid)
         self.slots.clear()
         self.cleaners.clear()
@@ -363,19 +361,18 @@ class Supervisor:
 
     def _collect_all(self) -> bool:
         """Reap what has ended; whether a child is left."""
-        while True:
-            try:
-                pid, _ = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return False
-            if pid == 0:
-                return True
+
+        def reaped(pid: int, *_: object) -> None:
             self.slots.pop(pid, None)
             self.cleaners.pop(pid, None)
 
+        return process_tree.reap_all(reaped)
+
 
 def _image_env() -> dict[str, str]:
-    """What an image says of its own programs; not what the engine adds, nor the image's interpreter."""
+    """What an image says of its own programs; not what the engine adds, nor the image's
+    interpreter.
+    """
     names = os.environ.keys() - {"HOSTNAME", "HOME", "TERM", "container"}
     return {name: os.environ[name] for name in names if not name.startswith(("PYTHON", "GPG_KEY"))}
 

@@ -1,4 +1,4 @@
-"""The one way out of a sandbox that may use the network: a proxy that lets through what a list allows."""
+"""Proxy: the only way out of a sandbox with network access; lets allowed hosts through."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which hosts a sandbox may reach, and which addresses never."""
+"""Allow list: the hosts that a sandbox may reach, and the addresses that it never may."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from agentrl.errors import ConfigError
 _USUAL_PORTS = frozenset({80, 443})
 _NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(\.(?!-)[a-z0-9_-]{1,63}(?<!-))*", re.ASCII)
 _MAX_NAME = 253  # characters (RFC 1035, sec. 2.3.4, without the root's own)
-# IANA gives public IPv6 addresses of this block alone. Outside it lie those that stand for IPv4 ones (mapped,
-# compatible, NAT64), site-local ones (fec0::/10), and what is not yet given to anybody.
+# IANA gives public IPv6 addresses of this block alone. Outside it lie those that stand for IPv4
+# ones (mapped, compatible, NAT64), site-local ones (fec0::/10), and what is not yet given to
+# anybody.
 _GIVEN = ipaddress.IPv6Network("2000::/3")
 _NOT_PUBLIC = (
     ipaddress.IPv6Network("2002::/16"),  # 6to4 (RFC 3056)
@@ -37,11 +38,12 @@ class _Entry:
 
 
 class AllowList:
-    """Hosts by name: ``host`` (ports 80 and 443), ``host:port``, ``*.domain``, or an address, ``10.0.0.5:8000``.
+    """Hosts by name: ``host`` (ports 80 and 443), ``host:port``, ``*.domain``, or an address,
+    ``10.0.0.5:8000``.
 
-    A name is resolved by the proxy alone, and reached only at public addresses: one that leads to this
-    machine, its network or a cloud's metadata is refused. An address of one's own network may be listed as
-    such, with its port.
+    A name is resolved by the proxy alone, and reached only at public addresses: one that leads to
+    this machine, its network or a cloud's metadata is refused. An address of a private network may
+    be listed as such, with its port.
 
     Raises:
         ConfigError: an entry is none of these, or names a link-local address (a cloud's metadata).
@@ -105,7 +107,9 @@ def _parse(entry: str) -> _Entry:
 
 
 def split_port(text: str) -> tuple[str, int | None]:
-    """``host:port`` or ``[v6]:port`` in two; the port is None where there is none, and 0 where it is no port."""
+    """``host:port`` or ``[v6]:port`` in two; the port is None where there is none, and 0 where it
+    is no port.
+    """
     host, colon, tail = text.rpartition(":")
     if not colon or (":" in host and not host.endswith("]")):
         return text.strip("[]"), None

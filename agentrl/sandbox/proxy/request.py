@@ -1,4 +1,9 @@
-"""The head of a request to a proxy (RFC 9112, RFC 9110 sec. 9.3.6): read, judged, and written anew for its server."""
+"""Proxy request: reads a request's head, judges it and writes another for its server.
+
+RFC 9112; RFC 9110, sec. 9.3.6.
+
+RFC 9112; RFC 9110, sec. 9.3.6.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +52,9 @@ class Request:
 def parse(raw: bytes) -> Request:
     """The request of a head, up to and with its empty line.
 
-    The server gets one exchange with the host that was judged: the ``Host`` is made of the target, the connection
-    ends afterwards, and a body has a length, so that no second request can hide behind it.
+    The server gets one exchange with the host that was judged: the ``Host`` is made of the target,
+    the connection ends afterwards, and a body has a length, so that no second request can hide
+    behind it.
 
     Raises:
         BadRequest: it is malformed, or not for a proxy.

@@ -1,4 +1,4 @@
-"""The proxy of a sandbox host: a thread with an event loop that serves what the sandboxes connect to."""
+"""Proxy server: a thread with an event loop that serves the sandboxes' connections."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ _OTHERS = "other hosts"
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class ProxyServer:
-    """Serves HTTP requests and CONNECT tunnels to allowed hosts; everything else is answered with the reason.
+    """Serves HTTP requests and CONNECT tunnels to allowed hosts; everything else is answered with
+    the reason.
 
-    A name is resolved here, once, and the connection goes to the very address that was judged, so that a name
-    which leads elsewhere at the next look-up gains nothing.
+    A name is resolved here, once, and the connection goes to the very address that was judged, so
+    that a name which leads elsewhere at the next look-up gains nothing.
 
     Args:
         listener: a listening stream socket; owned from here on.
@@ -41,8 +42,8 @@ class ProxyServer:
         max_places: places that are counted and logged by name.
 
     Attributes:
-        counts: requests by ``host:port`` and outcome, ``allowed`` or ``refused``; those beyond ``max_places`` as
-            ``other hosts``, since the code chooses the names. Look, do not touch.
+        counts: requests by ``host:port`` and outcome, ``allowed`` or ``refused``; those beyond
+            ``max_places`` as ``other hosts``, since the code chooses the names. Look, do not touch.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class ProxyServer:
         self._stop: asyncio.Event
         self._loop: asyncio.AbstractEventLoop
         self._ready: Future[None] = Future()
+        # Runs the event loop that owns all of the above but counts, which others may read.
         self._thread = threading.Thread(target=self._run, name="agentrl-sandbox-proxy", daemon=True)
         self._thread.start()
         self._ready.result()
@@ -92,12 +94,13 @@ class ProxyServer:
         try:
             sock, _ = self._listener.accept()
         except BlockingIOError:
-            return  # whoever came has gone
+            return  # the peer has gone
         except OSError as error:
-            _log.warning(
+            logger.warning(
                 "the sandboxes' proxy cannot accept a connection: %s; it goes on in %g s",
                 error,
                 _PAUSE_S,
+                extra={"event": "sandbox_proxy_paused"},
             )
             self._loop.remove_reader(self._listener)
             self._loop.call_later(_PAUSE_S, self._loop.add_reader, self._listener, self._accept)
@@ -189,7 +192,7 @@ class ProxyServer:
             if len(self.counts) >= self._max_places:
                 key = _OTHERS, outcome
             else:
-                _log.info("a sandbox asked for %s %s: %s", request.method, *key)
+                logger.info("a sandbox asked for %s %s: %s", request.method, *key)
         self.counts[key] += 1
 
 
@@ -207,7 +210,7 @@ async def _tunnel(
             group.create_task(_copy(one[0], other[1], None))
             group.create_task(_copy(other[0], one[1], None))
     except* (OSError, TimeoutError) as gone:
-        _log.debug("a tunnel ended: %s", gone.exceptions)
+        logger.debug("a tunnel ended: %s", gone.exceptions)
 
 
 async def _copy(

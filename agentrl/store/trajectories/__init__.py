@@ -1,1 +1,1 @@
-"""Trajectories on disk: rows, live files, sealed shards, their writer and their reader."""
+"""Trajectories on disk: rows, live files, sealed shards, their writer and reader."""

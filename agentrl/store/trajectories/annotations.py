@@ -1,4 +1,4 @@
-"""What is learned of a trajectory after it was stored: append-only records that name it."""
+"""Annotations: append-only records about trajectories that are stored already."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Annotation:
     Args:
         trajectory_id: which.
         values: JSON by name, such as ``trained_step``, ``advantage``, ``clip_frac``.
-        arrays: by name, such as ``old_logprobs`` (nats) and ``advantages``: ``[num_policy_tokens]``, an entry for each
-            POLICY token in turn order.
+        arrays: by name, such as ``old_logprobs`` (nats) and ``advantages``:
+            ``[num_policy_tokens]``, an entry for each POLICY token in turn order.
     """
 
     trajectory_id: str
@@ -74,12 +74,13 @@ class AnnotationIndex:
         self._seen: dict[Path, int] = {}
 
     def get(self, trajectory_id: str, *, since: float = 0.0) -> Annotation:
-        """All that is known of a trajectory, as one annotation; of two values of a name the newest counts.
+        """All that is known of a trajectory, as one annotation; of two values of a name the newest
+        counts.
 
         Args:
             trajectory_id: which.
-            since: seconds since the epoch; what was recorded earlier is about an older record of the same id, which
-                a rolled-back attempt left.
+            since: seconds since the epoch; what was recorded earlier is about an older record of
+                the same id, which a rolled-back attempt left.
 
         Raises:
             StoreError: a record cannot be read.

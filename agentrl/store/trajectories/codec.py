@@ -1,7 +1,7 @@
-"""A trajectory as a row: scalars and JSON text on one side, its arrays on the other, and back without loss.
+"""Trajectory codec: a trajectory as a row and arrays, and back without loss.
 
-The row is the one stored form. A live line is the row as JSON with the arrays in one zstd frame; a sealed shard holds
-the same row in Parquet columns.
+The row is the one stored form. A live line is the row as JSON with the arrays in one zstd frame; a
+sealed shard holds the same row in Parquet columns.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def decode_trajectory(row: Mapping[str, Any], arrays: TokenArrays) -> Trajectory
     """The trajectory of a row.
 
     Raises:
-        StoreError: the row and its arrays do not fit, or a column is not what ``encode_trajectory`` writes.
+        StoreError: the row and its arrays do not fit, or a column is not what ``encode_trajectory``
+            writes.
     """
     try:
         cursor = SegmentReader(arrays)
@@ -110,5 +111,7 @@ def _text(messages: Sequence[Message]) -> str:
 
 
 def _utf8(text: str) -> str:
-    """``text`` as a column can hold it: half of a surrogate pair, which UTF-8 lacks, is written out as an escape."""
+    """``text`` as a column can hold it: half of a surrogate pair, which UTF-8 lacks, is written out
+    as an escape.
+    """
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

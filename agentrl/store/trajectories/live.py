@@ -1,6 +1,7 @@
-"""Live files: a line a finished trajectory, its arrays in a zstd frame of the file beside it.
+"""Live files: a line for each finished trajectory, its arrays in a zstd frame beside it.
 
-The frame is written before its line, so a whole line has a whole frame; what a death tore is at the end of both files.
+The frame is written before its line, so a whole line has a whole frame; what a death tore is at the
+end of both files.
 """
 
 from __future__ import annotations
@@ -104,7 +105,8 @@ def remove_framed(path: Path) -> None:
 
 
 def read_framed(path: Path) -> Iterator[dict[str, Any]]:
-    """The records that are there with their frames, in order, ``frame`` included; nothing where there is no file.
+    """The records that are there with their frames, in order, ``frame`` included; nothing where
+    there is no file.
 
     Raises:
         StoreError: a whole line is no JSON object with a frame.

@@ -1,4 +1,4 @@
-"""The trajectories of a run, sealed and live, also while it is being written."""
+"""Trajectory reader: the trajectories of a run, sealed and live, also while it is written."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ class _Place:
 class TrajectoryReader:
     """Reads a run's trajectories. Of several records of one id the newest counts.
 
-    Each call looks at the files anew; a sealed shard is listed once, since it never changes. Used by one thread.
+    Each call looks at the files again; a sealed shard is listed once, since it never changes. Used
+    by one thread.
 
     Args:
         run: the run.
@@ -117,7 +118,8 @@ class TrajectoryReader:
         return next(self.get_many([trajectory_id]))
 
     def get_many(self, trajectory_ids: Iterable[str]) -> Iterator[StoredTrajectory]:
-        """Trajectories whole, with their annotations, in the order asked for; the files are listed once.
+        """Trajectories whole, with their annotations, in the order asked for; the files are listed
+        once.
 
         Raises:
             StoreError: the run has none of an id, or its file is damaged.

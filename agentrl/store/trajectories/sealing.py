@@ -1,7 +1,7 @@
-"""The live files of each step of one writer, and their turning into sealed shards.
+"""Step files: the live files of each step of one writer, and their sealing into shards.
 
-A live file bears the number of the shard it becomes: a live file beside a shard of its name was sealed just before a
-death, and is only to be removed.
+A live file bears the number of the shard it becomes: a live file beside a shard of its name was
+sealed just before a death, and is only to be removed.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ class StepFiles:
         self._open[step][0].append(record)
 
     def seal(self, step: int) -> None:
-        """Turn a step's live files into a shard; nothing where it has none. Later ones of the step make another.
+        """Turn a step's live files into a shard; nothing where it has none. Later ones of the step
+        make another.
 
         Raises:
             OSError, StoreError: a file cannot be read or written; the live files stay.

@@ -1,4 +1,4 @@
-"""Sealed shards: Parquet, one row a trajectory, 32-row groups, zstd; a name that exists is a whole file."""
+"""Sealed shards: Parquet files of one row a trajectory; a name that exists is a whole file."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ SCHEMA = pa.schema(
 SUMMARY_COLUMNS = tuple(_SUMMARY)
 """What a list of trajectories shows; reading them touches no text and no tokens."""
 
-# Measured on 128 trajectories of 180 tokens: statistics of text and arrays are a third of the file, and dictionaries
-# cost a quarter of the time and shrink nothing that zstd does not.
+# Measured on 128 trajectories of 180 tokens: statistics of text and arrays are a third of the file,
+# and dictionaries cost a quarter of the time and shrink nothing that zstd does not.
 _LAYOUT = {
     "compression": "zstd",
     "use_dictionary": False,

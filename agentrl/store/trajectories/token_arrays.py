@@ -1,4 +1,4 @@
-"""The arrays of a trajectory, flat over its tokens.
+"""Token arrays: the arrays of a trajectory, flat over its tokens.
 
 Axis: N, all tokens that the turns add, in turn order, context before completion.
 """
@@ -26,7 +26,8 @@ class TokenArrays:
         policy_versions: ``[N]`` int32, -1 where no policy sampled the token.
         turn_index: ``[N]`` int32, the turn that added the token.
         kinds: ``[N]`` int8, a ``SegmentKind`` each.
-        side: bytes of all side arrays, in the order in which the segments in ``turns`` describe them.
+        side: bytes of all side arrays, in the order in which the segments in ``turns`` describe
+            them.
     """
 
     token_ids: npt.NDArray[np.int32]

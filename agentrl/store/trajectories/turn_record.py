@@ -1,4 +1,4 @@
-"""A turn as JSON, its segments described by their lengths; their tokens lie in ``TokenArrays``."""
+"""Turn record: a turn as JSON; its segments' tokens lie in ``TokenArrays``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Trajectory writer: stores what a run makes on a thread of its own, behind a bounded queue.
 
-- ``write`` costs the caller an append to the queue; a full queue makes it wait, and the wait is counted.
+- ``write`` costs the caller an append to the queue; a full queue makes it wait, and the wait is
+  counted.
 - A trajectory is never dropped; an annotation is, and counted, when the queue is full.
 - One condition guards the queue and all counts. Callers append and wait; the writer's thread alone
   encodes, touches the live files and seals them, without holding the condition.
@@ -24,11 +25,11 @@ from agentrl.errors import StoreError
 from agentrl.store.lock import hold_name
 from agentrl.store.masking import SecretMask
 from agentrl.store.run_directory import RunDirectory
-from agentrl.store.space import write_failure
 from agentrl.store.trajectories.annotations import Annotation, encode_annotation
 from agentrl.store.trajectories.codec import encode_trajectory
 from agentrl.store.trajectories.live import FramedRecord, FramedWriter
 from agentrl.store.trajectories.sealing import StepFiles
+from agentrl.store.write_error import write_failure
 from agentrl.types import Trajectory
 
 __all__ = ["TrajectoryWriter", "WriterCounts"]
@@ -42,7 +43,8 @@ class WriterCounts:
 
     Args:
         written: trajectories that are in a live file or a shard.
-        recovered: trajectories that an earlier writer of this name left unsealed, and this one sealed.
+        recovered: trajectories that an earlier writer of this name left unsealed, and this one
+            sealed.
         annotations: annotations written.
         dropped_annotations: annotations lost because the queue was full.
         wait_s: seconds that ``write`` waited for room (``time/wait_store_s``).
@@ -83,7 +85,8 @@ class TrajectoryWriter:
         mask: hides secrets in all text; made from this process's environment where None.
 
     Raises:
-        StoreError: another process writes under this name, or what an earlier one left cannot be sealed.
+        StoreError: another process writes under this name, or what an earlier one left cannot be
+            sealed.
     """
 
     def __init__(
@@ -104,20 +107,23 @@ class TrajectoryWriter:
         self._files = StepFiles(run, writer)
         self._annotations: FramedWriter | None = None
         self._compressor = zstandard.ZstdCompressor()
+        # Appended to by callers, taken by the thread, both under _changed; bounded by queue_size.
         self._queue: deque[_Entry] = deque()
         self._in_memory = 0
         self._issued = 0
         self._handled = 0
         self._error: StoreError | None = None
         self._closed = False
-        # Guards all of the above but the files; notified when an entry is queued or handled, and on failure.
+        # Guards all of the above but the files; notified when an entry is queued or handled, and on
+        # failure.
         self._changed = threading.Condition()
         try:
             self._counts = WriterCounts(recovered=self._files.recover())
         except BaseException:
             os.close(self._lock_file)
             raise
-        # Takes the entries in order and ends after the last; a daemon, so that a stuck disk holds up no exit.
+        # Takes the entries in order and ends after the last; a daemon, so that a stuck disk holds
+        # up no exit.
         self._thread = threading.Thread(target=self._work, name=f"store-{writer}", daemon=True)
         self._thread.start()
 
@@ -131,7 +137,8 @@ class TrajectoryWriter:
         """Queue a trajectory that finished in ``step``.
 
         Raises:
-            StoreError: the writer is closed or failed, or the store takes nothing for ``timeout_s``.
+            StoreError: the writer is closed or failed, or the store takes nothing for
+                ``timeout_s``.
         """
         recorded_at = time.time()
         with self._changed:
@@ -167,7 +174,8 @@ class TrajectoryWriter:
         """Wait until all that was queued is done, and durable.
 
         Raises:
-            StoreError: the writer is closed or failed, or the store takes nothing for ``timeout_s``.
+            StoreError: the writer is closed or failed, or the store takes nothing for
+                ``timeout_s``.
         """
         with self._changed:
             self._assert_usable()
@@ -178,7 +186,8 @@ class TrajectoryWriter:
         """Seal what is left, then end the thread; a second call does nothing.
 
         Raises:
-            StoreError: the writer failed, or the store takes nothing for ``timeout_s``; the live files stay.
+            StoreError: the writer failed, or the store takes nothing for ``timeout_s``; the live
+                files stay.
         """
         with self._changed:
             if self._closed:

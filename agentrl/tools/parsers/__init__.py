@@ -1,18 +1,18 @@
-"""A completion's text read as an assistant's message; one format a file."""
+"""Parsers: read a completion as an assistant's message; one format a file."""
 
 from __future__ import annotations
 
-from agentrl.tools.parsers.apart import READ_AT_ONCE, read_completion
 from agentrl.tools.parsers.base import ToolCallParser, load_parser
-from agentrl.tools.parsers.choose import parser_for
 from agentrl.tools.parsers.deepseek import DeepSeekParser
 from agentrl.tools.parsers.glm import GLMParser
 from agentrl.tools.parsers.harmony import HarmonyParser
 from agentrl.tools.parsers.hermes import HermesParser
 from agentrl.tools.parsers.llama import LlamaParser
+from agentrl.tools.parsers.long_completions import READ_AT_ONCE, read_completion
+from agentrl.tools.parsers.parser_choice import parser_for
 from agentrl.tools.parsers.plain import PlainParser
 from agentrl.tools.parsers.reasoning import opened_thoughts
-from agentrl.tools.parsers.stable_prefix import MarkedFormat, Marks, settled
+from agentrl.tools.parsers.stable_prefix import MarkedFormat, Marks, stable_length
 
 __all__ = [
     "READ_AT_ONCE",
@@ -29,5 +29,5 @@ __all__ = [
     "opened_thoughts",
     "parser_for",
     "read_completion",
-    "settled",
+    "stable_length",
 ]

@@ -1,4 +1,4 @@
-"""The contract of a parser, and how one is named in a configuration."""
+"""Parser contract, and the name of a parser in a configuration."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ class ToolCallParser(Protocol):
             text: the completion, without the token that ended it.
             tools: those on offer, for formats in which a value's kind is the schema's to say.
 
-        Calls and problems share one sequence of ids, ``call_0``, ``call_1``, ..., in the order written. What looks
-        like a call and cannot be read is a problem and stays in the message's content; nothing raises.
+        Calls and problems share one sequence of ids, ``call_0``, ``call_1``, ..., in the order
+        written. What looks like a call and cannot be read is a problem and stays in the message's
+        content; nothing raises.
         """
         ...
 
@@ -47,7 +48,8 @@ BUILT_IN: Mapping[str, Callable[[], ToolCallParser]] = {
 
 
 def load_parser(name: str, base_dir: str | Path | None = None) -> ToolCallParser:
-    """A parser by name: a built-in one, ``none`` (no tools), or ``package.module:Class`` of your own.
+    """A parser by name: a built-in one, ``none`` (no tools), or ``package.module:Class`` of your
+    own.
 
     Raises:
         ConfigError: the name is none of these, or names no parser.

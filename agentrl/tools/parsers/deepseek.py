@@ -1,7 +1,7 @@
-"""Calls as DeepSeek V3 writes them: between tokens of their own, one block for all calls of a turn.
+"""DeepSeek V3 parser: calls between special tokens, one block for all calls of a turn.
 
-V3 and R1 write ``function<｜tool▁sep｜>NAME``, a line break and the arguments in a json fence; V3.1 writes
-``NAME<｜tool▁sep｜>{...}`` (the chat templates of those models). Both are read.
+V3 and R1 write ``function<｜tool▁sep｜>NAME``, a line break and the arguments in a json fence; V3.1
+writes ``NAME<｜tool▁sep｜>{...}`` (the chat templates of those models). Both are read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _FENCE = "```"
 
 
 class DeepSeekParser:
-    """Reads the calls between ``<｜tool▁calls▁begin｜>`` and ``<｜tool▁calls▁end｜>``, or without these two."""
+    """Reads the calls between ``<｜tool▁calls▁begin｜>`` and ``<｜tool▁calls▁end｜>``, or without these
+    two.
+    """
 
     marks = Marks(opens=(_OPEN,), closes=(_CLOSE,), others=_BLOCKS)
 

@@ -1,7 +1,8 @@
-"""Calls as GLM-4.5 writes them: a name, then ``<arg_key>`` and ``<arg_value>`` pairs, within ``<tool_call>``.
+"""GLM-4.5 parser: a name, then ``<arg_key>`` and ``<arg_value>`` pairs in ``<tool_call>``.
 
-The format is that of the model's chat template, which writes text values bare and all others as JSON. Which of the two
-a value is, is the tool's schema to say; without one, what reads as JSON is JSON.
+The format is that of the model's chat template, which writes text values bare and all others as
+JSON. Which of the two a value is, is the tool's schema to say; without one, what reads as JSON is
+JSON.
 """
 
 from __future__ import annotations
@@ -82,11 +83,12 @@ def _read_block(
 def _read_pairs(text: str, position: int) -> tuple[list[tuple[str, str]], int, int]:
     """The pairs that stand at ``position``.
 
-    A key holds no mark at all, and a value none of a key or a value, or a slip between them would take what follows,
-    other calls included, for one long value.
+    A key holds no mark at all, and a value none of a key or a value, or a slip between them would
+    take what follows, other calls included, for one long value.
 
     Returns:
-        Keys and values; the position behind the last whole pair; and how far the marks behind it are in their order.
+        Keys and values; the position behind the last whole pair; and how far the marks behind it
+        are in their order.
     """
     written: list[tuple[str, str]] = []
     reached = position

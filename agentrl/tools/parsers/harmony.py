@@ -1,8 +1,9 @@
-"""Calls as gpt-oss writes them, in the harmony format (https://github.com/openai/harmony, docs/format.md).
+"""Harmony parser: calls of gpt-oss (https://github.com/openai/harmony, docs/format.md).
 
-A turn is several messages, each ``header<|message|>text`` with an end. The header names channel and recipient: the
-analysis is thought, a recipient makes the message a call, and all else is said. The prompt has written
-``<|start|>assistant`` already, and the token that ends the turn (``<|return|>`` or ``<|call|>``) is not in the text.
+A turn is several messages, each ``header<|message|>text`` with an end. The header names channel and
+recipient: the analysis is thought, a recipient makes the message a call, and all else is said. The
+prompt has written ``<|start|>assistant`` already, and the token that ends the turn (``<|return|>``
+or ``<|call|>``) is not in the text.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ _FORM = "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{..
 
 
 class HarmonyParser:
-    """Reads the messages of a turn. Text without any header is content, and a second call a problem."""
+    """Reads the messages of a turn. Text without any header is content, and a second call a
+    problem.
+    """
 
     marks = Marks(
         opens=(_START, "<|channel|>", " to="),
@@ -67,7 +70,9 @@ def _read_message(header: str, body: str, raw: str, reading: Reading, thoughts: 
 
 
 def _without_message(text: str, reading: Reading) -> None:
-    """The end of a turn that holds no ``<|message|>``: a call that was cut, or words without a header."""
+    """The end of a turn that holds no ``<|message|>``: a call that was cut, or words without a
+    header.
+    """
     if _RECIPIENT.search(text):
         reading.problem(
             "unclosed", f"the call ends before its arguments; write it as {_FORM}", text

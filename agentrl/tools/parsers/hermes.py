@@ -1,6 +1,7 @@
-"""Calls as Hermes and Qwen write them: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``.
+"""Hermes parser: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, also Qwen's.
 
-The format is that of NousResearch's Hermes function calling, which Qwen2.5's and Qwen3's chat templates ask for.
+The format is that of NousResearch's Hermes function calling, which Qwen2.5's and Qwen3's chat
+templates ask for.
 """
 
 from __future__ import annotations
@@ -24,16 +25,19 @@ _FORM = '{"name": "...", "arguments": {...}}'
 
 
 class HermesParser:
-    """Reads ``<tool_call>`` blocks. JSON is read strictly: what another server would refuse is a problem here too."""
+    """Reads ``<tool_call>`` blocks. JSON is read strictly: what another server would refuse is a
+    problem here too.
+    """
 
     marks = Marks(opens=(_OPEN,), closes=(_CLOSE,))
 
     def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> ParsedMessage:
         """The assistant's message; see ToolCallParser.
 
-        A block ends at its closing tag; one inside a JSON string does not count. A well-formed call without a closing
-        tag is a problem as well (``unclosed``), since it may have been cut. Text outside blocks is the content,
-        a leading ``<think>`` block is ``reasoning_content``, and a call within it is a thought.
+        A block ends at its closing tag; one inside a JSON string does not count. A well-formed call
+        without a closing tag is a problem as well (``unclosed``), since it may have been cut. Text
+        outside blocks is the content, a leading ``<think>`` block is ``reasoning_content``, and a
+        call within it is a thought.
         """
         reasoning, rest = split_reasoning(text, before=_OPEN)
         reading = Reading()

@@ -1,7 +1,8 @@
-"""Calls as Llama 3.1 and 3.2 write them: JSON with ``parameters``, bare or behind ``<|python_tag|>``.
+"""Llama 3 parser: JSON with ``parameters``, bare or behind ``<|python_tag|>``.
 
-The formats are those of Meta's model cards for Llama 3.1: ``{"name": ..., "parameters": {...}}`` for a caller's own
-tools, and ``<|python_tag|>name.call(key="value")`` for built-in ones. Their templates have room for one call a turn.
+The formats are those of Meta's model cards for Llama 3.1: ``{"name": ..., "parameters": {...}}``
+for a caller's own tools, and ``<|python_tag|>name.call(key="value")`` for built-in ones. Their
+templates have room for one call a turn.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ _BETWEEN = re.compile(r"[\s;,]*")
 
 
 class LlamaParser:
-    """Reads JSON calls where the text begins with one, after ``<|python_tag|>``, and wherever an object opens with
-    ``"name":`` or the like. One call a turn is run; any other is a problem that says so."""
+    """Reads JSON calls where the text begins with one, after ``<|python_tag|>``, and wherever an
+    object opens with ``"name":`` or the like. One call a turn is run; any other is a problem that
+    says so.
+    """
 
     marks = Marks(opens=("{", _TAG))
 
@@ -117,8 +120,9 @@ def _read_object(text: str, start: int, raw_start: int, reading: Reading) -> int
 
 
 def _next_opening(text: str, start: int, fault: int) -> int:
-    """Where the call that follows a faulty one may begin. What was read of that one up to its fault is part of it, but
-    for an opening in which a string that was not closed came to its end."""
+    """Where the call that follows a faulty one may begin. What was read of that one up to its fault
+    is part of it, but for an opening in which a string that was not closed came to its end.
+    """
     brace = text.rfind("{", start + 1, fault)
     opening = _OPENING.match(text, brace) if brace >= 0 else None
     if opening is None or opening.end() <= fault:

@@ -1,4 +1,4 @@
-"""For models and tasks without tools: all is content."""
+"""Plain parser: all text is content, for models and tasks without tools."""
 
 from __future__ import annotations
 

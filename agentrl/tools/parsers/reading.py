@@ -1,4 +1,4 @@
-"""What has been found in a completion so far, and how one call in JSON is judged."""
+"""Reading: collects the calls, problems and content of a completion, and judges JSON calls."""
 
 from __future__ import annotations
 
@@ -14,15 +14,19 @@ __all__ = ["Reading", "kind_of", "whole_json"]
 
 _MAX_DETAIL = 600
 _MOST = 256
-"""Calls of one completion that are read: far more than any turn may make, and few enough to take no time."""
+"""Calls of one completion that are read: far more than any turn may make, and few enough to take no
+time.
+"""
 
 
 @dataclass
 class Reading:
-    """Calls, problems and content in the order written, with the numbering that calls and problems share.
+    """Calls, problems and content in the order written, with the numbering that calls and problems
+    share.
 
     Args:
-        one_call: the format's chat templates have room for one call a turn, so a second one is a problem.
+        one_call: the format's chat templates have room for one call a turn, so a second one is a
+            problem.
     """
 
     one_call: bool = False
@@ -54,7 +58,8 @@ class Reading:
             text: the completion without its thoughts.
             mark: finds the two, and further texts that are no words.
             ends: with which a call opens and closes.
-            read: reads the call that opens at a position; gives the position where the search goes on.
+            read: reads the call that opens at a position; gives the position where the search goes
+                on.
             keep_blanks: whether white space between two marks was said.
         """
         opens, closes = ends
@@ -75,7 +80,8 @@ class Reading:
 
         Args:
             text: all that follows what was read.
-            marks: with which a call begins or ends, to count the calls that are left in ``text`` once ``full``.
+            marks: with which a call begins or ends, to count the calls that are left in ``text``
+                once ``full``.
         """
         self.content.append(text)
         if self.full and (count := max(text.count(mark) for mark in marks)):
@@ -93,7 +99,9 @@ class Reading:
         self.calls.append(ToolCall(self.next_id, name, arguments))
 
     def problem(self, kind: ProblemKind, detail: str, raw: str) -> None:
-        """What looks like a call and is none; it stays part of what was said, and its text is quoted in short."""
+        """What looks like a call and is none; it stays part of what was said, and its text is
+        quoted in short.
+        """
         if len(detail) > _MAX_DETAIL:
             detail = f"{detail[:_MAX_DETAIL]}…"
         self.problems.append(CallProblem(self.next_id, kind, detail, raw))
@@ -133,7 +141,9 @@ class Reading:
         self.named_call(name.strip(), value.get(key, {}), raw, what=f'"{key}"')
 
     def written_call(self, name: str, arguments: str, raw: str, *, form: str) -> None:
-        """Judges a call whose arguments are a text of JSON; ``form`` is one as it should be written."""
+        """Judges a call whose arguments are a text of JSON; ``form`` is one as it should be
+        written.
+        """
         if not name:
             self.problem("missing_name", f"the call has no name; write it as {form}", raw)
             return
@@ -146,7 +156,9 @@ class Reading:
             self.named_call(name, value, raw, what="the arguments' JSON")
 
     def named_call(self, name: str, arguments: Any, raw: str, *, what: str) -> None:
-        """Judges the arguments of a call whose name is known; ``what`` they are called, for messages."""
+        """Judges the arguments of a call whose name is known; ``what`` they are called, for
+        messages.
+        """
         if isinstance(arguments, str):
             try:
                 arguments = whole_json(arguments)

@@ -1,4 +1,4 @@
-"""The model's thoughts, apart from what it says."""
+"""Reasoning: separates a model's thoughts from what it says."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ THOUGHTS_CLOSE = "</think>"
 
 
 def opened_thoughts(prompt_end: str) -> str:
-    """``<think>`` where the end of a prompt opens a block, so that a completion begins within it; else nothing."""
+    """``<think>`` where the end of a prompt opens a block, so that a completion begins within it;
+    else nothing.
+    """
     return THOUGHTS_OPEN if prompt_end.rstrip().endswith(THOUGHTS_OPEN) else ""
 
 
 def split_reasoning(text: str, *, before: str | None = None) -> tuple[str | None, str]:
     """The leading ``<think>`` block and the rest.
 
-    The opening tag may be missing, because some templates end the prompt with it. A block that is never closed takes
-    the rest of the text.
+    The opening tag may be missing, because some templates end the prompt with it. A block that is
+    never closed takes the rest of the text.
 
     Args:
         text: a completion.

@@ -1,4 +1,4 @@
-"""What of a completion that is still being written reads already as it always will."""
+"""Stable prefix: the part of a growing completion whose reading is final."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from agentrl.tools.parsers.reasoning import THOUGHTS_CLOSE, THOUGHTS_OPEN
 
-__all__ = ["MarkedFormat", "Marks", "settled"]
+__all__ = ["MarkedFormat", "Marks", "stable_length"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +28,18 @@ class Marks:
 
 @runtime_checkable
 class MarkedFormat(Protocol):
-    """A ``ToolCallParser`` that says how its format is marked, so that a completion can be told while it is written; a
-    ``<think>`` at its beginning, which a prompt may have written, opens thoughts."""
+    """A ``ToolCallParser`` that says how its format is marked, so that a completion can be told
+    while it is written; a ``<think>`` at its beginning, which a prompt may have written, opens
+    thoughts.
+    """
 
     @property
     def marks(self) -> Marks: ...
 
 
-def settled(text: str, marks: Marks, stop: Iterable[str] = ()) -> int:
-    """Characters at the beginning of ``text`` in which no call, mark, or stop string is half written.
+def stable_length(text: str, marks: Marks, stop: Iterable[str] = ()) -> int:
+    """Characters at the beginning of ``text`` in which no call, mark, or stop string is half
+    written.
 
     Args:
         text: of a completion that goes on; a leading ``<think>`` block may be open.

@@ -1,4 +1,4 @@
-"""JSON as RFC 8259 has it, in time linear in what is read, and faults in words that a model can act on."""
+"""Strict JSON: RFC 8259 in linear time, with faults in words that a model can act on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class JSONFault(ValueError):  # noqa: N818 - what a text has, not what a program
 
     Args:
         reason: in words for the model.
-        position: how far the text was read before the fault was met; its end where something is not closed.
+        position: how far the text was read before the fault was met; its end where something is not
+            closed.
     """
 
     def __init__(self, reason: str, position: int) -> None:
@@ -37,8 +38,8 @@ class JSONFault(ValueError):  # noqa: N818 - what a text has, not what a program
 def read_json(text: str, start: int) -> tuple[Any, int]:
     """The JSON value that stands at ``start``, white space aside, and the position behind it.
 
-    Stricter than ``json.loads``: NaN and Infinity, a key given twice, half of a surrogate pair, and more than 64 levels
-    are faults, since each would be lost or refused further on.
+    Stricter than ``json.loads``: NaN and Infinity, a key given twice, half of a surrogate pair, and
+    more than 64 levels are faults, since each would be lost or refused further on.
 
     Raises:
         JSONFault: there is none.
@@ -55,8 +56,10 @@ def read_json(text: str, start: int) -> tuple[Any, int]:
 
 
 def _decoded(text: str, begin: int) -> tuple[Any, int]:
-    """The value and its length. The decoder is given a window of the text that grows until the value or a fault is
-    whole in it: the error that it raises counts the lines of all the text that it was given."""
+    """The value and its length. The decoder is given a window of the text that grows until the
+    value or a fault is whole in it: the error that it raises counts the lines of all the text that
+    it was given.
+    """
     if not _BEGINS.match(text, begin):
         raise JSONFault("Expecting value at character 0", begin)
     size = _WINDOW

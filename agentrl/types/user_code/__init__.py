@@ -1,1 +1,1 @@
-"""Objects of a user's code: how they are loaded, where they are, where they raised."""
+"""User code: loads objects, and tells where they are and where they raised."""

@@ -1,4 +1,4 @@
-"""Text becomes an object in one place: ``package.module:name`` or ``path/to/file.py:name``."""
+"""Object loading: ``package.module:name`` or ``path/to/file.py:name`` becomes an object."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from types import ModuleType
 from typing import Any
 
 from agentrl.errors import AgentRLError, ConfigError, did_you_mean
-from agentrl.types.user_code.raised import raised_at
+from agentrl.types.user_code.raise_place import raised_at
 
 __all__ = ["file_modules", "load_object"]
 
 _FILE_PREFIX = "agentrl_file_"
+# Held while a file is run, by one thread; reentrant, as a file may load another.
 _file_lock = threading.RLock()
 _modules_of_files: dict[
     tuple[str, str, str], str
@@ -27,8 +28,9 @@ _modules_of_files: dict[
 def load_object(text: str, base_dir: str | Path | None = None) -> Any:
     """The object that ``text`` names.
 
-    A file is loaded once in a process, under a module name made of its resolved path, and stays in ``sys.modules``:
-    loading it twice gives the same classes, and pickles of them open wherever the same file was loaded.
+    A file is loaded once in a process, under a module name made of its resolved path, and stays in
+    ``sys.modules``: loading it twice gives the same classes, and pickles of them open wherever the
+    same file was loaded.
 
     Args:
         text: ``package.module:name`` or ``path/to/file.py:name``; ``name`` may be dotted.
@@ -38,8 +40,8 @@ def load_object(text: str, base_dir: str | Path | None = None) -> Any:
         The object, unchecked: the caller knows what it needs.
 
     Raises:
-        ConfigError: the text has another form, the module or file does not exist, it raised when imported, or it
-            has no such name.
+        ConfigError: the text has another form, the module or file does not exist, it raised when
+            imported, or it has no such name.
     """
     source, colon, name = text.rpartition(":")
     if not colon or not source or not name:
@@ -73,7 +75,9 @@ def _module_of_name(name: str) -> ModuleType:
 
 
 def file_modules() -> list[ModuleType]:
-    """The modules of files that ``load_object`` loaded here; no other process can import them by name."""
+    """The modules of files that ``load_object`` loaded here; no other process can import them by
+    name.
+    """
     return [module for name, module in sys.modules.items() if name.startswith(_FILE_PREFIX)]
 
 
@@ -135,7 +139,7 @@ def _missing_module(name: str, missing: str) -> str:
 
 def _import_failure(what: str, error: Exception) -> ConfigError:
     place = raised_at(error)
-    if isinstance(error, AgentRLError):  # it says what to mend
+    if isinstance(error, AgentRLError):  # it names the remedy
         return ConfigError(f"{place or what}: {error}")
     where = f" ({place})" if place else ""
     return ConfigError(f"{what} raised when imported: {type(error).__name__}: {error}{where}")

@@ -1,4 +1,4 @@
-"""The place of an object in a user's code."""
+"""Object place: the file and line of an object in a user's code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ __all__ = ["place_of_object"]
 
 
 def place_of_object(target: Any) -> str:
-    """``path/to/file.py:12`` where a function, a class or an object's class is defined; empty without a source."""
+    """``path/to/file.py:12`` where a function, a class or an object's class is defined; empty
+    without a source.
+    """
     target = inspect.unwrap(getattr(target, "func", target))
     if not (inspect.isroutine(target) or inspect.isclass(target)):
         target = type(target)

@@ -18,7 +18,7 @@ import pytest
 from agentrl.errors import SandboxError
 from agentrl.sandbox import SandboxSpec
 from agentrl.sandbox.docker import DockerSettings
-from agentrl.sandbox.docker.containers import reap_orphans
+from agentrl.sandbox.docker.containers import remove_orphaned_containers
 from agentrl.sandbox.docker.images import prepare
 from agentrl.sandbox.docker.settings import LOCAL_PYTHON
 from agentrl.sandbox.forkserver.hosts import close_servers
@@ -127,7 +127,7 @@ def test_only_what_a_dead_process_of_this_machine_left_is_reaped(
     ]
     try:
         gone = [left_behind(client, dead), left_behind(client, earlier)]
-        removed = reap_orphans(settings)
+        removed = remove_orphaned_containers(settings)
         there = {found["Id"] for found in client.api.containers(all=True)}
         assert not there & set(gone)
         assert there >= set(kept)

@@ -1,1 +1,1 @@
-"""Confinement: what a slot and the code that it runs are bounded by, in raw system calls."""
+"""Confinement: bounds a slot and the code that it runs, by raw system calls."""

@@ -1,8 +1,8 @@
-"""From root to a uid that owns nothing, and then into bubblewrap: a program of its own, so that nothing of root stays.
+"""Drop privileges: from root to a uid that owns nothing, then into bubblewrap.
 
-A process that is root outside stays root for whatever the kernel does not map, so that bubblewrap must not
-be started by it. The new uid may reach less: folders that it needs (an interpreter below ``/root``) are
-first mounted where it reaches them, in a mount namespace that ends with it.
+A process that is root outside stays root for whatever the kernel does not map, so that bubblewrap
+must not be started by it. The new uid may reach less: folders that it needs (an interpreter below
+``/root``) are first mounted where it reaches them, in a mount namespace that ends with it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import sys
 from typing import Any, NoReturn
 
-from . import namespaces
+from . import namespaces, uids
 
 _PLACES = (
     "/mnt",
@@ -28,16 +28,18 @@ def staged(number: int) -> str:
 
 
 def main() -> None:
-    """The last argument is JSON: ``uid``, ``folders`` to bring along, and ``argv`` of the program to become."""
+    """The last argument is JSON: ``uid``, ``folders`` to bring along, and ``argv`` of the program
+    to become.
+    """
     order = json.loads(sys.argv[-1])
     try:
-        _descend(order)
+        _drop(order)
     except OSError as error:
         os.write(2, f"bwrap: it could not be started: {error}".encode())
         sys.exit(1)
 
 
-def _descend(order: dict[str, Any]) -> NoReturn:
+def _drop(order: dict[str, Any]) -> NoReturn:
     namespaces.unshare(namespaces.NEW_MOUNTS)
     namespaces.keep_mounts_private()
     sources = [
@@ -53,8 +55,6 @@ def _descend(order: dict[str, Any]) -> NoReturn:
         os.mkdir(target)
         namespaces.bind(f"/proc/self/fd/{source}", target)
         names[staged(number)] = target
-    os.setgroups([])
-    os.setresgid(order["uid"], order["uid"], order["uid"])
-    os.setresuid(order["uid"], order["uid"], order["uid"])
+    uids.become(order["uid"])
     argv = [names.get(word, word) for word in order["argv"]]
     os.execv(argv[0], argv)

@@ -1,4 +1,4 @@
-"""Landlock by raw system calls (Linux >= 5.13; https://docs.kernel.org/userspace-api/landlock.html).
+"""Landlock: rulesets by raw system calls (docs.kernel.org/userspace-api/landlock.html).
 
 ABI 1 files, 2 renames across folders, 3 truncation, 4 TCP bind and connect, 5 device ioctls,
 6 signals and abstract unix sockets. What the running kernel lacks is left out here and closed by
@@ -12,6 +12,9 @@ import os
 import stat
 import struct
 from collections.abc import Iterable
+
+from ..proc import opened
+from .libc import checked, libc, prctl
 
 _SYS_CREATE_RULESET = 444
 _SYS_ADD_RULE = 445
@@ -37,26 +40,9 @@ _FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 
 _PR_SET_NO_NEW_PRIVS = 38
 
-libc = ctypes.CDLL(None, use_errno=True)
-
 
 def _call(number: int, *args: object) -> int:
-    result = libc.syscall(ctypes.c_long(number), *args)
-    if result < 0:
-        errno = ctypes.get_errno()
-        raise OSError(errno, os.strerror(errno))
-    return int(result)
-
-
-def prctl(option: int, value: int) -> None:
-    """``prctl(option, value)``.
-
-    Raises:
-        OSError: the kernel refused.
-    """
-    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
-        errno = ctypes.get_errno()
-        raise OSError(errno, os.strerror(errno))
+    return checked(libc.syscall(ctypes.c_long(number), *args))
 
 
 def abi_version() -> int:
@@ -86,20 +72,14 @@ def _create(abi: int, fs: int, net: int, scoped: int) -> int:
 
 
 def _allow(ruleset: int, path: str, rights: int) -> None:
-    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    try:
+    with opened(path, os.O_PATH) as fd:
         if not stat.S_ISDIR(os.fstat(fd).st_mode):
             rights &= _FILE_RIGHTS
-        rule = struct.pack("=Qi", rights, fd)
-        _call(
-            _SYS_ADD_RULE,
-            ctypes.c_int(ruleset),
-            ctypes.c_int(_RULE_PATH_BENEATH),
-            rule,
-            ctypes.c_uint32(0),
-        )
-    finally:
-        os.close(fd)
+        _add_rule(ruleset, _RULE_PATH_BENEATH, struct.pack("=Qi", rights, fd))
+
+
+def _add_rule(ruleset: int, kind: int, rule: bytes) -> None:
+    _call(_SYS_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(kind), rule, ctypes.c_uint32(0))
 
 
 def run_ruleset(
@@ -132,14 +112,7 @@ def run_ruleset(
         if os.path.exists(path):
             _allow(ruleset, path, rights)
     if tcp_port is not None and abi >= 4:
-        rule = struct.pack("=QQ", _CONNECT_TCP, tcp_port)
-        _call(
-            _SYS_ADD_RULE,
-            ctypes.c_int(ruleset),
-            ctypes.c_int(_RULE_NET_PORT),
-            rule,
-            ctypes.c_uint32(0),
-        )
+        _add_rule(ruleset, _RULE_NET_PORT, struct.pack("=QQ", _CONNECT_TCP, tcp_port))
     return ruleset
 
 

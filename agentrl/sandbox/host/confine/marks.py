@@ -1,8 +1,9 @@
-"""A mark on every process that runs code, by which it is found when its sandbox and host are gone.
+"""Process marks: find a process that runs code after its sandbox and host are gone.
 
-The mark is a value of proc_pid_coredump_filter(5): inherited over fork and exec, changed by a write to ``/proc`` alone,
-which the code may not do, and of no other use, since the code may not dump core. As long as its host lives, a marked
-process is below it: orphans come to the slot, then to the supervisor. One that is below no host is what a host left.
+The mark is a value of proc_pid_coredump_filter(5): inherited over fork and exec, changed by a write
+to ``/proc`` alone, which the code may not do, and of no other use, since the code may not dump
+core. As long as its host lives, a marked process is below it: orphans come to the slot, then to the
+supervisor. One that is below no host is what a host left.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import contextlib
 import os
 import signal
 import time
+
+from .. import proc
 
 HOST_TITLE = "agentrl-sandbox-host"  # in the command line of every process of a host
 _MARK = b"0x155"
@@ -21,16 +24,17 @@ _ROUND_S = 0.005
 
 def mark_self() -> None:
     """Mark this process, and with it all that it will start."""
-    with contextlib.suppress(FileNotFoundError):  # a kernel without core dumps
-        fd = os.open(f"/proc/self/{_FILE}", os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.write(fd, _MARK)
-        finally:
-            os.close(fd)
+    with (
+        contextlib.suppress(FileNotFoundError),  # a kernel without core dumps
+        proc.opened(f"/proc/self/{_FILE}", os.O_WRONLY) as fd,
+    ):
+        os.write(fd, _MARK)
 
 
 def orphans() -> set[int]:
-    """Marked processes below no host, as far as this user may end them; those of other pid namespaces left out."""
+    """Marked processes below no host, as far as this user may end them; those of other pid
+    namespaces left out.
+    """
     return {
         pid
         for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
@@ -57,11 +61,7 @@ def end_orphans(deadline_s: float) -> tuple[set[int], set[int]]:
 
 
 def _is_marked(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/{_FILE}", "rb") as file:
-            return file.read() == _MARKED
-    except OSError:  # it has ended, or is the kernel's own
-        return False
+    return proc.read(pid, _FILE) == _MARKED  # empty where it has ended, or is the kernel's own
 
 
 def _is_orphan(pid: int) -> bool:
@@ -80,18 +80,11 @@ def _is_orphan(pid: int) -> bool:
 
 def _is_host(pid: int) -> bool:
     """Whether it is a supervisor or a slot; what the code started may bear any name, and its mark."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            return HOST_TITLE.encode() in file.read().split(b"\0") and not _is_marked(pid)
-    except OSError:
-        return False
+    words = proc.read(pid, "cmdline").split(b"\0")
+    return HOST_TITLE.encode() in words and not _is_marked(pid)
 
 
 def _status(pid: int) -> dict[bytes, bytes]:
     """proc_pid_status(5); empty where there is no such process."""
-    try:
-        with open(f"/proc/{pid}/status", "rb") as file:
-            lines = file.read().split(b"\n")
-    except OSError:
-        return {}
+    lines = proc.read(pid, "status").splitlines()
     return {name: value.strip() for name, _, value in (line.partition(b":") for line in lines)}

@@ -1,4 +1,4 @@
-"""What bounds the memory of a run beside its rlimit: no huge pages, the first to die, a cgroup where there is one."""
+"""Memory bounds beside the rlimit: no huge pages, first to die, and a cgroup if there is one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import errno
 import os
 from collections.abc import Sequence
 
-from .landlock import libc, prctl
+from ..proc import number
+from .libc import checked, libc, prctl
 
 _PR_SET_THP_DISABLE = 41
 _FIRST_TO_DIE = 1000
@@ -20,7 +21,8 @@ _SPARE_BYTES = (
 
 
 def without_huge_pages() -> None:
-    """No huge page for this process and its descendants: one of its small pages, held anywhere, would keep all of it.
+    """No huge page for this process and its descendants: one of its small pages, held anywhere,
+    would keep all of it.
 
     The filter of a run lets nobody switch them on again.
 
@@ -35,7 +37,8 @@ def without_huge_pages() -> None:
 
 
 def die_first() -> None:
-    """Let the kernel end this process and its descendants before the owner of its host, where memory runs out.
+    """Let the kernel end this process and its descendants before the owner of its host, where
+    memory runs out.
 
     No guarantee rests on it, so that a /proc that is missing or cannot be written to is no failure.
     """
@@ -44,10 +47,11 @@ def die_first() -> None:
 
 
 def withhold_zero() -> None:
-    """Close ``/dev/zero`` of this container to the sandboxes' uids: a mapping of it is shared memory without a file.
+    """Close ``/dev/zero`` of this container to the sandboxes' uids: a mapping of it is shared
+    memory without a file.
 
-    Landlock closes it as well; this is for kernels without. Where the engine keeps the node for itself, the probe sees
-    what can be held, and ``memory`` is not claimed.
+    Landlock closes it as well; this is for kernels without. Where the engine keeps the node for
+    itself, the probe sees what can be held, and ``memory`` is not claimed.
     """
     with contextlib.suppress(OSError):
         os.chmod("/dev/zero", 0)
@@ -56,9 +60,7 @@ def withhold_zero() -> None:
 def lies_in_memory(path: str) -> bool:
     """Whether what is written below ``path`` takes memory."""
     found = ctypes.create_string_buffer(512)  # struct statfs; its first word is the type
-    if libc.statfs(path.encode(), found) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+    checked(libc.statfs(path.encode(), found))
     return ctypes.c_ulong.from_buffer(found).value in (_TMPFS, _RAMFS)
 
 
@@ -66,7 +68,8 @@ class Bound:
     """The memory cgroup of one sandbox: its runs are in it, the slot that drives them is not.
 
     Args:
-        files: descriptors of the processes in it, its limit, and its count of kills, as the owner opened them.
+        files: descriptors of the processes in it, its limit, and its count of kills, as the owner
+            opened them.
         disk: the sandbox's files take memory, which is charged here too.
     """
 
@@ -112,5 +115,4 @@ class Bound:
         return self._count() > self._seen
 
     def _count(self) -> int:
-        lines = os.pread(self._kills, 4096, 0).split(b"\n")
-        return next((int(line.split()[1]) for line in lines if line.startswith(b"oom_kill ")), 0)
+        return number(os.pread(self._kills, 4096, 0), b"oom_kill ")

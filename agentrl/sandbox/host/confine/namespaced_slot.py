@@ -1,14 +1,14 @@
-"""A sandbox in namespaces of its own: users, pids, ipc and mounts; and fresh ones for each run, save the users.
+"""Namespaced slot: a sandbox in its own namespaces, and fresh ones for each run.
 
 Every sandbox sees the same paths, and only its own files behind them::
 
-    /sandbox/store  one tmpfs, so that the kernel bounds the bytes and files of work and tmp together
-    /sandbox/work   the session's folder, in the store
-    /tmp            a folder of the store, emptied before each run; /dev/shm leads there
-    /proc           the slot's own; empty in a run
+    /sandbox/store  one tmpfs, so that the kernel bounds the bytes and files of work and tmp
+    together /sandbox/work   the session's folder, in the store /tmp            a folder of the
+    store, emptied before each run; /dev/shm leads there /proc           the slot's own; empty in a
+    run
 
-The slot is the first process of its pid namespace, and an idle child the first of each run's, so that
-the kernel ends every process with either of them, whatever it did to hide.
+The slot is the first process of its pid namespace, and an idle child the first of each run's, so
+that the kernel ends every process with either of them, whatever it did to hide.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from . import namespaces
-from .landlock import prctl
+from . import namespaces, uids
+from .libc import prctl
 
 PLACE = "/sandbox"
 TEMP = "/tmp"
@@ -30,7 +30,7 @@ _PR_SET_DUMPABLE = 4
 _FLAGS = namespaces.NO_SETUID | namespaces.NO_DEVICES
 
 
-def fork_enclosed(uid: int | None) -> int:
+def fork_namespaced(uid: int | None) -> int:
     """Fork a process that is the first in user, pid, ipc and mount namespaces of its own.
 
     Args:
@@ -58,12 +58,10 @@ def fork_enclosed(uid: int | None) -> int:
 
 
 def _fork_once_more(uid: int | None, say: int) -> None:
-    """Returns in the enclosed process only."""
+    """Returns in the namespaced process only."""
     try:
         if uid is not None:
-            os.setgroups([])
-            os.setresgid(uid, uid, uid)
-            os.setresuid(uid, uid, uid)
+            uids.become(uid)
             prctl(_PR_SET_DUMPABLE, 1)  # or the kernel hides its own /proc files from it
         namespaces.unshare_with_users(
             namespaces.NEW_PIDS | namespaces.NEW_IPC | namespaces.NEW_MOUNTS
@@ -72,14 +70,15 @@ def _fork_once_more(uid: int | None, say: int) -> None:
         if pid:
             os.write(say, str(pid).encode())
             os._exit(0)
-    except BaseException as error:  # noqa: BLE001  the boundary: told to whoever asked for the process
+    except BaseException as error:  # noqa: BLE001  the boundary: told to the caller
         os.write(say, str(error).encode())
         os._exit(1)
     os.close(say)
 
 
-class Enclosure:
-    """The slot's side: made once by the slot, in the namespaces that :func:`fork_enclosed` gave it.
+class SlotNamespaces:
+    """The slot's side: made once by the slot, in the namespaces that :func:`fork_namespaced` gave
+    it.
 
     Raises:
         OSError: the kernel refused a mount.
@@ -110,7 +109,8 @@ class Enclosure:
         self._bounds = bounds
 
     def fork(self) -> int:
-        """Fork the process of a run, in a pid namespace whose first process is an idle child of this one.
+        """Fork the process of a run, in a pid namespace whose first process is an idle child of
+        this one.
 
         Raises:
             OSError: the kernel refused.

@@ -1,4 +1,4 @@
-"""Namespaces, mounts and capabilities by raw calls (namespaces(7), mount(2), capabilities(7))."""
+"""Namespaces: unshare, mount and drop capabilities by raw calls (namespaces(7), mount(2))."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 import os
 import signal
 
-from .landlock import libc
+from .libc import checked, libc
 
 NEW_MOUNTS = 0x00020000
 NEW_IPC = 0x08000000
@@ -28,24 +28,19 @@ _CAPABILITY_VERSION_3 = 0x20080522
 _idle_stack = ctypes.create_string_buffer(1 << 15)
 
 
-def _checked(result: int, what: str) -> int:
-    if result < 0:
-        errno = ctypes.get_errno()
-        raise OSError(errno, f"{what}: {os.strerror(errno)}")
-    return result
-
-
 def unshare(kinds: int) -> None:
-    """Leave the namespaces of these kinds for fresh ones; of pids, only later children of this process do.
+    """Leave the namespaces of these kinds for fresh ones; of pids, only later children of this
+    process do.
 
     Raises:
         OSError: the kernel refused.
     """
-    _checked(libc.unshare(ctypes.c_int(kinds)), "unshare")
+    checked(libc.unshare(ctypes.c_int(kinds)), "unshare")
 
 
 def unshare_with_users(kinds: int) -> None:
-    """As :func:`unshare`, in a fresh user namespace as well, in which uid and gid are what they were and are alone.
+    """As :func:`unshare`, in a fresh user namespace as well, in which uid and gid are what they
+    were and are alone.
 
     Raises:
         OSError: the kernel refused.
@@ -68,7 +63,7 @@ def have_children_in(pid_namespace: int) -> None:
     Raises:
         OSError: the kernel refused.
     """
-    _checked(libc.setns(ctypes.c_int(pid_namespace), ctypes.c_int(NEW_PIDS)), "setns")
+    checked(libc.setns(ctypes.c_int(pid_namespace), ctypes.c_int(NEW_PIDS)), "setns")
 
 
 def mount(kind: str, target: str, flags: int = 0, options: str = "") -> None:
@@ -77,10 +72,7 @@ def mount(kind: str, target: str, flags: int = 0, options: str = "") -> None:
     Raises:
         OSError: the kernel refused.
     """
-    result = libc.mount(
-        kind.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode()
-    )
-    _checked(result, f"mount {kind} on {target}")
+    _mount(kind, target, kind, flags, options)
 
 
 def remount(target: str, flags: int, options: str) -> None:
@@ -89,10 +81,7 @@ def remount(target: str, flags: int, options: str) -> None:
     Raises:
         OSError: the kernel refused.
     """
-    result = libc.mount(
-        None, target.encode(), None, ctypes.c_ulong(_REMOUNT | flags), options.encode()
-    )
-    _checked(result, f"remount {target}")
+    _mount(None, target, None, _REMOUNT | flags, options)
 
 
 def bind(source: str, target: str) -> None:
@@ -101,10 +90,7 @@ def bind(source: str, target: str) -> None:
     Raises:
         OSError: the kernel refused.
     """
-    _checked(
-        libc.mount(source.encode(), target.encode(), None, ctypes.c_ulong(_BIND), None),
-        f"bind {target}",
-    )
+    _mount(source, target, None, _BIND, None)
 
 
 def keep_mounts_private() -> None:
@@ -113,9 +99,15 @@ def keep_mounts_private() -> None:
     Raises:
         OSError: the kernel refused.
     """
-    _checked(
-        libc.mount(None, b"/", None, ctypes.c_ulong(_PRIVATE | _RECURSIVE), None), "make / private"
-    )
+    _mount(None, "/", None, _PRIVATE | _RECURSIVE, None)
+
+
+def _mount(
+    source: str | None, target: str, kind: str | None, flags: int, options: str | None
+) -> None:
+    words = [None if word is None else word.encode() for word in (source, target, kind, options)]
+    result = libc.mount(*words[:3], ctypes.c_ulong(flags), words[3])
+    checked(result, f"mount {kind or source or flags} on {target}")
 
 
 def unmount(target: str) -> None:
@@ -124,15 +116,17 @@ def unmount(target: str) -> None:
     Raises:
         OSError: the kernel refused.
     """
-    _checked(libc.umount2(target.encode(), ctypes.c_int(_DETACH)), f"unmount {target}")
+    checked(libc.umount2(target.encode(), ctypes.c_int(_DETACH)), f"unmount {target}")
 
 
 def start_idle_child() -> int:
-    """Start a child that sleeps for ever; its pid. As the first of a pid namespace, it takes all others with it.
+    """Start a child that sleeps for ever; its pid. As the first of a pid namespace, it takes all
+    others with it.
 
-    It shares this process's memory and descriptors (a copy would keep pipes open) and runs only ``pause(2)``,
-    on a stack of its own, so that it costs a tenth of a fork. It takes no signal but SIGKILL, so that it never
-    returns to that stack, which all of them share. The orphans that it inherits are reaped by the kernel.
+    It shares this process's memory and descriptors (a copy would keep pipes open) and runs only
+    ``pause(2)``, on a stack of its own, so that it costs a tenth of a fork. It takes no signal but
+    SIGKILL, so that it never returns to that stack, which all of them share. The orphans that it
+    inherits are reaped by the kernel.
 
     Raises:
         OSError: the kernel refused.
@@ -144,14 +138,16 @@ def start_idle_child() -> int:
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         flags = ctypes.c_int(_CLONE_VM | _CLONE_FILES | signal.SIGCHLD)
-        return _checked(libc.clone(libc.pause, ctypes.c_void_p(top), flags, None), "clone")
+        return checked(libc.clone(libc.pause, ctypes.c_void_p(top), flags, None), "clone")
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         signal.signal(signal.SIGCHLD, handler)
 
 
 def count_processes_apart() -> bool:
-    """Whether RLIMIT_NPROC counts a user namespace's processes apart from its user's others (Linux 5.14)."""
+    """Whether RLIMIT_NPROC counts a user namespace's processes apart from its user's others (Linux
+    5.14).
+    """
     major, minor = os.uname().release.split(".")[:2]
     return (int(major), int("".join(filter(str.isdigit, minor)))) >= (5, 14)
 
@@ -163,4 +159,4 @@ def drop_capabilities() -> None:
         OSError: the kernel refused.
     """
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
-    _checked(libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
+    checked(libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")

@@ -1,9 +1,12 @@
-"""A seccomp filter built by hand: classic BPF over ``struct seccomp_data`` (seccomp(2)), a list of what is allowed.
+"""Seccomp filter: classic BPF over ``struct seccomp_data`` (seccomp(2)), an allow list.
 
-- A call that stands in no table answers ENOSYS, on which C libraries fall back; a known refusal answers EPERM.
-- What Landlock does not see is closed here: sockets that can be named, modes and owners of files, tracing, namespaces,
-  mounts, keys, modules, and memory that shows in no process (``syscalls`` says which).
-- A program built for another architecture is killed, since its system call numbers mean something else.
+- A call that stands in no table answers ENOSYS, on which C libraries fall back; a known refusal
+  answers EPERM.
+- What Landlock does not see is closed here: sockets that can be named, modes and owners of files,
+  tracing, namespaces, mounts, keys, modules, and memory that shows in no process (``syscalls`` says
+  which).
+- A program built for another architecture is killed, since its system call numbers mean something
+  else.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from . import syscalls
-from .landlock import libc
+from .libc import checked, libc
 
 _PR_SET_SECCOMP = 22
 _SECCOMP_MODE_FILTER = 2
@@ -63,19 +66,22 @@ _MAP_ANONYMOUS = 0x20
 _MAP_HUGETLB = 0x40000
 _MADV_COLLAPSE = 25
 _PR_SET_THP_DISABLE = 41
-# PDEATHSIG, DUMPABLE, KEEPCAPS, NAME, SECCOMP, CAPBSET_READ, TSC, SECUREBITS (read), TIMERSLACK, CHILD_SUBREAPER,
-# NO_NEW_PRIVS, THP_DISABLE (read), CAP_AMBIENT, SVE, SPECULATION_CTRL, PAC, TAGGED_ADDR, SME, MDWE, SET_VMA (names)
+# PDEATHSIG, DUMPABLE, KEEPCAPS, NAME, SECCOMP, CAPBSET_READ, TSC, SECUREBITS (read), TIMERSLACK,
+# CHILD_SUBREAPER, NO_NEW_PRIVS, THP_DISABLE (read), CAP_AMBIENT, SVE, SPECULATION_CTRL, PAC,
+# TAGGED_ADDR, SME, MDWE, SET_VMA (names)
 _PRCTLS = (
     1, 2, 3, 4, 7, 8, 15, 16, 21, 22, 23, 25, 26, 27, 29, 30, 36, 37, 38, 39, 42, 47, 50, 51, 52, 53, 54, 55, 56, 60,
     61, 63, 64, 65, 66, 0x53564D41,
 )  # fmt: skip
-# TCGETS, TIOCGPGRP, TIOCOUTQ, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX, FIOASYNC, FIOQSIZE, TCGETS2, FIGETBSZ,
-# FICLONE, FICLONERANGE (into a file that is open for writing), FS_IOC_GETFLAGS, FS_IOC_FSGETXATTR, FS_IOC_FIEMAP
+# TCGETS, TIOCGPGRP, TIOCOUTQ, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX, FIOASYNC, FIOQSIZE,
+# TCGETS2, FIGETBSZ, FICLONE, FICLONERANGE (into a file that is open for writing), FS_IOC_GETFLAGS,
+# FS_IOC_FSGETXATTR, FS_IOC_FIEMAP
 _IOCTLS = (
     0x5401, 0x540F, 0x5411, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451, 0x5452, 0x5460, 0x802C542A, 2,
     0x40049409, 0x4020940D, 0x80086601, 0x801C581F, 0xC020660B,
 )  # fmt: skip
-# all but leases, notifications of folders and hints about writing, which reach files that are open for reading
+# all but leases, notifications of folders and hints about writing, which reach files that are open
+# for reading
 _FCNTLS = (*range(12), 15, 16, 36, 37, 38, 1025, 1027, 1030, 1031, 1032, 1033, 1034)
 _OF_ITSELF_ALONE = (
     "prlimit64",
@@ -108,7 +114,9 @@ class _Rule:
     high_word: bool = False
 
     def code(self) -> bytes:
-        """Instructions that return where the call is refused and go on behind themselves where it is not."""
+        """Instructions that return where the call is refused and go on behind themselves where it
+        is not.
+        """
         code = [_op(_LD_W_ABS, _OFF_ARGS + 8 * self.arg + (4 if self.high_word else 0))]
         if self.mask != 0xFFFFFFFF:
             code.append(_op(_AND, self.mask))
@@ -195,8 +203,8 @@ def build_filter(
         abi: the Landlock ABI, since an older one leaves more to this filter.
         pid: the process that will run the code, where :func:`names_pid`; else None.
         proxied: the code may make TCP connections; where they lead is for others to bound.
-        preallocates: the code may take space of its file system before it writes there, since that is bounded;
-            else libc falls back to writing.
+        preallocates: the code may take space of its file system before it writes there, since that
+            is bounded; else libc falls back to writing.
     """
     audit_arch, column = _ARCHES[platform.machine()]
     rules = [*_RULES]
@@ -256,7 +264,9 @@ def _segments(ends: Mapping[int, bytes], column: int) -> list[tuple[int, bytes]]
 
 
 def _search(segments: Sequence[tuple[int, bytes]]) -> bytes:
-    """A binary search for the segment of the number that is loaded; every way through it ends in a return."""
+    """A binary search for the segment of the number that is loaded; every way through it ends in a
+    return.
+    """
     if len(segments) == 1:
         return segments[0][1]
     middle = len(segments) // 2
@@ -279,6 +289,4 @@ def install(program: bytes) -> None:
         OSError: the kernel refused the filter.
     """
     fprog = _Program(len(program) // 8, program)
-    if libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(fprog), 0, 0) != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
+    checked(libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(fprog), 0, 0))

@@ -1,7 +1,8 @@
-"""Tables of system calls, from the kernel's asm/unistd_64.h and asm-generic/unistd.h.
+"""System call tables: from the kernel's asm/unistd_64.h and asm-generic/unistd.h.
 
-A call that stands nowhere here does not exist for the code: a new kernel's calls stay closed until they are read and
-added. An entry is ``name=x86_64/aarch64``; ``-`` stands for an architecture that lacks the call.
+A call that stands nowhere here does not exist for the code: a new kernel's calls stay closed until
+they are read and added. An entry is ``name=x86_64/aarch64``; ``-`` stands for an architecture that
+lacks the call.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ shutdown=48/210 getsockname=51/204 getpeername=52/205 getsockopt=55/209 setsocko
 
 ALLOWED: Table = {**_FILES, **_WAITING, **_MEMORY, **_PROCESSES, **_IDENTITY, **_CLOCKS, **_SOCKETS}
 
-# Landlock does not see these: allowed where the uid is the sandbox's own and owns nothing outside, else refused
+# Landlock does not see these: allowed where the uid is the sandbox's own and owns nothing outside,
+# else refused
 OWNERS = _table("""
 chmod=90/- fchmod=91/52 fchmodat=268/53 fchmodat2=452/452 chown=92/- fchown=93/55 lchown=94/- fchownat=260/54
 utime=132/- utimes=235/- futimesat=261/- utimensat=280/88 setxattr=188/5 lsetxattr=189/6 fsetxattr=190/7
@@ -120,11 +122,13 @@ mq_open=240/180 mq_unlink=241/181
 
 REFUSED: Table = {**_OTHERS, **_MOUNTS, **_MACHINE, **_SCARCE, **_UNCOUNTED}
 
-# no socket has a name and none is sought by it: a pathname unix socket (a session bus, an engine's) escapes Landlock
+# no socket has a name and none is sought by it: a pathname unix socket (a session bus, an engine's)
+# escapes Landlock
 NAMED_SOCKETS = _table("""
 socket=41/198 connect=42/203 bind=49/200 listen=50/201 accept=43/202 accept4=288/242
 """)
-# between files and pipes without a copy: a page in a pipe keeps the whole huge page or folio that it is part of
+# between files and pipes without a copy: a page in a pipe keeps the whole huge page or folio that
+# it is part of
 UNCOPIED = _table("""
 sendfile=40/71 splice=275/76 tee=276/77
 """)

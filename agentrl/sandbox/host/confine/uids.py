@@ -1,4 +1,4 @@
-"""Uids that nothing else on this machine uses: one for each sandbox, held while its host lives."""
+"""Uids: a reserved block that nothing else on this machine uses, one uid a sandbox."""
 
 from __future__ import annotations
 
@@ -51,14 +51,23 @@ def first_mapped() -> int | None:
     return inside if count >= BLOCK else None
 
 
+def become(uid: int) -> None:
+    """Give up this process's uid, gid and groups for ever; called as root.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+
+
 def end_all(uid: int) -> None:
     """SIGKILL every process of a reserved uid, in one step that no fork escapes; called as root."""
     pid = os.fork()
     if pid == 0:
         try:
-            os.setgroups([])
-            os.setresgid(uid, uid, uid)
-            os.setresuid(uid, uid, uid)
+            become(uid)
             if os.getresuid() == (uid, uid, uid) and uid >= _FIRST_SMALL:
                 os.kill(-1, signal.SIGKILL)
         finally:

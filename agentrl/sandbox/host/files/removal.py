@@ -1,7 +1,8 @@
-"""Folders removed whose contents are hostile: by descriptor alone, so that no link is ever followed.
+"""Removal: deletes folders with hostile contents by descriptor, so that no link is followed.
 
-A survivor of the code that swaps a folder for a link meanwhile makes a removal fail and no more: each folder is
-opened in the one above it (``O_NOFOLLOW``), and its entries and modes are changed through that descriptor.
+A survivor of the code that swaps a folder for a link meanwhile makes a removal fail and no more:
+each folder is opened in the one above it (``O_NOFOLLOW``), and its entries and modes are changed
+through that descriptor.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import os
 import stat
 import sys
+
+from ..proc import opened, owned
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 PLACE = (
@@ -47,15 +50,13 @@ def _add_mode(name: str, parent: int | None, mode: int) -> None:
     if sys.platform != "linux":
         os.chmod(name, mode, dir_fd=parent, follow_symlinks=False)
         return
-    fd = os.open(name, PLACE, dir_fd=parent)
-    try:
+    with opened(name, PLACE, dir_fd=parent) as fd:
         set_mode(fd, stat.S_IMODE(os.fstat(fd).st_mode) | mode)
-    finally:
-        os.close(fd)
 
 
 def set_mode(place: int, mode: int) -> None:
-    """Change the mode of a folder that was opened as a ``PLACE``, which asks for no right to read it.
+    """Change the mode of a folder that was opened as a ``PLACE``, which asks for no right to read
+    it.
 
     Raises:
         OSError: it is another user's.
@@ -76,11 +77,10 @@ def remove(path: str) -> None:
         OSError: something could not be removed.
     """
     above, name = os.path.split(path.rstrip("/"))
-    parent = os.open(above or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        _remove(name, parent)
-    finally:
-        os.close(parent)
+    with opened(above or ".", os.O_RDONLY | os.O_DIRECTORY) as parent:
+        with owned(open_folder(name, parent)) as fd:
+            _empty(fd)
+        os.rmdir(name, dir_fd=parent)
 
 
 def empty(path: str) -> None:
@@ -89,20 +89,8 @@ def empty(path: str) -> None:
     Raises:
         OSError: something could not be removed.
     """
-    fd = open_folder(path)
-    try:
+    with owned(open_folder(path)) as fd:
         _empty(fd)
-    finally:
-        os.close(fd)
-
-
-def _remove(name: str, parent: int) -> None:
-    fd = open_folder(name, parent)
-    try:
-        _empty(fd)
-    finally:
-        os.close(fd)
-    os.rmdir(name, dir_fd=parent)
 
 
 def _empty(root: int) -> None:
@@ -110,16 +98,15 @@ def _empty(root: int) -> None:
     _empty_in_place(root, root, _IN_PLACE, moved)
     while moved:
         name = moved.pop()
-        fd = open_folder(name, root)
-        try:
+        with owned(open_folder(name, root)) as fd:
             _empty_in_place(fd, root, _IN_PLACE, moved)
-        finally:
-            os.close(fd)
         os.rmdir(name, dir_fd=root)
 
 
 def _empty_in_place(folder: int, root: int, levels: int, moved: list[str]) -> None:
-    """Remove what ``folder`` holds; folders below so many levels go to ``root``, and their names to ``moved``."""
+    """Remove what ``folder`` holds; folders below so many levels go to ``root``, and their names to
+    ``moved``.
+    """
     with os.scandir(folder) as entries:
         listed = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
     for name in [
@@ -127,14 +114,10 @@ def _empty_in_place(folder: int, root: int, levels: int, moved: list[str]) -> No
     ]:  # first: moving a folder may take a block
         os.unlink(name, dir_fd=folder)
     for name in [name for name, is_folder in listed if is_folder]:
-        fd = open_folder(
-            name, folder
-        )  # also where it is moved: the kernel asks for the right to write in it
-        try:
+        # also where it is moved: the kernel asks for the right to write in it
+        with owned(open_folder(name, folder)) as fd:
             if levels:
                 _empty_in_place(fd, root, levels - 1, moved)
-        finally:
-            os.close(fd)
         if levels:
             os.rmdir(name, dir_fd=folder)
         else:

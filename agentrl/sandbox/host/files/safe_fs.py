@@ -1,4 +1,4 @@
-"""File access below one folder whose contents are hostile: no traversal, no links, no devices."""
+"""Safe file access below one hostile folder: no traversal, no links, no devices."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Iterator
 
+from ..proc import opened
 from .removal import FOLDER
 
 MAX_DEPTH = 64
@@ -123,20 +124,18 @@ def read_file(root: str, path: str, limit: int) -> bytes:
 def list_files(root: str, max_files: int) -> list[tuple[str, int]]:
     """``(path, bytes)`` of regular files, sorted, at most ``max_files`` and a megabyte of names.
 
-    Links are not followed; what cannot be read, or is nested deeper than ``MAX_DEPTH`` folders, is left out.
+    Links are not followed; what cannot be read, or is nested deeper than ``MAX_DEPTH`` folders, is
+    left out.
     """
     found: list[tuple[str, int]] = []
     named_bytes = 0
-    fd = os.open(root, FOLDER)
-    try:
+    with opened(root, FOLDER) as fd:
         for name, info in _walk(fd, "", 0):
             if stat.S_ISREG(info.st_mode):
                 named_bytes += len(name.encode(errors="surrogateescape"))
                 if len(found) == max_files or named_bytes > _MAX_NAMES_BYTES:
                     break
                 found.append((name, info.st_size))
-    finally:
-        os.close(fd)
     return sorted(found)
 
 
@@ -148,10 +147,7 @@ def _walk(folder: int, above: str, depth: int) -> Iterator[tuple[str, os.stat_re
                 info = entry.stat(follow_symlinks=False)
                 yield above + entry.name, info
                 if stat.S_ISDIR(info.st_mode) and depth < MAX_DEPTH:
-                    fd = os.open(entry.name, FOLDER, dir_fd=folder)
-                    try:
+                    with opened(entry.name, FOLDER, dir_fd=folder) as fd:
                         yield from _walk(fd, f"{above}{entry.name}/", depth + 1)
-                    finally:
-                        os.close(fd)
     except OSError:
         return  # the code forbids its own folders

@@ -1,4 +1,4 @@
-"""What a sandbox holds beside its processes' memory: files, also those without a name, and what waits in sockets."""
+"""Usage: counts files, files without a name, and bytes that wait in sockets and pipes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import stat
 from collections.abc import Collection, Iterable, Iterator
 
+from .. import proc
 from . import removal
 from .safe_fs import MAX_DEPTH
 
@@ -24,9 +25,11 @@ class Uncountable(Exception):  # noqa: N818  the code's doing: its run is ended 
 
 
 def of_folders(roots: Collection[str], max_entries: int) -> tuple[int, int]:
-    """``(bytes on disk, entries)`` of folders with all that they hold; stops counting beyond ``max_entries``.
+    """``(bytes on disk, entries)`` of folders with all that they hold; stops counting beyond
+    ``max_entries``.
 
-    A folder that the code closed is open while it is counted; links are not followed, and hard links count once.
+    A folder that the code closed is open while it is counted; links are not followed, and hard
+    links count once.
 
     Raises:
         Uncountable: folders are nested deeper than ``MAX_DEPTH``, or closed in every look.
@@ -77,17 +80,13 @@ def _below(name: str, parent: int | None, depth: int) -> Iterator[os.stat_result
         if closed:
             removal.set_mode(at, stat.S_IMODE(info.st_mode) | _READABLE)
         yield info
-        fd = os.open(".", removal.FOLDER, dir_fd=at)
-        try:
-            with os.scandir(fd) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        yield from _below(entry.name, fd, depth + 1)
-                    else:
-                        with contextlib.suppress(FileNotFoundError):
-                            yield entry.stat(follow_symlinks=False)
-        finally:
-            os.close(fd)
+        with proc.opened(".", removal.FOLDER, dir_fd=at) as fd, os.scandir(fd) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    yield from _below(entry.name, fd, depth + 1)
+                else:
+                    with contextlib.suppress(FileNotFoundError):
+                        yield entry.stat(follow_symlinks=False)
     finally:
         if closed:
             removal.set_mode(at, stat.S_IMODE(info.st_mode))
@@ -110,8 +109,8 @@ def of_unlinked(pids: Iterable[int], device: int) -> int:
 def hides_files(pids: Collection[int]) -> bool:
     """Whether these processes may hold files of which :func:`of_unlinked` knows nothing.
 
-    In a socket on the way to another descriptor, in a mapping whose descriptor was closed, or behind descriptors that
-    nobody may list.
+    In a socket on the way to another descriptor, in a mapping whose descriptor was closed, or
+    behind descriptors that nobody may list.
     """
     for path in _descriptors(pids, strict=True):
         try:
@@ -126,7 +125,9 @@ def hides_files(pids: Collection[int]) -> bool:
 
 
 def _descriptors(pids: Iterable[int], *, strict: bool = False) -> Iterator[str]:
-    """Links of proc_pid_fd(5), of every thread, since a thread may have its own; ``""`` where they are kept secret."""
+    """Links of proc_pid_fd(5), of every thread, since a thread may have its own; ``""`` where they
+    are kept secret.
+    """
     for pid in pids:
         try:
             threads = os.listdir(f"/proc/{pid}/task")
@@ -164,7 +165,8 @@ def of_buffers(pids: Collection[int], room: int) -> int:
 
     Args:
         pids: the processes.
-        room: what may be held; where their descriptors cannot be so many, they are not counted, and the answer is 0.
+        room: what may be held; where their descriptors cannot be so many, they are not counted, and
+            the answer is 0.
     """
     if sum(map(_most_descriptors, pids)) * _SOCKET_BYTES <= room:
         return 0
@@ -185,19 +187,13 @@ def of_buffers(pids: Collection[int], room: int) -> int:
 
 def _most_descriptors(pid: int) -> int:
     """The size of a process's table of descriptors, which grows with need; 0 where it is gone."""
-    try:
-        with open(f"/proc/{pid}/status", "rb") as file:
-            return next((int(line.split()[1]) for line in file if line.startswith(b"FDSize:")), 0)
-    except OSError:
-        return 0
+    return proc.number(proc.read(pid, "status"), b"FDSize:")
 
 
 def written_bytes(pid: int) -> int:
-    """What a process, and the children that it has waited for, gave the file systems to write; 0 if nobody counts."""
-    try:
-        with open(f"/proc/{pid}/io", "rb") as file:
-            return next(
-                (int(line.split()[1]) for line in file if line.startswith(b"write_bytes:")), 0
-            )
-    except OSError:
-        return 0
+    """Bytes that a process, and the children that it has waited for, gave the file systems to
+    write.
+
+    0 where nobody counts.
+    """
+    return proc.number(proc.read(pid, "io"), b"write_bytes:")

@@ -1,4 +1,4 @@
-"""The process that runs the code: it gives up every right it has, then runs Python or a program."""
+"""Child: the process that runs the code; gives up every right, then runs Python or a program."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
 from ..confine import landlock, marks, memory, namespaced_slot, namespaces, seccomp
+from ..confine.libc import prctl
 from . import session
 
 CODE_NAME = "main.py"
@@ -39,12 +40,14 @@ class Confinement:
     abi: int
     ruleset: int | None
     own_uid: bool
-    enclosed: bool = False
+    namespaced: bool = False
     proxied: bool = False  # TCP connections may be made; the namespace leaves them nowhere to lead but to the proxy
 
     def filter(self) -> bytes:
         """The seccomp program for this process."""
-        if self.enclosed:  # no file and no process of others is in sight, whatever Landlock can do
+        if (
+            self.namespaced
+        ):  # no file and no process of others is in sight, whatever Landlock can do
             return seccomp.build_filter(
                 own_uid=True,
                 abi=seccomp.NEWEST_ABI,
@@ -84,7 +87,9 @@ def warm_up() -> None:
 
 
 def run(job: RunJob, stdio: tuple[int, int, int], status: int) -> NoReturn:
-    """Never returns. What fails before the code starts is written to ``status``; nothing written means it started."""
+    """Never returns. What fails before the code starts is written to ``status``; nothing written
+    means it started.
+    """
     code = 1
     try:
         try:
@@ -113,12 +118,11 @@ def _prepare(job: RunJob, stdio: tuple[int, int, int], status: int) -> None:
     signal.set_wakeup_fd(-1)
     for target, fd in enumerate(stdio):
         os.dup2(fd, target)
-    keep = {0, 1, 2, status, *job.keep}
-    if job.confinement is not None and job.confinement.ruleset is not None:
-        keep.add(job.confinement.ruleset)
-    keep |= {job.control.fileno()} if job.control else set()
-    _close_all_but(keep)
-    if job.confinement is not None and job.confinement.enclosed:
+    confinement = job.confinement
+    ruleset = None if confinement is None else confinement.ruleset
+    kept = (ruleset, job.control.fileno() if job.control else None)
+    _close_all_but({0, 1, 2, status, *job.keep, *(fd for fd in kept if fd is not None)})
+    if confinement is not None and confinement.namespaced:
         namespaced_slot.enter_run()
     elif sys.platform == "linux":
         _belong_to(job)
@@ -126,24 +130,27 @@ def _prepare(job: RunJob, stdio: tuple[int, int, int], status: int) -> None:
     os.environ.clear()
     os.environ.update(job.env)
     _set_limits(job)
-    if job.confinement is not None:
-        if (
-            job.confinement.enclosed or job.confinement.ruleset is None
-        ):  # else the slot counts files that it holds
-            landlock.prctl(_PR_SET_DUMPABLE, 0)
-        if job.confinement.enclosed:
-            namespaces.drop_capabilities()
-        if job.confinement.ruleset is not None:
-            landlock.restrict_self(job.confinement.abi, job.confinement.ruleset)
-            os.close(job.confinement.ruleset)
-        seccomp.install(job.confinement.filter())
+    if confinement is not None:
+        _confine(confinement)
+
+
+def _confine(confinement: Confinement) -> None:
+    """Give up for ever what a run may not do."""
+    if confinement.namespaced or confinement.ruleset is None:  # else the slot counts files it holds
+        prctl(_PR_SET_DUMPABLE, 0)
+    if confinement.namespaced:
+        namespaces.drop_capabilities()
+    if confinement.ruleset is not None:
+        landlock.restrict_self(confinement.abi, confinement.ruleset)
+        os.close(confinement.ruleset)
+    seccomp.install(confinement.filter())
 
 
 def _belong_to(job: RunJob) -> None:
     """End with the slot; what this process starts need not, and is known by its mark."""
     if job.confinement is None or job.confinement.ruleset is not None:
         marks.mark_self()
-    landlock.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != job.slot:
         os._exit(1)  # it ended before
 
@@ -196,10 +203,9 @@ def _execute(argv: tuple[str, ...], env: dict[str, str]) -> int:
 
 def _interpret(code: bytes) -> int:
     """Run ``code`` as ``__main__`` and answer with the exit code that an interpreter would give."""
-    _fresh_interpreter()
     try:
-        exit_code = _run_in(_new_main(), code, CODE_NAME)
-        threading._shutdown()  # type: ignore[attr-defined]  # what an ending interpreter does: wait for threads
+        exit_code = _Interpreter().run(code, {})
+        threading._shutdown()  # type: ignore[attr-defined]  # as an ending interpreter: waits for threads
     finally:
         atexit._run_exitfuncs()
         _flush()
@@ -211,7 +217,9 @@ class _Interpreter:
 
     def __init__(self) -> None:
         _fresh_interpreter()
-        self._main = _new_main()
+        self._main = ModuleType("__main__")
+        self._main.__dict__.update(__builtins__=builtins, __file__=CODE_NAME)
+        sys.modules["__main__"] = self._main
         self._num_runs = 0
 
     def run(self, code: bytes, env: dict[str, str]) -> int:
@@ -243,7 +251,6 @@ def _fresh_interpreter() -> None:
     tempfile.tempdir = None  # the host's own choice, made before TMPDIR was the sandbox's
     sys.argv = [CODE_NAME]
     sys.path.insert(0, os.getcwd())
-    _fresh_streams()
     for name in ("exit", "quit"):
         setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D"))
     if (
@@ -261,13 +268,6 @@ def _fresh_streams() -> None:
     raw = [io.FileIO(fd, "w", closefd=False) for fd in (1, 2)]
     sys.stdout = io.TextIOWrapper(raw[0], "utf-8", "surrogateescape", write_through=True)
     sys.stderr = io.TextIOWrapper(raw[1], "utf-8", "backslashreplace", write_through=True)
-
-
-def _new_main() -> ModuleType:
-    main = ModuleType("__main__")
-    main.__dict__.update(__builtins__=builtins, __file__=CODE_NAME)
-    sys.modules["__main__"] = main
-    return main
 
 
 def _run_in(main: ModuleType, code: bytes, name: str) -> int:

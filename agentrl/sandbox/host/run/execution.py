@@ -1,4 +1,4 @@
-"""One run in a slot: fork, feed, read, watch, end, report."""
+"""Execution: one run in a slot; forks, feeds, reads, watches, ends and reports."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import selectors
 import signal
 import sys
 import time
+from resource import struct_rusage
 from typing import Any
 
 from .. import frames
@@ -85,7 +86,9 @@ class _Execution:
             child.run(job, stdio, status_w)
 
     def hand_over(self, code: bytes, stdio: tuple[int, int, int], status_w: int) -> None:
-        """Give the run to the interpreter that keeps its variables; to a new one where that cannot go on."""
+        """Give the run to the interpreter that keeps its variables; to a new one where that cannot
+        go on.
+        """
         slot = self.slot
         if slot.session is not None:
             try:
@@ -109,25 +112,23 @@ class _Execution:
         self.pid = slot.session.pid
 
     def reap(self) -> bool:
-        """Collect everything that has ended, strays that came to the slot as well; whether a child is left."""
-        while True:
-            try:
-                pid, status, used = os.wait4(-1, os.WNOHANG)
-            except ChildProcessError:
-                return False
-            if pid == 0:
-                return True
-            used_s = used.ru_utime + used.ru_stime
-            self.peak_bytes = max(
-                self.peak_bytes, used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-            )
-            if pid == self.pid:
-                self.status = status
-                used_s = used_s if self.session is None else self.session.used_s(used_s)
-            elif self.slot.session is not None and pid == self.slot.session.pid:
-                self.slot.forget_session()  # it was frozen while this ran, and still it ended
-                self.slot.lost_unsaid = True
-            self.cpu_s += used_s
+        """Collect everything that has ended, strays that came to the slot as well; whether a child
+        is left.
+        """
+        return process_tree.reap_all(self.reaped)
+
+    def reaped(self, pid: int, status: int, used: struct_rusage) -> None:
+        """A child has ended."""
+        used_s = used.ru_utime + used.ru_stime
+        unit = 1 if sys.platform == "darwin" else 1024
+        self.peak_bytes = max(self.peak_bytes, used.ru_maxrss * unit)
+        if pid == self.pid:
+            self.status = status
+            used_s = used_s if self.session is None else self.session.used_s(used_s)
+        elif self.slot.session is not None and pid == self.slot.session.pid:
+            self.slot.forget_session()  # it was frozen while this ran, and still it ended
+            self.slot.lost_unsaid = True
+        self.cpu_s += used_s
 
     def end(self, reason: str, detail: str) -> None:
         if not self.reason:
@@ -219,8 +220,8 @@ class _Execution:
         """Nothing of the run lives after this.
 
         Raises:
-            HostFailure: a process could not be ended, so that the slot must not be used again; or the machine, and not
-                the code, is why the run was ended.
+            HostFailure: a process could not be ended, so that the slot must not be used again; or
+                the machine, and not the code, is why the run was ended.
         """
         self.wall_s = time.monotonic() - self.started
         self.close_stdin()
@@ -240,7 +241,9 @@ class _Execution:
             raise HostFailure(self.failure)
 
     def sweep(self) -> bool:
-        """End what the run left, and an interpreter that must not go on; whether nothing else is left."""
+        """End what the run left, and an interpreter that must not go on; whether nothing else is
+        left.
+        """
         slot = self.slot
         ended_well = (
             self.reported is not None
@@ -365,15 +368,16 @@ class _Execution:
 def execute(
     slot: Slot, header: frames.Header, blobs: list[bytes]
 ) -> tuple[dict[str, Any], list[bytes]]:
-    """Do one run request: ``(the reply's fields, blobs)`` with stdout, stderr and the fetched files.
+    """Do one run request: ``(the reply's fields, blobs)`` with stdout, stderr and the fetched
+    files.
 
     Raises:
         PathRefused: a file to write first was refused.
         HostFailure: the run could not be started or ended; nothing is known about the code.
     """
     stdin, code, *uploads = blobs
-    if slot.enclosure is not None:
-        slot.enclosure.bound(header["limits"])
+    if slot.namespaces is not None:
+        slot.namespaces.bound(header["limits"])
     for path, data in zip(header["files"], uploads, strict=True):
         safe_fs.write_file(slot.work, path, data)
     execution = _Execution(slot, header, stdin)

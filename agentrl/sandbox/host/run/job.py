@@ -1,4 +1,4 @@
-"""What the process of a run is told, of what its owner asked and its slot knows."""
+"""Job: the description of a run that its process is given."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def job_of(
         "LOGNAME": "sandbox",
         **header["env"],
     }
-    if config.uid is not None or (config.enclosed and namespaces.count_processes_apart()):
+    if config.uid is not None or (config.namespaced and namespaces.count_processes_apart()):
         process_limit = limits["processes"] + slot.num_own_processes
     elif config.process_base is not None:
         process_limit = config.process_base + limits["processes"] + _SHARED_UID_MARGIN

@@ -1,4 +1,4 @@
-"""What the code writes: read from its pipe and kept up to a limit."""
+"""Output: reads what the code writes to a pipe, and keeps it up to a limit."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Kills in a container whose memory was spent: how many there were, and which run each of them was the doing of.
+"""Memory pressure: attributes kills in a full container to the runs that caused them.
 
-The kernel counts them for the container as a whole and ends any process in it. A run that used up its memory, or was
-killed itself, claims those of its time; a run beside it that ended by itself is then known to be whole, and only kills
-that nobody claims spoil it.
+The kernel counts them for the container as a whole and ends any process in it. A run that used up
+its memory, or was killed itself, claims those of its time; a run beside it that ended by itself is
+then known to be whole, and only kills that nobody claims spoil it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import signal
 import struct
 import time
 
+from ..proc import number
+
 _COUNTERS = (
     "/sys/fs/cgroup/memory.events",
     "/sys/fs/cgroup/memory/memory.oom_control",
@@ -22,7 +24,8 @@ _CLAIM_S = 1.0  # in which the run to blame, which the kernel just ended, says s
 
 
 class Claims:
-    """The kills that each slot says its last greedy run caused, as a range of their numbers: one memory, of all slots.
+    """The kills that each slot says its last greedy run caused, as a range of their numbers: one
+    memory, of all slots.
 
     Args:
         num_slots: that share it; made before they are forked.
@@ -94,5 +97,5 @@ class Pressure:
     def _kills(self) -> int:
         if self._path is None:
             return 0  # the container does not say (gVisor)
-        with open(self._path) as file:
-            return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
+        with open(self._path, "rb") as file:
+            return number(file.read(), b"oom_kill ")

@@ -1,4 +1,4 @@
-"""The processes below one process: found, measured, ended."""
+"""Process tree: finds, measures and ends the processes below one process."""
 
 from __future__ import annotations
 
@@ -8,32 +8,35 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Collection
+from resource import struct_rusage
 
-from ..confine.landlock import prctl
+from .. import proc
+from ..confine.libc import prctl
 
 _PR_SET_CHILD_SUBREAPER = 36
 _MADE = (b"RssAnon:", b"RssShmem:", b"VmSwap:")  # in KiB (proc_pid_status(5))
 _LINUX = sys.platform == "linux"
 
 
-def become_subreaper() -> None:
-    """Orphans below this process become its children instead of init's (Linux; elsewhere groups must do)."""
+def adopt_orphans() -> int:
+    """Orphans below this process become its children (Linux; elsewhere groups must do).
+
+    Returns:
+        A descriptor that can be read when a child has ended.
+    """
+    wake, wake_write = os.pipe()
+    for fd in (wake, wake_write):
+        os.set_blocking(fd, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     if _LINUX:
         prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    return wake
 
 
 def _children_by_scan(pid: int) -> list[int]:
-    found = []
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    fields = file.read().rpartition(b")")[2].split()
-            except OSError:
-                continue
-            if int(fields[1]) == pid:
-                found.append(int(name))
-    return found
+    parents = {name: proc.stat(name)[1:2] for name in os.listdir("/proc") if name.isdigit()}
+    return [int(name) for name, parent in parents.items() if parent == [b"%d" % pid]]
 
 
 def children(pid: int) -> list[int]:
@@ -65,9 +68,11 @@ def descendants(pid: int) -> list[int]:
 
 
 def memory_beyond_own(pids: Collection[int]) -> int:
-    """Bytes that these processes made, in memory or swapped out, beyond what each inherits from this one.
+    """Bytes that these processes made, in memory or swapped out, beyond what each inherits from
+    this one.
 
-    What several of them share is counted for each: nothing that they can read tells how many share it.
+    What several of them share is counted for each: nothing that they can read tells how many share
+    it.
     """
     own = _made_bytes(os.getpid())
     return sum(max(0, _made_bytes(pid) - own) for pid in pids)
@@ -75,12 +80,8 @@ def memory_beyond_own(pids: Collection[int]) -> int:
 
 def _made_bytes(pid: int) -> int:
     """Anonymous and shared memory of a process, without the files that it maps; 0 where it is gone."""
-    try:
-        with open(f"/proc/{pid}/status", "rb") as file:
-            lines = file.read().split(b"\n")
-    except (FileNotFoundError, ProcessLookupError):
-        return 0
-    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(_MADE))
+    lines = proc.read(pid, "status", strict=True)
+    return 1024 * sum(proc.number(lines, name) for name in _MADE)
 
 
 def kill(pid: int) -> None:
@@ -89,14 +90,20 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def reap_all() -> None:
-    """Collect every child that has ended."""
+def reap_all(each: Callable[[int, int, struct_rusage], object] = lambda *_: None) -> bool:
+    """Collect every child that has ended; whether one is left.
+
+    Args:
+        each: is told of each: pid, status, usage.
+    """
     while True:
         try:
-            if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                return
+            pid, status, used = os.wait4(-1, os.WNOHANG)
         except ChildProcessError:
-            return
+            return False
+        if pid == 0:
+            return True
+        each(pid, status, used)
 
 
 def kill_below(
@@ -117,8 +124,8 @@ def kill_below(
         group: a process group to kill as well; all there is to go by without /proc.
         reap: collects the children that have ended.
         deadline_s: how long to go on.
-        bare: those of ``keep`` that make no children now, and below which nothing stays either; what they have to
-            reap may.
+        bare: those of ``keep`` that make no children now, and below which nothing stays either;
+            what they have to reap may.
 
     Returns:
         Whether nothing is left.
@@ -152,10 +159,8 @@ def kill_below(
 
 
 def _is_zombie(pid: int) -> bool:
-    """Whether it has ended, with all its threads: that the first of them ended alone looks nearly the same."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    return fields[0] == b"X" or (fields[0] == b"Z" and int(fields[17]) <= 1)
+    """Whether it has ended, with all its threads: that the first of them ended alone looks nearly
+    the same.
+    """
+    fields = proc.stat(pid, strict=True)
+    return not fields or fields[0] == b"X" or (fields[0] == b"Z" and int(fields[17]) <= 1)

@@ -1,12 +1,13 @@
-"""An interpreter that keeps its variables over the runs of one sandbox.
+"""Interpreter session: keeps an interpreter's variables over the runs of one sandbox.
 
-The slot forks it like any child, hands it each run through a socket pair (the code in a file, and fresh
-pipes), and freezes it in between, so that no thread of one run is awake before the next.
+The slot forks it like any child, hands it each run through a socket pair (the code in a file, and
+fresh pipes), and freezes it in between, so that no thread of one run is awake before the next.
 
-The code can do to that socket, and to its own process, whatever it likes: shut the socket down, flood it, forge
-an exit code, end itself at any moment. So the slot takes no more from it than the token of the run and an exit
-code, and ends an interpreter that says anything else, takes no run, or was awake between two runs. All of that is
-the run's result or the loss of its variables, and never a failure of the slot.
+The code can do to that socket, and to its own process, whatever it likes: shut the socket down,
+flood it, forge an exit code, end itself at any moment. So the slot takes no more from it than the
+token of the run and an exit code, and ends an interpreter that says anything else, takes no run, or
+was awake between two runs. All of that is the run's result or the loss of its variables, and never
+a failure of the slot.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import IO, NoReturn
 
-from .. import frames
+from .. import frames, proc
 from . import process_tree
 
 _TOKEN_BYTES = 8
@@ -137,7 +138,9 @@ class InterpreterSession:
         self._rested_s = self._cpu_s()
 
     def used_s(self, total_s: float | None = None) -> float:
-        """Processor seconds since the run began; ``total_s`` is its whole life's, where it has ended."""
+        """Processor seconds since the run began; ``total_s`` is its whole life's, where it has
+        ended.
+        """
         return max(0.0, (self._cpu_s() if total_s is None else total_s) - self._begun_s)
 
     def close(self) -> None:
@@ -146,17 +149,17 @@ class InterpreterSession:
         self.theirs.close()
 
     def _stat(self) -> list[bytes]:
-        """Fields of proc_pid_stat(5) from the third on; empty where there is no /proc or no such process."""
+        """Fields of proc_pid_stat(5) from the third on; empty where there is no /proc or no such
+        process.
+        """
         if sys.platform != "linux" or not self.pid:
             return []
-        try:
-            with open(f"/proc/{self.pid}/stat", "rb") as file:
-                return file.read().rpartition(b")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            return []
+        return proc.stat(self.pid, strict=True)
 
     def _cpu_s(self) -> float:
-        """Of itself exactly, and in ticks of its children that it has waited for; 0 where there is no /proc."""
+        """Of itself exactly, and in ticks of its children that it has waited for; 0 where there is
+        no /proc.
+        """
         fields = self._stat()
         if not fields:
             return 0.0

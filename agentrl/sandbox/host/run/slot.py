@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import frames
-from ..confine import landlock, memory
-from ..confine.namespaced_slot import TEMP, WORK, Enclosure
+from ..confine import landlock, memory, uids
+from ..confine.libc import prctl
+from ..confine.namespaced_slot import TEMP, WORK, SlotNamespaces
 from ..files import removal
 from . import process_tree
 from .child import Confinement
@@ -34,24 +35,26 @@ class SlotConfig:
         root: holds ``work`` and ``tmp``, as the slot sees them.
         uid: the uid to run under; None keeps the owner's.
         abi: the Landlock ABI, 0 without one; None runs unconfined.
-        enclosed: the slot is in namespaces of its own, and each run is to have its own.
+        namespaced: the slot is in namespaces of its own, and each run is to have its own.
         index: of the slot among those of the host.
         claims: where all slots are in one container, whose memory is bounded as a whole.
         read_exec: folders and files that the code may read and execute.
         read: folders and files that the code may read.
-        proxy_port: where the code finds the proxy on its loopback interface; None gives it no socket.
+        proxy_port: where the code finds the proxy on its loopback interface; None gives it no
+            socket.
         path: the value of PATH for the code.
         env: further variables of every run.
         keep: descriptors that the child inherits, for a standard library behind a closed folder.
         cgroup: descriptors of the memory cgroup of its runs; empty where there is none.
-        process_base: processes that the user runs already, for RLIMIT_NPROC; None where the uid is the slot's own.
+        process_base: processes that the user runs already, for RLIMIT_NPROC; None where the uid is
+            the slot's own.
         bounded: the slot's folders are a file system of their own, whose size is its limit.
     """
 
     root: str
     uid: int | None
     abi: int | None
-    enclosed: bool
+    namespaced: bool
     index: int
     claims: Claims | None
     read_exec: tuple[str, ...]
@@ -75,32 +78,28 @@ class Slot:
         self.temp = os.path.join(config.root, "tmp")
         self.own_folders = (self.work, self.temp)
         self.seen_work, self.seen_temp = (
-            (WORK, TEMP) if config.enclosed else self.own_folders
+            (WORK, TEMP) if config.namespaced else self.own_folders
         )  # by a run
-        self.enclosure: Enclosure | None = None
+        self.namespaces: SlotNamespaces | None = None
         self.confinement: Confinement | None = None
         self.pressure = None if config.claims is None else Pressure(config.claims, config.index)
         self.bound: memory.Bound | None = None
         self.scoped = False
         self.session: InterpreterSession | None = None
         self.lost_unsaid = False  # whether an interpreter ended and no reply said so
+        # Of the owner, in order; read and served by this one thread.
         self.requests: deque[tuple[frames.Header, list[bytes]]] = deque()
         self.cancelled: set[int] = set()
         self.owner_gone = False
         self._decoder = frames.FrameDecoder()
-        self.wake, wake_write = os.pipe()
-        os.set_blocking(self.wake, False)
-        os.set_blocking(wake_write, False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        process_tree.become_subreaper()
+        self.wake = process_tree.adopt_orphans()
 
     def enter(self) -> None:
         """Give up the owner's rights; everything after this runs with the slot's."""
         config = self.config
         memory.die_first()
-        if config.enclosed:
-            self.enclosure = Enclosure()
+        if config.namespaced:
+            self.namespaces = SlotNamespaces()
             self.scoped = True  # the first process of its pid namespace
         if config.cgroup:
             self.bound = memory.Bound(config.cgroup, disk=memory.lies_in_memory(self.work))
@@ -119,13 +118,11 @@ class Slot:
                 rw=("/dev/null",),
                 tcp_port=config.proxy_port,
             )
-            signals = None if config.enclosed else landlock.signal_ruleset(config.abi)
-        if config.uid is not None and not config.enclosed:
-            os.setgroups([])
-            os.setresgid(config.uid, config.uid, config.uid)
-            os.setresuid(config.uid, config.uid, config.uid)
+            signals = None if config.namespaced else landlock.signal_ruleset(config.abi)
+        if config.uid is not None and not config.namespaced:
+            uids.become(config.uid)
             if config.abi:  # or the kernel hides its runs' /proc files from it; Landlock hides both from the code
-                landlock.prctl(_PR_SET_DUMPABLE, 1)
+                prctl(_PR_SET_DUMPABLE, 1)
         if config.abi is None:
             return
         landlock.no_new_privs()
@@ -138,7 +135,7 @@ class Slot:
             abi=config.abi,
             ruleset=ruleset,
             own_uid=config.uid is not None,
-            enclosed=config.enclosed,
+            namespaced=config.namespaced,
             proxied=config.proxy_port is not None,
         )
 
@@ -165,25 +162,27 @@ class Slot:
             self.owner_gone = True
 
     def fork(self) -> int:
-        """Fork a run's process, in namespaces of its own where the slot is enclosed; it finds no temporary files."""
+        """Fork a run's process, in namespaces of its own where the slot is namespaced; it finds no
+        temporary files.
+        """
         resting = self.resting_pid
         if not resting:
             removal.empty(self.temp)  # the folder itself stays: Landlock's rule is about it
-        if self.enclosure is None:
+        if self.namespaces is None:
             return os.fork()
-        self.enclosure.firsts = {
-            pid: first for pid, first in self.enclosure.firsts.items() if pid == resting
+        self.namespaces.firsts = {
+            pid: first for pid, first in self.namespaces.firsts.items() if pid == resting
         }
-        return self.enclosure.fork()
+        return self.namespaces.fork()
 
     def with_first(self, pid: int) -> set[int]:
         """A child, and the first process of its pid namespace where it has its own."""
-        return {pid} if self.enclosure is None else {pid, self.enclosure.firsts[pid]}
+        return {pid} if self.namespaces is None else {pid, self.namespaces.firsts[pid]}
 
     @property
     def idle_pids(self) -> set[int]:
         """First processes of pid namespaces, which do nothing."""
-        return set() if self.enclosure is None else set(self.enclosure.firsts.values())
+        return set() if self.namespaces is None else set(self.namespaces.firsts.values())
 
     @property
     def resting_pid(self) -> int:
@@ -192,9 +191,11 @@ class Slot:
 
     @property
     def num_own_processes(self) -> int:
-        """What RLIMIT_NPROC counts beside the next run's own: the slot, a resting interpreter, idle first processes."""
+        """What RLIMIT_NPROC counts beside the next run's own: the slot, a resting interpreter, idle
+        first processes.
+        """
         num_children = 1 if self.resting_pid else 0
-        return 1 + num_children + (0 if self.enclosure is None else 1 + num_children)
+        return 1 + num_children + (0 if self.namespaces is None else 1 + num_children)
 
     def end_session(self) -> None:
         """End the interpreter that keeps its variables, if there is one."""
@@ -224,7 +225,9 @@ class Slot:
         return self.bound is not None and self.bound.is_spent
 
     def bound_memory(self, limits: dict[str, Any], *, fresh: bool) -> None:
-        """Let the cgroup, where there is one, hold the next run, and a resting interpreter beside a fresh one."""
+        """Let the cgroup, where there is one, hold the next run, and a resting interpreter beside a
+        fresh one.
+        """
         if self.bound is not None:
             num_runs = 2 if fresh and self.resting_pid else 1
             self.bound.begin(limits["memory_bytes"], limits["disk_bytes"], num_runs)

@@ -80,8 +80,8 @@ def _done(
                 slot.lost_unsaid = True
             return result, out
         case "write":
-            if slot.enclosure is not None:
-                slot.enclosure.bound(header["limits"])
+            if slot.namespaces is not None:
+                slot.namespaces.bound(header["limits"])
             safe_fs.write_file(slot.work, header["path"], blobs[0])
             return {}, []
         case "read":

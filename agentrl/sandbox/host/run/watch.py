@@ -1,4 +1,4 @@
-"""The watch over a run: the limits that no rlimit counts over all its processes together."""
+"""Watch: enforces the limits that no rlimit counts over all processes of a run together."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ Verdict = tuple[str, str]  # a result's status and detail
 
 
 class SpaceShort(Exception):  # noqa: N818
-    """The file system of the sandboxes has less than its reserve left, and this run did not fill it."""
+    """The file system of the sandboxes has less than its reserve left, and this run did not fill
+    it.
+    """
 
 
 class Watch:
@@ -72,10 +74,12 @@ class Watch:
                     "timeout",
                     f"used {used_s:.2f} s of processor time; the limit is {limits['cpu_s']:g} s",
                 )
-        return None if slot.enclosure is not None else self._look_at_files(pids)
+        return None if slot.namespaces is not None else self._look_at_files(pids)
 
     def _passes_memory(self, pids: list[int]) -> bool:
-        """Whether what the processes made, and what their sockets and pipes may hold, is more than the limit."""
+        """Whether what the processes made, and what their sockets and pipes may hold, is more than
+        the limit.
+        """
         left = self._limits["memory_bytes"] - process_tree.memory_beyond_own(pids)
         return left < 0 or (self._slot.bound is None and usage.of_buffers(pids, left) > left)
 
@@ -112,7 +116,9 @@ class Watch:
         return None
 
     def _short_of_space(self) -> str:
-        """What is to be said of a file system that has less left than its reserve; nothing of any other."""
+        """What is to be said of a file system that has less left than its reserve; nothing of any
+        other.
+        """
         held = os.statvfs(self._slot.work)
         free = held.f_bavail * held.f_frsize
         reserve = self._limits["reserve_bytes"]
@@ -123,7 +129,9 @@ class Watch:
         return f"{free} bytes are left where sandboxes keep their files, and Limits.reserve_bytes is {reserve}"
 
     def _written_bytes(self, pids: list[int]) -> int:
-        """By the processes of the run that were seen, or by those that the slot has reaped since its first look."""
+        """By the processes of the run that were seen, or by those that the slot has reaped since
+        its first look.
+        """
         reaped = usage.written_bytes(os.getpid())
         if self._reaped_before is None:
             self._reaped_before = reaped

@@ -1,4 +1,4 @@
-"""Where a user's code raised: file, line and traceback, without agentrl's own frames around them."""
+"""Raise place: the file, line and traceback of an error in a user's code."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ _LONGEST = 4000
 
 
 def raised_at(error: BaseException) -> str:
-    """``path/to/file.py:12`` of the user's line that an error came from; empty where no user's code took part.
+    """``path/to/file.py:12`` of the user's line that an error came from; empty where no user's code
+    took part.
 
-    It is the innermost line outside of agentrl and of installed packages, of the first cause that has one. Where none
-    has, the innermost line of an installed package that raised an error of its own: a user's environment may be
-    installed too.
+    It is the innermost line outside of agentrl and of installed packages, of the first cause that
+    has one. Where none has, the innermost line of an installed package that raised an error of its
+    own: a user's environment may be installed too.
     """
     cause: BaseException | None = error
     users: list[tuple[str, int]] = []
@@ -41,7 +42,9 @@ def raised_at(error: BaseException) -> str:
 
 
 def users_traceback(error: BaseException) -> str:
-    """The traceback of the first cause from the first frame outside of agentrl on; empty without such a frame."""
+    """The traceback of the first cause from the first frame outside of agentrl on; empty without
+    such a frame.
+    """
     root = _root(error)
     trace = root.__traceback__
     while trace is not None and _foreign(trace.tb_frame.f_code.co_filename):

@@ -1,7 +1,7 @@
-"""Completions read without holding up the event loop of all episodes, however long they are.
+"""Long completions: read in another process, so that no event loop is held up.
 
-Reading takes linear time, some 50 ms for ``READ_AT_ONCE`` characters at worst. What is longer is read in a process of
-its own, since a thread would hold the interpreter's lock all the same.
+Reading takes linear time, some 50 ms for ``READ_AT_ONCE`` characters at worst. What is longer is
+read in a process of its own, since a thread would hold the interpreter's lock all the same.
 """
 
 from __future__ import annotations
@@ -25,16 +25,15 @@ PARSER_THREADS = BoundedThreads(2, "agentrl-parser")
 """The threads in which longer ones are waited for, or read where the parser is a user's own."""
 
 _DEADLINE_S = 300.0
-_BOOT = (
-    "import sys; sys.path[:] = sys.argv[1:]; from agentrl.tools.parsers.apart import serve; serve()"
-)
+_BOOT = "import sys; sys.path[:] = sys.argv[1:]; from agentrl.tools.parsers.long_completions import serve; serve()"
 
 
 async def read_completion(
     parser: ToolCallParser, text: str, tools: Sequence[ToolSpec] = ()
 ) -> ParsedMessage:
-    """What ``parser.parse(text, tools)`` gives: at once for most texts, from a process for very long ones, or from a
-    thread where the parser is none of agentrl's, since another process may not be able to make it.
+    """What ``parser.parse(text, tools)`` gives: at once for most texts, from a process for very
+    long ones, or from a thread where the parser is none of agentrl's, since another process may not
+    be able to make it.
 
     Raises:
         MachineError: no process can be started, or it came to an end without an answer.

@@ -1,4 +1,4 @@
-"""Which parser reads what a model's chat template writes."""
+"""Parser choice: finds the parser that reads what a model's chat template writes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agentrl.errors import ConfigError, DataError
-from agentrl.tools.parsers.base import ToolCallParser, load_parser
-from agentrl.tools.parsers.deepseek import DeepSeekParser
-from agentrl.tools.parsers.glm import GLMParser
-from agentrl.tools.parsers.harmony import HarmonyParser
-from agentrl.tools.parsers.hermes import HermesParser
-from agentrl.tools.parsers.llama import LlamaParser
+from agentrl.tools.parsers.base import BUILT_IN, ToolCallParser, load_parser
 from agentrl.tools.parsers.plain import PlainParser
 from agentrl.types import Message, ToolCall, ToolSpec
 
@@ -20,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["parser_for"]
 
-_PARSERS = (HermesParser, GLMParser, DeepSeekParser, HarmonyParser, LlamaParser)
+_ORDER = ("hermes", "glm", "deepseek", "harmony", "llama")
 _WORDS = {"text": "a word", "digits": "12", "number": 3, "list": ["naïve", None, True]}
 _TOOL = ToolSpec(
     "probe_tool",
@@ -39,13 +34,15 @@ def parser_for(
 
     Args:
         renderer: writes the calls; None where an engine takes messages and reads the calls itself.
-        name: ``auto`` for the built-in parser that reads back exactly the call that the renderer writes, or
-            ``none``'s where the model's template has no calls; else as for ``load_parser``.
-        base_dir: where a parser of one's own is looked for.
+        name: ``auto`` for the built-in parser that reads back exactly the call that the renderer
+            writes, or ``none``'s where the model's template has no calls; else as for
+            ``load_parser``.
+        base_dir: where a user's parser is looked for.
 
     Raises:
         ConfigError: no built-in parser reads what the template writes, or ``name`` names none.
-        DataError: the renderer cannot write an assistant's message, so that the parser must be named.
+        DataError: the renderer cannot write an assistant's message, so that the parser must be
+            named.
     """
     if name != "auto":
         return load_parser(name, base_dir)
@@ -62,10 +59,10 @@ def parser_for(
         written = ""
     if _TOOL.name not in written and not _tells_of_tools(renderer):
         return PlainParser()
-    for parser in _PARSERS:
-        parsed = parser().parse(written, (_TOOL,))
+    for parser in (BUILT_IN[name]() for name in _ORDER):
+        parsed = parser.parse(written, (_TOOL,))
         if parsed.tool_calls == (call,) and not parsed.problems and parsed.message["content"] == "":
-            return parser()
+            return parser
     raise ConfigError(
         f"model.tool_parser: auto finds no parser for the calls that the model's chat template writes: {written!r}; "
         "name your own as package.module:Class, or none for a task without tools"

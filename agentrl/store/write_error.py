@@ -1,4 +1,4 @@
-"""Write failure: why a file could not be written, as a sentence; a full disk is named, whoever noticed it."""
+"""Write failure: a sentence that says why a file was not written, and names a full disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An environment as an event loop sees it: async throughout, held to its contract, and never in the loop's way."""
+"""Async environment: drives an environment on an event loop and holds it to its contract."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ _MAX_STATE_BYTES = 2**20
 
 
 async def build_env(make: Callable[[], Env]) -> Env:
-    """An environment, made in one of ``ENV_THREADS``, its tools included; one that is made when nobody waits for it any
-    more is closed there.
+    """An environment, made in one of ``ENV_THREADS``, its tools included; one that is made when
+    nobody waits for it any more is closed there.
 
     Raises:
         AgentRLError: as ``make`` does.
     """
+    # Guards made and given_up, between the thread that makes it and the loop that may give it up.
     lock = threading.Lock()
     made = list[Env]()
     given_up = False
@@ -113,12 +114,12 @@ class AsyncEnv:
             EnvError: before reset or after the end, or the environment broke a rule or raised.
         """
         if self._state != "running":
-            mend = (
+            remedy = (
                 "call reset first"
                 if self._state == "new"
                 else "the episode has ended; build another Env"
             )
-            raise EnvError(f"{self._name}: step comes after reset and before the end; {mend}")
+            raise EnvError(f"{self._name}: step comes after reset and before the end; {remedy}")
         result = await call_env(self.env, "step", action)
         self._hold(step_findings(result))
         assert isinstance(result, StepResult)

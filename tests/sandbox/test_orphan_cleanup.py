@@ -20,7 +20,7 @@ from agentrl.sandbox import BackendReport, Limits, SandboxSpec
 from agentrl.sandbox.forkserver.launcher import FOLDER_PREFIX
 from agentrl.sandbox.forkserver.server import ForkServer, HostSettings
 from agentrl.sandbox.forkserver.slot_sandbox import ForkedSandbox
-from agentrl.sandbox.orphan_cleanup import reap_orphans
+from agentrl.sandbox.orphan_cleanup import remove_orphans
 from agentrl.sandbox.owner_id import Owner
 from benchmarks.sandboxes.machine import living
 
@@ -76,7 +76,7 @@ def running(code: str = "while True: pass") -> Iterator[Running]:
         owner.kill()
         owner.wait()
         owner.stdout.close()
-        reap_orphans()  # what a test let live
+        remove_orphans()  # what a test let live
 
 
 def test_a_host_that_was_stopped_when_its_owner_died_is_ended_with_its_sandboxes(
@@ -89,7 +89,7 @@ def test_a_host_that_was_stopped_when_its_owner_died_is_ended_with_its_sandboxes
             os.kill(pid, signal.SIGSTOP)
         run.owner.kill()
         run.owner.wait()
-        removed = reap_orphans()
+        removed = remove_orphans()
         assert wait_until(lambda: not lives(run.host) and not lives(slot))
     assert any(f"process {run.host}" in line for line in removed)
     assert any(str(run.base) in line for line in removed)
@@ -106,7 +106,7 @@ def test_a_folder_whose_owner_and_host_are_dead_is_removed(landlock: BackendRepo
             os.kill(pid, signal.SIGKILL)
         run.owner.wait()
         assert run.base.exists()
-        removed = reap_orphans()
+        removed = remove_orphans()
     assert any(f"folder {run.base} of owner {run.owner.pid}-" in line for line in removed)
     assert not run.base.exists()
 
@@ -157,7 +157,7 @@ def test_what_the_code_started_is_found_when_owner_and_host_were_killed_together
         assert wait_until(lambda: len(living(marker)) == 2)
         end_together(run)
         (hidden,) = living(marker)
-        removed = reap_orphans()
+        removed = remove_orphans()
         assert living(marker) == []
     assert f"process {hidden} of a sandbox whose host is dead" in removed
     assert not run.base.exists()
@@ -189,7 +189,7 @@ def test_a_process_of_a_living_sandbox_is_left_alone(landlock: BackendReport) ->
     marker = f"marker-{os.urandom(6).hex()}"
     with running(HIDES.replace("MARKER", marker)) as run:
         assert wait_until(lambda: len(living(marker)) == 2)
-        removed = reap_orphans()
+        removed = remove_orphans()
         assert len(living(marker)) == 2
         assert run.base.exists()
     assert not any("whose host is dead" in line for line in removed)
@@ -197,7 +197,7 @@ def test_a_process_of_a_living_sandbox_is_left_alone(landlock: BackendReport) ->
 
 def test_a_living_run_is_left_alone(landlock: BackendReport) -> None:
     with running() as run:
-        removed = reap_orphans()
+        removed = remove_orphans()
         assert lives(run.host)
         assert run.base.exists()
     assert not any(str(run.base) in line for line in removed)
@@ -209,7 +209,7 @@ def test_what_names_no_owner_or_one_that_cannot_be_known_is_left_alone(tmp_path:
     try:
         for folder in folders:
             folder.mkdir()
-        reap_orphans()
+        remove_orphans()
         assert all(folder.exists() for folder in folders)
     finally:
         for folder in folders:
@@ -221,7 +221,7 @@ def test_a_link_that_bears_a_dead_owners_name_leads_nowhere(tmp_path: Path) -> N
     link = Path(f"/tmp/{FOLDER_PREFIX}{replace(Owner.current(), boot='0' * 12)}-{os.getpid()}")
     link.symlink_to(tmp_path)
     try:
-        reap_orphans()
+        remove_orphans()
         assert (tmp_path / "kept").exists()
     finally:
         link.unlink()

@@ -1,7 +1,11 @@
-"""Draws go out, outcomes come in, what may be trained waits: the one thread beside the loop (docs/controller.md)."""
+"""Rollout service: issues groups within the admission bound, and buffers the finished ones (docs/controller.md).
+
+It is the one thread beside the loop.
+"""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter
@@ -20,9 +24,13 @@ from agentrl.types import TrajectoryGroup
 
 __all__ = ["KeepGroup", "OnOutcome", "RolloutService"]
 
+logger = logging.getLogger(__name__)
+
 _POLL_S = 0.2
 _CLOSE_S = 30.0
 _SNAPSHOT_S = 600.0
+_SLOW_S = 60.0
+"""A wait that takes longer is logged, once."""
 
 
 KeepGroup = Callable[[TrajectoryGroup], FilterResult]
@@ -75,10 +83,9 @@ class RolloutService:
         self._again = list(start.outstanding)
         self._saved = {group.group_index: group for group in start.running}
         self._issued = start.spent
-        self._running: dict[
-            int, int
-        ] = {}  # the version served when a draw was issued: none of its tokens is older
-        self._cut: dict[int, str] = {}  # of those that run: what is being cancelled, and why
+        # the version served when a group was issued: none of its tokens is older
+        self._running: dict[int, int] = {}
+        self._cut: dict[int, str] = {}  # running groups that are being cancelled, and why
         self._buffer: list[TrajectoryGroup] = []
         self._in_training = 0
         self._step = step
@@ -91,6 +98,9 @@ class RolloutService:
         self._closing = False
         self._asked_for_snapshot = False
         self._snapshot: RolloutState | None = None
+        # guards everything above but the collaborators: the loop's thread takes batches and asks for evaluations and
+        # snapshots, the service's thread issues and collects; it is notified after each change. The pool is collected
+        # from outside of it, by the service's thread alone, and by ``close`` once that thread has ended.
         self._changed = threading.Condition()
         self._take_over(start.groups)
         self._thread = threading.Thread(target=self._serve, name="rollout-service", daemon=True)
@@ -115,11 +125,10 @@ class RolloutService:
             size = self._admission.batch_groups
             if self._admission.in_draw_order:
                 self._buffer.sort(key=lambda group: group.group_index)
-            taken, self._buffer = self._buffer[:size], self._buffer[size:]
-            self._in_training, self._step = (
-                size,
-                step,
-            )  # a short batch makes no room before it is published
+            taken = self._buffer[:size]
+            self._buffer = self._buffer[size:]
+            self._in_training = size  # a short batch makes no room before it is published
+            self._step = step
             if self._admission.runs_for_nothing(step):
                 self._cancel(self._running, "surplus")
             self._issued = len(self._buffer) + len(self._running.keys() - self._cut.keys())
@@ -148,8 +157,10 @@ class RolloutService:
     def make_room(self, version: int) -> None:
         """The batch in training is published, and ``version`` is served: its place is free."""
         with self._changed:
-            self._in_training, self._version = 0, version
-            waiting, self._buffer = self._buffer, []
+            self._in_training = 0
+            self._version = version
+            waiting = self._buffer
+            self._buffer = []
             for group in waiting:
                 self._buffer_or_drop(group)
             self._changed.notify_all()
@@ -157,7 +168,8 @@ class RolloutService:
     def take_counts(self) -> Mapping[str, int]:
         """What happened since the last call, by the metric's name."""
         with self._changed:
-            counts, self._counts = self._counts, Counter()
+            counts = self._counts
+            self._counts = Counter()
             return counts
 
     def evaluate(self, requests: Sequence[GroupRequest], deadline_s: float) -> list[GroupOutcome]:
@@ -184,11 +196,13 @@ class RolloutService:
             again: draws that came to their end and are to be played again all the same, unless they wait to be trained.
         """
         with self._changed:
-            self._asked_for_snapshot, self._snapshot = True, None
+            self._asked_for_snapshot = True
+            self._snapshot = None
             what = "the state of the groups that run"
             self._wait(lambda: self._snapshot is not None, _SNAPSHOT_S, what, stoppable=False)
-            snapshot, self._snapshot = self._snapshot, None
+            snapshot = self._snapshot
             assert snapshot is not None
+            self._snapshot = None
         waiting = {group.group_index for group in snapshot.groups}
         return replace(
             snapshot, outstanding=tuple(sorted({*snapshot.outstanding, *again} - waiting))
@@ -228,7 +242,9 @@ class RolloutService:
         self, ready: Callable[[], bool], deadline_s: float, what: str, *, stoppable: bool = True
     ) -> None:
         """Waits under the condition; a broken service raises at once, and so does a run that is asked to end."""
-        end = time.monotonic() + deadline_s
+        start = time.monotonic()
+        end = start + deadline_s
+        told = False
         self._changed.notify_all()
         while True:
             if self._error is not None:
@@ -241,6 +257,9 @@ class RolloutService:
                 return
             if stoppable:
                 self._stop.check()
+            if not told and time.monotonic() - start >= _SLOW_S:
+                self._log_slow(what)
+                told = True
             if (
                 not self._changed.wait(min(_POLL_S, max(0.0, end - time.monotonic())))
                 and time.monotonic() >= end
@@ -250,6 +269,18 @@ class RolloutService:
                     f"{len(self._buffer)} are buffered; look for a tool that hangs, or raise rollout.episode_timeout_s",
                     retryable=False,
                 )
+
+    def _log_slow(self, what: str) -> None:
+        running = len(self._running)
+        fields = {"event": "slow_wait", "what": what, "running": running}
+        logger.warning(
+            "waiting for %s for more than %.0f s: %d groups are running, %d are buffered",
+            what,
+            _SLOW_S,
+            running,
+            len(self._buffer),
+            extra={**fields, "buffered": len(self._buffer)},
+        )
 
     def _ready(self) -> bool:
         size, finished = self._admission.batch_groups, len(self._buffer)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -37,6 +39,8 @@ _PASSES: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("advantages", "actor", Actor.advantages),  # on the ranks; moments over all of them
 )
 """Passes before the update, in order: what an algorithm declares in ``needs``, the role, and its method."""
+
+logger = logging.getLogger(__name__)
 
 WITHOUT_SIGNAL = "steps_without_signal"
 """The running total of steps in which nothing could be learned."""
@@ -115,7 +119,10 @@ class StageRun:
         self._stop = stop or StopRequest()
         self._interrupted = restored[1].evaluating if restored else ""
         """The evaluation that was begun and not ended."""
-        self._length_scale = self._first.facts().length_scale
+        facts = [
+            learner.facts() for learner in self.learners
+        ]  # a role that is not built is named here
+        self._length_scale = facts[0].length_scale
 
     @property
     def timer(self) -> PhaseTimer:
@@ -293,6 +300,7 @@ class StageRun:
     def _checkpoint(self, state: TrainState, again: Collection[int] = ()) -> None:
         """Keeps a checkpoint of a state whose weights the learner has; draws of ``again`` are played once more."""
         with self.timer.phase("checkpoint"):
+            start = time.monotonic()
             snapshot = self.schedule.snapshot(again)
             folder = self._checkpoints.begin(state.step)
             try:
@@ -304,6 +312,14 @@ class StageRun:
             except BaseException:
                 self._checkpoints.abandon(folder)
                 raise
+            seconds = time.monotonic() - start
+            fields = {"stage": self.settings.name, "step": state.step, "seconds": seconds}
+            logger.info(
+                "checkpoint %s written in %.2f s",
+                folder,
+                seconds,
+                extra={"event": "checkpoint_written", "path": str(folder), **fields},
+            )
 
     def _manifest(self, state: TrainState, snapshot: RolloutState) -> Manifest:
         return Manifest(

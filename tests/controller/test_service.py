@@ -394,3 +394,22 @@ def test_draws_of_a_batch_that_is_not_trained_are_played_again(world: MakeWorld)
         2
     ]  # it waits to be trained, and is not played again
     assert snapshot.outstanding == (0, 1, 3)
+
+
+def test_a_slow_wait_is_logged_once(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("agentrl.controller.rollout_service._SLOW_S", 0.0)
+    w = world(bounds(1, 1))
+    batch = w.next_groups()
+    until(lambda: bool(caplog.records))
+    w.pool.wait_for(1)
+    w.pool.finish(0)
+    assert batch.group_indices() == [0]
+    (record,) = (r for r in caplog.records if r.name == "agentrl.controller.rollout_service")
+    told = vars(record)
+    assert (told["event"], told["what"], record.levelname) == (
+        "slow_wait",
+        "finished groups",
+        "WARNING",
+    )

@@ -1,7 +1,7 @@
-"""The ledger: where every trajectory of a run is, in an append-only file that always balances.
+"""Ledger: records where every trajectory of a run is, in an append-only file that always balances.
 
-A row moves the siblings of one draw to a state (docs/controller.md, Three records). Trajectories are told
-apart by (attempt of the run, draw, sibling). Always: issued = running + finished + buffered + taken + trained +
+A row moves rollouts of one group to a state (docs/controller.md, Three records). Its keys ``draw`` and ``siblings``
+are the group's index and the rollouts' indices. A trajectory is (attempt of the run, draw, sibling). Always: issued = running + finished + buffered + taken + trained +
 failed + cancelled + dropped + rolled_back.
 """
 
@@ -57,6 +57,7 @@ class Ledger:
         self._history: dict[tuple[int, int, int], list[tuple[int, str]]] = {}
         self._trained: set[tuple[int, int]] = set()
         self._rows = 0
+        # guards the states and the file: the service's thread moves groups, the loop's thread trains and restores them
         self._lock = threading.RLock()
         self.attempt = 0
         if path.exists():
@@ -119,18 +120,6 @@ class Ledger:
         """Trajectories in each state, over all attempts."""
         with self._lock:
             return Counter(self._states.values())
-
-    def open_draws(self) -> list[int]:
-        """Draws of this attempt with a sibling that has not come to its end, in order."""
-        with self._lock:
-            states = self._states.items()
-            return sorted(
-                {
-                    group_index
-                    for (attempt, group_index, _), s in states
-                    if attempt == self.attempt and s in _OPEN
-                }
-            )
 
     def restore(self, offset: int) -> None:
         """Starts the next attempt at a checkpoint's offset.

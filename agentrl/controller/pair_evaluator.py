@@ -1,4 +1,4 @@
-"""Examining a reward model: on how many held-out pairs it agrees with whoever chose."""
+"""Pair evaluator: counts the held-out pairs on which a reward model agrees with the data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class PairSet:
 
 @dataclass(frozen=True, slots=True)
 class PairResult:
-    """One examination of one set.
+    """One evaluation of one set.
 
     Args:
         name: the set's.
@@ -45,12 +45,12 @@ class PairResult:
 
 
 class PairEvaluator:
-    """Examines the reward model of a group on every set.
+    """Evaluates the reward model of a group on every set.
 
     Args:
         sets: what is held out.
         scores: by the reward model as it is.
-        every: steps between examinations; None for the ends only.
+        every: steps between evaluations; None for the ends only.
         before: also before the first step.
     """
 
@@ -60,7 +60,7 @@ class PairEvaluator:
         self._sets, self._scores = sets, scores
         self.every, self.before = every, before
 
-    def examine(self, when: str, *, done: Collection[str] = ()) -> Iterator[PairResult]:
+    def evaluate(self, when: str, *, done: Collection[str] = ()) -> Iterator[PairResult]:
         """Scores every set with the weights as they are, one after another."""
         for item in (item for item in self._sets if item.name not in done):
             chosen, rejected = self._scores.of(item.pairs).astype(np.float64).reshape(-1, 2).T

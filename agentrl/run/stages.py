@@ -281,7 +281,7 @@ def run_stage(
         schedule=schedule,
         learners=learners,
         checkpoints=checkpoints,
-        examiner=_examiner(parts, stage, algorithm, schedule, model),
+        evaluator=_evaluator(parts, stage, algorithm, schedule, model),
         recorder=recorder,
         model_folder=parts.directory.models_folder / stage.name,
         restored=restored,
@@ -337,10 +337,10 @@ def _tell_renderer(parts: RunContext, stage: StageConfig, model: Path) -> None:
     )
 
 
-def _examiner(
+def _evaluator(
     parts: RunContext, stage: StageConfig, algorithm: AlgorithmSpec, schedule: Schedule, model: Path
 ) -> Evaluator | None:
-    """What examines the stage's model on what is held out; None for a stage that only imitates."""
+    """Evaluates the stage's model on held-out data; None for a stage that only imitates."""
     if algorithm.learns_from == "rollouts":
         return RolloutEvaluator(eval_plan(stage, parts.live, parts.base_dir), schedule.evaluate)
     if algorithm.learns_from == "demonstrations":

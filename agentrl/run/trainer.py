@@ -164,16 +164,16 @@ class Trainer:
                     raise
 
     def evaluate(self, name: str | None = None) -> dict[str, Any]:
-        """Examines the policy on one held-out set or all: ``{set: {"sampled", "greedy", "num_tasks"}}``."""
-        results = self.examine(name)
+        """Evaluates the policy on one held-out set or all: ``{set: {"sampled", "greedy", "num_tasks"}}``."""
+        results = self.evaluate_sets(name)
         return {
             result.name: {**result.record(), "num_tasks": result.num_tasks} for result in results
         }
 
-    def examine(
+    def evaluate_sets(
         self, name: str | None = None, *, samples: int | None = None, greedy: bool | None = None
     ) -> list[EvalResult]:
-        """Examines the policy and keeps every episode; each set is played with its own settings, as in training.
+        """Evaluates the policy and keeps every episode; each set is played with its own settings, as in training.
 
         Args:
             name: one of ``eval.sets``; by default all but those that are ``baseline_only``.
@@ -194,7 +194,7 @@ class Trainer:
         ]
         if not chosen:
             raise ConfigError(
-                "eval.sets names no set of tasks to examine; add one: eval.sets.NAME=file.py:function"
+                "eval.sets names no set of tasks to evaluate; add one: eval.sets.NAME=file.py:function"
             )
         plan = eval_plan(stage, self._live, self._base_dir, only=chosen)
         plan = replace(
@@ -203,7 +203,7 @@ class Trainer:
             samples=samples or plan.samples,
             greedy=plan.greedy if greedy is None else greedy,
         )
-        return list(RolloutEvaluator(plan, self._roll_out).examine("now"))
+        return list(RolloutEvaluator(plan, self._roll_out).evaluate("now"))
 
     def rollout(self, tasks: Iterable[Task], *, samples: int = 1) -> list[Trajectory]:
         """Plays tasks with the policy as it is, ``samples`` episodes each; nothing is trained or stored."""

@@ -51,7 +51,7 @@ class Manifest:
 
 
 class Checkpoints:
-    """The checkpoints of one stage, in ``<folder>/step=000100/``; one made anew of the same step, with more of its
+    """The checkpoints of one stage, in ``<folder>/step=000100/``; a later one of the same step, with more of its
     rollouts done, lies in ``step=000100.001/`` and supersedes it.
 
     Args:

@@ -42,16 +42,12 @@ class EvalPlan:
         samples: episodes sampled a task.
         sampling: of the sampled episodes.
         greedy: also one greedy episode a task.
-        every: steps between evaluations; None for the ends only.
-        before: also before the first step.
     """
 
     sets: tuple[EvalSet, ...]
     samples: int
     sampling: SamplingParams
     greedy: bool = True
-    every: int | None = None
-    before: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,16 +95,6 @@ class Evaluation(Protocol):
 class Evaluator(Protocol):
     """Evaluates the model of a stage on what was held out of training."""
 
-    @property
-    def before(self) -> bool:
-        """Whether also before the first step."""
-        ...
-
-    @property
-    def every(self) -> int | None:
-        """Steps between evaluations; None for the ends only."""
-        ...
-
     def evaluate(self, when: str, *, done: Collection[str] = ()) -> Iterator[Evaluation]:
         """Evaluates one set after another with the weights as they are, but for those that are ``done``."""
         ...
@@ -130,14 +116,6 @@ class RolloutEvaluator:
         self.plan = plan
         self._roll_out_groups = roll_out
         self._prefix = prefix
-
-    @property
-    def before(self) -> bool:
-        return self.plan.before
-
-    @property
-    def every(self) -> int | None:
-        return self.plan.every
 
     def evaluate(self, when: str, *, done: Collection[str] = ()) -> Iterator[EvalResult]:
         """Rolls out every set with the weights served now, one after another."""

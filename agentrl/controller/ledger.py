@@ -152,12 +152,12 @@ class Ledger:
         self._file.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
 
     def _apply(self, row: Mapping[str, object]) -> None:
-        to, siblings = row["to"], row["siblings"]
-        attempt, group_index = row["attempt"], row["draw"]
+        to = row["to"]
+        siblings = row["siblings"]
         if to not in get_args(LedgerState) or not isinstance(siblings, list):
             raise StoreError(f"{self._path}: row {self._rows} is no ledger row: {row!r:.200}")
         for rollout_index in siblings:
-            key = (int(str(attempt)), int(str(group_index)), int(rollout_index))
+            key = (int(str(row["attempt"])), int(str(row["draw"])), int(rollout_index))
             state = self._states.get(key, "")
             if to != "rolled_back" and to not in _NEXT.get(state, frozenset()):
                 raise StoreError(
@@ -170,7 +170,7 @@ class Ledger:
             elif state == "trained":
                 self._trained.discard(key[1:])
             self._history.setdefault(key, []).append((self._rows, str(to)))
-        self.attempt = max(self.attempt, int(str(attempt)))
+        self.attempt = max(self.attempt, int(str(row["attempt"])))
         self._rows += 1
 
     def _read(self) -> None:

@@ -44,26 +44,22 @@ class PairResult:
         return {"accuracy": self.accuracy, "margin": self.margin}
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class PairEvaluator:
     """Evaluates the reward model of a group on every set.
 
     Args:
         sets: what is held out.
         scores: by the reward model as it is.
-        every: steps between evaluations; None for the ends only.
-        before: also before the first step.
     """
 
-    def __init__(
-        self, sets: Sequence[PairSet], scores: SequenceScores, *, every: int | None, before: bool
-    ) -> None:
-        self._sets, self._scores = sets, scores
-        self.every, self.before = every, before
+    sets: Sequence[PairSet]
+    scores: SequenceScores
 
     def evaluate(self, when: str, *, done: Collection[str] = ()) -> Iterator[PairResult]:
         """Scores every set with the weights as they are, one after another."""
-        for item in (item for item in self._sets if item.name not in done):
-            chosen, rejected = self._scores.of(item.pairs).astype(np.float64).reshape(-1, 2).T
+        for item in (item for item in self.sets if item.name not in done):
+            chosen, rejected = self.scores.of(item.pairs).astype(np.float64).reshape(-1, 2).T
             right = (chosen > rejected) + 0.5 * (chosen == rejected)
             yield PairResult(
                 item.name,

@@ -59,5 +59,6 @@ class PromptSampler:
         epoch, position = divmod(group_index - self._first, len(self._tasks))
         if self._shuffle and epoch != self._epoch:
             generator = np.random.Generator(np.random.Philox(seed_for(self._seed, "order", epoch)))
-            self._order, self._epoch = generator.permutation(len(self._tasks)), epoch
+            self._order = generator.permutation(len(self._tasks))
+            self._epoch = epoch
         return self._tasks[int(self._order[position])]

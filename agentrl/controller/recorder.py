@@ -148,8 +148,9 @@ class Recorder:
         )
         values = (rollout_metrics(played) if played else {}) | _sandboxes(outcomes)
         values |= _numbers(stats)
-        waited_s, self._store_wait_s = self._store_wait_s, self._writer.counts.wait_s
-        self.timer.add("wait_store", self._store_wait_s - waited_s)
+        wait_s = self._writer.counts.wait_s
+        self.timer.add("wait_store", wait_s - self._store_wait_s)
+        self._store_wait_s = wait_s
         phases = self.timer.take_step()
         values |= phases | self._speed(
             played, batch, seconds - phases.get("time/eval_s", 0.0), phases

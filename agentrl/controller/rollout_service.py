@@ -297,8 +297,8 @@ class RolloutService:
                 )
 
     def _ready(self) -> bool:
-        size, finished = self._admission.batch_groups, len(self._buffer)
-        if finished < size:
+        size = self._admission.batch_groups
+        if len(self._buffer) < size:
             return not self._running and not self._may_issue()
         if not self._admission.in_draw_order or not self._running:
             return True
@@ -373,7 +373,8 @@ class RolloutService:
             again = bool(self._again)
             group_index = self._again.pop(0) if again else self._next_draw
             self._next_draw = max(self._next_draw, group_index + 1)
-            bounds, saved = self._admission, self._saved.pop(group_index, None)
+            bounds = self._admission
+            saved = self._saved.pop(group_index, None)
             request = GroupRequest(
                 group_index,
                 self._sampler.task(group_index),
@@ -409,7 +410,8 @@ class RolloutService:
             self._changed.notify_all()
 
     def _enter(self, outcome: GroupOutcome) -> None:
-        request, group = outcome.request, outcome.group
+        request = outcome.request
+        group = outcome.group
         if request.label:
             if request.label in self._evaluating:  # else its evaluation was given up
                 self._evaluating[request.label].append(outcome)

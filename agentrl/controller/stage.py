@@ -56,6 +56,8 @@ class StageSettings:
         mini_batch_groups: groups of one optimizer step.
         micro_batch_tokens: tokens of one forward and backward of a rank.
         logprob_micro_batch_tokens: tokens of one forward without gradients.
+        eval_every: steps between evaluations; None for the ends only.
+        eval_before: also before the first step.
         checkpoint_every: steps between checkpoints; None keeps the last step's alone.
         seed: ``run.seed``.
         failures: how many episodes of a batch may fail.
@@ -73,6 +75,8 @@ class StageSettings:
     failures: FailureBound
     shuffle_rewards: bool = False
     train_on_tool_tokens: bool = False
+    eval_every: int | None = None
+    eval_before: bool = False
 
 
 class StageRun:
@@ -254,8 +258,10 @@ class StageRun:
             counts["async/masked_tokens"] = int(
                 np.count_nonzero((versions >= 0) & (versions < oldest))
             )
-        packed, has_signal = batch.batch if batch else None, self._has_signal(batch)
-        self._recorder.record_step(state, groups, packed, stats, counts, has_signal=has_signal)
+        packed = batch.batch if batch else None
+        self._recorder.record_step(
+            state, groups, packed, stats, counts, has_signal=self._has_signal(batch)
+        )
 
     def _has_signal(self, batch: PlannedBatch | None) -> bool:
         """Whether a batch says of any episode that it was better or worse; what is imitated need not."""
@@ -269,14 +275,14 @@ class StageRun:
             when = self._interrupted
             done = [name for name, own in self._recorder.results().items() if when in own]
             self._evaluate(when, state, done)
-        elif self._evaluator is not None and self._evaluator.before and self._restored is None:
+        elif self._evaluator is not None and self.settings.eval_before and self._restored is None:
             self._evaluate("before", state)
 
     def evaluate_if_due(self, state: TrainState) -> None:
         """Evaluates the model every so many steps, and after the last."""
         if self._evaluator is None:
             return
-        every = self._evaluator.every
+        every = self.settings.eval_every
         if state.step == self.num_steps:
             self._evaluate("after", state)
         elif every is not None and state.step % every == 0:

@@ -41,7 +41,7 @@ from agentrl.run.build import LiveObjects, eval_plan, reward_model_folder
 from agentrl.run.chat_rollouts import chat_rollouts
 from agentrl.run.lifetime.interruption import Interruption
 from agentrl.run.lifetime.resumption import resume_directory
-from agentrl.run.lifetime.session import RunProcesses
+from agentrl.run.lifetime.session import RunProcesses, close_after
 from agentrl.run.lifetime.signals import stopping_signals
 from agentrl.run.model_folder import given_model
 from agentrl.run.run_setup import make_directory, roll_back, start_model
@@ -135,7 +135,8 @@ class Trainer:
             EpisodesFailedError: too many episodes of a batch failed of one cause (``rollout.max_failed_frac``).
             RunInterruptedError: SIGTERM or SIGUSR1 came, in the main thread; ``resume`` goes on from the checkpoint.
         """
-        stages, stop = self._stages(steps), StopRequest()
+        stages = self._stages(steps)
+        stop = StopRequest()
         with stopping_signals(stop) as take_signals:
             directory, told = self._directory(stages, resume)
             display = StepDisplay(self._console, directory.root)
@@ -255,11 +256,7 @@ class Trainer:
             self._close_after(error)
 
     def _close_after(self, error: BaseException) -> None:
-        """Ends the workers of a run that failed; what fails then is told with the error that came first."""
-        try:
-            self.close()
-        except AgentRLError as second:
-            error.add_note(f"and ending the workers failed: {second}")
+        close_after(error, self.close, "ending the workers")
 
     def _train(
         self,
@@ -271,7 +268,8 @@ class Trainer:
         stop: StopRequest,
         take_signals: Callable[[], None],
     ) -> Summary:
-        timer, started = PhaseTimer(), time.monotonic()
+        timer = PhaseTimer()
+        started = time.monotonic()
         display.status("making ready the model and its workers")
         with timer.phase("setup"):
             models = {"model": start_model(self.config, directory, self._base_dir)}
@@ -288,12 +286,11 @@ class Trainer:
             writer = stack.enter_context(TrajectoryWriter(directory))
             sink = self._sinks(directory)
             stack.callback(sink.close)
-            base_dir, live = self._base_dir, self._live
             parts = RunContext(
                 directory,
-                base_dir,
+                self._base_dir,
                 processes,
-                live,
+                self._live,
                 ledger,
                 writer,
                 events,
@@ -315,7 +312,8 @@ class Trainer:
                         resume=resume,
                     )
                     self._hosting = _plays(stage)
-                first_draw, num_steps = max(first_draw, outcome.next_draw), outcome.steps
+                first_draw = max(first_draw, outcome.next_draw)
+                num_steps = outcome.steps
                 played += outcome.steps if _plays(stage) else 0
                 without_signal += outcome.without_signal
                 results |= outcome.results

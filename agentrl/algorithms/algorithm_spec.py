@@ -116,7 +116,7 @@ class Needs:
     Args:
         old_logprobs: the policy's own logprobs before the first update of the batch, recomputed by the trainer.
         reference: ``ref_logprobs`` of a frozen reference.
-        critic: ``values``.
+        critic: ``values``; refused until a critic is built.
         advantages: credit spread over tokens; imitation needs none.
     """
 
@@ -240,7 +240,7 @@ class AlgorithmSpec:
         needs: what must be computed before the update.
         normalize_advantages: centre and scale advantages by their moments over the whole batch.
         num_epochs: passes over a batch; ``train.updates_per_batch`` of a run decides.
-        critic_warmup_steps: steps in which the critic alone is updated.
+        critic_warmup_steps: steps in which the critic alone is updated; refused until a critic is built.
         group_size_min: siblings that a group needs at least.
         max_staleness: published versions that a token may lie back; None sets no bound of the algorithm's own.
     """
@@ -269,6 +269,14 @@ class AlgorithmSpec:
             raise ConfigError(
                 f"algorithm {self.name!r} must have policy_loss or pair_loss, got {found}; give one"
             )
+        for name, declared in (
+            ("needs.critic", self.needs.critic),
+            ("critic_warmup_steps", self.critic_warmup_steps),
+        ):
+            if declared:
+                raise ConfigError(
+                    f"algorithm {self.name!r} must leave {name} out, since this version trains no critic, got {declared}"
+                )
 
     @property
     def learns_from(self) -> LearnsFrom:

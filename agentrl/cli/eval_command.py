@@ -71,7 +71,7 @@ def eval_command(
             "name a run or a model to examine, or give --score FILE with --reward file.py:name"
         )
     else:
-        evaluated = _examine(model, config, overrides, samples, only)
+        evaluated = _evaluate(model, config, overrides, samples, only)
     if out is not None:
         from agentrl.run.eval_file import write_eval_file
 
@@ -87,7 +87,7 @@ def _score_again(path: Path, reference: str) -> list[EvaluatedTask]:
     return rescored(read_eval_file(path), Rubric([load_object(reference)]))
 
 
-def _examine(
+def _evaluate(
     model: Path, config: str | None, overrides: Sequence[str], samples: int | None, only: str | None
 ) -> list[EvaluatedTask]:
     if samples is not None and samples < 1:
@@ -96,7 +96,7 @@ def _examine(
     from agentrl.run.trainer import Trainer
 
     with Trainer(named_policy(model, config, overrides, command="agentrl eval")) as trainer:
-        return _by_source(trainer.examine(only, samples=samples, greedy=False))
+        return _by_source(trainer.evaluate_sets(only, samples=samples, greedy=False))
 
 
 def _by_source(results: Sequence[EvalResult]) -> list[EvaluatedTask]:

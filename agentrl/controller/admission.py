@@ -1,4 +1,4 @@
-"""Which draws may be in flight, and what a checkpoint must know of them."""
+"""Admission: bounds on the groups in flight, and the state of them that a checkpoint holds."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class RolloutState:
         spent: how much of the refill is.
         ledger_offset: rows of the ledger at that moment.
         groups: that were finished and wait to be trained; the checkpoint holds them whole.
-        running: how those that ran stood; draws that are not among them start anew.
+        running: how those that ran stood; other draws start again.
     """
 
     next_draw: int

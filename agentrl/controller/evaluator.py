@@ -1,4 +1,4 @@
-"""Examining the policy: the same rollouts as in training, on held-out tasks, never trained."""
+"""Evaluator: plays held-out tasks as in training, without training on them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class EvalSet:
         tasks: the problems.
         temperature: of the sampled episodes, where it differs from the plan's.
         env: the environment, where it differs from training's (without its tools, say).
-        baseline_only: examined before the first step alone.
+        baseline_only: evaluated before the first step alone.
     """
 
     name: str
@@ -35,28 +35,24 @@ class EvalSet:
 
 @dataclass(frozen=True, slots=True)
 class EvalPlan:
-    """How sets are examined.
+    """How sets are evaluated.
 
     Args:
-        sets: what is examined.
+        sets: the sets.
         samples: episodes sampled a task.
         sampling: of the sampled episodes.
         greedy: also one greedy episode a task.
-        every: steps between evaluations; None for the ends only.
-        before: also before the first step.
     """
 
     sets: tuple[EvalSet, ...]
     samples: int
     sampling: SamplingParams
     greedy: bool = True
-    every: int | None = None
-    before: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EvalResult:
-    """One examination of one set.
+    """One evaluation of one set.
 
     Args:
         name: the set's.
@@ -97,20 +93,10 @@ class Evaluation(Protocol):
 
 
 class Evaluator(Protocol):
-    """Examines the model of a stage on what was held out of training."""
+    """Evaluates the model of a stage on what was held out of training."""
 
-    @property
-    def before(self) -> bool:
-        """Whether also before the first step."""
-        ...
-
-    @property
-    def every(self) -> int | None:
-        """Steps between examinations; None for the ends only."""
-        ...
-
-    def examine(self, when: str, *, done: Collection[str] = ()) -> Iterator[Evaluation]:
-        """Examines one set after another with the weights as they are, but for those that are ``done``."""
+    def evaluate(self, when: str, *, done: Collection[str] = ()) -> Iterator[Evaluation]:
+        """Evaluates one set after another with the weights as they are, but for those that are ``done``."""
         ...
 
 
@@ -118,12 +104,12 @@ RollOut = Callable[[Sequence[GroupRequest]], list[GroupOutcome]]
 
 
 class RolloutEvaluator:
-    """Examines every set of a plan.
+    """Evaluates every set of a plan.
 
     Args:
         plan: what and how.
         roll_out: plays groups with the weights served now.
-        prefix: in front of the labels of stored trajectories, where several stages examine the same sets.
+        prefix: in front of the labels of stored trajectories, where several stages evaluate the same sets.
     """
 
     def __init__(self, plan: EvalPlan, roll_out: RollOut, *, prefix: str = "") -> None:
@@ -131,21 +117,13 @@ class RolloutEvaluator:
         self._roll_out_groups = roll_out
         self._prefix = prefix
 
-    @property
-    def before(self) -> bool:
-        return self.plan.before
-
-    @property
-    def every(self) -> int | None:
-        return self.plan.every
-
-    def examine(self, when: str, *, done: Collection[str] = ()) -> Iterator[EvalResult]:
+    def evaluate(self, when: str, *, done: Collection[str] = ()) -> Iterator[EvalResult]:
         """Rolls out every set with the weights served now, one after another."""
         for item in self.plan.sets:
             if item.name not in done and (when == "before" or not item.baseline_only):
-                yield self._examine(item, when)
+                yield self._evaluate(item, when)
 
-    def _examine(self, item: EvalSet, when: str) -> EvalResult:
+    def _evaluate(self, item: EvalSet, when: str) -> EvalResult:
         sampling = self.plan.sampling
         if item.temperature is not None:
             sampling = replace(sampling, temperature=item.temperature)

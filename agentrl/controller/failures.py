@@ -77,7 +77,7 @@ class FailureBound:
     batch_episodes: int
     max_frac: float
 
-    def hold(self, episodes: Sequence[Trajectory], *, step: int, stage: str) -> None:
+    def check(self, episodes: Sequence[Trajectory], *, step: int, stage: str) -> None:
         """Holds the episodes that ended before a batch was taken against the bound.
 
         Raises:
@@ -111,7 +111,7 @@ class FailureBound:
 def _too_many(what: str, cause: FailureCause) -> EpisodesFailedError:
     trace = f"\n{cause.traceback}" if cause.traceback else ""
     return EpisodesFailedError(
-        f"{what}: {cause.reason}{trace}\nmend that, then go on with --resume"
+        f"{what}: {cause.reason}{trace}\nfix that, then continue with --resume"
     )
 
 

@@ -1,7 +1,7 @@
-"""The ledger: where every trajectory of a run is, in an append-only file that always balances.
+"""Ledger: records where every trajectory of a run is, in an append-only file that always balances.
 
-A row moves the siblings of one draw to a state (docs/controller.md, Three records). Trajectories are told
-apart by (attempt of the run, draw, sibling). Always: issued = running + finished + buffered + taken + trained +
+A row moves rollouts of one group to a state (docs/controller.md, Three records). Its keys ``draw`` and ``siblings``
+are the group's index and the rollouts' indices. A trajectory is (attempt of the run, draw, sibling). Always: issued = running + finished + buffered + taken + trained +
 failed + cancelled + dropped + rolled_back.
 """
 
@@ -57,6 +57,7 @@ class Ledger:
         self._history: dict[tuple[int, int, int], list[tuple[int, str]]] = {}
         self._trained: set[tuple[int, int]] = set()
         self._rows = 0
+        # guards the states and the file: the service's thread moves groups, the loop's thread trains and restores them
         self._lock = threading.RLock()
         self.attempt = 0
         if path.exists():
@@ -120,18 +121,6 @@ class Ledger:
         with self._lock:
             return Counter(self._states.values())
 
-    def open_draws(self) -> list[int]:
-        """Draws of this attempt with a sibling that has not come to its end, in order."""
-        with self._lock:
-            states = self._states.items()
-            return sorted(
-                {
-                    group_index
-                    for (attempt, group_index, _), s in states
-                    if attempt == self.attempt and s in _OPEN
-                }
-            )
-
     def restore(self, offset: int) -> None:
         """Starts the next attempt at a checkpoint's offset.
 
@@ -163,12 +152,12 @@ class Ledger:
         self._file.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
 
     def _apply(self, row: Mapping[str, object]) -> None:
-        to, siblings = row["to"], row["siblings"]
-        attempt, group_index = row["attempt"], row["draw"]
+        to = row["to"]
+        siblings = row["siblings"]
         if to not in get_args(LedgerState) or not isinstance(siblings, list):
             raise StoreError(f"{self._path}: row {self._rows} is no ledger row: {row!r:.200}")
         for rollout_index in siblings:
-            key = (int(str(attempt)), int(str(group_index)), int(rollout_index))
+            key = (int(str(row["attempt"])), int(str(row["draw"])), int(rollout_index))
             state = self._states.get(key, "")
             if to != "rolled_back" and to not in _NEXT.get(state, frozenset()):
                 raise StoreError(
@@ -181,7 +170,7 @@ class Ledger:
             elif state == "trained":
                 self._trained.discard(key[1:])
             self._history.setdefault(key, []).append((self._rows, str(to)))
-        self.attempt = max(self.attempt, int(str(attempt)))
+        self.attempt = max(self.attempt, int(str(row["attempt"])))
         self._rows += 1
 
     def _read(self) -> None:

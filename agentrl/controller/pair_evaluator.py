@@ -1,4 +1,4 @@
-"""Examining a reward model: on how many held-out pairs it agrees with whoever chose."""
+"""Pair evaluator: counts the held-out pairs on which a reward model agrees with the data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class PairSet:
 
 @dataclass(frozen=True, slots=True)
 class PairResult:
-    """One examination of one set.
+    """One evaluation of one set.
 
     Args:
         name: the set's.
@@ -44,26 +44,22 @@ class PairResult:
         return {"accuracy": self.accuracy, "margin": self.margin}
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class PairEvaluator:
-    """Examines the reward model of a group on every set.
+    """Evaluates the reward model of a group on every set.
 
     Args:
         sets: what is held out.
         scores: by the reward model as it is.
-        every: steps between examinations; None for the ends only.
-        before: also before the first step.
     """
 
-    def __init__(
-        self, sets: Sequence[PairSet], scores: SequenceScores, *, every: int | None, before: bool
-    ) -> None:
-        self._sets, self._scores = sets, scores
-        self.every, self.before = every, before
+    sets: Sequence[PairSet]
+    scores: SequenceScores
 
-    def examine(self, when: str, *, done: Collection[str] = ()) -> Iterator[PairResult]:
+    def evaluate(self, when: str, *, done: Collection[str] = ()) -> Iterator[PairResult]:
         """Scores every set with the weights as they are, one after another."""
-        for item in (item for item in self._sets if item.name not in done):
-            chosen, rejected = self._scores.of(item.pairs).astype(np.float64).reshape(-1, 2).T
+        for item in (item for item in self.sets if item.name not in done):
+            chosen, rejected = self.scores.of(item.pairs).astype(np.float64).reshape(-1, 2).T
             right = (chosen > rejected) + 0.5 * (chosen == rejected)
             yield PairResult(
                 item.name,

@@ -1,4 +1,4 @@
-"""The data order: which task a draw is, for ever."""
+"""Prompt sampler: maps a group's index to its task, the same in every attempt of a run."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 from agentrl.errors import DataError
 from agentrl.types import Task, seed_for
 
-__all__ = ["DrawOrder"]
+__all__ = ["PromptSampler"]
 
 
-class DrawOrder:
+class PromptSampler:
     """Draw ``first_draw + d`` is position d mod n of epoch d // n.
 
     Each epoch has its own permutation, derived from the root seed.
@@ -59,5 +59,6 @@ class DrawOrder:
         epoch, position = divmod(group_index - self._first, len(self._tasks))
         if self._shuffle and epoch != self._epoch:
             generator = np.random.Generator(np.random.Philox(seed_for(self._seed, "order", epoch)))
-            self._order, self._epoch = generator.permutation(len(self._tasks)), epoch
+            self._order = generator.permutation(len(self._tasks))
+            self._epoch = epoch
         return self._tasks[int(self._order[position])]

@@ -38,7 +38,7 @@ class StepView(Protocol):
 
 
 class Recorder:
-    """Of one stage. The rollout service's thread calls ``outcome`` and ``record_failures`` too, the loop's thread everything.
+    """Of one stage. The rollout service's thread calls ``record_outcome`` and ``record_failures`` too, the loop's thread everything.
 
     Args:
         stage: prefix of the metrics.
@@ -82,7 +82,7 @@ class Recorder:
         self._step_start = time.monotonic()
         self._store_wait_s = writer.counts.wait_s
 
-    def outcome(self, outcome: GroupOutcome) -> None:
+    def record_outcome(self, outcome: GroupOutcome) -> None:
         """Stores a group's trajectories; those of training count in the step's metrics."""
         for trajectory in (*outcome.retried, *outcome.group.trajectories):
             self._writer.write(trajectory, self._step + (outcome.request.purpose == "train"))
@@ -107,7 +107,7 @@ class Recorder:
         with self._lock:
             self._outcomes += map(GroupOutcome, requests, groups)
 
-    def took(self) -> list[Trajectory]:
+    def take_episodes(self) -> list[Trajectory]:
         """A batch was taken: the outcomes so far are its step's, later ones the next one's.
 
         Returns:
@@ -118,7 +118,7 @@ class Recorder:
             self._outcomes = []
         return [trajectory for outcome in self._taken for trajectory in outcome.group.trajectories]
 
-    def step(
+    def record_step(
         self,
         state: TrainState,
         groups: Sequence[TrajectoryGroup],
@@ -148,8 +148,9 @@ class Recorder:
         )
         values = (rollout_metrics(played) if played else {}) | _sandboxes(outcomes)
         values |= _numbers(stats)
-        waited_s, self._store_wait_s = self._store_wait_s, self._writer.counts.wait_s
-        self.timer.add("wait_store", self._store_wait_s - waited_s)
+        wait_s = self._writer.counts.wait_s
+        self.timer.add("wait_store", wait_s - self._store_wait_s)
+        self._store_wait_s = wait_s
         phases = self.timer.take_step()
         values |= phases | self._speed(
             played, batch, seconds - phases.get("time/eval_s", 0.0), phases
@@ -175,11 +176,11 @@ class Recorder:
             self._writer.seal(state.step)
 
     def evaluating(self, when: str) -> None:
-        """An examination begins; until a step ends, the display says so."""
+        """An evaluation starts; until a step ends, the display says so."""
         self._view.status(f"evaluating ({when})")
 
-    def evaluated(self, result: Evaluation, state: TrainState) -> None:
-        """An examination's numbers, for the summary and the step's row of metrics."""
+    def record_evaluation(self, result: Evaluation, state: TrainState) -> None:
+        """An evaluation's numbers, for the summary and the step's row of metrics."""
         record = result.record()
         own = self._results.setdefault(result.name, {})
         own[result.when] = record
@@ -216,15 +217,15 @@ class Recorder:
             with self._lock:
                 self._failure_counts.update(incident.counts)
 
-    def kept(self, groups: Sequence[GroupState]) -> None:
-        """A checkpoint is made: which of the episodes in flight would be begun anew after it, and why."""
+    def record_unsaved(self, groups: Sequence[GroupState]) -> None:
+        """Tells which of the episodes in flight a checkpoint does not hold, and why."""
         reasons = Counter(one.why for group in groups for one in group.lost)
         told = "; ".join(f"{number} × {why}" for why, number in reasons.most_common(3))
         if reasons:
             self._events.log(
                 "unsaved_episodes",
                 f"the checkpoint holds {sum(len(group.resumable) for group in groups)} episodes in flight as they "
-                f"stand; {reasons.total()} would be begun anew by a resume: {told}",
+                f"stand; {reasons.total()} would start again after a resume: {told}",
                 boundary="env",
                 level="info",
                 stage=self._stage,

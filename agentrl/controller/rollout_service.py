@@ -1,7 +1,12 @@
-"""Draws go out, outcomes come in, what may be trained waits: the one thread beside the loop (docs/controller.md)."""
+"""Rollout service: issues groups within the admission bound, and buffers the finished ones (docs/controller.md).
+
+It is the one thread beside the loop.
+"""
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
 import time
 from collections import Counter
@@ -10,19 +15,26 @@ from dataclasses import replace
 
 from agentrl.algorithms import FilterResult
 from agentrl.controller.admission import Admission, RolloutState
-from agentrl.controller.cluster.rollout_pool import RolloutPool, Score, unscored
+from agentrl.controller.cluster.rollout_pool import Incident, RolloutPool, Score, unscored
 from agentrl.controller.ledger import Ledger, LedgerState
-from agentrl.controller.prompt_sampler import DrawOrder
+from agentrl.controller.prompt_sampler import PromptSampler
+from agentrl.controller.schedule import OffPolicyConfig
+from agentrl.controller.state import TrainState
 from agentrl.controller.stop_request import StopRequest
+from agentrl.engines import PauseMode
 from agentrl.errors import AgentRLError, EngineError
 from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState
 from agentrl.types import TrajectoryGroup
 
 __all__ = ["KeepGroup", "OnOutcome", "RolloutService"]
 
+logger = logging.getLogger(__name__)
+
 _POLL_S = 0.2
 _CLOSE_S = 30.0
 _SNAPSHOT_S = 600.0
+_SLOW_S = 60.0
+"""A wait that takes longer is logged, once."""
 
 
 KeepGroup = Callable[[TrajectoryGroup], FilterResult]
@@ -30,18 +42,19 @@ OnOutcome = Callable[[GroupOutcome], None]
 
 
 class RolloutService:
-    """Keeps the pool busy within the admission's bounds, and buffers what may be trained.
+    """``Schedule`` that keeps the pool busy within the admission's bounds, and buffers what may be trained.
 
     Args:
         pool: where episodes run.
-        order: which task a draw is.
+        sampler: which task a group is.
         ledger: where every trajectory is.
         admission: bounds.
+        restored: the groups to go on from, and those that wait already.
+        publish: gives the engines the learner's weights as a version, paused in a mode meanwhile.
         keep_group: whether a finished group may be trained on.
         on_outcome: called with every outcome as it comes in (store, metrics), evaluation's included.
-        start: the draws to go on from, and groups that wait already.
-        step: steps done before.
-        version: policy version that is served.
+        wait_s: deadline of one wait for a batch or an evaluation.
+        pause_mode: what becomes of requests in flight at a publish.
         stop: ends the waits for a batch and for an evaluation.
         on_poll: called by the thread after each look for outcomes.
         score: gives outcomes their scores by a reward model.
@@ -50,79 +63,91 @@ class RolloutService:
     def __init__(
         self,
         pool: RolloutPool,
-        order: DrawOrder,
+        sampler: PromptSampler,
         ledger: Ledger,
         admission: Admission,
+        restored: RolloutState,
+        *,
+        publish: Callable[[int, PauseMode], object],
         keep_group: KeepGroup,
         on_outcome: OnOutcome,
-        start: RolloutState,
-        step: int = 0,
-        version: int = 0,
+        wait_s: float,
+        pause_mode: PauseMode = "retract",
         stop: StopRequest | None = None,
         on_poll: Callable[[], None] = lambda: None,
         score: Score = unscored,
     ) -> None:
+        self.overlap = OffPolicyConfig(admission.max_staleness, pause_mode, admission.on_stale)
         self._pool = pool
-        self._order = order
+        self._sampler = sampler
         self._ledger = ledger
         self._admission = admission
+        self._publish = publish
         self._keep_group = keep_group
         self._on_outcome = on_outcome
+        self._wait_s = wait_s
+        self._stop = stop or StopRequest()
         self._on_poll = on_poll
         self._score = score
-        self._stop = stop or StopRequest()
-        self._next_draw = start.next_draw
-        self._again = list(start.outstanding)
-        self._saved = {group.group_index: group for group in start.running}
-        self._issued = start.spent
-        self._running: dict[
-            int, int
-        ] = {}  # the version served when a draw was issued: none of its tokens is older
-        self._cut: dict[int, str] = {}  # of those that run: what is being cancelled, and why
+        self._next_draw = restored.next_draw
+        self._again = list(restored.outstanding)
+        self._saved = {group.group_index: group for group in restored.running}
+        self._restored = restored.groups
+        self._issued = restored.spent
+        # the version served when a group was issued: none of its tokens is older
+        self._running: dict[int, int] = {}
+        self._cancelling: dict[int, str] = {}  # running groups, and why
         self._buffer: list[TrajectoryGroup] = []
         self._in_training = 0
-        self._step = step
-        self._version = version
+        self._step = 0
+        self._version = 0
         self._counts: Counter[str] = Counter()
         self._waiting = False
-        self._held = 0
-        self._evaluating: dict[str, tuple[int, list[GroupOutcome]]] = {}
+        self._evaluating: dict[str, list[GroupOutcome]] = {}
         self._error: BaseException | None = None
         self._closing = False
         self._asked_for_snapshot = False
         self._snapshot: RolloutState | None = None
+        # guards everything above but the collaborators: the loop's thread takes batches and asks for evaluations and
+        # snapshots, the service's thread issues and collects; it is notified after each change. The pool is collected
+        # from outside of it, by the service's thread alone, and by ``close`` once that thread has ended.
         self._changed = threading.Condition()
-        self._take_over(start.groups)
         self._thread = threading.Thread(target=self._serve, name="rollout-service", daemon=True)
+
+    def start(self, state: TrainState) -> None:
+        """The engines serve the weights of ``state``, then groups are issued."""
+        self._publish(state.policy_version, "retract")
+        self._step = state.step
+        self._version = state.policy_version
+        self._take_over(self._restored)
         self._thread.start()
 
-    def next_groups(self, step: int, deadline_s: float) -> list[TrajectoryGroup]:
+    def next_groups(self, step: int) -> list[TrajectoryGroup]:
         """Blocks until the batch of ``step`` may be trained.
 
         Returns:
             B groups, or fewer (even none) where the draws of this batch are spent.
 
         Raises:
-            EngineError: nothing came within ``deadline_s``, or the service broke.
+            EngineError: nothing came within ``wait_s``, or the service broke.
             RunInterruptedError: the run was asked to end; nothing was taken.
         """
         with self._changed:
             self._waiting = True
             try:
-                self._wait(self._ready, deadline_s, "finished groups")
+                self._wait(self._ready, self._wait_s, "finished groups")
             finally:
                 self._waiting = False
             size = self._admission.batch_groups
             if self._admission.in_draw_order:
                 self._buffer.sort(key=lambda group: group.group_index)
-            taken, self._buffer = self._buffer[:size], self._buffer[size:]
-            self._in_training, self._step = (
-                size,
-                step,
-            )  # a short batch makes no room before it is published
+            taken = self._buffer[:size]
+            self._buffer = self._buffer[size:]
+            self._in_training = size  # a short batch makes no room before it is published
+            self._step = step
             if self._admission.runs_for_nothing(step):
                 self._cancel(self._running, "surplus")
-            self._issued = len(self._buffer) + len(self._running.keys() - self._cut.keys())
+            self._issued = len(self._buffer) + len(self._running.keys() - self._cancelling.keys())
             for group in taken:
                 self._ledger.move(group.group_index, _finished(group), "taken", step=step)
             return taken
@@ -130,6 +155,15 @@ class RolloutService:
     def mark_trained(self, groups: Sequence[TrajectoryGroup], step: int) -> None:
         """The given groups were trained in ``step``; durable when this returns."""
         self._ledger.trained({group.group_index: _finished(group) for group in groups}, step)
+
+    def publish(self, state: TrainState, *, changed: bool) -> TrainState:
+        """Version + 1 everywhere where the learner changed; the batch in training makes room for the next."""
+        if changed:
+            state = state.published()
+            self.before_publish(state.policy_version)
+            self._publish(state.policy_version, self.overlap.pause_mode)
+        self.make_room(state.policy_version)
+        return state
 
     def before_publish(self, version: int) -> None:
         """``version`` is served next: what runs and could not be trained by it any more is cancelled."""
@@ -148,8 +182,10 @@ class RolloutService:
     def make_room(self, version: int) -> None:
         """The batch in training is published, and ``version`` is served: its place is free."""
         with self._changed:
-            self._in_training, self._version = 0, version
-            waiting, self._buffer = self._buffer, []
+            self._in_training = 0
+            self._version = version
+            waiting = self._buffer
+            self._buffer = []
             for group in waiting:
                 self._buffer_or_drop(group)
             self._changed.notify_all()
@@ -157,23 +193,27 @@ class RolloutService:
     def take_counts(self) -> Mapping[str, int]:
         """What happened since the last call, by the metric's name."""
         with self._changed:
-            counts, self._counts = self._counts, Counter()
+            counts = self._counts
+            self._counts = Counter()
             return counts
 
-    def evaluate(self, requests: Sequence[GroupRequest], deadline_s: float) -> list[GroupOutcome]:
+    def take_failures(self) -> Sequence[Incident]:
+        """Workers and servers that died since the last call, and that the run survived."""
+        return self._pool.take_failures()
+
+    def evaluate(self, requests: Sequence[GroupRequest]) -> list[GroupOutcome]:
         """Rolls out groups that are not trained; no new training episodes are issued meanwhile."""
         label = requests[0].label
         with self._changed:
-            self._evaluating[label] = (len(requests), [])
-            self._held += 1
+            outcomes: list[GroupOutcome] = []
+            self._evaluating[label] = outcomes
             self._pool.submit(requests)
             try:
                 self._wait(
-                    lambda: self._arrived(label) == len(requests), deadline_s, f"evaluation {label}"
+                    lambda: len(outcomes) == len(requests), self._wait_s, f"evaluation {label}"
                 )
             finally:
-                self._held -= 1
-                _, outcomes = self._evaluating.pop(label)
+                del self._evaluating[label]
                 self._changed.notify_all()
         return sorted(outcomes, key=lambda outcome: outcome.request.group_index)
 
@@ -184,11 +224,13 @@ class RolloutService:
             again: draws that came to their end and are to be played again all the same, unless they wait to be trained.
         """
         with self._changed:
-            self._asked_for_snapshot, self._snapshot = True, None
+            self._asked_for_snapshot = True
+            self._snapshot = None
             what = "the state of the groups that run"
             self._wait(lambda: self._snapshot is not None, _SNAPSHOT_S, what, stoppable=False)
-            snapshot, self._snapshot = self._snapshot, None
+            snapshot = self._snapshot
             assert snapshot is not None
+            self._snapshot = None
         waiting = {group.group_index for group in snapshot.groups}
         return replace(
             snapshot, outstanding=tuple(sorted({*snapshot.outstanding, *again} - waiting))
@@ -199,6 +241,8 @@ class RolloutService:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
+        if self._thread.ident is None:
+            return  # it was never started
         self._thread.join(_CLOSE_S)
         if self._thread.is_alive():
             raise EngineError(
@@ -212,7 +256,7 @@ class RolloutService:
 
     def _cancel_running(self) -> None:
         """Ends what runs and waits until it came back, so that nothing of it meets whoever uses the pool next."""
-        self._cancel_groups(self._running.keys() - self._cut.keys())
+        self._cancel_groups(self._running.keys() - self._cancelling.keys())
         end = time.monotonic() + _CLOSE_S
         while self._running:
             self._collect(_POLL_S)
@@ -221,14 +265,12 @@ class RolloutService:
                     f"cancelled groups did not end within {_CLOSE_S:.0f} s", retryable=False
                 )
 
-    def _arrived(self, label: str) -> int:
-        return len(self._evaluating[label][1])
-
     def _wait(
         self, ready: Callable[[], bool], deadline_s: float, what: str, *, stoppable: bool = True
     ) -> None:
         """Waits under the condition; a broken service raises at once, and so does a run that is asked to end."""
         end = time.monotonic() + deadline_s
+        slow = time.monotonic() + _SLOW_S
         self._changed.notify_all()
         while True:
             if self._error is not None:
@@ -241,19 +283,22 @@ class RolloutService:
                 return
             if stoppable:
                 self._stop.check()
-            if (
-                not self._changed.wait(min(_POLL_S, max(0.0, end - time.monotonic())))
-                and time.monotonic() >= end
-            ):
+            state = f"{len(self._running)} groups are running, {len(self._buffer)} are buffered"
+            if time.monotonic() >= slow:
+                fields = {"event": "slow_wait", "what": what, "running": len(self._running)}
+                logger.warning("still waiting for %s: %s", what, state, extra=fields)
+                slow = math.inf
+            changed = self._changed.wait(min(_POLL_S, max(0.0, end - time.monotonic())))
+            if not changed and time.monotonic() >= end:
                 raise EngineError(
-                    f"waited {deadline_s:.0f} s for {what}: {len(self._running)} groups are running, "
-                    f"{len(self._buffer)} are buffered; look for a tool that hangs, or raise rollout.episode_timeout_s",
+                    f"waited {deadline_s:.0f} s for {what}: {state}; look for a tool that hangs, or raise "
+                    "rollout.episode_timeout_s",
                     retryable=False,
                 )
 
     def _ready(self) -> bool:
-        size, finished = self._admission.batch_groups, len(self._buffer)
-        if finished < size:
+        size = self._admission.batch_groups
+        if len(self._buffer) < size:
             return not self._running and not self._may_issue()
         if not self._admission.in_draw_order or not self._running:
             return True
@@ -296,7 +341,7 @@ class RolloutService:
         self._collect(0.0)
         with self._changed:
             self._ledger.sync()
-            going_on = self._running.keys() - self._cut.keys()
+            going_on = self._running.keys() - self._cancelling.keys()
             waiting = [
                 self._saved[group_index]
                 for group_index in self._again
@@ -321,17 +366,18 @@ class RolloutService:
     def _admit(self) -> list[GroupRequest]:
         requests = []
         while (
-            not self._held
+            not self._evaluating
             and (self._waiting or not self._admission.in_draw_order)
             and self._may_issue()
         ):
             again = bool(self._again)
             group_index = self._again.pop(0) if again else self._next_draw
             self._next_draw = max(self._next_draw, group_index + 1)
-            bounds, saved = self._admission, self._saved.pop(group_index, None)
+            bounds = self._admission
+            saved = self._saved.pop(group_index, None)
             request = GroupRequest(
                 group_index,
-                self._order.task(group_index),
+                self._sampler.task(group_index),
                 bounds.group_size,
                 oversample=bounds.oversample_per_group,
             )
@@ -353,7 +399,9 @@ class RolloutService:
             self._accept(outcome)
 
     def _accept(self, outcome: GroupOutcome) -> None:
-        reason = "" if outcome.request.label else self._cut.get(outcome.request.group_index, "")
+        reason = (
+            "" if outcome.request.label else self._cancelling.get(outcome.request.group_index, "")
+        )
         if reason:
             outcome = replace(outcome, group=_with_reason(outcome.group, reason))
         self._on_outcome(outcome)
@@ -362,13 +410,14 @@ class RolloutService:
             self._changed.notify_all()
 
     def _enter(self, outcome: GroupOutcome) -> None:
-        request, group = outcome.request, outcome.group
+        request = outcome.request
+        group = outcome.group
         if request.label:
             if request.label in self._evaluating:  # else its evaluation was given up
-                self._evaluating[request.label][1].append(outcome)
+                self._evaluating[request.label].append(outcome)
             return
         self._running.pop(request.group_index, None)
-        self._cut.pop(request.group_index, None)
+        self._cancelling.pop(request.group_index, None)
         finished = _finished(group)
         self._enter_ends(group)
         if not finished:
@@ -392,9 +441,11 @@ class RolloutService:
             self._buffer.append(group)
 
     def _cancel(self, group_indices: Iterable[int], reason: str) -> None:
-        new = sorted(group_index for group_index in group_indices if group_index not in self._cut)
+        new = sorted(
+            group_index for group_index in group_indices if group_index not in self._cancelling
+        )
         if new:
-            self._cut |= dict.fromkeys(new, reason)
+            self._cancelling |= dict.fromkeys(new, reason)
             self._cancel_groups(new)
 
     def _cancel_groups(self, group_indices: Iterable[int]) -> None:
@@ -427,8 +478,9 @@ class RolloutService:
 
 def _resumed(saved: GroupState | None, num_rollouts: int) -> Counter[str]:
     """What becomes of the episodes of a draw that ran when a checkpoint was made."""
-    going_on, anew = (0, num_rollouts) if saved is None else (len(saved.resumable), len(saved.lost))
-    return Counter({"count/resumed_episodes": going_on, "count/restarted_episodes": anew})
+    resumed = 0 if saved is None else len(saved.resumable)
+    restarted = num_rollouts if saved is None else len(saved.lost)
+    return Counter({"count/resumed_episodes": resumed, "count/restarted_episodes": restarted})
 
 
 def _with_reason(group: TrajectoryGroup, reason: str) -> TrajectoryGroup:

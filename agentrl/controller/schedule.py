@@ -1,4 +1,7 @@
-"""What overlaps: a schedule alone decides when a batch may be trained and when engines get new weights."""
+"""Schedule: decides when a batch may be trained, and when engines get new weights.
+
+The rollout service is the schedule of stages that play episodes.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from agentrl.controller.admission import RolloutState, StaleRule
-from agentrl.controller.cluster.role_handle import RoleHandle
-from agentrl.controller.cluster.rollout_pool import Incident, RolloutPool
-from agentrl.controller.cluster.weight_publisher import WeightSync, publish_weights
+from agentrl.controller.cluster.rollout_pool import Incident
 from agentrl.controller.ledger import Ledger
-from agentrl.controller.rollout_service import RolloutService
 from agentrl.controller.state import TrainState
 from agentrl.engines import PauseMode
 from agentrl.rollouts import GroupOutcome, GroupRequest
-from agentrl.training import LearningRole
 from agentrl.types import TrajectoryGroup
 
-__all__ = ["CapacitySchedule", "DemonstrationSchedule", "OffPolicyConfig", "Schedule"]
+__all__ = ["DemonstrationSchedule", "OffPolicyConfig", "Schedule"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,79 +74,6 @@ class Schedule(Protocol):
         ...
 
     def close(self) -> None: ...
-
-
-class CapacitySchedule:
-    """Rollouts within a capacity (docs/controller.md, Schedule).
-
-    Args:
-        policy: whose weights the engines serve.
-        pool: whose engines generate.
-        sync: brings the weights to them.
-        open_service: starts the rollout service from a state, once the engines serve its weights.
-        overlap: how far rollouts may run ahead; the service's admission says the same.
-        wait_s: deadline of one wait for a batch or an evaluation.
-    """
-
-    def __init__(
-        self,
-        policy: RoleHandle[LearningRole],
-        pool: RolloutPool,
-        sync: WeightSync,
-        open_service: Callable[[TrainState], RolloutService],
-        *,
-        overlap: OffPolicyConfig = OffPolicyConfig(),
-        wait_s: float,
-    ) -> None:
-        self.overlap = overlap
-        self._policy = policy
-        self._pool = pool
-        self._sync = sync
-        self._open_service = open_service
-        self._wait_s = wait_s
-        self._service: RolloutService | None = None
-
-    def start(self, state: TrainState) -> None:
-        publish_weights(self._sync, self._policy, self._pool, state.policy_version)
-        self._service = self._open_service(state)
-
-    def next_groups(self, step: int) -> list[TrajectoryGroup]:
-        return self._running.next_groups(step, self._wait_s)
-
-    def mark_trained(self, groups: Sequence[TrajectoryGroup], step: int) -> None:
-        self._running.mark_trained(groups, step)
-
-    def publish(self, state: TrainState, *, changed: bool) -> TrainState:
-        if changed:
-            state = state.published()
-            self._running.before_publish(state.policy_version)
-            publish_weights(
-                self._sync, self._policy, self._pool, state.policy_version, self.overlap.pause_mode
-            )
-        self._running.make_room(state.policy_version)
-        return state
-
-    def evaluate(self, requests: Sequence[GroupRequest]) -> list[GroupOutcome]:
-        return self._running.evaluate(requests, self._wait_s)
-
-    def snapshot(self, again: Collection[int] = ()) -> RolloutState:
-        return self._running.snapshot(again)
-
-    def take_counts(self) -> Mapping[str, int]:
-        return self._running.take_counts()
-
-    def take_failures(self) -> Sequence[Incident]:
-        return self._pool.take_failures()
-
-    def close(self) -> None:
-        if self._service is not None:
-            self._service.close()
-
-    @property
-    def _running(self) -> RolloutService:
-        if self._service is None:
-            raise RuntimeError("start() comes first")
-        return self._service
 
 
 class DemonstrationSchedule:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -83,6 +83,7 @@ def _last_sequences(groups: Sequence[TrajectoryGroup]) -> Batch:
     return batch.select(last)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class RewardScorer:
     """Gives finished trajectories the part ``reward_model``, and its weight in their reward.
 
@@ -92,10 +93,9 @@ class RewardScorer:
         one_by_one: score each group in a call of its own, so that a score never depends on what came in beside it.
     """
 
-    def __init__(self, scores: SequenceScores, *, weight: float, one_by_one: bool = False) -> None:
-        self._scores = scores
-        self._weight = weight
-        self._one_by_one = one_by_one
+    scores: SequenceScores
+    weight: float
+    one_by_one: bool = False
 
     def score(self, outcomes: Sequence[GroupOutcome]) -> list[GroupOutcome]:
         """The same outcomes with scores; a trajectory that cannot be scored has failed at the boundary ``reward``.
@@ -103,7 +103,7 @@ class RewardScorer:
         Raises:
             RewardError: the reward model failed as a whole.
         """
-        parts = [[outcome] for outcome in outcomes] if self._one_by_one else [outcomes]
+        parts = [[outcome] for outcome in outcomes] if self.one_by_one else [outcomes]
         try:
             return [scored for part in parts for scored in self._together(part)]
         except AgentRLError as error:
@@ -115,7 +115,7 @@ class RewardScorer:
     def _together(self, outcomes: Sequence[GroupOutcome]) -> list[GroupOutcome]:
         readable = [self._without_unreadable(outcome.group) for outcome in outcomes]
         scores = iter(
-            self._scores.of(readable).tolist() if any(group.finished for group in readable) else ()
+            self.scores.of(readable).tolist() if any(group.finished for group in readable) else ()
         )
         return [
             replace(
@@ -146,10 +146,10 @@ class RewardScorer:
         samples = trajectory.samples()
         if not samples:
             return _failed(trajectory, "has no tokens to score; use an engine that returns ids")
-        if len(samples[-1]) > self._scores.max_tokens:
+        if len(samples[-1]) > self.scores.max_tokens:
             return _failed(
                 trajectory,
-                f"has {len(samples[-1])} tokens, the reward model reads {self._scores.max_tokens} "
+                f"has {len(samples[-1])} tokens, the reward model reads {self.scores.max_tokens} "
                 "(train.logprob_micro_batch_tokens, and its own max_position_embeddings)",
             )
         return trajectory
@@ -158,7 +158,7 @@ class RewardScorer:
         if not math.isfinite(score):
             return _failed(trajectory, f"got the score {score}")
         assert trajectory.reward is not None, "finished trajectories have one"
-        reward = trajectory.reward + self._weight * score
+        reward = trajectory.reward + self.weight * score
         return replace(
             trajectory, rewards={**trajectory.rewards, REWARD_MODEL_PART: score}, reward=reward
         )

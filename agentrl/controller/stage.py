@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -38,6 +40,8 @@ _PASSES: tuple[tuple[str, str, Callable[..., Any]], ...] = (
 )
 """Passes before the update, in order: what an algorithm declares in ``needs``, the role, and its method."""
 
+logger = logging.getLogger(__name__)
+
 WITHOUT_SIGNAL = "steps_without_signal"
 """The running total of steps in which nothing could be learned."""
 
@@ -52,6 +56,8 @@ class StageSettings:
         mini_batch_groups: groups of one optimizer step.
         micro_batch_tokens: tokens of one forward and backward of a rank.
         logprob_micro_batch_tokens: tokens of one forward without gradients.
+        eval_every: steps between evaluations; None for the ends only.
+        eval_before: also before the first step.
         checkpoint_every: steps between checkpoints; None keeps the last step's alone.
         seed: ``run.seed``.
         failures: how many episodes of a batch may fail.
@@ -69,6 +75,8 @@ class StageSettings:
     failures: FailureBound
     shuffle_rewards: bool = False
     train_on_tool_tokens: bool = False
+    eval_every: int | None = None
+    eval_before: bool = False
 
 
 class StageRun:
@@ -81,7 +89,7 @@ class StageRun:
         learners: the roles that are trained. The first is the model that the stage is about: it is exported, its sizes
             set the partition, and its metrics have no prefix.
         checkpoints: of this stage.
-        examiner: examines the model; None where nothing is held out.
+        evaluator: evaluates the model; None where nothing is held out.
         recorder: store, metrics and display.
         model_folder: where the finished model is exported to.
         restored: a checkpoint to go on from.
@@ -96,7 +104,7 @@ class StageRun:
         schedule: Schedule,
         learners: Sequence[RoleHandle[LearningRole]],
         checkpoints: Checkpoints,
-        examiner: Evaluator | None,
+        evaluator: Evaluator | None,
         recorder: Recorder,
         model_folder: Path,
         restored: tuple[Path, Manifest] | None = None,
@@ -108,14 +116,17 @@ class StageRun:
         self.schedule = schedule
         self.learners = tuple(learners)
         self._checkpoints = checkpoints
-        self._examiner = examiner
+        self._evaluator = evaluator
         self._recorder = recorder
         self._model_folder = model_folder
         self._restored = restored
         self._stop = stop or StopRequest()
         self._interrupted = restored[1].evaluating if restored else ""
-        """The evaluation that was begun and not ended."""
-        self._length_scale = self._first.facts().length_scale
+        """The evaluation that started and did not end."""
+        facts = [
+            learner.facts() for learner in self.learners
+        ]  # a role that is not built is named here
+        self._length_scale = facts[0].length_scale
 
     @property
     def timer(self) -> PhaseTimer:
@@ -151,11 +162,11 @@ class StageRun:
         try:
             self._stop.check()
             groups = self.schedule.next_groups(state.step + 1)
-            episodes = self._recorder.took()
+            episodes = self._recorder.take_episodes()
             again = {trajectory.group_index for trajectory in episodes} | {
                 group.group_index for group in groups
             }
-            self.settings.failures.hold(episodes, step=state.step + 1, stage=self.settings.name)
+            self.settings.failures.check(episodes, step=state.step + 1, stage=self.settings.name)
         except (EpisodesFailedError, RunInterruptedError):
             self._checkpoint(state, again)
             raise
@@ -247,8 +258,10 @@ class StageRun:
             counts["async/masked_tokens"] = int(
                 np.count_nonzero((versions >= 0) & (versions < oldest))
             )
-        packed, has_signal = batch.batch if batch else None, self._has_signal(batch)
-        self._recorder.step(state, groups, packed, stats, counts, has_signal=has_signal)
+        packed = batch.batch if batch else None
+        self._recorder.record_step(
+            state, groups, packed, stats, counts, has_signal=self._has_signal(batch)
+        )
 
     def _has_signal(self, batch: PlannedBatch | None) -> bool:
         """Whether a batch says of any episode that it was better or worse; what is imitated need not."""
@@ -257,23 +270,23 @@ class StageRun:
         return batch is not None and bool(batch.batch.credit.any() or batch.batch.turn_credit.any())
 
     def evaluate_at_start(self, state: TrainState) -> None:
-        """Examines the weights that the stage starts from, or makes up for an evaluation that was interrupted."""
-        if self._examiner is not None and self._interrupted:
+        """Evaluates the weights that the stage starts from, or makes up for an evaluation that was interrupted."""
+        if self._evaluator is not None and self._interrupted:
             when = self._interrupted
             done = [name for name, own in self._recorder.results().items() if when in own]
-            self._examine(when, state, done)
-        elif self._examiner is not None and self._examiner.before and self._restored is None:
-            self._examine("before", state)
+            self._evaluate(when, state, done)
+        elif self._evaluator is not None and self.settings.eval_before and self._restored is None:
+            self._evaluate("before", state)
 
     def evaluate_if_due(self, state: TrainState) -> None:
-        """Examines the model every so many steps, and after the last."""
-        if self._examiner is None:
+        """Evaluates the model every so many steps, and after the last."""
+        if self._evaluator is None:
             return
-        every = self._examiner.every
+        every = self.settings.eval_every
         if state.step == self.num_steps:
-            self._examine("after", state)
+            self._evaluate("after", state)
         elif every is not None and state.step % every == 0:
-            self._examine(f"step={state.step:06d}", state)
+            self._evaluate(f"step={state.step:06d}", state)
 
     def checkpoint_if_due(self, state: TrainState) -> None:
         """Keeps a checkpoint every so many steps, after the last, and where the run is asked to end.
@@ -293,17 +306,26 @@ class StageRun:
     def _checkpoint(self, state: TrainState, again: Collection[int] = ()) -> None:
         """Keeps a checkpoint of a state whose weights the learner has; draws of ``again`` are played once more."""
         with self.timer.phase("checkpoint"):
+            start = time.monotonic()
             snapshot = self.schedule.snapshot(again)
             folder = self._checkpoints.begin(state.step)
             try:
                 for learner in self.learners:
                     learner.save(folder / learner.name)
                 self._recorder.sync()
-                self._recorder.kept(snapshot.running)
+                self._recorder.record_unsaved(snapshot.running)
                 self._checkpoints.commit(folder, self._manifest(state, snapshot))
             except BaseException:
                 self._checkpoints.abandon(folder)
                 raise
+            seconds = time.monotonic() - start
+            fields = {"stage": self.settings.name, "step": state.step, "seconds": seconds}
+            logger.info(
+                "checkpoint %s written in %.2f s",
+                folder,
+                seconds,
+                extra={"event": "checkpoint_written", "path": str(folder), **fields},
+            )
 
     def _manifest(self, state: TrainState, snapshot: RolloutState) -> Manifest:
         return Manifest(
@@ -329,14 +351,14 @@ class StageRun:
             export_whole(self._first, self._model_folder)
         return state
 
-    def _examine(self, when: str, state: TrainState, done: Collection[str] = ()) -> None:
-        """Examines the model; where the run is asked to end meanwhile, a resume makes up for the rest."""
-        assert self._examiner is not None
+    def _evaluate(self, when: str, state: TrainState, done: Collection[str] = ()) -> None:
+        """Evaluates the model; where the run is asked to end meanwhile, a resume makes up for the rest."""
+        assert self._evaluator is not None
         self._recorder.evaluating(when)
         self._interrupted = when
         with self.timer.phase("eval"), suppress(RunInterruptedError):
-            for result in self._examiner.examine(when, done=done):
-                self._recorder.evaluated(result, state)
+            for result in self._evaluator.evaluate(when, done=done):
+                self._recorder.record_evaluation(result, state)
             self._interrupted = ""
 
 

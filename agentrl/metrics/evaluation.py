@@ -11,7 +11,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from statistics import NormalDist
 
 import numpy as np
@@ -23,7 +22,6 @@ __all__ = [
     "evaluation_report",
     "interval",
     "maj_at_k",
-    "mcnemar_p_value",
     "pass_at_k",
 ]
 
@@ -234,21 +232,3 @@ def _estimate(tasks: Sequence[TaskScores], values: Sequence[float], confidence: 
 def _ks(most: int) -> list[int]:
     powers = [2**i for i in range(most.bit_length()) if 2**i <= most]
     return powers if powers[-1] == most else [*powers, most]
-
-
-def mcnemar_p_value(before: Sequence[bool], after: Sequence[bool]) -> float:
-    """Exact two-sided McNemar test of two policies on the same tasks: the chance of a split at least as uneven
-    among the tasks on which they differ, were both equally good.
-
-    Raises:
-        ValueError: the two are not about the same number of tasks.
-    """
-    if len(before) != len(after):
-        raise ValueError(
-            f"a paired test needs the same tasks twice, got {len(before)} and {len(after)}"
-        )
-    gained = sum(not old and new for old, new in zip(before, after, strict=True))
-    lost = sum(old and not new for old, new in zip(before, after, strict=True))
-    differing = gained + lost
-    tail = sum(math.comb(differing, i) for i in range(min(gained, lost) + 1))
-    return min(1.0, float(Fraction(2 * tail, 2**differing)))

@@ -73,7 +73,6 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "mismatch/logp_abs/mean": "mean difference of the sampler's and the trainer's logprobs in nats",
         "mismatch/logp_abs/max": "largest difference of the sampler's and the trainer's logprobs in nats",
         "mismatch/k3_kl": "KL divergence of the trainer from the sampler, estimator k3",
-        "mismatch/ess": "effective share of samples under the trainer's weights",
         "mismatch/retok_frac": "share of a trajectory's sampled tokens that are not those of their own text",
         "mismatch/template_frac": "share of the last turn's context that the template would write otherwise anew",
         "async/staleness/mean": "mean staleness of trained tokens in versions",
@@ -94,7 +93,6 @@ NAMES: Mapping[str, str] = MappingProxyType(
         # speed
         "perf/tokens_per_s": "tokens that the step trained on or prepared, by its seconds",
         "perf/rollout_tokens_per_s": "sampled tokens by the seconds of the rollouts",
-        "perf/mfu": "share of the hardware's peak floating-point operations",
         "time/step_s": "seconds of the step",
         "time/{phase}_s": "seconds of one phase; phases may overlap",
         # evaluation

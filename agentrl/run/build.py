@@ -373,7 +373,7 @@ def eval_plan(
         top_p=own.top_p,
         stop=tuple(stage.rollout.stop),
     )
-    return EvalPlan(tuple(sets), own.samples, sampling, own.greedy, own.every, own.before)
+    return EvalPlan(tuple(sets), own.samples, sampling, own.greedy)
 
 
 def optim_spec(stage: StageConfig, *, total_steps: int) -> OptimSpec:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,14 @@ from agentrl.controller.admission import Admission, RolloutState
 from agentrl.controller.cluster.role_group import RoleGroup
 from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.cluster.rollout_pool import Score, unscored
+from agentrl.controller.cluster.weight_publisher import publish_weights
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.pair_evaluator import PairSet
-from agentrl.controller.prompt_sampler import DrawOrder
+from agentrl.controller.prompt_sampler import PromptSampler
 from agentrl.controller.recorder import Recorder
 from agentrl.controller.rollout_service import RolloutService
-from agentrl.controller.schedule import CapacitySchedule, DemonstrationSchedule, OffPolicyConfig
+from agentrl.controller.schedule import DemonstrationSchedule
 from agentrl.controller.scoring import RewardScorer, SequenceScores
-from agentrl.controller.state import TrainState
 from agentrl.controller.stop_request import StopRequest
 from agentrl.errors import DataError
 from agentrl.render import Renderer
@@ -132,7 +133,7 @@ def rollouts(
     snapshot: RolloutState,
     num_steps: int,
     stop: StopRequest,
-) -> CapacitySchedule:
+) -> RolloutService:
     """Batches of episodes that the stage's policy plays.
 
     Args:
@@ -149,7 +150,9 @@ def rollouts(
         stop: ends the waits for episodes.
     """
     rollout = stage.rollout
-    order = DrawOrder(tasks, seed=stage.run.seed, shuffle=stage.data.shuffle, first_draw=first_draw)
+    sampler = PromptSampler(
+        tasks, seed=stage.run.seed, shuffle=stage.data.shuffle, first_draw=first_draw
+    )
     admission = Admission(
         batch_groups=stage.train.batch_prompts,
         group_size=rollout.group_size,
@@ -162,7 +165,6 @@ def rollouts(
         in_draw_order=stage.run.deterministic,
     )
     pool = processes.rollouts
-    score = score_of(processes.roles, stage)
 
     def keep_group(played: TrajectoryGroup) -> FilterResult:
         rewards = np.asarray(
@@ -172,23 +174,7 @@ def rollouts(
             return FilterResult(False, "min_siblings")
         return algorithm.keep_group(GroupSummary(played.group_index, rewards))
 
-    def open_service(state: TrainState) -> RolloutService:
-        return RolloutService(
-            pool,
-            order,
-            ledger,
-            admission,
-            keep_group,
-            recorder.outcome,
-            snapshot,
-            step=state.step,
-            version=state.policy_version,
-            stop=stop,
-            on_poll=lambda: recorder.record_failures(pool.take_failures()),
-            score=score,
-        )
-
-    examined = (
+    evaluated = (
         max((item.num_tasks or 1000 for item in stage.eval.sets.values()), default=0)
         * stage.eval.samples
     )
@@ -196,12 +182,23 @@ def rollouts(
         stage,
         max(
             admission.draws_per_batch * (rollout.group_size + rollout.oversample_per_group),
-            examined,
+            evaluated,
         ),
     )
-    overlap = OffPolicyConfig(rollout.max_staleness, rollout.pause_mode, rollout.on_stale)
-    return CapacitySchedule(
-        policy, pool, processes.sync, open_service, overlap=overlap, wait_s=wait_s
+    return RolloutService(
+        pool,
+        sampler,
+        ledger,
+        admission,
+        snapshot,
+        publish=partial(publish_weights, processes.sync, policy, pool),
+        keep_group=keep_group,
+        on_outcome=recorder.record_outcome,
+        wait_s=wait_s,
+        pause_mode=rollout.pause_mode,
+        stop=stop,
+        on_poll=lambda: recorder.record_failures(pool.take_failures()),
+        score=score_of(processes.roles, stage),
     )
 
 

@@ -24,7 +24,7 @@ from agentrl.controller.recorder import Recorder
 from agentrl.controller.schedule import Schedule
 from agentrl.controller.stage import WITHOUT_SIGNAL, StageRun, StageSettings
 from agentrl.controller.stop_request import StopRequest
-from agentrl.errors import AgentRLError, ConfigError
+from agentrl.errors import ConfigError
 from agentrl.metrics import (
     PAIR_COLUMNS,
     RL_COLUMNS,
@@ -45,7 +45,7 @@ from agentrl.run.build import (
 )
 from agentrl.run.data.datasets import load_tasks
 from agentrl.run.data.prompt_limit import fitting_tasks
-from agentrl.run.lifetime.session import RunProcesses
+from agentrl.run.lifetime.session import RunProcesses, close_after
 from agentrl.run.run_setup import last_manifest
 from agentrl.run.schedule_factory import conversations, held_out_pairs, rollouts, sequence_scores
 from agentrl.store import EventLog, RunDirectory, TrajectoryWriter
@@ -281,7 +281,7 @@ def run_stage(
         schedule=schedule,
         learners=learners,
         checkpoints=checkpoints,
-        examiner=_examiner(parts, stage, algorithm, schedule, model),
+        evaluator=_evaluator(parts, stage, algorithm, schedule, model),
         recorder=recorder,
         model_folder=parts.directory.models_folder / stage.name,
         restored=restored,
@@ -291,7 +291,7 @@ def run_stage(
         with parts.stop.deferring():
             state = train(run)
     except BaseException as error:
-        _close_after(error, schedule)
+        close_after(error, schedule.close, "closing the stage")
         raise
     next_draw = schedule.snapshot().next_draw if plays else first_draw
     schedule.close()
@@ -337,27 +337,16 @@ def _tell_renderer(parts: RunContext, stage: StageConfig, model: Path) -> None:
     )
 
 
-def _examiner(
+def _evaluator(
     parts: RunContext, stage: StageConfig, algorithm: AlgorithmSpec, schedule: Schedule, model: Path
 ) -> Evaluator | None:
-    """What examines the stage's model on what is held out; None for a stage that only imitates."""
+    """Evaluates the stage's model on held-out data; None for a stage that only imitates."""
     if algorithm.learns_from == "rollouts":
         return RolloutEvaluator(eval_plan(stage, parts.live, parts.base_dir), schedule.evaluate)
     if algorithm.learns_from == "demonstrations":
         return None
     sets = held_out_pairs(stage, base_dir=parts.base_dir, model=model)
-    own = stage.eval
-    return PairEvaluator(
-        sets, sequence_scores(parts.processes.roles, stage), every=own.every, before=own.before
-    )
-
-
-def _close_after(error: BaseException, schedule: Schedule) -> None:
-    """Closes what a broken stage started; what fails then is told with the error that came first."""
-    try:
-        schedule.close()
-    except AgentRLError as second:
-        error.add_note(f"and closing the stage failed: {second}")
+    return PairEvaluator(sets, sequence_scores(parts.processes.roles, stage))
 
 
 def _tasks(parts: RunContext, stage: StageConfig, model: Path) -> list[Task]:
@@ -400,6 +389,8 @@ def _settings(stage: StageConfig, num_steps: int) -> StageSettings:
         micro_batch_tokens=stage.train.micro_batch_tokens,
         logprob_micro_batch_tokens=stage.train.logprob_micro_batch_tokens,
         checkpoint_every=stage.checkpoint.every,
+        eval_every=stage.eval.every,
+        eval_before=stage.eval.before,
         seed=stage.run.seed,
         failures=FailureBound(
             stage.train.batch_prompts

@@ -41,7 +41,7 @@ from agentrl.run.build import LiveObjects, eval_plan, reward_model_folder
 from agentrl.run.chat_rollouts import chat_rollouts
 from agentrl.run.lifetime.interruption import Interruption
 from agentrl.run.lifetime.resumption import resume_directory
-from agentrl.run.lifetime.session import RunProcesses
+from agentrl.run.lifetime.session import RunProcesses, close_after
 from agentrl.run.lifetime.signals import stopping_signals
 from agentrl.run.model_folder import given_model
 from agentrl.run.run_setup import make_directory, roll_back, start_model
@@ -135,7 +135,8 @@ class Trainer:
             EpisodesFailedError: too many episodes of a batch failed of one cause (``rollout.max_failed_frac``).
             RunInterruptedError: SIGTERM or SIGUSR1 came, in the main thread; ``resume`` goes on from the checkpoint.
         """
-        stages, stop = self._stages(steps), StopRequest()
+        stages = self._stages(steps)
+        stop = StopRequest()
         with stopping_signals(stop) as take_signals:
             directory, told = self._directory(stages, resume)
             display = StepDisplay(self._console, directory.root)
@@ -164,16 +165,16 @@ class Trainer:
                     raise
 
     def evaluate(self, name: str | None = None) -> dict[str, Any]:
-        """Examines the policy on one held-out set or all: ``{set: {"sampled", "greedy", "num_tasks"}}``."""
-        results = self.examine(name)
+        """Evaluates the policy on one held-out set or all: ``{set: {"sampled", "greedy", "num_tasks"}}``."""
+        results = self.evaluate_sets(name)
         return {
             result.name: {**result.record(), "num_tasks": result.num_tasks} for result in results
         }
 
-    def examine(
+    def evaluate_sets(
         self, name: str | None = None, *, samples: int | None = None, greedy: bool | None = None
     ) -> list[EvalResult]:
-        """Examines the policy and keeps every episode; each set is played with its own settings, as in training.
+        """Evaluates the policy and keeps every episode; each set is played with its own settings, as in training.
 
         Args:
             name: one of ``eval.sets``; by default all but those that are ``baseline_only``.
@@ -194,7 +195,7 @@ class Trainer:
         ]
         if not chosen:
             raise ConfigError(
-                "eval.sets names no set of tasks to examine; add one: eval.sets.NAME=file.py:function"
+                "eval.sets names no set of tasks to evaluate; add one: eval.sets.NAME=file.py:function"
             )
         plan = eval_plan(stage, self._live, self._base_dir, only=chosen)
         plan = replace(
@@ -203,7 +204,7 @@ class Trainer:
             samples=samples or plan.samples,
             greedy=plan.greedy if greedy is None else greedy,
         )
-        return list(RolloutEvaluator(plan, self._roll_out).examine("now"))
+        return list(RolloutEvaluator(plan, self._roll_out).evaluate("now"))
 
     def rollout(self, tasks: Iterable[Task], *, samples: int = 1) -> list[Trajectory]:
         """Plays tasks with the policy as it is, ``samples`` episodes each; nothing is trained or stored."""
@@ -255,11 +256,7 @@ class Trainer:
             self._close_after(error)
 
     def _close_after(self, error: BaseException) -> None:
-        """Ends the workers of a run that failed; what fails then is told with the error that came first."""
-        try:
-            self.close()
-        except AgentRLError as second:
-            error.add_note(f"and ending the workers failed: {second}")
+        close_after(error, self.close, "ending the workers")
 
     def _train(
         self,
@@ -271,7 +268,8 @@ class Trainer:
         stop: StopRequest,
         take_signals: Callable[[], None],
     ) -> Summary:
-        timer, started = PhaseTimer(), time.monotonic()
+        timer = PhaseTimer()
+        started = time.monotonic()
         display.status("making ready the model and its workers")
         with timer.phase("setup"):
             models = {"model": start_model(self.config, directory, self._base_dir)}
@@ -288,12 +286,11 @@ class Trainer:
             writer = stack.enter_context(TrajectoryWriter(directory))
             sink = self._sinks(directory)
             stack.callback(sink.close)
-            base_dir, live = self._base_dir, self._live
             parts = RunContext(
                 directory,
-                base_dir,
+                self._base_dir,
                 processes,
-                live,
+                self._live,
                 ledger,
                 writer,
                 events,
@@ -315,7 +312,8 @@ class Trainer:
                         resume=resume,
                     )
                     self._hosting = _plays(stage)
-                first_draw, num_steps = max(first_draw, outcome.next_draw), outcome.steps
+                first_draw = max(first_draw, outcome.next_draw)
+                num_steps = outcome.steps
                 played += outcome.steps if _plays(stage) else 0
                 without_signal += outcome.without_signal
                 results |= outcome.results

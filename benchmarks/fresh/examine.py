@@ -48,7 +48,7 @@ def examine(model: Path, example: str, seed: int) -> dict[str, list[bool]]:
         f"stages.rl.eval.sets={{fresh: 'benchmarks.fresh.{example}:tasks'}}",
     ]
     with Trainer(load_config(EXAMPLES / example / "config.yaml", settings)) as trainer:
-        (result,) = trainer.examine("fresh", samples=1, greedy=True)
+        (result,) = trainer.evaluate_sets("fresh", samples=1, greedy=True)
     if result.excluded:
         raise RuntimeError(
             f"{result.excluded} episodes of {model} on the fresh problems failed; examine it again"

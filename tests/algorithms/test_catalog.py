@@ -6,11 +6,14 @@ import pickle
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agentrl.algorithms import AlgorithmSpec, make_algorithm
+from agentrl.algorithms.algorithm_spec import Needs
 from agentrl.errors import ConfigError
 from agentrl.types import SegmentKind
 
@@ -73,6 +76,18 @@ def test_a_wrong_setting_is_named(name: str, settings: dict[str, object], messag
 def test_grpo_trains_the_policys_own_tokens_and_sft_the_targets() -> None:
     assert make_algorithm("grpo").trains == {SegmentKind.POLICY}
     assert make_algorithm("sft").trains == {SegmentKind.TARGET}
+
+
+@pytest.mark.parametrize(
+    ("declared", "name"),
+    [
+        ({"needs": Needs(critic=True)}, "needs.critic"),
+        ({"critic_warmup_steps": 5}, "critic_warmup_steps"),
+    ],
+)
+def test_a_critic_is_refused_by_name_until_it_is_built(declared: dict[str, Any], name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"must leave {name} out, since this version trains no"):
+        replace(make_algorithm("grpo"), **declared)
 
 
 def test_what_must_be_computed_is_declared() -> None:

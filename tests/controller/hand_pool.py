@@ -12,8 +12,10 @@ from typing import Any
 from agentrl.algorithms import FilterResult
 from agentrl.controller.admission import Admission, RolloutState
 from agentrl.controller.ledger import Ledger
-from agentrl.controller.prompt_sampler import DrawOrder
+from agentrl.controller.prompt_sampler import PromptSampler
 from agentrl.controller.rollout_service import RolloutService
+from agentrl.controller.state import TrainState
+from agentrl.engines import PauseMode
 from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState
 from agentrl.types import Status, Task, Trajectory, TrajectoryGroup
 
@@ -119,22 +121,25 @@ class World:
         self.pool = HandPool()
         self.ledger = Ledger(path)
         self.taken_in: list[GroupOutcome] = []
-        keep: Callable[[TrajectoryGroup], FilterResult] = settings.get(
-            "keep", lambda group: FilterResult(True)
-        )
+        self.published: list[tuple[int, PauseMode]] = []
         self.service = RolloutService(
             self.pool,
-            DrawOrder(TASKS, seed=0, shuffle=False),
+            PromptSampler(TASKS, seed=0, shuffle=False),
             self.ledger,
             admission,
-            keep,
-            settings.get("on_outcome", self.taken_in.append),
-            settings.get("start", RolloutState(0, (), 0, 0)),
-            **{name: settings[name] for name in ("stop", "on_poll", "score") if name in settings},
+            settings.pop("restored", RolloutState(0, (), 0, 0)),
+            publish=self._publish,
+            keep_group=settings.pop("keep", lambda group: FilterResult(True)),
+            on_outcome=settings.pop("on_outcome", self.taken_in.append),
+            **{"wait_s": DEADLINE_S} | settings,
         )
+        self.service.start(TrainState())
+
+    def _publish(self, version: int, mode: PauseMode) -> None:
+        self.published.append((version, mode))
 
     def next_groups(self, step: int = 1) -> Future:
-        return Future(lambda: self.service.next_groups(step, DEADLINE_S))
+        return Future(lambda: self.service.next_groups(step))
 
 
 class Future:

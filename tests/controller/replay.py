@@ -137,7 +137,7 @@ def learn(
             learners=learners,
             restored=restored,
             checkpoints=Checkpoints(directory.checkpoints_folder / "rl", keep_last=1),
-            examiner=None,
+            evaluator=None,
             recorder=recorder,
             model_folder=directory.models_folder / "rl",
         )

@@ -160,7 +160,7 @@ def test_with_staleness_what_is_beyond_a_batch_goes_on(world: MakeWorld) -> None
 def test_waiting_groups_of_a_checkpoint_are_trained_first(world: MakeWorld) -> None:
     (played,) = outcome(GroupRequest(4, TASKS[4], 1)).group.trajectories
     group = TrajectoryGroup(4, TASKS[4], (sampled_by(played, 0),))
-    w = world(bounds(2, 1), start=RolloutState(9, (6,), 0, 0, (group,)))
+    w = world(bounds(2, 1), restored=RolloutState(9, (6,), 0, 0, (group,)))
     assert w.pool.wait_for(1) == [6]
     assert w.ledger.counts() == {"buffered": 1, "running": 1}
     assert w.service.take_counts() == {"count/restarted_episodes": 1}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -105,8 +107,37 @@ def test_running_groups_of_another_version_are_refused_with_what_to_delete(
     path.write_bytes(b"?" * path.stat().st_size)
     with pytest.raises(
         DataError,
-        match=r"running_groups.pickle cannot be read: .*; delete it to begin the stage anew",
+        match=r"running_groups.pickle cannot be read: .*; delete it to start the stage again",
     ):
+        checkpoints.latest()
+
+
+def test_running_groups_whose_classes_are_gone_are_refused_by_name(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    older = ModuleType("agentrl.rollouts.standing")
+    older.__dict__["Standing"] = type("Standing", (), {"__module__": older.__name__})
+    monkeypatch.setitem(sys.modules, older.__name__, older)
+    folder = checkpoints.begin(4)
+    rollouts = RolloutState(9, (3,), 0, 33, running=(older.Standing(),))
+    checkpoints.commit(folder, replace(manifest(4), rollouts=rollouts))
+    monkeypatch.delitem(sys.modules, older.__name__)
+    with pytest.raises(
+        DataError,
+        match=r"step=000004 cannot be resumed: .*/running_groups.pickle was written by another version of agentrl, "
+        r"and its episodes cannot go on here: No module named 'agentrl.rollouts.standing'. "
+        r"Resume with the version that wrote it; delete it to start the stage again",
+    ):
+        checkpoints.latest()
+
+
+def test_running_groups_that_are_none_of_this_version_are_refused_by_name(
+    checkpoints: Checkpoints,
+) -> None:
+    folder = checkpoints.begin(4)
+    rollouts = RolloutState(9, (3,), 0, 33, running=("a group of older code",))  # type: ignore[arg-type]
+    checkpoints.commit(folder, replace(manifest(4), rollouts=rollouts))
+    with pytest.raises(DataError, match=r"written by another version of agentrl"):
         checkpoints.latest()
 
 
@@ -136,7 +167,7 @@ def test_a_missing_file_is_named_with_its_mend(checkpoints: Checkpoints) -> None
     (save(checkpoints, 2) / "actor" / "model.bin").unlink()
     with pytest.raises(
         DataError,
-        match=r"step=000002 is torn: actor/model.bin should have 7 bytes, found nothing; "
+        match=r"step=000002 is corrupt: actor/model.bin should have 7 bytes, found nothing; "
         "delete it to resume from step=000001",
     ):
         checkpoints.latest()
@@ -145,7 +176,7 @@ def test_a_missing_file_is_named_with_its_mend(checkpoints: Checkpoints) -> None
 def test_a_file_of_another_size_is_named(checkpoints: Checkpoints) -> None:
     (save(checkpoints, 2) / "actor" / "model.bin").write_text("tens")
     with pytest.raises(
-        DataError, match="should have 7 bytes, found 4 bytes; delete it to begin the stage anew"
+        DataError, match="should have 7 bytes, found 4 bytes; delete it to start the stage again"
     ):
         checkpoints.latest()
 
@@ -155,7 +186,7 @@ def test_a_file_of_another_size_is_named(checkpoints: Checkpoints) -> None:
 )
 def test_a_manifest_that_is_none_is_named(checkpoints: Checkpoints, text: str) -> None:
     (save(checkpoints, 2) / "manifest.json").write_text(text)
-    with pytest.raises(DataError, match=r"step=000002 is torn: manifest\.json cannot be read"):
+    with pytest.raises(DataError, match=r"step=000002 is corrupt: manifest\.json cannot be read"):
         checkpoints.latest()
 
 

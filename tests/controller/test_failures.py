@@ -35,7 +35,7 @@ def episodes(*many: tuple[int, Status], raised_at: str = "") -> list[Trajectory]
 
 
 def hold(*many: tuple[int, Status], batch: int = 8, max_frac: float = 0.5) -> None:
-    FailureBound(batch, max_frac).hold(episodes(*many), step=3, stage="rl")
+    FailureBound(batch, max_frac).check(episodes(*many), step=3, stage="rl")
 
 
 def test_a_batch_of_which_most_episodes_failed_for_want_of_an_engine_is_no_step() -> None:
@@ -43,7 +43,7 @@ def test_a_batch_of_which_most_episodes_failed_for_want_of_an_engine_is_no_step(
         hold((125, ENGINE), (3, FINE), batch=128)
     assert str(caught.value) == (
         "125 of the 128 episodes of step 3 of stage 'rl' failed at one boundary, more than "
-        "rollout.max_failed_frac=0.5 of them: no server is left\nmend that, then go on with --resume"
+        "rollout.max_failed_frac=0.5 of them: no server is left\nfix that, then continue with --resume"
     )
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from agentrl.controller.prompt_sampler import DrawOrder
+from agentrl.controller.prompt_sampler import PromptSampler
 from agentrl.errors import DataError
 from agentrl.types import Task
 
@@ -10,7 +10,7 @@ TASKS = [Task(id=str(i)) for i in range(7)]
 
 
 def test_every_epoch_holds_each_task_once_in_its_own_order() -> None:
-    order = DrawOrder(TASKS, seed=3, shuffle=True)
+    order = PromptSampler(TASKS, seed=3, shuffle=True)
     epochs = [
         [order.task(group_index).id for group_index in range(7 * e, 7 * e + 7)] for e in range(3)
     ]
@@ -19,7 +19,10 @@ def test_every_epoch_holds_each_task_once_in_its_own_order() -> None:
 
 
 def test_a_draw_is_the_same_task_whatever_was_asked_before() -> None:
-    forward, fresh = DrawOrder(TASKS, seed=3, shuffle=True), DrawOrder(TASKS, seed=3, shuffle=True)
+    forward, fresh = (
+        PromptSampler(TASKS, seed=3, shuffle=True),
+        PromptSampler(TASKS, seed=3, shuffle=True),
+    )
     expected = [forward.task(group_index).id for group_index in range(21)]
     assert [fresh.task(group_index).id for group_index in (20, 3, 11)] == [
         expected[20],
@@ -29,7 +32,7 @@ def test_a_draw_is_the_same_task_whatever_was_asked_before() -> None:
 
 
 def test_without_shuffling_it_is_the_order_of_the_data() -> None:
-    order = DrawOrder(TASKS, seed=3, shuffle=False)
+    order = PromptSampler(TASKS, seed=3, shuffle=False)
     assert [order.task(group_index).id for group_index in range(9)] == [
         "0",
         "1",
@@ -45,9 +48,9 @@ def test_without_shuffling_it_is_the_order_of_the_data() -> None:
 
 def test_an_empty_data_set_is_refused_by_name() -> None:
     with pytest.raises(DataError, match=r"data\.train holds no task"):
-        DrawOrder([], seed=0, shuffle=True)
+        PromptSampler([], seed=0, shuffle=True)
 
 
 def test_ids_must_be_unique() -> None:
     with pytest.raises(DataError, match="2 tasks but 1 different ids"):
-        DrawOrder([Task(id="a"), Task(id="a")], seed=0, shuffle=True)
+        PromptSampler([Task(id="a"), Task(id="a")], seed=0, shuffle=True)

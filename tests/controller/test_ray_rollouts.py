@@ -55,8 +55,9 @@ def test_episodes_are_played_outside_of_the_ranks_with_their_weights(group: Any)
 
 
 def test_groups_of_a_worker_that_is_killed_are_played_elsewhere_and_it_is_replaced(
-    group: Any,
+    group: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO", "agentrl.controller.cluster.ray_rollout_pool")
     group.publish(1)
     killed = group.pool.describe()[1].pid
     group.pool.submit(
@@ -73,6 +74,7 @@ def test_groups_of_a_worker_that_is_killed_are_played_elsewhere_and_it_is_replac
     assert ("rollout worker 1 died" in loss.why, loss.num_groups) == (True, len(again))
     assert again <= {1, 3}
     assert killed not in {place.pid for place in group.pool.describe()}
+    until_logged(group, caplog, ["worker_lost", "worker_replaced", "worker_joined"])
 
 
 def test_a_worker_that_hangs_is_ended_and_replaced(ray_started: None, model: Path) -> None:
@@ -183,6 +185,15 @@ def ended(pid: int) -> bool:
             return True
         time.sleep(0.2)
     return False
+
+
+def until_logged(group: Any, caplog: pytest.LogCaptureFixture, events: list[str]) -> None:
+    end = time.monotonic() + 120.0
+    while len(caplog.records) < len(events):
+        assert time.monotonic() < end
+        group.pool.collect(0.2)  # a start is noticed by the collector
+    assert [vars(record)["event"] for record in caplog.records] == events
+    assert {vars(record)["worker"] for record in caplog.records} == {1}
 
 
 def collected(group: Any, number: int) -> list[GroupOutcome]:

@@ -148,7 +148,7 @@ def test_evaluation_is_handed_out_in_order_and_never_buffered(world: MakeWorld) 
         GroupRequest(group_index, TASKS[group_index], 2, "eval", "code/after/sampled")
         for group_index in range(3)
     ]
-    examined = Future(lambda: w.service.evaluate(requests, DEADLINE_S))
+    examined = Future(lambda: w.service.evaluate(requests))
     w.pool.wait_for(3, "code/after/sampled")
     for group_index in (2, 0, 1):
         w.pool.finish(group_index, label="code/after/sampled")
@@ -160,9 +160,7 @@ def test_evaluation_is_handed_out_in_order_and_never_buffered(world: MakeWorld) 
 def test_no_draw_is_issued_while_an_evaluation_runs(world: MakeWorld) -> None:
     w = world(bounds(1, 1))
     w.pool.wait_for(1)
-    examined = Future(
-        lambda: w.service.evaluate([GroupRequest(0, TASKS[0], 1, "eval", "e")], DEADLINE_S)
-    )
+    examined = Future(lambda: w.service.evaluate([GroupRequest(0, TASKS[0], 1, "eval", "e")]))
     w.pool.wait_for(1, "e")
     batch = w.next_groups()
     w.pool.finish(0)
@@ -194,7 +192,7 @@ def test_an_error_of_the_service_reaches_the_loop_as_it_is(world: MakeWorld) -> 
     with pytest.raises(StoreError, match="the disk is full"):
         batch.get()
     with pytest.raises(StoreError):  # and ever after
-        w.service.next_groups(2, DEADLINE_S)
+        w.service.next_groups(2)
 
 
 def test_a_fault_of_ours_is_named_as_one(world: MakeWorld) -> None:
@@ -207,12 +205,12 @@ def test_a_fault_of_ours_is_named_as_one(world: MakeWorld) -> None:
 
 
 def test_a_wait_that_is_too_long_says_what_it_waits_for(world: MakeWorld) -> None:
-    w = world(bounds(2, 1))
+    w = world(bounds(2, 1), wait_s=0.01)
     w.pool.wait_for(2)
     with pytest.raises(
         EngineError, match=r"waited 0 s for finished groups: 2 groups are running, 0 are buffered"
     ):
-        w.service.next_groups(1, 0.01)
+        w.service.next_groups(1)
 
 
 def test_a_snapshot_holds_what_is_not_trained_yet(world: MakeWorld) -> None:
@@ -231,7 +229,7 @@ def test_a_snapshot_holds_what_is_not_trained_yet(world: MakeWorld) -> None:
 
 
 def test_a_restored_service_issues_the_outstanding_draws_first(world: MakeWorld) -> None:
-    w = world(bounds(3, 1), start=RolloutState(9, (4, 6), 0, 0))
+    w = world(bounds(3, 1), restored=RolloutState(9, (4, 6), 0, 0))
     assert w.pool.wait_for(3) == [4, 6, 9]
     assert w.service.snapshot().next_draw == 10
 
@@ -268,7 +266,7 @@ def test_what_came_in_while_the_others_were_saved_is_not_lost(world: MakeWorld) 
 
 def test_a_restored_service_hands_out_what_was_saved_with_its_version(world: MakeWorld) -> None:
     saved = GroupState(5, (NotResumable("a lock"), NotResumable()), version=3)
-    w = world(bounds(2, 2), start=RolloutState(9, (2, 5), 0, 0, running=(saved,)))
+    w = world(bounds(2, 2), restored=RolloutState(9, (2, 5), 0, 0, running=(saved,)))
     w.pool.wait_for(2)
     assert {group_index: w.pool.open["", group_index].saved for group_index in (2, 5)} == {
         2: None,
@@ -282,7 +280,7 @@ def test_a_restored_service_hands_out_what_was_saved_with_its_version(world: Mak
 
 def test_with_another_number_of_siblings_what_was_saved_is_begun_anew(world: MakeWorld) -> None:
     saved = GroupState(5, (NotResumable("a lock"), NotResumable()))
-    w = world(bounds(1, 3), start=RolloutState(9, (5,), 0, 0, running=(saved,)))
+    w = world(bounds(1, 3), restored=RolloutState(9, (5,), 0, 0, running=(saved,)))
     w.pool.wait_for(1)
     assert w.pool.open["", 5].saved is None
     assert w.service.take_counts() == {"count/restarted_episodes": 3}
@@ -292,13 +290,13 @@ def test_what_was_not_handed_out_again_yet_is_in_the_next_snapshot(world: MakeWo
     saved = tuple(
         GroupState(group_index, (NotResumable(),), version=group_index) for group_index in (4, 5)
     )
-    w = world(bounds(1, 1), start=RolloutState(9, (4, 5), 0, 0, running=saved))
+    w = world(bounds(1, 1), restored=RolloutState(9, (4, 5), 0, 0, running=saved))
     w.pool.wait_for(1)
     assert [group.group_index for group in w.service.snapshot().running] == [5]
 
 
 def test_what_was_spent_of_a_refill_stays_spent(world: MakeWorld) -> None:
-    w = world(bounds(2, 1, max_resample_ratio=0.5), start=RolloutState(5, (), 2, 0))
+    w = world(bounds(2, 1, max_resample_ratio=0.5), restored=RolloutState(5, (), 2, 0))
     assert w.pool.wait_for(1) == [5]
     assert settled(w.pool, [5])
 
@@ -338,11 +336,12 @@ def test_nothing_is_issued_once_the_last_batch_is_taken(world: MakeWorld) -> Non
 
 
 def test_an_outcome_of_an_evaluation_that_was_given_up_is_passed_over(world: MakeWorld) -> None:
-    w = world(bounds(1, 1))
+    w = world(bounds(1, 1), wait_s=0.01)
     w.pool.wait_for(1)
     with pytest.raises(EngineError, match="waited 0 s for evaluation e"):
-        w.service.evaluate([GroupRequest(0, TASKS[0], 1, "eval", "e")], 0.01)
+        w.service.evaluate([GroupRequest(0, TASKS[0], 1, "eval", "e")])
     w.pool.finish(0, label="e")
+    w.service._wait_s = DEADLINE_S
     batch = w.next_groups()
     w.pool.finish(0)
     assert batch.group_indices() == [0]
@@ -394,3 +393,22 @@ def test_draws_of_a_batch_that_is_not_trained_are_played_again(world: MakeWorld)
         2
     ]  # it waits to be trained, and is not played again
     assert snapshot.outstanding == (0, 1, 3)
+
+
+def test_a_slow_wait_is_logged_once(
+    world: MakeWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("agentrl.controller.rollout_service._SLOW_S", 0.0)
+    w = world(bounds(1, 1))
+    batch = w.next_groups()
+    until(lambda: bool(caplog.records))
+    w.pool.wait_for(1)
+    w.pool.finish(0)
+    assert batch.group_indices() == [0]
+    (record,) = (r for r in caplog.records if r.name == "agentrl.controller.rollout_service")
+    told = vars(record)
+    assert (told["event"], told["what"], record.levelname) == (
+        "slow_wait",
+        "finished groups",
+        "WARNING",
+    )

@@ -96,7 +96,7 @@ def test_eval_asks_a_server_and_scores_what_it_says(
 
 def test_episodes_collected_from_a_server_have_turns_and_no_tokens(config: Path, url: str) -> None:
     with Trainer(load_config(config, overrides(url), trains=False)) as trainer:
-        (result,) = trainer.examine("sums", samples=1, greedy=False)
+        (result,) = trainer.evaluate_sets("sums", samples=1, greedy=False)
     for trajectory in result.trajectories:
         assert [turn.segments for turn in trajectory.turns] == [(), ()]
         assert trajectory.turns[0].calls[0].result is not None

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentrl.config.load import load_config
-from agentrl.controller.cluster.ray_runtime import _RayWorker
+from agentrl.controller.cluster.ray_runtime import _RolloutWorker
 from agentrl.envs import Env, ToolEnv
 from agentrl.errors import AgentRLError, ConfigError, DataError, ToolError
 from agentrl.run.build import LiveObjects, env_spec
@@ -179,7 +179,7 @@ def test_a_rollout_worker_closes_what_was_shared_at_its_end_and_not_between_stag
         async def close(self) -> None:
             self.closed += 1
 
-    kept, worker = Kept(), _RayWorker()
+    kept, worker = Kept(), _RolloutWorker()
     worker.start("episodes-0", None, 1)
     share(kept)
     worker.setup_rollouts(None)

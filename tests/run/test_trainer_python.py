@@ -247,12 +247,12 @@ def test_a_step_whose_every_episode_fails_ends_the_run_and_never_rewards_0(
     assert set(states(tmp_path / "run")) == {"failed"}
 
 
-def test_a_torn_checkpoint_is_refused_by_name_on_resume(opened: Open, tmp_path: Path) -> None:
+def test_a_corrupt_checkpoint_is_refused_by_name_on_resume(opened: Open, tmp_path: Path) -> None:
     trainer = opened()
     trainer.train()
     (checkpoint,) = (tmp_path / "run" / "checkpoints" / "rl").iterdir()
     (checkpoint / "manifest.json").write_text("{")
-    with pytest.raises(DataError, match=r"step=000002 is torn: manifest\.json cannot be read"):
+    with pytest.raises(DataError, match=r"step=000002 is corrupt: manifest\.json cannot be read"):
         trainer.train(resume=True)
 
 

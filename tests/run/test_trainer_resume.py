@@ -67,7 +67,7 @@ CHECKPOINTS = "agentrl.controller.checkpoints:Checkpoints"
         ),
         pytest.param("agentrl.run.trainer:run_stage", 1, id="between_the_stages"),
         pytest.param(f"{STAGE}.record", 12, id="before_the_first_checkpoint_of_the_second_stage"),
-        pytest.param(f"{SERVICE}._take_in", 10, id="while_groups_are_played"),
+        pytest.param(f"{SERVICE}._enter", 10, id="while_groups_are_played"),
         pytest.param(f"{SERVICE}.mark_trained", 3, id="when_a_batch_was_trained_and_not_recorded"),
         pytest.param(f"{STAGE}.record", 14, id="between_two_checkpoints"),
         pytest.param(f"{CHECKPOINTS}.commit", 7, id="during_a_checkpoint"),
@@ -104,9 +104,7 @@ def test_a_run_killed_again_and_again_comes_to_the_same_end(
     config: Path, run_dir: Path, uninterrupted: list[dict[str, Any]]
 ) -> None:
     finish(start(config, run_dir, die_at=f"{STAGE}.record", call=15), -signal.SIGKILL)
-    finish(
-        start(config, run_dir, resume=True, die_at=f"{SERVICE}._take_in", call=1), -signal.SIGKILL
-    )
+    finish(start(config, run_dir, resume=True, die_at=f"{SERVICE}._enter", call=1), -signal.SIGKILL)
     finish(
         start(config, run_dir, resume=True, die_at=f"{CHECKPOINTS}.commit", call=0), -signal.SIGKILL
     )

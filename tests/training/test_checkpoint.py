@@ -1,4 +1,4 @@
-"""Checkpoints go on exactly, and a torn one is refused by name; exports are ordinary Hugging Face folders."""
+"""Checkpoints go on exactly, and a corrupt one is refused by name; exports are ordinary Hugging Face folders."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ def cut_the_listing(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("tear", [truncate, remove, flip_a_bit, never_finish, cut_the_listing])
-def test_a_torn_checkpoint_is_refused_by_its_file(
+def test_a_corrupt_checkpoint_is_refused_by_its_file(
     model_path: str, tmp_path: Path, tear: Callable[[Path], str]
 ) -> None:
     actor = make_actor(model_path, "sft")
     update(actor, make_batch(kind=SegmentKind.TARGET))
     actor.save(tmp_path / "actor")
     name = tear(tmp_path / "actor")
-    with pytest.raises(StoreError, match=rf"{name}.*torn; resume from an older checkpoint"):
+    with pytest.raises(StoreError, match=rf"{name}.*corrupt; resume from an older checkpoint"):
         actor.load(tmp_path / "actor")
 
 

@@ -11,7 +11,7 @@ import ray
 
 from agentrl.controller.cluster.mesh import MeshShape
 from agentrl.controller.cluster.ray_rollout_pool import RayRolloutPool
-from agentrl.controller.cluster.ray_runtime import ActorCalls, shared, thread_env, worker_actor
+from agentrl.controller.cluster.ray_runtime import ActorCalls, rank_actor, shared, thread_env
 from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.cluster.rollout_pool import ProcessInfo, RolloutPool
 from agentrl.controller.cluster.worker import RoleSpec
@@ -56,7 +56,7 @@ class RayRoleGroup:
             env_vars |= {
                 name: os.environ.get(name, value) for name, value in _KEEP_FREED_MEMORY.items()
             }
-        actor = worker_actor.options(
+        actor = rank_actor.options(
             num_cpus=1,
             num_gpus=1 if device.startswith("cuda") else 0,
             runtime_env={"env_vars": env_vars},

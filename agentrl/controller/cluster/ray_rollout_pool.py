@@ -22,9 +22,9 @@ from agentrl.controller.cluster.ray_runtime import (
     ActorCalls,
     ActorLostError,
     Collected,
+    rollout_actor,
     shared,
     thread_env,
-    worker_actor,
 )
 from agentrl.controller.cluster.rollout_pool import (
     GroupKey,
@@ -83,7 +83,7 @@ def rollout_workers(
         answer_s: seconds in which a worker answers a call that costs it no work; a silent one is replaced too.
         call_timeout_s: deadline of one call.
     """
-    actor = worker_actor.options(
+    actor = rollout_actor.options(
         num_cpus=1,
         resources=dict(resources or {}),
         scheduling_strategy="SPREAD",

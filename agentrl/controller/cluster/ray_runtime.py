@@ -26,11 +26,12 @@ __all__ = [
     "ActorCalls",
     "ActorLostError",
     "Collected",
+    "rank_actor",
+    "rollout_actor",
     "shared",
     "shut_down_ray",
     "start_ray",
     "thread_env",
-    "worker_actor",
 ]
 
 logger = logging.getLogger(__name__)
@@ -136,9 +137,19 @@ class _RayWorker:
         close_shared_tools()  # the process is killed next, and runs nothing at its exit
 
 
+class _Rank(_RayWorker):
+    """A rank; Ray names its process after this class."""
+
+
+class _RolloutWorker(_RayWorker):
+    """A worker that only hosts episodes; Ray names its process after this class."""
+
+
 _options: dict[str, Any] = {"max_restarts": 0, "concurrency_groups": {"episodes": 4}}
-worker_actor: Any = ray.remote(**_options)(_RayWorker)
-"""Ray's class of a worker's actor; ``start`` is its first call."""
+rank_actor: Any = ray.remote(**_options)(_Rank)
+"""Ray's class of a rank's actor; ``start`` is its first call."""
+rollout_actor: Any = ray.remote(**_options)(_RolloutWorker)
+"""Ray's class of a rollout worker's actor; ``start`` is its first call."""
 
 
 def shared(value: object) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
 from agentrl.config import RunConfig
@@ -10,9 +10,9 @@ from agentrl.controller.cluster.role_group import LocalRoleGroup, RoleGroup
 from agentrl.controller.cluster.rollout_pool import RolloutPool, RolloutWorkerSpec
 from agentrl.controller.cluster.weight_publisher import ColocatedSync, WeightSync
 from agentrl.controller.cluster.worker import RoleSpec
-from agentrl.errors import ConfigError
+from agentrl.errors import AgentRLError, ConfigError
 
-__all__ = ["RunProcesses"]
+__all__ = ["RunProcesses", "close_after"]
 
 
 class RunProcesses:
@@ -91,3 +91,11 @@ def _check_inline(ranks: int, workers: int) -> None:
             f"controller.mode=inline runs everything in one process, got rollout.num_workers={workers}; "
             "set rollout.num_workers=0, or controller.mode=ray"
         )
+
+
+def close_after(error: BaseException, close: Callable[[], None], what: str) -> None:
+    """Closes what a failed run started; a failure of that is a note of the error that came first."""
+    try:
+        close()
+    except AgentRLError as second:
+        error.add_note(f"and {what} failed: {second}")

@@ -1,7 +1,7 @@
-"""Weights, optimizer state and step of a role on disk: sharded, exact to the last bit, and never half there unnoticed.
+"""Role checkpoint: weights, optimizer state and step of a role on disk, sharded and exact to the last bit.
 
 ``torch.distributed.checkpoint`` writes the shards; ``files.json`` is written last, by rename, with the size and hash
-of each file, so that a torn checkpoint is refused by name.
+of each file, so that a corrupt checkpoint is refused by name.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def load_checkpoint(
         The optimizer steps taken.
 
     Raises:
-        StoreError: the checkpoint is torn (the message names the file), or belongs to another model or optimizer.
+        StoreError: the checkpoint is corrupt (the message names the file), or belongs to another model or optimizer.
         TrainingError: weights are gathered.
     """
     _check_whole(folder)
@@ -162,22 +162,22 @@ def _write_listing(folder: Path, files: dict[str, dict[str, Any]], purpose: str)
 
 def _check_whole(folder: Path) -> None:
     listing = folder / _LISTING
-    mend = "it is torn; resume from an older checkpoint"
+    remedy = "it is corrupt; resume from an older checkpoint"
     try:
         files = json.loads(listing.read_text())["files"]
     except FileNotFoundError:
         raise StoreError(
-            f"{folder} is no whole checkpoint: {_LISTING} is missing; {mend}"
+            f"{folder} is no whole checkpoint: {_LISTING} is missing; {remedy}"
         ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise StoreError(f"{listing} can't be read ({error}); {mend}") from error
+        raise StoreError(f"{listing} can't be read ({error}); {remedy}") from error
     for name, entry in files.items():
         path = folder / name
         if not path.is_file():
-            raise StoreError(f"{path} is missing; {mend}")
+            raise StoreError(f"{path} is missing; {remedy}")
         if path.stat().st_size != entry["bytes"]:
             raise StoreError(
-                f"{path} has {path.stat().st_size} bytes instead of {entry['bytes']}; {mend}"
+                f"{path} has {path.stat().st_size} bytes instead of {entry['bytes']}; {remedy}"
             )
         if _hashes(folder, name)[name]["sha256"] != entry["sha256"]:
-            raise StoreError(f"{path} holds other bytes than were written; {mend}")
+            raise StoreError(f"{path} holds other bytes than were written; {remedy}")

@@ -33,7 +33,8 @@ class Learner:
     def __init__(
         self, spec: OptimSpec, model: PackedModel, head: torch.nn.Module, role: str
     ) -> None:
-        self.spec, self.role = spec, role
+        self.spec = spec
+        self.role = role
         self.model = model
         self.optimizers = build_optimizers(spec, model, head)
         self.steps = 0

@@ -1,4 +1,4 @@
-"""Checkpoints of a stage: one exists when its manifest was renamed into place."""
+"""Stage checkpoints: a folder a step, which is a checkpoint once its manifest was renamed into place."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.controller.admission import RolloutState
-from agentrl.controller.running_groups import read_running, write_running
-from agentrl.controller.waiting_groups import read_groups, write_groups
+from agentrl.controller.checkpoints.running_groups import read_running, write_running
+from agentrl.controller.checkpoints.waiting_groups import read_groups, write_groups
 from agentrl.errors import DataError, StoreError
 from agentrl.store import write_json
 
@@ -51,7 +51,7 @@ class Manifest:
 
 
 class Checkpoints:
-    """The checkpoints of one stage, in ``<folder>/step=000100/``; one made anew of the same step, with more of its
+    """The checkpoints of one stage, in ``<folder>/step=000100/``; a later one of the same step, with more of its
     rollouts done, lies in ``step=000100.001/`` and supersedes it.
 
     Args:
@@ -126,14 +126,14 @@ class Checkpoints:
             manifest = Manifest(**raw, rollouts=RolloutState(**rollouts))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DataError(
-                self._torn(folder, f"manifest.json cannot be read ({error})")
+                self._refusal(folder, f"manifest.json cannot be read ({error})")
             ) from error
         for name, size in manifest.files.items():
             path = folder / name
             if not path.is_file() or path.stat().st_size != size:
                 found = f"{path.stat().st_size} bytes" if path.is_file() else "nothing"
                 raise DataError(
-                    self._torn(folder, f"{name} should have {size} bytes, found {found}")
+                    self._refusal(folder, f"{name} should have {size} bytes, found {found}")
                 )
         if _GROUPS in manifest.files:
             manifest = replace(
@@ -143,18 +143,18 @@ class Checkpoints:
             try:
                 running = read_running(folder / _RUNNING)
             except StoreError as error:
-                raise DataError(self._torn(folder, str(error))) from error
+                what = f"checkpoint {folder} cannot be resumed: {error}"
+                raise DataError(f"{what}; {self._remedy(folder)}") from error
             manifest = replace(manifest, rollouts=replace(manifest.rollouts, running=running))
         return folder, manifest
 
     def _complete(self) -> list[Path]:
         return sorted(path.parent for path in self._folder.glob("step=*/manifest.json"))
 
-    def _torn(self, folder: Path, what: str) -> str:
+    def _refusal(self, folder: Path, what: str) -> str:
+        return f"checkpoint {folder} is corrupt: {what}; {self._remedy(folder)}"
+
+    def _remedy(self, folder: Path) -> str:
         others = [path.name for path in self._complete() if path != folder]
-        mend = (
-            f"delete it to resume from {others[-1]}"
-            if others
-            else "delete it to begin the stage anew"
-        )
-        return f"checkpoint {folder} is torn: {what}; {mend}"
+        then = f"to resume from {others[-1]}" if others else "to start the stage again"
+        return f"delete it {then}"

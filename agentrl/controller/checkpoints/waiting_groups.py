@@ -1,4 +1,4 @@
-"""A checkpoint's own copy of the groups that wait to be trained, in the format of the run directory's shards."""
+"""Waiting groups: a checkpoint's own copy of the groups that wait to be trained, as a shard of trajectories."""
 
 from __future__ import annotations
 

@@ -1,0 +1,135 @@
+"""A role that agentrl does not know is trained beside the policy: built, updated, kept, resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agentrl.controller.checkpoints import Checkpoints
+from agentrl.controller.cluster.role_group import LocalRoleGroup
+from agentrl.errors import ConfigError
+from agentrl.training import DistSpec, LearningRole, ModelInfo, OptimSpec
+from agentrl.training.data.packing import micro_batches
+from agentrl.training.fsdp.process_group import data_mesh
+from agentrl.training.fsdp.sharding import shard_over
+from agentrl.training.models.score_model import load_score_model
+from agentrl.training.roles.learner import Learner
+from agentrl.training.roles.model_info import model_facts
+from agentrl.types import BatchShard, Collect, Dispatch, Stat, Stats, register
+from tests.controller.replay import learn
+from tests.controller.tiny import made_groups
+
+
+@dataclass(frozen=True)
+class CriticSpec:
+    model_path: str
+
+    def build(self, place: DistSpec) -> Critic:
+        return Critic(self, place)
+
+
+class Critic(LearningRole):
+    """Learns each trajectory's credit from its tokens, by least squares."""
+
+    def __init__(self, spec: CriticSpec, place: DistSpec) -> None:
+        self.folder = Path(spec.model_path)
+        self.dtype = torch.float32
+        self.model = load_score_model(
+            spec.model_path, "critic.path", attention="segments", head_seed=5
+        )
+        self._facts = model_facts(self.model)
+        shard_over(self.model, data_mesh(place), dtype=self.dtype)
+        self.learner = Learner(OptimSpec(lr=1e-3), self.model, self.model.head, "critic")
+
+    @register(Dispatch.FIRST)
+    def facts(self) -> ModelInfo:
+        return self._facts
+
+    @register(Dispatch.DATA, collect=Collect.STATS)
+    def update(self, shard: BatchShard) -> Stats:
+        loss = 0.0
+        for packed in micro_batches(
+            shard, torch.device("cpu"), share_prefixes=self.model.shares_prefixes
+        ):
+            values = self.model(packed)
+            credit = torch.from_numpy(shard.batch.credit[shard.batch.trajectory[packed.rows]])
+            error = ((values - credit) ** 2).sum()
+            torch.autograd.backward(error / shard.batch.num_samples)
+            loss += error.item()
+        return Stats({"loss": Stat.of([loss])}) + self.learner.step()
+
+
+OTHERS: Sequence[tuple[str, type[LearningRole]]] = [("critic", Critic)]
+
+
+def train(model: Path, run_dir: Path, num_steps: int, **settings: Any) -> list[dict[str, Any]]:
+    group = LocalRoleGroup(threads=1)
+    try:
+        settings = {"beside": {"critic": CriticSpec(str(model))}, "others": OTHERS} | settings
+        return learn(group, model, run_dir, num_steps=num_steps, **settings)
+    finally:
+        group.close()
+
+
+@pytest.fixture(scope="module")
+def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return train(model, tmp_path_factory.mktemp("whole") / "run", 4)
+
+
+def test_two_roles_learn_in_one_stage(
+    whole: list[dict[str, Any]], model: Path, tmp_path: Path
+) -> None:
+    alone = train(model, tmp_path / "run", 4, beside={}, others=())
+    for row, expected in zip(whole, alone, strict=True):
+        assert row["policy/loss"] == expected["policy/loss"]  # the policy does not notice
+        assert row["optim/lr"] == expected["optim/lr"] != row["critic/optim/lr"]
+    losses = [row["critic/loss"] for row in whole]
+    assert len(set(losses)) == 4
+    assert not any(name.startswith("critic/") for name in alone[0])
+
+
+def test_a_checkpoint_has_a_folder_a_role_and_both_go_on_from_it(
+    whole: list[dict[str, Any]],
+    model: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level("INFO", "agentrl.controller.stage"):
+        train(model, tmp_path / "first", 2, batches=batches(4))
+    events = [vars(r) for r in caplog.records if r.name == "agentrl.controller.stage"]
+    assert [(told["event"], told["step"]) for told in events] == [("checkpoint_written", 2)]
+    assert events[0]["seconds"] > 0
+    restored = Checkpoints(tmp_path / "first" / "checkpoints" / "rl", keep_last=0).latest()
+    assert restored is not None
+    assert sorted(path.name for path in restored[0].iterdir() if path.is_dir()) == [
+        "actor",
+        "critic",
+    ]
+    rows = train(model, tmp_path / "second", 4, batches=batches(4), restored=restored)
+    names = ("policy/loss", "critic/loss", "optim/grad_norm", "critic/optim/grad_norm")
+    assert [[row[name] for name in names] for row in rows] == [
+        [row[name] for name in names] for row in whole[2:]
+    ]
+
+
+def batches(number: int) -> list[Any]:
+    return [made_groups(6 * n, 6) for n in range(number)]
+
+
+def test_two_learners_of_one_name_are_refused(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"stage 'rl' must train .* of different names, got actor, actor"
+    ):
+        train(model, tmp_path / "run", 1, others=[("actor", Critic)])
+
+
+def test_a_learner_that_no_rank_has_built_is_refused_by_name(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match="role 'critic' is not built in this stage, which has actor"
+    ):
+        train(model, tmp_path / "run", 1, beside={})

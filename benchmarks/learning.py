@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.metrics import correctness
-from agentrl.metrics.evaluation import mcnemar_p_value
 from agentrl.store import RunDirectory, TrajectoryReader
 from benchmarks.figures import Figures, add_arguments
 from benchmarks.fresh.examine import fresh_verdicts
+from benchmarks.mcnemar import mcnemar_p_value
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 SEEDS = (0, 1, 2)

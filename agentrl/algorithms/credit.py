@@ -1,4 +1,4 @@
-"""Credit on the driver: what each trajectory deserves beside its siblings."""
+"""Credit: computes each trajectory's advantage over its group, on the driver."""
 
 from __future__ import annotations
 
@@ -17,15 +17,19 @@ I64 = npt.NDArray[np.int64]
 
 
 def finite_rewards(rewards: F64, what: str) -> F64:
-    """``rewards`` as they are.
+    """Returns ``rewards`` if all are finite.
+
+    Args:
+        rewards: ``[n]``.
+        what: their name, for the error.
 
     Raises:
-        RewardError: one is NaN or infinite.
+        RewardError: a reward is NaN or infinite.
     """
     bad = np.flatnonzero(~np.isfinite(rewards))
     if bad.size:
         raise RewardError(
-            f"{what} must be finite, got {rewards[bad[0]]} at position {bad[0]} ({bad.size} in all); mend the reward "
+            f"{what} must be finite, got {rewards[bad[0]]} at position {bad[0]} ({bad.size} in all); fix the reward "
             "function: a trajectory that can't be scored must fail instead"
         )
     return rewards
@@ -38,15 +42,16 @@ def group_advantages(
     scale_rewards: Literal["none", "std"] = "std",
     eps: float = 1e-4,
 ) -> F64:
-    """Centre every reward on the mean of its own group.
+    """Centres every reward on the mean of its own group.
 
-    The mean of the finished siblings is GRPO's baseline (arXiv:2402.03300, sec. 4.1). ``scale_rewards="std"`` also divides by
-    the group's sample standard deviation (n - 1), as that paper does; ``"none"`` leaves it out, because it favours
-    prompts that are nearly always or nearly never solved (arXiv:2503.20783).
+    The mean of the finished rollouts is GRPO's baseline (arXiv:2402.03300, sec. 4.1).
+    ``scale_rewards="std"`` also divides by the group's sample standard deviation (n - 1), as in
+    that paper. ``"none"`` omits it, because it favours prompts that are nearly always or nearly
+    never solved (arXiv:2503.20783).
 
     Args:
-        rewards_J: ``[J]`` rewards of finished trajectories; a failed sibling is absent.
-        group_J: ``[J]`` equal for siblings, in any order.
+        rewards_J: ``[J]`` rewards of finished trajectories; failed ones are absent.
+        group_J: ``[J]`` equal within a group, in any order.
         scale_rewards: ``"none"`` keeps reward units; ``"std"`` makes the result unitless.
         eps: added to the standard deviation; unused for ``"none"``.
 

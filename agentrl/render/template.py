@@ -1,4 +1,4 @@
-"""The plain ChatML style as a Jinja chat template, for models that are made here."""
+"""ChatML template: the plain ChatML style as a Jinja chat template, for models that are made here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _quoted(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n") + "'"
 
 
-# What `ChatMLStyle()` writes; RendererSpec.build proves that the two agree on every model that carries it.
+# The format of `ChatMLStyle()`; RendererSpec.build checks that the two agree on each model.
 CHATML_TEMPLATE = "\n".join(
     (
         "{%- set has_system = messages[0].role == 'system' %}",

@@ -1,4 +1,4 @@
-"""A run of tokens that share one origin. Provenance is never edited."""
+"""Segment: consecutive tokens of one origin, which never changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NO_IDS = frozen_ints(np.zeros(0, dtype=np.int32))
 
 
 class SegmentKind(IntEnum):
-    """Where a token comes from (docs/tokens.md, Segment)."""
+    """The origin of a token (docs/tokens.md, Segment)."""
 
     PROMPT = 0
     POLICY = 1
@@ -33,9 +33,9 @@ class MediaSpan:
     """Placeholder tokens of one image: ``[start, start + num_tokens)`` within its segment.
 
     Args:
-        start: the first of them.
-        num_tokens: how many.
-        sha256: of the image (``Image.sha256``).
+        start: the position of the first one.
+        num_tokens: the number of placeholders.
+        sha256: the image's hash (``Image.sha256``).
         kind: ``image``.
     """
 
@@ -52,15 +52,15 @@ class Segment:
     Args:
         kind: the tokens' origin.
         token_ids: ``[n]`` int32, made read-only.
-        logprobs: ``[n]`` float32 in nats, of log-softmax(logits / temperature) over the whole vocabulary;
-            exactly on POLICY segments.
-        policy_version: the one version whose weights made every token; exactly on POLICY segments.
+        logprobs: ``[n]`` float32 in nats, of log-softmax(logits / temperature) over the whole
+            vocabulary; on POLICY segments only.
+        policy_version: the one version whose weights sampled every token; on POLICY segments only.
         media: images whose placeholders lie within.
         side: declared per-token arrays, ``[n, ...]`` each.
 
     Raises:
-        ValueError: logprobs or version missing on POLICY or present elsewhere; lengths differ; a logprob is
-            NaN or above 0 by more than rounding.
+        ValueError: logprobs or version missing on POLICY or present elsewhere; lengths differ; a
+            logprob is NaN or above 0 by more than rounding.
     """
 
     kind: SegmentKind
@@ -85,9 +85,8 @@ class Segment:
             object.__setattr__(self, "logprobs", logprobs)
             if logprobs.shape != self.token_ids.shape:
                 raise ValueError(f"{self.token_ids.size} tokens but {logprobs.size} logprobs")
-            if (
-                logprobs.size and not float(logprobs.max()) <= 1e-3
-            ):  # the maximum is NaN where one is, and not below
+            # the maximum is NaN if any value is, and then compares as false
+            if logprobs.size and not float(logprobs.max()) <= 1e-3:
                 raise ValueError(f"a logprob is at most 0, got {float(logprobs.max())}")
         for name, array in self.side.items():
             if array.shape[0] != self.token_ids.size:
@@ -121,7 +120,15 @@ class Segment:
 def concat_ids(
     segments: Iterable[Segment], after: npt.NDArray[np.int32] = _NO_IDS
 ) -> npt.NDArray[np.int32]:
-    """The token ids of ``segments`` in order, behind those of ``after`` (``[m]``); ``[m + n]`` int32, read-only."""
+    """The token ids of ``segments`` in order.
+
+    Args:
+        segments: n tokens in all.
+        after: ``[m]`` ids that precede them.
+
+    Returns:
+        ``[m + n]`` int32, read-only.
+    """
     arrays = [segment.token_ids for segment in segments]
     if after.size:
         arrays.insert(0, after)
@@ -133,7 +140,7 @@ def concat_ids(
 
 
 def concat_media(segments: Iterable[Segment], offset: int = 0) -> tuple[MediaSpan, ...]:
-    """The images of ``segments`` in order, their places counted from ``offset`` tokens before the first segment."""
+    """The images of ``segments`` in order, with starts shifted by ``offset`` tokens."""
     spans: list[MediaSpan] = []
     for segment in segments:
         if segment.media:

@@ -16,9 +16,9 @@ from agentrl.metrics.evaluation import (
     evaluation_report,
     interval,
     maj_at_k,
-    mcnemar_p_value,
     pass_at_k,
 )
+from benchmarks.mcnemar import mcnemar_p_value
 
 
 def test_pass_at_1_is_the_share_of_correct_samples() -> None:

@@ -110,7 +110,8 @@ def segment_attention(
     for span, (q, k, v) in zip(spans, parts, strict=True):
         if span.parent != ROOT:
             earlier_k, earlier_v = seen[span.parent]
-            k, v = torch.cat([earlier_k, k], dim=2), torch.cat([earlier_v, v], dim=2)
+            k = torch.cat([earlier_k, k], dim=2)
+            v = torch.cat([earlier_v, v], dim=2)
         seen.append((k, v))
         outputs.append(_attend(q, k, v, masks.get(query, span, sliding_window), scaling))
     return torch.cat(outputs, dim=2).transpose(1, 2), None

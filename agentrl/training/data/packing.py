@@ -110,7 +110,8 @@ class _Row:
 
     def add(self, members: I64) -> None:
         """Appends samples, with what they begin with alike once."""
-        batch, already = self._batch, len(self.spans)
+        batch = self._batch
+        already = len(self.spans)
         starts = batch.cu_seqlens.astype(np.int64)
         spans, paths = shared_spans(
             [batch.token_ids[starts[row] : starts[row + 1]] for row in members]
@@ -147,18 +148,17 @@ def _pack(batch: Batch, rows: I64, device: torch.device, share_prefixes: bool) -
         )
         spans = tuple(row.spans)
     else:  # a filler; the shard itself may be empty
-        token_ids, positions, spans = (
-            np.zeros(1, np.int64),
-            np.zeros(1, np.int64),
-            (Span(ROOT, 0, 1),),
-        )
+        token_ids = np.zeros(1, np.int64)
+        positions = np.zeros(1, np.int64)
+        spans = (Span(ROOT, 0, 1),)
     source, sample, before = _trained(batch, row)
     temperature = batch.temperature[sample]
     # a row of logits serves every token that it foretells at one temperature
     asked = (before << 32) | temperature.astype(np.float32).view(np.uint32).astype(np.int64)
     _, first, logit_of = np.unique(asked, return_index=True, return_inverse=True)
     order = np.argsort(logit_of, kind="stable")
-    source, sample = source[order], sample[order]
+    source = source[order]
+    sample = sample[order]
     return Packed(
         token_ids=on_device(token_ids),
         positions=on_device(positions),
@@ -178,7 +178,9 @@ def _pack(batch: Batch, rows: I64, device: torch.device, share_prefixes: bool) -
 
 def _trained(batch: Batch, row: _Row) -> tuple[I64, I64, I64]:
     """Of each trained token of each sample: its entry in the columns, its sample, and the row's position before it."""
-    sources, samples, before = [_NOTHING], [_NOTHING], [_NOTHING]
+    sources = [_NOTHING]
+    samples = [_NOTHING]
+    before = [_NOTHING]
     for sample, places in zip(row.samples, row.places, strict=True):
         start = int(batch.cu_seqlens[sample])
         trained = np.flatnonzero(batch.loss_mask[start : start + places.size])

@@ -101,7 +101,8 @@ def partition(
         ConfigError: a sample is longer than a micro-batch.
         ValueError: no sample, shapes differ, or ``mini_batch_groups`` below 1.
     """
-    sizes, owners = np.asarray(lengths, dtype=np.int64), np.asarray(groups, dtype=np.int64)
+    sizes = np.asarray(lengths, dtype=np.int64)
+    owners = np.asarray(groups, dtype=np.int64)
     if sizes.ndim != 1 or sizes.size == 0 or sizes.shape != owners.shape:
         raise ValueError(
             f"lengths and groups must be alike and not empty, got {sizes.shape} and {owners.shape}"
@@ -239,7 +240,8 @@ def merge_columns(
     """
     columns: dict[str, F32] = {}
     for answer, part in zip(answers, parts, strict=True):
-        starts, ends = cu_seqlens[part.samples], cu_seqlens[part.samples + 1]
+        starts = cu_seqlens[part.samples]
+        ends = cu_seqlens[part.samples + 1]
         index = np.concatenate(
             [np.arange(a, b) for a, b in zip(starts, ends, strict=True)] or [np.zeros(0, np.int64)]
         )

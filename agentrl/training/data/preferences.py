@@ -47,10 +47,8 @@ def preference_group(
     """
     margin = check_pair(row, group_index)
     if isinstance(row["chosen"], Trajectory) and isinstance(row["rejected"], Trajectory):
-        task, both = (
-            row["chosen"].task,
-            [_given_turns(row[side], group_index, side) for side in ("chosen", "rejected")],
-        )
+        task = row["chosen"].task
+        both = [_given_turns(row[side], group_index, side) for side in ("chosen", "rejected")]
     else:
         task, both = _rendered(row, group_index, renderer)
     for side, turns in zip(("chosen", "rejected"), both, strict=True):

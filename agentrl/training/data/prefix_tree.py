@@ -58,7 +58,8 @@ def shared_spans(
         end = min(alike[low : high - 1]) if number > 1 else samples[order[low]].size
         if end > first and (number == 1 or (number - 1) * (end - first) >= _LEAST_SAVED):
             spans.append(Span(path[-1] if path else ROOT, first, end - first))
-            path, first = (*path, len(spans) - 1), end
+            path = (*path, len(spans) - 1)
+            first = end
         if number == 1:
             paths[order[low]] = path
             continue

@@ -51,7 +51,8 @@ class _Normalize(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         hidden, weight, inverse = ctx.saved_tensors
         width = hidden.shape[-1]
-        grad, scale = grad.float().contiguous(), weight.float()
+        grad = grad.float().contiguous()
+        scale = weight.float()
         normed = hidden * inverse
         by_normed = (grad * normed).view(-1, width)
         to_weight = by_normed.sum(0)
@@ -72,7 +73,8 @@ def patch_rmsnorm(model: nn.Module) -> None:
     """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            weight, eps = getattr(child, "weight", None), getattr(child, "variance_epsilon", None)
+            weight = getattr(child, "weight", None)
+            eps = getattr(child, "variance_epsilon", None)
             if not isinstance(weight, nn.Parameter) or not isinstance(eps, float):
                 continue
             lean = RMSNorm(weight, eps)

@@ -44,8 +44,10 @@ class PolicyModel(PackedModel):
             ``[max(N, 1)]`` float32 logprobs with gradient, and entropies in nats without.
         """
         if packed.targets.numel():
-            rows, temperature = packed.logit_rows, packed.temperature
-            logit_of, targets = packed.logit_of, packed.targets
+            rows = packed.logit_rows
+            temperature = packed.temperature
+            logit_of = packed.logit_of
+            targets = packed.targets
         else:
             rows = logit_of = targets = torch.zeros(
                 1, dtype=torch.int64, device=packed.token_ids.device

@@ -61,7 +61,8 @@ def build_tiny_model(
     from agentrl.training.models.packed_model import no_progress_bars
 
     tokenizer = _tokenizer(demonstrations, num_demonstrations, vocab_size)
-    pad, end = tokenizer.pad_token_id, tokenizer.eos_token_id
+    pad = tokenizer.pad_token_id
+    end = tokenizer.eos_token_id
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=hidden,

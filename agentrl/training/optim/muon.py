@@ -78,7 +78,8 @@ class Muon(torch.optim.Optimizer):
                     self._update(parameter, group)
 
     def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        gradient, state = parameter.grad, self.state[parameter]
+        gradient = parameter.grad
+        state = self.state[parameter]
         assert gradient is not None
         if not state:
             state["momentum_buffer"] = torch.zeros_like(gradient)

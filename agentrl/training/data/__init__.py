@@ -1,1 +1,3 @@
-"""What a role trains on: partition, packing, prefix tree, attention; demonstrations and preference pairs."""
+"""Training data: partition, packing, prefix tree and attention; demonstrations and preference
+pairs.
+"""

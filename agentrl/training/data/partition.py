@@ -1,7 +1,10 @@
-"""Who trains which samples, and in which micro-batches: once a step, used by every pass of it.
+"""Partition: assigns samples to data-parallel coordinates and micro-batches, once a step for all
+passes.
 
-A pure function of lengths, groups, seed and layout (docs/training.md, Partition), so that a step's numbers never
-depend on timing. Axes: S samples of the whole batch, T packed tokens.
+It is a pure function of lengths, groups, seed and layout (docs/training.md, Partition), so that a
+step's numbers never depend on timing.
+
+Axes: S samples of the whole batch, T packed tokens.
 """
 
 from __future__ import annotations
@@ -36,12 +39,16 @@ F64 = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a pass is spread.
+    """The distribution of a pass.
 
     Args:
         data_parallel: coordinates that get different samples.
-        micro_batch_tokens: tokens of one forward and backward on one coordinate, at most.
-        length_scale: ℓ of a sample's cost n + n²/ℓ, tokens: the length at which attention costs as much as the rest.
+        micro_batch_tokens: the most tokens of one forward and backward pass on one coordinate.
+        length_scale: ℓ of a sample's cost n + n²/ℓ, tokens: at this length attention costs as much
+            as the rest.
+
+    Raises:
+        ValueError: a value is not above 0.
     """
 
     data_parallel: int
@@ -57,7 +64,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardPlan:
-    """One coordinate's part.
+    """The part of one coordinate.
 
     Args:
         samples: ``[S_local]`` rows in the whole batch.
@@ -70,7 +77,9 @@ class ShardPlan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """A pass over some samples: one ``ShardPlan`` a coordinate, each with the same number of micro-batches."""
+    """A pass over some samples: a ``ShardPlan`` for each coordinate, with equal numbers of
+    micro-batches.
+    """
 
     coordinates: tuple[ShardPlan, ...]
 
@@ -93,13 +102,13 @@ def partition(
     Args:
         lengths: ``[S]`` tokens of each sample.
         groups: ``[S]`` equal for samples of one group; a group is never divided.
-        seed: of the order of groups; unused where one mini-batch takes them all.
+        seed: of the order of groups; unused for a single mini-batch.
         layout: the ranks and the size of a micro-batch.
-        mini_batch_groups: groups of one optimizer step; None takes all.
+        mini_batch_groups: groups of one optimizer step; None for all.
 
     Raises:
         ConfigError: a sample is longer than a micro-batch.
-        ValueError: no sample, shapes differ, or ``mini_batch_groups`` below 1.
+        ValueError: there is no sample, shapes differ, or ``mini_batch_groups`` is below 1.
     """
     sizes = np.asarray(lengths, dtype=np.int64)
     owners = np.asarray(groups, dtype=np.int64)
@@ -129,7 +138,8 @@ def partition_groups(
     layout: Layout,
     mini_batch_groups: int | None = None,
 ) -> tuple[Plan, ...]:
-    """As ``partition``, with the samples of a group always in one micro-batch, for losses that compare siblings.
+    """As ``partition``, with all samples of a group in one micro-batch, for losses that compare
+    them.
 
     Raises:
         ConfigError: a group is longer than a micro-batch.
@@ -153,7 +163,7 @@ def partition_groups(
 
 
 def _with_members(part: ShardPlan, members: Sequence[I64]) -> ShardPlan:
-    """A part whose rows are groups, as one of the groups' samples."""
+    """Replaces a part's groups by their samples."""
     sizes = [members[unit].size for unit in part.samples]
     starts = np.cumsum([0, *sizes])
     samples = (
@@ -169,7 +179,8 @@ def _with_members(part: ShardPlan, members: Sequence[I64]) -> ShardPlan:
 
 
 def repack(plan: Plan, lengths: npt.NDArray[np.integer], layout: Layout) -> Plan:
-    """The same samples on the same coordinates in micro-batches of another size (a pass without a backward).
+    """The same samples on the same coordinates in micro-batches of another size, for a forward
+    pass.
 
     Raises:
         ConfigError: a sample is longer than a micro-batch.
@@ -180,7 +191,9 @@ def repack(plan: Plan, lengths: npt.NDArray[np.integer], layout: Layout) -> Plan
 
 
 def union(plans: Sequence[Plan]) -> Plan:
-    """One pass over several mini-batches, each micro-batch as it is in its own plan, so that numbers agree exactly."""
+    """One pass over several mini-batches, with unchanged micro-batches, so that numbers agree
+    exactly.
+    """
     coordinates = []
     for parts in zip(*(plan.coordinates for plan in plans), strict=True):
         offsets = np.cumsum([0, *(part.samples.size for part in parts)])
@@ -196,7 +209,7 @@ def union(plans: Sequence[Plan]) -> Plan:
 
 
 def sample_weights(batch: Batch, plan: Plan, reduction: Callable[[Counts], F64]) -> F64:
-    """``[S]`` float64 w_s by row of ``batch``, for the mini-batch of ``plan``; 0 for samples outside it."""
+    """``[S]`` float64 w_s by row of ``batch``, for the mini-batch of ``plan``; 0 for other samples."""
     rows = plan.samples
     ends = np.concatenate([[0], np.cumsum(batch.loss_mask != 0)])[batch.cu_seqlens]
     weights = np.zeros(batch.num_samples, dtype=np.float64)
@@ -205,7 +218,7 @@ def sample_weights(batch: Batch, plan: Plan, reduction: Callable[[Counts], F64])
 
 
 def shards(batch: Batch, plan: Plan, weights: F64 | None = None) -> list[BatchShard]:
-    """What each coordinate is given.
+    """The shard of each coordinate.
 
     Args:
         batch: the whole batch.
@@ -228,15 +241,18 @@ def merge_columns(
     parts: Sequence[BatchShard],
     cu_seqlens: npt.NDArray[np.int32],
 ) -> dict[str, F32]:
-    """Per-token answers of the coordinates, put back into the batch's own order.
+    """Merges the coordinates' per-token columns in the batch's own order.
 
     Args:
         answers: by coordinate, ``[T_local]`` columns by name.
-        parts: the shards that were answered.
+        parts: the shards of these answers.
         cu_seqlens: ``[S+1]`` of the whole batch.
 
     Returns:
         ``[T]`` float32 columns; zeros for samples that no coordinate had.
+
+    Raises:
+        ValueError: a column does not have one value for each token of its shard.
     """
     columns: dict[str, F32] = {}
     for answer, part in zip(answers, parts, strict=True):
@@ -266,7 +282,9 @@ def _check_fits(sizes: I64, layout: Layout) -> None:
 
 
 def _balance(rows: I64, sizes: I64, layout: Layout) -> list[I64]:
-    """Longest first to the least loaded coordinate; ties by row and by coordinate."""
+    """Assigns the longest samples first to the least loaded coordinate; ties by row and by
+    coordinate.
+    """
     cost = sizes[rows] + sizes[rows].astype(np.float64) ** 2 / layout.length_scale
     loads = [0.0] * layout.data_parallel
     chosen: list[list[int]] = [[] for _ in loads]
@@ -307,7 +325,9 @@ def _first_fit(sizes: I64, capacity: int) -> list[tuple[int, ...]]:
 def _split_to(
     micro_batches: list[tuple[int, ...]], sizes: I64, count: int
 ) -> list[tuple[int, ...]]:
-    """Halve the fullest until there are ``count``; what can't be split is made up by fillers."""
+    """Halves the fullest micro-batch until there are ``count``; fillers replace what cannot be
+    split.
+    """
     parts = list(micro_batches)
     while len(parts) < count:
         divisible = [i for i, members in enumerate(parts) if len(members) > 1]

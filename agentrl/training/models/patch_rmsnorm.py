@@ -1,4 +1,7 @@
-"""RMSNorm in few passes over memory, in place of a model's own.
+"""RMSNorm patch: replaces a model's own RMSNorm with one that passes over memory less often, on a
+CPU.
+
+``load_pretrained`` applies it for a CPU alone (its ``device``); a GPU keeps the model's own norm.
 
 Legend: D width, the last axis of every tensor here.
 """
@@ -17,8 +20,8 @@ __all__ = ["RMSNorm", "patch_rmsnorm"]
 class RMSNorm(nn.Module):
     """``weight · x / sqrt(mean(x²) + eps)`` (arXiv:1910.07467, eq. 4), normalised in float32.
 
-    Transformers writes it as a chain of operations, of which autograd keeps and revisits every result. This one keeps
-    its input and a number a row, and has a backward of its own.
+    Transformers writes it as a chain of operations, whose results autograd stores and reads again.
+    This module stores its input and one number a row, and defines its own backward pass.
 
     Args:
         weight: ``[D]``.
@@ -63,13 +66,14 @@ class _Normalize(torch.autograd.Function):
 
 @torch.no_grad()
 def patch_rmsnorm(model: nn.Module) -> None:
-    """Put ``RMSNorm`` where a model's own norm gives the same; parameters keep their names.
+    """Replaces a model's norms by ``RMSNorm`` if it gives the same numbers; parameters keep their
+    names.
 
-    A norm is known by its ``variance_epsilon`` and tried on random numbers, since families differ in what they add to
-    the weight or scale.
+    A norm is found by its ``variance_epsilon`` and compared on random numbers, because families
+    differ in how they offset or scale the weight.
 
     Args:
-        model: not sharded yet.
+        model: not yet sharded, for a CPU.
     """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):

@@ -1,4 +1,6 @@
-"""A tiny Qwen3 with random weights and a tokenizer of its own: an ordinary Hugging Face folder, nothing downloaded."""
+"""Tiny model: builds a Qwen3 with random weights and its tokenizer as a Hugging Face folder,
+offline.
+"""
 
 from __future__ import annotations
 
@@ -38,16 +40,17 @@ def build_tiny_model(
     ff: int = 384,
     max_tokens: int = 2048,
 ) -> None:
-    """Write a model, its tokenizer and its chat template into ``folder``.
+    """Writes a model, its tokenizer and its chat template into ``folder``.
 
-    The tokenizer is byte-level BPE trained on demonstrations; the model is ``Qwen3ForCausalLM`` in fp32 with tied
-    embeddings. ``initializer_range`` is 0.05, as the usual 0.02 learns far more slowly at this width.
+    - The tokenizer is byte-level BPE trained on demonstrations.
+    - The model is ``Qwen3ForCausalLM`` in fp32 with tied embeddings. ``initializer_range`` is 0.05,
+      because the usual 0.02 learns far more slowly at this width.
 
     Args:
-        folder: created where missing.
+        folder: created if missing.
         demonstrations: ``{"messages": [...]}`` each, at least ``num_demonstrations`` of them.
         seed: of the weights.
-        num_demonstrations: how many the tokenizer is trained on.
+        num_demonstrations: the number that the tokenizer is trained on.
         vocab_size: bytes, markers and merges together.
         hidden, layers, heads, kv_heads, head_dim, ff: the model's widths.
         max_tokens: longest sequence.
@@ -125,7 +128,7 @@ def _tokenizer(
 
 
 def _ordinary_text(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """What stands between the markers, so that no merge learns a marker's letters."""
+    """The text between the markers, so that no merge learns a marker's letters."""
     markers = re.compile("|".join(map(re.escape, (*SPECIAL, *MARKERS))))
     for row in rows:
         text = "".join(piece.text for piece in chatml_pieces(row["messages"], (), ChatMLStyle()))

@@ -1,4 +1,6 @@
-"""Algorithms as frozen records of pure functions. Importing this package imports no torch; making an algorithm does."""
+"""Algorithms as frozen records of pure functions. Importing this package imports no torch; making
+an algorithm does.
+"""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ def finite_rewards(rewards: F64, what: str) -> F64:
     bad = np.flatnonzero(~np.isfinite(rewards))
     if bad.size:
         raise RewardError(
-            f"{what} must be finite, got {rewards[bad[0]]} at position {bad[0]} ({bad.size} in all); fix the reward "
-            "function: a trajectory that can't be scored must fail instead"
+            f"{what} must be finite, got {rewards[bad[0]]} at position {bad[0]} ({bad.size} in "
+            f"all); fix the reward function: a trajectory that can't be scored must fail instead"
         )
     return rewards
 
@@ -64,7 +64,8 @@ def group_advantages(
     """
     if rewards_J.shape != group_J.shape or rewards_J.ndim != 1:
         raise ValueError(
-            f"rewards and groups must be one-dimensional and alike, got {rewards_J.shape}, {group_J.shape}"
+            f"rewards and groups must be one-dimensional and alike, got {rewards_J.shape}, "
+            f"{group_J.shape}"
         )
     finite_rewards(rewards_J, "rewards")
     advantages_J = np.zeros(rewards_J.shape, dtype=np.float64)
@@ -72,7 +73,8 @@ def group_advantages(
         rows = np.flatnonzero(group_J == group)
         if rows.size < 2:
             raise ValueError(
-                f"group {group} has one finished trajectory and no baseline; keep_group drops such groups"
+                f"group {group} has one finished trajectory and no baseline; keep_group drops "
+                f"such groups"
             )
         own = rewards_J[rows].astype(np.float64)
         if own.max() == own.min():  # the mean of equal numbers may differ from them by rounding
@@ -92,7 +94,7 @@ def keep_informative_group(
     Raises:
         RewardError: a reward is not finite.
     """
-    finite_rewards(group.rewards, f"rewards of draw {group.group_index}")
+    finite_rewards(group.rewards, f"rewards of group {group.group_index}")
     if group.rewards.size < 2:
         return FilterResult(False, "too_few_finished")
     if filter_zero_variance and float(group.rewards.max()) == float(group.rewards.min()):

@@ -39,7 +39,8 @@ def broadcast_to_tokens(credit: TokenCredit) -> Advantages:
 
 
 def k3(logprobs: Tensor, other: Tensor) -> Tensor:
-    """``[N]`` estimates of KL(policy, other) from tokens of the policy: exp(d) - d - 1, d = other - policy.
+    """``[N]`` estimates of KL(policy, other) from tokens of the policy: exp(d) - d - 1, d = other -
+    policy.
 
     Unbiased and never negative (http://joschu.net/blog/kl-approx.html).
     """

@@ -1,7 +1,8 @@
-"""Messages and tools as items of OpenAI's Responses API (https://platform.openai.com/docs/api-reference/responses).
+"""Messages and tools as items of OpenAI's Responses API
+(https://platform.openai.com/docs/api-reference/responses).
 
-There an assistant's turn is several items (thoughts, text, a call each) and a tool's result is one; here a turn is one
-message, as in chat completions, to which the items are put together.
+There an assistant's turn is several items (thoughts, text, a call each) and a tool's result is one;
+here a turn is one message, as in chat completions, to which the items are put together.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ def from_items(items: Sequence[Any], where: str) -> list[Message]:
 def _add_to_turn(
     wires: list[tuple[dict[str, Any], str]], kind: Any, item: Mapping[str, Any], place: str
 ) -> None:
-    """Puts an item of the assistant into its turn: the last message, unless that has what can only come once."""
+    """Puts an item of the assistant into its turn: the last message, unless that has what can only
+    come once.
+    """
     turn = wires[-1][0] if wires and wires[-1][0]["role"] == "assistant" else None
     said = turn is not None and turn["content"] is not None
     if (
@@ -78,8 +81,8 @@ def _add_to_turn(
         turn.setdefault("tool_calls", []).append(call)
     else:
         raise WireFault(
-            f"{place} of type {kind!r} is not supported here; a conversation has message, reasoning, function_call and "
-            "function_call_output"
+            f"{place} of type {kind!r} is not supported here; a conversation has message, "
+            f"reasoning, function_call and function_call_output"
         )
 
 
@@ -122,7 +125,8 @@ def tool_from_item(value: Any, where: str) -> ToolSpec:
     kind = value.get("type") if isinstance(value, Mapping) else None
     if kind != "function":
         raise WireFault(
-            f"{where} must be a tool of type function, which the agent runs itself, got type {kind!r}; none is run here"
+            f"{where} must be a tool of type function, which the agent runs itself, got type "
+            f"{kind!r}; none is run here"
         )
     return tool_from_wire(
         {"type": "function", "function": {k: v for k, v in value.items() if v is not None}}, where
@@ -130,7 +134,8 @@ def tool_from_item(value: Any, where: str) -> ToolSpec:
 
 
 def to_items(message: Message, name: str) -> list[dict[str, Any]]:
-    """An assistant's message as the items of a response: thoughts, text, calls, each where there is one.
+    """An assistant's message as the items of a response: thoughts, text, calls, each where there is
+    one.
 
     Args:
         message: as agentrl keeps it.

@@ -1,6 +1,8 @@
-"""Messages and tools as OpenAI's chat completions API carries them (https://platform.openai.com/docs/api-reference/chat).
+"""Messages and tools as OpenAI's chat completions API carries them
+(https://platform.openai.com/docs/api-reference/chat).
 
-There a call's arguments are JSON text, here they are a mapping; there an image is a URL, here an ``Image``.
+There a call's arguments are JSON text, here they are a mapping; there an image is a URL, here an
+``Image``.
 """
 
 from __future__ import annotations
@@ -34,12 +36,14 @@ _ROLES = {
 
 
 class WireFault(ValueError):  # noqa: N818 - what a message has, not what a program does
-    """Why something that came over the wire is no message or tool: where, the rule, and the value found."""
+    """Why something that came over the wire is no message or tool: where, the rule, and the value
+    found.
+    """
 
 
 def to_wire(message: Message, *, reasoning: bool = False) -> dict[str, Any]:
-    """A message as a server takes it; arguments become JSON text, images ``data:`` URIs, an empty content beside calls
-    becomes null.
+    """A message as a server takes it; arguments become JSON text, images ``data:`` URIs, an empty
+    content beside calls becomes null.
 
     Args:
         message: as agentrl keeps it.
@@ -60,7 +64,8 @@ def to_wire(message: Message, *, reasoning: bool = False) -> dict[str, Any]:
 
 
 def from_wire(value: Any, where: str) -> Message:
-    """A message from a client, in the shape of ``agentrl.types.Message``; nulls and unknown keys are left out.
+    """A message from a client, in the shape of ``agentrl.types.Message``; nulls and unknown keys
+    are left out.
 
     Args:
         value: as it came.
@@ -89,7 +94,8 @@ def from_wire(value: Any, where: str) -> Message:
     if role == "tool":
         if not isinstance(value.get("tool_call_id"), str):
             raise WireFault(
-                f"{where}.tool_call_id must name the call that it answers, got {value.get('tool_call_id')!r}"
+                f"{where}.tool_call_id must name the call that it answers, got "
+                f"{value.get('tool_call_id')!r}"
             )
         message["tool_call_id"] = value["tool_call_id"]
     reasoning = value.get("reasoning_content", value.get("reasoning"))
@@ -101,8 +107,8 @@ def from_wire(value: Any, where: str) -> Message:
 
 
 def stored_message(value: Mapping[str, Any], where: str) -> Message:
-    """A message of a data set, as agentrl has it or as OpenAI's files do: arguments as JSON text, a null content beside
-    calls, the role ``developer``. What else it holds is kept, but for nulls.
+    """A message of a data set, as agentrl has it or as OpenAI's files do: arguments as JSON text, a
+    null content beside calls, the role ``developer``. What else it holds is kept, but for nulls.
 
     Args:
         value: with a role.
@@ -207,7 +213,9 @@ def _content(value: Any, where: str, role: str) -> Any:
 
 
 def _part_from_wire(part: Any, where: str) -> dict[str, Any]:
-    """A part with nothing in it but what was looked at: a client must not name a file of this machine."""
+    """A part with nothing in it but what was looked at: a client must not name a file of this
+    machine.
+    """
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind == "text" and isinstance(part.get("text"), str):
         return {"type": "text", "text": part["text"]}

@@ -272,7 +272,9 @@ class StepDisplay:
 
 
 def result_rows(evaluations: Mapping[str, Mapping[str, object]]) -> list[ResultRow]:
-    """The rows of ``summary.json``'s ``eval``: ``{set: {"before": {"sampled": .., "greedy": ..}, "after": {..}}}``."""
+    """The rows of ``summary.json``'s ``eval``: ``{set: {"before": {"sampled": .., "greedy": ..},
+    "after": {..}}}``.
+    """
     rows = []
     for name, evaluation in evaluations.items():
         before = _numbers(evaluation.get("before"))

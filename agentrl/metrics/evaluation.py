@@ -55,7 +55,8 @@ class TaskScores:
     def __post_init__(self) -> None:
         if self.answers and len(self.answers) != len(self.scores):
             raise ValueError(
-                f"task {self.task_id!r} has {len(self.scores)} scores but {len(self.answers)} answers"
+                f"task {self.task_id!r} has {len(self.scores)} scores but {len(self.answers)} "
+                f"answers"
             )
         if not all(math.isfinite(score) for score in self.scores):
             raise ValueError(f"task {self.task_id!r} has a score that is not finite: {self.scores}")
@@ -114,7 +115,8 @@ def maj_at_k(
     n = len(answers)
     if len(correct) != n or not 1 <= k <= n:
         raise ValueError(
-            f"maj@k needs as many answers as verdicts and 1 <= k <= n, got n={n}, {len(correct)}, k={k}"
+            f"maj@k needs as many answers as verdicts and 1 <= k <= n, got n={n}, {len(correct)}, "
+            f"k={k}"
         )
     verdicts: dict[str, list[bool]] = defaultdict(list)
     for answer, verdict in zip(answers, correct, strict=True):

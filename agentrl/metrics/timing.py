@@ -21,7 +21,7 @@ class PhaseTimer:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        # Guards ``_total`` and ``_step``, which the training loop and the collector's thread update.
+        # Guards ``_total`` and ``_step``: the training loop and the collector's thread update them.
         self._lock = threading.Lock()
         self._total: dict[str, float] = {}
         self._step: dict[str, float] = {}

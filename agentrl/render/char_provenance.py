@@ -83,8 +83,9 @@ class Provenance:
             if not inside:
                 return pieces
         raise DataError(
-            "the chat template cuts or reorders the content of a message, so its text cannot be told from the "
-            "template's own; set model.chat_template to one that writes each message whole"
+            "the chat template cuts or reorders the content of a message, so its text cannot be "
+            "distinguished from the template's own; set model.chat_template to one that writes "
+            "each message whole"
         )
 
 

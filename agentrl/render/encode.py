@@ -33,7 +33,9 @@ class Source(Enum):
     TEMPLATE = "template"
     """The template: every added token in it counts."""
     ASSISTANT = "assistant"
-    """A policy or a demonstration: only the markers that may stand inside an assistant's turn count."""
+    """A policy or a demonstration: only the markers that may stand inside an assistant's turn
+    count.
+    """
     CONTENT = "content"
     """Anyone else: all of it is ordinary text."""
 
@@ -129,15 +131,16 @@ class PieceEncoder:
         text = "".join(part for part, _ in run)
         if half := _LONE_SURROGATE.search(text):
             raise DataError(
-                f"a message must be text that UTF-8 can carry, got {half.group()!r}, half of a surrogate pair; replace "
-                "what is no character, as text.encode(errors='replace').decode() does"
+                f"a message must be text that UTF-8 can carry, got {half.group()!r}, half of a "
+                f"surrogate pair; replace what is no character, as "
+                f"text.encode(errors='replace').decode() does"
             )
         encoding = self._ordinary.encode(text, add_special_tokens=False)
         if not self._added_id_set.isdisjoint(encoding.ids):
             forged = sorted(self._added_id_set.intersection(encoding.ids))
             raise DataError(
-                f"ordinary text became the added tokens {forged}: the tokenizer's merges build them; no text from a "
-                "tool or a user may, so this tokenizer cannot be used"
+                f"ordinary text became the added tokens {forged}: the tokenizer's merges build "
+                f"them; no text from a tool or a user may, so this tokenizer cannot be used"
             )
         return np.asarray(encoding.ids, dtype=np.int32), _covering_content(encoding, run)
 
@@ -195,8 +198,8 @@ def _without_added_tokens(backend: Any, added_ids: dict[str, int]) -> Any:
     state = json.loads(backend.to_str())
     if state["model"]["type"] != "BPE":
         raise DataError(
-            f"the tokenizer's model must be BPE for its text to be kept apart from its markers, got "
-            f"{state['model']['type']}; use a model whose tokenizer is byte-level BPE"
+            f"the tokenizer's model must be BPE for its text to be kept apart from its markers, "
+            f"got {state['model']['type']}; use a model whose tokenizer is byte-level BPE"
         )
     merged = {
         "".join(pair) if isinstance(pair, list) else pair.replace(" ", "")

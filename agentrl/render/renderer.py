@@ -90,6 +90,6 @@ class Renderer(Protocol):
     def tokenize(self, text: str) -> npt.NDArray[np.int32]:
         """The ids ``[n]`` of text alone, to measure the loss of sending a history as text.
 
-        Every marker in the text becomes its added token, whoever wrote it.
+        Every marker in the text becomes its added token, regardless of its author.
         """
         ...

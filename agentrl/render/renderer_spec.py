@@ -67,8 +67,8 @@ class RendererSpec:
         if self.chat_template == "chatml":
             if self.family not in ("auto", "chatml"):
                 raise ConfigError(
-                    f"model.chat_template: chatml is rendered by model.renderer: chatml, got {self.family!r}; set "
-                    "model.renderer: auto"
+                    f"model.chat_template: chatml is rendered by model.renderer: chatml, got "
+                    f"{self.family!r}; set model.renderer: auto"
                 )
             return _chatml(tokenizer, ChatMLStyle(), self.model, vision)
         template = _template_text(self, tokenizer)
@@ -97,8 +97,8 @@ class RendererSpec:
         family = next(family for family in _FAMILIES if family.name == self.family)
         if missing := _missing_signs(family, added, template):
             raise ConfigError(
-                f"model.renderer: {family.name} needs {', '.join(missing)} in the chat template and among the added "
-                f"tokens of {self.model}; set model.renderer: auto"
+                f"model.renderer: {family.name} needs {', '.join(missing)} in the chat template "
+                f"and among the added tokens of {self.model}; set model.renderer: auto"
             )
         return family
 
@@ -154,7 +154,8 @@ def _template_text(spec: RendererSpec, tokenizer: Any) -> str:
         path = Path(os.path.expanduser(given))
         if not path.is_file():
             raise ConfigError(
-                f"model.chat_template must be chatml, a Jinja file or Jinja text; there is no file {given!r}"
+                f"model.chat_template must be chatml, a Jinja file or Jinja text; there is no "
+                f"file {given!r}"
             )
         return path.read_text(encoding="utf-8")
     own: str | dict[str, str] | None = tokenizer.chat_template
@@ -162,7 +163,7 @@ def _template_text(spec: RendererSpec, tokenizer: Any) -> str:
         own = own.get("tool_use") or own.get("default")
     if not own:
         raise ConfigError(
-            f"{spec.model} has no chat template, as is usual for a base model; set model.chat_template: chatml, or "
-            "to the path of a Jinja file"
+            f"{spec.model} has no chat template, as is usual for a base model; set "
+            f"model.chat_template: chatml, or to the path of a Jinja file"
         )
     return own

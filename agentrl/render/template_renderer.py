@@ -66,9 +66,9 @@ class TemplateRenderer:
         ]
         if not ends and family.turn_end is None:
             raise ConfigError(
-                f"the chat template of {template.where} does not end an assistant's turn with an added token: it "
-                f"writes {bodies[0]!r}, so what belongs to the turn cannot be told; set model.chat_template to one "
-                "that does, or to chatml"
+                f"the chat template of {template.where} does not end an assistant's turn with an "
+                f"added token: it writes {bodies[0]!r}, so the end of the turn is unknown; set "
+                f"model.chat_template to one that does, or to chatml"
             )
         self._stop_token_ids = tuple(dict.fromkeys(added[token] for token in stops))
         any_stop = "|".join(map(re.escape, sorted(stops, key=len, reverse=True)))
@@ -167,8 +167,9 @@ class TemplateRenderer:
         body, dropped = _spoken_after(given, spoken)
         if body is None:
             raise DataError(
-                f"the generation prompt of {self._template.where} ends with {given[-40:]!r}, and its template writes a "
-                f"past turn otherwise, {spoken[-80:]!r}: such a message cannot be imitated"
+                f"the generation prompt of {self._template.where} ends with {given[-40:]!r}, and "
+                f"its template writes a past turn otherwise, {spoken[-80:]!r}: such a message "
+                f"cannot be imitated"
             )
         if dropped:
             thoughts = self._provenance.assistant(message.get("reasoning_content") or "")
@@ -209,8 +210,9 @@ class TemplateRenderer:
     ) -> str:
         if tools and not self._writes_tools:
             raise DataError(
-                f"the chat template of {self._template.where} does not tell the model of its tools; describe them in "
-                "the system prompt and set env.describe_tools_in_prompt: false, or set model.chat_template to one that does"
+                f"the chat template of {self._template.where} does not tell the model of its "
+                f"tools; describe them in the system prompt and set env.describe_tools_in_prompt: "
+                f"false, or set model.chat_template to one that does"
             )
         marks = self._provenance
         return self._template.render(
@@ -267,9 +269,9 @@ class TemplateRenderer:
             bodies.append(_spoken_after(given, spoken)[0] or spoken)
         if QUESTION["content"] not in given or ANSWER["content"] not in bodies[0]:
             raise ConfigError(
-                f"the chat template of {self._template.where} leaves out what is said: a user's Hello renders as "
-                f"{given[-200:]!r}; it may want a list of parts as content, which is not supported: set "
-                "model.chat_template to one for text"
+                f"the chat template of {self._template.where} leaves out what is said: a user's "
+                f"Hello renders as {given[-200:]!r}; it may want a list of parts as content, "
+                f"which is not supported: set model.chat_template to one for text"
             )
         return bodies
 

@@ -78,8 +78,9 @@ class Vision:
         places = np.flatnonzero(ids == self.placeholder_id)
         if places.size != len(images):
             raise DataError(
-                f"the chat template writes {places.size} placeholders for {len(images)} images; set "
-                "model.chat_template: chatml, or to one that writes each image of a message once"
+                f"the chat template writes {places.size} placeholders for {len(images)} images; "
+                f"set model.chat_template: chatml, or to one that writes each image of a message "
+                f"once"
             )
         counts = [self.num_tokens(image) for image in images]
         repeats = np.ones(ids.size, dtype=np.int64)
@@ -110,8 +111,8 @@ def shown_images(
         return vision.expand(ids, content, images)
     if images:
         raise DataError(
-            f"the conversation has {len(images)} images, and the model takes text alone; use a model of "
-            f"{', '.join(_KNOWN)}, or leave the images out"
+            f"the conversation has {len(images)} images, and the model takes text alone; use a "
+            f"model of {', '.join(_KNOWN)}, or leave the images out"
         )
     return ids, content, ()
 
@@ -130,8 +131,9 @@ def read_vision(folder: Path, tokenizer: Any) -> Vision | None:
     placeholder = config.get("image_token_id")
     if placeholder is None or added.get(_PLACEHOLDER) != placeholder:
         raise DataError(
-            f"model.path: {folder} sees images by image_token_id={placeholder}, and its tokenizer has "
-            f"{_PLACEHOLDER} as {added.get(_PLACEHOLDER)}; use the tokenizer that the model was published with"
+            f"model.path: {folder} sees images by image_token_id={placeholder}, and its tokenizer "
+            f"has {_PLACEHOLDER} as {added.get(_PLACEHOLDER)}; use the tokenizer that the model "
+            f"was published with"
         )
     processor = load_image_processor(folder)
     reserved = (placeholder, config.get("video_token_id"))
@@ -162,8 +164,8 @@ def load_image_processor(folder: Path) -> Any:
         return AutoImageProcessor.from_pretrained(folder, local_files_only=True, backend="pil")
     except (OSError, ValueError, KeyError) as error:
         raise DataError(
-            f"model.path: the image processor in {folder} cannot be read ({error}); copy preprocessor_config.json of "
-            "the model there"
+            f"model.path: the image processor in {folder} cannot be read ({error}); copy "
+            f"preprocessor_config.json of the model there"
         ) from error
 
 

@@ -33,9 +33,8 @@ class Vocabulary:
             backend.get_vocab(with_added_tokens=True).values()
         )
         self.size = max(self._known_ids) + 1
-        self._cached_ids = functools.lru_cache(_CACHED_TEXTS)(
-            self._encode
-        )  # siblings often say the same
+        # the rollouts of a group often contain the same texts
+        self._cached_ids = functools.lru_cache(_CACHED_TEXTS)(self._encode)
         self._cached_text = functools.lru_cache(_CACHED_TEXTS)(self._text)
 
     def decode(self, token_ids: npt.NDArray[np.int32], stop_token_ids: Collection[int]) -> str:

@@ -65,7 +65,8 @@ def make_batch(
             packed.add(sample, trajectory, row, int(first_turn[row]))
     if not packed.lengths:
         raise DataError(
-            "no trajectory of the batch has tokens; train with an engine that returns ids and logprobs"
+            "no trajectory of the batch has tokens; train with an engine that returns ids and "
+            "logprobs"
         )
     rows_of_turns = np.repeat(np.arange(len(trajectories)), np.diff(first_turn))
     return Batch(
@@ -119,7 +120,8 @@ class _Packed:
         """Appends a sample of trajectory ``row``, whose first turn has row ``first_turn`` in [U]."""
         if sample.segments[0].kind is not SegmentKind.PROMPT:
             raise DataError(
-                f"a sample starts with PROMPT, that of trajectory {trajectory.id} with {sample.segments[0].kind.name}"
+                f"a sample starts with PROMPT, that of trajectory {trajectory.id} with "
+                f"{sample.segments[0].kind.name}"
             )
         for segment, turn in zip(sample.segments, sample.segment_turns, strict=True):
             self._add_segment(segment, owned=turn in sample.owned, turn=first_turn + turn)
@@ -151,8 +153,9 @@ def _temperature(sample: Sample, trajectory: Trajectory) -> float:
     }
     if len(found) > 1:
         raise DataError(
-            f"trajectory {trajectory.id} was sampled at temperatures {sorted(found)} within one sequence; "
-            "its logprobs have no common meaning: use one temperature for the turns of an episode"
+            f"trajectory {trajectory.id} was sampled at temperatures {sorted(found)} within one "
+            f"sequence; its logprobs have no common meaning: use one temperature for the turns of "
+            f"an episode"
         )
     temperature = found.pop() if found else 1.0
     if temperature == 0.0:

@@ -1,4 +1,6 @@
-"""Episode context: the engine, renderer, parser, rubric and sandboxes that one host's episodes share."""
+"""Episode context: the engine, renderer, parser, rubric and sandboxes that one host's episodes
+share.
+"""
 
 from __future__ import annotations
 

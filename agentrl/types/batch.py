@@ -87,7 +87,8 @@ class Batch:
                 )
         if self.cu_seqlens[0] != 0 or self.cu_seqlens[-1] != self.num_tokens:
             raise ValueError(
-                f"batch.cu_seqlens must run from 0 to {self.num_tokens}, got {self.cu_seqlens[[0, -1]]}"
+                f"batch.cu_seqlens must run from 0 to {self.num_tokens}, got "
+                f"{self.cu_seqlens[[0, -1]]}"
             )
 
     @property
@@ -129,7 +130,8 @@ class Batch:
                 )
             if not bool(np.isfinite(column).all()):
                 raise ValueError(
-                    f"batch.{name} holds {int((~np.isfinite(column)).sum())} values that are not finite"
+                    f"batch.{name} holds {int((~np.isfinite(column)).sum())} values that are not "
+                    f"finite"
                 )
         return replace(self, **columns)  # type: ignore[arg-type]
 

@@ -31,7 +31,8 @@ def tensor_checksum(bits: npt.NDArray[np.unsignedinteger[Any]], offset: int = 0)
     """
     if bits.dtype.kind != "u":
         raise TypeError(
-            f"a checksum is over the raw bits as unsigned integers, got dtype {bits.dtype}; use .view()"
+            f"a checksum is over the raw bits as unsigned integers, got dtype {bits.dtype}; use "
+            f".view()"
         )
     flat = bits.reshape(-1)
     total = 0

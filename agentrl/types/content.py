@@ -69,7 +69,8 @@ def _read_parts(message: Message, content: Any, named: Mapping[str, object]) -> 
     role = message["role"]
     if not isinstance(content, Sequence) or isinstance(content, bytes):
         raise DataError(
-            f"the content of a {role} message must be text or a list of parts, got {type(content).__name__}"
+            f"the content of a {role} message must be text or a list of parts, got "
+            f"{type(content).__name__}"
         )
     parts: list[dict[str, Any]] = []
     for number, part in enumerate(content):
@@ -77,7 +78,8 @@ def _read_parts(message: Message, content: Any, named: Mapping[str, object]) -> 
         read = _read_part(part, where, named)
         if "image" in read and role == "assistant":
             raise DataError(
-                f"{where} is an image, and what an assistant writes is text; give it to the user's turn"
+                f"{where} is an image, and what an assistant writes is text; give it to the "
+                f"user's turn"
             )
         if parts and "text" in read and "text" in parts[-1]:
             read = {"type": "text", "text": parts.pop()["text"] + read["text"]}
@@ -102,5 +104,6 @@ def _read_part(part: object, where: str, named: Mapping[str, object]) -> dict[st
             return {"type": "image", "image": Image.read(given, where)}
     raise DataError(
         f'{where} must be {{"type": "text", "text": ...}} or {{"type": "image", "image": ...}}, got '
-        f"{f'type {kind!r}' if isinstance(part, Mapping) else type(part).__name__}; other kinds are not supported"
+        f"{f'type {kind!r}' if isinstance(part, Mapping) else type(part).__name__}; other kinds "
+        f"are not supported"
     )

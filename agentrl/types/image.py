@@ -102,7 +102,8 @@ class Image:
         """
         if self.data is None:
             raise DataError(
-                f"the bytes of image {self.sha256} are not at hand; read them with RunDirectory.read_blob"
+                f"the bytes of image {self.sha256} are not at hand; read them with "
+                f"RunDirectory.read_blob"
             )
         return self.data
 
@@ -118,7 +119,8 @@ def _encoded(source: object, where: str) -> bytes | None:
         return _of_data_uri(source, where)
     if isinstance(source, str) and source.startswith(("http://", "https://")):
         raise DataError(
-            f"{where} is at {source[:200]}, and nothing is fetched in a run; save it and name the file"
+            f"{where} is at {source[:200]}, and nothing is fetched in a run; save it and name the "
+            f"file"
         )
     if isinstance(source, str | os.PathLike):
         path = Path(source).expanduser()

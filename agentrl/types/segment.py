@@ -77,8 +77,10 @@ class Segment:
             self.policy_version is not None
         ) != is_policy:
             raise ValueError(
-                f"logprobs and policy_version belong exactly on POLICY segments, got kind={self.kind.name}, "
-                f"logprobs {'given' if self.logprobs is not None else 'missing'}, policy_version={self.policy_version}"
+                f"logprobs and policy_version belong exactly on POLICY segments, got "
+                f"kind={self.kind.name}, logprobs "
+                f"{'given' if self.logprobs is not None else 'missing'}, "
+                f"policy_version={self.policy_version}"
             )
         if self.logprobs is not None:
             logprobs = frozen_floats(self.logprobs)
@@ -91,7 +93,8 @@ class Segment:
         for name, array in self.side.items():
             if array.shape[0] != self.token_ids.size:
                 raise ValueError(
-                    f"side array {name!r} has {array.shape[0]} rows for {self.token_ids.size} tokens"
+                    f"side array {name!r} has {array.shape[0]} rows for {self.token_ids.size} "
+                    f"tokens"
                 )
         for span in self.media:
             if (
@@ -100,7 +103,8 @@ class Segment:
                 or span.start + span.num_tokens > self.token_ids.size
             ):
                 raise ValueError(
-                    f"an image's tokens must lie within its segment of {self.token_ids.size}, got {span}"
+                    f"an image's tokens must lie within its segment of {self.token_ids.size}, got "
+                    f"{span}"
                 )
 
     def __len__(self) -> int:

@@ -29,8 +29,8 @@ TOOLS_HEAD = (
     "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"
 )
 TOOLS_TAIL = (
-    "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
-    "<tool_call></tool_call> XML tags:\n<tool_call>\n"
+    "\n</tools>\n\nFor each function call, return a json object with function name and arguments "
+    "within <tool_call></tool_call> XML tags:\n<tool_call>\n"
     '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
 )
 RESPONSE_HEAD = "\n<tool_response>\n"
@@ -80,9 +80,10 @@ class ChatMLRenderer:
             marker for marker in (TURN_START, TURN_END) if marker not in self._encoder.added_ids
         ]:
             raise DataError(
-                f"the ChatML family needs {' and '.join(missing)} among the tokenizer's added tokens, and "
-                f"{tokenizer.name_or_path} has {', '.join(self._encoder.added_ids) or 'none'}; add them to the "
-                "tokenizer and resize the model's embeddings, or use a model that has them"
+                f"the ChatML family needs {' and '.join(missing)} among the tokenizer's added "
+                f"tokens, and {tokenizer.name_or_path} has "
+                f"{', '.join(self._encoder.added_ids) or 'none'}; add them to the tokenizer and "
+                f"resize the model's embeddings, or use a model that has them"
             )
         self._turn_end_id = self._encoder.added_ids[TURN_END]
         self._vocabulary = Vocabulary(tokenizer.backend_tokenizer)
@@ -291,8 +292,9 @@ def _after_prefix(prefix: str, body: Sequence[Piece]) -> list[Piece]:
         return rest
     text = "".join(piece.text for piece in body)
     raise DataError(
-        f"the generation prompt has already written {prefix!r} of the assistant's turn, which the message to imitate "
-        f"does not begin with: {text[:80]!r}; drop its reasoning, or switch thinking on"
+        f"the generation prompt has already written {prefix!r} of the assistant's turn, which the "
+        f"message to imitate does not begin with: {text[:80]!r}; drop its reasoning, or switch "
+        f"thinking on"
     )
 
 

@@ -38,7 +38,8 @@ def _called(content: str, reasoning: str | None, *words: str) -> Message:
     return message
 
 
-# Every role, with and without tools and system, several calls and responses, kept and dropped reasoning.
+# Every role, with and without tools and system; several calls and responses; kept and dropped
+# reasoning.
 _PROBES: tuple[tuple[tuple[Message, ...], tuple[ToolSpec, ...]], ...] = (
     ((_said("user", "Hello"),), ()),
     (
@@ -115,15 +116,17 @@ def detect_chatml(
             return chat.render(messages, [tool.openai() for tool in tools], generation=generation)
         except DataError as error:  # a fault of the template, or one that it raises on purpose
             raise ConfigError(
-                f"{error}; fix it, or set model.chat_template: chatml to train with the plain ChatML format instead"
+                f"{error}; fix it, or set model.chat_template: chatml to train with the plain "
+                f"ChatML format instead"
             ) from error
 
     opening = rendered(*_PROBES[0], True)
     match = _FIRST_TURN.fullmatch(opening)
     if match is None:
         raise ConfigError(
-            f"the chat template of {where} is not of the ChatML family (<|im_start|>role ... <|im_end|>): a user's "
-            f"Hello renders as {opening[:200]!r}; choose a model of that family, or set model.chat_template: chatml"
+            f"the chat template of {where} is not of the ChatML family (<|im_start|>role ... "
+            f"<|im_end|>): a user's Hello renders as {opening[:200]!r}; choose a model of that "
+            f"family, or set model.chat_template: chatml"
         )
     differences = []
     for thinking in (False, True):
@@ -142,9 +145,10 @@ def detect_chatml(
         differences.append(difference)
     agreed, theirs, ours = max(differences)
     raise ConfigError(
-        f"the chat template of {where} is not one that agentrl can render: after {agreed} characters of a test "
-        f"conversation it writes {theirs!r} where the nearest known style writes {ours!r}; set model.chat_template: "
-        "chatml to train with the plain ChatML format instead"
+        f"the chat template of {where} is not one that agentrl can render: after {agreed} "
+        f"characters of a test conversation it writes {theirs!r} where the nearest known style "
+        f"writes {ours!r}; set model.chat_template: chatml to train with the plain ChatML format "
+        f"instead"
     )
 
 

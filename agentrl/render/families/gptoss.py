@@ -36,8 +36,9 @@ def _adapt(messages: Sequence[Message]) -> list[dict[str, Any]]:
         if called:
             if len(message["tool_calls"]) > 1:
                 raise DataError(
-                    f"gpt-oss writes one call a turn, got a message with {len(message['tool_calls'])}; give each "
-                    "call a message of its own, followed by its answer"
+                    f"gpt-oss writes one call a turn, got a message with "
+                    f"{len(message['tool_calls'])}; give each call a message of its own, followed "
+                    f"by its answer"
                 )
             message["content"] = "\n\n".join(
                 text for text in (thinking, message.get("content")) if text

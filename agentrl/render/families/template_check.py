@@ -81,7 +81,8 @@ def _plain(
 def _same_text(template: ChatTemplate, ours: str, theirs: str) -> None:
     if ours != theirs:
         raise ConfigError(
-            f"the chat template of {template.where} changes what is said in a message, so that its text cannot be "
-            f"told from the template's own: it writes {theirs[-200:]!r}, and {ours[-200:]!r} where authors are "
-            "marked; set model.chat_template to one that writes messages as they are"
+            f"the chat template of {template.where} changes what is said in a message, so that "
+            f"its text cannot be distinguished from the template's own: it writes "
+            f"{theirs[-200:]!r}, and {ours[-200:]!r} where authors are marked; set "
+            f"model.chat_template to one that writes messages as they are"
         )

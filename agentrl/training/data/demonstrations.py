@@ -38,7 +38,8 @@ def demonstration_group(
     if not turns:
         raise DataError(
             f"demonstration {group_index} has no assistant's message within {max_tokens} tokens "
-            f"(data.max_prompt_tokens + rollout.max_response_tokens); raise them or leave the row out"
+            f"(data.max_prompt_tokens + rollout.max_response_tokens); raise them or leave the row "
+            f"out"
         )
     task = Task(
         id=f"demonstration-{group_index}", messages=messages[:1], data_source="demonstrations"
@@ -140,7 +141,8 @@ def read_demonstration(
         or not all(isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in messages)
     ):
         raise DataError(
-            f"demonstration {group_index} must be a list of chat messages or a mapping with 'messages', got {row!r:.200}"
+            f"demonstration {group_index} must be a list of chat messages or a mapping with "
+            f"'messages', got {row!r:.200}"
         )
     where = f"demonstration {group_index}"
     read = tuple(

@@ -198,12 +198,12 @@ def _check(batch: Batch) -> None:
     if firsts.size and bool(batch.loss_mask[firsts].any()):
         row = int(np.flatnonzero(batch.loss_mask[firsts])[0])
         raise DataError(
-            f"a sample's first token has nothing before it and can't be trained, but loss_mask marks that of sample "
-            f"{row} of its shard; a sample starts with its PROMPT"
+            f"a sample's first token has nothing before it and can't be trained, but loss_mask "
+            f"marks that of sample {row} of its shard; a sample starts with its PROMPT"
         )
     if not bool((batch.temperature > 0).all()) or not bool(np.isfinite(batch.temperature).all()):
         bad = batch.temperature[~((batch.temperature > 0) & np.isfinite(batch.temperature))][0]
         raise DataError(
-            f"batch.temperature must be above 0 and finite (logprobs are those of logits / temperature), got {bad}; "
-            "a greedy sample is recorded at temperature 1"
+            f"batch.temperature must be above 0 and finite (logprobs are those of logits / "
+            f"temperature), got {bad}; a greedy sample is recorded at temperature 1"
         )

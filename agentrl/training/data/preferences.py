@@ -57,12 +57,14 @@ def preference_group(
         length = sum(len(segment) for turn in turns for segment in turn.segments)
         if length > max_tokens:
             raise DataError(
-                f"preference pair {group_index}: its {side} conversation has {length} tokens, more than {max_tokens} "
-                "(data.max_prompt_tokens + rollout.max_response_tokens); raise them or leave the row out"
+                f"preference pair {group_index}: its {side} conversation has {length} tokens, "
+                f"more than {max_tokens} (data.max_prompt_tokens + rollout.max_response_tokens); "
+                f"raise them or leave the row out"
             )
     if _ids(both[0]) == _ids(both[1]):
         raise DataError(
-            f"preference pair {group_index}: 'chosen' and 'rejected' are the same tokens; leave the row out"
+            f"preference pair {group_index}: 'chosen' and 'rejected' are the same tokens; leave "
+            f"the row out"
         )
     rewards = (float(margin), 0.0)
     return TrajectoryGroup(
@@ -93,7 +95,8 @@ def check_pair(row: Any, group_index: int) -> float:
     if not isinstance(row, Mapping) or "chosen" not in row or "rejected" not in row:
         found = sorted(row) if isinstance(row, Mapping) else type(row).__name__
         raise DataError(
-            f"preference pair {group_index} must be a mapping with 'chosen' and 'rejected', got {found}"
+            f"preference pair {group_index} must be a mapping with 'chosen' and 'rejected', got "
+            f"{found}"
         )
     margin = row.get("margin") or 0.0
     if isinstance(margin, bool) or not isinstance(margin, int | float) or not math.isfinite(margin):
@@ -126,12 +129,14 @@ def _conversations(
         prompt = _common(chosen, rejected)
     if not prompt:
         raise DataError(
-            f"preference pair {group_index} has no prompt: give 'prompt', or conversations that begin alike"
+            f"preference pair {group_index} has no prompt: give 'prompt', or conversations that "
+            f"begin alike"
         )
     for side, messages in (("chosen", chosen), ("rejected", rejected)):
         if len(messages) == len(prompt) or messages[-1]["role"] != "assistant":
             raise DataError(
-                f"preference pair {group_index}: {side!r} must end with an assistant's message after the prompt"
+                f"preference pair {group_index}: {side!r} must end with an assistant's message "
+                f"after the prompt"
             )
     return prompt, chosen, rejected
 
@@ -162,7 +167,8 @@ def _messages(value: Any, group_index: int, side: str, role: str) -> Conversatio
         )
     ):
         raise DataError(
-            f"preference pair {group_index}: {side!r} must be text or a list of chat messages, got {value!r:.200}"
+            f"preference pair {group_index}: {side!r} must be text or a list of chat messages, "
+            f"got {value!r:.200}"
         )
     return tuple(
         stored_message(m, f"preference pair {group_index}: {side!r}[{n}]")
@@ -182,7 +188,8 @@ def _given_turns(trajectory: Trajectory, group_index: int, side: str) -> tuple[T
     leaves = trajectory.samples()
     if not leaves:
         raise DataError(
-            f"preference pair {group_index}: the {side} trajectory {trajectory.id} has no tokens to learn from"
+            f"preference pair {group_index}: the {side} trajectory {trajectory.id} has no tokens "
+            f"to learn from"
         )
     turns = [trajectory.turns[index] for index in leaves[-1].turns]
     return tuple(

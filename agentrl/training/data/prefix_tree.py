@@ -21,7 +21,8 @@ ROOT = -1
 """The parent of a span that begins a sample."""
 
 _LEAST_SAVED = 16
-"""Tokens that sharing a span must save; for fewer, one more attention call costs more than they do."""
+"""Tokens that sharing a span must save; for fewer, one more attention call costs more than they do.
+"""
 
 
 class Span(NamedTuple):

@@ -53,8 +53,8 @@ def join(spec: DistSpec) -> None:
     if dist.is_initialized():
         if (dist.get_rank(), dist.get_world_size()) != (spec.rank, spec.world_size):
             raise TrainingError(
-                f"this process is rank {dist.get_rank()} of {dist.get_world_size()} already, asked to be "
-                f"{spec.rank} of {spec.world_size}; leave() the old group first",
+                f"this process is rank {dist.get_rank()} of {dist.get_world_size()} already, "
+                f"asked to be {spec.rank} of {spec.world_size}; leave() the old group first",
                 rank=spec.rank,
             )
         return
@@ -77,8 +77,8 @@ def join(spec: DistSpec) -> None:
             )
     except dist.DistError as error:
         raise TrainingError(
-            f"rank {spec.rank} of {spec.world_size} could not join at {spec.master_addr}:{spec.port} within "
-            f"{spec.timeout_s:g} s: {error}",
+            f"rank {spec.rank} of {spec.world_size} could not join at "
+            f"{spec.master_addr}:{spec.port} within {spec.timeout_s:g} s: {error}",
             rank=spec.rank,
         ) from error
 

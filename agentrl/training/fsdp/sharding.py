@@ -75,9 +75,10 @@ def sharded_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     gathered = [name for name, parameter in named.items() if not isinstance(parameter, DTensor)]
     if gathered:
         raise TrainingError(
-            f"{gathered[0].removeprefix(PREFIX)} is gathered, so it is a copy in the forward's dtype and not the "
-            "weight itself; run forwards that no backward follows under training.sharding.without_gradients, and build "
-            "the role again from its checkpoint where a forward or backward has failed",
+            f"{gathered[0].removeprefix(PREFIX)} is gathered, so it is a copy in the forward's "
+            f"dtype and not the weight itself; run forwards that no backward follows under "
+            f"training.sharding.without_gradients, and build the role again from its checkpoint "
+            f"where a forward or backward has failed",
             rank=dist.get_rank(),
         )
     return named

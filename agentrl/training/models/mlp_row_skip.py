@@ -2,8 +2,8 @@
 
 - After the last attention, no row depends on another.
 - The hidden states of prompts and tool outputs are unused there, and are often most of a row.
-- ``PackedModel`` installs it on a CPU alone (``PackedModel.skips_mlp_rows``), where the saved arithmetic
-  outweighs the copies.
+- ``PackedModel`` installs it on a CPU alone (``PackedModel.skips_mlp_rows``), where the saved
+  arithmetic outweighs the copies.
 
 Shapes: T packed tokens, R chosen rows, D width.
 """
@@ -24,12 +24,14 @@ MLP_ROWS = "mlp_rows"
 def skip_mlp_rows(block: nn.Module) -> None:
     """Makes the dense MLP of a decoder's last layer compute chosen rows alone.
 
-    - The trunk still returns ``[1, T, D]``: the model's own numbers in the chosen rows, zeros elsewhere.
-    - The rows are an argument of the layer, so that a recomputation in the backward pass chooses the
-      same ones.
+    - The trunk still returns ``[1, T, D]``: the model's own numbers in the chosen rows, zeros
+      elsewhere.
+    - The rows are an argument of the layer, so that a recomputation in the backward pass chooses
+      the same ones.
 
     Args:
-        block: the layer; left unchanged unless it has an ``mlp`` that computes each row independently.
+        block: the layer; left unchanged unless it has an ``mlp`` that computes each row
+            independently.
     """
     mlp = getattr(block, "mlp", None)
     # a mixture of experts has another class name

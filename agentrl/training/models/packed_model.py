@@ -164,8 +164,9 @@ def load_pretrained(
         raise DataError(f"{setting}={str(path)!r} is no Hugging Face folder: it has no config.json")
     if sees_images(folder):
         raise ConfigError(
-            f"{setting}={str(path)!r} sees images, and only models of text alone can be trained; play it with "
-            "`agentrl rollout` or `agentrl eval` on rollout.engine: sglang, or choose a model of text"
+            f"{setting}={str(path)!r} sees images, and only models of text alone can be trained; "
+            f"play it with `agentrl rollout` or `agentrl eval` on rollout.engine: sglang, or "
+            f"choose a model of text"
         )
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, **config_values)
@@ -187,8 +188,8 @@ def load_pretrained(
         ) from error
     if not getattr(hf, "_supports_attention_backend", False):
         raise ConfigError(
-            f"{setting}={str(path)!r}: {type(hf).__name__} doesn't use transformers' attention interface, which "
-            "packed rows need; choose another family"
+            f"{setting}={str(path)!r}: {type(hf).__name__} doesn't use transformers' attention "
+            f"interface, which packed rows need; choose another family"
         )
     if gradient_checkpointing:
         # transformers 5.x renamed it on the way to 6

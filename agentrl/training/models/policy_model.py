@@ -112,8 +112,8 @@ def load_policy(
     )
     if missing:
         raise DataError(
-            f"model.path={str(path)!r} lacks weights of a causal model ({sorted(missing)[0]!r}); a reward model is no "
-            "policy to start from"
+            f"model.path={str(path)!r} lacks weights of a causal model ({sorted(missing)[0]!r}); "
+            f"a reward model is no policy to start from"
         )
     model = PolicyModel(hf, attention, device)
     ids = torch.arange(4) % int(model.config.get_text_config().vocab_size)
@@ -122,6 +122,6 @@ def load_policy(
     if attention == "flash_attention_2" or model.check(ids, rows, lambda logits: logits[0, rows]):
         return model
     raise ConfigError(
-        f"model.path={str(path)!r}: {type(model.hf).__name__} changes logits after its output layer "
-        "(capping or scaling), which the trainer doesn't do; choose another family"
+        f"model.path={str(path)!r}: {type(model.hf).__name__} changes logits after its output "
+        f"layer (capping or scaling), which the trainer doesn't do; choose another family"
     )

@@ -82,14 +82,15 @@ def load_score_model(
     head = getattr(hf, "score", None)
     if not isinstance(head, nn.Linear):
         raise ConfigError(
-            f"{setting}={str(path)!r}: {type(hf).__name__} has no linear layer `score` on its last token, as reward "
-            "models need; choose another family"
+            f"{setting}={str(path)!r}: {type(hf).__name__} has no linear layer `score` on its "
+            f"last token, as reward models need; choose another family"
         )
     new = {f"score.{name}" for name, _ in head.named_parameters()}
     if missing - new or (missing and head_seed is None):
         raise DataError(
-            f"{setting}={str(path)!r} lacks weights of a reward model ({sorted(missing)[0]!r}); name a folder that a "
-            "reward_model stage wrote, or another sequence classifier with one label"
+            f"{setting}={str(path)!r} lacks weights of a reward model ({sorted(missing)[0]!r}); "
+            f"name a folder that a reward_model stage wrote, or another sequence classifier with "
+            f"one label"
         )
     if missing and head_seed is not None:
         _init_head(head, head_seed)

@@ -1,5 +1,4 @@
-"""Losses: unreduced policy losses and estimators for each token, without communication between
-ranks.
+"""Losses: policy losses and estimators for each token, unreduced and local to a rank.
 
 Axes: N trained tokens of a micro-batch, T packed tokens.
 """

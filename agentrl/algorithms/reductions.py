@@ -1,5 +1,4 @@
-"""Reductions: sample weights of a mini-batch, from integers known before its first forward pass
-(docs/training.md, Loss).
+"""Reductions: sample weights of a mini-batch, from its counts (docs/training.md, Loss).
 
 Axes: S samples. Tokens that a correction zeroes stay in the denominators: weights never depend on a
 forward pass.

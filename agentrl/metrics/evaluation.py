@@ -1,5 +1,4 @@
-"""Evaluation statistics: avg@N, pass@k and maj@k of scored episodes, with intervals, by data
-source.
+"""Evaluation statistics: avg@N, pass@k and maj@k with intervals, by data source.
 
 - Tasks were sampled independently, but the samples of one task were not.
 - Every interval is therefore clustered by task: it uses one number a task.

@@ -13,12 +13,13 @@ import numpy.typing as npt
 from agentrl.errors import ConfigError, DataError
 from agentrl.render.char_provenance import Provenance, unmarked
 from agentrl.render.chat_template import ChatTemplate
-from agentrl.render.encode import Piece, PieceEncoder, Source
+from agentrl.render.encode import Piece, Source
 from agentrl.render.families.family import Family
 from agentrl.render.families.probe_messages import ANSWER, CALL, QUESTION, RESULT, THOUGHT, TOOL
 from agentrl.render.message_check import call_arguments, text_content
+from agentrl.render.tokenizer_renderer import TokenizerRenderer
 from agentrl.render.vision import Vision, shown_images
-from agentrl.render.vocabulary import Vocabulary, context_segments
+from agentrl.render.vocabulary import context_segments
 from agentrl.types import Message, Segment, SegmentKind, ToolSpec, images_in
 
 __all__ = ["TemplateRenderer"]
@@ -27,7 +28,7 @@ _OPEN_THINKING = "<think>"
 _CLOSE_THINKING = "</think>"
 
 
-class TemplateRenderer:
+class TemplateRenderer(TokenizerRenderer):
     """A ``Renderer`` over any chat template.
 
     - The text of a conversation is the template's own, with the author of each character known
@@ -50,12 +51,9 @@ class TemplateRenderer:
     def __init__(
         self, template: ChatTemplate, family: Family, vision: Vision | None = None
     ) -> None:
-        backend = template.tokenizer.backend_tokenizer
+        super().__init__(template.tokenizer, (), vision)
         self._template = template
         self._family = family
-        self._vision = vision
-        self._vocabulary = Vocabulary(backend)
-        self._encoder = PieceEncoder(backend, ())
         added = self._encoder.added_ids
         bodies = self._probe_bodies()
         ends = self._find_ends(bodies[0])
@@ -70,7 +68,7 @@ class TemplateRenderer:
                 f"added token: it writes {bodies[0]!r}, so the end of the turn is unknown; set "
                 f"model.chat_template to one that does, or to chatml"
             )
-        self._stop_token_ids = tuple(dict.fromkeys(added[token] for token in stops))
+        self.stop_token_ids = tuple(dict.fromkeys(added[token] for token in stops))
         any_stop = "|".join(map(re.escape, sorted(stops, key=len, reverse=True)))
         self._ending = re.compile(rf"({any_stop})(?:\s*(?:{any_stop}))*\s*\Z")
         around = self._around_turns(bodies)
@@ -89,23 +87,6 @@ class TemplateRenderer:
         """See ``Renderer.family``."""
         return self._family.name
 
-    @property
-    def vocab_size(self) -> int:
-        """See ``Renderer.vocab_size``."""
-        return self._vocabulary.size
-
-    @property
-    def stop_token_ids(self) -> tuple[int, ...]:
-        """The template's end of a turn, the family's other stops, and the tokenizer's
-        ``eos_token``.
-        """
-        return self._stop_token_ids
-
-    @property
-    def image_token_ids(self) -> frozenset[int]:
-        """See ``Renderer.image_token_ids``."""
-        return self._vision.reserved_ids if self._vision else frozenset()
-
     def prompt(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
     ) -> tuple[Segment, ...]:
@@ -117,7 +98,7 @@ class TemplateRenderer:
                 the model takes no images, or the template does not write the given tools.
         """
         pieces = self._provenance.pieces(self._marked(messages, tools, generation=True))
-        ids, _, media = shown_images(self._vision, *self._encoder.encode(pieces), messages)
+        ids, _, media = self._encoded(pieces, messages)
         return (Segment(SegmentKind.PROMPT, ids, media=media),)
 
     def extend(
@@ -182,14 +163,6 @@ class TemplateRenderer:
             end = self._family.turn_end(message)
         ids, _ = self._encoder.encode([*self._provenance.pieces(body), Piece(end, Source.TEMPLATE)])
         return Segment(SegmentKind.TARGET, ids)
-
-    def decode(self, token_ids: npt.NDArray[np.int32]) -> str:
-        """See ``Renderer.decode``."""
-        return self._vocabulary.decode(token_ids, self.stop_token_ids)
-
-    def tokenize(self, text: str) -> npt.NDArray[np.int32]:
-        """See ``Renderer.tokenize``."""
-        return self._vocabulary.tokenize(text)
 
     def text(
         self,

@@ -1,6 +1,4 @@
-"""Episode: prepares a driver, plays, scores while the environment lives, and closes it in every
-case.
-"""
+"""Episode: prepares, plays, scores and closes one episode."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Turn generator: renders, generates, checks token consistency, parses and records the policy's
-turns.
+"""Turn generator: generates, checks, parses and records the policy's turns.
 
 - It does not know what acts between the turns: an environment or an agent program.
 - A turn's sequence is exactly the ids that the engine was given and sampled in that call.

@@ -1,6 +1,4 @@
-"""Env types: the tasks, actions, observations and steps of an environment, in messages, never
-tokens.
-"""
+"""Env types: tasks, actions, observations and steps, in messages, never tokens."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Answer constraints: the calls that a client allows or requires, and the schema of the answer's
-text.
+"""Answer constraints: a client's rules for the calls and the text of an answer.
 
 - The model is told a constraint in words, and its answer is checked afterwards.
 - Nothing forces the tokens: a grammar would sample from another distribution than the one whose

@@ -11,11 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.errors import DataError
-from agentrl.render.encode import Piece, PieceEncoder, Source
+from agentrl.render.encode import Piece, Source
 from agentrl.render.message_check import call_arguments, text_content
-from agentrl.render.vision import IMAGE_TEXT, Vision, shown_images
-from agentrl.render.vocabulary import Vocabulary, context_segments
-from agentrl.types import Image, MediaSpan, Message, Segment, SegmentKind, ToolSpec
+from agentrl.render.tokenizer_renderer import TokenizerRenderer
+from agentrl.render.vision import IMAGE_TEXT, Vision
+from agentrl.render.vocabulary import context_segments
+from agentrl.types import Image, Message, Segment, SegmentKind, ToolSpec
 
 __all__ = ["ChatMLRenderer", "ChatMLStyle", "chatml_pieces"]
 
@@ -57,7 +58,7 @@ class ChatMLStyle:
     generation_prefix: str = ""
 
 
-class ChatMLRenderer:
+class ChatMLRenderer(TokenizerRenderer):
     """A ``Renderer`` for one tokenizer and style.
 
     Args:
@@ -73,43 +74,19 @@ class ChatMLRenderer:
     family = "chatml"
 
     def __init__(self, tokenizer: Any, style: ChatMLStyle, vision: Vision | None = None) -> None:
+        super().__init__(tokenizer, ASSISTANT_MARKERS, vision)
         self.style = style
-        self._vision = vision
-        self._encoder = PieceEncoder(tokenizer.backend_tokenizer, ASSISTANT_MARKERS)
-        if missing := [
-            marker for marker in (TURN_START, TURN_END) if marker not in self._encoder.added_ids
-        ]:
+        added = self._encoder.added_ids
+        if missing := [marker for marker in (TURN_START, TURN_END) if marker not in added]:
             raise DataError(
                 f"the ChatML family needs {' and '.join(missing)} among the tokenizer's added "
                 f"tokens, and {tokenizer.name_or_path} has "
-                f"{', '.join(self._encoder.added_ids) or 'none'}; add them to the tokenizer and "
+                f"{', '.join(added) or 'none'}; add them to the tokenizer and "
                 f"resize the model's embeddings, or use a model that has them"
             )
-        self._turn_end_id = self._encoder.added_ids[TURN_END]
-        self._vocabulary = Vocabulary(tokenizer.backend_tokenizer)
-
-    @property
-    def vocab_size(self) -> int:
-        """One more than the largest id that the tokenizer knows."""
-        return self._vocabulary.size
-
-    @property
-    def stop_token_ids(self) -> tuple[int, ...]:
-        """``<|im_end|>``, and ``<|endoftext|>`` if the tokenizer has it, because base models end
-        with
-        that.
-        """
-        added = self._encoder.added_ids
-        return (
-            (self._turn_end_id, added[DOCUMENT_END])
-            if DOCUMENT_END in added
-            else (self._turn_end_id,)
-        )
-
-    @property
-    def image_token_ids(self) -> frozenset[int]:
-        """See ``Renderer.image_token_ids``."""
-        return self._vision.reserved_ids if self._vision else frozenset()
+        self._turn_end_id = added[TURN_END]
+        # base models end with <|endoftext|>
+        self.stop_token_ids = tuple(added[end] for end in (TURN_END, DOCUMENT_END) if end in added)
 
     def prompt(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
@@ -158,20 +135,6 @@ class ChatMLRenderer:
         body = _after_prefix(self.style.generation_prefix, body)
         ids, _ = self._encoder.encode([*body, Piece(TURN_END, Source.TEMPLATE)])
         return Segment(SegmentKind.TARGET, ids)
-
-    def decode(self, token_ids: npt.NDArray[np.int32]) -> str:
-        """See ``Renderer.decode``."""
-        return self._vocabulary.decode(token_ids, self.stop_token_ids)
-
-    def tokenize(self, text: str) -> npt.NDArray[np.int32]:
-        """See ``Renderer.tokenize``."""
-        return self._vocabulary.tokenize(text)
-
-    def _encoded(
-        self, pieces: Sequence[Piece], messages: Sequence[Message]
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_], tuple[MediaSpan, ...]]:
-        """Ids, whether each is content, and the spans of the images of ``messages``."""
-        return shown_images(self._vision, *self._encoder.encode(pieces), messages)
 
     def _rewrites(self, completion: npt.NDArray[np.int32], messages: Sequence[Message]) -> bool:
         if any(message["role"] != "tool" for message in messages):

@@ -1,6 +1,4 @@
-"""Family detection: finds the ChatML style of a model's own template by rendering, never by its
-name.
-"""
+"""Family detection: finds the ChatML style of a model's template by rendering."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Generic family: any template that ends an assistant's turn with an added token, found by
-rendering.
-"""
+"""Generic family: any template that ends an assistant's turn with an added token."""
 
 from __future__ import annotations
 

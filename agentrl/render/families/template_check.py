@@ -1,6 +1,4 @@
-"""Template check: verifies on test conversations that a template can be rendered with known
-authors.
-"""
+"""Template check: verifies on test conversations that a template can be rendered."""
 
 from __future__ import annotations
 

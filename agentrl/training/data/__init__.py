@@ -1,3 +1,1 @@
-"""Training data: partition, packing, prefix tree and attention; demonstrations and preference
-pairs.
-"""
+"""Training data: partition, packing, attention, demonstrations and preferences."""

@@ -1,5 +1,4 @@
-"""Partition: assigns samples to data-parallel coordinates and micro-batches, once a step for all
-passes.
+"""Partition: assigns a step's samples to coordinates and micro-batches.
 
 It is a pure function of lengths, groups, seed and layout (docs/training.md, Partition), so that a
 step's numbers never depend on timing.
@@ -18,6 +17,7 @@ import numpy.typing as npt
 from agentrl.algorithms import Counts
 from agentrl.errors import ConfigError
 from agentrl.types import Batch, BatchShard
+from agentrl.types.batch import token_rows
 
 __all__ = [
     "Layout",
@@ -256,11 +256,7 @@ def merge_columns(
     """
     columns: dict[str, F32] = {}
     for answer, part in zip(answers, parts, strict=True):
-        starts = cu_seqlens[part.samples]
-        ends = cu_seqlens[part.samples + 1]
-        index = np.concatenate(
-            [np.arange(a, b) for a, b in zip(starts, ends, strict=True)] or [np.zeros(0, np.int64)]
-        )
+        index = token_rows(cu_seqlens, part.samples)
         for name, values in answer.items():
             if values.shape != index.shape:
                 raise ValueError(

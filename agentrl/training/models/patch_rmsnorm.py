@@ -1,5 +1,4 @@
-"""RMSNorm patch: replaces a model's own RMSNorm with one that passes over memory less often, on a
-CPU.
+"""RMSNorm patch: replaces a model's own RMSNorm by a faster one, on a CPU.
 
 ``load_pretrained`` applies it for a CPU alone (its ``device``); a GPU keeps the model's own norm.
 

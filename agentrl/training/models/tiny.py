@@ -1,6 +1,4 @@
-"""Tiny model: builds a Qwen3 with random weights and its tokenizer as a Hugging Face folder,
-offline.
-"""
+"""Tiny model: builds a random Qwen3 and its tokenizer as a Hugging Face folder."""
 
 from __future__ import annotations
 

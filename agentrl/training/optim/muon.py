@@ -1,5 +1,6 @@
-"""Muon: momentum whose every matrix is orthogonalized before it is applied
-(https://kellerjordan.github.io/posts/muon).
+"""Muon: momentum whose every matrix is orthogonalized before it is applied.
+
+Source: https://kellerjordan.github.io/posts/muon.
 
 - ``torch.optim.Muon`` also runs on sharded matrices, but its bfloat16 iteration over shards moves
   weights 1.5% away from those of one process (measured at world sizes 1 and 2).

@@ -1,4 +1,4 @@
-"""The figures of one benchmark: collected, shown as a table, written as JSON, recorded for docs/benchmarks.md.
+"""Figures: collects, prints and records the figures of one benchmark.
 
 A benchmark is a script of this folder, run as ``python -m benchmarks.NAME``, that ends with::
 

@@ -1,4 +1,4 @@
-"""Token accounting under fire: thousands of fuzzed multi-turn trajectories over all template families.
+"""Token fuzzing: checks the tokens of fuzzed trajectories over all template families.
 
 ``python -m benchmarks.fuzz_tokens`` plays them through the real loop with an engine whose script writes well-formed
 turns, turns spelt in other tokens, cut, empty, broken, and any ids at all, against an environment whose every word may
@@ -22,7 +22,8 @@ from benchmarks.fuzz import VARIANTS, Outcome, fuzz
 
 __all__ = ["main", "measure", "report"]
 
-EPISODES, PROCESSES = 625, 2
+EPISODES = 625
+PROCESSES = 2
 
 NOTE = (
     "Real chat templates (TRL 1.16's wheel) on byte-level tokenizers trained on a few lines, with "
@@ -78,7 +79,7 @@ def report(
         f"{prefix}completions that a stop string ended", sum(o.stop_strings for o in whole), ""
     )
     figures.report(f"{prefix}calls read", sum(o.calls for o in whole), "")
-    figures.at_most(f"{prefix}golden-rule violations", sum(len(o.golden) for o in whole), "", 0)
+    figures.at_most(f"{prefix}golden-rule violations", sum(len(o.mismatches) for o in whole), "", 0)
     figures.at_most(f"{prefix}mask errors", sum(len(o.masks) for o in whole), "", 0)
     figures.at_most(f"{prefix}added tokens forged", sum(len(o.forged) for o in whole), "", 0)
     figures.at_most(f"{prefix}episodes that failed", sum(len(o.failed) for o in whole), "", 0)
@@ -102,7 +103,7 @@ def report(
         "s",
     )
     for outcome in whole:
-        for fault in (*outcome.golden, *outcome.masks, *outcome.forged, *outcome.failed)[:3]:
+        for fault in (*outcome.mismatches, *outcome.masks, *outcome.forged, *outcome.failed)[:3]:
             figures.note(fault)
     figures.note(NOTE)
 

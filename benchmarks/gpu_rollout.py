@@ -1,4 +1,4 @@
-"""TorchEngine on a GPU: a 0.6B-shaped random model in bf16, against transformers ``generate`` and memory's speed.
+"""GPU rollout: TorchEngine with a random 0.6B model in bf16, against ``generate``.
 
 ``python -m benchmarks.gpu_rollout`` needs a CUDA device and says so where there is none.
 """
@@ -28,12 +28,13 @@ from benchmarks.rollouts.engine_episodes import (
 
 __all__ = ["copy_bytes_per_s", "least_seconds"]
 
-MODEL, DEVICE = "0.6B", "cuda:0"
+MODEL = "0.6B"
+DEVICE = "cuda:0"
 ROUNDS = 3
 BYTES = 2
 NOTE = (
     f"Episodes of {TURNS} turns; prompts of 32 to 64 ids, tool results of 8 to 32, completions of a lognormal length "
-    "(median 16, at most 64). generate gets the same ids as one padded batch a turn and prefills it anew; medians of "
+    "(median 16, at most 64). generate gets the same ids as one padded batch a turn and prefills it again; medians of "
     f"{ROUNDS} rounds, both sides in turn. The floor is the least that memory allows: each step of the longest episode "
     "reads every weight once, and each token the keys and values before it, at the speed of a copy on this device."
 )
@@ -86,7 +87,8 @@ def measure(figures: Figures, number: int, seed: int) -> None:
     try:
         given = by_engine(engine, episodes, time.perf_counter).given
         by_generate(module, given, episodes, time.perf_counter)
-        own, theirs = [], []
+        own = []
+        theirs = []
         for _ in range(ROUNDS):
             own.append(by_engine(engine, episodes, time.perf_counter).seconds)
             theirs.append(by_generate(module, given, episodes, time.perf_counter))
@@ -98,7 +100,9 @@ def measure(figures: Figures, number: int, seed: int) -> None:
     floor = least_seconds(
         episodes, num_parameters(module) * BYTES, kv_bytes, copy_bytes_per_s(DEVICE)
     )
-    own_s, their_s, label = statistics.median(own), statistics.median(theirs), f"{number} episodes"
+    own_s = statistics.median(own)
+    their_s = statistics.median(theirs)
+    label = f"{number} episodes"
     figures.report(f"{label}: TorchEngine", episodes.num_tokens / own_s, "tokens/s")
     figures.report(
         f"{label}: generate, prefilled anew each turn", episodes.num_tokens / their_s, "tokens/s"

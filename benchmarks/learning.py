@@ -1,4 +1,4 @@
-"""What the two examples learn, and what their controls do not: ``python -m benchmarks.learning``.
+"""Learning: what the two examples and their controls learn (``python -m benchmarks.learning``).
 
 Every run is ``agentrl train`` on an example's own file, with a few settings changed; the figures are read from what
 the run directory holds. Nothing but this machine's speed decides the seconds; accuracies depend on the seeds alone.
@@ -161,7 +161,8 @@ def report_code(figures: Figures, folder: Path, names: set[str]) -> None:
         figures.at_most("code, warm-up without the tool", sharpest(summary), "", 0.10)
     if "code-noisy" in names:
         noisy = folder / "code-noisy"
-        old, new = greedy_verdicts(noisy, "before"), greedy_verdicts(noisy, "after")
+        old = greedy_verdicts(noisy, "before")
+        new = greedy_verdicts(noisy, "after")
         figures.at_least(f"{NOISY}, held-out problems", len(old), "", 1000)
         figures.report(f"{NOISY}, greedy before", sum(old) / len(old), "")
         figures.report(f"{NOISY}, greedy after", sum(new) / len(new), "")
@@ -202,7 +203,8 @@ def report_fresh(figures: Figures, folder: Path, names: set[str]) -> None:
     for run in RUNS:
         if run.name not in names & FRESH.keys():
             continue
-        told, target = f"{FRESH[run.name][0]}, fresh problems", FRESH[run.name][1]
+        told = f"{FRESH[run.name][0]}, fresh problems"
+        target = FRESH[run.name][1]
         verdicts = fresh_verdicts(folder / run.name, run.example)
         means = {
             when: {kind: sum(found) / len(found) for kind, found in own.items()}

@@ -1,4 +1,4 @@
-"""How long parsers take for adversarial texts, which the policy can write and the event loop of all episodes must read.
+"""Parsers: times parsers on adversarial texts, which the policy can write.
 
 ``python -m benchmarks.parsers`` reads each text of ``benchmarks/parsing`` with every parser of agentrl, and says of
 each text how long the slowest of them takes, and what it takes for twice the text.
@@ -16,7 +16,9 @@ from benchmarks.parsing import PARSERS, TEXTS, of_length
 
 __all__ = ["main", "seconds"]
 
-CHARACTERS, LIMIT_MS, REPEATS = 128 * 1024, 50.0, 3
+CHARACTERS = 128 * 1024
+LIMIT_MS = 50.0
+REPEATS = 3
 
 NOTE = (
     "The best of three readings, in processor time of the thread. Linear time gives a ratio near 2 for twice the text; "
@@ -38,7 +40,8 @@ def measure(figures: Figures, characters: int) -> None:
     """A row a text, of the parser that is slowest on it."""
     slowest = 0.0
     for name in TEXTS:
-        text, twice = of_length(name, characters), of_length(name, 2 * characters)
+        text = of_length(name, characters)
+        twice = of_length(name, 2 * characters)
         took = {label: seconds(parser(), text) for label, parser in PARSERS.items()}
         label = max(took, key=lambda one: took[one])
         figures.at_most(f"{name} ({label})", 1000 * took[label], "ms", LIMIT_MS)

@@ -1,4 +1,4 @@
-"""Make docs/benchmarks.md of benchmarks/results/*.json: ``python -m benchmarks.report``.
+"""Report: writes docs/benchmarks.md from the recorded results (``python -m benchmarks.report``).
 
 ``--run`` first runs each benchmark of this folder with ``--record``; ``--check`` changes nothing and fails where the
 page is not what the results give.

@@ -1,4 +1,4 @@
-"""What rollouts cost: the engine alone, slow tools against instant ones, and thousands of episodes in flight.
+"""Rollouts: the engine alone, slow tools, and thousands of episodes in flight.
 
 ``python -m benchmarks.rollout`` measures all of it, ``--only`` one part. Each part is shown, and recorded in a file of
 its own, as soon as it is measured.

@@ -1,4 +1,4 @@
-"""Seconds of a training step: against TRL on a calculator task, and by phase on the code example with its sandbox.
+"""Step: seconds of a training step, against TRL and by phase.
 
 ``python -m benchmarks.step --setup`` makes TRL's environment once, in a cache folder; ``python -m benchmarks.step``
 measures. The calculator task runs in blocks, ours and TRL's in turn, so that noise of the machine meets both; the first
@@ -117,7 +117,7 @@ def environment(threads: int) -> dict[str, str]:
 
 
 class TRLSide:
-    """TRL's trainer in a process of its own, which takes as many steps as it is asked for and then stands still.
+    """TRL's trainer in a process of its own, which takes the requested number of steps and then waits.
 
     Args:
         python: the interpreter of TRL's environment.
@@ -199,8 +199,10 @@ def calculator(figures: Figures, arguments: argparse.Namespace) -> None:
     """Blocks of ours and of TRL's in turn, from the same checkpoint."""
     python = trl_python(arguments.cache)
     model = checkpoint(arguments.cache, "calculator", CALCULATOR, seed=arguments.seed)
-    steps, threads = arguments.block_steps + COLD_STEPS, arguments.threads
-    ours, theirs = Side(), Side()
+    steps = arguments.block_steps + COLD_STEPS
+    threads = arguments.threads
+    ours = Side()
+    theirs = Side()
     with scratch() as folder:
         tasks = write_tasks(folder / "tasks.jsonl", arguments.seed)
         with TRLSide(
@@ -229,7 +231,8 @@ def calculator(figures: Figures, arguments: argparse.Namespace) -> None:
 
 def compare(figures: Figures, ours: Side, theirs: Side) -> None:
     """The figures of both sides."""
-    own_s, their_s = median_of(ours.rows, "time/step_s"), median_of(theirs.rows, "step_s")
+    own_s = median_of(ours.rows, "time/step_s")
+    their_s = median_of(theirs.rows, "step_s")
     figures.report(
         "calculator: steps counted on each side", min(len(ours.rows), len(theirs.rows)), ""
     )
@@ -276,7 +279,7 @@ def checkpoint(
 ) -> Path:
     """The warm-up's model, made once by the configuration's own ``sft`` stage.
 
-    Its name holds what it was made of, so that a change of the task makes it anew.
+    Its name contains a hash of its inputs, so that a change of the task builds another.
     """
     sources = [path for path in sorted(folder.iterdir()) if path.suffix in (".py", ".yaml")]
     made_of = [path.read_bytes() for path in sources] + [text.encode() for text in overrides]

@@ -1,4 +1,4 @@
-"""Train from Python: a live tool and a live reward take the place of those that the file names."""
+"""From Python: trains with a live tool and a live reward in place of those in the file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ CONFIG = Path(__file__).parent / "code" / "config.yaml"
 
 def close(episode: EpisodeView) -> float:
     """Half a point for the right number of digits, the whole for the right number."""
-    text, answer = episode.final_text.strip(), str(episode.task.answer)
+    text = episode.final_text.strip()
+    answer = str(episode.task.answer)
     return 1.0 if text == answer else 0.5 * (len(text) == len(answer))
 
 

@@ -1,4 +1,4 @@
-"""An assistant's turns, as both examples' demonstrations write them."""
+"""Turns: an assistant's messages for the demonstrations of two examples."""
 
 from __future__ import annotations
 

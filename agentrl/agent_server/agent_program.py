@@ -31,8 +31,8 @@ _NOT_OURS = ("OPENAI_ORG_ID", "OPENAI_PROJECT_ID", "OPENAI_ORGANIZATION")
 class AgentProgramSpec:
     """An agent program, started once an episode.
 
-    - It reads the task from standard input as one JSON object: ``id``, ``messages``, ``data_source``
-      and ``info``, never the answer.
+    - It reads the task from standard input as one JSON object: ``id``, ``messages``,
+      ``data_source`` and ``info``, never the answer.
     - It sends its requests to OPENAI_BASE_URL with OPENAI_API_KEY, and may POST ``/reward`` to
       AGENTRL_EPISODE_URL.
     - It ends the episode by exiting with status 0.
@@ -70,8 +70,9 @@ class AgentProgramSpec:
         found = shutil.which(in_folder, path=self.variables("", "")["PATH"])
         if found is None:
             raise ConfigError(
-                f"env.agent_command={list(self.command)} must name a program that may be run from {self.cwd or os.getcwd()}, "
-                f"and {name!r} is none; give its path, or make it executable"
+                f"env.agent_command={list(self.command)} must name a program that may be run from "
+                f"{self.cwd or os.getcwd()}, and {name!r} is none; give its path, or make it "
+                f"executable"
             )
         return found
 
@@ -162,8 +163,9 @@ class ProgramDriver(ServedDriver):
             )
         except OSError as error:
             raise ConfigError(
-                f"env.agent_command={list(spec.command)} cannot be started in {spec.cwd or os.getcwd()}: "
-                f"{error.strerror or error}; name a program that this machine has"
+                f"env.agent_command={list(spec.command)} cannot be started in "
+                f"{spec.cwd or os.getcwd()}: {error.strerror or error}; name a program that this "
+                f"machine has"
             ) from error
         self._process = process
         stdin = process.stdin

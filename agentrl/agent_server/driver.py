@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 
 from agentrl.agent_server.episode import ServedEpisode
 from agentrl.agent_server.server import PolicyServer
@@ -21,10 +22,16 @@ class ServedDriver:
         turns: the episode's turn generator.
         server: the host's endpoint.
         idle_timeout_s: seconds without a request after which the episode ends.
+        on_open: called with this driver after its episode has been opened.
     """
 
     def __init__(
-        self, turns: TurnGenerator, server: PolicyServer, *, idle_timeout_s: float | None = None
+        self,
+        turns: TurnGenerator,
+        server: PolicyServer,
+        *,
+        idle_timeout_s: float | None = None,
+        on_open: Callable[[ServedDriver], None] | None = None,
     ) -> None:
         key = turns.builder.key
         self.turns = turns
@@ -35,6 +42,7 @@ class ServedDriver:
         self.url = ""
         self._server = server
         self._idle_timeout_s = idle_timeout_s
+        self._on_open = on_open
         self.episode: ServedEpisode | None = None
 
     @property
@@ -46,6 +54,8 @@ class ServedDriver:
         """Opens the episode; ``url`` is that of its routes."""
         self.episode = ServedEpisode(self.turns, idle_timeout_s=self._idle_timeout_s)
         self.url = await self._server.serve(self.episode_id, self.episode)
+        if self._on_open is not None:
+            self._on_open(self)
 
     async def play(self) -> Status:
         """Waits for the end, after which no turn is generated; see ``EpisodeDriver.play``.

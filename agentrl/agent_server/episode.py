@@ -30,8 +30,8 @@ __all__ = ["ServedEpisode"]
 class ServedEpisode:
     """Generates turns for an agent's requests, and keeps the rewards that the agent reports.
 
-    - A request whose messages extend an answered turn extends that turn's sequence; any other begins
-      a new sequence.
+    - A request whose messages extend an answered turn extends that turn's sequence; any other
+      begins a new sequence.
     - Requests may be concurrent, and may alternate between sequences.
     - All methods run in the endpoint's event loop.
 

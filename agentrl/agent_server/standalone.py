@@ -41,18 +41,13 @@ class _StandaloneDriverSpec:
     idle_timeout_s: float
     opened: asyncio.Future[ServedDriver]
 
-    def driver(self, turns: TurnGenerator) -> _StandaloneDriver:
-        return _StandaloneDriver(turns, self)
-
-
-class _StandaloneDriver(ServedDriver):
-    def __init__(self, turns: TurnGenerator, spec: _StandaloneDriverSpec) -> None:
-        super().__init__(turns, spec.server, idle_timeout_s=spec.idle_timeout_s)
-        self._opened = spec.opened
-
-    async def prepare(self) -> None:
-        await super().prepare()
-        self._opened.set_result(self)
+    def driver(self, turns: TurnGenerator) -> ServedDriver:
+        return ServedDriver(
+            turns,
+            self.server,
+            idle_timeout_s=self.idle_timeout_s,
+            on_open=self.opened.set_result,
+        )
 
 
 class StandaloneServer(PolicyServer):

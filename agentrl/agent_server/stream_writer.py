@@ -1,7 +1,7 @@
 """Stream writer: turns the tokens of a running turn into the deltas of its streamed answer.
 
-- A delta that was sent is final. If the end of a completion changes how its beginning is parsed, the
-  client keeps the earlier parse, and its next request begins a new sequence.
+- A delta that was sent is final. If the end of a completion changes how its beginning is parsed,
+  the client keeps the earlier parse, and its next request begins a new sequence.
 - The streamed ids are always a prefix of the completion's ids.
 """
 

@@ -1,4 +1,7 @@
-"""Algorithms as frozen records of pure functions. Importing this package imports no torch; making an algorithm does."""
+"""Algorithms: frozen records of pure functions.
+
+Importing this package imports no torch; building an algorithm does.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Credit on the driver: what each trajectory deserves beside its siblings."""
+"""Credit: computes each trajectory's advantage over its group, on the driver."""
 
 from __future__ import annotations
 
@@ -17,16 +17,20 @@ I64 = npt.NDArray[np.int64]
 
 
 def finite_rewards(rewards: F64, what: str) -> F64:
-    """``rewards`` as they are.
+    """Returns ``rewards`` if all are finite.
+
+    Args:
+        rewards: ``[n]``.
+        what: their name, for the error.
 
     Raises:
-        RewardError: one is NaN or infinite.
+        RewardError: a reward is NaN or infinite.
     """
     bad = np.flatnonzero(~np.isfinite(rewards))
     if bad.size:
         raise RewardError(
-            f"{what} must be finite, got {rewards[bad[0]]} at position {bad[0]} ({bad.size} in all); mend the reward "
-            "function: a trajectory that can't be scored must fail instead"
+            f"{what} must be finite, got {rewards[bad[0]]} at position {bad[0]} ({bad.size} in "
+            f"all); fix the reward function: a trajectory that can't be scored must fail instead"
         )
     return rewards
 
@@ -38,15 +42,16 @@ def group_advantages(
     scale_rewards: Literal["none", "std"] = "std",
     eps: float = 1e-4,
 ) -> F64:
-    """Centre every reward on the mean of its own group.
+    """Centres every reward on the mean of its own group.
 
-    The mean of the finished siblings is GRPO's baseline (arXiv:2402.03300, sec. 4.1). ``scale_rewards="std"`` also divides by
-    the group's sample standard deviation (n - 1), as that paper does; ``"none"`` leaves it out, because it favours
-    prompts that are nearly always or nearly never solved (arXiv:2503.20783).
+    The mean of the finished rollouts is GRPO's baseline (arXiv:2402.03300, sec. 4.1).
+    ``scale_rewards="std"`` also divides by the group's sample standard deviation (n - 1), as in
+    that paper. ``"none"`` omits it, because it favours prompts that are nearly always or nearly
+    never solved (arXiv:2503.20783).
 
     Args:
-        rewards_J: ``[J]`` rewards of finished trajectories; a failed sibling is absent.
-        group_J: ``[J]`` equal for siblings, in any order.
+        rewards_J: ``[J]`` rewards of finished trajectories; failed ones are absent.
+        group_J: ``[J]`` equal within a group, in any order.
         scale_rewards: ``"none"`` keeps reward units; ``"std"`` makes the result unitless.
         eps: added to the standard deviation; unused for ``"none"``.
 
@@ -59,7 +64,8 @@ def group_advantages(
     """
     if rewards_J.shape != group_J.shape or rewards_J.ndim != 1:
         raise ValueError(
-            f"rewards and groups must be one-dimensional and alike, got {rewards_J.shape}, {group_J.shape}"
+            f"rewards and groups must be one-dimensional and alike, got {rewards_J.shape}, "
+            f"{group_J.shape}"
         )
     finite_rewards(rewards_J, "rewards")
     advantages_J = np.zeros(rewards_J.shape, dtype=np.float64)
@@ -67,7 +73,8 @@ def group_advantages(
         rows = np.flatnonzero(group_J == group)
         if rows.size < 2:
             raise ValueError(
-                f"group {group} has one finished trajectory and no baseline; keep_group drops such groups"
+                f"group {group} has one finished trajectory and no baseline; keep_group drops "
+                f"such groups"
             )
         own = rewards_J[rows].astype(np.float64)
         if own.max() == own.min():  # the mean of equal numbers may differ from them by rounding
@@ -87,7 +94,7 @@ def keep_informative_group(
     Raises:
         RewardError: a reward is not finite.
     """
-    finite_rewards(group.rewards, f"rewards of draw {group.group_index}")
+    finite_rewards(group.rewards, f"rewards of group {group.group_index}")
     if group.rewards.size < 2:
         return FilterResult(False, "too_few_finished")
     if filter_zero_variance and float(group.rewards.max()) == float(group.rewards.min()):

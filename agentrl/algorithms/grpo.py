@@ -1,4 +1,4 @@
-"""GRPO: advantages beside the siblings, a clipped loss on the policy's own tokens."""
+"""GRPO: advantages relative to the group, and a clipped loss on the policy's own tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["make_grpo"]
 
 
 def make_grpo(settings: GRPOSettings) -> AlgorithmSpec:
-    """GRPO as ``settings`` say (arXiv:2402.03300, arXiv:2503.14476)."""
+    """GRPO with ``settings`` (arXiv:2402.03300, arXiv:2503.14476)."""
     use_rollout = settings.on_policy_only
     return AlgorithmSpec(
         name="grpo",
@@ -52,7 +52,7 @@ def make_grpo(settings: GRPOSettings) -> AlgorithmSpec:
 def group_relative_credit(
     rewards: Rewards, state: AlgorithmState, *, scale_rewards: Literal["none", "std"], eps: float
 ) -> Credit:
-    """A trajectory's credit is its advantage over its siblings; turns get nothing of their own."""
+    """A trajectory's credit is its advantage over its group; turns get none of their own."""
     return Credit(
         trajectory=group_advantages(
             rewards.reward, rewards.group, scale_rewards=scale_rewards, eps=eps

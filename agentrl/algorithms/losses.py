@@ -1,4 +1,4 @@
-"""Losses and estimators on the ranks: per token, unreduced, without communication.
+"""Losses: policy losses and estimators for each token, unreduced and local to a rank.
 
 Axes: N trained tokens of a micro-batch, T packed tokens.
 """
@@ -28,17 +28,18 @@ __all__ = [
 ]
 
 _K1_LIMIT = 20.0
-"""Nats of one token beyond which a mean would tell of that token alone."""
+"""Nats of one token beyond which that token alone would dominate a mean."""
 
 
 def broadcast_to_tokens(credit: TokenCredit) -> Advantages:
-    """Every trained token gets the credit of its trajectory and its turn; others get exact zeros."""
+    """Gives every trained token the credit of its trajectory and its turn, and others exact zeros."""
     total = credit.trajectory + credit.turn
     return Advantages(torch.where(credit.mask != 0, total, torch.zeros_like(total)))
 
 
 def k3(logprobs: Tensor, other: Tensor) -> Tensor:
-    """``[N]`` estimates of KL(policy, other) from tokens of the policy: exp(d) - d - 1, d = other - policy.
+    """``[N]`` estimates of KL(policy, other) from tokens of the policy: exp(d) - d - 1, d = other -
+    policy.
 
     Unbiased and never negative (http://joschu.net/blog/kl-approx.html).
     """
@@ -47,10 +48,10 @@ def k3(logprobs: Tensor, other: Tensor) -> Tensor:
 
 
 def capped_k3(logprobs: Tensor, other: Tensor, cap: float | None) -> Tensor:
-    """``k3``, at most ``cap``; where that bites there is no gradient. None sets no bound.
+    """``k3``, at most ``cap``; a capped token has no gradient. None sets no bound.
 
-    k3 grows as exp(d), and its gradient with it: one token that the policy makes much rarer than the reference did
-    can outweigh a batch.
+    k3 and its gradient grow as exp(d). One token that the policy makes much rarer than the
+    reference could outweigh a batch.
     """
     if cap is None:
         return k3(logprobs, other)
@@ -69,19 +70,26 @@ def clipped_policy_loss(
     kl_cap: float | None,
     use_rollout_logprobs: bool,
 ) -> TokenLoss:
-    """PPO's clipped surrogate with two bounds: -min(r·A, clip(r, 1 - low, 1 + high)·A) (arXiv:1707.06347, eq. 7).
+    """PPO's clipped surrogate with two bounds (arXiv:1707.06347, eq. 7).
+
+    The loss is -min(r·A, clip(r, 1 - low, 1 + high)·A).
 
     Args:
         inputs: ``[N]`` trained tokens with advantages.
-        clip_low, clip_high: the bounds (arXiv:2503.14476, sec. 3.1 tells them apart).
-        clip_dual: where A < 0 the surrogate is at least clip_dual·A (arXiv:1912.09729, eq. 5); None sets no bound.
-        kl_coef: of k3 against the reference, in the loss as in arXiv:2402.03300, eq. 4.
-        kl_cap: of k3.
-        use_rollout_logprobs: π_old is the sampler's own account.
+        clip_low, clip_high: the bounds, which arXiv:2503.14476, sec. 3.1 separates.
+        clip_dual: the surrogate is at least clip_dual·A if A < 0 (arXiv:1912.09729, eq. 5); None
+            sets no bound.
+        kl_coef: the coefficient of k3 against the reference, in the loss (arXiv:2402.03300, eq. 4).
+        kl_cap: the cap of k3.
+        use_rollout_logprobs: use the sampler's own logprobs as π_old.
 
     Returns:
-        ``[N]`` losses; statistics ``policy/ratio``, ``policy/kl_old``, ``policy/kl_old_k1``, ``policy/clip_frac_low``,
-        ``_high``, ``_dual`` (the share of tokens whose gradient a bound removed) and ``policy/kl_ref``.
+        ``[N]`` losses. The statistics are ``policy/ratio``, ``policy/kl_old``,
+        ``policy/kl_old_k1``, ``policy/clip_frac_low``, ``_high`` and ``_dual`` (shares of tokens
+        whose gradient a bound removed) and ``policy/kl_ref``.
+
+    Raises:
+        ValueError: a required column is missing.
     """
     old = _given(
         inputs.rollout_logprobs if use_rollout_logprobs else inputs.old_logprobs, "old_logprobs"
@@ -118,9 +126,10 @@ def imitation_loss(inputs: PolicyInputs) -> TokenLoss:
 
 
 def truncated_importance(inputs: PolicyInputs, *, cap: float) -> Tensor:
-    """``[N]`` factors min(π_old / π_rollout, cap), 1 for tokens that no engine sampled; detached.
+    """``[N]`` detached factors min(π_old / π_rollout, cap); 1 for tokens that no engine sampled.
 
-    Makes up for a sampler whose probabilities differ from the trainer's, at bounded variance.
+    Truncated importance sampling corrects for a sampler whose probabilities differ from the
+    trainer's, at bounded variance.
     """
     old = _given(inputs.old_logprobs, "old_logprobs").detach()
     factor = torch.exp(old - inputs.rollout_logprobs).clamp(max=cap)

@@ -1,4 +1,7 @@
-"""Losses of pairs on the ranks: per pair, unreduced, without communication. Axis: C pairs of a micro-batch."""
+"""Pair losses: unreduced losses for each pair, without communication between ranks.
+
+Axis: C pairs of a micro-batch.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,17 @@ __all__ = ["bradley_terry_loss"]
 
 
 def bradley_terry_loss(inputs: PairInputs, *, centring: float) -> PairLoss:
-    """-log sigmoid(r_chosen - r_rejected - margin) (arXiv:1706.03741, sec. 2.2.3; arXiv:2203.02155, eq. 1).
+    """-log sigmoid(r_chosen - r_rejected - margin) (arXiv:1706.03741, sec. 2.2.3; arXiv:2203.02155,
+    eq. 1).
 
     Args:
         inputs: ``[C]`` pairs; the margin is that of arXiv:2307.09288, eq. 2.
         centring: adds centring · (r_chosen + r_rejected)^2 (arXiv:2312.09244, sec. 2).
 
     Returns:
-        ``[C]`` losses; statistics ``reward_model/accuracy`` (the share of pairs whose better trajectory has the higher
-        score; a tie counts half), ``reward_model/margin`` (r_chosen - r_rejected) and ``reward_model/score`` (the mean
-        of both).
+        ``[C]`` losses. The statistics are ``reward_model/accuracy`` (the share of pairs whose
+        better trajectory has the higher score; a tie counts half), ``reward_model/margin``
+        (r_chosen - r_rejected) and ``reward_model/score`` (the mean of both).
     """
     difference = inputs.chosen - inputs.rejected
     loss = -logsigmoid(difference - inputs.margin)

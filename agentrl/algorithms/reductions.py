@@ -1,6 +1,7 @@
-"""Sample weights of a mini-batch, from integers known before its first forward (docs/training.md, Loss).
+"""Reductions: sample weights of a mini-batch, from its counts (docs/training.md, Loss).
 
-Axes: S samples. Zeros of the correction stay in the denominators: weights never depend on a forward.
+Axes: S samples. Tokens that a correction zeroes stay in the denominators: weights never depend on a
+forward pass.
 """
 
 from __future__ import annotations
@@ -20,17 +21,19 @@ F64 = npt.NDArray[np.float64]
 
 
 def token_mean(counts: Counts) -> F64:
-    """Every trained token weighs the same: w = 1/N (arXiv:2503.14476, sec. 3.3).
+    """Weighs every trained token equally: w = 1/N (arXiv:2503.14476, sec. 3.3).
 
     Returns:
-        ``[S]`` weights; zeros where nothing is trained.
+        ``[S]`` weights; zeros if nothing is trained.
     """
     total = int(counts.tokens.sum())
     return np.full(counts.tokens.shape, 1.0 / total if total else 0.0)
 
 
 def trajectory_mean(counts: Counts) -> F64:
-    """Every trained trajectory weighs the same: w = 1/(J·n_j), n_j over all samples of trajectory j (arXiv:2402.03300).
+    """Weighs every trained trajectory equally: w = 1/(J·n_j) (arXiv:2402.03300).
+
+    n_j counts the trained tokens of all samples of trajectory j.
 
     Returns:
         ``[S]`` weights; 0 for samples of a trajectory without trained tokens.
@@ -44,18 +47,21 @@ def trajectory_mean(counts: Counts) -> F64:
 
 
 def constant(counts: Counts, *, tokens: int) -> F64:
-    """Sums divided by a constant length: w = 1/(J·C), free of the length's bias (arXiv:2503.20783).
+    """Divides sums by a constant length: w = 1/(J·C), without a length bias (arXiv:2503.20783).
 
     Args:
         counts: the mini-batch.
         tokens: C.
+
+    Returns:
+        ``[S]`` weights; zeros if nothing is trained.
     """
     trained = np.unique(counts.trajectory[counts.tokens > 0]).size
     return np.full(counts.tokens.shape, 1.0 / (trained * tokens) if trained else 0.0)
 
 
 def pair_mean(counts: Counts) -> F64:
-    """Every pair weighs the same: w = 1/C of C pairs, which are half the trajectories.
+    """Weighs every pair equally: w = 1/C of C pairs, which are half the trajectories.
 
     Returns:
         ``[S]`` weights, equal for both samples of a pair.
@@ -64,7 +70,7 @@ def pair_mean(counts: Counts) -> F64:
 
 
 def reduction_of(name: Reduction, constant_tokens: int | None) -> Callable[[Counts], F64]:
-    """The function that settings name."""
+    """The function of a reduction's name."""
     if name == "constant":
         assert constant_tokens is not None, "settings are validated"
         return partial(constant, tokens=constant_tokens)

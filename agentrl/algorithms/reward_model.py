@@ -1,4 +1,4 @@
-"""Reward models: learn from pairs which of two trajectories is the better."""
+"""Reward model: learns from pairs which of two trajectories is better."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["make_reward_model"]
 
 
 def make_reward_model(settings: RewardModelSettings) -> AlgorithmSpec:
-    """A reward model as ``settings`` say; groups are pairs whose first trajectory is the better."""
+    """A reward model with ``settings``; groups are pairs whose first trajectory is the better one."""
     return AlgorithmSpec(
         name="reward_model",
         keep_group=keep_all,
@@ -34,6 +34,6 @@ def make_reward_model(settings: RewardModelSettings) -> AlgorithmSpec:
 
 
 def margin_credit(rewards: Rewards, state: AlgorithmState, *, use_margin: bool) -> Credit:
-    """A pair's margin is the difference of its trajectories' rewards; zeros where margins are not used."""
+    """A pair's margin is the difference of its trajectories' rewards; zeros without margins."""
     credit = rewards.reward if use_margin else np.zeros(rewards.reward.shape)
     return Credit(trajectory=credit, turn=np.zeros(rewards.turn_trajectory.shape))

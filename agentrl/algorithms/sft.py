@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: imitate TARGET tokens."""
+"""SFT: imitates TARGET tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["make_sft"]
 
 
 def make_sft(settings: SFTSettings) -> AlgorithmSpec:
-    """Imitation as ``settings`` say. Rewards, where the data have any, are not read."""
+    """Imitation with ``settings``; rewards in the data are not used."""
     return AlgorithmSpec(
         name="sft",
         keep_group=keep_all,
@@ -37,10 +37,10 @@ def make_sft(settings: SFTSettings) -> AlgorithmSpec:
 
 
 def keep_all(group: GroupSummary) -> FilterResult:
-    """Demonstrations need no comparison."""
+    """Keeps every group, because imitation compares none."""
     return FilterResult(True)
 
 
 def no_credit(rewards: Rewards, state: AlgorithmState) -> Credit:
-    """Zeros: imitation has no credit to assign."""
+    """Zeros, because imitation assigns no credit."""
     return Credit(np.zeros(rewards.reward.shape), np.zeros(rewards.turn_trajectory.shape))

@@ -1,1 +1,1 @@
-"""The command line: one thin file a command."""
+"""Command line: one file for each command."""

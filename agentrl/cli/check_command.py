@@ -1,4 +1,4 @@
-"""``agentrl check``."""
+"""Check command: ``agentrl check``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``agentrl doctor``."""
+"""Doctor command: ``agentrl doctor``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``agentrl eval``."""
+"""Eval command: ``agentrl eval``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``agentrl install``."""
+"""Install command: ``agentrl install``."""
 
 from __future__ import annotations
 

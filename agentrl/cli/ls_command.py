@@ -1,4 +1,4 @@
-"""``agentrl ls``."""
+"""Ls command: ``agentrl ls``."""
 
 from __future__ import annotations
 
@@ -97,5 +97,6 @@ def _print(found: Sequence[TrajectorySummary], limit: int) -> None:
 
 
 def _versions(summary: TrajectorySummary) -> str | None:
-    low, high = summary.policy_version_min, summary.policy_version_max
+    low = summary.policy_version_min
+    high = summary.policy_version_max
     return None if low is None else str(low) if low == high else f"{low}-{high}"

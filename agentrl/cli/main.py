@@ -1,4 +1,4 @@
-"""The commands, and how an error ends them."""
+"""Main: registers the commands, and prints the errors that end them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _run(tokens: Sequence[str]) -> int:
     except KeyboardInterrupt as error:
         _tell(_interrupted(error))
         return 130
-    except BrokenPipeError:  # whoever read the output has seen enough
+    except BrokenPipeError:  # the reader of the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 

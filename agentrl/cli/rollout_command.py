@@ -1,4 +1,4 @@
-"""``agentrl rollout``."""
+"""Rollout command: ``agentrl rollout``."""
 
 from __future__ import annotations
 

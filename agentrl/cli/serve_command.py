@@ -1,4 +1,4 @@
-"""`agentrl serve policy`."""
+"""Serve command: ``agentrl serve policy``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def serve_policy_command(
     overrides
         Settings that go before the file's, as key=value.
     host
-        The address to listen on; whoever reaches it may use the policy.
+        The address to listen on; every client that reaches it may use the policy.
     port
         The port; 0 takes a free one.
     out

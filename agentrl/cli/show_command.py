@@ -1,4 +1,4 @@
-"""``agentrl show``."""
+"""Show command: ``agentrl show``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all commands print with: text and tables that fit the terminal and cannot steer it, and JSON."""
+"""Terminal: prints text, tables and JSON that fit the terminal and cannot control it."""
 
 from __future__ import annotations
 
@@ -101,7 +101,8 @@ def print_table(
         max((cell_len(line[index].plain) for line in texts), default=0)
         for index in range(len(columns))
     ]
-    headings, gap = list(columns), 2
+    headings = list(columns)
+    gap = 2
     if _width(headings, room, gap) > out.width:
         headings = [heading.replace(" ", "\n") for heading in columns]
     if _width(headings, room, gap) > out.width:

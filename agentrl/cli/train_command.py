@@ -1,4 +1,4 @@
-"""``agentrl train``."""
+"""Train command: ``agentrl train``."""
 
 from __future__ import annotations
 

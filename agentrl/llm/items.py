@@ -2,8 +2,6 @@
 
 https://platform.openai.com/docs/api-reference/responses
 
-https://platform.openai.com/docs/api-reference/responses
-
 There an assistant's turn is several items (thoughts, text, a call each) and a tool's result is one;
 here a turn is one message, as in chat completions, to which the items are put together.
 """
@@ -84,8 +82,8 @@ def _add_to_turn(
         turn.setdefault("tool_calls", []).append(call)
     else:
         raise WireFault(
-            f"{place} of type {kind!r} is not supported here; a conversation has message, reasoning, function_call and "
-            "function_call_output"
+            f"{place} of type {kind!r} is not supported here; a conversation has message, "
+            f"reasoning, function_call and function_call_output"
         )
 
 
@@ -128,7 +126,8 @@ def tool_from_item(value: Any, where: str) -> ToolSpec:
     kind = value.get("type") if isinstance(value, Mapping) else None
     if kind != "function":
         raise WireFault(
-            f"{where} must be a tool of type function, which the agent runs itself, got type {kind!r}; none is run here"
+            f"{where} must be a tool of type function, which the agent runs itself, got type "
+            f"{kind!r}; none is run here"
         )
     return tool_from_wire(
         {"type": "function", "function": {k: v for k, v in value.items() if v is not None}}, where

@@ -2,8 +2,6 @@
 
 https://platform.openai.com/docs/api-reference/chat
 
-https://platform.openai.com/docs/api-reference/chat
-
 There a call's arguments are JSON text, here they are a mapping; there an image is a URL, here an
 ``Image``.
 """
@@ -93,7 +91,8 @@ def from_wire(value: Any, where: str) -> Message:
     if role == "tool":
         if not isinstance(value.get("tool_call_id"), str):
             raise WireFault(
-                f"{where}.tool_call_id must name the call that it answers, got {value.get('tool_call_id')!r}"
+                f"{where}.tool_call_id must name the call that it answers, got "
+                f"{value.get('tool_call_id')!r}"
             )
         message["tool_call_id"] = value["tool_call_id"]
     reasoning = value.get("reasoning_content", value.get("reasoning"))

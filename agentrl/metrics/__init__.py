@@ -1,4 +1,4 @@
-"""Metric names, what a step's trajectories say, where the numbers go, and the terminal."""
+"""Metrics: names and values of a step's metrics, their sinks, and the terminal's display."""
 
 from __future__ import annotations
 

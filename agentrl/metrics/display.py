@@ -1,4 +1,4 @@
-"""The terminal's view of a run: the run directory first, a line a step, a table at the end."""
+"""Display: shows a run on the terminal, one line a step and a table at the end."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ PAIR_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class ResultRow:
-    """One line of the final table; accuracies from 0 to 1, None where not measured."""
+    """One line of the final table; accuracies are from 0 to 1, None if not measured."""
 
     name: str
     before: float | None
@@ -88,15 +88,16 @@ _SPARSE_LINES = 20
 
 
 class StepDisplay:
-    """Shows a run on a console; on a terminal with a live line at the bottom, elsewhere in plain lines.
+    """Shows a run on a console: with a live line at the bottom of a terminal, otherwise in plain
+    lines.
 
-    Use as a context manager, so that the terminal is given back whatever happens.
+    Used as a context manager, so that the terminal is restored in every case.
 
     Args:
-        console: where to print.
+        console: the console to print on.
         run_dir: printed first.
-        columns: the numbers of a step's line, until ``stage`` names others.
-        clock: seconds that never go back.
+        columns: the numbers of a step's line, until ``stage`` changes them.
+        clock: monotonic seconds.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class StepDisplay:
         self.close()
 
     def close(self) -> None:
-        """Give the terminal back; a second call does nothing."""
+        """Restores the terminal; a second call does nothing."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -150,17 +151,20 @@ class StepDisplay:
         done: int = 0,
         sparse: bool = False,
     ) -> None:
-        """Start a stage.
+        """Starts a stage.
 
         Args:
-            name: its name, and what to say of it.
+            name: its name and description.
             num_steps: its steps.
             columns: the numbers of its steps' lines.
             done: steps done before a resume.
-            sparse: its steps are short: where there is no terminal, say a line a twentieth of them.
+            sparse: whether its steps are short. Without a terminal, it then gets at most twenty
+                lines.
         """
         self._columns = tuple(columns) if columns is not None else self._columns
-        self._num_steps, self._done, self._sparse = num_steps, done, sparse
+        self._num_steps = num_steps
+        self._done = done
+        self._sparse = sparse
         self._recent.clear()
         self._status = ""
         self._last = self._clock()
@@ -176,16 +180,17 @@ class StepDisplay:
         )
 
     def step(self, step: int, values: Mapping[str, float], note: str = "") -> None:
-        """Show a step's line.
+        """Shows a step's line.
 
         Args:
-            step: how many steps of the stage are done with it, from 1.
+            step: the number of this step in its stage, from 1.
             values: its metrics by name.
-            note: what its numbers do not say, at the end of the line; on a narrow terminal below it.
+            note: a remark at the end of the line, or below it on a narrow terminal.
         """
         now = self._clock()
         self._recent.append((now - self._last) / max(1, step - self._done))
-        self._last, self._done = now, step
+        self._last = now
+        self._done = step
         if self._sparse and not self._console.is_terminal and not self._is_due(step):
             return
         cells = "  ".join(column.cell(values) for column in self._columns)
@@ -197,26 +202,33 @@ class StepDisplay:
         self._console.print(Text(f"{line}{between}{note}" if note else line), soft_wrap=True)
 
     def status(self, text: str) -> None:
-        """Say what the run is doing now, such as ``evaluating code, 120 of 512``; shown on a terminal alone."""
+        """Shows the run's present activity, such as ``evaluating code, 120 of 512``, on a terminal
+        alone.
+        """
         self._status = text
 
     def message(self, text: str, *, style: str = "") -> None:
-        """Print a sentence between the steps."""
-        self._say(text, style)
+        """Prints a sentence between the steps: wrapped on a terminal, otherwise in one line."""
+        if self._console.is_terminal:
+            lines = textwrap.wrap(
+                text, self._console.width, break_long_words=False, break_on_hyphens=False
+            )
+            text = "\n".join(lines)
+        self._console.print(Text(text, style=style), soft_wrap=True)
 
     def alert(self, text: str) -> None:
-        """Print a warning between the steps."""
+        """Prints a warning between the steps."""
         self.message(f"! {text}", style="yellow")
 
     def finish(
         self, rows: Sequence[ResultRow], seconds: Mapping[str, float], hints: Sequence[str] = ()
     ) -> None:
-        """End with the results, the seconds by phase and where to look next.
+        """Ends with the results, the seconds by phase and hints.
 
         Args:
             rows: held-out accuracies.
             seconds: by phase, as in ``summary.json``.
-            hints: commands to go on with.
+            hints: commands to continue with.
         """
         self.close()
         if rows:
@@ -226,18 +238,9 @@ class StepDisplay:
             longest = sorted(seconds.items(), key=lambda item: -item[1])
             phases = "  ".join(f"{name} {format_duration(spent)}" for name, spent in longest)
             self._console.print()
-            self._say(f"seconds by phase: {phases}")
+            self.message(f"seconds by phase: {phases}")
         for hint in hints:
-            self._say(hint)
-
-    def _say(self, text: str, style: str = "") -> None:
-        """Print whole words: on a terminal in lines that fit it, elsewhere in one line."""
-        if self._console.is_terminal:
-            lines = textwrap.wrap(
-                text, self._console.width, break_long_words=False, break_on_hyphens=False
-            )
-            text = "\n".join(lines)
-        self._console.print(Text(text, style=style), soft_wrap=True)
+            self.message(hint)
 
     def _is_due(self, step: int) -> bool:
         """Whether another twentieth of the steps is done."""
@@ -254,7 +257,7 @@ class StepDisplay:
         return mean * (self._num_steps - self._done)
 
     def _line(self) -> Table:
-        """The live line: how far, how long this step has run, what is being done."""
+        """The live line: progress, seconds of this step, and activity."""
         table = Table.grid(padding=(0, 1))
         since = format_duration(self._clock() - self._last)
         status = Text(self._status, style="dim", overflow="ellipsis")
@@ -269,10 +272,13 @@ class StepDisplay:
 
 
 def result_rows(evaluations: Mapping[str, Mapping[str, object]]) -> list[ResultRow]:
-    """The rows of ``summary.json``'s ``eval``: ``{set: {"before": {"sampled": .., "greedy": ..}, "after": {..}}}``."""
+    """The rows of ``summary.json``'s ``eval``: ``{set: {"before": {"sampled": .., "greedy": ..},
+    "after": {..}}}``.
+    """
     rows = []
     for name, evaluation in evaluations.items():
-        before, after = _numbers(evaluation.get("before")), _numbers(evaluation.get("after"))
+        before = _numbers(evaluation.get("before"))
+        after = _numbers(evaluation.get("after"))
         kinds = dict.fromkeys([*before, *after])
         rows += [ResultRow(f"{name}, {kind}", before.get(kind), after.get(kind)) for kind in kinds]
     return rows

@@ -1,7 +1,7 @@
-"""What a set of scored episodes says: avg@N, pass@k and maj@k, with intervals, by data source.
+"""Evaluation statistics: avg@N, pass@k and maj@k with intervals, by data source.
 
-Tasks are the units that were drawn at random, and the samples of one task resemble each other: every interval is
-therefore made of one number a task (clustered by task), never of the samples as if they were independent.
+- Tasks were sampled independently, but the samples of one task were not.
+- Every interval is therefore clustered by task: it uses one number a task.
 """
 
 from __future__ import annotations
@@ -37,10 +37,13 @@ class TaskScores:
 
     Args:
         task_id: unique within its data source.
-        data_source: by which reports are split.
-        scores: one a finished sample; failed samples are left out by the caller.
-        answers: what each sample is taken to answer, for voting; None where a sample has no answer. Empty where
-            the task has nothing to vote on.
+        data_source: the group of tasks in a report.
+        scores: one for each finished sample; the caller leaves out failed ones.
+        answers: each sample's answer, for voting; None for a sample without one. Empty if the task
+            has no answers to vote on.
+
+    Raises:
+        ValueError: the numbers of scores and answers differ, or a score is not finite.
     """
 
     task_id: str
@@ -51,7 +54,8 @@ class TaskScores:
     def __post_init__(self) -> None:
         if self.answers and len(self.answers) != len(self.scores):
             raise ValueError(
-                f"task {self.task_id!r} has {len(self.scores)} scores but {len(self.answers)} answers"
+                f"task {self.task_id!r} has {len(self.scores)} scores but {len(self.answers)} "
+                f"answers"
             )
         if not all(math.isfinite(score) for score in self.scores):
             raise ValueError(f"task {self.task_id!r} has a score that is not finite: {self.scores}")
@@ -68,9 +72,9 @@ class Estimate:
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
-    """The chance that at least one of ``k`` samples is correct, unbiased (Chen et al. 2021, arXiv:2107.03374, eq. 1).
+    """The probability that at least one of ``k`` samples is correct (arXiv:2107.03374, eq. 1).
 
-    ``1 - C(n - c, k) / C(n, k)``, as a product that neither overflows nor cancels.
+    The unbiased ``1 - C(n - c, k) / C(n, k)``, as a product that neither overflows nor cancels.
 
     Raises:
         ValueError: not ``0 <= num_correct <= num_samples`` or not ``1 <= k <= num_samples``.
@@ -91,17 +95,18 @@ def maj_at_k(
     k: int,
     rng: np.random.Generator | None = None,
 ) -> float:
-    """The chance that the commonest answer among ``k`` of the samples is correct (arXiv:2203.11171).
+    """The probability that the majority answer of ``k`` samples is correct (arXiv:2203.11171).
 
-    All subsets of ``k`` samples are counted where there are at most 256, else 256 drawn ones. Equally common
-    answers win equally often; a sample without an answer has no vote, and a subset without any vote is wrong. An
-    answer counts as correct by the share of correct samples among those that give it.
+    - All subsets of ``k`` samples are counted if there are at most 256, otherwise 256 random ones.
+    - Ties between answers are broken uniformly. A sample without an answer has no vote, and a
+      subset without votes is wrong.
+    - An answer is correct by the share of correct samples among those with this answer.
 
     Args:
         answers: ``[n]``, None for a sample without one.
         correct: ``[n]`` whether each sample is correct.
         k: votes, at most n.
-        rng: draws the subsets; needed where there are more than 256.
+        rng: draws the subsets; required for more than 256.
 
     Raises:
         ValueError: lengths differ, not ``1 <= k <= n``, or ``rng`` is missing.
@@ -109,7 +114,8 @@ def maj_at_k(
     n = len(answers)
     if len(correct) != n or not 1 <= k <= n:
         raise ValueError(
-            f"maj@k needs as many answers as verdicts and 1 <= k <= n, got n={n}, {len(correct)}, k={k}"
+            f"maj@k needs as many answers as verdicts and 1 <= k <= n, got n={n}, {len(correct)}, "
+            f"k={k}"
         )
     verdicts: dict[str, list[bool]] = defaultdict(list)
     for answer, verdict in zip(answers, correct, strict=True):
@@ -145,17 +151,18 @@ def interval(
 ) -> Estimate:
     """The mean of one number a task, with a confidence interval clustered by task.
 
-    For values in [0, 1] it is Wilson's score interval with the number of independent observations that the spread
-    over tasks implies, ``p(1-p) / se**2`` (Kish's effective sample size), between the number of tasks and that of
-    samples; so it keeps its width where every task was solved. For other values it is the normal interval.
+    - Values in [0, 1] get Wilson's score interval. Its number of observations is that implied by
+      the spread over tasks, ``p(1-p) / se**2`` (Kish's effective sample size), between the numbers
+      of tasks and samples. So the interval keeps its width if every task was solved.
+    - Other values get the normal interval.
 
     Args:
         task_values: ``[n]``, n >= 1.
-        num_samples: how many samples are behind them, by default one a task.
+        num_samples: the number of samples behind them; by default one a task.
         confidence: of the interval, in (0, 1).
 
     Raises:
-        ValueError: no value at all.
+        ValueError: there is no value.
     """
     values = np.asarray(task_values, dtype=np.float64)
     n = int(values.size)
@@ -178,11 +185,11 @@ def interval(
 def evaluation_report(
     tasks: Sequence[TaskScores], *, threshold: float = 0.5, confidence: float = 0.95, seed: int = 0
 ) -> dict[str, dict[str, Estimate]]:
-    """Every statistic of an evaluation, by data source and, where there are several, for all of them.
+    """Every statistic of an evaluation, by data source and, if there are several, for all of them.
 
-    ``avg@N`` is the mean over tasks of the mean score of a task's samples, N being the most that a task has.
-    ``pass@k`` and ``maj@k`` are given for the powers of two up to N and for N, over the tasks with k samples or
-    more; ``maj@k`` only from k = 2 on and where tasks have answers.
+    - ``avg@N`` is the mean over tasks of a task's mean score, N being the most samples of a task.
+    - ``pass@k`` and ``maj@k`` are given for the powers of two up to N and for N, over the tasks
+      with at least k samples. ``maj@k`` starts at k = 2 and needs answers.
 
     Args:
         tasks: one entry a task; those without a finished sample are left out.

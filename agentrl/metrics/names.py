@@ -1,7 +1,7 @@
-"""The metric names: one table, by which every name that is logged can be looked up.
+"""Metric names: the table of every name that is logged.
 
-``{...}`` stands for a data set, a reward part, a tool, a phase or the like. Seconds end in ``_s``, shares of one in
-``_frac``.
+``{...}`` stands for a data set, a reward part, a tool, a phase and so on. Seconds end in ``_s``,
+shares of one in ``_frac``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from types import MappingProxyType
 __all__ = ["NAMES", "REWARD_MODEL_PART", "VERL_NAMES", "describe", "with_verl_names"]
 
 REWARD_MODEL_PART = "reward_model"
-"""The part of a reward that holds a reward model's score."""
+"""The part of a reward that is a reward model's score."""
 
 NAMES: Mapping[str, str] = MappingProxyType(
     {
@@ -34,7 +34,7 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "length/truncated_frac": "share of trajectories that were cut",
         "turns/mean": "turns a trajectory",
         "turns/max": "turns of the longest",
-        "turns/restarts": "sequences begun anew a trajectory, as where a template rewrites history",
+        "turns/restarts": "new sequences a trajectory after the first, such as after a template rewrites history",
         "tool/calls_per_traj": "calls a trajectory, unreadable ones included",
         "tool/success_frac": "share of calls that succeeded",
         "tool/error/{kind}_frac": "share of calls that failed in this way",
@@ -74,12 +74,12 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "mismatch/logp_abs/max": "largest difference of the sampler's and the trainer's logprobs in nats",
         "mismatch/k3_kl": "KL divergence of the trainer from the sampler, estimator k3",
         "mismatch/retok_frac": "share of a trajectory's sampled tokens that are not those of their own text",
-        "mismatch/template_frac": "share of the last turn's context that the template would write otherwise anew",
+        "mismatch/template_frac": "share of the last turn's context that a new rendering of the template changes",
         "async/staleness/mean": "mean staleness of trained tokens in versions",
         "async/staleness/max": "largest staleness of a trained token in versions",
-        "count/stragglers": "episodes cut off because enough of their siblings had finished (rollout.oversample_per_group)",
-        "count/resumed_episodes": "episodes that ran when a checkpoint was made and went on from there after a resume",
-        "count/restarted_episodes": "episodes whose turns could not be saved then, and that were begun anew",
+        "count/stragglers": "episodes cancelled because enough rollouts of their group had finished (rollout.oversample_per_group)",
+        "count/resumed_episodes": "episodes that ran during a checkpoint and continued from it after a resume",
+        "count/restarted_episodes": "episodes whose state could not be saved then, and that restarted",
         "count/lost_workers": "rollout workers that died and were started again",
         "count/replayed_groups": "groups that they played, which were played again",
         "count/lost_servers": "servers of the engines that died or did not answer",
@@ -120,14 +120,14 @@ VERL_NAMES: Mapping[str, tuple[Mapping[str, float], ...]] = MappingProxyType(
         "timing_s/update_actor": ({"time/update_s": 1.0},),
     }
 )
-"""verl's names, for dashboards made for verl, and what verl means by them: sums of our numbers with factors; of several
-ways the first that is complete.
+"""verl's names for dashboards, each as sums of our metrics with factors; the first complete sum
+counts.
 
-verl counts the prompt and each observation between two turns as turns too, so that t turns of ours are 2t of its own.
+verl counts the prompt and each observation between two turns as turns, so our t turns are its 2t.
 """
 
 _OF_A_POLICY = "policy/kl_old_k1"
-"""What only a stage has that trains a policy on its own episodes, as verl's PPO trainer does."""
+"""A metric that only a stage with policy gradients has, as verl's PPO trainer does."""
 
 _PLACE = re.compile(r"\\\{\w+\\\}")
 _PATTERNS = tuple(
@@ -136,12 +136,12 @@ _PATTERNS = tuple(
 
 
 def describe(name: str) -> str | None:
-    """What a logged name means; None where the table has none for it."""
+    """The meaning of a logged name; None if the table does not have it."""
     return next((text for pattern, text in _PATTERNS if pattern.fullmatch(name)), None)
 
 
 def with_verl_names(values: Mapping[str, float]) -> dict[str, float]:
-    """``values``, and once more under verl's names those that mean the same there.
+    """``values``, and again under verl's names those that mean the same there.
 
     ``actor/...`` and its time are given for a policy's updates alone.
     """

@@ -1,6 +1,7 @@
-"""What a step's trajectories say, as numbers by name (``names.NAMES``).
+"""Rollout metrics: the statistics of a step's trajectories by name (``names.NAMES``).
 
-Failed and cancelled trajectories are counted and enter nothing else: the zeros of errors would skew every mean.
+Failed and cancelled trajectories are counted, and enter no other statistic: zeros for errors would
+bias every mean.
 """
 
 from __future__ import annotations
@@ -10,19 +11,21 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from agentrl.types import CallRecord, Trajectory, TrajectoryGroup
+from agentrl.types import CallRecord, Segment, Trajectory, TrajectoryGroup
 
 __all__ = ["correctness", "no_signal", "rollout_metrics"]
 
 CORRECT = "correct"
-"""The rubric's part that says whether the answer is right, from 0 to 1."""
+"""The rubric's part that scores the answer, from 0 to 1."""
 
 
 def correctness(trajectory: Trajectory) -> float:
-    """Whether a finished trajectory solved its task: the rubric's ``correct``; without it, 1 for a reward above 0.
+    """Whether a finished trajectory solved its task: the rubric's ``correct``, or 1 for a reward
+    above
+    0.
 
     Raises:
-        ValueError: the trajectory has no reward, since it failed or was cancelled.
+        ValueError: the trajectory has no reward, because it failed or was cancelled.
     """
     if CORRECT in trajectory.rewards:
         return float(trajectory.rewards[CORRECT])
@@ -34,12 +37,12 @@ def correctness(trajectory: Trajectory) -> float:
 
 
 def rollout_metrics(groups: Iterable[TrajectoryGroup]) -> dict[str, float]:
-    """The metrics of a step's groups, finished and failed siblings together.
+    """The metrics of a step's groups, finished and failed rollouts together.
 
     A name whose statistic has no observation is left out, so no value is NaN.
 
     Args:
-        groups: each with all its siblings, whatever became of them.
+        groups: each with all its rollouts, of any status.
     """
     group_list = list(groups)
     everyone = [trajectory for group in group_list for trajectory in group.trajectories]
@@ -51,17 +54,20 @@ def rollout_metrics(groups: Iterable[TrajectoryGroup]) -> dict[str, float]:
 
 
 def no_signal(groups: Sequence[TrajectoryGroup]) -> str:
-    """Why a step's groups taught nothing, such as ``no signal: 16 of 16 groups equal``: where the rewards of a group
-    are all equal, no episode of it is better than another."""
+    """The reason why a step's groups gave no gradient, such as ``no signal: 16 of 16 groups
+    equal``.
+
+    A group with equal rewards has zero advantages.
+    """
     finished = [[trajectory.reward for trajectory in group.finished] for group in groups]
     alone = sum(len(rewards) < 2 for rewards in finished)
     equal = sum(len(rewards) >= 2 and len(set(rewards)) == 1 for rewards in finished)
-    told = [f"no signal: {equal} of {len(groups)} groups equal"]
+    parts = [f"no signal: {equal} of {len(groups)} groups equal"]
     if alone:
-        told.append(f"{alone} with less than 2 finished episodes")
+        parts.append(f"{alone} with less than 2 finished episodes")
     if others := len(groups) - alone - equal:
-        told.append(f"{others} dropped or without credit")
-    return ", ".join(told)
+        parts.append(f"{others} dropped or without credit")
+    return ", ".join(parts)
 
 
 def _counts(
@@ -94,57 +100,51 @@ def _counts(
 
 
 def _rewards(finished: Sequence[Trajectory]) -> dict[str, float]:
-    rewards: defaultdict[str, list[float]] = defaultdict(list)
-    accuracy: defaultdict[str, list[float]] = defaultdict(list)
-    parts: defaultdict[str, list[float]] = defaultdict(list)
+    values: defaultdict[str, list[float]] = defaultdict(list)
     for trajectory in finished:
-        source = f"/{_segment(trajectory.task.data_source)}"
-        for scope in ("", source):
-            rewards[scope].append(float(trajectory.reward or 0.0))
-            accuracy[scope].append(correctness(trajectory))
+        for scope in ("", f"/{_segment(trajectory.task.data_source)}"):
+            values[f"reward{scope}"].append(float(trajectory.reward or 0.0))
+            values[f"accuracy{scope}"].append(correctness(trajectory))
         for part, value in trajectory.rewards.items():
-            parts[_segment(part)].append(float(value))
-    metrics = {f"reward{scope}/mean": float(np.mean(values)) for scope, values in rewards.items()}
-    metrics |= {f"reward{scope}/std": float(np.std(values)) for scope, values in rewards.items()}
-    metrics |= {
-        f"accuracy{scope}/mean": float(np.mean(values)) for scope, values in accuracy.items()
+            values[f"reward_part/{_segment(part)}"].append(float(value))
+    means = {f"{name}/mean": float(np.mean(own)) for name, own in values.items()}
+    deviations = {
+        f"{name}/std": float(np.std(own))
+        for name, own in values.items()
+        if name.partition("/")[0] == "reward"
     }
-    return metrics | {
-        f"reward_part/{part}/mean": float(np.mean(values)) for part, values in parts.items()
-    }
+    return means | deviations
 
 
 def _lengths(finished: Sequence[Trajectory]) -> dict[str, float]:
     response = [trajectory.num_policy_tokens for trajectory in finished]
-    total = [
-        sum(len(s) for turn in trajectory.turns for s in turn.segments) for trajectory in finished
+    total = [sum(_tokens(turn.segments) for turn in one.turns) for one in finished]
+    prompts = [
+        sum(_tokens(turn.context) for turn in one.turns if turn.parent is None) for one in finished
     ]
-    after = [
-        sum(
-            len(s)
-            for turn in trajectory.turns
-            for s in (turn.completion if turn.parent is None else turn.segments)
-        )
-        for trajectory in finished
-    ]
+    after_prompt = [whole - prompt for whole, prompt in zip(total, prompts, strict=True)]
     turns = [len(trajectory.turns) for trajectory in finished]
+    restarts = [trajectory.info.get("restarts", 0) for trajectory in finished]
+    truncated = [trajectory.status.kind == "truncated" for trajectory in finished]
     return {
         "length/response/mean": float(np.mean(response)),
         "length/response/max": float(max(response)),
-        "length/after_prompt/mean": float(np.mean(after)),
-        "length/after_prompt/max": float(max(after)),
+        "length/after_prompt/mean": float(np.mean(after_prompt)),
+        "length/after_prompt/max": float(max(after_prompt)),
         "length/total/mean": float(np.mean(total)),
-        "length/truncated_frac": float(np.mean([t.status.kind == "truncated" for t in finished])),
+        "length/truncated_frac": float(np.mean(truncated)),
         "turns/mean": float(np.mean(turns)),
         "turns/max": float(max(turns)),
-        "turns/restarts": float(
-            np.mean([trajectory.info.get("restarts", 0) for trajectory in finished])
-        ),
+        "turns/restarts": float(np.mean(restarts)),
     }
 
 
+def _tokens(segments: Sequence[Segment]) -> int:
+    return sum(map(len, segments))
+
+
 def _mismatch(finished: Sequence[Trajectory]) -> dict[str, float]:
-    """How the episodes' ids differ from those of their text, where that was measured."""
+    """The measured differences between the episodes' ids and those of their text."""
     metrics = {}
     for name in ("retok_frac", "template_frac"):
         measured = [trajectory.info[name] for trajectory in finished if name in trajectory.info]
@@ -187,7 +187,9 @@ def _tools(finished: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _error(call: CallRecord) -> str | None:
-    """How a call failed; None for success. A call without a result was cut off with its episode."""
+    """How a call failed; None for success. A call without a result was interrupted with its
+    episode.
+    """
     if call.result is not None:
         return call.result.error
     return "malformed" if call.problem is not None else "no_result"

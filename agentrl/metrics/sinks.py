@@ -1,4 +1,4 @@
-"""Where metrics go: JSONL always, TensorBoard where asked for."""
+"""Sinks: write metrics as JSON lines, and as TensorBoard events if configured."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ __all__ = ["JsonlSink", "LineWriter", "Sink", "Sinks", "TensorBoardSink"]
 
 
 class Sink(Protocol):
-    """Takes the numbers of a step."""
+    """Receives the metrics of a step."""
 
     def log(self, step: int, values: Mapping[str, float], prefix: str = "") -> None:
-        """Take the numbers of ``step`` of the stage ``prefix``; names as in ``names.NAMES``."""
+        """Writes the metrics of ``step`` of the stage ``prefix``; names as in ``names.NAMES``."""
 
     def close(self) -> None:
-        """Write what is left; a second call does nothing."""
+        """Flushes and closes; a second call does nothing."""
 
 
 class LineWriter(Protocol):
-    """What appends an object as one JSON line, such as ``agentrl.store.JsonlWriter``."""
+    """Appends objects as JSON lines, such as ``agentrl.store.JsonlWriter``."""
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Write one line."""
+        """Appends one line."""
 
     def close(self) -> None:
-        """Close the file; a second call does nothing."""
+        """Closes the file; a second call does nothing."""
 
 
 class JsonlSink:
-    """One line a step: ``step``, ``stage``, then the numbers by name.
+    """Writes one line a step: ``step``, ``stage``, then the numbers by name.
 
-    A NaN or infinity has no word in JSON: it is written as null, and ``nonfinite`` counts them.
+    JSON has no NaN and no infinity: they are written as null, and ``nonfinite`` counts them.
 
     Args:
         lines: the file.
@@ -62,10 +62,10 @@ class JsonlSink:
 
 
 class TensorBoardSink:
-    """Event files for TensorBoard, each name under its stage.
+    """Writes event files for TensorBoard, each name under its stage.
 
     Args:
-        folder: where they go.
+        folder: the folder of the files.
 
     Raises:
         MachineError: the package ``tensorboard`` is not installed.
@@ -81,7 +81,8 @@ class TensorBoardSink:
                 "metrics for TensorBoard need the package tensorboard, which is not installed; "
                 "pip install 'agentrl[tensorboard]', or switch them off"
             ) from error
-        self._event, self._summary = Event, Summary
+        self._event = Event
+        self._summary = Summary
         self._writer = EventFileWriter(str(folder))
 
     def log(self, step: int, values: Mapping[str, float], prefix: str = "") -> None:
@@ -103,7 +104,7 @@ class Sinks:
 
     Args:
         sinks: each gets every step.
-        verl_names: give each number that verl has a name for under that name too.
+        verl_names: log each number that verl has a name for under that name too.
     """
 
     def __init__(self, sinks: Iterable[Sink], *, verl_names: bool = False) -> None:
@@ -111,12 +112,12 @@ class Sinks:
         self._verl_names = verl_names
 
     def log(self, step: int, values: Mapping[str, float], prefix: str = "") -> None:
-        """Give the numbers of ``step`` of the stage ``prefix`` to every sink."""
+        """Writes the metrics of ``step`` of the stage ``prefix`` to every sink."""
         named = with_verl_names(values) if self._verl_names else values
         for sink in self._sinks:
             sink.log(step, named, prefix)
 
     def close(self) -> None:
-        """Close every sink."""
+        """Closes every sink."""
         for sink in self._sinks:
             sink.close()

@@ -1,4 +1,4 @@
-"""Seconds by phase."""
+"""Timing: sums wall-clock seconds by phase."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ __all__ = ["PhaseTimer", "tokens_per_s"]
 
 
 class PhaseTimer:
-    """Adds up wall-clock seconds by phase; safe to use from several threads.
+    """Sums wall-clock seconds by phase; its methods may be called from any thread.
 
-    Phases may overlap or nest; each then counts its whole time, so that the sum may exceed the step's.
+    Phases may overlap or nest. Each counts its whole time, so their sum may exceed the step's.
 
     Args:
-        clock: seconds that never go back.
+        clock: monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        # Guards ``_total`` and ``_step``: the training loop and the collector's thread update them.
         self._lock = threading.Lock()
         self._total: dict[str, float] = {}
         self._step: dict[str, float] = {}
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count the block's seconds, also when it raises."""
+        """Adds the block's seconds, also if it raises."""
         started = self._clock()
         try:
             yield
@@ -35,7 +36,7 @@ class PhaseTimer:
             self.add(name, self._clock() - started)
 
     def add(self, name: str, seconds: float) -> None:
-        """Count seconds that were measured elsewhere."""
+        """Adds seconds that were measured elsewhere."""
         with self._lock:
             self._total[name] = self._total.get(name, 0.0) + seconds
             self._step[name] = self._step.get(name, 0.0) + seconds
@@ -43,15 +44,16 @@ class PhaseTimer:
     def take_step(self) -> dict[str, float]:
         """``time/{phase}_s`` since the last call, which starts the next step."""
         with self._lock:
-            step, self._step = self._step, {}
+            step = self._step
+            self._step = {}
         return {f"time/{name}_s": seconds for name, seconds in step.items()}
 
     def total(self) -> dict[str, float]:
-        """Seconds by phase since the start, as ``summary.json`` has them."""
+        """Seconds by phase since the start, as in ``summary.json``."""
         with self._lock:
             return dict(self._total)
 
 
 def tokens_per_s(tokens: float, seconds: float) -> float:
-    """A speed; 0 where no time was measured."""
+    """Tokens a second; 0 if no time was measured."""
     return tokens / seconds if seconds > 0 else 0.0

@@ -1,4 +1,4 @@
-"""Messages to tokens, one template family a file."""
+"""Render: converts messages to tokens, with one file for each family of chat templates."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Who wrote which characters of a rendered template: marks that go through Jinja with the text.
+"""Character provenance: marks the author of each character through the rendering of a template.
 
-A chat template is a program that gives text and says nothing of where it came from. Before rendering, every string that
-a message holds is marked with three private-use characters; after it, the marks divide the text into pieces with an
-author each, and are gone. The text of an added token is quoted character by character, so that a template cannot be
-steered by it either (``'</think>' in content``).
+- A chat template is a program that returns text without its origin. Before rendering, every string
+  of a message is marked with three private-use characters.
+- After rendering, the marks divide the text into pieces with one author each, and are removed.
+- The text of an added token is quoted character by character, so that it cannot steer a template
+  either (``'</think>' in content``).
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from agentrl.render.encode import Piece, Source
 
 __all__ = ["Provenance"]
 
-# Plane 16's private use; where a text holds one of them itself, it is quoted like the text of an added token.
-_QUOTE, _BEGIN, _END = "\U0010fff0", "\U0010fff1", "\U0010fff2"
+# Private use, plane 16; in a text, they are quoted like the text of an added token.
+_QUOTE = "\U0010fff0"
+_BEGIN = "\U0010fff1"
+_END = "\U0010fff2"
 _MARKS = (_QUOTE, _BEGIN, _END)
 _PARTS = re.compile(rf"{_QUOTE}(.)|({_BEGIN})|({_END})|([^{_QUOTE}{_BEGIN}{_END}]+)", re.DOTALL)
 
@@ -28,17 +31,20 @@ class Provenance:
 
     Args:
         added_tokens: the text of every added token.
-        assistant_markers: those that count in what an assistant wrote.
+        assistant_markers: those that are allowed in an assistant's text.
     """
 
     def __init__(self, added_tokens: Iterable[str], assistant_markers: Iterable[str] = ()) -> None:
-        added, markers = set(added_tokens), set(assistant_markers)
+        added = set(added_tokens)
+        markers = set(assistant_markers)
         self._outsiders = _any_of({*added, *_MARKS})
         self._assistants = _any_of({*(added - markers), *_MARKS})
 
     def content(self, text: str) -> str:
-        """What a user, a system, a tool or an environment said. White space around it stays outside the marks, so
-        that a template may trim it."""
+        """Marks the text of a user, a system, a tool or an environment.
+
+        White space around it stays outside the marks, so that a template may trim it.
+        """
         inner = text.strip()
         if not inner:
             return text
@@ -47,18 +53,18 @@ class Provenance:
         return f"{text[:start]}{_BEGIN}{quoted}{_END}{text[start + len(inner) :]}"
 
     def assistant(self, value: Any) -> Any:
-        """What an assistant wrote: text, or a call's arguments."""
+        """Marks an assistant's text, or the arguments of its calls."""
         return _deeply(value, self._assistants)
 
     def outsider(self, value: Any) -> Any:
-        """What stands beside contents: the description of a tool, which a template may walk through, or a name."""
+        """Marks values beside contents, such as a name or a tool's description."""
         return _deeply(value, self._outsiders)
 
     def pieces(self, marked: str) -> list[Piece]:
-        """Rendered text by author; what is not marked is the template's.
+        """Rendered text by author; unmarked text is the template's.
 
         Raises:
-            DataError: the template tore a message's content apart.
+            DataError: the template split the content of a message.
         """
         pieces: list[Piece] = []
         inside = False
@@ -70,14 +76,16 @@ class Provenance:
             if text := quoted or plain:
                 source = Source.CONTENT if inside or quoted else Source.TEMPLATE
                 if pieces and pieces[-1].source is source:
-                    text, source = pieces.pop().text + text, source
+                    text = pieces.pop().text + text
+                    source = source
                 pieces.append(Piece(text, source))
         else:
             if not inside:
                 return pieces
         raise DataError(
-            "the chat template cuts or reorders the content of a message, so its text cannot be told from the "
-            "template's own; set model.chat_template to one that writes each message whole"
+            "the chat template cuts or reorders the content of a message, so its text cannot be "
+            "distinguished from the template's own; set model.chat_template to one that writes "
+            "each message whole"
         )
 
 
@@ -100,5 +108,5 @@ def _deeply(value: Any, pattern: re.Pattern[str]) -> Any:
 
 
 def unmarked(pieces: Iterable[Piece]) -> str:
-    """The text alone."""
+    """The text of all pieces."""
     return "".join(piece.text for piece in pieces)

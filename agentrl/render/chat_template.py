@@ -1,4 +1,4 @@
-"""A model's chat template, rendered as its tokenizer renders it."""
+"""Chat template: renders a model's own template as its tokenizer does."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 
 from agentrl.errors import DataError
 
-__all__ = ["ChatTemplate"]
+__all__ = ["ChatTemplate", "check_same_ids"]
 
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """One Jinja template with the tokenizer that it belongs to.
+    """One Jinja template with its tokenizer.
 
     Args:
-        tokenizer: whose ``apply_chat_template`` renders, with its own special tokens and filters.
+        tokenizer: its ``apply_chat_template`` renders, with its own special tokens and filters.
         text: the Jinja text.
-        where: what the template belongs to, for messages.
-        variables: given to the template beside messages and tools, such as ``enable_thinking``.
+        where: the owner of the template, for messages.
+        variables: further variables of the template, such as ``enable_thinking``.
     """
 
     tokenizer: Any
@@ -37,9 +37,9 @@ class ChatTemplate:
         """The conversation as text.
 
         Args:
-            messages: in the shape that the template wants.
-            tools: in the OpenAI shape.
-            generation: whether the prompt for the assistant's next turn ends it.
+            messages: in the template's shape.
+            tools: in OpenAI's shape.
+            generation: whether to add the prompt of the assistant's next turn.
 
         Raises:
             DataError: the template has a fault, or refuses this conversation.
@@ -62,3 +62,19 @@ class ChatTemplate:
                 f"{' with tools' if tools else ''}: {error}"
             ) from error
         return str(text)
+
+
+def check_same_ids(tokenizer: Any, where: str, ids: list[int], text: str) -> None:
+    """Checks that a renderer's ids are the tokenizer's own ids of the rendered text.
+
+    Raises:
+        DataError: they differ, as for a tokenizer whose added tokens absorb the white space around
+            them.
+    """
+    theirs = tokenizer.encode(text, add_special_tokens=False)
+    if ids != theirs:
+        raise DataError(
+            f"the tokenizer of {where} encodes a test conversation otherwise than agentrl does: "
+            f"{theirs[:40]} against {ids[:40]}; its added tokens may strip white space or be "
+            "normalized, which is not supported: use the model's plain tokenizer"
+        )

@@ -1,4 +1,4 @@
-"""Text to ids so that only the template's own markers become added tokens."""
+"""Piece encoder: encodes text so that only the template's own markers become added tokens."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ from agentrl.errors import DataError
 
 __all__ = ["Piece", "PieceEncoder", "Source"]
 
-_REMEMBERED_TEXTS, _REMEMBERED_CHARACTERS = (
-    4096,
-    4096,
-)  # so many stretches of text, each so long at most
+_CACHED_TEXTS = 4096
+_CACHED_CHARACTERS = 4096  # of the longest text in a cache
 
 _Parts = tuple[tuple[str, int | None], ...]  # text cut at its markers, each with its id
-_HALF_PAIR = re.compile("[\ud800-\udfff]")
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _Run = tuple[tuple[str, bool], ...]  # adjacent ordinary text by author, and whether that is content
 _Encoded = tuple[
     npt.NDArray[np.int32], npt.NDArray[np.bool_]
@@ -30,12 +28,14 @@ _Encoded = tuple[
 
 
 class Source(Enum):
-    """Who wrote a piece of text, which decides what it may become."""
+    """The author of a piece of text, which decides which added tokens it may contain."""
 
     TEMPLATE = "template"
     """The template: every added token in it counts."""
     ASSISTANT = "assistant"
-    """A policy or a demonstration: only the markers that may stand inside an assistant's turn count."""
+    """A policy or a demonstration: only the markers that may stand inside an assistant's turn
+    count.
+    """
     CONTENT = "content"
     """Anyone else: all of it is ordinary text."""
 
@@ -48,16 +48,18 @@ class Piece(NamedTuple):
 
 
 class PieceEncoder:
-    """Encodes pieces as the tokenizer encodes their concatenation, except that no text can forge an added token.
+    """Encodes pieces as the tokenizer encodes their concatenation, but text cannot forge an added
+    token.
 
-    Adjacent ordinary text is encoded together, whoever wrote it, so clean content gives exactly the ids that the
-    tokenizer gives for the rendered template. Ordinary text goes through a copy of the tokenizer's backend without
-    its added tokens; Hugging Face's ``split_special_tokens`` would not do, as it lets through added tokens that are
-    not flagged special, such as Qwen's ``<tool_call>``.
+    - Adjacent ordinary text is encoded together, regardless of its author. Clean content therefore
+      gives exactly the tokenizer's ids for the rendered template.
+    - Ordinary text is encoded by a copy of the tokenizer's backend without its added tokens.
+      Hugging Face's ``split_special_tokens`` lets added tokens through that are not flagged
+      special, such as Qwen's ``<tool_call>``.
 
     Args:
         backend: the ``tokenizers.Tokenizer`` of a fast tokenizer; its model must be BPE.
-        assistant_markers: added tokens that count in text of ``Source.ASSISTANT``.
+        assistant_markers: added tokens that are allowed in text of ``Source.ASSISTANT``.
 
     Raises:
         DataError: the tokenizer's model is not BPE.
@@ -82,14 +84,19 @@ class PieceEncoder:
                 if marker in self.added_ids
             }
         )
-        # siblings share prompts, and a conversation rendered anew repeats itself
-        self._remembered_run = functools.lru_cache(_REMEMBERED_TEXTS)(self._encode_run)
+        # the rollouts of a group share prompts, and a conversation is rendered again at each turn
+        self._cached_run = functools.lru_cache(_CACHED_TEXTS)(self._encode_run)
 
     def encode(self, pieces: Iterable[Piece]) -> _Encoded:
-        """Ids ``[n]``, and whether each covers at least one character of ``Source.CONTENT`` ``[n]``.
+        """Encodes pieces in order.
+
+        Returns:
+            Ids ``[n]``, and whether each covers at least one character of ``Source.CONTENT``
+            ``[n]``.
 
         Raises:
-            DataError: half of a surrogate pair stands in a text, or the tokenizer's merges build an added token.
+            DataError: a text holds half of a surrogate pair, or the tokenizer's merges build an
+                added token.
         """
         encoded: list[_Encoded] = []
         run: list[tuple[str, bool]] = []
@@ -116,23 +123,24 @@ class PieceEncoder:
         )
 
     def _run(self, run: list[tuple[str, bool]]) -> _Encoded:
-        short = sum(len(part) for part, _ in run) <= _REMEMBERED_CHARACTERS
-        return (self._remembered_run if short else self._encode_run)(tuple(run))
+        short = sum(len(part) for part, _ in run) <= _CACHED_CHARACTERS
+        return (self._cached_run if short else self._encode_run)(tuple(run))
 
     def _encode_run(self, run: _Run) -> _Encoded:
         """Adjacent ordinary text encoded as one string."""
         text = "".join(part for part, _ in run)
-        if half := _HALF_PAIR.search(text):
+        if half := _LONE_SURROGATE.search(text):
             raise DataError(
-                f"a message must be text that UTF-8 can carry, got {half.group()!r}, half of a surrogate pair; replace "
-                "what is no character, as text.encode(errors='replace').decode() does"
+                f"a message must be text that UTF-8 can carry, got {half.group()!r}, half of a "
+                f"surrogate pair; replace what is no character, as "
+                f"text.encode(errors='replace').decode() does"
             )
         encoding = self._ordinary.encode(text, add_special_tokens=False)
         if not self._added_id_set.isdisjoint(encoding.ids):
             forged = sorted(self._added_id_set.intersection(encoding.ids))
             raise DataError(
-                f"ordinary text became the added tokens {forged}: the tokenizer's merges build them; no text from a "
-                "tool or a user may, so this tokenizer cannot be used"
+                f"ordinary text became the added tokens {forged}: the tokenizer's merges build "
+                f"them; no text from a tool or a user may, so this tokenizer cannot be used"
             )
         return np.asarray(encoding.ids, dtype=np.int32), _covering_content(encoding, run)
 
@@ -152,10 +160,10 @@ def _covering_content(encoding: Any, run: _Run) -> npt.NDArray[np.bool_]:
 
 
 class _Splitter:
-    """Cuts text at the leftmost longest markers in it, which is how the backend matches its added tokens.
+    """Splits text at its leftmost longest markers, as the backend matches its added tokens.
 
     Args:
-        markers: with their ids.
+        markers: the markers with their ids.
     """
 
     def __init__(self, markers: Mapping[str, int]) -> None:
@@ -164,11 +172,11 @@ class _Splitter:
         self._pattern = (
             re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
         )
-        self._remembered = functools.lru_cache(_REMEMBERED_TEXTS)(self._cut)
+        self._cached = functools.lru_cache(_CACHED_TEXTS)(self._cut)
 
     def parts(self, text: str) -> _Parts:
-        """The markers and what stands between them, in order."""
-        return (self._remembered if len(text) <= _REMEMBERED_CHARACTERS else self._cut)(text)
+        """The markers and the text between them, in order."""
+        return (self._cached if len(text) <= _CACHED_CHARACTERS else self._cut)(text)
 
     def _cut(self, text: str) -> _Parts:
         parts: list[tuple[str, int | None]] = []
@@ -184,23 +192,23 @@ class _Splitter:
 
 
 def _without_added_tokens(backend: Any, added_ids: dict[str, int]) -> Any:
-    """A copy of ``backend`` that knows no added token and whose offsets are those of whole tokens."""
+    """A copy of ``backend`` without added tokens, whose offsets are those of whole tokens."""
     from tokenizers import Tokenizer
 
     state = json.loads(backend.to_str())
     if state["model"]["type"] != "BPE":
         raise DataError(
-            f"the tokenizer's model must be BPE for its text to be kept apart from its markers, got "
-            f"{state['model']['type']}; use a model whose tokenizer is byte-level BPE"
+            f"the tokenizer's model must be BPE for its text to be kept apart from its markers, "
+            f"got {state['model']['type']}; use a model whose tokenizer is byte-level BPE"
         )
     merged = {
         "".join(pair) if isinstance(pair, list) else pair.replace(" ", "")
         for pair in state["model"]["merges"]
     }
     for content in added_ids:
-        # A trainer puts special tokens into the vocabulary too, where `ignore_merges` would find them as whole words.
+        # a trainer adds special tokens to the vocabulary, where `ignore_merges` finds them as words
         if len(content) > 1 and content not in merged:
             state["model"]["vocab"].pop(content, None)
-    # A post-processor trims whitespace off the offsets, or adds a token of its own.
+    # a post-processor trims white space off the offsets, or adds a token
     state |= {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
     return Tokenizer.from_str(json.dumps(state))

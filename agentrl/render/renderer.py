@@ -1,4 +1,4 @@
-"""The contract between messages and tokens."""
+"""Renderer: the contract between messages and tokens."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ __all__ = ["Renderer"]
 
 
 class Renderer(Protocol):
-    """Turns messages into token segments, and never re-encodes what the model wrote.
+    """Converts messages to token segments, and never re-encodes the model's own text.
 
-    The text of any added token (flagged special or not) that comes from a tool or a user is encoded as
-    ordinary text; only the template's own markers become added tokens.
+    Only the template's own markers become added tokens. The same text from a tool or a user is
+    encoded as ordinary text, whether the token is flagged special or not.
     """
 
     @property
     def family(self) -> str:
-        """The template family's name, as ``model.renderer`` has it."""
+        """The template family's name, as in ``model.renderer``."""
         ...
 
     @property
     def vocab_size(self) -> int:
-        """Ids that the tokenizer knows: ``[0, vocab_size)``; a model's padded vocabulary may be larger."""
+        """The tokenizer's ids are ``[0, vocab_size)``; a model's padded vocabulary may be larger."""
         ...
 
     @property
@@ -37,14 +37,21 @@ class Renderer(Protocol):
 
     @property
     def image_token_ids(self) -> frozenset[int]:
-        """Tokens that images alone are made of; empty where the model sees none. No sequence that holds a sampled
-        one can be gone on with, as no engine could tell it from an image."""
+        """Tokens that only images consist of; empty if the model takes none.
+
+        A sequence with a sampled one cannot be extended, because no engine can tell it from an
+        image.
+        """
         ...
 
     def prompt(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
     ) -> tuple[Segment, ...]:
-        """A new sequence: one PROMPT segment that ends where the assistant's turn begins."""
+        """A new sequence: one PROMPT segment that ends where the assistant's turn begins.
+
+        Raises:
+            DataError: the template cannot write the conversation.
+        """
         ...
 
     def extend(
@@ -54,32 +61,35 @@ class Renderer(Protocol):
         history: Sequence[Message] = (),
         tools: Sequence[ToolSpec] = (),
     ) -> tuple[Segment, ...] | None:
-        """What follows a completion up to where the next assistant's turn begins.
+        """The tokens between a completion and the beginning of the next assistant's turn.
 
         Args:
-            completion: ``[n]`` the ids of the turn just sampled, its stop token included where it was sampled.
-            messages: what the environment said since.
-            history: the messages before those, the completion's own last.
-            tools: what the sequence's prompt told of tools.
+            completion: ``[n]`` the ids of the turn just sampled, with its stop token if one was
+                sampled.
+            messages: the environment's messages since.
+            history: the messages before those; the last one is the completion's own.
+            tools: the tools in the sequence's prompt.
 
         Returns:
-            TEMPLATE and OBSERVATION segments, to be appended to the sequence; None where the template rewrites
-            history, or cannot be shown to keep it, so that a new sequence must start.
+            TEMPLATE and OBSERVATION segments to append to the sequence. None if the template
+            rewrites history, or cannot be shown to keep it; a new sequence must then start.
         """
         ...
 
     def target(self, message: Message) -> Segment:
-        """An assistant's message to imitate: one TARGET segment, its end-of-turn token included."""
+        """An assistant's message to imitate: one TARGET segment with its end-of-turn token."""
         ...
 
     def decode(self, token_ids: npt.NDArray[np.int32]) -> str:
-        """The text of a completion, without the stop token that ended it; other added tokens stay visible.
+        """A completion's text without its final stop token; other added tokens stay visible.
 
         Ids outside the tokenizer's vocabulary (a padded vocabulary's) become U+FFFD.
         """
         ...
 
     def tokenize(self, text: str) -> npt.NDArray[np.int32]:
-        """The ids ``[n]`` that text alone would become: what is lost where a history is sent as text. For measuring
-        only: markers count whoever wrote them."""
+        """The ids ``[n]`` of text alone, to measure the loss of sending a history as text.
+
+        Every marker in the text becomes its added token, regardless of its author.
+        """
         ...

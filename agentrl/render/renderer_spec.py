@@ -1,4 +1,4 @@
-"""What a renderer is made of: picklable, so that whoever hosts one builds it."""
+"""Renderer spec: selects and builds the renderer of a model; picklable, built by its host."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from agentrl.errors import ConfigError, DataError
 from agentrl.render.chat_template import ChatTemplate
 from agentrl.render.families.chatml import ChatMLRenderer, ChatMLStyle
 from agentrl.render.families.deepseek import DEEPSEEK
-from agentrl.render.families.detect_family import check_ids, recognise_chatml
+from agentrl.render.families.detect_family import check_ids, detect_chatml
 from agentrl.render.families.family import Family
 from agentrl.render.families.generic import GENERIC
 from agentrl.render.families.glm import GLM
 from agentrl.render.families.gptoss import GPTOSS
 from agentrl.render.families.llama import LLAMA
-from agentrl.render.families.template_check import prove
+from agentrl.render.families.template_check import checked_renderer
 from agentrl.render.renderer import Renderer
 from agentrl.render.vision import Vision, read_vision
 
@@ -31,15 +31,16 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 
 @dataclass(frozen=True, slots=True)
 class RendererSpec:
-    """How messages become the tokens of one model.
+    """The specification of one model's renderer.
 
     Args:
         model: folder of a model in Hugging Face's layout, with its tokenizer.
-        family: ``auto`` finds the family that the model's chat template and tokenizer are of, and takes ``generic``
-            where it is none of them; a name asks for that one: chatml, llama, deepseek, glm, gptoss, generic.
-        chat_template: ``None`` for the tokenizer's own; ``chatml`` for the plain ChatML format, whatever the
-            tokenizer has; else a Jinja file, or Jinja text.
-        enable_thinking: the switch of that name in templates that have one (Qwen3, GLM); None leaves their default.
+        family: ``auto`` detects the family of the model's chat template and tokenizer, and falls
+            back to ``generic``. Otherwise a family's name: chatml, llama, deepseek, glm, gptoss,
+            generic.
+        chat_template: ``None`` for the tokenizer's own; ``chatml`` for the plain ChatML format;
+            else a Jinja file, or Jinja text.
+        enable_thinking: the template's switch of that name (Qwen3, GLM); None leaves its default.
     """
 
     model: str
@@ -48,13 +49,14 @@ class RendererSpec:
     enable_thinking: bool | None = None
 
     def build(self) -> Renderer:
-        """The renderer, proved on test conversations against the model's own template and tokenizer.
+        """The renderer, checked on test conversations against the model's own template and
+        tokenizer.
 
         Raises:
-            DataError: the folder has no usable tokenizer, the tokenizer lacks the family's markers, or the model sees
-                images and the folder has no image processor.
-            ConfigError: no chat template is found, it is not of the family asked for, or it cannot be rendered with
-                every token accounted for.
+            DataError: the folder has no usable tokenizer, the tokenizer lacks the family's markers,
+                or the model takes images and the folder has no image processor.
+            ConfigError: no chat template is found, it is not of the requested family, or it cannot
+                be rendered with every token accounted for.
         """
         if self.family not in ("auto", *_NAMES):
             raise ConfigError(
@@ -65,14 +67,14 @@ class RendererSpec:
         if self.chat_template == "chatml":
             if self.family not in ("auto", "chatml"):
                 raise ConfigError(
-                    f"model.chat_template: chatml is rendered by model.renderer: chatml, got {self.family!r}; set "
-                    "model.renderer: auto"
+                    f"model.chat_template: chatml is rendered by model.renderer: chatml, got "
+                    f"{self.family!r}; set model.renderer: auto"
                 )
             return _chatml(tokenizer, ChatMLStyle(), self.model, vision)
         template = _template_text(self, tokenizer)
         if self.family in ("auto", "chatml"):
             try:
-                style = recognise_chatml(
+                style = detect_chatml(
                     tokenizer, template, self.enable_thinking, self.model, images=vision is not None
                 )
                 return _chatml(tokenizer, style, self.model, vision)
@@ -83,10 +85,10 @@ class RendererSpec:
             {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
         )
         chat = ChatTemplate(tokenizer, template, self.model, variables)
-        return prove(chat, self._family_of(tokenizer, template), vision)
+        return checked_renderer(chat, self._family_of(tokenizer, template), vision)
 
     def _family_of(self, tokenizer: Any, template: str) -> Family:
-        """The family asked for, or the first whose signs the tokenizer and the template have; else the generic one."""
+        """The requested family, or the first whose signs the tokenizer and the template have."""
         added = tokenizer.get_added_vocab()
         if self.family == "auto":
             return next(
@@ -95,8 +97,8 @@ class RendererSpec:
         family = next(family for family in _FAMILIES if family.name == self.family)
         if missing := _missing_signs(family, added, template):
             raise ConfigError(
-                f"model.renderer: {family.name} needs {', '.join(missing)} in the chat template and among the added "
-                f"tokens of {self.model}; set model.renderer: auto"
+                f"model.renderer: {family.name} needs {', '.join(missing)} in the chat template "
+                f"and among the added tokens of {self.model}; set model.renderer: auto"
             )
         return family
 
@@ -108,7 +110,7 @@ def load_tokenizer(model: str) -> Any:
         DataError: the folder or its tokenizer is missing or cannot be read.
     """
     folder = Path(model).expanduser()
-    mend = "copy the tokenizer of the model that it was made from there (AutoTokenizer.save_pretrained writes it)"
+    remedy = "copy the tokenizer of the model that it was made from there (AutoTokenizer.save_pretrained writes it)"
     if not folder.is_dir():
         raise DataError(
             f"model.path: there is no folder {model}; name a folder in Hugging Face's layout "
@@ -116,7 +118,7 @@ def load_tokenizer(model: str) -> Any:
         )
     if missing := [name for name in _TOKENIZER_FILES if not (folder / name).is_file()]:
         raise DataError(
-            f"model.path: {model} has no tokenizer: {' and '.join(missing)} missing; {mend}"
+            f"model.path: {model} has no tokenizer: {' and '.join(missing)} missing; {remedy}"
         )
     from transformers import AutoTokenizer
 
@@ -124,11 +126,11 @@ def load_tokenizer(model: str) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise DataError(
-            f"model.path: the tokenizer in {model} cannot be read: {error}; {mend}"
+            f"model.path: the tokenizer in {model} cannot be read: {error}; {remedy}"
         ) from error
     if not getattr(tokenizer, "is_fast", False):
         raise DataError(
-            f"model.path: the tokenizer in {model} has no fast version (tokenizer.json); {mend}"
+            f"model.path: the tokenizer in {model} has no fast version (tokenizer.json); {remedy}"
         )
     return tokenizer
 
@@ -144,7 +146,7 @@ def _missing_signs(family: Family, added: Mapping[str, int], template: str) -> l
 
 
 def _template_text(spec: RendererSpec, tokenizer: Any) -> str:
-    """The Jinja text that the setting or the tokenizer gives."""
+    """The Jinja text of the setting or the tokenizer."""
     given = spec.chat_template
     if given is not None:
         if "{%" in given or "{{" in given:
@@ -152,7 +154,8 @@ def _template_text(spec: RendererSpec, tokenizer: Any) -> str:
         path = Path(os.path.expanduser(given))
         if not path.is_file():
             raise ConfigError(
-                f"model.chat_template must be chatml, a Jinja file or Jinja text; there is no file {given!r}"
+                f"model.chat_template must be chatml, a Jinja file or Jinja text; there is no "
+                f"file {given!r}"
             )
         return path.read_text(encoding="utf-8")
     own: str | dict[str, str] | None = tokenizer.chat_template
@@ -160,7 +163,7 @@ def _template_text(spec: RendererSpec, tokenizer: Any) -> str:
         own = own.get("tool_use") or own.get("default")
     if not own:
         raise ConfigError(
-            f"{spec.model} has no chat template, as is usual for a base model; set model.chat_template: chatml, or "
-            "to the path of a Jinja file"
+            f"{spec.model} has no chat template, as is usual for a base model; set "
+            f"model.chat_template: chatml, or to the path of a Jinja file"
         )
     return own

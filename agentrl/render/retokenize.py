@@ -1,7 +1,7 @@
-"""What would be lost if an episode were sent as text: how its recorded ids differ from those made of its text anew.
+"""Retokenization: measures how an episode's ids differ from the ids of its re-encoded text.
 
-Nothing is ever encoded again here; servers and trainers that pass histories on as messages do it at each turn. The two
-shares say how much of an episode such a path would have changed under the policy.
+Nothing is encoded again for training. Servers and trainers that exchange histories as messages do
+so at each turn; the two shares show how much of an episode that would change.
 """
 
 from __future__ import annotations
@@ -18,24 +18,26 @@ from agentrl.types import Message, ToolSpec, Turn, concat_ids
 __all__ = ["changed_tokens", "retok_frac", "template_frac"]
 
 
-def changed_tokens(recorded: npt.NDArray[np.int32], anew: npt.NDArray[np.int32]) -> int:
-    """How many of ``recorded`` lie between what both begin and what both end with; at least 1 where they differ."""
-    if np.array_equal(recorded, anew):
+def changed_tokens(recorded: npt.NDArray[np.int32], reencoded: npt.NDArray[np.int32]) -> int:
+    """The number of ``recorded`` ids between the common prefix and suffix; at least 1 if they
+    differ.
+    """
+    if np.array_equal(recorded, reencoded):
         return 0
-    size = min(recorded.size, anew.size)
-    differs = np.flatnonzero(recorded[:size] != anew[:size])
+    size = min(recorded.size, reencoded.size)
+    differs = np.flatnonzero(recorded[:size] != reencoded[:size])
     head = int(differs[0]) if differs.size else size
     rest = size - head
-    differs = np.flatnonzero(recorded[::-1][:rest] != anew[::-1][:rest])
+    differs = np.flatnonzero(recorded[::-1][:rest] != reencoded[::-1][:rest])
     tail = int(differs[0]) if differs.size else rest
     return max(1, recorded.size - head - tail)
 
 
 def retok_frac(turns: Sequence[Turn], renderer: Renderer) -> float | None:
-    """The share of an episode's sampled tokens that are not those of their own text, ``encode(decode(ids))``.
+    """The share of an episode's sampled tokens that differ from ``encode(decode(ids))``.
 
     Returns:
-        From 0 to 1; None where no token was sampled. The token that ended a turn is not counted.
+        From 0 to 1; None if no token was sampled. The token that ended a turn is not counted.
     """
     sampled = changed = 0
     for turn in turns:
@@ -59,19 +61,19 @@ def template_frac(
     tools: Sequence[ToolSpec],
     renderer: Renderer,
 ) -> float:
-    """The share of a turn's context that the chat template, applied to the whole conversation anew, writes otherwise.
+    """The share of a turn's context that a new rendering of the whole conversation changes.
 
     Args:
-        context: ``[n]`` ids that the engine was given, n >= 1.
-        messages: the conversation that they are.
-        tools: those on offer.
-        renderer: of the episode.
+        context: ``[n]`` the engine's input ids, n >= 1.
+        messages: their conversation.
+        tools: the tools on offer.
+        renderer: the episode's renderer.
 
     Returns:
-        From 0 to 1; 1 where the template cannot write the conversation at all.
+        From 0 to 1; 1 if the template cannot write the conversation at all.
     """
     try:
-        anew = concat_ids(renderer.prompt(messages, tools))
+        ids = concat_ids(renderer.prompt(messages, tools))
     except DataError:
         return 1.0
-    return changed_tokens(context, anew) / context.size
+    return changed_tokens(context, ids) / context.size

@@ -1,4 +1,4 @@
-"""The plain ChatML style as a Jinja chat template, for models that are made here."""
+"""ChatML template: the plain ChatML style in Jinja, for models that are built here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _quoted(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n") + "'"
 
 
-# What `ChatMLStyle()` writes; RendererSpec.build proves that the two agree on every model that carries it.
+# The format of `ChatMLStyle()`; RendererSpec.build checks that the two agree on each model.
 CHATML_TEMPLATE = "\n".join(
     (
         "{%- set has_system = messages[0].role == 'system' %}",
@@ -27,9 +27,11 @@ CHATML_TEMPLATE = "\n".join(
         "{%- endif %}",
         "{%- for message in (messages[1:] if has_system else messages) %}",
         "    {%- if message.role == 'tool' %}",
-        "        {%- if loop.first or loop.previtem.role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}",
+        "        {%- if loop.first or loop.previtem.role != 'tool' %}{{- '<|im_start|>user' "
+        "}}{%- endif %}",
         "        {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}",
-        "        {%- if loop.last or loop.nextitem.role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}",
+        "        {%- if loop.last or loop.nextitem.role != 'tool' %}{{- '<|im_end|>\\n' "
+        "}}{%- endif %}",
         "    {%- else %}",
         "        {{- '<|im_start|>' + message.role + '\\n' + (message.content or '') }}",
         "        {%- for call in message.tool_calls or [] %}",

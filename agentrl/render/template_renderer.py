@@ -1,9 +1,9 @@
-"""The renderer that asks a model's own chat template, and takes from it what is new by difference."""
+"""Template renderer: renders with a model's own chat template, and finds new text by difference."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -13,45 +13,47 @@ import numpy.typing as npt
 from agentrl.errors import ConfigError, DataError
 from agentrl.render.char_provenance import Provenance, unmarked
 from agentrl.render.chat_template import ChatTemplate
-from agentrl.render.encode import Piece, PieceEncoder, Source
+from agentrl.render.encode import Piece, Source
 from agentrl.render.families.family import Family
 from agentrl.render.families.probe_messages import ANSWER, CALL, QUESTION, RESULT, THOUGHT, TOOL
+from agentrl.render.message_check import call_arguments, text_content
+from agentrl.render.tokenizer_renderer import TokenizerRenderer
 from agentrl.render.vision import Vision, shown_images
-from agentrl.render.vocabulary import Vocabulary, context_segments
+from agentrl.render.vocabulary import context_segments
 from agentrl.types import Message, Segment, SegmentKind, ToolSpec, images_in
 
 __all__ = ["TemplateRenderer"]
 
-_OPEN_THINKING, _CLOSE_THINKING = "<think>", "</think>"
+_OPEN_THINKING = "<think>"
+_CLOSE_THINKING = "</think>"
 
 
-class TemplateRenderer:
+class TemplateRenderer(TokenizerRenderer):
     """A ``Renderer`` over any chat template.
 
-    The text of a conversation is the template's own, with the author of each character known (``Provenance``). What
-    follows a completion is the difference of two renderings, of the history with and without the new messages; it
-    is used only where the first is the beginning of the second, and itself begins with the prompt that the model
-    was given: then the template keeps the history.
+    - The text of a conversation is the template's own, with the author of each character known
+      (``Provenance``).
+    - The tokens after a completion are the difference of two renderings, of the history with and
+      without the new messages.
+    - The difference is used only if the template keeps the history: the shorter rendering must be a
+      prefix of the longer one, and must begin with the model's prompt.
 
     Args:
         template: the template and its tokenizer.
-        family: what the template's family has of its own.
-        vision: how the model is shown images; None for one that sees none.
+        family: the specifics of the template's family.
+        vision: the model's image format; None for a model of text alone.
 
     Raises:
-        DataError: the tokenizer is of a kind that cannot be used.
-        ConfigError: it cannot be found out how the template ends an assistant's turn.
+        DataError: the tokenizer is of an unsupported kind.
+        ConfigError: the template's end of an assistant's turn cannot be found.
     """
 
     def __init__(
         self, template: ChatTemplate, family: Family, vision: Vision | None = None
     ) -> None:
-        backend = template.tokenizer.backend_tokenizer
+        super().__init__(template.tokenizer, (), vision)
         self._template = template
         self._family = family
-        self._vision = vision
-        self._vocabulary = Vocabulary(backend)
-        self._encoder = PieceEncoder(backend, ())
         added = self._encoder.added_ids
         bodies = self._probe_bodies()
         ends = self._find_ends(bodies[0])
@@ -62,11 +64,11 @@ class TemplateRenderer:
         ]
         if not ends and family.turn_end is None:
             raise ConfigError(
-                f"the chat template of {template.where} does not end an assistant's turn with an added token: it "
-                f"writes {bodies[0]!r}, so what belongs to the turn cannot be told; set model.chat_template to one "
-                "that does, or to chatml"
+                f"the chat template of {template.where} does not end an assistant's turn with an "
+                f"added token: it writes {bodies[0]!r}, so the end of the turn is unknown; set "
+                f"model.chat_template to one that does, or to chatml"
             )
-        self._stop_token_ids = tuple(dict.fromkeys(added[token] for token in stops))
+        self.stop_token_ids = tuple(dict.fromkeys(added[token] for token in stops))
         any_stop = "|".join(map(re.escape, sorted(stops, key=len, reverse=True)))
         self._ending = re.compile(rf"({any_stop})(?:\s*(?:{any_stop}))*\s*\Z")
         around = self._around_turns(bodies)
@@ -85,33 +87,18 @@ class TemplateRenderer:
         """See ``Renderer.family``."""
         return self._family.name
 
-    @property
-    def vocab_size(self) -> int:
-        """See ``Renderer.vocab_size``."""
-        return self._vocabulary.size
-
-    @property
-    def stop_token_ids(self) -> tuple[int, ...]:
-        """What the template ends a turn with, the family's others, and the tokenizer's ``eos_token``."""
-        return self._stop_token_ids
-
-    @property
-    def image_token_ids(self) -> frozenset[int]:
-        """See ``Renderer.image_token_ids``."""
-        return self._vision.reserved_ids if self._vision else frozenset()
-
     def prompt(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
     ) -> tuple[Segment, ...]:
         """See ``Renderer.prompt``.
 
         Raises:
-            DataError: the template refuses the conversation, cuts a message or writes an image otherwise than once, a
-                content is neither text nor parts of text and images, the model sees no images, or there are tools and
-                the template does not write them.
+            DataError: the template refuses the conversation, cuts a message, or does not write an
+                image exactly once. Also if a content is neither text nor parts of text and images,
+                the model takes no images, or the template does not write the given tools.
         """
         pieces = self._provenance.pieces(self._marked(messages, tools, generation=True))
-        ids, _, media = shown_images(self._vision, *self._encoder.encode(pieces), messages)
+        ids, _, media = self._encoded(pieces, messages)
         return (Segment(SegmentKind.PROMPT, ids, media=media),)
 
     def extend(
@@ -123,8 +110,8 @@ class TemplateRenderer:
     ) -> tuple[Segment, ...] | None:
         """See ``Renderer.extend``.
 
-        None where the template, given the new messages, writes anything before them otherwise, or leaves out what
-        the assistant said, thought or called in its last turn.
+        None if the new messages change how the template writes the earlier ones, or if it leaves
+        out text, reasoning or calls of the assistant's last turn.
 
         Raises:
             DataError: the history does not end with the assistant's turn, or as for ``prompt``.
@@ -138,15 +125,14 @@ class TemplateRenderer:
         whole = self._marked([*history, *messages], tools, generation=True)
         ending = self._ending.search(spoken, len(given))
         if ending is not None and not whole.startswith(spoken):
-            spoken = spoken[
-                : ending.end(1)
-            ]  # some templates write one more token behind the last turn of all
+            # some templates write one more token after the last turn
+            spoken = spoken[: ending.end(1)]
         keeps = spoken.startswith(given) and whole.startswith(spoken)
         if not keeps or not self._says(spoken[len(given) :], history[-1]):
             return None
         more = whole[ending.start() if ending else len(spoken) :]
         ids, content = self._encoder.encode(self._provenance.pieces(more))
-        # What the model sampled is not written once more.
+        # the sampled stop token is in the sequence already
         sampled = completion.size > 0 and int(completion[-1]) in self.stop_token_ids
         skip = int(sampled and ids.size > 0 and int(ids[0]) == int(completion[-1]))
         return context_segments(*shown_images(self._vision, ids[skip:], content[skip:], messages))
@@ -155,15 +141,16 @@ class TemplateRenderer:
         """See ``Renderer.target``.
 
         Raises:
-            DataError: the template does not go on from its own generation prompt with this message.
+            DataError: the template does not continue its own generation prompt with this message.
         """
         given = self._marked([QUESTION], (), generation=True)
         spoken = self._marked([QUESTION, message], (), generation=False)
         body, dropped = _spoken_after(given, spoken)
         if body is None:
             raise DataError(
-                f"the generation prompt of {self._template.where} ends with {given[-40:]!r}, and its template writes a "
-                f"past turn otherwise, {spoken[-80:]!r}: such a message cannot be imitated"
+                f"the generation prompt of {self._template.where} ends with {given[-40:]!r}, and "
+                f"its template writes a past turn otherwise, {spoken[-80:]!r}: such a message "
+                f"cannot be imitated"
             )
         if dropped:
             thoughts = self._provenance.assistant(message.get("reasoning_content") or "")
@@ -177,14 +164,6 @@ class TemplateRenderer:
         ids, _ = self._encoder.encode([*self._provenance.pieces(body), Piece(end, Source.TEMPLATE)])
         return Segment(SegmentKind.TARGET, ids)
 
-    def decode(self, token_ids: npt.NDArray[np.int32]) -> str:
-        """See ``Renderer.decode``."""
-        return self._vocabulary.decode(token_ids, self.stop_token_ids)
-
-    def tokenize(self, text: str) -> npt.NDArray[np.int32]:
-        """See ``Renderer.tokenize``."""
-        return self._vocabulary.tokenize(text)
-
     def text(
         self,
         messages: Sequence[Message],
@@ -192,7 +171,9 @@ class TemplateRenderer:
         *,
         generation: bool = False,
     ) -> str:
-        """The conversation as the template writes it with its authors known, without the marks."""
+        """The conversation as the template writes it with marked authors, after the marks are
+        removed.
+        """
         return unmarked(
             self._provenance.pieces(self._marked(messages, tools, generation=generation))
         )
@@ -202,8 +183,9 @@ class TemplateRenderer:
     ) -> str:
         if tools and not self._writes_tools:
             raise DataError(
-                f"the chat template of {self._template.where} does not tell the model of its tools; describe them in "
-                "the system prompt and set env.describe_tools_in_prompt: false, or set model.chat_template to one that does"
+                f"the chat template of {self._template.where} does not tell the model of its "
+                f"tools; describe them in the system prompt and set env.describe_tools_in_prompt: "
+                f"false, or set model.chat_template to one that does"
             )
         marks = self._provenance
         return self._template.render(
@@ -219,13 +201,12 @@ class TemplateRenderer:
         if message["role"] == "assistant":
             marked: dict[str, Any] = self._provenance.assistant(message)
             return marked
-        named: dict[str, Any] = self._provenance.outsider(
-            message
-        )  # a tool's name is as the model wrote it
+        # a tool's name is the model's text
+        named: dict[str, Any] = self._provenance.outsider(message)
         return {**named, "content": self._content(message["content"])}
 
     def _content(self, content: str | list[dict[str, Any]]) -> Any:
-        """Text with its author marked; of an image, that there is one."""
+        """Text with its author marked, and an image as a part without data."""
         if isinstance(content, str):
             return self._provenance.content(content)
         return [
@@ -243,7 +224,10 @@ class TemplateRenderer:
         return all(text.strip() in plain for text in said)
 
     def _probe_bodies(self) -> list[str]:
-        """An assistant's turns as the template writes them: an answer, and where it can, thinking and a call."""
+        """An assistant's turns as the template writes them: an answer, and if possible, reasoning
+        and
+        a call.
+        """
         given = self._template.render([dict(QUESTION)], generation=True)
         bodies: list[str] = []
         for message in (ANSWER, THOUGHT, CALL):
@@ -254,20 +238,24 @@ class TemplateRenderer:
             except DataError:
                 if message is ANSWER:
                     raise
-                continue  # a template without tools may refuse a call, and is not asked for one then
+                continue  # a template without tools may refuse a call
             bodies.append(_spoken_after(given, spoken)[0] or spoken)
         if QUESTION["content"] not in given or ANSWER["content"] not in bodies[0]:
             raise ConfigError(
-                f"the chat template of {self._template.where} leaves out what is said: a user's Hello renders as "
-                f"{given[-200:]!r}; it may want a list of parts as content, which is not supported: set "
-                "model.chat_template to one for text"
+                f"the chat template of {self._template.where} leaves out what is said: a user's "
+                f"Hello renders as {given[-200:]!r}; it may want a list of parts as content, "
+                f"which is not supported: set model.chat_template to one for text"
             )
         return bodies
 
     def _around_turns(self, bodies: Sequence[str]) -> str:
-        """What the template writes around an assistant's turn: what others say, and how turns begin and end. A marker
-        in it is structure, and never counts in what an assistant wrote, or a policy that spells it would speak as
-        someone else."""
+        """The template's text around an assistant's turn: other roles' turns, and how turns begin
+        and
+        end.
+
+        A marker in it is structure. It is never allowed in an assistant's text; otherwise a policy
+        that spells it would speak in another role.
+        """
         around = self._template.render([dict(QUESTION)], generation=True)
         try:
             called = self._template.render(self._family.adapt([QUESTION, CALL]), generation=False)
@@ -276,11 +264,10 @@ class TemplateRenderer:
             )
             same = takewhile(lambda pair: pair[0] == pair[1], zip(called, answered, strict=False))
             around += answered[sum(1 for _ in same) :]
-        except DataError:  # there is no place for a tool's answer
+        except DataError:  # the template takes no tool messages
             pass
-        if (
-            self._family.turn_end is None
-        ):  # the last marker of each turn ends it, and may be another one after a call
+        # the last marker of each turn ends it; after a call it may be another one
+        if self._family.turn_end is None:
             last = (max(self._encoder.added_ids, key=body.rfind) for body in bodies)
             around += "".join(
                 token for token, body in zip(last, bodies, strict=True) if token in body
@@ -302,10 +289,10 @@ class TemplateRenderer:
 
 
 def _spoken_after(given: str, spoken: str) -> tuple[str | None, bool]:
-    """What ``spoken`` has after the prompt; None where it does not go on from it.
+    """The text of ``spoken`` after the prompt; None if it does not continue the prompt.
 
     Returns:
-        The turn, and whether the prompt opens a block of thoughts of which the template writes nothing.
+        The turn, and whether the prompt opens a reasoning block that the template does not write.
     """
     if spoken.startswith(given):
         return spoken[len(given) :], False
@@ -313,38 +300,19 @@ def _spoken_after(given: str, spoken: str) -> tuple[str | None, bool]:
     if not opened or rest.strip() or not spoken.startswith(base):
         return None, False
     body = spoken[len(base) :]
-    begins = body.startswith(
-        _OPEN_THINKING
-    )  # as the prompt does, but for the white space behind it
+    # as the prompt does, except for the white space after it
+    begins = body.startswith(_OPEN_THINKING)
     return (body[len(_OPEN_THINKING) :] if begins else body), not begins
 
 
-def _has_images(message: Message) -> bool:
-    return message["role"] != "assistant" and any(images_in((message,)))
-
-
 def _checked(message: Message) -> Message:
-    content = message.get("content")
-    if content is None:
-        content = ""
-    if not isinstance(content, str) and not _has_images(message):
-        raise DataError(
-            f"the content of a {message['role']} message must be text here, got {type(content).__name__}; parts of "
-            "text and images are for users and tools, and go through agentrl.types.with_images first"
-        )
+    has_images = message["role"] != "assistant" and any(images_in((message,)))
+    content = message["content"] if has_images else text_content(message)
     calls: list[dict[str, Any]] = [
         call if "function" in call else {"type": "function", "function": call}
         for call in message.get("tool_calls") or ()
     ]
     for call in calls:
-        function = call["function"]
-        if not isinstance(function["arguments"], Mapping):
-            raise DataError(
-                f"a tool call's arguments must be a mapping, got {type(function['arguments']).__name__} for "
-                f"{function['name']!r}; parse them with json.loads before they become a message"
-            )
-    return (
-        {**message, "content": content, "tool_calls": calls}
-        if calls
-        else {**message, "content": content}
-    )
+        call_arguments(call["function"])
+    checked: Message = {**message, "content": content}
+    return {**checked, "tool_calls": calls} if calls else checked

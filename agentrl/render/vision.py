@@ -1,4 +1,4 @@
-"""What stands for an image in a model's prompt: so many placeholder tokens, as its image processor counts them."""
+"""Vision: expands an image to the placeholder tokens that the model's image processor counts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 IMAGE_TEXT = "<|vision_start|><|image_pad|><|vision_end|>"
-"""What the templates of Qwen's models that see write for one image."""
+"""The text for one image in the templates of Qwen's vision models."""
 
 _KNOWN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 _PLACEHOLDER = "<|image_pad|>"
@@ -32,11 +32,12 @@ _PLACEHOLDER = "<|image_pad|>"
 
 @dataclass(frozen=True, slots=True)
 class Vision:
-    """How one model is shown images.
+    """The image format of one model.
 
     Args:
-        placeholder_id: the token that stands for a part of an image; a template writes it once an image.
-        reserved_ids: tokens that only images (and videos) are made of: no engine could tell a sampled one from those.
+        placeholder_id: the token for a part of an image; a template writes it once an image.
+        reserved_ids: tokens that only images and videos consist of. No engine could tell a sampled
+            one from an image.
         processor: the model's image processor, of Hugging Face.
         patches_per_token: patches that are merged into one token.
     """
@@ -47,7 +48,7 @@ class Vision:
     patches_per_token: int
 
     def num_tokens(self, image: Image) -> int:
-        """Placeholders that an image becomes: its patches after resizing, merged.
+        """The placeholders of an image: its patches after resizing, merged.
 
         Raises:
             DataError: the processor refuses its shape.
@@ -61,15 +62,15 @@ class Vision:
     def expand(
         self, ids: npt.NDArray[np.int32], content: npt.NDArray[np.bool_], images: Sequence[Image]
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_], tuple[MediaSpan, ...]]:
-        """Each placeholder becomes as many as its image has tokens; those are content.
+        """Repeats each placeholder by its image's number of tokens; those are content.
 
         Args:
             ids: ``[n]`` as encoded, one placeholder an image.
-            content: ``[n]`` whether each is of somebody's words.
+            content: ``[n]`` whether each token covers content.
             images: in their order.
 
         Returns:
-            Both arrays ``[m]``, and where the images are.
+            Both arrays ``[m]``, and the spans of the images.
 
         Raises:
             DataError: there are more or fewer placeholders than images.
@@ -77,8 +78,9 @@ class Vision:
         places = np.flatnonzero(ids == self.placeholder_id)
         if places.size != len(images):
             raise DataError(
-                f"the chat template writes {places.size} placeholders for {len(images)} images; set "
-                "model.chat_template: chatml, or to one that writes each image of a message once"
+                f"the chat template writes {places.size} placeholders for {len(images)} images; "
+                f"set model.chat_template: chatml, or to one that writes each image of a message "
+                f"once"
             )
         counts = [self.num_tokens(image) for image in images]
         repeats = np.ones(ids.size, dtype=np.int64)
@@ -102,24 +104,25 @@ def shown_images(
     """``Vision.expand`` with the images of ``messages``.
 
     Raises:
-        DataError: there are images, and the model sees none.
+        DataError: there are images, and the model takes none.
     """
     images = tuple(images_in(messages))
     if vision is not None:
         return vision.expand(ids, content, images)
     if images:
         raise DataError(
-            f"the conversation has {len(images)} images, and the model takes text alone; use a model of "
-            f"{', '.join(_KNOWN)}, or leave the images out"
+            f"the conversation has {len(images)} images, and the model takes text alone; use a "
+            f"model of {', '.join(_KNOWN)}, or leave the images out"
         )
     return ids, content, ()
 
 
 def read_vision(folder: Path, tokenizer: Any) -> Vision | None:
-    """How the model in ``folder`` is shown images; None where it sees none, or not as those that are known.
+    """The image format of the model in ``folder``; None for a model of text alone or of an unknown
+    type.
 
     Raises:
-        DataError: it sees, and a file or a marker for it is missing.
+        DataError: the model takes images, and a file or a marker for them is missing.
     """
     config = _config(folder)
     if config.get("model_type") not in _KNOWN:
@@ -128,8 +131,9 @@ def read_vision(folder: Path, tokenizer: Any) -> Vision | None:
     placeholder = config.get("image_token_id")
     if placeholder is None or added.get(_PLACEHOLDER) != placeholder:
         raise DataError(
-            f"model.path: {folder} sees images by image_token_id={placeholder}, and its tokenizer has "
-            f"{_PLACEHOLDER} as {added.get(_PLACEHOLDER)}; use the tokenizer that the model was published with"
+            f"model.path: {folder} sees images by image_token_id={placeholder}, and its tokenizer "
+            f"has {_PLACEHOLDER} as {added.get(_PLACEHOLDER)}; use the tokenizer that the model "
+            f"was published with"
         )
     processor = load_image_processor(folder)
     reserved = (placeholder, config.get("video_token_id"))
@@ -140,7 +144,7 @@ def read_vision(folder: Path, tokenizer: Any) -> Vision | None:
 
 
 def sees_images(folder: Path) -> bool:
-    """Whether the model in ``folder`` is one of images and text, known or not.
+    """Whether the model in ``folder`` takes images, of a known type or not.
 
     Raises:
         DataError: its ``config.json`` cannot be read.
@@ -149,7 +153,7 @@ def sees_images(folder: Path) -> bool:
 
 
 def load_image_processor(folder: Path) -> Any:
-    """The image processor of a model's folder, on PIL, as the servers that are started here have it.
+    """The image processor of a model's folder, on PIL, as in the servers that are started here.
 
     Raises:
         DataError: the folder has none.
@@ -160,8 +164,8 @@ def load_image_processor(folder: Path) -> Any:
         return AutoImageProcessor.from_pretrained(folder, local_files_only=True, backend="pil")
     except (OSError, ValueError, KeyError) as error:
         raise DataError(
-            f"model.path: the image processor in {folder} cannot be read ({error}); copy preprocessor_config.json of "
-            "the model there"
+            f"model.path: the image processor in {folder} cannot be read ({error}); copy "
+            f"preprocessor_config.json of the model there"
         ) from error
 
 

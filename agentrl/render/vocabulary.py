@@ -1,4 +1,4 @@
-"""A tokenizer's ids as text, and the segments that encoded context becomes."""
+"""Vocabulary: converts between a tokenizer's ids and text, and encoded context to segments."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from agentrl.types import MediaSpan, Segment, SegmentKind, frozen_ints
 
 __all__ = ["Vocabulary", "context_segments"]
 
-_REMEMBERED_TEXTS, _REMEMBERED_CHARACTERS = 4096, 4096  # so many texts, each so long at most
-_REMEMBERED_IDS = 16  # such as the end of a prompt, which is the same for every turn
+_CACHED_TEXTS = 4096
+_CACHED_CHARACTERS = 4096  # of the longest text in a cache
+_CACHED_IDS = 16  # such as the end of a prompt, which is the same for every turn
 
 
 class Vocabulary:
-    """The ids that a tokenizer knows.
+    """The ids of a tokenizer.
 
     Args:
         backend: the ``tokenizers.Tokenizer`` of a fast tokenizer.
@@ -32,22 +33,22 @@ class Vocabulary:
             backend.get_vocab(with_added_tokens=True).values()
         )
         self.size = max(self._known_ids) + 1
-        self._remembered = functools.lru_cache(_REMEMBERED_TEXTS)(
-            self._encode
-        )  # siblings often say the same
-        self._remembered_text = functools.lru_cache(_REMEMBERED_TEXTS)(self._text)
+        # the rollouts of a group often contain the same texts
+        self._cached_ids = functools.lru_cache(_CACHED_TEXTS)(self._encode)
+        self._cached_text = functools.lru_cache(_CACHED_TEXTS)(self._text)
 
     def decode(self, token_ids: npt.NDArray[np.int32], stop_token_ids: Collection[int]) -> str:
         """See ``Renderer.decode``."""
         ids = token_ids.tolist()
         if ids and ids[-1] in stop_token_ids:
             ids.pop()
-        return self._remembered_text(tuple(ids)) if len(ids) <= _REMEMBERED_IDS else self._text(ids)
+        return self._cached_text(tuple(ids)) if len(ids) <= _CACHED_IDS else self._text(ids)
 
     def _text(self, ids: Sequence[int]) -> str:
         if self._known_ids.issuperset(ids):
             return str(self._backend.decode(ids, skip_special_tokens=False))
-        parts, known = list[str](), list[int]()
+        parts = list[str]()
+        known = list[int]()
         for token_id in ids:
             if token_id in self._known_ids:
                 known.append(token_id)
@@ -61,7 +62,7 @@ class Vocabulary:
 
     def tokenize(self, text: str) -> npt.NDArray[np.int32]:
         """See ``Renderer.tokenize``."""
-        return (self._remembered if len(text) <= _REMEMBERED_CHARACTERS else self._encode)(text)
+        return (self._cached_ids if len(text) <= _CACHED_CHARACTERS else self._encode)(text)
 
     def _encode(self, text: str) -> npt.NDArray[np.int32]:
         ids = self._backend.encode(text, add_special_tokens=False).ids
@@ -71,11 +72,11 @@ class Vocabulary:
 def context_segments(
     ids: npt.NDArray[np.int32], content: npt.NDArray[np.bool_], media: Sequence[MediaSpan] = ()
 ) -> tuple[Segment, ...]:
-    """Consecutive tokens of one kind: OBSERVATION where they cover content, else TEMPLATE.
+    """Consecutive tokens of one kind: OBSERVATION if they cover content, else TEMPLATE.
 
     Args:
         ids: ``[n]``.
-        content: ``[n]``, as ``PieceEncoder.encode`` gives it.
+        content: ``[n]``, from ``PieceEncoder.encode``.
         media: images, whose tokens are content.
     """
     if not ids.size:

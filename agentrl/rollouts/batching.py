@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from agentrl.errors import DataError
-from agentrl.types import Batch, Sample, Segment, SegmentKind, Trajectory, TrajectoryGroup, Turn
+from agentrl.types import (
+    Batch,
+    Sample,
+    Segment,
+    SegmentKind,
+    Trajectory,
+    TrajectoryGroup,
+    Turn,
+    concat_ids,
+)
 
 __all__ = ["POLICY_ONLY", "make_batch", "turns_of"]
 
@@ -56,94 +66,86 @@ def make_batch(
         raise DataError("a batch needs at least one finished trajectory, got none")
     if credit.shape != (len(trajectories),):
         raise ValueError(f"credit must have shape ({len(trajectories)},), got {credit.shape}")
-    group_row = [row for row, group in enumerate(groups) for _ in group.finished]
     turns = turns_of(groups)
-    first_turn = np.cumsum([0, *(len(trajectory.turns) for trajectory in trajectories)])
-    packed = _Packed(trained, oldest_version)
-    for row, trajectory in enumerate(trajectories):
-        for sample in trajectory.samples():
-            packed.add(sample, trajectory, row, int(first_turn[row]))
-    if not packed.lengths:
+    turns_per_row = [len(trajectory.turns) for trajectory in trajectories]
+    first_turn = np.cumsum([0, *turns_per_row])
+    samples = [
+        (row, sample)
+        for row, trajectory in enumerate(trajectories)
+        for sample in trajectory.samples()
+    ]
+    if not samples:
         raise DataError(
-            "no trajectory of the batch has tokens; train with an engine that returns ids and logprobs"
+            "no trajectory of the batch has tokens; train with an engine that returns ids and "
+            "logprobs"
         )
-    rows_of_turns = np.repeat(np.arange(len(trajectories)), np.diff(first_turn))
+    temperatures = [_checked_temperature(sample, trajectories[row]) for row, sample in samples]
+    segments = [segment for _, sample in samples for segment in sample.segments]
+    segment_turns = [
+        first_turn[row] + turn for row, sample in samples for turn in sample.segment_turns
+    ]
+    masks = [
+        turn in sample.owned and segment.kind in trained and _is_fresh(segment, oldest_version)
+        for _, sample in samples
+        for segment, turn in zip(sample.segments, sample.segment_turns, strict=True)
+    ]
+    versions = [-1 if one.policy_version is None else one.policy_version for one in segments]
+    sizes = [len(segment) for segment in segments]
+
+    def by_token(values: Sequence[object], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        return np.repeat(np.asarray(values, dtype=dtype), sizes)
+
+    def by_trajectory(values: Iterable[object], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+        return np.asarray(list(values), dtype=dtype)
+
     return Batch(
-        token_ids=np.concatenate(packed.ids).astype(np.int32),
-        kind=np.concatenate(packed.kind).astype(np.int8),
-        loss_mask=np.concatenate(packed.mask).astype(np.float32),
-        rollout_logprobs=np.concatenate(packed.logprobs).astype(np.float32),
-        policy_versions=np.concatenate(packed.versions).astype(np.int32),
-        turn_index=np.concatenate(packed.turns).astype(np.int32),
-        cu_seqlens=np.cumsum([0, *packed.lengths]).astype(np.int32),
-        trajectory=np.asarray(packed.trajectory, dtype=np.int32),
-        temperature=np.asarray(packed.temperature, dtype=np.float32),
-        turn_trajectory=rows_of_turns.astype(np.int32),
+        token_ids=concat_ids(segments),
+        kind=by_token([segment.kind for segment in segments], np.int8),
+        loss_mask=by_token(masks, np.float32),
+        rollout_logprobs=np.concatenate([_logprobs(segment) for segment in segments]),
+        policy_versions=by_token(versions, np.int32),
+        turn_index=by_token(segment_turns, np.int32),
+        cu_seqlens=np.cumsum([0, *(len(sample) for _, sample in samples)]).astype(np.int32),
+        trajectory=np.asarray([row for row, _ in samples], dtype=np.int32),
+        temperature=np.asarray(temperatures, dtype=np.float32),
+        turn_trajectory=np.repeat(np.arange(len(trajectories), dtype=np.int32), turns_per_row),
         turn_reward=np.asarray([sum(turn.rewards.values()) for _, turn in turns], dtype=np.float32),
         turn_credit=np.zeros(len(turns), dtype=np.float32) if turn_credit is None else turn_credit,
         state_key=np.asarray(
             [int(turn.state_key or "0", 16) for _, turn in turns], dtype=np.uint64
         ),
-        group=np.asarray(group_row, dtype=np.int32),
-        group_index=np.asarray(
-            [trajectory.group_index for trajectory in trajectories], dtype=np.int64
+        group=by_trajectory(
+            (n for n, group in enumerate(groups) for _ in group.finished), np.int32
         ),
-        rollout_index=np.asarray(
-            [trajectory.rollout_index for trajectory in trajectories], dtype=np.int32
-        ),
-        reward=np.asarray([trajectory.reward for trajectory in trajectories], dtype=np.float32),
+        group_index=by_trajectory((one.group_index for one in trajectories), np.int64),
+        rollout_index=by_trajectory((one.rollout_index for one in trajectories), np.int32),
+        reward=by_trajectory((one.reward for one in trajectories), np.float32),
         credit=credit.astype(np.float32),
-        truncated=np.asarray(
-            [trajectory.status.kind == "truncated" for trajectory in trajectories], dtype=np.bool_
-        ),
+        truncated=by_trajectory((one.status.kind == "truncated" for one in trajectories), np.bool_),
     )
 
 
-class _Packed:
-    """The batch's columns, to which samples are appended."""
+def _is_fresh(segment: Segment, oldest_version: int) -> bool:
+    return segment.policy_version is None or segment.policy_version >= oldest_version
 
-    def __init__(self, trained: AbstractSet[SegmentKind], oldest_version: int) -> None:
-        self.trained = trained
-        self.oldest_version = oldest_version
-        self.ids: list[npt.NDArray[np.int32]] = []
-        self.kind: list[npt.NDArray[np.int8]] = []
-        self.mask: list[npt.NDArray[np.float32]] = []
-        self.logprobs: list[npt.NDArray[np.float32]] = []
-        self.versions: list[npt.NDArray[np.int32]] = []
-        self.turns: list[npt.NDArray[np.int32]] = []
-        self.lengths: list[int] = []
-        self.trajectory: list[int] = []
-        self.temperature: list[float] = []
 
-    def add(self, sample: Sample, trajectory: Trajectory, row: int, first_turn: int) -> None:
-        """Appends a sample of trajectory ``row``, whose first turn has row ``first_turn`` in [U]."""
-        if sample.segments[0].kind is not SegmentKind.PROMPT:
-            raise DataError(
-                f"a sample starts with PROMPT, that of trajectory {trajectory.id} with {sample.segments[0].kind.name}"
-            )
-        for segment, turn in zip(sample.segments, sample.segment_turns, strict=True):
-            self._add_segment(segment, owned=turn in sample.owned, turn=first_turn + turn)
-        self.lengths.append(len(sample))
-        self.trajectory.append(row)
-        self.temperature.append(_temperature(sample, trajectory))
+def _logprobs(segment: Segment) -> npt.NDArray[np.float32]:
+    if segment.logprobs is None:
+        return np.zeros(len(segment), dtype=np.float32)
+    return segment.logprobs
 
-    def _add_segment(self, segment: Segment, *, owned: bool, turn: int) -> None:
-        n = len(segment)
-        zeros = np.zeros(n, dtype=np.float32)
-        self.ids.append(segment.token_ids)
-        self.kind.append(np.full(n, segment.kind, dtype=np.int8))
-        fresh = segment.policy_version is None or segment.policy_version >= self.oldest_version
-        self.mask.append(
-            np.full(n, float(owned and fresh and segment.kind in self.trained), dtype=np.float32)
+
+def _checked_temperature(sample: Sample, trajectory: Trajectory) -> float:
+    """The only temperature of a sample; it is 1 if no turn of it was sampled.
+
+    Raises:
+        DataError: the sample starts with no PROMPT, or has several temperatures or temperature 0.
+    """
+    if sample.segments[0].kind is not SegmentKind.PROMPT:
+        raise DataError(
+            f"a sample starts with PROMPT, that of trajectory {trajectory.id} with "
+            f"{sample.segments[0].kind.name}"
         )
-        self.logprobs.append(zeros if segment.logprobs is None else segment.logprobs)
-        version = -1 if segment.policy_version is None else segment.policy_version
-        self.versions.append(np.full(n, version, dtype=np.int32))
-        self.turns.append(np.full(n, turn, dtype=np.int32))
-
-
-def _temperature(sample: Sample, trajectory: Trajectory) -> float:
-    """The only temperature of a sample; it is 1 if no turn of it was sampled."""
     found = {
         turn.sampling.temperature
         for turn in (trajectory.turns[index] for index in sample.turns)
@@ -151,8 +153,9 @@ def _temperature(sample: Sample, trajectory: Trajectory) -> float:
     }
     if len(found) > 1:
         raise DataError(
-            f"trajectory {trajectory.id} was sampled at temperatures {sorted(found)} within one sequence; "
-            "its logprobs have no common meaning: use one temperature for the turns of an episode"
+            f"trajectory {trajectory.id} was sampled at temperatures {sorted(found)} within one "
+            f"sequence; its logprobs have no common meaning: use one temperature for the turns of "
+            f"an episode"
         )
     temperature = found.pop() if found else 1.0
     if temperature == 0.0:

@@ -1,4 +1,4 @@
-"""Episode context: the engine, renderer, parser, rubric and sandboxes that one host's episodes share."""
+"""Episode context: the parts that the episodes of one host share."""
 
 from __future__ import annotations
 

@@ -87,7 +87,9 @@ class StragglerCancel:
         self._clock: _ScopeClock | None = None
 
     def request(self) -> None:
-        """Ends the episode at its next wait or at its start; one that has been played is still scored."""
+        """Ends the episode at its next wait or at its start; one that has been played is still
+        scored.
+        """
         self.requested = True
         if self._clock is not None:
             self._clock.spend()
@@ -162,7 +164,9 @@ class _Within:
 
 
 class _ScopeClock:
-    """A timeout that can be stopped (a ``Clock``), also by what outlives it, which then changes nothing."""
+    """A timeout that can be stopped (a ``Clock``), also by what outlives it, which then changes
+    nothing.
+    """
 
     __slots__ = ("_ended", "_left_s", "_loop", "_scope", "_stops")
 

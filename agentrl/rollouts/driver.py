@@ -1,8 +1,8 @@
 """Episode driver: the contract of what acts between the policy's turns.
 
 - A driver steps an environment, or asks for turns itself, as an agent program does.
-- The module imports nothing of ``rollouts``, so that a ``RolloutSpec`` names a ``DriverSpec`` without
-  a cycle of imports.
+- The module imports nothing of ``rollouts``, so that a ``RolloutSpec`` names a ``DriverSpec``
+  without a cycle of imports.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Episode: prepares a driver, plays, scores while the environment lives, and closes it in every case."""
+"""Episode: prepares, plays, scores and closes one episode."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ async def run_episode(
     saved: EpisodeState | None = None,
     slot: StateSlot | None = None,
 ) -> Trajectory:
-    """Plays one episode and scores it; a failure is a trajectory of status ``failed``, no exception.
+    """Plays one episode and scores it; a failure is a trajectory of status ``failed``, no
+    exception.
 
     Args:
         context: engine, renderer, parser and rubric, with their spec.
@@ -49,8 +50,8 @@ async def run_episode(
         permits: bounds on the phases, shared with other episodes.
         previous: the failed attempt before this one. If the environment raises again after the same
             actions, the policy has caused it: the episode is truncated, rewarded and trained.
-        straggler: ends the episode early. The episode is then truncated after its finished turns, or
-            cancelled if it has none.
+        straggler: ends the episode early. The episode is then truncated after its finished turns,
+            or cancelled if it has none.
         saved: the state from which an episode in an environment continues.
         slot: receives the state of such an episode after each turn.
 

@@ -23,8 +23,8 @@ def paced_collector() -> Iterator[None]:
     - An episode in flight holds over a hundred objects for its whole length, without cycles.
     - By default the collector traverses all of them, and every imported module, each time that they
       have grown by a quarter. That takes a third of a turn's time at 4,096 episodes.
-    - Cycles are still found: young ones every 50,000 objects, old ones every million and more. Older
-      garbage is found after the context ends.
+    - Cycles are still found: young ones every 50,000 objects, old ones every million and more.
+      Older garbage is found after the context ends.
 
     May be entered several times at once, from any thread.
     """

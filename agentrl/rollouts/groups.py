@@ -27,7 +27,8 @@ class GroupRequest:
         sampling: overrides the stage's sampling.
         min_version: the lowest policy version that may answer.
         env: overrides the stage's environment or driver.
-        oversample: additional rollouts. Once ``group_size`` have finished, the others are cancelled.
+        oversample: additional rollouts. Once ``group_size`` have finished, the others are
+            cancelled.
         first_attempt: the number of earlier attempts, which were lost with their host.
         saved: the group's state in a checkpoint, from which each rollout continues.
     """

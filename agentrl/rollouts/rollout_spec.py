@@ -47,7 +47,8 @@ class EpisodeLimits:
         episode_timeout_s: seconds of the whole episode, which is then truncated.
         turn_timeout_s: seconds of one turn: generation, tools and environment.
         cleanup_s: seconds for closing the environment after the episode.
-        max_calls_per_turn: calls of one turn that an environment gets; one problem counts the others.
+        max_calls_per_turn: calls of one turn that an environment gets; one problem counts the
+            others.
         max_bad_turns: consecutive turns without a readable call after which it is truncated.
     """
 

@@ -69,7 +69,7 @@ class EpisodeRunner:
         self._permits = PhaseSemaphores(permits.preparing, permits.running, permits.scoring)
         self.deadlines = Deadlines()
         """The deadlines of all episodes here."""
-        # From the loop's thread to the callers of ``collect``; an exception says that the loop broke.
+        # From the loop's thread to the callers of ``collect``; an exception means a broken loop.
         self._finished: queue.Queue[GroupOutcome | BaseException] = queue.Queue()
         # By label and group index. The loop's thread alone uses ``_running``. It adds to and reads
         # ``_in_flight``, from which ``collect`` removes a group in its caller's thread: single dict
@@ -124,8 +124,8 @@ class EpisodeRunner:
     def in_flight(self) -> list[GroupState]:
         """The present states of the training groups that were submitted and not collected.
 
-        With ``RolloutSpec.save_episode_state`` they can continue by ``GroupRequest.saved``. Called by
-        the thread that collects.
+        With ``RolloutSpec.save_episode_state`` they can continue by ``GroupRequest.saved``. Called
+        by the thread that collects.
         """
 
         async def save() -> list[GroupState]:
@@ -256,7 +256,7 @@ class EpisodeRunner:
         for task in tasks:
             _cancel(task)
         await asyncio.gather(*tasks, return_exceptions=True)
-        # the engine is closed before the sandboxes: no episode needs either any more
+        # no episode runs any more: services first, then the engine's hook, then the sandboxes
         await self._context.close()
         if self._on_close is not None:
             await self._on_close()

@@ -1,6 +1,7 @@
 """Token consistency: a turn's sequence is exactly the ids that the engine was given and sampled.
 
-The rule is "token in, token out": ids go to the engine, ids come back, and no text is encoded again.
+The rule is "token in, token out": ids go to the engine, ids come back, and no text is encoded
+again.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ def bounded(parsed: ParsedMessage, most: int) -> ParsedMessage:
     calls = tuple(call for call in parsed.tool_calls if call.id in kept)
     problems = [problem for problem in parsed.problems if problem.id in kept]
     detail = (
-        f"{left_out} more calls of this turn were not run: a turn may make {most} (rollout.max_calls_per_turn); "
-        "make those that are still needed in the next turn"
+        f"{left_out} more calls of this turn were not run: a turn may make {most} "
+        f"(rollout.max_calls_per_turn); make those that are still needed in the next turn"
     )
     problems.append(CallProblem(written[most].id, "too_many", detail, "", left_out))
     return _with_calls(parsed, calls, tuple(problems))

@@ -1,4 +1,4 @@
-"""Turn generator: renders, generates, checks token consistency, parses and records the policy's turns.
+"""Turn generator: generates, checks, parses and records the policy's turns.
 
 - It does not know what acts between the turns: an environment or an agent program.
 - A turn's sequence is exactly the ids that the engine was given and sampled in that call.
@@ -135,8 +135,8 @@ class TurnGenerator:
 
         - A sequence cannot be extended if its template rewrites history or its ids are unknown. The
           turn then begins a new sequence, whose prompt is the whole conversation.
-        - A completion with an image token that the policy sampled ends the episode, because no engine
-          can tell it from an image.
+        - A completion with an image token that the policy sampled ends the episode, because no
+          engine can tell it from an image.
 
         Raises:
             DataError: the renderer cannot write the messages.
@@ -189,8 +189,8 @@ class TurnGenerator:
             turn: the turn.
             agent: the name of the agent whose turn it is.
             sampling: overrides the episode's sampling.
-            for_client: a client of the episode runs the calls. Their number is then not bounded, and
-                their ids are unique in the episode instead of in the turn.
+            for_client: a client of the episode runs the calls. Their number is then not bounded,
+                and their ids are unique in the episode instead of in the turn.
             on_tokens: see ``GenerateRequest.on_tokens``.
 
         Raises:
@@ -259,7 +259,9 @@ class TurnGenerator:
         return measured
 
     def opened_reasoning(self, turn: TurnRequest) -> str:
-        """``<think>`` if the template wrote it at the end of the turn's prompt and the parser reads it."""
+        """``<think>`` if the template wrote it at the end of the turn's prompt and the parser reads
+        it.
+        """
         renderer = self.context.renderer
         if renderer is None or not turn.segments:
             return ""
@@ -346,7 +348,9 @@ class TurnGenerator:
         return self.context.renderer.decode(ids)
 
     def _no_room(self, setting: str, limit: int, length: int) -> Status:
-        """The end of an episode whose sequence is too long; a prompt that is too long is a data error."""
+        """The end of an episode whose sequence is too long; a prompt that is too long is a data
+        error.
+        """
         if self.builder.turns:
             return Status("truncated", setting.rpartition(".")[2])
         return Status(

@@ -1,4 +1,4 @@
-"""Kernels that give the same bits each time."""
+"""Determinism: selects kernels with reproducible results."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ __all__ = ["use_deterministic_kernels"]
 
 
 def use_deterministic_kernels() -> None:
-    """Make this process refuse kernels whose result depends on timing, and seed whatever may still draw.
+    """Refuses kernels whose result depends on timing, and seeds torch, in this process.
 
-    Call it before the first CUDA kernel: cuBLAS reads its workspace setting once.
+    Call it before the first CUDA kernel, because cuBLAS reads its workspace setting once.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)

@@ -1,4 +1,4 @@
-"""The data that travels: the whole vocabulary of agentrl, in numpy, never torch."""
+"""Types: the data that agentrl's parts exchange, in numpy and without torch."""
 
 from __future__ import annotations
 

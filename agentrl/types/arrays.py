@@ -1,4 +1,4 @@
-"""Array aliases, and the one way to make an array that nobody can change by accident."""
+"""Arrays: type aliases, and constructors of read-only arrays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 
 def frozen_ints(values: Any) -> npt.NDArray[np.int32]:
-    """A read-only int32 array ``[n]`` of ``values`` (a copy only where one is needed to freeze it)."""
+    """A read-only int32 array ``[n]`` of ``values``, copied only if necessary."""
     return _frozen(values, np.int32)
 
 

@@ -1,4 +1,4 @@
-"""The batch: packed columns that the trainer learns from (docs/tokens.md, Batch).
+"""Batch: the packed columns that the trainer learns from (docs/tokens.md, Batch).
 
 Axes: T tokens, S samples, U turns, J trajectories. Entry t of every [T] array is about token t.
 """
@@ -17,33 +17,41 @@ I32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]
 
 _LATER = ("old_logprobs", "ref_logprobs", "values", "advantages", "returns")
+_AT_ROLLOUT = ("token_ids", "kind", "loss_mask", "rollout_logprobs", "policy_versions")
+_TOKEN_COLUMNS = (*_AT_ROLLOUT, "turn_index", *_LATER)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Samples packed end to end. Off-mask entries are 0, never NaN.
+    """Samples packed end to end; entries outside the loss mask are 0, never NaN.
 
     Args:
         token_ids: ``[T]`` int32.
         kind: ``[T]`` int8, a ``SegmentKind`` each.
-        loss_mask: ``[T]`` float32: 0 for what is not trained, else the token's weight within its sample (1).
-        rollout_logprobs: ``[T]`` float32, the sampler's log p(token | earlier tokens of its sample).
-        policy_versions: ``[T]`` int32, -1 where no version applies.
+        loss_mask: ``[T]`` float32: the token's weight within its sample (1), or 0 if it is not
+            trained.
+        rollout_logprobs: ``[T]`` float32, the sampler's log p(token | earlier tokens of its
+            sample).
+        policy_versions: ``[T]`` int32, -1 for tokens that no policy sampled.
         turn_index: ``[T]`` int32, row of the token's turn in the [U] columns.
         cu_seqlens: ``[S+1]`` int32, sample boundaries.
         trajectory: ``[S]`` int32, row of the sample's trajectory.
         temperature: ``[S]`` float32, the sampler's.
         turn_trajectory: ``[U]`` int32.
         turn_reward: ``[U]`` float32, the step's reward.
-        turn_credit: ``[U]`` float32, what the algorithm's ``credit`` gives a turn.
+        turn_credit: ``[U]`` float32, the algorithm's ``credit`` of a turn.
         state_key: ``[U]`` uint64, hash of the observation before the action.
-        group: ``[J]`` int32, row of the trajectory's group (its draw's rank in the batch).
-        draw: ``[J]`` int64, the group's draw.
-        sibling: ``[J]`` int32.
+        group: ``[J]`` int32, row of the trajectory's group in the batch.
+        group_index: ``[J]`` int64, the group's index in the data order.
+        rollout_index: ``[J]`` int32, the trajectory's index in its group.
         reward: ``[J]`` float32, the total.
-        credit: ``[J]`` float32, what the algorithm's ``credit`` gives a trajectory.
+        credit: ``[J]`` float32, the algorithm's ``credit`` of a trajectory.
         truncated: ``[J]`` bool, whether the value at the end is bootstrapped.
-        old_logprobs, ref_logprobs, values, advantages, returns: ``[T]`` float32, joined as passes return.
+        old_logprobs, ref_logprobs, values, advantages, returns: ``[T]`` float32, joined after their
+            passes.
+
+    Raises:
+        ValueError: a column has another length, or the sample boundaries do not span the tokens.
     """
 
     token_ids: I32
@@ -72,40 +80,35 @@ class Batch:
     returns: F32 | None = None
 
     def __post_init__(self) -> None:
-        expected = {
-            self.num_tokens: (
-                "kind",
-                "loss_mask",
-                "rollout_logprobs",
-                "policy_versions",
-                "turn_index",
-                *_LATER,
-            ),
-        }
-        for size, names in expected.items():
-            for name in names:
-                column = getattr(self, name)
-                if column is not None and column.shape != (size,):
-                    raise ValueError(f"batch.{name} must have shape ({size},), got {column.shape}")
+        for name, column in self.token_columns().items():
+            if column.shape != (self.num_tokens,):
+                raise ValueError(
+                    f"batch.{name} must have shape ({self.num_tokens},), got {column.shape}"
+                )
         if self.cu_seqlens[0] != 0 or self.cu_seqlens[-1] != self.num_tokens:
             raise ValueError(
-                f"batch.cu_seqlens must run from 0 to {self.num_tokens}, got {self.cu_seqlens[[0, -1]]}"
+                f"batch.cu_seqlens must run from 0 to {self.num_tokens}, got "
+                f"{self.cu_seqlens[[0, -1]]}"
             )
 
     @property
     def num_tokens(self) -> int:
+        """The number of tokens, T."""
         return int(self.token_ids.size)
 
     @property
     def num_samples(self) -> int:
+        """The number of samples, S."""
         return int(self.cu_seqlens.size) - 1
 
     @property
     def num_trajectories(self) -> int:
+        """The number of trajectories, J."""
         return int(self.reward.size)
 
     @property
     def num_groups(self) -> int:
+        """The number of groups."""
         return int(np.unique(self.group).size)
 
     @property
@@ -114,10 +117,10 @@ class Batch:
         return np.diff(self.cu_seqlens).astype(np.int32)
 
     def join(self, columns: Mapping[str, npt.NDArray[np.float32]]) -> Batch:
-        """This batch with ``[T]`` columns that a pass returned.
+        """This batch with the ``[T]`` columns of a pass.
 
         Raises:
-            KeyError: a name that is no later column.
+            KeyError: a name that is no joinable column.
             ValueError: a wrong shape, or a value that is not finite.
         """
         for name, column in columns.items():
@@ -127,25 +130,22 @@ class Batch:
                 )
             if not bool(np.isfinite(column).all()):
                 raise ValueError(
-                    f"batch.{name} holds {int((~np.isfinite(column)).sum())} values that are not finite"
+                    f"batch.{name} holds {int((~np.isfinite(column)).sum())} values that are not "
+                    f"finite"
                 )
         return replace(self, **columns)  # type: ignore[arg-type]
 
     def token_columns(self) -> dict[str, npt.NDArray[np.generic]]:
         """The ``[T]`` columns that are present, by name."""
-        names = (
-            "token_ids",
-            "kind",
-            "loss_mask",
-            "rollout_logprobs",
-            "policy_versions",
-            "turn_index",
-            *_LATER,
-        )
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return {
+            name: getattr(self, name) for name in _TOKEN_COLUMNS if getattr(self, name) is not None
+        }
 
     def select(self, samples: Sequence[int] | npt.NDArray[np.integer]) -> Batch:
-        """The batch of the given samples, in the given order; [U] and [J] columns stay whole, so rows keep meaning."""
+        """The batch of the given samples, in the given order.
+
+        The [U] and [J] columns stay whole, so that row numbers stay valid.
+        """
         rows = np.asarray(samples, dtype=np.int64)
         lengths = self.lengths[rows] if rows.size else np.zeros(0, dtype=np.int32)
         cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
@@ -168,14 +168,15 @@ def token_rows(cu_seqlens: I32, samples: npt.NDArray[np.int64]) -> npt.NDArray[n
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchShard:
-    """What one data-parallel coordinate is given: its samples and how to cut them.
+    """The part of a batch that one data-parallel coordinate gets.
 
     Args:
         batch: this coordinate's samples.
-        samples: ``[S_local]`` rows that they have in the whole batch, so that columns can be put back.
-        micro_batches: row indices into ``batch`` for each micro-batch; an empty one is a filler of one token and
-            weight 0, run so that collectives match on every coordinate.
-        sample_weight: ``[S_local]`` float64, w_s of docs/training.md; None for passes without a loss.
+        samples: ``[S_local]`` their rows in the whole batch, by which columns are merged back.
+        micro_batches: row indices into ``batch`` by micro-batch. An empty one is a filler of one
+            token with weight 0, so that every coordinate runs the same collectives.
+        sample_weight: ``[S_local]`` float64, w_s of docs/training.md; None for passes without a
+            loss.
     """
 
     batch: Batch

@@ -1,4 +1,4 @@
-"""The checksum by which trainer and engine compare weights without moving them (docs/controller.md)."""
+"""Checksum: compares the weights of trainer and engine without moving them (docs/controller.md)."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ _BLOCK = 1 << 20
 def tensor_checksum(bits: npt.NDArray[np.unsignedinteger[Any]], offset: int = 0) -> int:
     """Σ bits_i·(2i+1) mod 2**64 over the flat index i.
 
-    It is additive over shards: the sum over a tensor's shards, each at its own ``offset``, mod 2**64, is the
-    checksum of the whole.
+    It is additive over shards: the sum of the shards' checksums, each at its own ``offset``, is the
+    checksum of the whole tensor mod 2**64.
 
     Args:
-        bits: the tensor's raw bits as unsigned integers of the dtype's width (uint32 for float32, uint16 for
-            bfloat16), in the order of the flat index.
+        bits: the tensor's raw bits as unsigned integers of the dtype's width (uint32 for float32,
+            uint16 for bfloat16), in the order of the flat index.
         offset: flat index, within the whole tensor, of the first element of ``bits``.
 
     Returns:
         An integer in [0, 2**64).
 
     Raises:
-        TypeError: ``bits`` is no unsigned integer array, so that its sign or value could be read two ways.
+        TypeError: ``bits`` is no array of unsigned integers.
     """
     if bits.dtype.kind != "u":
         raise TypeError(
-            f"a checksum is over the raw bits as unsigned integers, got dtype {bits.dtype}; use .view()"
+            f"a checksum is over the raw bits as unsigned integers, got dtype {bits.dtype}; use "
+            f".view()"
         )
     flat = bits.reshape(-1)
     total = 0

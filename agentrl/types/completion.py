@@ -1,4 +1,4 @@
-"""What a rollout engine is asked and what it answers: tokens in, tokens out."""
+"""Completion: the request to a rollout engine and its answer, tokens in and tokens out."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ StaleKV = Literal["never", "within_call", "always"]
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How tokens are drawn.
+    """The sampling parameters of a completion.
 
     Args:
-        max_new_tokens: at most this many tokens are sampled.
+        max_new_tokens: the most tokens to sample.
         temperature: 0 is greedy; logprobs are then those at temperature 1.
-        top_p, top_k, min_p: 1, 0 and 0 switch them off; anything else makes the sampler another distribution,
-            which is refused for training unless ``rollout.allow_biased_sampling``.
-        stop_token_ids: sampling one ends the completion; the sampled token is kept.
-        stop: strings that end the completion; the whole last token is kept, only the text is cut.
-        json_schema: a JSON Schema that a grammar forces the completion to fit (``EngineInfo.grammars``); another
-            distribution too, which only an episode that is never trained may ask for.
+        top_p, top_k, min_p: 1, 0 and 0 are off. Other values change the sampler's distribution,
+            which training refuses without ``rollout.allow_biased_sampling``.
+        stop_token_ids: tokens that end the completion; the sampled one is kept.
+        stop: strings that end the completion; the last token is kept whole, and only the text is
+            cut.
+        json_schema: a JSON Schema that a grammar enforces (``EngineInfo.grammars``). It changes the
+            distribution too, so only an episode that is never trained may set it.
 
     Raises:
         ValueError: a value outside its range, named.
@@ -75,23 +76,24 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GenerateRequest:
-    """One completion.
+    """A request for one completion.
 
     Args:
         request_id: unique among the requests in flight; ``abort`` names it.
-        session_id: one episode's KV cache and its server; ``release`` names it.
-        token_ids: ``[n]`` int32, the whole sequence so far, n >= 1; n = 0 for an engine that takes messages.
-        sampling: how tokens are drawn.
-        seed: the counter-based generator's key; token position is its counter.
-        min_version: the engine must serve at least this policy version.
-        deadline_s: seconds of engine time after which the request fails; None waits for the caller's own deadline.
-        media: where images stand in the sequence, counted from its start.
-        images: those images, one for each of ``media``, with their bytes.
-        messages: the whole conversation so far, for an engine without ids (``EngineInfo.returns_ids``).
+        session_id: the KV cache of one sequence and its server; ``release`` names it.
+        token_ids: ``[n]`` int32, the whole sequence so far, n >= 1; n = 0 for an engine that takes
+            messages.
+        sampling: the sampling parameters.
+        seed: the key of the counter-based generator, whose counter is the token position.
+        min_version: the lowest policy version that may answer.
+        deadline_s: seconds of engine time after which the request fails; None for no deadline.
+        media: spans of the images in the sequence, from its start.
+        images: these images, one for each of ``media``, with their bytes.
+        messages: the whole conversation, for an engine without ids (``EngineInfo.returns_ids``).
         tools: the tools on offer, for such an engine.
-        on_tokens: is given, from whichever thread the engine has, the ids and logprobs ``[k]`` that were sampled since
-            it was called last, while the completion goes on; it returns at once and never raises. What it was not
-            given is in the completion alone: an engine that cannot stream never calls it.
+        on_tokens: gets the ids and logprobs ``[k]`` that were sampled since its last call. The
+            engine calls it from any of its threads; it returns at once and never raises. An engine
+            that cannot stream never calls it, so the completion alone holds all tokens.
     """
 
     request_id: str
@@ -110,12 +112,13 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class TokenUsage:
-    """The engine's own count of what it was given and made, against which the golden rule is asserted.
+    """The engine's own token counts, against which token consistency is asserted.
 
     Args:
-        prompt_tokens: ids that the engine says it was given.
-        completion_tokens: ids that it says it sampled.
-        kv_tokens: positions in its KV cache after the call, where it can tell. The last sampled token has no KV yet.
+        prompt_tokens: ids that the engine was given.
+        completion_tokens: ids that it sampled.
+        kv_tokens: positions in its KV cache after the call, if it can tell. The last sampled token
+            has no KV yet.
     """
 
     prompt_tokens: int
@@ -128,13 +131,15 @@ class Completion:
     """One finished completion.
 
     Args:
-        request_id: as asked.
-        segments: POLICY segments, one a policy version, in order; empty for an engine without ids and logprobs.
-        text: the text, for an engine without ids; None where the caller decodes the ids.
-        parsed: the assistant's message, from an engine that reads it itself; None where the caller parses the text.
+        request_id: the request's.
+        segments: POLICY segments, one a policy version, in order; empty for an engine without ids
+            and logprobs.
+        text: the text, from an engine without ids; None if the caller decodes the ids.
+        parsed: the assistant's message, from an engine that parses it; None if the caller parses
+            the text.
         finish_reason: ``stop`` (a stop token or string), ``length``, or ``abort``.
-        stop_string: the stop string that matched, where one did.
-        account: the engine's own count.
+        stop_string: the stop string that matched, if one did.
+        account: the engine's own token counts.
         cached_tokens: prompt tokens whose KV was reused.
         stale_kv: the rule under which KV of an older version was used.
         timings: seconds by stage, such as ``queue_s``, ``prefill_s`` and ``decode_s``.
@@ -154,8 +159,17 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What a client must know of an engine: ``vocab_size`` bounds ids sent, ``context_tokens`` bounds sequences,
-    ``grammars`` says whether it can force a completion to fit ``SamplingParams.json_schema``."""
+    """The facts of an engine that its clients need.
+
+    Args:
+        name: the engine's name.
+        model: the model's name.
+        vocab_size: ids are below it.
+        context_tokens: the longest sequence.
+        policy_version: the version that is served.
+        returns_ids: whether it takes and returns token ids.
+        grammars: whether it can enforce ``SamplingParams.json_schema``.
+    """
 
     name: str
     model: str

@@ -1,8 +1,9 @@
-"""What a message's content is: text, or parts of text and images.
+"""Content: a message's content as text, or as parts of text and images.
 
-Parts are ``{"type": "text", "text": ...}`` and ``{"type": "image", "image": ...}``. As given, an image may be many
-things (``Image.read``), and may come in OpenAI's shape, ``{"type": "image_url", "image_url": {"url": ...}}``.
-``with_images`` makes an ``Image`` of each; renderer, engine and store see nothing else.
+- Parts are ``{"type": "text", "text": ...}`` and ``{"type": "image", "image": ...}``.
+- An image may be given in many forms (``Image.read``), and in OpenAI's shape, ``{"type":
+  "image_url", "image_url": {"url": ...}}``.
+- ``with_images`` converts each to an ``Image``; renderer, engine and store see nothing else.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ __all__ = ["content_text", "images_in", "with_images"]
 def with_images(
     messages: Iterable[Message], named: Mapping[str, object] | None = None
 ) -> tuple[Message, ...]:
-    """The messages with each content as text, or as parts of which each image is an ``Image``.
+    """The messages with each content as text, or as parts whose images are ``Image`` objects.
 
     Args:
-        messages: as an environment, a tool or a data set gave them.
+        messages: from an environment, a tool or a data set.
         named: images by the names that parts may use, ``{"type": "image", "image": NAME}``.
 
     Raises:
-        DataError: a part that is none, an image that cannot be read, or one in an assistant's message.
+        DataError: a part of another type, an image that cannot be read, or one in an assistant's
+            message.
     """
     return tuple(
         message
@@ -38,7 +40,7 @@ def with_images(
 
 
 def images_in(messages: Iterable[Message]) -> Iterator[Image]:
-    """The images of messages that went through ``with_images``, in their order."""
+    """The images of messages that ``with_images`` returned, in their order."""
     for message in messages:
         if isinstance(content := message.get("content"), list | tuple):
             for part in content:
@@ -47,7 +49,7 @@ def images_in(messages: Iterable[Message]) -> Iterator[Image]:
 
 
 def content_text(content: object) -> str:
-    """A content for people: its text, each image as one word in brackets."""
+    """A content for a human reader: its text, with each image as one word in brackets."""
     if isinstance(content, str) or content is None:
         return content or ""
     return "".join(map(_part_text, content)) if isinstance(content, list | tuple) else str(content)
@@ -67,7 +69,8 @@ def _read_parts(message: Message, content: Any, named: Mapping[str, object]) -> 
     role = message["role"]
     if not isinstance(content, Sequence) or isinstance(content, bytes):
         raise DataError(
-            f"the content of a {role} message must be text or a list of parts, got {type(content).__name__}"
+            f"the content of a {role} message must be text or a list of parts, got "
+            f"{type(content).__name__}"
         )
     parts: list[dict[str, Any]] = []
     for number, part in enumerate(content):
@@ -75,7 +78,8 @@ def _read_parts(message: Message, content: Any, named: Mapping[str, object]) -> 
         read = _read_part(part, where, named)
         if "image" in read and role == "assistant":
             raise DataError(
-                f"{where} is an image, and what an assistant writes is text; give it to the user's turn"
+                f"{where} is an image, and what an assistant writes is text; give it to the "
+                f"user's turn"
             )
         if parts and "text" in read and "text" in parts[-1]:
             read = {"type": "text", "text": parts.pop()["text"] + read["text"]}
@@ -100,5 +104,6 @@ def _read_part(part: object, where: str, named: Mapping[str, object]) -> dict[st
             return {"type": "image", "image": Image.read(given, where)}
     raise DataError(
         f'{where} must be {{"type": "text", "text": ...}} or {{"type": "image", "image": ...}}, got '
-        f"{f'type {kind!r}' if isinstance(part, Mapping) else type(part).__name__}; other kinds are not supported"
+        f"{f'type {kind!r}' if isinstance(part, Mapping) else type(part).__name__}; other kinds "
+        f"are not supported"
     )

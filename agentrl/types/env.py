@@ -1,4 +1,4 @@
-"""What an environment is given and gives back: parsed messages, never tokens."""
+"""Env types: tasks, actions, observations and steps, in messages, never tokens."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["Action", "Observation", "StepResult", "Task"]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One problem. ``id`` is unique within its data set.
+    """One problem; ``id`` is unique within its data set.
 
     Args:
-        id: stable name; it keys statistics and evaluation intervals.
-        messages: the prompt as messages, where the data set has one; an Env may build its own.
-        answer: ground truth, JSON; None where a rubric needs none.
+        id: a stable name, by which statistics and evaluation intervals are grouped.
+        messages: the prompt as messages, if the data set has one; an Env may build its own.
+        answer: the ground truth, JSON; None if no rubric needs one.
         data_source: the data set's name, by which evaluation reports are split.
-        info: anything else that the environment needs, JSON.
+        info: further data for the environment, JSON.
     """
 
     id: str
@@ -33,7 +33,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """The assistant's turn as parsed: calls and problems in the order written."""
+    """The assistant's parsed turn; calls and problems are in the order written."""
 
     text: str
     message: Message
@@ -44,16 +44,16 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What the policy sees next.
+    """The policy's next input.
 
     Args:
         messages: new messages; from ``reset``, the whole opening conversation.
         tools: the tools on offer; from ``step``, None means unchanged.
-        images: images by the names that the messages' parts use, ``{"type": "image", "image": NAME}``; each is
-            anything that ``Image.read`` takes. A part may hold its image itself instead.
-        rewrite: a new history that replaces everything so far and starts a new sequence.
-        agent: whose turn is next.
-        info: kept with the turn, JSON.
+        images: images by the names that the messages' parts use, ``{"type": "image", "image":
+            NAME}``, in any form that ``Image.read`` takes. A part may also hold its image itself.
+        rewrite: a history that replaces everything so far and starts a new sequence.
+        agent: the name of the agent whose turn is next.
+        info: stored with the turn, JSON.
     """
 
     messages: tuple[Message, ...] = ()
@@ -69,12 +69,12 @@ class StepResult:
     """One step, in Gymnasium's terms.
 
     Args:
-        observation: what the policy sees next; ignored where the episode ended.
+        observation: the policy's next input; ignored after the episode's end.
         reward: this step's reward.
-        terminated: the task itself came to its end; the value of what follows is 0.
-        truncated: the episode was cut; the value of what follows is bootstrapped.
-        calls: what came of each call of the action, stored with the turn.
-        info: kept with the turn, JSON.
+        terminated: the task has ended; the value of what follows is 0.
+        truncated: the episode was cut short; the value of what follows is bootstrapped.
+        calls: the records of the action's calls, stored with the turn.
+        info: stored with the turn, JSON.
     """
 
     observation: Observation

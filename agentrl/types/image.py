@@ -1,4 +1,4 @@
-"""An image: read from whatever it is given as, and named by the hash of its bytes ever after."""
+"""Image: reads an image from many forms, and identifies it by the hash of its bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Image"]
 _MEDIA_TYPES = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp"}
 _MODES = ("RGB", "L")
 _ORIENTATION = 0x0112  # of EXIF
-_REMEMBERED = 32  # siblings are shown the same images
+_REMEMBERED = 32  # the rollouts of a group share images
 _FORMS = (
     "bytes, a file's path, a data: URI, a PIL image, or a mapping with 'url', 'bytes' or 'path'"
 )
@@ -30,14 +30,15 @@ _FORMS = (
 class Image:
     """One image, encoded as PNG, JPEG or WebP: upright, one frame, and without transparency.
 
-    Every reader of such bytes finds the same pixels in them.
+    Every reader decodes such bytes to the same pixels.
 
     Args:
-        sha256: of ``data``, in hexadecimal: what the image is called wherever it is stored or counted.
+        sha256: the hash of ``data`` in hexadecimal, by which the image is stored and counted.
         media_type: such as ``image/png``.
         width, height: in pixels.
-        num_bytes: of ``data``.
-        data: the encoded image; None where it was read back from a store, whose ``read_blob(sha256)`` has it.
+        num_bytes: the size of ``data``.
+        data: the encoded image; None after it was read from a store, whose ``read_blob(sha256)``
+            has it.
     """
 
     sha256: str
@@ -49,19 +50,20 @@ class Image:
 
     @classmethod
     def read(cls, source: object, where: str = "image") -> Image:
-        """The image that ``source`` is.
+        """Reads an image from any supported form.
 
-        Bytes that every reader reads alike are kept as they are; others (turned by EXIF, transparent, of a palette) are
-        written anew as an upright RGB PNG, transparent parts on white. More than 8 bits a channel are refused where
-        they would have to be scaled.
+        - Bytes that every reader decodes alike are kept. Others (rotated by EXIF, transparent, with
+          a palette) are encoded again as an upright RGB PNG, with transparent parts on white.
+        - More than 8 bits a channel are refused if they would have to be scaled.
 
         Args:
-            source: an ``Image``, bytes, a file's path, a ``data:`` URI, a PIL image, or a mapping with ``url``,
-                ``bytes`` or ``path`` (OpenAI's ``image_url`` and the images of Hugging Face ``datasets``).
+            source: an ``Image``, bytes, a file's path, a ``data:`` URI, a PIL image, or a mapping
+                with ``url``, ``bytes`` or ``path`` (OpenAI's ``image_url`` and the images of
+                Hugging Face ``datasets``).
             where: its place, for the error.
 
         Raises:
-            DataError: it is none of these, or cannot be read; names the place and what was found.
+            DataError: another form, or an unreadable image; names the place and the value found.
         """
         if isinstance(source, Image):
             return source
@@ -88,7 +90,7 @@ class Image:
         """The image as a ``data:`` URI (RFC 2397).
 
         Raises:
-            DataError: its bytes are not at hand.
+            DataError: the image was read from a store without its bytes.
         """
         return f"data:{self.media_type};base64,{base64.b64encode(self.bytes()).decode()}"
 
@@ -96,11 +98,12 @@ class Image:
         """The encoded image.
 
         Raises:
-            DataError: it was read back from a store without them.
+            DataError: the image was read from a store without its bytes.
         """
         if self.data is None:
             raise DataError(
-                f"the bytes of image {self.sha256} are not at hand; read them with RunDirectory.read_blob"
+                f"the bytes of image {self.sha256} are not at hand; read them with "
+                f"RunDirectory.read_blob"
             )
         return self.data
 
@@ -109,14 +112,15 @@ class Image:
 
 
 def _encoded(source: object, where: str) -> bytes | None:
-    """The bytes of a source; None for a PIL image, which has none."""
+    """The bytes of a source; None for a PIL image."""
     if isinstance(source, bytes | bytearray | memoryview):
         return bytes(source)
     if isinstance(source, str) and source.startswith("data:"):
         return _of_data_uri(source, where)
     if isinstance(source, str) and source.startswith(("http://", "https://")):
         raise DataError(
-            f"{where} is at {source[:200]}, and nothing is fetched in a run; save it and name the file"
+            f"{where} is at {source[:200]}, and nothing is fetched in a run; save it and name the "
+            f"file"
         )
     if isinstance(source, str | os.PathLike):
         path = Path(source).expanduser()
@@ -149,10 +153,10 @@ def _of_data_uri(uri: str, where: str) -> bytes:
 
 @functools.lru_cache(_REMEMBERED)
 def _decoded(data: bytes) -> Image:
-    """The image of encoded bytes; every pixel of it was read.
+    """The image of encoded bytes, whose pixels have all been read.
 
     Raises:
-        OSError, ValueError, SyntaxError: what PIL says of bytes that it cannot read.
+        OSError, ValueError, SyntaxError: PIL cannot read the bytes.
     """
     from PIL import Image as Pictures
     from PIL import UnidentifiedImageError

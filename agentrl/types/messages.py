@@ -1,4 +1,4 @@
-"""Messages in the OpenAI chat shape, tool calls, and what came of them."""
+"""Messages: chat messages in OpenAI's shape, tool calls and their results."""
 
 from __future__ import annotations
 
@@ -29,10 +29,12 @@ ToolErrorKind = Literal[
 
 
 class Message(TypedDict, total=False):
-    """One chat message. ``content`` is text, or parts of text and images (``agentrl.types.content``).
+    """One chat message.
 
-    ``tool_calls`` entries are ``{"id", "type": "function", "function": {"name",
-    "arguments"}}`` with ``arguments`` a mapping; a ``tool`` message names its ``tool_call_id``."""
+    ``content`` is text, or parts of text and images (``agentrl.types.content``). ``tool_calls``
+    entries are ``{"id", "type": "function", "function": {"name", "arguments"}}`` with ``arguments``
+    a mapping. A ``tool`` message names its ``tool_call_id``.
+    """
 
     role: Required[Literal["system", "user", "assistant", "tool"]]
     content: Required[Any]
@@ -44,14 +46,14 @@ class Message(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """What the model is told of a tool: name, description, and ``parameters`` as a JSON Schema object."""
+    """A tool's description for the model; ``parameters`` is a JSON Schema object."""
 
     name: str
     description: str
     parameters: Mapping[str, Any]
 
     def openai(self) -> dict[str, Any]:
-        """The OpenAI shape: ``{"type": "function", "function": {"name", "description", "parameters"}}``."""
+        """The tool in OpenAI's shape, of type ``function``."""
         return {
             "type": "function",
             "function": {
@@ -64,7 +66,9 @@ class ToolSpec:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A well-formed call that the model made; whether the tool exists and the arguments fit is the executor's."""
+    """A well-formed call by the model; the executor checks that the tool exists and its arguments
+    fit.
+    """
 
     id: str
     name: str
@@ -81,14 +85,15 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class CallProblem:
-    """A call that could not be read. It is answered with a mend, counted by kind, and never dropped.
+    """A call that could not be parsed; it is answered with a correction, counted by kind, never
+    dropped.
 
     Args:
         id: the call's id, in the same sequence as the well-formed calls of its turn.
-        kind: what is wrong.
-        detail: what to mend, in words for the model.
-        raw: the text as the model wrote it; empty where the problem stands for several calls.
-        count: calls that the problem stands for.
+        kind: the kind of fault.
+        detail: the correction, in words for the model.
+        raw: the model's text; empty if the problem stands for several calls.
+        count: the number of calls that the problem stands for.
     """
 
     id: str
@@ -100,7 +105,7 @@ class CallProblem:
 
 @dataclass(frozen=True, slots=True)
 class ParsedMessage:
-    """A completion read as an assistant's message; calls and problems in the order written."""
+    """A completion parsed to an assistant's message; calls and problems are in the order written."""
 
     message: Message
     tool_calls: tuple[ToolCall, ...]
@@ -109,17 +114,17 @@ class ParsedMessage:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What goes back to the model for one call, or one problem.
+    """The model's answer to one call or one problem.
 
     Args:
         call_id: the call's or the problem's id.
-        name: the tool's name as the model wrote it; empty where it could not be read.
-        content: the text for the model; for an error, what to mend.
+        name: the tool's name as the model wrote it; empty if it could not be parsed.
+        content: the text for the model; for an error, the correction.
         error: None for success.
         latency_s: seconds from the call to the result.
         truncated: the output was cut to the tool's limit, with a visible marker.
-        metrics: numbers about the call that are kept, such as ``cpu_s``.
-        images: for the model, behind the text.
+        metrics: numbers that are stored with the call, such as ``cpu_s``.
+        images: images for the model, after the text.
     """
 
     call_id: str
@@ -132,7 +137,7 @@ class ToolResult:
     images: tuple[Image, ...] = ()
 
     def message(self) -> Message:
-        """The ``tool`` message that answers the call; its content is text where there are no images."""
+        """The ``tool`` message that answers the call; its content is text unless there are images."""
         content: Any = self.content
         if self.images:
             text = [{"type": "text", "text": self.content}] if self.content else []
@@ -142,7 +147,7 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True)
 class CallRecord:
-    """One call of a turn and its result, as stored; ``call`` is None where it could not be read."""
+    """One call of a turn and its result, as stored; ``call`` is None if it could not be parsed."""
 
     call: ToolCall | None
     problem: CallProblem | None

@@ -1,4 +1,4 @@
-"""Every random number of a run is derived from one root by name, never drawn from a shared generator."""
+"""Seeds: derives every random number of a run from one root by name."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["seed_for"]
 def seed_for(root: int, purpose: str, *keys: int | str) -> int:
     """A 64-bit seed for ``purpose`` and ``keys`` under ``root``.
 
-    The first 8 bytes of SHA-256 over the parts, each with its type and length, so that no two different key
-    tuples collide by concatenation.
+    It is the first 8 bytes of SHA-256 over the parts, each with its type and length, so that
+    different keys never collide by concatenation.
 
     Args:
         root: ``run.seed``.
-        purpose: what the numbers are for, such as ``"sample"``.
-        keys: what tells this use from the others of its purpose.
+        purpose: the use of the numbers, such as ``"sample"``.
+        keys: distinguish this use from others with the same purpose.
 
     Returns:
         An integer in [0, 2**64).

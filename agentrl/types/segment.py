@@ -1,4 +1,4 @@
-"""A run of tokens that share one origin. Provenance is never edited."""
+"""Segment: consecutive tokens of one origin, which never changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NO_IDS = frozen_ints(np.zeros(0, dtype=np.int32))
 
 
 class SegmentKind(IntEnum):
-    """Where a token comes from (docs/tokens.md, Segment)."""
+    """The origin of a token (docs/tokens.md, Segment)."""
 
     PROMPT = 0
     POLICY = 1
@@ -33,9 +33,9 @@ class MediaSpan:
     """Placeholder tokens of one image: ``[start, start + num_tokens)`` within its segment.
 
     Args:
-        start: the first of them.
-        num_tokens: how many.
-        sha256: of the image (``Image.sha256``).
+        start: the position of the first one.
+        num_tokens: the number of placeholders.
+        sha256: the image's hash (``Image.sha256``).
         kind: ``image``.
     """
 
@@ -52,15 +52,15 @@ class Segment:
     Args:
         kind: the tokens' origin.
         token_ids: ``[n]`` int32, made read-only.
-        logprobs: ``[n]`` float32 in nats, of log-softmax(logits / temperature) over the whole vocabulary;
-            exactly on POLICY segments.
-        policy_version: the one version whose weights made every token; exactly on POLICY segments.
+        logprobs: ``[n]`` float32 in nats, of log-softmax(logits / temperature) over the whole
+            vocabulary; on POLICY segments only.
+        policy_version: the one version whose weights sampled every token; on POLICY segments only.
         media: images whose placeholders lie within.
         side: declared per-token arrays, ``[n, ...]`` each.
 
     Raises:
-        ValueError: logprobs or version missing on POLICY or present elsewhere; lengths differ; a logprob is
-            NaN or above 0 by more than rounding.
+        ValueError: logprobs or version missing on POLICY or present elsewhere; lengths differ; a
+            logprob is NaN or above 0 by more than rounding.
     """
 
     kind: SegmentKind
@@ -77,22 +77,24 @@ class Segment:
             self.policy_version is not None
         ) != is_policy:
             raise ValueError(
-                f"logprobs and policy_version belong exactly on POLICY segments, got kind={self.kind.name}, "
-                f"logprobs {'given' if self.logprobs is not None else 'missing'}, policy_version={self.policy_version}"
+                f"logprobs and policy_version belong exactly on POLICY segments, got "
+                f"kind={self.kind.name}, logprobs "
+                f"{'given' if self.logprobs is not None else 'missing'}, "
+                f"policy_version={self.policy_version}"
             )
         if self.logprobs is not None:
             logprobs = frozen_floats(self.logprobs)
             object.__setattr__(self, "logprobs", logprobs)
             if logprobs.shape != self.token_ids.shape:
                 raise ValueError(f"{self.token_ids.size} tokens but {logprobs.size} logprobs")
-            if (
-                logprobs.size and not float(logprobs.max()) <= 1e-3
-            ):  # the maximum is NaN where one is, and not below
+            # the maximum is NaN if any value is, and then compares as false
+            if logprobs.size and not float(logprobs.max()) <= 1e-3:
                 raise ValueError(f"a logprob is at most 0, got {float(logprobs.max())}")
         for name, array in self.side.items():
             if array.shape[0] != self.token_ids.size:
                 raise ValueError(
-                    f"side array {name!r} has {array.shape[0]} rows for {self.token_ids.size} tokens"
+                    f"side array {name!r} has {array.shape[0]} rows for {self.token_ids.size} "
+                    f"tokens"
                 )
         for span in self.media:
             if (
@@ -101,7 +103,8 @@ class Segment:
                 or span.start + span.num_tokens > self.token_ids.size
             ):
                 raise ValueError(
-                    f"an image's tokens must lie within its segment of {self.token_ids.size}, got {span}"
+                    f"an image's tokens must lie within its segment of {self.token_ids.size}, got "
+                    f"{span}"
                 )
 
     def __len__(self) -> int:
@@ -121,7 +124,15 @@ class Segment:
 def concat_ids(
     segments: Iterable[Segment], after: npt.NDArray[np.int32] = _NO_IDS
 ) -> npt.NDArray[np.int32]:
-    """The token ids of ``segments`` in order, behind those of ``after`` (``[m]``); ``[m + n]`` int32, read-only."""
+    """The token ids of ``segments`` in order.
+
+    Args:
+        segments: n tokens in all.
+        after: ``[m]`` ids that precede them.
+
+    Returns:
+        ``[m + n]`` int32, read-only.
+    """
     arrays = [segment.token_ids for segment in segments]
     if after.size:
         arrays.insert(0, after)
@@ -133,7 +144,7 @@ def concat_ids(
 
 
 def concat_media(segments: Iterable[Segment], offset: int = 0) -> tuple[MediaSpan, ...]:
-    """The images of ``segments`` in order, their places counted from ``offset`` tokens before the first segment."""
+    """The images of ``segments`` in order, with starts shifted by ``offset`` tokens."""
     spans: list[MediaSpan] = []
     for segment in segments:
         if segment.media:

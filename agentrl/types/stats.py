@@ -1,4 +1,4 @@
-"""Numbers that merge exactly: sums, counts, minima and maxima."""
+"""Statistics: sums, counts, minima and maxima that merge exactly."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Stat:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Stat:
-        """The statistic of given values."""
+        """The statistic of the given values."""
         items = [float(value) for value in values]
         return cls(
             sum(items),

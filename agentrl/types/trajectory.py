@@ -1,4 +1,4 @@
-"""Turns, trajectories and the groups they are compared in."""
+"""Trajectory: the turns of an episode, and the groups in which trajectories are compared."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ StatusKind = Literal["terminated", "truncated", "failed", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How an episode ended: ``truncated`` has a reason, ``failed`` a boundary, ``cancelled`` a reason."""
+    """How an episode ended: ``truncated`` and ``cancelled`` have a reason, ``failed`` a boundary."""
 
     kind: StatusKind
     reason: str = ""
@@ -32,7 +32,7 @@ class Status:
 
     @property
     def finished(self) -> bool:
-        """Whether the trajectory counts: terminated and truncated do, failed and cancelled never."""
+        """Whether the trajectory is trained: true for terminated and truncated ones only."""
         return self.kind in ("terminated", "truncated")
 
     def __str__(self) -> str:
@@ -41,27 +41,29 @@ class Status:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:
-    """One model call and what it caused; it holds only what it adds to its parent's sequence.
+    """One model call and its effects, which holds only what it adds to its parent's sequence.
 
     Args:
         index: position among the trajectory's turns.
-        parent: the turn whose sequence this one extends; None starts a new sequence with its own PROMPT.
-        context: segments added since the parent, before the completion.
-        completion: POLICY segments as sampled (or TARGET ones to imitate); empty for engines without ids.
+        parent: the turn whose sequence this one extends; None starts a new sequence with its own
+            PROMPT.
+        context: segments after the parent's and before the completion.
+        completion: POLICY segments as sampled, or TARGET ones to imitate; empty for engines without
+            ids.
         text: the completion's text, cut at a stop string.
         message: the assistant's message as parsed.
         images: those of ``context``, one for each of its media.
-        observed: messages that led to this turn (from ``reset`` or the previous step).
+        observed: messages that led to this turn, from ``reset`` or the previous step.
         calls: each call and problem with its result.
         finish_reason: how the completion ended.
-        sampling: how it was drawn; None for turns that no engine made.
+        sampling: its sampling parameters; None for turns that no engine generated.
         rewards: the step's reward by part.
         state_key: hash of the observation before the action.
-        agent: whose turn it is.
+        agent: the name of the agent whose turn it is.
         stale_kv: the rule under which KV of an older version was used.
         cached_tokens: prompt tokens whose KV was reused.
         timings: seconds by stage.
-        info: what the environment wanted kept, JSON.
+        info: the environment's own data, JSON.
     """
 
     index: int
@@ -85,17 +87,17 @@ class Turn:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """What this turn adds, in order."""
+        """The segments that this turn adds, in order."""
         return self.context + self.completion
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """One unbroken sequence to train on: the path of a leaf turn.
+    """One unbroken training sequence: the path of a leaf turn.
 
     Args:
         turns: indices of the turns on the path, root first.
-        owned: those of them that are trained here; the others are context, trained in an earlier sample.
+        owned: those that are trained here; the others are context, trained in an earlier sample.
         segments: the path's segments.
         segment_turns: for each segment, the turn that added it.
     """
@@ -115,15 +117,15 @@ class Trajectory:
 
     Args:
         task: the problem.
-        draw: position of its group in the data order.
-        sibling: position within the group.
+        group_index: index of its group in the data order.
+        rollout_index: index within the group.
         attempt: grows with each retry after an infrastructure failure.
         purpose: training, a greedy baseline, or evaluation.
         turns: in order of the calls.
         status: how it ended.
         rewards: the rubric's parts, and ``step`` for the sum of step rewards.
-        reward: their weighted sum; None where the trajectory failed or was cancelled.
-        label: empty in training; names the evaluation (``code/before/greedy``) that a draw counts in.
+        reward: their weighted sum; None for a failed or cancelled trajectory.
+        label: the evaluation's name (``code/before/greedy``); empty in training.
         timings: seconds by stage.
         info: JSON, such as counts of restarts.
     """
@@ -143,7 +145,9 @@ class Trajectory:
 
     @property
     def id(self) -> str:
-        """``draw-sibling-attempt``, with the evaluation's label in front. Equal ids, equal episode."""
+        """``group_index-rollout_index-attempt``, after the evaluation's label; equal ids, equal
+        episode.
+        """
         own = f"{self.group_index}-{self.rollout_index}-{self.attempt}"
         return f"{self.label}/{own}" if self.label else own
 
@@ -155,13 +159,15 @@ class Trajectory:
         return tuple(reversed(path))
 
     def sequence(self, index: int) -> npt.NDArray[np.int32]:
-        """All ids of a turn's sequence: exactly what the engine was given and made in that call."""
+        """All ids of a turn's sequence: exactly those that the engine was given and sampled in that
+        call.
+        """
         return concat_ids(
             segment for turn in self.path(index) for segment in self.turns[turn].segments
         )
 
     def samples(self) -> tuple[Sample, ...]:
-        """The leaves' sequences; a turn on several paths is owned by the first of them (docs/tokens.md)."""
+        """The leaves' sequences; the first path with a turn owns it (docs/tokens.md)."""
         parents = {turn.parent for turn in self.turns if turn.parent is not None}
         seen: set[int] = set()
         samples = []
@@ -182,7 +188,7 @@ class Trajectory:
         return tuple(samples)
 
     def images(self) -> Mapping[str, Image]:
-        """Every image of its task, of what was observed, and of what tools gave, by ``sha256``."""
+        """Every image of its task, observations and tool results, by ``sha256``."""
         found = [*images_in(self.task.messages)]
         for turn in self.turns:
             found += [*turn.images, *images_in(turn.observed)]
@@ -197,11 +203,12 @@ class Trajectory:
 
     @property
     def num_policy_tokens(self) -> int:
+        """The number of sampled tokens."""
         return sum(len(segment) for segment in self.policy_segments())
 
     @property
     def policy_versions(self) -> tuple[int, ...]:
-        """The versions that made its tokens, in order of sampling."""
+        """The versions that sampled its tokens, in order of sampling."""
         return tuple(
             s.policy_version for s in self.policy_segments() if s.policy_version is not None
         )
@@ -209,7 +216,7 @@ class Trajectory:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrajectoryGroup:
-    """The siblings of one draw; equal task, equal environment seed."""
+    """The rollouts of one task, with equal environment seeds."""
 
     group_index: int
     task: Task
@@ -217,5 +224,5 @@ class TrajectoryGroup:
 
     @property
     def finished(self) -> tuple[Trajectory, ...]:
-        """Siblings that count; failed and cancelled ones enter no statistic, baseline or loss."""
+        """Finished rollouts; failed and cancelled ones enter no statistic, baseline or loss."""
         return tuple(t for t in self.trajectories if t.status.finished and t.reward is not None)

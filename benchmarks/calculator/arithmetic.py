@@ -1,4 +1,4 @@
-"""What the ``calc`` tool computes: one function of plain Python, which both sides of benchmarks/step.py call."""
+"""Arithmetic: the plain function behind ``calc``, which both sides of benchmarks/step.py call."""
 
 from __future__ import annotations
 

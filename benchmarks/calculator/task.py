@@ -1,4 +1,4 @@
-"""The calculator task of benchmarks/step.py: the code example's problems, with a tool that runs in process."""
+"""Calculator task: the code example's problems with a tool in the same process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""TRL's side of benchmarks/step.py: ``python -m benchmarks.calculator.trl_side`` in an environment without agentrl.
+"""TRL side: TRL's half of benchmarks/step.py, in an environment without agentrl.
 
 It waits on standard input for a number of steps, takes them, and answers each with a JSON line on standard output;
-0, or the end of the input, ends it. Between two blocks it stands still within ``GRPOTrainer``'s own loop.
+0, or the end of the input, ends it. Between two blocks it waits within ``GRPOTrainer``'s own loop.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from benchmarks.calculator.arithmetic import evaluate
 
-GROUP_SIZE, PROMPTS = 8, 16
+GROUP_SIZE = 8
+PROMPTS = 16
 ENDLESS = 1_000_000
 
 # GRPOTrainer always hands its tools to the chat template; this side must show the policy the same prompt as ours.
@@ -63,7 +64,8 @@ class Blocks(TrainerCallback):  # type: ignore[misc]  # transformers has no type
     """
 
     def __init__(self, ask: Callable[[], int], answer: TextIO) -> None:
-        self.ask, self.answer = ask, answer
+        self.ask = ask
+        self.answer = answer
         self.left = 0
         self.started: float | None = None
         self.logged: dict[str, float] = {}

@@ -1,4 +1,4 @@
-"""Problems of the code example that no choice of a setting has seen.
+"""Fresh code problems: problems of the code example that no setting was chosen on.
 
 They are held out of training as all held-out problems are, come from a generator of their own seed, and have no pair
 of operands in common with the held-out problems that were looked at while the example's settings were chosen.
@@ -18,7 +18,8 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "code"
 problems = load_object("task.py:problems", EXAMPLE)
 
 # The held-out problems examined earlier: of every seed trained with, the most that a run asked for.
-EARLIER_SEEDS, EARLIER_TASKS = (0, 1, 2), 1000
+EARLIER_SEEDS = (0, 1, 2)
+EARLIER_TASKS = 1000
 
 
 def operand_pairs(question: str) -> set[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""A finished run's models on problems that no choice of a setting has seen, before reinforcement learning and after."""
+"""Fresh evaluation: a run's models on unseen problems, before and after RL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions of the search example that no choice of a setting has seen.
+"""Fresh search questions: questions of the search example that no setting was chosen on.
 
 They are about held-out names that occur in none of the held-out questions looked at while the example's settings were
 chosen: not as the name asked about, nor on the way, nor as the answer.
@@ -20,7 +20,8 @@ FACTS, NAMES, NUM_HELD_OUT, RELATIONS, questions = (
 )
 
 # The held-out questions examined earlier: the example's seed, and as many as its configuration asks for.
-EARLIER_SEED, EARLIER_TASKS = 0, 300
+EARLIER_SEED = 0
+EARLIER_TASKS = 300
 
 
 def chain(name: str, relations: tuple[str, ...]) -> list[str]:

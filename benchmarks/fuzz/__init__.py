@@ -1,8 +1,8 @@
-"""Trajectories made of whatever goes wrong, through the real loop, held against an account of their own."""
+"""Fuzz: hostile trajectories through the real loop, compared with independent records."""
 
 from __future__ import annotations
 
-from benchmarks.fuzz.account import Bookkeeper, golden_violations, mask_errors
+from benchmarks.fuzz.account import Bookkeeper, mask_errors, token_mismatches
 from benchmarks.fuzz.episodes import Outcome, fuzz
 from benchmarks.fuzz.renderers import VARIANTS, Variant, Watched, built_variant
 from benchmarks.fuzz.restated import INSIDE_A_TURN, forged_structure
@@ -21,6 +21,6 @@ __all__ = [
     "built_variant",
     "forged_structure",
     "fuzz",
-    "golden_violations",
     "mask_errors",
+    "token_mismatches",
 ]

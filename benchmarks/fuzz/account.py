@@ -1,4 +1,4 @@
-"""An account of its own of what an engine was given and made, and trajectories held against it."""
+"""Token records: an independent record of an engine's inputs and outputs, and its comparison."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from agentrl.types import (
     concat_ids,
 )
 
-__all__ = ["Bookkeeper", "golden_violations", "mask_errors"]
+__all__ = ["Bookkeeper", "mask_errors", "token_mismatches"]
 
 Ids = npt.NDArray[np.int32]
 
@@ -61,7 +61,7 @@ class Bookkeeper:
         return self.engine.info()
 
 
-def golden_violations(trajectory: Trajectory, session_id: str, books: Bookkeeper) -> list[str]:
+def token_mismatches(trajectory: Trajectory, session_id: str, books: Bookkeeper) -> list[str]:
     """Turns whose sequence is not what the engine was given and made."""
     found = []
     for turn in trajectory.turns:
@@ -93,7 +93,8 @@ def mask_errors(trajectory: Trajectory, session_id: str, books: Bookkeeper) -> l
             request = f"{session_id}/{index}"
             made = books.made[request]
             length = len(books.given[request]) + len(made) - (position - int(start))
-            context, stop = position + length - len(made), position + length
+            context = position + length - len(made)
+            stop = position + length
             if (
                 batch.loss_mask[position:context].any()
                 or batch.rollout_logprobs[position:context].any()

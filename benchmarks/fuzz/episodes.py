@@ -1,4 +1,4 @@
-"""Fuzzed episodes of one renderer through the real loop."""
+"""Fuzzed episodes: plays hostile episodes of one renderer through the real loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from agentrl.render import Renderer
 from agentrl.rollouts import EpisodeContext, EpisodeKey, EpisodeLimits, RolloutSpec, run_episode
 from agentrl.tools import parser_for
 from agentrl.types import SamplingParams, Task
-from benchmarks.fuzz.account import Bookkeeper, golden_violations, mask_errors
+from benchmarks.fuzz.account import Bookkeeper, mask_errors, token_mismatches
 from benchmarks.fuzz.renderers import Variant, Watched, built_variant
 from benchmarks.fuzz.talk import STOP, FuzzedEnv, FuzzedModel
 
@@ -35,7 +35,7 @@ class Outcome:
     retok: list[float] = field(default_factory=list)
     template: list[float] = field(default_factory=list)
     statuses: dict[str, int] = field(default_factory=dict)
-    golden: list[str] = field(default_factory=list)
+    mismatches: list[str] = field(default_factory=list)
     masks: list[str] = field(default_factory=list)
     forged: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
@@ -124,9 +124,8 @@ def _count(outcome: Outcome, trajectory: Any, key: EpisodeKey, books: Bookkeeper
     if not trajectory.status.finished:
         outcome.failed.append(f"{trajectory.id}: {status}: {trajectory.status.detail}")
         return
-    outcome.golden += [
-        f"{trajectory.id}: {fault}"
-        for fault in golden_violations(trajectory, key.session_id, books)
+    outcome.mismatches += [
+        f"{trajectory.id}: {fault}" for fault in token_mismatches(trajectory, key.session_id, books)
     ]
     outcome.masks += [
         f"{trajectory.id}: {fault}" for fault in mask_errors(trajectory, key.session_id, books)

@@ -1,4 +1,4 @@
-"""The renderers that are fuzzed: every family on its real template, and some templates of no known family."""
+"""Fuzzed renderers: each family on its real template, and templates of no known family."""
 
 from __future__ import annotations
 
@@ -151,7 +151,8 @@ class Watched:
                 and np.isin(segment.token_ids, self._ids).any()
             ):
                 self.violations.append(f"{what}: an OBSERVATION holds an added token")
-        ours, theirs = concat_ids(found), concat_ids(clean)
+        ours = concat_ids(found)
+        theirs = concat_ids(clean)
         if ours[np.isin(ours, self._ids)].tolist() != theirs[np.isin(theirs, self._ids)].tolist():
             self.violations.append(f"{what}: the text of an added token became that token")
 

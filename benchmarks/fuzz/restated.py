@@ -1,4 +1,4 @@
-"""Hostile conversations whose history is restated: a policy that spells markers in ordinary tokens gets no structure.
+"""Restated history: spelled markers give no structure when a history is written again.
 
 A turn's own tokens are never encoded again, but where a template rewrites history a new sequence restates it from its
 messages. What the policy wrote in ordinary tokens must not open or end a message there, nor speak as someone else.

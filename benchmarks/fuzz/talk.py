@@ -1,4 +1,4 @@
-"""What fuzzed models and environments say: whatever has gone wrong somewhere, and any ids at all."""
+"""Fuzzed talk: hostile messages and arbitrary ids of models and environments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What parsers are timed on."""
+"""Parsing: the texts that parsers are timed on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adversarial completions: text of any length that makes a careless parser take more than linear time."""
+"""Adversarial texts: completions on which a naive parser takes more than linear time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ PARSERS: Mapping[str, Callable[[], ToolCallParser]] = {
 }
 """Every parser of agentrl."""
 
-_OPEN, _CLOSE, _SEP = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
+_OPEN = "<｜tool▁call▁begin｜>"
+_CLOSE = "<｜tool▁call▁end｜>"
+_SEP = "<｜tool▁sep｜>"
 
 TEXTS: Mapping[str, tuple[str, str, str]] = {
     "GLM: values never closed": ("", "<tool_call>f<arg_key>a</arg_key><arg_value>", ""),
@@ -100,7 +102,8 @@ def of_length(name: str, characters: int) -> str:
         characters: wanted.
     """
     begins, repeated, ends = TEXTS[name]
-    parts, length = [begins], len(begins) + len(ends)
+    parts = [begins]
+    length = len(begins) + len(ends)
     while length < characters:
         parts.append(repeated.replace("#", str(len(parts))))
         length += len(parts[-1])

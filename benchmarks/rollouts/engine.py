@@ -1,4 +1,4 @@
-"""TorchEngine on multi-turn episodes: against transformers' ``generate``, and against its own matrix products."""
+"""Engine benchmark: TorchEngine on multi-turn episodes, and its lower bounds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ DType = Literal["float32", "bfloat16"]
 EPISODES = 64
 ROUNDS = 3
 THREADS = 1
-OVER_GENERATE, OF_FLOOR = 2.5, 0.6
+OVER_GENERATE = 2.5
+OF_FLOOR = 0.6
 CASES: tuple[tuple[str, DType], ...] = (("tiny", "float32"), ("100M", "bfloat16"))
 NOTE = (
     f"Engine: {EPISODES} episodes at once of {TURNS} turns on {THREADS} thread, random weights, "
@@ -72,7 +73,9 @@ def _measure_one(figures: Figures, name: str, dtype: DType, seed: int) -> None:
         ).given  # the first of a process is slower than all others
         recorder = _recorded(engine, episodes)
         recorder.replay()
-        own, theirs, floors = [], [], []
+        own = []
+        theirs = []
+        floors = []
         for _ in range(ROUNDS):
             own.append(by_engine(engine, episodes, time.process_time).seconds)
             floors.append(recorder.replay())
@@ -80,11 +83,9 @@ def _measure_one(figures: Figures, name: str, dtype: DType, seed: int) -> None:
     finally:
         engine.close()
     share = statistics.median(floor / own_s for floor, own_s in zip(floors, own, strict=True))
-    own_s, their_s, label = (
-        statistics.median(own),
-        statistics.median(theirs),
-        f"engine: {name} {dtype}",
-    )
+    own_s = statistics.median(own)
+    their_s = statistics.median(theirs)
+    label = f"engine: {name} {dtype}"
     figures.report(f"{label}: parameters", num_parameters(module), "")
     figures.report(f"{label}: TorchEngine", episodes.num_tokens / own_s, "tokens/s")
     figures.report(

@@ -1,4 +1,4 @@
-"""Multi-turn episodes for an engine alone: the same token ids by TorchEngine, and by transformers' ``generate``."""
+"""Engine episodes: multi-turn episodes of the same ids for TorchEngine and ``generate``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ Ids = npt.NDArray[np.int32]
 TURNS = 3
 PROMPT = (32, 64)
 TOOL = (8, 32)
-COMPLETION_MEDIAN, COMPLETION_SIGMA, COMPLETION_MOST = 16, 0.6, 64
+COMPLETION_MEDIAN = 16
+COMPLETION_SIGMA = 0.6
+COMPLETION_MOST = 64
 CONTEXT = PROMPT[1] + TURNS * COMPLETION_MOST + (TURNS - 1) * TOOL[1]
 
 SHAPES: Mapping[str, Mapping[str, Any]] = {
@@ -147,7 +149,7 @@ def by_engine(engine: RolloutEngine, episodes: Episodes, clock: Clock) -> Timed:
 def by_generate(
     module: Any, given: Sequence[Sequence[Ids]], episodes: Episodes, clock: Clock
 ) -> float:
-    """Seconds of ``generate`` turn by turn, on prompts padded to one batch, prefilled anew each turn.
+    """Seconds of ``generate`` turn by turn, on prompts padded to one batch, prefilled again each turn.
 
     A turn takes as many steps as its longest completion; what the others would have said after their end is not
     counted as generated.

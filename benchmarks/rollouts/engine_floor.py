@@ -1,4 +1,4 @@
-"""The floor of an engine on a CPU: its matrix products alone, with the operands that they had."""
+"""Engine floor: times an engine's matrix products alone, on their real operands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rollout benchmarks share: a tiny model, an environment with a tool of a given slowness, a timeline."""
+"""Benchmark episodes: a tiny model, an environment with a slow tool, and a timeline."""
 
 from __future__ import annotations
 
@@ -114,7 +114,10 @@ class TimedEnv(Env):
         p99_s: float = 0.0,
         barrier: asyncio.Barrier | None = None,
     ) -> None:
-        self._task, self._beginnings, self._turns, self._barrier = task, beginnings, turns, barrier
+        self._task = task
+        self._beginnings = beginnings
+        self._turns = turns
+        self._barrier = barrier
         self._random = random.Random(task.id)
         self._median_s = median_s
         self._sigma = math.log(p99_s / median_s) / _NORMAL_P99 if median_s else 0.0

@@ -1,4 +1,4 @@
-"""Thousands of episodes in flight in one process: the driver's own time a turn, and memory a trajectory."""
+"""In flight: the driver's time a turn and memory a trajectory at thousands of episodes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ from benchmarks.rollouts.episodes import always_one, failures, tasks, tiny_model
 
 __all__ = ["measure"]
 
-EPISODES, TURNS = 4096, 4
+EPISODES = 4096
+TURNS = 4
 CONTEXT = 1024
 TARGET_MS = 0.5
 CALL = '<tool_call>\n{{"name": "look", "arguments": {{"place": "{place}"}}}}\n</tool_call>'
@@ -67,7 +68,8 @@ class _Answers:
 
     def __init__(self, calls: list[list[int]], answer: list[int], number: int) -> None:
         self.most = self._waiting = 0
-        self._calls, self._answer = itertools.cycle(calls), answer
+        self._calls = itertools.cycle(calls)
+        self._answer = answer
         self._number, self._all_wait = number, asyncio.Event()
         self._random = random.Random(0)
 

@@ -1,4 +1,4 @@
-"""Tokens a second where tools take long now and then: a steady stream of episodes, and one finite step."""
+"""Tool latency: tokens a second with slow tools, in a steady stream and in one finite step."""
 
 from __future__ import annotations
 
@@ -34,9 +34,14 @@ from benchmarks.rollouts.episodes import (
 
 __all__ = ["measure"]
 
-MEDIAN_S, P99_S = 0.05, 2.0
-SLOTS, IN_FLIGHT, STEP = 64, 512, 128
-TURNS, TURN_TOKENS, CONTEXT = 4, 16, 256
+MEDIAN_S = 0.05
+P99_S = 2.0
+SLOTS = 64
+IN_FLIGHT = 512
+STEP = 128
+TURNS = 4
+TURN_TOKENS = 16
+CONTEXT = 256
 WARM_SHARE = 0.25
 TARGET = 0.9
 NOTE = (

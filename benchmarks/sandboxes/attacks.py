@@ -1,4 +1,4 @@
-"""Every attack of the conformance suite on every backend that claims to hold against it."""
+"""Attacks: the conformance suite's attacks on every backend that claims to resist them."""
 
 from __future__ import annotations
 

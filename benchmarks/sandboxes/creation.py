@@ -1,4 +1,4 @@
-"""The time from asking for a fresh sandbox to the first statement of its code: warm, cold, and in a new process."""
+"""Creation: seconds from the request to a fresh sandbox's first statement."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ __all__ = ["COLD_MS", "WARM_MS", "measure"]
 CODE = "import time\nprint(time.monotonic())"
 COLD_A_ROUND = 3
 NEW_PROCESSES = 3
-WARM_MS, COLD_MS = 50.0, 150.0
+WARM_MS = 50.0
+COLD_MS = 150.0
 TARGETED = ("landlock", "bubblewrap")  # a container's start is the engine's
 
 _NEW_PROCESS = """
@@ -104,7 +105,8 @@ def _in_new_process(spec: SandboxSpec) -> float:
 
 
 def _report(figures: Figures, name: str, side: Side) -> None:
-    warm_ms, cold_ms = 1e3 * statistics.median(side.warm), 1e3 * statistics.median(side.cold)
+    warm_ms = 1e3 * statistics.median(side.warm)
+    cold_ms = 1e3 * statistics.median(side.cold)
     if name in TARGETED:
         figures.at_most(
             f"{name}: fresh sandbox to its first statement, warm, p50", warm_ms, "ms", WARM_MS

@@ -1,4 +1,4 @@
-"""What the sandbox adds to a GRPO step of the code example: the same run with the same tool in the trainer's process.
+"""GRPO step: what the sandbox adds to a GRPO step of the code example.
 
 Blocks of both sides take turns. An episode's calls overlap with the generation of others, so that what is measured is
 what overlap does not hide.

@@ -1,4 +1,4 @@
-"""The code example's tool without a sandbox, to see what the sandbox adds: never for a model's own code elsewhere."""
+"""In process: the code example's tool without a sandbox, to measure the sandbox's cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which backends and which container engine this machine has, and what runs on it."""
+"""Machine: the available backends and container engine, and the running processes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def connected(figures: Figures) -> Any:
 
 def descendants(pid: int) -> list[int]:
     """Everything below a process."""
-    found, pending = list[int](), [pid]
+    found = list[int]()
+    pending = [pid]
     while pending:
         parent = pending.pop()
         for thread in Path(f"/proc/{parent}/task").glob("*/children"):

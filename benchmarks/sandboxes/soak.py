@@ -1,4 +1,4 @@
-"""Thousands of executions, a tenth of them hostile, sixteen at once: none lost, none mixed up, nothing left over."""
+"""Soak: thousands of executions, a tenth of them hostile, without loss or mix-up."""
 
 from __future__ import annotations
 
@@ -92,8 +92,10 @@ class Seen:
 
 def measure(figures: Figures, arguments: argparse.Namespace) -> None:
     """The soak on one backend."""
-    mounts, groups = _mounts(), _groups()
-    seen, start = Seen(), time.perf_counter()
+    mounts = _mounts()
+    groups = _groups()
+    seen = Seen()
+    start = time.perf_counter()
     early, late, backend = asyncio.run(_soak(seen, arguments))
     seconds = time.perf_counter() - start
     close_servers()

@@ -1,4 +1,4 @@
-"""SIGKILL of the process that owns the sandboxes, in the middle of a run: what is left after 5 s."""
+"""Survivors: the processes that are left 5 s after SIGKILL of the sandboxes' owner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warm executions a second, their latency and processor time, against ``docker exec`` and ``docker run``."""
+"""Throughput: executions a second and their latency, against ``docker exec`` and ``run``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ __all__ = ["measure"]
 
 CODE = "print(1)"
 EXEC_SHARE, RUN_SHARE = 10, 40  # docker's own ways get that much fewer executions a block
-OVER_EXEC, OVER_RUN, TARGET_PER_S, TAIL = 10.0, 50.0, 150.0, 5.0
+OVER_EXEC = 10.0
+OVER_RUN = 50.0
+TARGET_PER_S = 150.0
+TAIL = 5.0
 
 
 @dataclass(slots=True)
@@ -55,7 +58,8 @@ class Side:
                     raise RuntimeError("an execution went wrong")
                 self.latencies.append(time.perf_counter() - start)
 
-        cpu_s, start = _own_processor_s(), time.perf_counter()
+        cpu_s = _own_processor_s()
+        start = time.perf_counter()
         await asyncio.gather(*(work(worker) for worker in range(workers)))
         self.rates.append(self.executions / (time.perf_counter() - start))
         self.cpu_s += _own_processor_s() - cpu_s
@@ -86,10 +90,8 @@ async def _measure(figures: Figures, arguments: argparse.Namespace) -> None:
         if client is not None:
             stack.callback(client.close)
             containers = [_container(client, arguments.image, stack) for _ in range(capacity)]
-            few, fewer = (
-                max(capacity, arguments.executions // EXEC_SHARE),
-                max(2, arguments.executions // RUN_SHARE),
-            )
+            few = max(capacity, arguments.executions // EXEC_SHARE)
+            fewer = max(2, arguments.executions // RUN_SHARE)
             sides["docker exec"] = Side(_by_exec(containers), few)
             sides["docker run"] = Side(_by_run(client, arguments.image), fewer)
         for _ in range(arguments.rounds):

@@ -1,4 +1,4 @@
-"""The code example's model at 4.7 million parameters."""
+"""Wide model: the code example's model at 4.7 million parameters."""
 
 from __future__ import annotations
 

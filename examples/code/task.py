@@ -1,4 +1,4 @@
-"""Arithmetic that the model cannot do in its head: it writes Python, reads the output, answers.
+"""Code task: arithmetic that the model solves by writing Python and reading its output.
 
 A task of your own needs the same three things: tasks, tools, and a reward.
 """

@@ -1,4 +1,4 @@
-"""A maze of text: an environment of one's own, whose policy says a direction a turn and is rewarded at the exit."""
+"""Maze: a custom environment of text, whose policy says a direction a turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An agent by the OpenAI Agents SDK as it comes: it knows nothing of agentrl, and is trained as it is."""
+"""Agent: an unchanged program of the OpenAI Agents SDK, which knows nothing of agentrl."""
 
 import json
 import sys

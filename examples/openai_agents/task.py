@@ -1,4 +1,4 @@
-"""Questions about trains, demonstrations with faults, and the tiny model that starts from them."""
+"""Task: questions about trains, imperfect demonstrations and a tiny model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRAINS = {
     "Paris": "5:31",
     "Turin": "9:47",
 }
-"""As agent.py has them, which is not loaded here: whoever trains need not have the agent's packages."""
+"""The same as in agent.py, which is not loaded here: training does not need the agent's packages."""
 
 SYSTEM = "Look up departures."
 """The agent's instructions."""

@@ -1,4 +1,4 @@
-"""An agent that knows nothing of agentrl: any program that asks an OpenAI-compatible server can be trained as it is."""
+"""Agent: an unchanged program that asks an OpenAI-compatible server, and can be trained."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Questions about prices, demonstrations with faults, and the tiny model that starts from them."""
+"""Task: questions about prices, imperfect demonstrations and a tiny model."""
 
 from __future__ import annotations
 

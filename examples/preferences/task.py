@@ -1,4 +1,4 @@
-"""Which of two digits is the larger? Nobody writes the reward down: a reward model learns it from preferences."""
+"""Task: which of two digits is larger, with a reward model that learns from preferences."""
 
 from __future__ import annotations
 

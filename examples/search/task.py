@@ -1,4 +1,4 @@
-"""Questions of one or two hops over a synthetic corpus: the model searches, reads two documents, answers.
+"""Search task: questions of one or two hops over a synthetic corpus of documents.
 
 A task of your own needs the same three things: tasks, tools, and a reward.
 """
@@ -14,7 +14,8 @@ from agentrl.tools import SearchIndex, SearchTool
 from agentrl.types import Task
 
 RELATIONS = ("teacher", "rival", "cousin", "doctor", "tailor", "neighbor", "guard", "pupil")
-NUM_NAMES, NUM_HELD_OUT = 4000, 500
+NUM_NAMES = 4000
+NUM_HELD_OUT = 500
 
 
 def make_world() -> tuple[list[str], dict[tuple[str, str], str]]:
@@ -78,7 +79,8 @@ def questions(rng: random.Random, split: str) -> Iterator[Question]:
     names = NAMES[:-NUM_HELD_OUT] if split == "train" else NAMES[-NUM_HELD_OUT:]
     while True:
         name = rng.choice(names)
-        chain, hops = name, []
+        chain = name
+        hops = []
         for relation in rng.sample(RELATIONS, rng.choice((1, 2, 2))):
             hops.append((relation, chain))
             chain = FACTS[relation, chain]

@@ -1,4 +1,4 @@
-"""The warm-up: a tiny model made from nothing, and imperfect demonstrations for it to imitate."""
+"""Warm-up: builds a random tiny model and imperfect demonstrations for it to imitate."""
 
 from __future__ import annotations
 

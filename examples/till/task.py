@@ -1,4 +1,4 @@
-"""A till: a tool with state, of which each episode has its own; the policy rings up prices and says the total."""
+"""Till: a stateful tool for each episode; the policy enters prices and says the total."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def demonstrations(seed: int, noise: float = 0.5, deposit: int = 0) -> Iterator[
             del prices[rng.randrange(len(prices))]
         elif fault == "more":
             prices.append(rng.choice(prices))
-        messages, total = list(task.messages), deposit
+        messages = list(task.messages)
+        total = deposit
         for price in prices:
             total += price
             messages += call("ring", str(total), price=price)

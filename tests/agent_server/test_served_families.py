@@ -28,8 +28,8 @@ from benchmarks.fuzz import (
     FuzzedEnv,
     FuzzedModel,
     Watched,
-    golden_violations,
     mask_errors,
+    token_mismatches,
 )
 from benchmarks.fuzz.renderers import built_variant
 from benchmarks.fuzz.talk import hostile
@@ -199,7 +199,7 @@ class Served:
                 books.given[request],
                 books.made[request],
             )
-        faults = golden_violations(trajectory, "t", books) + mask_errors(trajectory, "t", books)
+        faults = token_mismatches(trajectory, "t", books) + mask_errors(trajectory, "t", books)
         return trajectory, [*faults, *(agent.wrongly_told if self.variant.name != "gptoss" else ())]
 
 

@@ -66,7 +66,7 @@ def test_a_group_of_equal_rewards_gets_exact_zeros() -> None:
 def test_a_reward_that_is_not_finite_is_refused(bad: float) -> None:
     with pytest.raises(RewardError, match=r"must be finite, got .* at position 1"):
         group_advantages(floats(0, bad), np.zeros(2, int))
-    with pytest.raises(RewardError, match="rewards of draw 5"):
+    with pytest.raises(RewardError, match="rewards of group 5"):
         keep_informative_group(GroupSummary(5, floats(0, bad)))
 
 

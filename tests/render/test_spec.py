@@ -153,7 +153,7 @@ def test_a_template_that_tears_a_message_apart_is_refused_when_it_does(base_mode
     "fault", ["{{ raise_exception('no more') }}", "{{ 1 + 'a' }}", "{% endif %}"]
 )
 def test_a_template_that_fails(base_model: str, fault: str) -> None:
-    with pytest.raises(ConfigError, match=r"cannot render a conversation of user.* turns.*mend it"):
+    with pytest.raises(ConfigError, match=r"cannot render a conversation of user.* turns.*fix it"):
         RendererSpec(base_model, chat_template=fault + real_template("qwen3_instruct")).build()
 
 

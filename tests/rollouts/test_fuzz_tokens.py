@@ -27,8 +27,8 @@ from benchmarks.fuzz import (
     FuzzedEnv,
     FuzzedModel,
     fuzz,
-    golden_violations,
     mask_errors,
+    token_mismatches,
 )
 from benchmarks.fuzz.renderers import built_variant
 from tests.rollouts.bytewise import Built, length_reward
@@ -38,7 +38,7 @@ from tests.rollouts.bytewise import Built, length_reward
 def test_fuzzed_trajectories_keep_every_account(name: str, tmp_path: Path) -> None:
     outcome = fuzz(VARIANTS[name], tmp_path, episodes=20, seed=7)
     assert outcome.trajectories == 20
-    assert (outcome.golden, outcome.masks, outcome.forged, outcome.failed) == ([], [], [], [])
+    assert (outcome.mismatches, outcome.masks, outcome.forged, outcome.failed) == ([], [], [], [])
     assert outcome.turns > 20
     assert outcome.sampled_tokens > 200
 
@@ -104,7 +104,7 @@ class Played:
 
     def faults(self, trajectory: Trajectory) -> tuple[list[str], list[str]]:
         session = self.key.session_id
-        return golden_violations(trajectory, session, self.books), mask_errors(
+        return token_mismatches(trajectory, session, self.books), mask_errors(
             trajectory, session, self.books
         )
 
@@ -208,7 +208,7 @@ def test_a_lost_parent_is_named(played: Played) -> None:
     turns = list(played.trajectory.turns)
     last = next(turn.index for turn in reversed(turns) if turn.parent is not None)
     turns[last] = dataclasses.replace(turns[last], parent=None)
-    found = golden_violations(
+    found = token_mismatches(
         dataclasses.replace(played.trajectory, turns=tuple(turns)),
         played.key.session_id,
         played.books,

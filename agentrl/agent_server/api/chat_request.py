@@ -80,7 +80,8 @@ def parse_request(body: Any) -> ChatRequest:
         raise bad_request(str(fault)) from None
     if not messages or messages[-1]["role"] == "assistant":
         raise bad_request(
-            "messages must end with one that the assistant is to answer, of role user, tool or system"
+            "messages must end with one that the assistant is to answer, of role user, tool or "
+            "system"
         )
     stop = given.get("stop", ())
     options = given.get("stream_options", {})

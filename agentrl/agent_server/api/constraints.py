@@ -1,4 +1,4 @@
-"""Answer constraints: the calls that a client allows or requires, and the schema of the answer's text.
+"""Answer constraints: a client's rules for the calls and the text of an answer.
 
 - The model is told a constraint in words, and its answer is checked afterwards.
 - Nothing forces the tokens: a grammar would sample from another distribution than the one whose
@@ -43,7 +43,8 @@ class AnswerConstraints:
         """The text that tells the model these constraints.
 
         Args:
-            earlier: the constraints that the conversation states already; what they share is left out.
+            earlier: the constraints that the conversation states already; what they share is left
+                out.
         """
         sentences = []
         if (self.calls, self.allowed) != (earlier.calls, earlier.allowed):
@@ -57,7 +58,8 @@ class AnswerConstraints:
         if (self.schema, self.description) != (earlier.schema, earlier.description):
             described = f" ({self.description})" if self.description else ""
             sentences.append(
-                f"Your answer must be JSON alone that fits this JSON Schema{described}: {self.schema}"
+                f"Your answer must be JSON alone that fits this JSON Schema{described}: "
+                f"{self.schema}"
                 if self.schema
                 else "Your answer may be free text."
             )

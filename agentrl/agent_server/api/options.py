@@ -78,7 +78,8 @@ def constraints_of(
     names = [tool.name for tool in tools]
     if unknown := [name for name in allowed if name not in names]:
         raise bad_request(
-            f"tool_choice names {unknown[0]!r}, and tools has {', '.join(names) or 'none'}; offer it"
+            f"tool_choice names {unknown[0]!r}, and tools has {', '.join(names) or 'none'}; offer "
+            f"it"
         )
     if calls == "required" and not tools:
         raise bad_request(
@@ -109,8 +110,8 @@ def _choice(value: Any) -> tuple[Literal["auto", "none", "required"], tuple[str,
                 _name(tool) for tool in tools
             )
     raise bad_request(
-        "tool_choice must be 'auto', 'none', 'required', a function by name, or allowed_tools with a mode and their "
-        f"names, got {value!r}"
+        f"tool_choice must be 'auto', 'none', 'required', a function by name, or allowed_tools "
+        f"with a mode and their names, got {value!r}"
     )
 
 
@@ -139,7 +140,8 @@ def _format(value: Any) -> tuple[str, str]:
         if isinstance(inner, Mapping) and isinstance(inner.get("schema"), Mapping):
             return schema_text(inner["schema"]), str(inner.get("description") or "")
     raise bad_request(
-        f"the format of the answer must be text, json_object, or json_schema with a schema, got {value!r}"
+        f"the format of the answer must be text, json_object, or json_schema with a schema, got "
+        f"{value!r}"
     )
 
 

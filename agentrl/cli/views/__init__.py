@@ -1,1 +1,1 @@
-"""What the commands print of a run and of a trajectory."""
+"""Views: print runs and trajectories."""

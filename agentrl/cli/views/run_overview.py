@@ -1,4 +1,4 @@
-"""A run at a glance: what it is, how far it came, and what its evaluations say."""
+"""Run overview: prints a run's settings, progress and evaluations."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ def print_evaluation(sets: Mapping[str, Mapping[str, Any]]) -> None:
     """Held-out accuracy before and after, sampled and greedy, as ``summary.json`` has it."""
     rows = []
     for name, entry in sets.items():
-        before, after = entry.get("before") or {}, entry.get("after") or {}
+        before = entry.get("before") or {}
+        after = entry.get("after") or {}
         values = [stage.get(kind) for kind in ("sampled", "greedy") for stage in (before, after)]
         rows.append((name, entry.get("num_tasks"), *values))
     columns = ("held-out set", "tasks", "sampled before", "after", "greedy before", "after")

@@ -1,4 +1,4 @@
-"""A stored file that cannot be read is the data's fault on the command line, not the program's."""
+"""Stored files: reports an unreadable file as an error of the data, not of the program."""
 
 from __future__ import annotations
 

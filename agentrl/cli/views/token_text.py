@@ -1,4 +1,4 @@
-"""Token ids as text, by the tokenizer that a run keeps."""
+"""Token text: decodes token ids with the tokenizer that a run keeps."""
 
 from __future__ import annotations
 

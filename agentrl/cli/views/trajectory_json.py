@@ -1,4 +1,4 @@
-"""A stored trajectory as JSON, whole."""
+"""Trajectory JSON: prints a whole stored trajectory as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _JSON_COLUMNS = ("rewards", "turns", "task", "timings", "info")
 
 def trajectory_json(stored: StoredTrajectory) -> dict[str, Any]:
     """The stored row with its JSON columns unfolded, every segment with its token ids and logprobs, and annotations."""
-    summary, trajectory = stored.summary, stored.trajectory
+    summary = stored.summary
+    trajectory = stored.trajectory
     row, _ = encode_trajectory(trajectory, step=summary.step, recorded_at=summary.recorded_at)
     row |= {name: from_json(row[name]) for name in _JSON_COLUMNS}
     for record, turn in zip(row["turns"], trajectory.turns, strict=True):

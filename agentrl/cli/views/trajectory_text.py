@@ -37,7 +37,8 @@ def print_trajectory(stored: StoredTrajectory, token_text: TokenText | None) -> 
         stored: what to show.
         token_text: decodes ids; without it messages are shown instead of tokens, and template tokens are counted.
     """
-    out, trajectory = console(), stored.trajectory
+    out = console()
+    trajectory = stored.trajectory
     _print_head(out, stored)
     _print_legend(out, trajectory)
     if token_text is None:
@@ -54,7 +55,8 @@ def print_trajectory(stored: StoredTrajectory, token_text: TokenText | None) -> 
 
 
 def _print_head(out: Console, stored: StoredTrajectory) -> None:
-    trajectory, summary = stored.trajectory, stored.summary
+    trajectory = stored.trajectory
+    summary = stored.summary
     detail = f": {trajectory.status.detail}" if trajectory.status.detail else ""
     reward = "none" if trajectory.reward is None else f"{trajectory.reward:g}"
     parts = f" = {', '.join(_pairs(trajectory.rewards))}" if trajectory.rewards else ""
@@ -118,7 +120,8 @@ def _print_turn(out: Console, turn: Turn, token_text: TokenText | None) -> None:
 
 def _request_notes(info: Mapping[str, object]) -> Iterator[str]:
     """What became of an agent's request (docs/policy-server.md); an environment may keep anything under these names."""
-    breaches, ignored = info.get("breaches"), info.get("ignored")
+    breaches = info.get("breaches")
+    ignored = info.get("ignored")
     if isinstance(breaches, list):
         yield from (f"{'breach':>9} > {breach}" for breach in breaches)
     if isinstance(ignored, dict):
@@ -133,7 +136,8 @@ def _by_tokens(turn: Turn, token_text: TokenText) -> Iterator[tuple[SegmentKind,
 
 def _with_images_named(segment: Segment, images: Mapping[str, Image], token_text: TokenText) -> str:
     """The text of a segment, with what is known of an image instead of its placeholders."""
-    parts, done = [], 0
+    parts = []
+    done = 0
     for span in segment.media:
         image = images.get(span.sha256, f"image, sha256 {span.sha256}")
         parts += [
@@ -174,8 +178,10 @@ def _print_origin(out: Console, kind: SegmentKind, text: str) -> None:
 
 def _print_call(out: Console, call: CallRecord) -> None:
     name = call.call.name if call.call else "(unreadable call)"
-    problem, result = call.problem, call.result
-    outcome, style = "no result", "red"
+    problem = call.problem
+    result = call.result
+    outcome = "no result"
+    style = "red"
     if result is not None:
         outcome = f"{'error ' + result.error if result.error else 'ok'} in {result.latency_s:.3f} s"
         outcome += ", output cut" if result.truncated else ""

@@ -1,1 +1,1 @@
-"""Chat-template families: one renderer a family, and the detection of a family."""
+"""Families: the specifics of each family of chat templates, and their detection."""

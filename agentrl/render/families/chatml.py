@@ -1,9 +1,9 @@
-"""The ChatML family as Qwen's models use it: turns between markers, Hermes tool calls, grouped tool responses."""
+"""ChatML family: the format of Qwen's models, with Hermes tool calls and grouped tool responses."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,14 +11,17 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.errors import DataError
-from agentrl.render.encode import Piece, PieceEncoder, Source
-from agentrl.render.vision import IMAGE_TEXT, Vision, shown_images
-from agentrl.render.vocabulary import Vocabulary, context_segments
-from agentrl.types import Image, MediaSpan, Message, Segment, SegmentKind, ToolSpec
+from agentrl.render.encode import Piece, Source
+from agentrl.render.message_check import call_arguments, text_content
+from agentrl.render.tokenizer_renderer import TokenizerRenderer
+from agentrl.render.vision import IMAGE_TEXT, Vision
+from agentrl.render.vocabulary import context_segments
+from agentrl.types import Image, Message, Segment, SegmentKind, ToolSpec
 
 __all__ = ["ChatMLRenderer", "ChatMLStyle", "chatml_pieces"]
 
-TURN_START, TURN_END = "<|im_start|>", "<|im_end|>"
+TURN_START = "<|im_start|>"
+TURN_END = "<|im_end|>"
 DOCUMENT_END = "<|endoftext|>"
 ASSISTANT_MARKERS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 
@@ -27,24 +30,27 @@ TOOLS_HEAD = (
     "You are provided with function signatures within <tools></tools> XML tags:\n<tools>"
 )
 TOOLS_TAIL = (
-    "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
-    "<tool_call></tool_call> XML tags:\n<tool_call>\n"
+    "\n</tools>\n\nFor each function call, return a json object with function name and arguments "
+    "within <tool_call></tool_call> XML tags:\n<tool_call>\n"
     '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
 )
-RESPONSE_HEAD, RESPONSE_TAIL = "\n<tool_response>\n", "\n</tool_response>"
-RESPONSES_HEAD, RESPONSES_TAIL = f"{TURN_START}user{RESPONSE_HEAD}", f"{RESPONSE_TAIL}{TURN_END}\n"
+RESPONSE_HEAD = "\n<tool_response>\n"
+RESPONSE_TAIL = "\n</tool_response>"
+RESPONSES_HEAD = f"{TURN_START}user{RESPONSE_HEAD}"
+RESPONSES_TAIL = f"{RESPONSE_TAIL}{TURN_END}\n"
 
 
 @dataclass(frozen=True, slots=True)
 class ChatMLStyle:
-    """What tells the templates of the family apart.
+    """The differences between templates of the family.
 
     Args:
-        default_system: the system message of a conversation that has none (Qwen2.5); None for no system turn.
-        thinking: an assistant's reasoning is a ``<think>`` block that is dropped from turns before the last real
-            user turn, and from turns where it is empty (Qwen3).
-        generation_prefix: what the template writes after ``assistant\\n`` for the model to go on from: empty, or
-            Qwen3's empty thinking block where thinking is switched off.
+        default_system: the system message of a conversation without one (Qwen2.5); None for no
+            system turn.
+        thinking: whether an assistant's reasoning is a ``<think>`` block (Qwen3). The block is
+            dropped from turns before the last real user turn, and if it is empty.
+        generation_prefix: the template's text after ``assistant\\n``: empty, or Qwen3's empty
+            reasoning block if thinking is off.
     """
 
     default_system: str | None = None
@@ -52,54 +58,35 @@ class ChatMLStyle:
     generation_prefix: str = ""
 
 
-class ChatMLRenderer:
+class ChatMLRenderer(TokenizerRenderer):
     """A ``Renderer`` for one tokenizer and style.
 
     Args:
-        tokenizer: a fast Hugging Face tokenizer with ``<|im_start|>`` and ``<|im_end|>`` among its added tokens.
+        tokenizer: a fast Hugging Face tokenizer with ``<|im_start|>`` and ``<|im_end|>`` among its
+            added tokens.
         style: the template's variant.
-        vision: how the model is shown images; None for one that sees none.
+        vision: the model's image format; None for a model of text alone.
 
     Raises:
-        DataError: a marker is missing, or the tokenizer is of a kind that cannot be used.
+        DataError: a marker is missing, or the tokenizer is of an unsupported kind.
     """
 
     family = "chatml"
 
     def __init__(self, tokenizer: Any, style: ChatMLStyle, vision: Vision | None = None) -> None:
+        super().__init__(tokenizer, ASSISTANT_MARKERS, vision)
         self.style = style
-        self._vision = vision
-        self._encoder = PieceEncoder(tokenizer.backend_tokenizer, ASSISTANT_MARKERS)
-        if missing := [
-            marker for marker in (TURN_START, TURN_END) if marker not in self._encoder.added_ids
-        ]:
-            raise DataError(
-                f"the ChatML family needs {' and '.join(missing)} among the tokenizer's added tokens, and "
-                f"{tokenizer.name_or_path} has {', '.join(self._encoder.added_ids) or 'none'}; add them to the "
-                "tokenizer and resize the model's embeddings, or use a model that has them"
-            )
-        self._turn_end_id = self._encoder.added_ids[TURN_END]
-        self._vocabulary = Vocabulary(tokenizer.backend_tokenizer)
-
-    @property
-    def vocab_size(self) -> int:
-        """One more than the largest id that the tokenizer knows."""
-        return self._vocabulary.size
-
-    @property
-    def stop_token_ids(self) -> tuple[int, ...]:
-        """``<|im_end|>``, and ``<|endoftext|>`` where the tokenizer has it, as base models end with that."""
         added = self._encoder.added_ids
-        return (
-            (self._turn_end_id, added[DOCUMENT_END])
-            if DOCUMENT_END in added
-            else (self._turn_end_id,)
-        )
-
-    @property
-    def image_token_ids(self) -> frozenset[int]:
-        """See ``Renderer.image_token_ids``."""
-        return self._vision.reserved_ids if self._vision else frozenset()
+        if missing := [marker for marker in (TURN_START, TURN_END) if marker not in added]:
+            raise DataError(
+                f"the ChatML family needs {' and '.join(missing)} among the tokenizer's added "
+                f"tokens, and {tokenizer.name_or_path} has "
+                f"{', '.join(added) or 'none'}; add them to the tokenizer and "
+                f"resize the model's embeddings, or use a model that has them"
+            )
+        self._turn_end_id = added[TURN_END]
+        # base models end with <|endoftext|>
+        self.stop_token_ids = tuple(added[end] for end in (TURN_END, DOCUMENT_END) if end in added)
 
     def prompt(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
@@ -107,8 +94,8 @@ class ChatMLRenderer:
         """See ``Renderer.prompt``.
 
         Raises:
-            DataError: a message's content is neither text nor parts of text and images, the model sees no images, or
-                a tool call's arguments are not a mapping.
+            DataError: a message's content is neither text nor parts of text and images, the model
+                takes no images, or a tool call's arguments are not a mapping.
         """
         pieces = [*chatml_pieces(messages, tools, self.style), *_generation(self.style)]
         ids, _, media = self._encoded(pieces, messages)
@@ -121,10 +108,10 @@ class ChatMLRenderer:
         history: Sequence[Message] = (),
         tools: Sequence[ToolSpec] = (),
     ) -> tuple[Segment, ...] | None:
-        """See ``Renderer.extend``; what follows does not depend on the history in this family.
+        """See ``Renderer.extend``; in this family the new tokens do not depend on the history.
 
-        With ``style.thinking``, None where the template would drop thinking from what is already there: a user's
-        message follows, or the turn's thinking block is empty.
+        With ``style.thinking``, None if the template would drop earlier reasoning: a user's message
+        follows, or the turn's reasoning block is empty.
         """
         if self.style.thinking and self._rewrites(completion, messages):
             return None
@@ -138,29 +125,16 @@ class ChatMLRenderer:
         return context_segments(*self._encoded(pieces, messages))
 
     def target(self, message: Message) -> Segment:
-        """See ``Renderer.target``. What the generation prompt already says of the turn is left out.
+        """See ``Renderer.target``; text that the generation prompt holds already is left out.
 
         Raises:
-            DataError: the turn cannot follow the generation prompt, such as reasoning where thinking is off.
+            DataError: the turn cannot follow the generation prompt, such as reasoning while
+                thinking is off.
         """
         body = list(_assistant_body(message, style=self.style, think=self.style.thinking))
         body = _after_prefix(self.style.generation_prefix, body)
         ids, _ = self._encoder.encode([*body, Piece(TURN_END, Source.TEMPLATE)])
         return Segment(SegmentKind.TARGET, ids)
-
-    def decode(self, token_ids: npt.NDArray[np.int32]) -> str:
-        """See ``Renderer.decode``."""
-        return self._vocabulary.decode(token_ids, self.stop_token_ids)
-
-    def tokenize(self, text: str) -> npt.NDArray[np.int32]:
-        """See ``Renderer.tokenize``."""
-        return self._vocabulary.tokenize(text)
-
-    def _encoded(
-        self, pieces: Sequence[Piece], messages: Sequence[Message]
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_], tuple[MediaSpan, ...]]:
-        """Ids, whether each is content, and where the images of ``messages`` are."""
-        return shown_images(self._vision, *self._encoder.encode(pieces), messages)
 
     def _rewrites(self, completion: npt.NDArray[np.int32], messages: Sequence[Message]) -> bool:
         if any(message["role"] != "tool" for message in messages):
@@ -174,14 +148,11 @@ def chatml_pieces(
 ) -> Iterator[Piece]:
     """The conversation as the template renders it, without the generation prompt."""
     has_system = bool(messages) and messages[0]["role"] == "system"
-    default = style.default_system
-    system = (
-        [*_content(messages[0])]
-        if has_system
-        else []
-        if default is None
-        else [Piece(default, Source.CONTENT)]
-    )
+    system: list[Piece] = []
+    if has_system:
+        system = [*_content(messages[0])]
+    elif style.default_system is not None:
+        system = [Piece(style.default_system, Source.CONTENT)]
     if system or tools:
         yield Piece(f"{TURN_START}system\n", Source.TEMPLATE)
         yield from system
@@ -219,7 +190,10 @@ def _turns(messages: Sequence[Message], style: ChatMLStyle) -> Iterator[Piece]:
 
 
 def _last_query(messages: Sequence[Message]) -> int:
-    """The last user turn that is no tool's response in disguise; the last message where there is none."""
+    """The index of the last user turn that is no tool response; that of the last message if there
+    is
+    none.
+    """
     for index in range(len(messages) - 1, -1, -1):
         if messages[index]["role"] == "user":
             content = "".join(piece.text for piece in _content(messages[index]))
@@ -229,7 +203,7 @@ def _last_query(messages: Sequence[Message]) -> int:
 
 
 def _assistant_body(message: Message, *, style: ChatMLStyle, think: bool) -> Iterator[Piece]:
-    content = _text(message)
+    content = text_content(message)
     if style.thinking:
         reasoning, content = _thinking_of(message)
         if think:
@@ -240,12 +214,7 @@ def _assistant_body(message: Message, *, style: ChatMLStyle, think: bool) -> Ite
     yield Piece(content, Source.ASSISTANT)
     for index, call in enumerate(message.get("tool_calls") or ()):
         function = call.get("function", call)
-        arguments = function["arguments"]
-        if not isinstance(arguments, Mapping):
-            raise DataError(
-                f"a tool call's arguments must be a mapping, got {type(arguments).__name__} for "
-                f"{function['name']!r}; parse them with json.loads before they become a message"
-            )
+        arguments = call_arguments(function)
         written = f'{{"name": "{function["name"]}", "arguments": {json.dumps(arguments, ensure_ascii=False)}}}'
         yield Piece("\n<tool_call>\n" if content or index else "<tool_call>\n", Source.TEMPLATE)
         yield Piece(written, Source.ASSISTANT)
@@ -253,8 +222,8 @@ def _assistant_body(message: Message, *, style: ChatMLStyle, think: bool) -> Ite
 
 
 def _thinking_of(message: Message) -> tuple[str, str]:
-    """An assistant's reasoning and content, from its own field or from a block inside the content."""
-    content = _text(message)
+    """An assistant's reasoning and content, from its own field or from a block in the content."""
+    content = text_content(message)
     reasoning = message.get("reasoning_content")
     return (reasoning, content) if isinstance(reasoning, str) else _split_thinking(content)
 
@@ -286,32 +255,22 @@ def _after_prefix(prefix: str, body: Sequence[Piece]) -> list[Piece]:
         return rest
     text = "".join(piece.text for piece in body)
     raise DataError(
-        f"the generation prompt has already written {prefix!r} of the assistant's turn, which the message to imitate "
-        f"does not begin with: {text[:80]!r}; drop its reasoning, or switch thinking on"
+        f"the generation prompt has already written {prefix!r} of the assistant's turn, which the "
+        f"message to imitate does not begin with: {text[:80]!r}; drop its reasoning, or switch "
+        f"thinking on"
     )
 
 
 def _content(message: Message) -> Iterator[Piece]:
-    """What anyone but the assistant said: text, and images between it."""
+    """The text of any role but the assistant, with the images in it."""
     if not isinstance(content := message.get("content"), list):
-        yield Piece(_text(message), Source.CONTENT)
+        yield Piece(text_content(message), Source.CONTENT)
         return
     for part in content:
         if isinstance(part.get("image"), Image):
             yield Piece(IMAGE_TEXT, Source.TEMPLATE)
         else:
             yield Piece(
-                _text({"role": message["role"], "content": part.get("text", part)}), Source.CONTENT
+                text_content({"role": message["role"], "content": part.get("text", part)}),
+                Source.CONTENT,
             )
-
-
-def _text(message: Message) -> str:
-    content = message.get("content")
-    if content is None:
-        return ""
-    if not isinstance(content, str):
-        raise DataError(
-            f"the content of a {message['role']} message must be text here, got {type(content).__name__}; parts of "
-            "text and images are for users and tools, and go through agentrl.types.with_images first"
-        )
-    return content

@@ -1,6 +1,6 @@
-"""DeepSeek V3: calls between tokens of their own, with their arguments as text.
+"""DeepSeek V3 family: calls between their own tokens, with arguments as text.
 
-Its templates drop the thinking of every turn, and describe no tools.
+Its templates drop the reasoning of every turn, and describe no tools.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["DEEPSEEK"]
 
 
 def _adapt(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The template joins a call's arguments as text."""
+    """Converts a call's arguments to text, which the template concatenates."""
     adapted = as_they_are(messages)
     for message in adapted:
         if calls := message.get("tool_calls"):

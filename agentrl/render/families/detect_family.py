@@ -1,4 +1,4 @@
-"""Which style of the ChatML family a model's own chat template is: found by rendering with it, never by its name."""
+"""Family detection: finds the ChatML style of a model's template by rendering."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from agentrl.errors import ConfigError, DataError
-from agentrl.render.chat_template import ChatTemplate
+from agentrl.render.chat_template import ChatTemplate, check_same_ids
 from agentrl.render.families.chatml import ChatMLRenderer, ChatMLStyle, chatml_pieces
 from agentrl.render.families.probe_messages import TOOL
 from agentrl.types import Image, Message, ToolCall, ToolSpec
 
-__all__ = ["check_ids", "recognise_chatml"]
+__all__ = ["check_ids", "detect_chatml"]
 
 _FIRST_TURN = re.compile(
     r"(?:<\|im_start\|>system\n(?P<system>.*)<\|im_end\|>\n)?"
@@ -36,7 +36,8 @@ def _called(content: str, reasoning: str | None, *words: str) -> Message:
     return message
 
 
-# Between them: every role, with and without tools and system, several calls and responses, thinking kept and dropped.
+# Every role, with and without tools and system; several calls and responses; kept and dropped
+# reasoning.
 _PROBES: tuple[tuple[tuple[Message, ...], tuple[ToolSpec, ...]], ...] = (
     ((_said("user", "Hello"),), ()),
     (
@@ -90,20 +91,20 @@ _IMAGE_PROBES: tuple[tuple[tuple[Message, ...], tuple[ToolSpec, ...]], ...] = (
 )
 
 
-def recognise_chatml(
+def detect_chatml(
     tokenizer: Any, template: str, enable_thinking: bool | None, where: str, *, images: bool = False
 ) -> ChatMLStyle:
     """The style that renders as ``template`` does.
 
     Args:
-        tokenizer: whose ``apply_chat_template`` renders.
+        tokenizer: its ``apply_chat_template`` renders.
         template: the Jinja text.
-        enable_thinking: given to the template where not None, as its own switch of that name.
-        where: what the template belongs to, for messages.
+        enable_thinking: the template's own switch of that name, if not None.
+        where: the owner of the template, for messages.
         images: whether it must also write images as the family does.
 
     Raises:
-        ConfigError: the template is not of the family; says where it departs from it.
+        ConfigError: the template is not of the family; names the first difference.
     """
     variables = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
     chat = ChatTemplate(tokenizer, template, where, variables)
@@ -113,15 +114,17 @@ def recognise_chatml(
             return chat.render(messages, [tool.openai() for tool in tools], generation=generation)
         except DataError as error:  # a fault of the template, or one that it raises on purpose
             raise ConfigError(
-                f"{error}; mend it, or set model.chat_template: chatml to train with the plain ChatML format instead"
+                f"{error}; fix it, or set model.chat_template: chatml to train with the plain "
+                f"ChatML format instead"
             ) from error
 
     opening = rendered(*_PROBES[0], True)
     match = _FIRST_TURN.fullmatch(opening)
     if match is None:
         raise ConfigError(
-            f"the chat template of {where} is not of the ChatML family (<|im_start|>role ... <|im_end|>): a user's "
-            f"Hello renders as {opening[:200]!r}; choose a model of that family, or set model.chat_template: chatml"
+            f"the chat template of {where} is not of the ChatML family (<|im_start|>role ... "
+            f"<|im_end|>): a user's Hello renders as {opening[:200]!r}; choose a model of that "
+            f"family, or set model.chat_template: chatml"
         )
     differences = []
     for thinking in (False, True):
@@ -140,17 +143,19 @@ def recognise_chatml(
         differences.append(difference)
     agreed, theirs, ours = max(differences)
     raise ConfigError(
-        f"the chat template of {where} is not one that agentrl can render: after {agreed} characters of a test "
-        f"conversation it writes {theirs!r} where the nearest known style writes {ours!r}; set model.chat_template: "
-        "chatml to train with the plain ChatML format instead"
+        f"the chat template of {where} is not one that agentrl can render: after {agreed} "
+        f"characters of a test conversation it writes {theirs!r} where the nearest known style "
+        f"writes {ours!r}; set model.chat_template: chatml to train with the plain ChatML format "
+        f"instead"
     )
 
 
 def check_ids(tokenizer: Any, renderer: ChatMLRenderer, where: str) -> None:
-    """Prove on the test conversations that the renderer gives the ids that the tokenizer gives for the whole text.
+    """Checks on the test conversations that renderer and tokenizer give the same ids.
 
     Raises:
-        DataError: they differ, as for a tokenizer whose added tokens swallow the white space around them.
+        DataError: they differ, as for a tokenizer whose added tokens absorb the white space around
+            them.
     """
     for messages, tools in _PROBES:
         (segment,) = renderer.prompt(messages, tools)
@@ -158,13 +163,7 @@ def check_ids(tokenizer: Any, renderer: ChatMLRenderer, where: str) -> None:
             _text_of(messages, tools, renderer.style)
             + f"<|im_start|>assistant\n{renderer.style.generation_prefix}"
         )
-        theirs = tokenizer.encode(text, add_special_tokens=False)
-        if segment.token_ids.tolist() != theirs:
-            raise DataError(
-                f"the tokenizer of {where} encodes a test conversation otherwise than agentrl does: {theirs[:40]} "
-                f"against {segment.token_ids[:40].tolist()}; its added tokens may strip white space or be normalized, "
-                "which is not supported: use the model's plain tokenizer"
-            )
+        check_same_ids(tokenizer, where, segment.token_ids.tolist(), text)
 
 
 def _text_of(messages: Sequence[Message], tools: Sequence[ToolSpec], style: ChatMLStyle) -> str:

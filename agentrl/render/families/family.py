@@ -1,4 +1,4 @@
-"""What a family of chat templates has of its own, beside its template."""
+"""Family: the specifics of a family of chat templates."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ __all__ = ["Family", "as_they_are"]
 
 
 def as_they_are(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages for templates that take the OpenAI shape with ``arguments`` as a mapping."""
+    """Messages in the OpenAI shape with ``arguments`` as a mapping, which most templates take."""
     return [dict(message) for message in messages]
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How a template of the family is told from others, fed, and ended.
+    """How to detect a template of the family, what it takes, and how its turns end.
 
     Args:
-        name: as ``model.renderer`` has it.
+        name: as in ``model.renderer``.
         signs: added tokens that the tokenizer has and the template writes.
-        stops: tokens that end an assistant's turn, beside the one that the template writes at its end.
-        adapt: messages in the shape that the template wants.
-        turn_end: what a turn ends with where the template writes nothing there itself; None where it does.
+        stops: further tokens that end an assistant's turn, beside the one that the template writes.
+        adapt: converts messages to the template's shape.
+        turn_end: the end of a turn, if the template writes none itself.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Any template that ends an assistant's turn with an added token: nothing is known of it, all is found by rendering."""
+"""Generic family: any template that ends an assistant's turn with an added token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""GLM-4.5 and later: calls as ``<arg_key>`` and ``<arg_value>`` pairs; a turn ends where the next role begins."""
+"""GLM family, 4.5 and later: calls as ``<arg_key>`` and ``<arg_value>`` pairs.
+
+A turn ends with the marker of the next role, which the model samples.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,12 @@ from agentrl.types import Message
 
 __all__ = ["GLM"]
 
-_USER, _OBSERVATION = "<|user|>", "<|observation|>"
+_USER = "<|user|>"
+_OBSERVATION = "<|observation|>"
 
 
 def _turn_end(message: Message) -> str:
-    """The role that speaks next: the model writes its marker itself."""
+    """The marker of the next role, which the model samples itself."""
     return _OBSERVATION if message.get("tool_calls") else _USER
 
 

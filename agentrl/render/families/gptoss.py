@@ -1,6 +1,7 @@
-"""gpt-oss: the harmony format, in which a turn is several messages on channels, and a call ends the turn.
+"""gpt-oss family: the harmony format, whose turns are several messages on channels.
 
-Its template drops the analysis of every turn that ended with an answer, and writes one call a turn.
+Its template drops the analysis of every turn that ended with an answer, and writes one call a turn,
+which ends the turn.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ __all__ = ["GPTOSS"]
 
 
 def _adapt(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Reasoning is called ``thinking``; beside a call there is one text, which the template sets in the analysis.
+    """Converts messages to the template's shape.
 
-    A tool's message is an answer to a call: after a turn whose call could not be read, the user brings the answer.
+    - Reasoning is called ``thinking``. A turn with a call has one text, which the template writes
+      as its analysis.
+    - A tool's message answers a call. After a turn whose call could not be parsed, the user brings
+      the answer.
     """
     adapted = as_they_are(messages)
     called = False
@@ -32,8 +36,9 @@ def _adapt(messages: Sequence[Message]) -> list[dict[str, Any]]:
         if called:
             if len(message["tool_calls"]) > 1:
                 raise DataError(
-                    f"gpt-oss writes one call a turn, got a message with {len(message['tool_calls'])}; give each "
-                    "call a message of its own, followed by its answer"
+                    f"gpt-oss writes one call a turn, got a message with "
+                    f"{len(message['tool_calls'])}; give each call a message of its own, followed "
+                    f"by its answer"
                 )
             message["content"] = "\n\n".join(
                 text for text in (thinking, message.get("content")) if text

@@ -1,6 +1,6 @@
-"""Llama 3.1 and 3.2: headed turns, calls as JSON with ``parameters``, answers in ``ipython`` turns.
+"""Llama family, 3.1 and 3.2: headed turns, calls as JSON with ``parameters``, ``ipython`` answers.
 
-Their templates write one call a turn, and leave out what is said beside it.
+Their templates write one call a turn, and leave out the text beside it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Messages by which a chat template is found out."""
+"""Probe messages: short conversations that reveal a chat template's behaviour."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from agentrl.types import Message, ToolCall, ToolSpec
 __all__ = ["ANSWER", "CALL", "QUESTION", "RESULT", "THOUGHT", "TOOL", "WORD"]
 
 WORD = "thereupon"
-"""In no template."""
+"""A word that no template contains."""
 
 TOOL = ToolSpec(
     "lookup",

@@ -1,1 +1,1 @@
-"""What a role trains on: partition, packing, prefix tree, attention; demonstrations and preference pairs."""
+"""Training data: partition, packing, attention, demonstrations and preferences."""

@@ -1,8 +1,9 @@
-"""Attention over a packed row: each sample attends to itself alone, some of which it may share with others.
+"""Segment attention: causal attention within each sample of a packed row, over shared prefixes.
 
-Registered with transformers as ``segments``, so that any model with the attention interface can use it. On a CPU one
-call a sample is as fast as padding sorted samples; on a GPU ``flash_attention_2`` does a row in which nothing
-is shared in one kernel.
+- It is registered with transformers as ``segments``, so that any model with the attention interface
+  can use it.
+- On a CPU one call a sample is as fast as padding sorted samples. On a GPU, ``flash_attention_2``
+  computes a row without shared prefixes in one kernel.
 
 Shapes: H query heads, K key heads, T packed tokens, D head width.
 """
@@ -26,10 +27,10 @@ SEGMENTS = "segments"
 
 
 class Masks:
-    """The masks of a row's spans, all of them corners of one that is made once for all layers.
+    """The attention masks of a row's spans: views of one mask that all layers share.
 
     Args:
-        spans: of the row.
+        spans: the row's spans.
     """
 
     def __init__(self, spans: Sequence[Span]) -> None:
@@ -38,12 +39,13 @@ class Masks:
         self._made: dict[int | None, Tensor] = {}
 
     def get(self, like: Tensor, span: Span, window: int | None) -> Tensor | None:
-        """``[size, first + size]``, 0 where a query sees a key and -inf elsewhere; None for a plain causal one.
+        """``[size, first + size]``, 0 for a visible key and -inf elsewhere; None for plain causal
+        attention.
 
         Args:
-            like: what has the dtype and device.
-            span: whose tokens ask.
-            window: keys that a query sees, itself among them; None is all up to itself.
+            like: has the mask's dtype and device.
+            span: the span of the queries.
+            window: the keys that a query sees, itself included; None for all up to itself.
         """
         if window is not None and window >= span.first + span.size:
             window = None
@@ -82,24 +84,25 @@ def segment_attention(
         module: the attention layer; unused, part of transformers' interface.
         query: ``[1, H, T, D]``.
         key, value: ``[1, K, T, D]``; each key head serves H / K query heads.
-        attention_mask: None, always: transformers makes no mask for an implementation that it doesn't know.
-        spans: of the row, in its order; their sizes add up to T.
-        masks: those that the row's layers have made so far.
+        attention_mask: always None: transformers makes no mask for an unknown implementation.
+        spans: the row's spans in order; their sizes add up to T.
+        masks: the row's masks.
         scaling: of the scores; None is D to the power -1/2.
-        sliding_window: each token sees itself and this many less one before it.
-        extras: what else a model family passes; a value that changes the result is refused.
+        sliding_window: the tokens that each token sees, itself included.
+        extras: further arguments of a model family; a value that changes the result is refused.
 
     Returns:
-        ``[1, T, H, D]`` and None, as the interface asks.
+        ``[1, T, H, D]`` and None, as in transformers' interface.
 
     Raises:
-        ConfigError: the family caps its scores or has attention sinks, which this function doesn't do.
+        ConfigError: the family caps its scores or has attention sinks, which are not supported
+            here.
     """
     for name in ("softcap", "s_aux"):
         if extras.get(name) is not None:
             raise ConfigError(
-                f"model.path: this family's attention uses {name!r}, which attention='segments' lacks; train it on a "
-                "GPU with attention='flash_attention_2'"
+                f"model.path: this family's attention uses {name!r}, which attention='segments' "
+                f"lacks; train it on a GPU with attention='flash_attention_2'"
             )
     outputs: list[Tensor] = []
     seen: list[tuple[Tensor, Tensor]] = []  # keys and values of each span's path
@@ -110,7 +113,8 @@ def segment_attention(
     for span, (q, k, v) in zip(spans, parts, strict=True):
         if span.parent != ROOT:
             earlier_k, earlier_v = seen[span.parent]
-            k, v = torch.cat([earlier_k, k], dim=2), torch.cat([earlier_v, v], dim=2)
+            k = torch.cat([earlier_k, k], dim=2)
+            v = torch.cat([earlier_v, v], dim=2)
         seen.append((k, v))
         outputs.append(_attend(q, k, v, masks.get(query, span, sliding_window), scaling))
     return torch.cat(outputs, dim=2).transpose(1, 2), None
@@ -134,7 +138,7 @@ def _attend(
 def attention_arguments(
     attention: str, spans: Sequence[Span], device: torch.device
 ) -> dict[str, Any]:
-    """What a packed forward passes down to the attention function named ``attention``."""
+    """The arguments of a packed forward pass for the attention function named ``attention``."""
     if attention == SEGMENTS:
         return {"spans": tuple(spans), "masks": Masks(spans)}
     lengths = [span.size for span in spans]

@@ -1,4 +1,4 @@
-"""Conversations to imitate, as trajectories whose completions are TARGET segments."""
+"""Demonstrations: converts conversations to trajectories whose completions are TARGET segments."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ def demonstration_group(
 ) -> TrajectoryGroup:
     """One conversation as a group of one finished trajectory.
 
-    The prompt and everything that the environment said go through the same ``prompt`` and ``extend`` as a
-    rollout's, so a model is warmed up on exactly the tokens that it will meet.
+    The prompt and the environment's messages go through the same ``prompt`` and ``extend`` as a
+    rollout's. A warmed-up model therefore meets the same tokens later.
 
     Args:
-        row: ``{"messages": [...], "tools": [...]?}`` or a bare list of messages (OpenAI chat shape; the arguments of
-            calls may be mappings or JSON text).
-        draw: position in the data order.
-        renderer: messages to tokens.
-        max_tokens: longest sequence; what is longer is cut after the last assistant's turn that fits.
+        row: ``{"messages": [...], "tools": [...]?}`` or a list of messages in OpenAI's chat shape;
+            the arguments of calls may be mappings or JSON text.
+        group_index: index in the data order.
+        renderer: converts messages to tokens.
+        max_tokens: the longest sequence; a longer one ends with the last assistant's turn that
+            fits.
 
     Raises:
         DataError: the row has another shape, no assistant's message, or none that fits.
@@ -37,7 +38,8 @@ def demonstration_group(
     if not turns:
         raise DataError(
             f"demonstration {group_index} has no assistant's message within {max_tokens} tokens "
-            f"(data.max_prompt_tokens + rollout.max_response_tokens); raise them or leave the row out"
+            f"(data.max_prompt_tokens + rollout.max_response_tokens); raise them or leave the row "
+            f"out"
         )
     task = Task(
         id=f"demonstration-{group_index}", messages=messages[:1], data_source="demonstrations"
@@ -58,10 +60,11 @@ def demonstration_group(
 def assistant_turns(
     messages: Sequence[Message], tools: Sequence[ToolSpec], renderer: Renderer, *, start: int = 0
 ) -> list[Turn]:
-    """Every assistant's message of a conversation from position ``start`` on, as a turn whose completion is a TARGET.
+    """The assistant's messages from position ``start`` on, as turns whose completions are TARGET
+    segments.
 
-    What comes before goes through the same ``prompt`` and ``extend`` as a rollout's, so that a model meets the tokens
-    of its own episodes. Where the renderer can't extend what went before, a new sequence starts.
+    Earlier messages go through the same ``prompt`` and ``extend`` as a rollout's. A new sequence
+    starts if the renderer cannot extend the one before.
     """
     turns: list[Turn] = []
     observed: list[Message] = list(messages[:start])
@@ -90,14 +93,14 @@ def assistant_turns(
 
 
 def tool_specs(tools: Any, where: str) -> tuple[ToolSpec, ...]:
-    """Tools as a row of data has them: in OpenAI's shape, also as JSON text.
+    """The tools of a row, in OpenAI's shape or as JSON text.
 
     Args:
-        tools: as the row has them.
+        tools: the row's value.
         where: the row, for the error.
 
     Raises:
-        DataError: something is no tool.
+        DataError: an entry is no tool.
     """
     try:
         given = json.loads(tools) if isinstance(tools, str) else tools
@@ -110,7 +113,7 @@ def tool_specs(tools: Any, where: str) -> tuple[ToolSpec, ...]:
 
 
 def _within(turns: Sequence[Turn], max_tokens: int) -> list[Turn]:
-    """The turns before the first that would make its sequence longer than ``max_tokens``."""
+    """The turns before the first one whose sequence is longer than ``max_tokens``."""
     kept: list[Turn] = []
     length = 0
     for turn in turns:
@@ -138,7 +141,8 @@ def read_demonstration(
         or not all(isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in messages)
     ):
         raise DataError(
-            f"demonstration {group_index} must be a list of chat messages or a mapping with 'messages', got {row!r:.200}"
+            f"demonstration {group_index} must be a list of chat messages or a mapping with "
+            f"'messages', got {row!r:.200}"
         )
     where = f"demonstration {group_index}"
     read = tuple(

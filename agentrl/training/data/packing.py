@@ -1,10 +1,10 @@
-"""A micro-batch as tensors: one packed row, and which of its tokens are trained.
+"""Packing: a micro-batch as one packed row of tensors, with its trained tokens.
 
-Where the attention allows, a row holds what samples of a group begin with alike once, trained tokens among it, and each
-sample's own tokens behind it: the same logprobs and gradients for less work.
+- If the attention allows, a row holds the common prefix of a group's samples once, trained tokens
+  included, and then each sample's own tokens. Logprobs and gradients are the same for less work.
+- The logits of a token come from the position before it.
 
-Axes: T packed tokens, R positions whose logits are asked for, N trained tokens, M samples. The logits that foretell a
-token come from the one before it.
+Axes: T packed tokens, R positions whose logits are computed, N trained tokens, M samples.
 """
 
 from __future__ import annotations
@@ -35,17 +35,18 @@ class Packed:
     Args:
         token_ids: ``[T]`` int64.
         positions: ``[T]`` int64, from 0 in each sample.
-        spans: what attends to what, in the order of the row.
-        logit_rows: ``[R]`` int64, increasing: the positions whose logits are asked for; one at several temperatures
-            is there several times.
+        spans: the spans of the row in order, each with the span that it attends to.
+        logit_rows: ``[R]`` int64, increasing: the positions whose logits are computed, once for
+            each temperature.
         temperature: ``[R]`` float32, the sampler's.
-        logit_of: ``[N]`` int64, increasing: the entry of ``logit_rows`` that foretells the trained token.
+        logit_of: ``[N]`` int64, increasing: the entry of ``logit_rows`` that predicts the trained
+            token.
         targets: ``[N]`` int64, the trained tokens.
         weight: ``[N]`` float32, the token's weight within its sample.
         sample: ``[N]`` int64, row of the token's sample in the shard.
         sampled: ``[N]`` bool, whether the policy sampled the token.
         source: ``[N]`` int64, position of the token in the shard's columns.
-        rows: ``[M]`` int64, the row's samples by their place in the shard, in the order of the row.
+        rows: ``[M]`` int64, the samples by their rows in the shard, in the order of the packed row.
         ends: ``[M]`` int64, the position of each sample's last token.
     """
 
@@ -75,12 +76,12 @@ class Packed:
 def micro_batches(
     shard: BatchShard, device: torch.device, *, share_prefixes: bool
 ) -> Iterator[Packed]:
-    """The micro-batches of ``shard``, in order; a filler is one token of which nothing is trained.
+    """The micro-batches of ``shard``, in order; a filler is one untrained token.
 
     Args:
         shard: this rank's samples.
         device: of the tensors.
-        share_prefixes: whether the attention knows spans with parents.
+        share_prefixes: whether the attention supports spans with parents.
 
     Raises:
         DataError: a sample's first token is marked as trained, or a temperature is not above 0.
@@ -91,11 +92,11 @@ def micro_batches(
 
 
 class _Row:
-    """A row that grows by groups of samples.
+    """A row to which groups of samples are added.
 
     Attributes:
-        spans: so far.
-        sources: for each of them, the columns' entries that its tokens are copied from.
+        spans: the spans so far.
+        sources: for each of them, the entries of the columns that its tokens are copied from.
         samples: the row's samples, in its order.
         places: for each of them, the position in the row of each of its tokens.
     """
@@ -109,8 +110,9 @@ class _Row:
         self.places: list[I64] = []
 
     def add(self, members: I64) -> None:
-        """Appends samples, with what they begin with alike once."""
-        batch, already = self._batch, len(self.spans)
+        """Adds samples, with their common prefixes once."""
+        batch = self._batch
+        already = len(self.spans)
         starts = batch.cu_seqlens.astype(np.int64)
         spans, paths = shared_spans(
             [batch.token_ids[starts[row] : starts[row + 1]] for row in members]
@@ -147,18 +149,17 @@ def _pack(batch: Batch, rows: I64, device: torch.device, share_prefixes: bool) -
         )
         spans = tuple(row.spans)
     else:  # a filler; the shard itself may be empty
-        token_ids, positions, spans = (
-            np.zeros(1, np.int64),
-            np.zeros(1, np.int64),
-            (Span(ROOT, 0, 1),),
-        )
+        token_ids = np.zeros(1, np.int64)
+        positions = np.zeros(1, np.int64)
+        spans = (Span(ROOT, 0, 1),)
     source, sample, before = _trained(batch, row)
     temperature = batch.temperature[sample]
     # a row of logits serves every token that it foretells at one temperature
     asked = (before << 32) | temperature.astype(np.float32).view(np.uint32).astype(np.int64)
     _, first, logit_of = np.unique(asked, return_index=True, return_inverse=True)
     order = np.argsort(logit_of, kind="stable")
-    source, sample = source[order], sample[order]
+    source = source[order]
+    sample = sample[order]
     return Packed(
         token_ids=on_device(token_ids),
         positions=on_device(positions),
@@ -177,8 +178,12 @@ def _pack(batch: Batch, rows: I64, device: torch.device, share_prefixes: bool) -
 
 
 def _trained(batch: Batch, row: _Row) -> tuple[I64, I64, I64]:
-    """Of each trained token of each sample: its entry in the columns, its sample, and the row's position before it."""
-    sources, samples, before = [_NOTHING], [_NOTHING], [_NOTHING]
+    """For each trained token of each sample: its entry in the columns, its sample, and the position
+    before it.
+    """
+    sources = [_NOTHING]
+    samples = [_NOTHING]
+    before = [_NOTHING]
     for sample, places in zip(row.samples, row.places, strict=True):
         start = int(batch.cu_seqlens[sample])
         trained = np.flatnonzero(batch.loss_mask[start : start + places.size])
@@ -193,12 +198,12 @@ def _check(batch: Batch) -> None:
     if firsts.size and bool(batch.loss_mask[firsts].any()):
         row = int(np.flatnonzero(batch.loss_mask[firsts])[0])
         raise DataError(
-            f"a sample's first token has nothing before it and can't be trained, but loss_mask marks that of sample "
-            f"{row} of its shard; a sample starts with its PROMPT"
+            f"a sample's first token has nothing before it and can't be trained, but loss_mask "
+            f"marks that of sample {row} of its shard; a sample starts with its PROMPT"
         )
     if not bool((batch.temperature > 0).all()) or not bool(np.isfinite(batch.temperature).all()):
         bad = batch.temperature[~((batch.temperature > 0) & np.isfinite(batch.temperature))][0]
         raise DataError(
-            f"batch.temperature must be above 0 and finite (logprobs are those of logits / temperature), got {bad}; "
-            "a greedy sample is recorded at temperature 1"
+            f"batch.temperature must be above 0 and finite (logprobs are those of logits / "
+            f"temperature), got {bad}; a greedy sample is recorded at temperature 1"
         )

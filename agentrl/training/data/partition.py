@@ -1,7 +1,9 @@
-"""Who trains which samples, and in which micro-batches: once a step, used by every pass of it.
+"""Partition: assigns a step's samples to coordinates and micro-batches.
 
-A pure function of lengths, groups, seed and layout (docs/training.md, Partition), so that a step's numbers never
-depend on timing. Axes: S samples of the whole batch, T packed tokens.
+It is a pure function of lengths, groups, seed and layout (docs/training.md, Partition), so that a
+step's numbers never depend on timing.
+
+Axes: S samples of the whole batch, T packed tokens.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import numpy.typing as npt
 from agentrl.algorithms import Counts
 from agentrl.errors import ConfigError
 from agentrl.types import Batch, BatchShard
+from agentrl.types.batch import token_rows
 
 __all__ = [
     "Layout",
@@ -36,12 +39,16 @@ F64 = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a pass is spread.
+    """The distribution of a pass.
 
     Args:
         data_parallel: coordinates that get different samples.
-        micro_batch_tokens: tokens of one forward and backward on one coordinate, at most.
-        length_scale: ℓ of a sample's cost n + n²/ℓ, tokens: the length at which attention costs as much as the rest.
+        micro_batch_tokens: the most tokens of one forward and backward pass on one coordinate.
+        length_scale: ℓ of a sample's cost n + n²/ℓ, tokens: at this length attention costs as much
+            as the rest.
+
+    Raises:
+        ValueError: a value is not above 0.
     """
 
     data_parallel: int
@@ -57,7 +64,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardPlan:
-    """One coordinate's part.
+    """The part of one coordinate.
 
     Args:
         samples: ``[S_local]`` rows in the whole batch.
@@ -70,7 +77,9 @@ class ShardPlan:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """A pass over some samples: one ``ShardPlan`` a coordinate, each with the same number of micro-batches."""
+    """A pass over some samples: a ``ShardPlan`` for each coordinate, with equal numbers of
+    micro-batches.
+    """
 
     coordinates: tuple[ShardPlan, ...]
 
@@ -93,15 +102,16 @@ def partition(
     Args:
         lengths: ``[S]`` tokens of each sample.
         groups: ``[S]`` equal for samples of one group; a group is never divided.
-        seed: of the order of groups; unused where one mini-batch takes them all.
+        seed: of the order of groups; unused for a single mini-batch.
         layout: the ranks and the size of a micro-batch.
-        mini_batch_groups: groups of one optimizer step; None takes all.
+        mini_batch_groups: groups of one optimizer step; None for all.
 
     Raises:
         ConfigError: a sample is longer than a micro-batch.
-        ValueError: no sample, shapes differ, or ``mini_batch_groups`` below 1.
+        ValueError: there is no sample, shapes differ, or ``mini_batch_groups`` is below 1.
     """
-    sizes, owners = np.asarray(lengths, dtype=np.int64), np.asarray(groups, dtype=np.int64)
+    sizes = np.asarray(lengths, dtype=np.int64)
+    owners = np.asarray(groups, dtype=np.int64)
     if sizes.ndim != 1 or sizes.size == 0 or sizes.shape != owners.shape:
         raise ValueError(
             f"lengths and groups must be alike and not empty, got {sizes.shape} and {owners.shape}"
@@ -128,7 +138,8 @@ def partition_groups(
     layout: Layout,
     mini_batch_groups: int | None = None,
 ) -> tuple[Plan, ...]:
-    """As ``partition``, with the samples of a group always in one micro-batch, for losses that compare siblings.
+    """As ``partition``, with all samples of a group in one micro-batch, for losses that compare
+    them.
 
     Raises:
         ConfigError: a group is longer than a micro-batch.
@@ -138,9 +149,9 @@ def partition_groups(
     totals = np.bincount(owner, weights=np.asarray(lengths)).astype(np.int64)
     if int(totals.max(initial=0)) > layout.micro_batch_tokens:
         raise ConfigError(
-            f"train.micro_batch_tokens must be at least the longest pair (the two are compared in one micro-batch), "
-            f"got {layout.micro_batch_tokens} for a pair of {int(totals.max())} tokens; raise it, or leave long pairs "
-            "out of the data"
+            f"train.micro_batch_tokens must be at least the longest pair (the two are compared in "
+            f"one micro-batch), got {layout.micro_batch_tokens} for a pair of {int(totals.max())} "
+            f"tokens; raise it, or leave long pairs out of the data"
         )
     members = [np.flatnonzero(owner == unit) for unit in range(units.size)]
     plans = partition(
@@ -152,7 +163,7 @@ def partition_groups(
 
 
 def _with_members(part: ShardPlan, members: Sequence[I64]) -> ShardPlan:
-    """A part whose rows are groups, as one of the groups' samples."""
+    """Replaces a part's groups by their samples."""
     sizes = [members[unit].size for unit in part.samples]
     starts = np.cumsum([0, *sizes])
     samples = (
@@ -168,7 +179,8 @@ def _with_members(part: ShardPlan, members: Sequence[I64]) -> ShardPlan:
 
 
 def repack(plan: Plan, lengths: npt.NDArray[np.integer], layout: Layout) -> Plan:
-    """The same samples on the same coordinates in micro-batches of another size (a pass without a backward).
+    """The same samples on the same coordinates in micro-batches of another size, for a forward
+    pass.
 
     Raises:
         ConfigError: a sample is longer than a micro-batch.
@@ -179,7 +191,9 @@ def repack(plan: Plan, lengths: npt.NDArray[np.integer], layout: Layout) -> Plan
 
 
 def union(plans: Sequence[Plan]) -> Plan:
-    """One pass over several mini-batches, each micro-batch as it is in its own plan, so that numbers agree exactly."""
+    """One pass over several mini-batches, with unchanged micro-batches, so that numbers agree
+    exactly.
+    """
     coordinates = []
     for parts in zip(*(plan.coordinates for plan in plans), strict=True):
         offsets = np.cumsum([0, *(part.samples.size for part in parts)])
@@ -195,7 +209,7 @@ def union(plans: Sequence[Plan]) -> Plan:
 
 
 def sample_weights(batch: Batch, plan: Plan, reduction: Callable[[Counts], F64]) -> F64:
-    """``[S]`` float64 w_s by row of ``batch``, for the mini-batch of ``plan``; 0 for samples outside it."""
+    """``[S]`` float64 w_s by row of ``batch``, for the mini-batch of ``plan``; 0 for other samples."""
     rows = plan.samples
     ends = np.concatenate([[0], np.cumsum(batch.loss_mask != 0)])[batch.cu_seqlens]
     weights = np.zeros(batch.num_samples, dtype=np.float64)
@@ -204,7 +218,7 @@ def sample_weights(batch: Batch, plan: Plan, reduction: Callable[[Counts], F64])
 
 
 def shards(batch: Batch, plan: Plan, weights: F64 | None = None) -> list[BatchShard]:
-    """What each coordinate is given.
+    """The shard of each coordinate.
 
     Args:
         batch: the whole batch.
@@ -227,22 +241,22 @@ def merge_columns(
     parts: Sequence[BatchShard],
     cu_seqlens: npt.NDArray[np.int32],
 ) -> dict[str, F32]:
-    """Per-token answers of the coordinates, put back into the batch's own order.
+    """Merges the coordinates' per-token columns in the batch's own order.
 
     Args:
         answers: by coordinate, ``[T_local]`` columns by name.
-        parts: the shards that were answered.
+        parts: the shards of these answers.
         cu_seqlens: ``[S+1]`` of the whole batch.
 
     Returns:
         ``[T]`` float32 columns; zeros for samples that no coordinate had.
+
+    Raises:
+        ValueError: a column does not have one value for each token of its shard.
     """
     columns: dict[str, F32] = {}
     for answer, part in zip(answers, parts, strict=True):
-        starts, ends = cu_seqlens[part.samples], cu_seqlens[part.samples + 1]
-        index = np.concatenate(
-            [np.arange(a, b) for a, b in zip(starts, ends, strict=True)] or [np.zeros(0, np.int64)]
-        )
+        index = token_rows(cu_seqlens, part.samples)
         for name, values in answer.items():
             if values.shape != index.shape:
                 raise ValueError(
@@ -257,14 +271,17 @@ def _check_fits(sizes: I64, layout: Layout) -> None:
     longest = int(sizes.max(initial=0))
     if longest > layout.micro_batch_tokens:
         raise ConfigError(
-            f"train.micro_batch_tokens must be at least the longest sample (a sample is never split), got "
-            f"{layout.micro_batch_tokens} for a sample of {longest} tokens; raise it (and "
-            "train.logprob_micro_batch_tokens), or lower data.max_prompt_tokens or rollout.max_response_tokens"
+            f"train.micro_batch_tokens must be at least the longest sample (a sample is never "
+            f"split), got {layout.micro_batch_tokens} for a sample of {longest} tokens; raise it "
+            f"(and train.logprob_micro_batch_tokens), or lower data.max_prompt_tokens or "
+            f"rollout.max_response_tokens"
         )
 
 
 def _balance(rows: I64, sizes: I64, layout: Layout) -> list[I64]:
-    """Longest first to the least loaded coordinate; ties by row and by coordinate."""
+    """Assigns the longest samples first to the least loaded coordinate; ties by row and by
+    coordinate.
+    """
     cost = sizes[rows] + sizes[rows].astype(np.float64) ** 2 / layout.length_scale
     loads = [0.0] * layout.data_parallel
     chosen: list[list[int]] = [[] for _ in loads]
@@ -305,7 +322,9 @@ def _first_fit(sizes: I64, capacity: int) -> list[tuple[int, ...]]:
 def _split_to(
     micro_batches: list[tuple[int, ...]], sizes: I64, count: int
 ) -> list[tuple[int, ...]]:
-    """Halve the fullest until there are ``count``; what can't be split is made up by fillers."""
+    """Halves the fullest micro-batch until there are ``count``; fillers replace what cannot be
+    split.
+    """
     parts = list(micro_batches)
     while len(parts) < count:
         divisible = [i for i, members in enumerate(parts) if len(members) > 1]

@@ -1,4 +1,4 @@
-"""Preference pairs, as groups of two trajectories of which the first is the better."""
+"""Preferences: converts preference pairs to groups of two trajectories, the better one first."""
 
 from __future__ import annotations
 
@@ -30,39 +30,41 @@ Conversation: TypeAlias = tuple[Message, ...]
 def preference_group(
     row: Any, group_index: int, renderer: Renderer, *, max_tokens: int
 ) -> TrajectoryGroup:
-    """One pair as a group: sibling 0 was chosen, sibling 1 rejected; a margin is the reward of the chosen.
+    """One pair as a group: rollout 0 was chosen, rollout 1 rejected; a margin is the chosen one's
+    reward.
 
-    Both are rendered as episodes are. A stored trajectory keeps the very tokens that it was sampled with.
+    Both are rendered as episodes are. A stored trajectory keeps its sampled tokens.
 
     Args:
-        row: ``{"chosen", "rejected", "prompt"?, "tools"?, "margin"?}``. ``prompt`` is text or messages; ``chosen`` and
-            ``rejected`` are text, messages that follow the prompt, whole conversations where there is no prompt, or
-            two ``Trajectory`` of one task.
-        draw: position in the data order.
-        renderer: messages to tokens.
-        max_tokens: longest sequence.
+        row: ``{"chosen", "rejected", "prompt"?, "tools"?, "margin"?}``. ``prompt`` is text or
+            messages. ``chosen`` and ``rejected`` are text, messages after the prompt, whole
+            conversations if there is no prompt, or two ``Trajectory`` of one task.
+        group_index: index in the data order.
+        renderer: converts messages to tokens.
+        max_tokens: the longest sequence.
 
     Raises:
-        DataError: the row has another shape, an answer is missing or too long, or both are the same.
+        DataError: the row has another shape, an answer is missing or too long, or both are the
+            same.
     """
     margin = check_pair(row, group_index)
     if isinstance(row["chosen"], Trajectory) and isinstance(row["rejected"], Trajectory):
-        task, both = (
-            row["chosen"].task,
-            [_given_turns(row[side], group_index, side) for side in ("chosen", "rejected")],
-        )
+        task = row["chosen"].task
+        both = [_given_turns(row[side], group_index, side) for side in ("chosen", "rejected")]
     else:
         task, both = _rendered(row, group_index, renderer)
     for side, turns in zip(("chosen", "rejected"), both, strict=True):
         length = sum(len(segment) for turn in turns for segment in turn.segments)
         if length > max_tokens:
             raise DataError(
-                f"preference pair {group_index}: its {side} conversation has {length} tokens, more than {max_tokens} "
-                "(data.max_prompt_tokens + rollout.max_response_tokens); raise them or leave the row out"
+                f"preference pair {group_index}: its {side} conversation has {length} tokens, "
+                f"more than {max_tokens} (data.max_prompt_tokens + rollout.max_response_tokens); "
+                f"raise them or leave the row out"
             )
     if _ids(both[0]) == _ids(both[1]):
         raise DataError(
-            f"preference pair {group_index}: 'chosen' and 'rejected' are the same tokens; leave the row out"
+            f"preference pair {group_index}: 'chosen' and 'rejected' are the same tokens; leave "
+            f"the row out"
         )
     rewards = (float(margin), 0.0)
     return TrajectoryGroup(
@@ -85,15 +87,16 @@ def preference_group(
 
 
 def check_pair(row: Any, group_index: int) -> float:
-    """The margin of a row that has the shape of a pair.
+    """The margin of a row, whose shape is validated.
 
     Raises:
-        DataError: it has not.
+        DataError: the row is no preference pair.
     """
     if not isinstance(row, Mapping) or "chosen" not in row or "rejected" not in row:
         found = sorted(row) if isinstance(row, Mapping) else type(row).__name__
         raise DataError(
-            f"preference pair {group_index} must be a mapping with 'chosen' and 'rejected', got {found}"
+            f"preference pair {group_index} must be a mapping with 'chosen' and 'rejected', got "
+            f"{found}"
         )
     margin = row.get("margin") or 0.0
     if isinstance(margin, bool) or not isinstance(margin, int | float) or not math.isfinite(margin):
@@ -108,7 +111,7 @@ def check_pair(row: Any, group_index: int) -> float:
 def _conversations(
     row: Mapping[str, Any], group_index: int
 ) -> tuple[Conversation, Conversation, Conversation]:
-    """The prompt, and both conversations whole.
+    """The prompt, and both whole conversations.
 
     Raises:
         DataError: there is no prompt, or a side does not end with an assistant's message.
@@ -126,12 +129,14 @@ def _conversations(
         prompt = _common(chosen, rejected)
     if not prompt:
         raise DataError(
-            f"preference pair {group_index} has no prompt: give 'prompt', or conversations that begin alike"
+            f"preference pair {group_index} has no prompt: give 'prompt', or conversations that "
+            f"begin alike"
         )
     for side, messages in (("chosen", chosen), ("rejected", rejected)):
         if len(messages) == len(prompt) or messages[-1]["role"] != "assistant":
             raise DataError(
-                f"preference pair {group_index}: {side!r} must end with an assistant's message after the prompt"
+                f"preference pair {group_index}: {side!r} must end with an assistant's message "
+                f"after the prompt"
             )
     return prompt, chosen, rejected
 
@@ -149,7 +154,7 @@ def _rendered(
 
 
 def _messages(value: Any, group_index: int, side: str, role: str) -> Conversation:
-    """A text as one message of ``role``; a list of messages as it is."""
+    """A text as one message of ``role``, or a list of messages unchanged."""
     if isinstance(value, str) and value:
         return (cast(Message, {"role": role, "content": value}),)
     if (
@@ -162,7 +167,8 @@ def _messages(value: Any, group_index: int, side: str, role: str) -> Conversatio
         )
     ):
         raise DataError(
-            f"preference pair {group_index}: {side!r} must be text or a list of chat messages, got {value!r:.200}"
+            f"preference pair {group_index}: {side!r} must be text or a list of chat messages, "
+            f"got {value!r:.200}"
         )
     return tuple(
         stored_message(m, f"preference pair {group_index}: {side!r}[{n}]")
@@ -171,18 +177,19 @@ def _messages(value: Any, group_index: int, side: str, role: str) -> Conversatio
 
 
 def _common(chosen: Conversation, rejected: Conversation) -> Conversation:
-    """What both conversations begin with, up to the first difference; never the last message of either."""
+    """The common prefix of both conversations, without the last message of either."""
     limit = min(len(chosen), len(rejected)) - 1
     length = next((i for i in range(limit) if chosen[i] != rejected[i]), limit)
     return chosen[:length]
 
 
 def _given_turns(trajectory: Trajectory, group_index: int, side: str) -> tuple[Turn, ...]:
-    """The last sequence of a stored trajectory, its sampled tokens as TARGET."""
+    """The last sequence of a stored trajectory, with its sampled tokens as TARGET."""
     leaves = trajectory.samples()
     if not leaves:
         raise DataError(
-            f"preference pair {group_index}: the {side} trajectory {trajectory.id} has no tokens to learn from"
+            f"preference pair {group_index}: the {side} trajectory {trajectory.id} has no tokens "
+            f"to learn from"
         )
     turns = [trajectory.turns[index] for index in leaves[-1].turns]
     return tuple(
@@ -207,7 +214,7 @@ def _as_target(segment: Segment) -> Segment:
 
 
 def _last_sequence(turns: Sequence[Turn]) -> tuple[Turn, ...]:
-    """The turns since the last new sequence: a score is read at the end of one sequence."""
+    """The turns of the last sequence, at whose end the score is read."""
     first = max(turn.index for turn in turns if turn.parent is None)
     return tuple(
         replace(

@@ -1,8 +1,9 @@
-"""What the samples of a row begin with alike, found as a forest of spans.
+"""Prefix tree: finds the common prefixes of a row's samples as a forest of spans.
 
-Siblings share their prompt, and often a whole turn; where a template rewrites history, a trajectory's next sample
-begins as the one before it. Attention is causal, so tokens with the same past have the same hidden states and logprobs,
-and a row needs them once.
+- The rollouts of a group share their prompt, and often a whole turn. If a template rewrites
+  history, a trajectory's next sample shares a prefix with the one before it.
+- Attention is causal, so tokens with the same past have the same hidden states and logprobs. A row
+  needs them once.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ ROOT = -1
 """The parent of a span that begins a sample."""
 
 _LEAST_SAVED = 16
-"""Tokens that sharing a span must save: below, one more call of attention costs more than the tokens."""
+"""Tokens that sharing a span must save; for fewer, one more attention call costs more than they do.
+"""
 
 
 class Span(NamedTuple):
-    """Tokens ``first`` .. ``first + size - 1`` of each sample whose path it is on.
+    """Tokens ``first`` .. ``first + size - 1`` of each sample whose path contains the span.
 
     Args:
-        parent: the span that lies before it, by its index; ``ROOT`` where ``first`` is 0.
+        parent: the index of the span before it; ``ROOT`` if ``first`` is 0.
         first: tokens before it.
         size: at least 1.
     """
@@ -40,10 +42,14 @@ class Span(NamedTuple):
 def shared_spans(
     samples: Sequence[npt.NDArray[np.int32]],
 ) -> tuple[list[Span], list[tuple[int, ...]]]:
-    """The spans of several samples, each after its parent, and each sample's path: the spans that make it up, in order.
+    """The spans of several samples, and each sample's path through them.
 
     Args:
-        samples: ``[n]`` token ids each, at least one token; they may be equal, or begin with one another.
+        samples: ``[n]`` token ids each, at least one token; they may be equal or prefixes of each
+            other.
+
+    Returns:
+        The spans, each after its parent, and for each sample the indices of its spans in order.
     """
     keys = [sample.astype(">i4").tobytes() for sample in samples]  # bytes in the order of the ids
     order = sorted(range(len(samples)), key=keys.__getitem__)
@@ -58,7 +64,8 @@ def shared_spans(
         end = min(alike[low : high - 1]) if number > 1 else samples[order[low]].size
         if end > first and (number == 1 or (number - 1) * (end - first) >= _LEAST_SAVED):
             spans.append(Span(path[-1] if path else ROOT, first, end - first))
-            path, first = (*path, len(spans) - 1), end
+            path = (*path, len(spans) - 1)
+            first = end
         if number == 1:
             paths[order[low]] = path
             continue
@@ -68,7 +75,7 @@ def shared_spans(
 
 
 def _common(one: npt.NDArray[np.int32], other: npt.NDArray[np.int32]) -> int:
-    """How many tokens both begin with."""
+    """The length of the common prefix."""
     size = min(one.size, other.size)
     differ = np.flatnonzero(one[:size] != other[:size])
     return int(differ[0]) if differ.size else size

@@ -1,4 +1,4 @@
-"""A role's weights as an ordinary Hugging Face folder."""
+"""Export: writes a role's weights as an ordinary Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -31,16 +31,17 @@ _BESIDE_THE_WEIGHTS = (
 
 
 def export_model(model: PackedModel, source: Path, folder: Path, dtype: torch.dtype) -> None:
-    """Write weights, configuration and what ``source`` holds of a tokenizer; every rank calls it, rank 0 writes.
+    """Writes weights, configuration and the tokenizer of ``source``; every rank calls it, rank 0
+    writes.
 
     Args:
         model: sharded.
-        source: the folder that the model was built from.
-        folder: made if missing; files of an earlier export are replaced.
+        source: the folder that the model was loaded from.
+        folder: created if missing; files of an earlier export are replaced.
         dtype: of the weights.
 
     Raises:
-        StoreError: the folder can't be written, or is the source itself.
+        StoreError: the folder cannot be written, or is the source itself.
         TrainingError: weights are gathered.
     """
     if folder.resolve() == source.resolve():

@@ -1,4 +1,4 @@
-"""The norm of a gradient that lies on several ranks, and clipping by it."""
+"""Gradients: the norm of a gradient that is sharded over ranks, and clipping by it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["clip_gradients"]
 
 @torch.no_grad()
 def clip_gradients(parameters: Iterable[nn.Parameter], limit: float | None) -> float:
-    """Scale all gradients so that the norm of the whole is at most ``limit``.
+    """Scales all gradients so that their total norm is at most ``limit``.
 
-    Norms are taken mesh by mesh, since one sum can't mix meshes, and then put together.
+    Norms are computed mesh by mesh and then combined, because one sum cannot mix meshes.
 
     Args:
-        parameters: sharded or not; those without a gradient are passed over.
+        parameters: sharded or not; those without a gradient are skipped.
         limit: above 0; None only measures.
 
     Returns:
-        The norm before clipping; where it is not finite nothing was scaled.
+        The norm before clipping; if it is not finite, nothing was scaled.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     by_mesh: dict[object, list[Tensor]] = {}

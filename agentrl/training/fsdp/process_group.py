@@ -1,4 +1,4 @@
-"""Joining and leaving the process group that the roles of one pool share."""
+"""Process group: joins and leaves the group that the roles of one pool share."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class DistSpec:
 
     Args:
         rank: global, from 0.
-        world_size: ranks in all.
-        master_addr: where rank 0 listens; unused for a world of one.
+        world_size: the number of ranks.
+        master_addr: the address of rank 0; unused for a world of one.
         port: a free port there; unused for a world of one.
         device: ``cpu`` (collectives over gloo) or ``cuda:<index>`` (over nccl).
         timeout_s: deadline of joining and of every collective, seconds.
@@ -38,22 +38,23 @@ class DistSpec:
 
     @property
     def device_type(self) -> Literal["cpu", "cuda"]:
+        """The type of ``device``."""
         return "cuda" if self.device.startswith("cuda") else "cpu"
 
 
 def join(spec: DistSpec) -> None:
-    """Enter the process group; a process that is already in one of the same shape stays there.
+    """Joins the process group; a process that is already in one of the same shape stays there.
 
-    A world of one needs no port: its store lives in the process.
+    A world of one needs no port, because its store is in the process.
 
     Raises:
-        TrainingError: the others did not come in time, or this process is in another group.
+        TrainingError: other ranks did not join in time, or this process is in another group.
     """
     if dist.is_initialized():
         if (dist.get_rank(), dist.get_world_size()) != (spec.rank, spec.world_size):
             raise TrainingError(
-                f"this process is rank {dist.get_rank()} of {dist.get_world_size()} already, asked to be "
-                f"{spec.rank} of {spec.world_size}; leave() the old group first",
+                f"this process is rank {dist.get_rank()} of {dist.get_world_size()} already, "
+                f"asked to be {spec.rank} of {spec.world_size}; leave() the old group first",
                 rank=spec.rank,
             )
         return
@@ -76,14 +77,14 @@ def join(spec: DistSpec) -> None:
             )
     except dist.DistError as error:
         raise TrainingError(
-            f"rank {spec.rank} of {spec.world_size} could not join at {spec.master_addr}:{spec.port} within "
-            f"{spec.timeout_s:g} s: {error}",
+            f"rank {spec.rank} of {spec.world_size} could not join at "
+            f"{spec.master_addr}:{spec.port} within {spec.timeout_s:g} s: {error}",
             rank=spec.rank,
         ) from error
 
 
 def leave() -> None:
-    """Leave the process group, if in one."""
+    """Leaves the process group, if the process is in one."""
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -1,8 +1,10 @@
-"""FSDP2 over a role's model: how it is sharded, gathered for forwards without gradients, and read as shards.
+"""Sharding: FSDP2 over a role's model, gathered for forward passes and read as shards.
 
-While a module is gathered, its ``named_parameters`` are whole copies in the forward's dtype, not the weights that the
-optimizer moves. A backward shards every module again. A forward without gradients has none, and leaves the root as it
-was gathered: such forwards run under ``without_gradients``, and who reads weights asks ``sharded_parameters``.
+- While a module is gathered, its ``named_parameters`` are whole copies in the forward's dtype, not
+  the weights that the optimizer updates.
+- A backward pass shards every module again. A forward pass without gradients leaves the root
+  gathered, so it runs under ``without_gradients``.
+- Weights are read by ``sharded_parameters`` only.
 """
 
 from __future__ import annotations
@@ -24,14 +26,15 @@ __all__ = ["shard_over", "sharded_parameters", "without_gradients"]
 
 
 def shard_over(model: PackedModel, mesh: DeviceMesh, *, dtype: torch.dtype) -> None:
-    """FSDP2 on every layer and on the root; gradients are SUMMED over ranks, never averaged.
+    """Applies FSDP2 to every layer and to the root; gradients are SUMMED over ranks, never
+    averaged.
 
     The divide factor has to be set on every FSDP module: on the root alone, layers still average.
 
     Args:
-        model: as loaded, alike on every rank.
+        model: as loaded, equal on every rank.
         mesh: one-dimensional.
-        dtype: of the forward; parameters, gradients and the optimizer stay in float32.
+        dtype: of the forward pass; parameters, gradients and the optimizer stay in float32.
     """
     policy = MixedPrecisionPolicy(
         param_dtype=None if dtype is torch.float32 else dtype, reduce_dtype=torch.float32
@@ -47,10 +50,10 @@ def shard_over(model: PackedModel, mesh: DeviceMesh, *, dtype: torch.dtype) -> N
 
 @contextmanager
 def without_gradients(model: nn.Module) -> Iterator[None]:
-    """For forwards without a backward: no gradients, and every module is sharded again at the end.
+    """Runs forward passes without gradients, and shards every module again at the end.
 
-    The root stays gathered from one forward to the next meanwhile. A forward that raises leaves it so, and the role
-    can then be neither kept nor published.
+    The root stays gathered from one forward pass to the next meanwhile. After one that raises it
+    stays gathered, and the role can be neither saved nor published.
     """
     with torch.no_grad():
         yield
@@ -60,7 +63,7 @@ def without_gradients(model: nn.Module) -> Iterator[None]:
 
 
 def sharded_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters by name, as the optimizer moves them: what may be kept, published or compared.
+    """The parameters by name, as the optimizer updates them, to save, publish or compare.
 
     Args:
         model: sharded, and not gathered.
@@ -72,9 +75,10 @@ def sharded_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     gathered = [name for name, parameter in named.items() if not isinstance(parameter, DTensor)]
     if gathered:
         raise TrainingError(
-            f"{gathered[0].removeprefix(PREFIX)} is gathered, so it is a copy in the forward's dtype and not the "
-            "weight itself; run forwards that no backward follows under training.sharding.without_gradients, and build "
-            "the role again from its checkpoint where a forward or backward has failed",
+            f"{gathered[0].removeprefix(PREFIX)} is gathered, so it is a copy in the forward's "
+            f"dtype and not the weight itself; run forwards that no backward follows under "
+            f"training.sharding.without_gradients, and build the role again from its checkpoint "
+            f"where a forward or backward has failed",
             rank=dist.get_rank(),
         )
     return named

@@ -1,4 +1,4 @@
-"""Weights on their way out: whole tensors under their Hugging Face names, and checksums of shards."""
+"""Weights: whole tensors under their Hugging Face names, and checksums of shards."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = ["checksums", "full_weights", "tensor_checksum"]
 def full_weights(model: PackedModel, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:
     """``(name, whole tensor)`` one at a time; a tied weight comes once, under its first name.
 
-    Cast first, then gathered: half the bytes on the wire and the least memory. Every rank must
-    run the iteration to its end, for each tensor is a collective. A tensor may share memory with the parameter: copy
-    what must outlive the next optimizer step.
+    - A tensor is cast before it is gathered, for half the bytes on the wire and the least memory.
+    - Each tensor is a collective, so every rank must run the iteration to its end.
+    - A tensor may share memory with the parameter: copy it before the next optimizer step.
 
     Args:
         model: sharded.
@@ -39,7 +39,8 @@ def full_weights(model: PackedModel, dtype: torch.dtype) -> Iterator[tuple[str, 
 
 @torch.no_grad()
 def checksums(model: PackedModel, dtype: torch.dtype) -> dict[str, int]:
-    """A checksum of each weight in ``dtype``, by name, equal on every rank; shards are summed, nothing is gathered.
+    """A checksum of each weight in ``dtype`` by name, equal on every rank; shards are summed, not
+    gathered.
 
     Raises:
         TrainingError: weights are gathered already.
@@ -62,8 +63,8 @@ def checksums(model: PackedModel, dtype: torch.dtype) -> dict[str, int]:
 def tensor_checksum(tensor: Tensor, *, start: int = 0) -> Tensor:
     """Σ bits_i · (2i + 1) modulo 2⁶⁴ over flat indices i, as an int64 scalar tensor.
 
-    Additive over shards that begin at their own index (docs/controller.md), so trainer and engine compare weights
-    without gathering them.
+    It is additive over shards that start at their own index (docs/controller.md), so that trainer
+    and engine compare weights without gathering them.
 
     Args:
         tensor: floating point, any shape.

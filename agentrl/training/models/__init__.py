@@ -1,1 +1,1 @@
-"""The models of the roles: a Hugging Face trunk over a packed row, and its heads."""
+"""Models: a Hugging Face trunk over a packed row, and the heads of the roles."""

@@ -1,6 +1,9 @@
-"""Spares a trunk the rows that nobody asks for: behind its last attention, no row depends on another.
+"""MLP row skip: computes a trunk's last MLP for chosen rows alone, on a CPU.
 
-Prompts and tool outputs are often most of a row, and their last hidden states are used by nothing.
+- After the last attention, no row depends on another.
+- The hidden states of prompts and tool outputs are unused there, and are often most of a row.
+- ``PackedModel`` installs it on a CPU alone (``PackedModel.skips_mlp_rows``), where the saved
+  arithmetic outweighs the copies.
 
 Shapes: T packed tokens, R chosen rows, D width.
 """
@@ -12,40 +15,44 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["LAST_ROWS", "spare_last_rows"]
+__all__ = ["MLP_ROWS", "skip_mlp_rows"]
 
-LAST_ROWS = "last_rows"
+MLP_ROWS = "mlp_rows"
 """The argument of a trunk's forward that chooses rows: ``[R]`` int64, different ones."""
 
 
-def spare_last_rows(block: nn.Module) -> None:
-    """Make the dense MLP of a decoder's last layer work on chosen rows alone.
+def skip_mlp_rows(block: nn.Module) -> None:
+    """Makes the dense MLP of a decoder's last layer compute chosen rows alone.
 
-    The trunk still answers ``[1, T, D]``: the model's own numbers in the chosen rows, others elsewhere. Rows come with
-    the layer's arguments, so that a layer which is recomputed in the backward chooses the same.
+    - The trunk still returns ``[1, T, D]``: the model's own numbers in the chosen rows, zeros
+      elsewhere.
+    - The rows are an argument of the layer, so that a recomputation in the backward pass chooses
+      the same ones.
 
     Args:
-        block: the layer; one without an ``mlp`` that takes each row by itself is left as it is.
+        block: the layer; left unchanged unless it has an ``mlp`` that computes each row
+            independently.
     """
     mlp = getattr(block, "mlp", None)
-    if isinstance(mlp, nn.Module) and type(mlp).__name__.endswith(
-        "MLP"
-    ):  # a mixture of experts is named otherwise
-        chosen = _Chosen()
-        block.register_forward_pre_hook(chosen.note, with_kwargs=True)
-        mlp.register_forward_pre_hook(chosen.choose)
-        mlp.register_forward_hook(chosen.put_back)
+    # a mixture of experts has another class name
+    if isinstance(mlp, nn.Module) and type(mlp).__name__.endswith("MLP"):
+        hooks = _RowHooks()
+        block.register_forward_pre_hook(hooks.take_rows, with_kwargs=True)
+        mlp.register_forward_pre_hook(hooks.select)
+        mlp.register_forward_hook(hooks.put_back)
 
 
-class _Chosen:
+class _RowHooks:
     def __init__(self) -> None:
         self._rows: Tensor | None = None
         self._shape = torch.Size()
 
-    def note(self, _block: nn.Module, _args: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-        self._rows = keywords.get(LAST_ROWS)
+    def take_rows(
+        self, _block: nn.Module, _args: tuple[Any, ...], keywords: dict[str, Any]
+    ) -> None:
+        self._rows = keywords.get(MLP_ROWS)
 
-    def choose(self, _mlp: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def select(self, _mlp: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         hidden: Tensor = args[0]
         self._shape = hidden.shape
         return args if self._rows is None else (hidden.index_select(1, self._rows), *args[1:])

@@ -1,11 +1,11 @@
-"""What every role's model has in common: a Hugging Face trunk over a packed row.
+"""Packed model: a Hugging Face trunk over a packed row, the base of every role's model.
 
-Shapes: T packed tokens, D width.
+Shapes: T packed tokens, D width, R rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -18,11 +18,12 @@ from transformers.utils import logging as transformers_logging
 from agentrl.errors import ConfigError, DataError
 from agentrl.render import sees_images
 from agentrl.training.data.attention import SEGMENTS, attention_arguments
-from agentrl.training.data.packing import Packed
-from agentrl.training.models.mlp_row_skip import LAST_ROWS, spare_last_rows
+from agentrl.training.data.prefix_tree import ROOT, Span
+from agentrl.training.models.mlp_row_skip import MLP_ROWS, skip_mlp_rows
 from agentrl.training.models.patch_rmsnorm import patch_rmsnorm
 
 __all__ = [
+    "CPU",
     "PREFIX",
     "DType",
     "PackedModel",
@@ -31,11 +32,13 @@ __all__ = [
     "torch_dtype",
 ]
 
+CPU = torch.device("cpu")
+
 PREFIX = "hf."
-"""What the wrapper puts before every parameter's Hugging Face name."""
+"""The wrapper's prefix of every parameter's Hugging Face name."""
 
 DType = Literal["float32", "bfloat16"]
-"""Of a forward, and of published weights."""
+"""The dtype of a forward pass, and of published weights."""
 
 
 def torch_dtype(name: DType) -> torch.dtype:
@@ -44,19 +47,28 @@ def torch_dtype(name: DType) -> torch.dtype:
 
 
 class PackedModel(nn.Module):
-    """The wrapper that FSDP shards as its root; what its forward answers with is the role's own.
+    """The wrapper that FSDP shards as its root; a role's subclass defines the output of
+    ``forward``.
 
     Args:
         hf: the model, with attention ``attention``.
-        attention: name of its attention function.
+        attention: the name of its attention function.
+        device: the device that the model will run on.
+
+    Attributes:
+        skips_mlp_rows: whether the last MLP computes chosen rows alone (``mlp_row_skip``); on a CPU
+            only.
     """
 
-    def __init__(self, hf: nn.Module, attention: str) -> None:
+    def __init__(self, hf: nn.Module, attention: str, device: torch.device) -> None:
         super().__init__()
         self.hf = hf
         self.attention = attention
-        for block in self.blocks()[-1:]:
-            spare_last_rows(block)
+        # other attentions refuse arguments that they do not know
+        self.skips_mlp_rows = device.type == "cpu" and self.shares_prefixes
+        if self.skips_mlp_rows:
+            for block in self.blocks()[-1:]:
+                skip_mlp_rows(block)
 
     @property
     def config(self) -> Any:
@@ -65,32 +77,55 @@ class PackedModel(nn.Module):
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether a row may hold what samples begin with alike once."""
+        """Whether a row may hold the common prefix of several samples once."""
         return self.attention == SEGMENTS
 
     def blocks(self) -> list[nn.Module]:
-        """The repeated layers: what FSDP gathers one at a time."""
+        """The repeated layers, which FSDP gathers one at a time."""
         names = set(self.hf._no_split_modules or ())  # type: ignore[arg-type]
         return [module for module in self.hf.modules() if type(module).__name__ in names]
 
-    def hidden(self, packed: Packed, rows: Tensor) -> Tensor:
-        """``[N, D]`` last hidden states of a packed row, at positions ``rows`` of it.
+    def hidden(
+        self, token_ids: Tensor, positions: Tensor, spans: Sequence[Span], rows: Tensor
+    ) -> Tensor:
+        """``[R, D]`` last hidden states of a packed row.
 
         Args:
-            packed: the row.
-            rows: ``[N]`` int64, at least one; some may be equal.
+            token_ids, positions: ``[T]`` int64, the row.
+            spans: the row's spans.
+            rows: ``[R]`` int64 positions in the row, at least one; some may be equal.
         """
-        arguments = attention_arguments(self.attention, packed.spans, packed.token_ids.device)
-        if self.shares_prefixes:  # other attentions refuse arguments that they don't know
-            arguments[LAST_ROWS] = torch.unique(rows)
+        arguments = attention_arguments(self.attention, spans, token_ids.device)
+        if self.skips_mlp_rows:
+            arguments[MLP_ROWS] = torch.unique(rows)
         output = self.hf.base_model(  # type: ignore[operator]
-            input_ids=packed.token_ids[None],
-            position_ids=packed.positions[None],
+            input_ids=token_ids[None],
+            position_ids=positions[None],
             use_cache=False,
             **arguments,
         )
         hidden: Tensor = output.last_hidden_state[0]
         return hidden.index_select(0, rows)
+
+    @torch.no_grad()
+    def check(self, ids: Tensor, rows: Tensor, own: Callable[[Tensor], Tensor]) -> bool:
+        """Whether trunk and head give the model's own answer on a short sequence.
+
+        Args:
+            ids: ``[4]`` int64.
+            rows: ``[R]`` int64, the positions to compare.
+            own: selects ``[R, ...]`` answers from the ``logits`` of the model's own output.
+        """
+        spans = [Span(ROOT, 0, 4)]
+        positions = torch.arange(4)
+        answer = self.hf(
+            input_ids=ids[None],
+            position_ids=positions[None],
+            use_cache=False,
+            **attention_arguments(self.attention, spans, ids.device),
+        ).logits
+        found = self.head(self.hidden(ids, positions, spans, rows))  # type: ignore[operator]
+        return torch.allclose(own(answer), found, rtol=1e-4, atol=1e-4, equal_nan=True)
 
 
 def load_pretrained(
@@ -101,33 +136,37 @@ def load_pretrained(
     *,
     attention: str,
     gradient_checkpointing: bool = False,
+    device: torch.device,
     **config_values: object,
 ) -> tuple[nn.Module, frozenset[str]]:
-    """A model from a Hugging Face folder, whole, in float32 on the CPU, without dropout, ready to be trained packed.
+    """Loads a model from a Hugging Face folder on the CPU, in float32 and without dropout, for
+    packed
+    rows.
 
     Args:
-        auto: the transformers class of the kind that is asked for, such as ``AutoModelForCausalLM``.
+        auto: the transformers class of the required kind, such as ``AutoModelForCausalLM``.
         path: the folder.
-        setting: what names the folder, and
-        kind: what it should hold, both for errors.
+        setting, kind: the setting that names the folder and its required content, for errors.
         attention: ``segments`` or ``flash_attention_2``.
-        gradient_checkpointing: recompute each layer in the backward.
+        gradient_checkpointing: recompute each layer in the backward pass.
+        device: the device that the model will run on; ``patch_rmsnorm`` patches it for a CPU alone.
         config_values: entries of the model's configuration to set.
 
     Returns:
         The model, and the names of weights that the folder does not hold.
 
     Raises:
-        DataError: the folder holds no such model that can be loaded.
-        ConfigError: the family can't be trained packed.
+        DataError: the folder holds no loadable model of this kind.
+        ConfigError: the family cannot be trained packed.
     """
     folder = Path(path)
     if not (folder / "config.json").is_file():
         raise DataError(f"{setting}={str(path)!r} is no Hugging Face folder: it has no config.json")
     if sees_images(folder):
         raise ConfigError(
-            f"{setting}={str(path)!r} sees images, and only models of text alone can be trained; play it with "
-            "`agentrl rollout` or `agentrl eval` on rollout.engine: sglang, or choose a model of text"
+            f"{setting}={str(path)!r} sees images, and only models of text alone can be trained; "
+            f"play it with `agentrl rollout` or `agentrl eval` on rollout.engine: sglang, or "
+            f"choose a model of text"
         )
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True, **config_values)
@@ -149,8 +188,8 @@ def load_pretrained(
         ) from error
     if not getattr(hf, "_supports_attention_backend", False):
         raise ConfigError(
-            f"{setting}={str(path)!r}: {type(hf).__name__} doesn't use transformers' attention interface, which "
-            "packed rows need; choose another family"
+            f"{setting}={str(path)!r}: {type(hf).__name__} doesn't use transformers' attention "
+            f"interface, which packed rows need; choose another family"
         )
     if gradient_checkpointing:
         # transformers 5.x renamed it on the way to 6
@@ -158,14 +197,15 @@ def load_pretrained(
             getattr(hf, "activation_checkpointing_enable", None) or hf.gradient_checkpointing_enable
         )
         enable({"use_reentrant": False})
-    patch_rmsnorm(hf)
+    if device.type == "cpu":
+        patch_rmsnorm(hf)
     hf.train()  # checkpointing is off in eval mode; there is no dropout to switch
     return hf, frozenset(found["missing_keys"])
 
 
 @contextmanager
 def no_progress_bars() -> Iterator[None]:
-    """Keep transformers' progress bars off the terminal, which is the command line's."""
+    """Hides transformers' progress bars, because the terminal belongs to the command line."""
     shown = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
@@ -177,7 +217,7 @@ def no_progress_bars() -> Iterator[None]:
 
 @contextmanager
 def _no_load_report() -> Iterator[None]:
-    """Keep transformers' table of missing weights off the terminal."""
+    """Hides transformers' table of missing weights."""
     level = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     try:

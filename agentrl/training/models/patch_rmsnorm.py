@@ -1,4 +1,6 @@
-"""RMSNorm in few passes over memory, in place of a model's own.
+"""RMSNorm patch: replaces a model's own RMSNorm by a faster one, on a CPU.
+
+``load_pretrained`` applies it for a CPU alone (its ``device``); a GPU keeps the model's own norm.
 
 Legend: D width, the last axis of every tensor here.
 """
@@ -17,8 +19,8 @@ __all__ = ["RMSNorm", "patch_rmsnorm"]
 class RMSNorm(nn.Module):
     """``weight · x / sqrt(mean(x²) + eps)`` (arXiv:1910.07467, eq. 4), normalised in float32.
 
-    Transformers writes it as a chain of operations, of which autograd keeps and revisits every result. This one keeps
-    its input and a number a row, and has a backward of its own.
+    Transformers writes it as a chain of operations, whose results autograd stores and reads again.
+    This module stores its input and one number a row, and defines its own backward pass.
 
     Args:
         weight: ``[D]``.
@@ -51,7 +53,8 @@ class _Normalize(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         hidden, weight, inverse = ctx.saved_tensors
         width = hidden.shape[-1]
-        grad, scale = grad.float().contiguous(), weight.float()
+        grad = grad.float().contiguous()
+        scale = weight.float()
         normed = hidden * inverse
         by_normed = (grad * normed).view(-1, width)
         to_weight = by_normed.sum(0)
@@ -62,17 +65,19 @@ class _Normalize(torch.autograd.Function):
 
 @torch.no_grad()
 def patch_rmsnorm(model: nn.Module) -> None:
-    """Put ``RMSNorm`` where a model's own norm gives the same; parameters keep their names.
+    """Replaces a model's norms by ``RMSNorm`` if it gives the same numbers; parameters keep their
+    names.
 
-    A norm is known by its ``variance_epsilon`` and tried on random numbers, since families differ in what they add to
-    the weight or scale.
+    A norm is found by its ``variance_epsilon`` and compared on random numbers, because families
+    differ in how they offset or scale the weight.
 
     Args:
-        model: not sharded yet.
+        model: not yet sharded, for a CPU.
     """
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
-            weight, eps = getattr(child, "weight", None), getattr(child, "variance_epsilon", None)
+            weight = getattr(child, "weight", None)
+            eps = getattr(child, "variance_epsilon", None)
             if not isinstance(weight, nn.Parameter) or not isinstance(eps, float):
                 continue
             lean = RMSNorm(weight, eps)

@@ -1,4 +1,4 @@
-"""A causal language model whose forward answers with logprobs of chosen tokens, never with whole logits.
+"""Policy model: a causal language model that returns logprobs of chosen tokens, never whole logits.
 
 Shapes: T packed tokens, R rows of logits, N chosen tokens, V vocabulary, D width.
 """
@@ -13,11 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 
 from agentrl.errors import ConfigError, DataError
-from agentrl.training.data.attention import attention_arguments
 from agentrl.training.data.packing import Packed
-from agentrl.training.data.prefix_tree import ROOT, Span
-from agentrl.training.models.mlp_row_skip import LAST_ROWS
-from agentrl.training.models.packed_model import PackedModel, load_pretrained
+from agentrl.training.models.packed_model import CPU, PackedModel, load_pretrained
 
 __all__ = ["PolicyModel", "load_policy"]
 
@@ -26,32 +23,34 @@ _CHUNK_ELEMENTS = 2**25
 
 
 class PolicyModel(PackedModel):
-    """Trunk, then head and log-softmax over chunks of chosen tokens."""
+    """A trunk, then head and log-softmax over chunks of chosen tokens."""
 
     @property
     def head(self) -> nn.Module:
-        """The output layer, which makes logits of hidden states."""
+        """The output layer, which converts hidden states to logits."""
         head: nn.Module = self.hf.get_output_embeddings()  # type: ignore[operator]
         return head
 
     def forward(self, packed: Packed) -> tuple[Tensor, Tensor]:
         """Logprobs of the trained tokens of a packed row, at each sample's temperature.
 
-        A row without trained tokens answers for one arbitrary token, so that every rank runs the same collectives
-        forward and backward; the caller weighs it with 0.
+        A row without trained tokens returns one arbitrary token's, so that every rank runs the same
+        collectives forward and backward; the caller weighs it with 0.
 
         Returns:
             ``[max(N, 1)]`` float32 logprobs with gradient, and entropies in nats without.
         """
         if packed.targets.numel():
-            rows, temperature = packed.logit_rows, packed.temperature
-            logit_of, targets = packed.logit_of, packed.targets
+            rows = packed.logit_rows
+            temperature = packed.temperature
+            logit_of = packed.logit_of
+            targets = packed.targets
         else:
             rows = logit_of = targets = torch.zeros(
                 1, dtype=torch.int64, device=packed.token_ids.device
             )
             temperature = torch.ones(1, device=rows.device)
-        chosen = self.hidden(packed, rows)
+        chosen = self.hidden(packed.token_ids, packed.positions, packed.spans, rows)
         size = max(1, _CHUNK_ELEMENTS // int(self.config.get_text_config().vocab_size))
         if rows.numel() <= size:
             return self._logprobs(chosen, temperature, logit_of, targets)
@@ -81,21 +80,26 @@ class PolicyModel(PackedModel):
 
 
 def load_policy(
-    path: str | Path, *, attention: str, gradient_checkpointing: bool = False
+    path: str | Path,
+    *,
+    attention: str,
+    gradient_checkpointing: bool = False,
+    device: torch.device = CPU,
 ) -> PolicyModel:
-    """Any causal model from a Hugging Face folder; see ``load_pretrained``.
+    """Loads a causal model from a Hugging Face folder; see ``load_pretrained``.
 
-    The trunk and head are compared with the model's own logits, so that a family which does more after its head
-    (capping, scaling) is refused instead of trained on other probabilities.
+    Trunk and head are compared with the model's own logits. A family with capping or scaling after
+    its head is refused, because it would be trained on other probabilities.
 
     Args:
         path: the folder.
         attention: ``segments`` or ``flash_attention_2``.
-        gradient_checkpointing: recompute each layer in the backward.
+        gradient_checkpointing: recompute each layer in the backward pass.
+        device: the device that the model will run on.
 
     Raises:
-        DataError: the folder holds no causal model that can be loaded.
-        ConfigError: the family can't be trained packed.
+        DataError: the folder holds no loadable causal model.
+        ConfigError: the family cannot be trained packed.
     """
     hf, missing = load_pretrained(
         AutoModelForCausalLM,
@@ -104,35 +108,20 @@ def load_policy(
         "a causal model",
         attention=attention,
         gradient_checkpointing=gradient_checkpointing,
+        device=device,
     )
     if missing:
         raise DataError(
-            f"model.path={str(path)!r} lacks weights of a causal model ({sorted(missing)[0]!r}); a reward model is no "
-            "policy to start from"
+            f"model.path={str(path)!r} lacks weights of a causal model ({sorted(missing)[0]!r}); "
+            f"a reward model is no policy to start from"
         )
-    model = PolicyModel(hf, attention)
-    if attention != "flash_attention_2":  # which has no CPU kernel; the family's answer is the same
-        _check_head(model, str(path))
-    return model
-
-
-@torch.no_grad()
-def _check_head(model: PolicyModel, path: str) -> None:
+    model = PolicyModel(hf, attention, device)
     ids = torch.arange(4) % int(model.config.get_text_config().vocab_size)
-    arguments = attention_arguments(model.attention, [Span(ROOT, 0, 4)], ids.device)
-    own = model.hf(
-        input_ids=ids[None], position_ids=torch.arange(4)[None], use_cache=False, **arguments
-    ).logits[0]
     rows = torch.tensor([1, 3])
-    trunk = model.hf.base_model(  # type: ignore[operator]
-        input_ids=ids[None],
-        position_ids=torch.arange(4)[None],
-        use_cache=False,
-        **arguments,
-        **{LAST_ROWS: rows},
-    ).last_hidden_state[0]
-    if not torch.allclose(own[rows], model.head(trunk[rows]), rtol=1e-4, atol=1e-4):
-        raise ConfigError(
-            f"model.path={path!r}: {type(model.hf).__name__} changes logits after its output layer (capping or "
-            "scaling), which the trainer doesn't do; choose another family"
-        )
+    # flash_attention_2 has no CPU kernel, and the family's answer is the same
+    if attention == "flash_attention_2" or model.check(ids, rows, lambda logits: logits[0, rows]):
+        return model
+    raise ConfigError(
+        f"model.path={str(path)!r}: {type(model.hf).__name__} changes logits after its output "
+        f"layer (capping or scaling), which the trainer doesn't do; choose another family"
+    )

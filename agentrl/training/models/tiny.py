@@ -1,4 +1,4 @@
-"""A tiny Qwen3 with random weights and a tokenizer of its own: an ordinary Hugging Face folder, nothing downloaded."""
+"""Tiny model: builds a random Qwen3 and its tokenizer as a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 # Qwen marks these special=False, and so does a model that should behave as its models do.
 MARKERS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
-# Single digits, so that numbers are read and copied digit by digit. Unlike Qwen's, a word does not take the space
-# before it: a name is then the same tokens in a question, in a call's quotes and in a document.
+# Single digits, so that numbers are copied digit by digit. Unlike Qwen's, a word does not include the
+# space before it, so that a name has the same tokens in a question, a call and a document.
 _WORDS = r"\p{N}|\p{L}+| ?[^\s\p{L}\p{N}]+|\s+"
 
 
@@ -38,16 +38,17 @@ def build_tiny_model(
     ff: int = 384,
     max_tokens: int = 2048,
 ) -> None:
-    """Write a model, its tokenizer and its chat template into ``folder``.
+    """Writes a model, its tokenizer and its chat template into ``folder``.
 
-    The tokenizer is byte-level BPE trained on demonstrations; the model is ``Qwen3ForCausalLM`` in fp32 with tied
-    embeddings. ``initializer_range`` is 0.05, as the usual 0.02 learns far more slowly at this width.
+    - The tokenizer is byte-level BPE trained on demonstrations.
+    - The model is ``Qwen3ForCausalLM`` in fp32 with tied embeddings. ``initializer_range`` is 0.05,
+      because the usual 0.02 learns far more slowly at this width.
 
     Args:
-        folder: created where missing.
+        folder: created if missing.
         demonstrations: ``{"messages": [...]}`` each, at least ``num_demonstrations`` of them.
         seed: of the weights.
-        num_demonstrations: how many the tokenizer is trained on.
+        num_demonstrations: the number that the tokenizer is trained on.
         vocab_size: bytes, markers and merges together.
         hidden, layers, heads, kv_heads, head_dim, ff: the model's widths.
         max_tokens: longest sequence.
@@ -61,7 +62,8 @@ def build_tiny_model(
     from agentrl.training.models.packed_model import no_progress_bars
 
     tokenizer = _tokenizer(demonstrations, num_demonstrations, vocab_size)
-    pad, end = tokenizer.pad_token_id, tokenizer.eos_token_id
+    pad = tokenizer.pad_token_id
+    end = tokenizer.eos_token_id
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=hidden,
@@ -124,7 +126,7 @@ def _tokenizer(
 
 
 def _ordinary_text(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """What stands between the markers, so that no merge learns a marker's letters."""
+    """The text between the markers, so that no merge learns a marker's letters."""
     markers = re.compile("|".join(map(re.escape, (*SPECIAL, *MARKERS))))
     for row in rows:
         text = "".join(piece.text for piece in chatml_pieces(row["messages"], (), ChatMLStyle()))

@@ -1,1 +1,1 @@
-"""Optimizers and their learning-rate schedule."""
+"""Optimizers: AdamW, Muon and the learning-rate schedule."""

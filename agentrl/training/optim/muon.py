@@ -1,8 +1,11 @@
-"""Muon: momentum whose every matrix is made orthogonal before it is applied (https://kellerjordan.github.io/posts/muon).
+"""Muon: momentum whose every matrix is orthogonalized before it is applied.
 
-``torch.optim.Muon`` also runs on sharded matrices, but its bfloat16 iteration over shards moves weights 1.5% away from
-those of one process (measured at world sizes 1 and 2). Here the momentum stays sharded, its update is gathered whole,
-and the iteration is float32, so the result doesn't depend on the world size.
+Source: https://kellerjordan.github.io/posts/muon.
+
+- ``torch.optim.Muon`` also runs on sharded matrices, but its bfloat16 iteration over shards moves
+  weights 1.5% away from those of one process (measured at world sizes 1 and 2).
+- Here the momentum stays sharded, its update is gathered, and the iteration is float32. The result
+  does not depend on the world size.
 """
 
 from __future__ import annotations
@@ -18,13 +21,17 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 __all__ = ["Muon", "orthogonalize"]
 
 _QUINTIC = (3.4445, -4.7750, 2.0315)
-"""a, b, c of p(x) = ax + bx³ + cx⁵, whose iteration takes every singular value of (0, 1] near 1 in few steps."""
+"""a, b, c of p(x) = ax + bx³ + cx⁵, whose iteration moves every singular value of (0, 1] near 1 in
+few
+steps.
+"""
 
 _ITERATIONS = 5
 
 
 def orthogonalize(matrix: Tensor) -> Tensor:
-    """The nearest orthogonal matrix, roughly: U·S'·Vᵀ with every singular value S' within about [0.7, 1.2].
+    """The approximately nearest orthogonal matrix: U·S'·Vᵀ with singular values S' in about [0.7,
+    1.2].
 
     Args:
         matrix: ``[rows, columns]`` float32.
@@ -46,13 +53,14 @@ def orthogonalize(matrix: Tensor) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """Muon with Nesterov momentum and decoupled weight decay, for matrices that may be sharded.
 
-    The learning rate is scaled by sqrt(max(1, rows / columns)), so that updates have a like size in any shape.
+    The learning rate is scaled by sqrt(max(1, rows / columns)), so that updates have similar sizes
+    in any shape.
 
     Args:
         params: two-dimensional parameters.
         lr: learning rate.
-        momentum: share of the old momentum that stays.
-        weight_decay: decoupled, times the learning rate.
+        momentum: the share of the old momentum that is kept.
+        weight_decay: decoupled, multiplied by the learning rate.
 
     Raises:
         ValueError: a parameter is not a matrix.
@@ -69,7 +77,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One update of every parameter that has a gradient; all ranks take part in the same order."""
+        """Updates every parameter that has a gradient; all ranks take part in the same order."""
         if closure is not None:
             raise ValueError("Muon takes no closure")
         for group in self.param_groups:
@@ -78,7 +86,8 @@ class Muon(torch.optim.Optimizer):
                     self._update(parameter, group)
 
     def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
-        gradient, state = parameter.grad, self.state[parameter]
+        gradient = parameter.grad
+        state = self.state[parameter]
         assert gradient is not None
         if not state:
             state["momentum_buffer"] = torch.zeros_like(gradient)

@@ -93,6 +93,7 @@ class Actor(LearningRole):
             spec.model_path,
             attention=spec.attention,
             gradient_checkpointing=spec.gradient_checkpointing,
+            device=self.device,
         )
         self._facts = model_facts(self.model)
         shard_over(self.model, data_mesh(place), dtype=self.dtype)

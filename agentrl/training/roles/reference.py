@@ -52,7 +52,7 @@ class Reference:
 
     def __init__(self, spec: ReferenceSpec, place: DistSpec) -> None:
         self.device = torch.device(place.device)
-        self.model = load_policy(spec.model_path, attention=spec.attention)
+        self.model = load_policy(spec.model_path, attention=spec.attention, device=self.device)
         self.model.requires_grad_(False)
         shard_over(self.model, data_mesh(place), dtype=torch_dtype(spec.dtype))
 

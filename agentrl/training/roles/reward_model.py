@@ -107,10 +107,14 @@ class RewardModel:
                 attention=spec.attention,
                 head_seed=spec.head_seed,
                 gradient_checkpointing=spec.gradient_checkpointing,
+                device=self.device,
             )
         else:
             self.model = load_score_model(
-                spec.model_path, "reward.model.path", attention=spec.attention
+                spec.model_path,
+                "reward.model.path",
+                attention=spec.attention,
+                device=self.device,
             )
             self.model.requires_grad_(False)
         self._facts = model_facts(self.model)

@@ -69,3 +69,8 @@ def test_a_norm_that_differs_is_kept() -> None:
     model = nn.Sequential(ShiftedNorm(8), Qwen3RMSNorm(8))
     patch_rmsnorm(model)
     assert [type(module) for module in model] == [ShiftedNorm, RMSNorm]
+
+
+def test_a_model_for_a_gpu_keeps_its_own_norms(tmp_path: Path) -> None:
+    model = load_policy(write_model(tmp_path), attention="segments", device=torch.device("cuda", 0))
+    assert not any(isinstance(module, RMSNorm) for module in model.modules())

@@ -13,7 +13,7 @@ from agentrl.training import shards
 from agentrl.training.data.attention import attention_arguments
 from agentrl.training.data.packing import Packed, micro_batches
 from agentrl.training.data.partition import partition
-from agentrl.training.models.mlp_row_skip import spare_last_rows
+from agentrl.training.models.mlp_row_skip import skip_mlp_rows
 from agentrl.training.models.policy_model import PolicyModel, load_policy
 from tests.training.harness import layout, make_batch, write_model
 
@@ -42,6 +42,10 @@ def whole_trunk(model: PolicyModel, row: Packed) -> Tensor:
     return hidden
 
 
+def chosen_rows(model: PolicyModel, row: Packed) -> Tensor:
+    return model.hidden(row.token_ids, row.positions, row.spans, ROWS)
+
+
 def gradients(model: PolicyModel, hidden: Tensor) -> dict[str, Tensor]:
     weights = torch.arange(hidden.numel(), dtype=torch.float32).view_as(hidden).cos()
     model.zero_grad()
@@ -57,22 +61,22 @@ def test_chosen_rows_and_their_gradients_are_those_of_the_whole(
         write_model(tmp_path), attention="segments", gradient_checkpointing=recompute
     )
     row = whole_row()
-    chosen, whole = model.hidden(row, ROWS), whole_trunk(model, row).index_select(0, ROWS)
+    chosen, whole = chosen_rows(model, row), whole_trunk(model, row).index_select(0, ROWS)
     torch.testing.assert_close(chosen, whole, rtol=1e-5, atol=1e-6)
     expected = gradients(model, whole_trunk(model, row).index_select(0, ROWS))
-    found = gradients(model, model.hidden(row, ROWS))
+    found = gradients(model, chosen_rows(model, row))
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-5)
 
 
-def test_only_the_last_mlp_is_spared(tmp_path: Path) -> None:
+def test_only_the_last_mlp_skips_rows(tmp_path: Path) -> None:
     model, row = load_policy(write_model(tmp_path), attention="segments"), whole_row()
     seen: list[int] = []
     blocks: list[Any] = model.blocks()
     for block in blocks:
         block.mlp.gate_proj.register_forward_pre_hook(lambda _, args: seen.append(args[0].shape[1]))
-    model.hidden(row, ROWS)
+    chosen_rows(model, row)
     assert seen == [*[row.token_ids.numel()] * (len(blocks) - 1), 3]
 
 
@@ -82,5 +86,19 @@ def test_a_mixture_of_experts_is_left_as_it_is() -> None:
 
     block = nn.Module()
     block.add_module("mlp", SparseMoeBlock(2, 2))
-    spare_last_rows(block)
+    skip_mlp_rows(block)
     assert not block._forward_pre_hooks
+
+
+def test_a_model_for_a_gpu_computes_every_row(tmp_path: Path) -> None:
+    """Loaded on the CPU, as every model is, for a device that is not one."""
+    model = load_policy(write_model(tmp_path), attention="segments", device=torch.device("cuda", 0))
+    seen: list[int] = []
+    blocks: list[Any] = model.blocks()
+    blocks[-1].mlp.gate_proj.register_forward_pre_hook(
+        lambda _, args: seen.append(args[0].shape[1])
+    )
+    row = whole_row()
+    whole = whole_trunk(model, row).index_select(0, ROWS)
+    assert torch.equal(chosen_rows(model, row), whole)
+    assert seen == [row.token_ids.numel()] * 2

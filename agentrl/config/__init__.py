@@ -23,7 +23,7 @@ from agentrl.config.task_sections import (
     RewardModelConfig,
     ToolConfig,
 )
-from agentrl.config.train_sections import AlgorithmConfig, OptimConfig, RolloutConfig, TrainConfig
+from agentrl.config.train_sections import AlgorithmConfig, RolloutConfig, TrainConfig
 
 __all__ = [
     "AlgorithmConfig",
@@ -37,7 +37,6 @@ __all__ = [
     "LoadedConfig",
     "MetricsConfig",
     "ModelConfig",
-    "OptimConfig",
     "RewardConfig",
     "RewardFunctionConfig",
     "RewardModelConfig",

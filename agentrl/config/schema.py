@@ -25,8 +25,9 @@ from agentrl.config.task_sections import (
     ModelConfig,
     RewardConfig,
 )
-from agentrl.config.train_sections import AlgorithmConfig, OptimConfig, RolloutConfig, TrainConfig
+from agentrl.config.train_sections import AlgorithmConfig, RolloutConfig, TrainConfig
 from agentrl.sandbox import SandboxSpec
+from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.types.section import Count, Listed, Section
 
 __all__ = ["RunConfig", "StageConfig", "StageEntry", "When"]
@@ -43,7 +44,7 @@ class _StageSections(Section):
     sandbox: SandboxSpec = Field(default_factory=SandboxSpec)
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
-    optim: OptimConfig = Field(default_factory=OptimConfig)
+    optim: OptimSpec = Field(default_factory=OptimSpec)
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     eval: EvalConfig = Field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)

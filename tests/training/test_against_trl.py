@@ -124,8 +124,7 @@ def test_a_corrected_loss_with_a_kl_term_has_trls_gradient(
     settings = {
         "kl_coef": KL_COEF,
         "kl_cap": None,
-        "rollout_correction": {"level": "token"},
-        "correction_cap": CAP,
+        "rollout_correction": {"level": "token", "cap": CAP},
         "clip_dual": dual,
     }
     actor = make_actor(model_path, settings=settings)

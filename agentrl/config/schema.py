@@ -9,22 +9,20 @@ from typing import Any, Literal
 from pydantic import Field
 
 from agentrl.algorithms import AlgorithmSpec, make_algorithm
-from agentrl.config.run_sections import (
+from agentrl.config.sections import (
     CheckpointConfig,
     ControllerConfig,
+    DataConfig,
     DebugConfig,
+    Dtype,
+    EnvConfig,
     EvalConfig,
     MetricsConfig,
+    ModelConfig,
+    RewardConfig,
     RunSection,
 )
 from agentrl.config.stage_merge import stage_trees
-from agentrl.config.task_sections import (
-    DataConfig,
-    Dtype,
-    EnvConfig,
-    ModelConfig,
-    RewardConfig,
-)
 from agentrl.config.train_sections import AlgorithmConfig, RolloutConfig, TrainConfig
 from agentrl.sandbox import SandboxSpec
 from agentrl.training.optim.optim_spec import OptimSpec

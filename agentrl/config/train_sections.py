@@ -8,8 +8,8 @@ from pydantic import ConfigDict, Field, model_validator
 
 from agentrl.algorithms import AlgorithmSettings
 from agentrl.algorithms.catalog import settings_of
+from agentrl.config.sections import Dtype
 from agentrl.config.sglang_section import SGLangConfig
-from agentrl.config.task_sections import Dtype
 from agentrl.types.section import (
     Arguments,
     Count,

@@ -52,7 +52,7 @@ class AgentProgramSpec:
     def __post_init__(self) -> None:
         if not self.command:
             raise ConfigError(
-                "env.agent_command must name a program and its arguments, got an empty list"
+                "AgentProgramSpec.command must name a program and its arguments, got an empty list"
             )
 
     def driver(self, turns: TurnGenerator) -> ProgramDriver:
@@ -70,7 +70,7 @@ class AgentProgramSpec:
         found = shutil.which(in_folder, path=self.variables("", "")["PATH"])
         if found is None:
             raise ConfigError(
-                f"env.agent_command={list(self.command)} must name a program that may be run from {self.cwd or os.getcwd()}, "
+                f"AgentProgramSpec.command={list(self.command)} must name a program that may be run from {self.cwd or os.getcwd()}, "
                 f"and {name!r} is none; give its path, or make it executable"
             )
         return found
@@ -162,7 +162,7 @@ class ProgramDriver(ServedDriver):
             )
         except OSError as error:
             raise ConfigError(
-                f"env.agent_command={list(spec.command)} cannot be started in {spec.cwd or os.getcwd()}: "
+                f"AgentProgramSpec.command={list(spec.command)} cannot be started in {spec.cwd or os.getcwd()}: "
                 f"{error.strerror or error}; name a program that this machine has"
             ) from error
         self._process = process

@@ -77,7 +77,7 @@ class Provenance:
                 return pieces
         raise DataError(
             "the chat template cuts or reorders the content of a message, so its text cannot be told from the "
-            "template's own; set model.chat_template to one that writes each message whole"
+            "template's own; set RendererSpec.chat_template to one that writes each message whole"
         )
 
 

@@ -58,15 +58,15 @@ class RendererSpec:
         """
         if self.family not in ("auto", *_NAMES):
             raise ConfigError(
-                f"model.renderer must be auto, {', '.join(_NAMES)}, got {self.family!r}"
+                f"RendererSpec.family must be auto, {', '.join(_NAMES)}, got {self.family!r}"
             )
         tokenizer = load_tokenizer(self.model)
         vision = read_vision(Path(self.model).expanduser(), tokenizer)
         if self.chat_template == "chatml":
             if self.family not in ("auto", "chatml"):
                 raise ConfigError(
-                    f"model.chat_template: chatml is rendered by model.renderer: chatml, got {self.family!r}; set "
-                    "model.renderer: auto"
+                    f"RendererSpec.chat_template: chatml is rendered by RendererSpec.family: chatml, got {self.family!r}; set "
+                    "RendererSpec.family: auto"
                 )
             return _chatml(tokenizer, ChatMLStyle(), self.model, vision)
         template = _template_text(self, tokenizer)
@@ -95,8 +95,8 @@ class RendererSpec:
         family = next(family for family in _FAMILIES if family.name == self.family)
         if missing := _missing_signs(family, added, template):
             raise ConfigError(
-                f"model.renderer: {family.name} needs {', '.join(missing)} in the chat template and among the added "
-                f"tokens of {self.model}; set model.renderer: auto"
+                f"RendererSpec.family: {family.name} needs {', '.join(missing)} in the chat template and among the added "
+                f"tokens of {self.model}; set RendererSpec.family: auto"
             )
         return family
 
@@ -111,12 +111,12 @@ def load_tokenizer(model: str) -> Any:
     mend = "copy the tokenizer of the model that it was made from there (AutoTokenizer.save_pretrained writes it)"
     if not folder.is_dir():
         raise DataError(
-            f"model.path: there is no folder {model}; name a folder in Hugging Face's layout "
+            f"RendererSpec.model: there is no folder {model}; name a folder in Hugging Face's layout "
             "(hf download NAME --local-dir FOLDER makes one)"
         )
     if missing := [name for name in _TOKENIZER_FILES if not (folder / name).is_file()]:
         raise DataError(
-            f"model.path: {model} has no tokenizer: {' and '.join(missing)} missing; {mend}"
+            f"RendererSpec.model: {model} has no tokenizer: {' and '.join(missing)} missing; {mend}"
         )
     from transformers import AutoTokenizer
 
@@ -124,11 +124,11 @@ def load_tokenizer(model: str) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise DataError(
-            f"model.path: the tokenizer in {model} cannot be read: {error}; {mend}"
+            f"RendererSpec.model: the tokenizer in {model} cannot be read: {error}; {mend}"
         ) from error
     if not getattr(tokenizer, "is_fast", False):
         raise DataError(
-            f"model.path: the tokenizer in {model} has no fast version (tokenizer.json); {mend}"
+            f"RendererSpec.model: the tokenizer in {model} has no fast version (tokenizer.json); {mend}"
         )
     return tokenizer
 
@@ -152,7 +152,7 @@ def _template_text(spec: RendererSpec, tokenizer: Any) -> str:
         path = Path(os.path.expanduser(given))
         if not path.is_file():
             raise ConfigError(
-                f"model.chat_template must be chatml, a Jinja file or Jinja text; there is no file {given!r}"
+                f"RendererSpec.chat_template must be chatml, a Jinja file or Jinja text; there is no file {given!r}"
             )
         return path.read_text(encoding="utf-8")
     own: str | dict[str, str] | None = tokenizer.chat_template
@@ -160,7 +160,7 @@ def _template_text(spec: RendererSpec, tokenizer: Any) -> str:
         own = own.get("tool_use") or own.get("default")
     if not own:
         raise ConfigError(
-            f"{spec.model} has no chat template, as is usual for a base model; set model.chat_template: chatml, or "
+            f"{spec.model} has no chat template, as is usual for a base model; set RendererSpec.chat_template: chatml, or "
             "to the path of a Jinja file"
         )
     return own

@@ -63,7 +63,7 @@ class TemplateRenderer:
         if not ends and family.turn_end is None:
             raise ConfigError(
                 f"the chat template of {template.where} does not end an assistant's turn with an added token: it "
-                f"writes {bodies[0]!r}, so what belongs to the turn cannot be told; set model.chat_template to one "
+                f"writes {bodies[0]!r}, so what belongs to the turn cannot be told; set RendererSpec.chat_template to one "
                 "that does, or to chatml"
             )
         self._stop_token_ids = tuple(dict.fromkeys(added[token] for token in stops))
@@ -203,7 +203,7 @@ class TemplateRenderer:
         if tools and not self._writes_tools:
             raise DataError(
                 f"the chat template of {self._template.where} does not tell the model of its tools; describe them in "
-                "the system prompt and set env.describe_tools_in_prompt: false, or set model.chat_template to one that does"
+                "the system prompt and set ToolEnv.describe_tools_in_prompt: false, or set RendererSpec.chat_template to one that does"
             )
         marks = self._provenance
         return self._template.render(
@@ -260,7 +260,7 @@ class TemplateRenderer:
             raise ConfigError(
                 f"the chat template of {self._template.where} leaves out what is said: a user's Hello renders as "
                 f"{given[-200:]!r}; it may want a list of parts as content, which is not supported: set "
-                "model.chat_template to one for text"
+                "RendererSpec.chat_template to one for text"
             )
         return bodies
 

@@ -113,7 +113,7 @@ def recognise_chatml(
             return chat.render(messages, [tool.openai() for tool in tools], generation=generation)
         except DataError as error:  # a fault of the template, or one that it raises on purpose
             raise ConfigError(
-                f"{error}; mend it, or set model.chat_template: chatml to train with the plain ChatML format instead"
+                f"{error}; mend it, or set RendererSpec.chat_template: chatml to train with the plain ChatML format instead"
             ) from error
 
     opening = rendered(*_PROBES[0], True)
@@ -121,7 +121,7 @@ def recognise_chatml(
     if match is None:
         raise ConfigError(
             f"the chat template of {where} is not of the ChatML family (<|im_start|>role ... <|im_end|>): a user's "
-            f"Hello renders as {opening[:200]!r}; choose a model of that family, or set model.chat_template: chatml"
+            f"Hello renders as {opening[:200]!r}; choose a model of that family, or set RendererSpec.chat_template: chatml"
         )
     differences = []
     for thinking in (False, True):
@@ -141,7 +141,7 @@ def recognise_chatml(
     agreed, theirs, ours = max(differences)
     raise ConfigError(
         f"the chat template of {where} is not one that agentrl can render: after {agreed} characters of a test "
-        f"conversation it writes {theirs!r} where the nearest known style writes {ours!r}; set model.chat_template: "
+        f"conversation it writes {theirs!r} where the nearest known style writes {ours!r}; set RendererSpec.chat_template: "
         "chatml to train with the plain ChatML format instead"
     )
 

@@ -28,7 +28,7 @@ def prove(template: ChatTemplate, family: Family, vision: Vision | None = None) 
         renderer = TemplateRenderer(template, family, vision)
         template.render(family.adapt([QUESTION, ANSWER, QUESTION]), generation=True)
     except DataError as error:
-        raise ConfigError(f"{error}; mend it, or set model.chat_template: chatml") from error
+        raise ConfigError(f"{error}; mend it, or set RendererSpec.chat_template: chatml") from error
     forged = template.tokenizer.convert_ids_to_tokens(renderer.stop_token_ids[0])
     for messages, tools in _conversations("naïve  text\n"):
         theirs = _plain(template, family, messages, tools)
@@ -78,7 +78,7 @@ def _same_text(template: ChatTemplate, ours: str, theirs: str) -> None:
         raise ConfigError(
             f"the chat template of {template.where} changes what is said in a message, so that its text cannot be "
             f"told from the template's own: it writes {theirs[-200:]!r}, and {ours[-200:]!r} where authors are "
-            "marked; set model.chat_template to one that writes messages as they are"
+            "marked; set RendererSpec.chat_template to one that writes messages as they are"
         )
 
 

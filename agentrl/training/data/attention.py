@@ -98,7 +98,7 @@ def segment_attention(
     for name in ("softcap", "s_aux"):
         if extras.get(name) is not None:
             raise ConfigError(
-                f"model.path: this family's attention uses {name!r}, which attention='segments' lacks; train it on a "
+                f"ActorSpec.model_path: this family's attention uses {name!r}, which attention='segments' lacks; train it on a "
                 "GPU with attention='flash_attention_2'"
             )
     outputs: list[Tensor] = []

@@ -138,7 +138,7 @@ def partition_groups(
     totals = np.bincount(owner, weights=np.asarray(lengths)).astype(np.int64)
     if int(totals.max(initial=0)) > layout.micro_batch_tokens:
         raise ConfigError(
-            f"train.micro_batch_tokens must be at least the longest pair (the two are compared in one micro-batch), "
+            f"StageSettings.micro_batch_tokens must be at least the longest pair (the two are compared in one micro-batch), "
             f"got {layout.micro_batch_tokens} for a pair of {int(totals.max())} tokens; raise it, or leave long pairs "
             "out of the data"
         )
@@ -257,9 +257,9 @@ def _check_fits(sizes: I64, layout: Layout) -> None:
     longest = int(sizes.max(initial=0))
     if longest > layout.micro_batch_tokens:
         raise ConfigError(
-            f"train.micro_batch_tokens must be at least the longest sample (a sample is never split), got "
+            f"StageSettings.micro_batch_tokens must be at least the longest sample (a sample is never split), got "
             f"{layout.micro_batch_tokens} for a sample of {longest} tokens; raise it (and "
-            "train.logprob_micro_batch_tokens), or lower data.max_prompt_tokens or rollout.max_response_tokens"
+            "StageSettings.logprob_micro_batch_tokens), or lower EpisodeLimits.max_prompt_tokens or EpisodeLimits.max_response_tokens"
         )
 
 

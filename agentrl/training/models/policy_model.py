@@ -100,14 +100,14 @@ def load_policy(
     hf, missing = load_pretrained(
         AutoModelForCausalLM,
         path,
-        "model.path",
+        "ActorSpec.model_path",
         "a causal model",
         attention=attention,
         gradient_checkpointing=gradient_checkpointing,
     )
     if missing:
         raise DataError(
-            f"model.path={str(path)!r} lacks weights of a causal model ({sorted(missing)[0]!r}); a reward model is no "
+            f"ActorSpec.model_path={str(path)!r} lacks weights of a causal model ({sorted(missing)[0]!r}); a reward model is no "
             "policy to start from"
         )
     model = PolicyModel(hf, attention)
@@ -133,6 +133,6 @@ def _check_head(model: PolicyModel, path: str) -> None:
     ).last_hidden_state[0]
     if not torch.allclose(own[rows], model.head(trunk[rows]), rtol=1e-4, atol=1e-4):
         raise ConfigError(
-            f"model.path={path!r}: {type(model.hf).__name__} changes logits after its output layer (capping or "
+            f"ActorSpec.model_path={path!r}: {type(model.hf).__name__} changes logits after its output layer (capping or "
             "scaling), which the trainer doesn't do; choose another family"
         )

@@ -105,14 +105,14 @@ class RewardModel:
         if isinstance(spec, RewardLearnerSpec):
             self.model = load_score_model(
                 spec.model_path,
-                "model.path",
+                "ActorSpec.model_path",
                 attention=spec.attention,
                 head_seed=spec.head_seed,
                 gradient_checkpointing=spec.gradient_checkpointing,
             )
         else:
             self.model = load_score_model(
-                spec.model_path, "reward.model.path", attention=spec.attention
+                spec.model_path, "RewardModelSpec.model_path", attention=spec.attention
             )
             self.model.requires_grad_(False)
         self._facts = model_facts(self.model)

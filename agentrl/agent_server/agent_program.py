@@ -52,7 +52,7 @@ class AgentProgramSpec:
     def __post_init__(self) -> None:
         if not self.command:
             raise ConfigError(
-                "env.agent_command must name a program and its arguments, got an empty list"
+                "AgentProgramSpec.command must name a program and its arguments, got an empty list"
             )
 
     def driver(self, turns: TurnGenerator) -> ProgramDriver:
@@ -70,7 +70,7 @@ class AgentProgramSpec:
         found = shutil.which(in_folder, path=self.variables("", "")["PATH"])
         if found is None:
             raise ConfigError(
-                f"env.agent_command={list(self.command)} must name a program that may be run from "
+                f"AgentProgramSpec.command={list(self.command)} must name a program that may be run from "
                 f"{self.cwd or os.getcwd()}, and {name!r} is none; give its path, or make it "
                 f"executable"
             )
@@ -163,7 +163,7 @@ class ProgramDriver(ServedDriver):
             )
         except OSError as error:
             raise ConfigError(
-                f"env.agent_command={list(spec.command)} cannot be started in "
+                f"AgentProgramSpec.command={list(spec.command)} cannot be started in "
                 f"{spec.cwd or os.getcwd()}: {error.strerror or error}; name a program that this "
                 f"machine has"
             ) from error

@@ -194,7 +194,7 @@ class ServedEpisode:
         if status.kind == "terminated" and not self._rewards and not has_rubric:
             raise RewardError(
                 f"task {builder.task.id!r}: the episode ended without a reward, and there is none "
-                'to compute; POST {"reward": ...} to its /reward, or set reward.functions'
+                'to compute; POST {"reward": ...} to its /reward, or set RolloutSpec.rubric'
             )
         if self._rewards and builder.turns:
             builder.turns[-1] = replace(builder.turns[-1], rewards=dict(self._rewards))

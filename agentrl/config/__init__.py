@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from agentrl.config.dump import to_yaml
 from agentrl.config.load import LoadedConfig, load_config, load_with_origins
-from agentrl.config.run_sections import (
+from agentrl.config.schema import RunConfig, StageConfig, StageEntry
+from agentrl.config.sections import (
     CheckpointConfig,
     ControllerConfig,
+    DataConfig,
     DebugConfig,
+    EnvConfig,
     EvalConfig,
     EvalSetConfig,
     MetricsConfig,
-    RunSection,
-)
-from agentrl.config.schema import RunConfig, StageConfig, StageEntry
-from agentrl.config.task_sections import (
-    DataConfig,
-    EnvConfig,
     ModelConfig,
     RewardConfig,
     RewardFunctionConfig,
     RewardModelConfig,
+    RunSection,
     ToolConfig,
 )
-from agentrl.config.train_sections import AlgorithmConfig, OptimConfig, RolloutConfig, TrainConfig
+from agentrl.config.train_sections import AlgorithmConfig, RolloutConfig, TrainConfig
 
 __all__ = [
     "AlgorithmConfig",
@@ -37,7 +35,6 @@ __all__ = [
     "LoadedConfig",
     "MetricsConfig",
     "ModelConfig",
-    "OptimConfig",
     "RewardConfig",
     "RewardFunctionConfig",
     "RewardModelConfig",

@@ -4,15 +4,39 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from agentrl.algorithms import ALGORITHMS, AlgorithmSettings
 from agentrl.config.schema import RunConfig
+from agentrl.errors import AgentRLError
 from agentrl.types.section import Section, sections_within
 
-__all__ = ["with_keys"]
+__all__ = ["naming_keys", "with_keys"]
 
 _FIELD = re.compile(r"\b([A-Z]\w+)\.([a-z]\w*)\b")
+
+
+# The keys of specs that the run makes of several sections.
+_DERIVED: Mapping[str, str] = {
+    "ActorSpec.model_path": "model.path",
+    "AgentProgramSpec.command": "env.agent_command",
+    "EpisodeLimits.max_prompt_tokens": "data.max_prompt_tokens",
+    "EpisodeLimits.max_response_tokens": "rollout.max_response_tokens",
+    "EpisodeLimits.max_turns": "rollout.max_turns",
+    "RendererSpec.chat_template": "model.chat_template",
+    "RendererSpec.family": "model.renderer",
+    "RendererSpec.model": "model.path",
+    "RewardLearnerSpec.model_path": "model.path",
+    "RewardModelSpec.model_path": "reward.model.path",
+    "RolloutSpec.parser": "model.tool_parser",
+    "RolloutSpec.rubric": "reward.functions",
+    "RunDirectory.root": "run.dir",
+    "StageSettings.logprob_micro_batch_tokens": "train.logprob_micro_batch_tokens",
+    "StageSettings.micro_batch_tokens": "train.micro_batch_tokens",
+    "ToolEnv.describe_tools_in_prompt": "env.describe_tools_in_prompt",
+    "ToolEnv.tools": "env.tools",
+}
 
 
 def with_keys(message: str) -> str:
@@ -23,7 +47,21 @@ def with_keys(message: str) -> str:
     return _FIELD.sub(_key, message)
 
 
+@contextmanager
+def naming_keys() -> Iterator[None]:
+    """Gives an AgentRLError that leaves it the keys of its settings; also a decorator."""
+    try:
+        yield
+    except AgentRLError as error:
+        error.args = tuple(
+            with_keys(part) if isinstance(part, str) else part for part in error.args
+        )
+        raise
+
+
 def _key(named: re.Match[str]) -> str:
+    if named[0] in _DERIVED:
+        return _DERIVED[named[0]]
     prefix = _prefixes().get(named[1])
     return named[0] if prefix is None else f"{prefix}.{named[2]}"
 

@@ -15,10 +15,9 @@ from agentrl.config.key_names import with_keys
 from agentrl.config.overrides import apply_overrides, expand_short_forms
 from agentrl.config.problems import Problem, raise_problems
 from agentrl.config.renamed_keys import rename_keys, with_new_name
-from agentrl.config.rules import run_faults, stage_faults
+from agentrl.config.rules import lineage_faults, run_faults, stage_faults
 from agentrl.config.schema import RunConfig, StageConfig
 from agentrl.config.stage_merge import stage_trees
-from agentrl.config.stage_rules import lineage_faults
 from agentrl.errors import ConfigError
 from agentrl.types.section import Fault, Key, Section, section_faults
 

@@ -75,10 +75,10 @@ def _set(document: Document, dotted_key: str, value: Any, origin: Origin) -> Non
 
 
 def _targets(tree: dict[str, Any], parts: list[str]) -> list[list[str]]:
-    """Where a value goes: the key as written, and into the last stage where that has a value of its own.
+    """Where a value goes: to the top, and into the last stage where that has the key; a run is about its last stage.
 
-    A run is about its last stage. Without this, ``train.steps=10`` would do nothing in a file whose stages each say
-    their steps.
+    What only the last stage has is set there alone: the settings of an algorithm, data set, environment or engine
+    that it names, and entries of a mapping that the top lacks.
     """
     stages = tree.get("stages")
     entries = stages if isinstance(stages, list) else []
@@ -86,16 +86,18 @@ def _targets(tree: dict[str, Any], parts: list[str]) -> list[list[str]]:
     if not isinstance(last, dict) or parts[0] == "stages":
         return [parts]
     index = str(len(entries) - 1)
-    if parts == ["train", "steps"] and "steps" in last:
-        return [parts, ["stages", index, "steps"]]
     own = ["stages", index, *parts]
+    if parts == ["train", "steps"] and "steps" in last:
+        own = ["stages", index, "steps"]
     owner = owner_of(tuple(parts)) if len(parts) > 1 else None
     if owner is not None and _has(last, list(owner)):
-        return [own]  # the settings of what the stage names for itself
-    if not _has(last, parts):
-        below = len(parts) > 2 and _has(last, parts[:-1]) and not _has(tree, parts[:-1])
-        return [own] if below else [parts]
-    return [parts, own] if len(parts) == 2 or _has(tree, parts[:-1]) else [own]
+        return [own]
+    section = parts[:-1]
+    top = len(parts) <= 2 or _has(tree, section) or not _has(last, section)
+    targets = [parts] if top else []
+    if not top or _has(tree, own):
+        targets.append(own)
+    return targets
 
 
 def _has(tree: Any, parts: list[str]) -> bool:

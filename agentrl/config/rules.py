@@ -1,15 +1,17 @@
-"""Rules between settings, which no single field can know."""
+"""Rules between settings, which no single field can know, and between stages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
+from agentrl.algorithms import LearnsFrom, make_algorithm
 from agentrl.config.schema import RunConfig, StageConfig
 from agentrl.errors import ConfigError
 from agentrl.metrics import REWARD_MODEL_PART
 from agentrl.types.section import Fault
 
-__all__ = ["run_faults", "stage_faults"]
+__all__ = ["lineage_faults", "run_faults", "stage_faults"]
 
 
 def run_faults(config: RunConfig, *, trains: bool = True) -> Iterator[Fault]:
@@ -288,3 +290,64 @@ def _sandbox_faults(stage: StageConfig) -> Iterator[Fault]:
 
 def _divisors(number: int) -> str:
     return ", ".join(str(divisor) for divisor in range(1, number + 1) if number % divisor == 0)
+
+
+def lineage_faults(stages: Sequence[StageConfig], base_dir: Path) -> Iterator[tuple[int, Fault]]:
+    """What is wrong between whole stages, each with the position of the stage to mend.
+
+    Args:
+        stages: all of a run, also those skipped because ``model.path`` is given.
+        base_dir: where a user's own algorithms start.
+    """
+    kinds: dict[str, LearnsFrom] = {}
+    for position, stage in enumerate(stages):
+        own = _learns_from(stage, base_dir)
+        if own != "preferences" and kinds.get(stage.starts_from) == "preferences":
+            policies = ", ".join(
+                name for name, kind in {"model": own, **kinds}.items() if kind != "preferences"
+            )
+            yield (
+                position,
+                Fault(
+                    (("starts_from",),),
+                    f"stages.{stage.name}.from must name a policy ({policies}), since algorithm.name="
+                    f"{stage.algorithm.name!r} trains one, got the reward model {stage.starts_from!r}; name one",
+                ),
+            )
+        scorer = stage.reward.model.stage
+        if own == "rollouts" and scorer is not None and kinds.get(scorer) != "preferences":
+            known = (
+                ", ".join(name for name, kind in kinds.items() if kind == "preferences") or "none"
+            )
+            yield (
+                position,
+                Fault(
+                    (("reward", "model", "stage"),),
+                    f"{{key}} must name an earlier stage that trains a reward model (those are: {known}), "
+                    f"got {scorer!r}; name one, or a folder by reward.model.path",
+                ),
+            )
+        if scorer is not None and any(
+            s.name == scorer and _is_skipped(s) for s in stages[:position]
+        ):
+            yield (
+                position,
+                Fault(
+                    (("reward", "model", "stage"), ("model", "path")),
+                    f"{{key}}={scorer!r} is skipped, since it is `when: built` and model.path is given; "
+                    f"set stages.{scorer}.when=always, or reward.model.path",
+                ),
+            )
+        kinds[stage.name] = own
+
+
+def _is_skipped(stage: StageConfig) -> bool:
+    return stage.when == "built" and stage.model.path is not None
+
+
+def _learns_from(stage: StageConfig, base_dir: Path) -> LearnsFrom:
+    """Known without torch for a built-in algorithm; a user's own is made."""
+    name, checked = stage.algorithm.name, stage.algorithm.checked
+    if checked is not None:
+        return checked.learns_from
+    return make_algorithm(name, stage.algorithm.settings, base_dir=base_dir).learns_from

@@ -9,24 +9,23 @@ from typing import Any, Literal
 from pydantic import Field
 
 from agentrl.algorithms import AlgorithmSpec, make_algorithm
-from agentrl.config.run_sections import (
+from agentrl.config.sections import (
     CheckpointConfig,
     ControllerConfig,
+    DataConfig,
     DebugConfig,
+    Dtype,
+    EnvConfig,
     EvalConfig,
     MetricsConfig,
+    ModelConfig,
+    RewardConfig,
     RunSection,
 )
 from agentrl.config.stage_merge import stage_trees
-from agentrl.config.task_sections import (
-    DataConfig,
-    Dtype,
-    EnvConfig,
-    ModelConfig,
-    RewardConfig,
-)
-from agentrl.config.train_sections import AlgorithmConfig, OptimConfig, RolloutConfig, TrainConfig
+from agentrl.config.train_sections import AlgorithmConfig, RolloutConfig, TrainConfig
 from agentrl.sandbox import SandboxSpec
+from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.types.section import Count, Listed, Section
 
 __all__ = ["RunConfig", "StageConfig", "StageEntry", "When"]
@@ -43,7 +42,7 @@ class _StageSections(Section):
     sandbox: SandboxSpec = Field(default_factory=SandboxSpec)
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
-    optim: OptimConfig = Field(default_factory=OptimConfig)
+    optim: OptimSpec = Field(default_factory=OptimSpec)
     algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
     eval: EvalConfig = Field(default_factory=EvalConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)

@@ -8,22 +8,20 @@ from pydantic import ConfigDict, Field, model_validator
 
 from agentrl.algorithms import AlgorithmSettings
 from agentrl.algorithms.catalog import settings_of
+from agentrl.config.sections import Dtype
 from agentrl.config.sglang_section import SGLangConfig
-from agentrl.config.task_sections import Dtype
 from agentrl.types.section import (
     Arguments,
     Count,
-    Decay,
     Fraction,
     Listed,
     Natural,
-    Positive,
     Seconds,
     Section,
     Weight,
 )
 
-__all__ = ["AlgorithmConfig", "OptimConfig", "RolloutConfig", "TrainConfig"]
+__all__ = ["AlgorithmConfig", "RolloutConfig", "TrainConfig"]
 
 
 class RolloutConfig(Section):
@@ -153,37 +151,6 @@ class TrainConfig(Section):
     """Compute activations again in the backward instead of keeping them."""
     threads_per_rank: Count = 1
     """CPU threads of a rank; more than one is slower for tiny models."""
-
-
-class OptimConfig(Section):
-    """The optimizer and its learning-rate schedule."""
-
-    name: Literal["adamw", "muon"] = "adamw"
-    """``muon`` takes the hidden matrices and leaves the rest to AdamW."""
-    lr: Weight = 1e-6
-    """Peak learning rate (of AdamW's parameters)."""
-    betas: Listed[Decay] = Field(default=(0.9, 0.95), min_length=2, max_length=2)
-    """Decay of AdamW's two moments."""
-    eps: Positive = 1e-8
-    """Added to AdamW's denominator."""
-    weight_decay: Weight = 0.0
-    """Decoupled weight decay."""
-    clip_grad_norm: Positive | None = 1.0
-    """Largest norm of the whole gradient; null clips nothing."""
-    muon_lr: Weight = 0.02
-    """Peak learning rate of Muon's matrices."""
-    muon_momentum: Decay = 0.95
-    """Muon's momentum."""
-    muon_weight_decay: Weight = 0.01
-    """Decoupled weight decay of Muon's matrices."""
-    warmup_steps: Natural = 0
-    """Optimizer steps of linear rise from 0."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """What follows the rise and the flat part, down to ``final_fraction``."""
-    flat_fraction: Fraction = 0.0
-    """Share of the stage's optimizer steps before the descent begins, the rise included."""
-    final_fraction: Fraction = 0.0
-    """Learning rate at the end, as a share of the peak."""
 
 
 class AlgorithmConfig(Section):

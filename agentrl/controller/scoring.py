@@ -150,7 +150,7 @@ class RewardScorer:
             return _failed(
                 trajectory,
                 f"has {len(samples[-1])} tokens, the reward model reads {self.scores.max_tokens} "
-                "(train.logprob_micro_batch_tokens, and its own max_position_embeddings)",
+                "(StageSettings.logprob_micro_batch_tokens, and its own max_position_embeddings)",
             )
         return trajectory
 

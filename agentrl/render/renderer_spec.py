@@ -60,15 +60,15 @@ class RendererSpec:
         """
         if self.family not in ("auto", *_NAMES):
             raise ConfigError(
-                f"model.renderer must be auto, {', '.join(_NAMES)}, got {self.family!r}"
+                f"RendererSpec.family must be auto, {', '.join(_NAMES)}, got {self.family!r}"
             )
         tokenizer = load_tokenizer(self.model)
         vision = read_vision(Path(self.model).expanduser(), tokenizer)
         if self.chat_template == "chatml":
             if self.family not in ("auto", "chatml"):
                 raise ConfigError(
-                    f"model.chat_template: chatml is rendered by model.renderer: chatml, got "
-                    f"{self.family!r}; set model.renderer: auto"
+                    f"RendererSpec.chat_template: chatml is rendered by RendererSpec.family: chatml, got "
+                    f"{self.family!r}; set RendererSpec.family: auto"
                 )
             return _chatml(tokenizer, ChatMLStyle(), self.model, vision)
         template = _template_text(self, tokenizer)
@@ -97,8 +97,8 @@ class RendererSpec:
         family = next(family for family in _FAMILIES if family.name == self.family)
         if missing := _missing_signs(family, added, template):
             raise ConfigError(
-                f"model.renderer: {family.name} needs {', '.join(missing)} in the chat template "
-                f"and among the added tokens of {self.model}; set model.renderer: auto"
+                f"RendererSpec.family: {family.name} needs {', '.join(missing)} in the chat template "
+                f"and among the added tokens of {self.model}; set RendererSpec.family: auto"
             )
         return family
 
@@ -113,12 +113,12 @@ def load_tokenizer(model: str) -> Any:
     remedy = "copy the tokenizer of the model that it was made from there (AutoTokenizer.save_pretrained writes it)"
     if not folder.is_dir():
         raise DataError(
-            f"model.path: there is no folder {model}; name a folder in Hugging Face's layout "
+            f"RendererSpec.model: there is no folder {model}; name a folder in Hugging Face's layout "
             "(hf download NAME --local-dir FOLDER makes one)"
         )
     if missing := [name for name in _TOKENIZER_FILES if not (folder / name).is_file()]:
         raise DataError(
-            f"model.path: {model} has no tokenizer: {' and '.join(missing)} missing; {remedy}"
+            f"RendererSpec.model: {model} has no tokenizer: {' and '.join(missing)} missing; {remedy}"
         )
     from transformers import AutoTokenizer
 
@@ -126,11 +126,11 @@ def load_tokenizer(model: str) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         raise DataError(
-            f"model.path: the tokenizer in {model} cannot be read: {error}; {remedy}"
+            f"RendererSpec.model: the tokenizer in {model} cannot be read: {error}; {remedy}"
         ) from error
     if not getattr(tokenizer, "is_fast", False):
         raise DataError(
-            f"model.path: the tokenizer in {model} has no fast version (tokenizer.json); {remedy}"
+            f"RendererSpec.model: the tokenizer in {model} has no fast version (tokenizer.json); {remedy}"
         )
     return tokenizer
 
@@ -154,7 +154,7 @@ def _template_text(spec: RendererSpec, tokenizer: Any) -> str:
         path = Path(os.path.expanduser(given))
         if not path.is_file():
             raise ConfigError(
-                f"model.chat_template must be chatml, a Jinja file or Jinja text; there is no "
+                f"RendererSpec.chat_template must be chatml, a Jinja file or Jinja text; there is no "
                 f"file {given!r}"
             )
         return path.read_text(encoding="utf-8")
@@ -164,6 +164,6 @@ def _template_text(spec: RendererSpec, tokenizer: Any) -> str:
     if not own:
         raise ConfigError(
             f"{spec.model} has no chat template, as is usual for a base model; set "
-            f"model.chat_template: chatml, or to the path of a Jinja file"
+            f"RendererSpec.chat_template: chatml, or to the path of a Jinja file"
         )
     return own

@@ -66,7 +66,7 @@ class TemplateRenderer(TokenizerRenderer):
             raise ConfigError(
                 f"the chat template of {template.where} does not end an assistant's turn with an "
                 f"added token: it writes {bodies[0]!r}, so the end of the turn is unknown; set "
-                f"model.chat_template to one that does, or to chatml"
+                f"RendererSpec.chat_template to one that does, or to chatml"
             )
         self.stop_token_ids = tuple(dict.fromkeys(added[token] for token in stops))
         any_stop = "|".join(map(re.escape, sorted(stops, key=len, reverse=True)))
@@ -184,8 +184,8 @@ class TemplateRenderer(TokenizerRenderer):
         if tools and not self._writes_tools:
             raise DataError(
                 f"the chat template of {self._template.where} does not tell the model of its "
-                f"tools; describe them in the system prompt and set env.describe_tools_in_prompt: "
-                f"false, or set model.chat_template to one that does"
+                f"tools; describe them in the system prompt and set ToolEnv.describe_tools_in_prompt: "
+                f"false, or set RendererSpec.chat_template to one that does"
             )
         marks = self._provenance
         return self._template.render(
@@ -244,7 +244,7 @@ class TemplateRenderer(TokenizerRenderer):
             raise ConfigError(
                 f"the chat template of {self._template.where} leaves out what is said: a user's "
                 f"Hello renders as {given[-200:]!r}; it may want a list of parts as content, "
-                f"which is not supported: set model.chat_template to one for text"
+                f"which is not supported: set RendererSpec.chat_template to one for text"
             )
         return bodies
 

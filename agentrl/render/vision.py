@@ -79,7 +79,7 @@ class Vision:
         if places.size != len(images):
             raise DataError(
                 f"the chat template writes {places.size} placeholders for {len(images)} images; "
-                f"set model.chat_template: chatml, or to one that writes each image of a message "
+                f"set RendererSpec.chat_template: chatml, or to one that writes each image of a message "
                 f"once"
             )
         counts = [self.num_tokens(image) for image in images]
@@ -131,7 +131,7 @@ def read_vision(folder: Path, tokenizer: Any) -> Vision | None:
     placeholder = config.get("image_token_id")
     if placeholder is None or added.get(_PLACEHOLDER) != placeholder:
         raise DataError(
-            f"model.path: {folder} sees images by image_token_id={placeholder}, and its tokenizer "
+            f"RendererSpec.model: {folder} sees images by image_token_id={placeholder}, and its tokenizer "
             f"has {_PLACEHOLDER} as {added.get(_PLACEHOLDER)}; use the tokenizer that the model "
             f"was published with"
         )
@@ -164,7 +164,7 @@ def load_image_processor(folder: Path) -> Any:
         return AutoImageProcessor.from_pretrained(folder, local_files_only=True, backend="pil")
     except (OSError, ValueError, KeyError) as error:
         raise DataError(
-            f"model.path: the image processor in {folder} cannot be read ({error}); copy "
+            f"RendererSpec.model: the image processor in {folder} cannot be read ({error}); copy "
             f"preprocessor_config.json of the model there"
         ) from error
 
@@ -175,5 +175,7 @@ def _config(folder: Path) -> Mapping[str, Any]:
     except FileNotFoundError:  # a tokenizer alone
         return {}
     except (OSError, ValueError) as error:
-        raise DataError(f"model.path: {folder / 'config.json'} cannot be read: {error}") from error
+        raise DataError(
+            f"RendererSpec.model: {folder / 'config.json'} cannot be read: {error}"
+        ) from error
     return config if isinstance(config, Mapping) else {}

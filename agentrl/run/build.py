@@ -26,7 +26,7 @@ from agentrl.run.data.datasets import load_tasks
 from agentrl.run.model_folder import given_model
 from agentrl.run.sglang_engine import sglang_spec
 from agentrl.tools import Tool, ToolFactory, ToolReference, close_tools, resolve_tools
-from agentrl.training import OptimSpec, RewardModelSpec
+from agentrl.training import RewardModelSpec
 from agentrl.types import SamplingParams, load_object
 
 __all__ = [
@@ -35,7 +35,6 @@ __all__ = [
     "engine_spec",
     "env_spec",
     "eval_plan",
-    "optim_spec",
     "player_spec",
     "renderer_spec",
     "reward_model_folder",
@@ -374,24 +373,3 @@ def eval_plan(
         stop=tuple(stage.rollout.stop),
     )
     return EvalPlan(tuple(sets), own.samples, sampling, own.greedy)
-
-
-def optim_spec(stage: StageConfig, *, total_steps: int) -> OptimSpec:
-    """The optimizer of a stage whose schedule ends after ``total_steps`` optimizer steps."""
-    own = stage.optim
-    return OptimSpec(
-        name=own.name,
-        lr=own.lr,
-        betas=(own.betas[0], own.betas[1]),
-        eps=own.eps,
-        weight_decay=own.weight_decay,
-        muon_lr=own.muon_lr,
-        muon_momentum=own.muon_momentum,
-        muon_weight_decay=own.muon_weight_decay,
-        schedule=own.schedule,
-        warmup_steps=own.warmup_steps,
-        total_steps=total_steps,
-        flat_fraction=own.flat_fraction,
-        final_fraction=own.final_fraction,
-        clip_grad_norm=math.inf if own.clip_grad_norm is None else own.clip_grad_norm,
-    )

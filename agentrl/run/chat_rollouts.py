@@ -34,8 +34,8 @@ def chat_engine_spec(stage: StageConfig) -> OpenAIEngineSpec:
         server = TypeAdapter(ChatServerSpec).validate_json(json.dumps(given), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
-        if not first["loc"]:  # a rule of the description itself, which names its setting
-            raise ConfigError(f"rollout.engine_args: {first['ctx']['error']}") from None
+        if isinstance(cause := first.get("ctx", {}).get("error"), ConfigError):
+            raise cause from None
         raise ConfigError(
             f"rollout.engine_args.{first['loc'][0]} of rollout.engine='openai': {first['msg']}; the settings are "
             f"{', '.join(known)}, such as base_url: http://127.0.0.1:8000/v1 and model: NAME"

@@ -38,7 +38,6 @@ from agentrl.run.build import (
     LiveObjects,
     engine_spec,
     eval_plan,
-    optim_spec,
     renderer_spec,
     rollout_spec,
     scorer_spec,
@@ -54,7 +53,6 @@ from agentrl.training import (
     Actor,
     ActorSpec,
     LearningRole,
-    OptimSpec,
     ReferenceSpec,
     RewardLearner,
     RewardLearnerSpec,
@@ -131,12 +129,11 @@ class StageRecipe:
     num_steps: int
 
     @property
-    def optim(self) -> OptimSpec:
-        """How the learners' weights move."""
+    def optimizer_steps(self) -> int:
+        """Of the whole stage."""
         train = self.stage.train
         updates = self.num_steps * train.updates_per_batch
-        updates *= math.ceil(train.batch_prompts / train.mini_batch_prompts)
-        return optim_spec(self.stage, total_steps=updates)
+        return updates * math.ceil(train.batch_prompts / train.mini_batch_prompts)
 
 
 def _actor(recipe: StageRecipe) -> RoleSpec | None:
@@ -145,7 +142,8 @@ def _actor(recipe: StageRecipe) -> RoleSpec | None:
     return ActorSpec(
         model_path=str(recipe.model),
         algorithm=recipe.algorithm,
-        optim=recipe.optim,
+        optim=recipe.stage.optim,
+        total_steps=recipe.optimizer_steps,
         dtype=recipe.stage.model.dtype,
         gradient_checkpointing=recipe.stage.train.gradient_checkpointing,
         deterministic=recipe.stage.run.deterministic,
@@ -164,7 +162,8 @@ def _reward_model(recipe: StageRecipe) -> RoleSpec | None:
         return RewardLearnerSpec(
             model_path=str(recipe.model),
             algorithm=recipe.algorithm,
-            optim=recipe.optim,
+            optim=stage.optim,
+            total_steps=recipe.optimizer_steps,
             head_seed=seed_for(stage.run.seed, "reward_head"),
             dtype=stage.model.dtype,
             gradient_checkpointing=stage.train.gradient_checkpointing,

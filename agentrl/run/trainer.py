@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from agentrl.config import RunConfig, StageConfig
+from agentrl.config.key_names import naming_keys
 from agentrl.controller.cluster.episode_host import EpisodeHost
 from agentrl.controller.cluster.rollout_pool import (
     Incident,
@@ -121,6 +122,7 @@ class Trainer:
         self._hosting = False
         self._models: Mapping[str, Path] = {}
 
+    @naming_keys()
     def train(self, steps: int | None = None, *, resume: bool = False) -> Summary:
         """Every stage in order.
 
@@ -171,6 +173,7 @@ class Trainer:
             result.name: {**result.record(), "num_tasks": result.num_tasks} for result in results
         }
 
+    @naming_keys()
     def evaluate_sets(
         self, name: str | None = None, *, samples: int | None = None, greedy: bool | None = None
     ) -> list[EvalResult]:
@@ -206,6 +209,7 @@ class Trainer:
         )
         return list(RolloutEvaluator(plan, self._roll_out).evaluate("now"))
 
+    @naming_keys()
     def rollout(self, tasks: Iterable[Task], *, samples: int = 1) -> list[Trajectory]:
         """Plays tasks with the policy as it is, ``samples`` episodes each; nothing is trained or stored."""
         requests = [

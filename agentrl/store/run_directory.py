@@ -65,7 +65,7 @@ class RunDirectory:
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(
-                f"run.dir='{root}' cannot be made: {error.strerror or error}; name a folder that you may write to"
+                f"RunDirectory.root='{root}' cannot be made: {error.strerror or error}; name a folder that you may write to"
             ) from error
         write_json(run.record_path, {"format": FORMAT, **(record or {})})
         return run
@@ -92,7 +92,7 @@ class RunDirectory:
             )
             remedy = "go on with it by --resume, or name" if run.record_path.is_file() else "name"
             raise ConfigError(
-                f"run.dir='{root}' must be a new or empty folder, and {what}; {remedy} another run.dir"
+                f"RunDirectory.root='{root}' must be a new or empty folder, and {what}; {remedy} another RunDirectory.root"
             )
 
     @classmethod
@@ -106,7 +106,7 @@ class RunDirectory:
         if not run.record_path.is_file():
             state = "has no run.json" if run.root.is_dir() else "does not exist"
             raise StoreError(
-                f"'{root}' is not a run directory: it {state}; name the run.dir of a run"
+                f"'{root}' is not a run directory: it {state}; name the RunDirectory.root of a run"
             )
         found = run.read_record().get("format")
         if found != FORMAT:

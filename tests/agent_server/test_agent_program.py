@@ -161,7 +161,7 @@ async def test_a_program_that_never_asks_fails_however_often(program: Any) -> No
 async def test_a_program_that_is_not_there_is_a_mistake_of_the_configuration() -> None:
     trajectory = await play(AgentProgramSpec(("no-such-agent",)))
     assert (str(trajectory.status), trajectory.info["retryable"]) == ("failed(config)", False)
-    assert "env.agent_command=['no-such-agent']" in trajectory.status.detail
+    assert "AgentProgramSpec.command=['no-such-agent']" in trajectory.status.detail
 
 
 async def test_a_program_that_ran_out_of_room_was_cut_by_the_policy(program: Any) -> None:

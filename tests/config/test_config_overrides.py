@@ -67,6 +67,25 @@ def test_an_override_reaches_into_what_only_the_last_stage_has(write: Write) -> 
     assert (warmup.eval.sets, rl.eval.sets["code"].num_tasks) == ({}, 9)
 
 
+@pytest.mark.parametrize(
+    ("top", "rl", "override", "expected"),
+    [
+        ("", "", "train.batch_prompts=4", (4, 4)),
+        ("", "train: {batch_prompts: 8}", "train.batch_prompts=4", (4, 4)),
+        ("train: {batch_prompts: 9}", "train: {batch_prompts: 8}", "train.batch_prompts=4", (4, 4)),
+        ("train: {batch_prompts: 9}", "train: {batch_prompts: 8}", "train.world_size=2", (9, 8)),
+        ("", "train: {batch_prompts: 8}", "train={batch_prompts: 4}", (4, 4)),
+        ("", "train: {batch_prompts: 8}", "stages.rl.train.batch_prompts=4", (16, 4)),
+    ],
+)
+def test_an_override_is_set_at_the_top_and_where_the_last_stage_has_the_key(
+    write: Write, top: str, rl: str, override: str, expected: tuple[int, int]
+) -> None:
+    text = top + "\n" + STAGES.replace("steps: 7", f"steps: 7{', ' * bool(rl)}{rl}")
+    first, last = load_config(write(text), [override]).resolved_stages()
+    assert (first.train.batch_prompts, last.train.batch_prompts) == expected
+
+
 def test_settings_at_the_top_hold_for_stages_that_name_the_same_algorithm(write: Write) -> None:
     _, rl = load_config(write("algorithm: {clip_low: 0.1}\n" + STAGES)).resolved_stages()
     assert rl.algorithm.settings == {"clip_low": 0.1}

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
-from agentrl.config import OptimConfig
 from agentrl.config.load import load_config
 
 Problems = Callable[..., list[str]]
@@ -141,10 +139,3 @@ def test_defaults_that_follow_other_settings(write: Write) -> None:
 def test_passes_over_a_batch_are_the_algorithms_epochs(write: Write) -> None:
     (stage,) = load_config(write("train: {updates_per_batch: 3}\n")).resolved_stages()
     assert stage.make_algorithm().num_epochs == 3
-
-
-def test_the_optimizer_has_every_setting_of_its_record() -> None:
-    from agentrl.training.optim.optimizer import OptimSpec
-
-    told = {field.name: field.default for field in fields(OptimSpec) if field.name != "total_steps"}
-    assert OptimConfig().model_dump() == told

@@ -56,7 +56,9 @@ def test_a_tokenizer_that_cannot_be_read(model_folder: Folder, tmp_path: Path) -
 
 
 def test_a_base_model_without_a_template(base_model: str) -> None:
-    with pytest.raises(ConfigError, match=r"has no chat template.*model\.chat_template: chatml"):
+    with pytest.raises(
+        ConfigError, match=r"has no chat template.*RendererSpec\.chat_template: chatml"
+    ):
         RendererSpec(base_model).build()
 
 
@@ -115,7 +117,7 @@ def test_a_template_without_tools_is_not_given_any(base_model: str) -> None:
     renderer = RendererSpec(base_model, chat_template=NO_TOOLS).build()
     with pytest.raises(
         DataError,
-        match=r"does not tell the model of its tools.*env\.describe_tools_in_prompt: false",
+        match=r"does not tell the model of its tools.*ToolEnv\.describe_tools_in_prompt: false",
     ):
         renderer.prompt(({"role": "user", "content": "Hi"},), (ToolSpec("f", "Does.", {}),))
 
@@ -180,7 +182,8 @@ def test_a_tokenizer_whose_markers_swallow_white_space(tmp_path: Path) -> None:
 
 def test_an_unknown_family(base_model: str) -> None:
     with pytest.raises(
-        ConfigError, match=r"model\.renderer must be auto, chatml, llama, .*, generic, got 'lama'"
+        ConfigError,
+        match=r"RendererSpec\.family must be auto, chatml, llama, .*, generic, got 'lama'",
     ):
         RendererSpec(base_model, family="lama").build()
 
@@ -188,7 +191,7 @@ def test_an_unknown_family(base_model: str) -> None:
 def test_a_family_whose_signs_are_missing(model_folder: Folder) -> None:
     with pytest.raises(
         ConfigError,
-        match=r"model\.renderer: llama needs <\|start_header_id\|>, .* in the chat template",
+        match=r"RendererSpec\.family: llama needs <\|start_header_id\|>, .* in the chat template",
     ):
         RendererSpec(str(model_folder("qwen3")), family="llama").build()
 
@@ -196,6 +199,6 @@ def test_a_family_whose_signs_are_missing(model_folder: Folder) -> None:
 def test_plain_chatml_is_not_rendered_by_another_family(base_model: str) -> None:
     with pytest.raises(
         ConfigError,
-        match=r"chat_template: chatml is rendered by model\.renderer: chatml, got 'glm'",
+        match=r"chat_template: chatml is rendered by RendererSpec\.family: chatml, got 'glm'",
     ):
         RendererSpec(base_model, family="glm", chat_template="chatml").build()

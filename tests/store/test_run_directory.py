@@ -35,7 +35,7 @@ def test_a_new_run_is_found_again(tmp_path: Path) -> None:
 def test_an_existing_run_is_refused_with_the_mend(run: RunDirectory) -> None:
     with pytest.raises(
         ConfigError,
-        match=r"run\.dir='.*/run' must be a new .* already holds a run; .*--resume, or name",
+        match=r"RunDirectory\.root='.*/run' must be a new .* already holds a run; .*--resume, or name",
     ):
         RunDirectory.create(run.root)
 
@@ -44,7 +44,8 @@ def test_a_folder_with_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
 
     with pytest.raises(
-        ConfigError, match=r"already holds files, such as thesis\.tex; name another run\.dir"
+        ConfigError,
+        match=r"already holds files, such as thesis\.tex; name another RunDirectory\.root",
     ):
         RunDirectory.create(tmp_path)
 
@@ -67,7 +68,8 @@ def test_a_folder_that_cannot_be_made_is_a_configuration_error(tmp_path: Path) -
     (tmp_path / "file").touch()
 
     with pytest.raises(
-        ConfigError, match=r"run\.dir='.*file/run' cannot be made: Not a directory; name a folder"
+        ConfigError,
+        match=r"RunDirectory\.root='.*file/run' cannot be made: Not a directory; name a folder",
     ):
         RunDirectory.create(tmp_path / "file" / "run")
 

@@ -20,10 +20,8 @@ NAMES = ("policy/loss", "optim/grad_norm", "policy/entropy")
 
 
 def sft_curve(model_path: str) -> list[dict[str, float]]:
-    optim = OptimSpec(
-        name="muon", lr=2e-3, warmup_steps=2, schedule="linear", total_steps=6, flat_fraction=0.5
-    )
-    actor = make_actor(model_path, "sft", optim=optim)
+    optim = OptimSpec(name="muon", lr=2e-3, warmup_steps=2, schedule="linear", flat_fraction=0.5)
+    actor = make_actor(model_path, "sft", optim=optim, total_steps=6)
     means = [
         update(actor, make_batch(kind=SegmentKind.TARGET, seed=step)).means() for step in range(6)
     ]

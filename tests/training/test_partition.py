@@ -105,7 +105,8 @@ def test_a_union_keeps_every_micro_batch_of_its_plans() -> None:
 
 def test_a_sample_longer_than_a_micro_batch_is_refused_by_setting() -> None:
     with pytest.raises(
-        ConfigError, match=r"train\.micro_batch_tokens must be at least .* got 10 .* of 11 tokens"
+        ConfigError,
+        match=r"StageSettings\.micro_batch_tokens must be at least .* got 10 .* of 11 tokens",
     ):
         whole([3, 11], micro_batch_tokens=10)
 

@@ -225,9 +225,9 @@ def test_what_only_scores_has_no_gradients(exported: Path) -> None:
 def test_a_causal_model_is_no_reward_model(model_path: str) -> None:
     with pytest.raises(
         DataError,
-        match=r"reward\.model\.path=.* lacks weights of a reward model \('score\.weight'\)",
+        match=r"RewardModelSpec\.model_path=.* lacks weights of a reward model \('score\.weight'\)",
     ):
-        load_score_model(model_path, "reward.model.path", attention="segments")
+        load_score_model(model_path, "RewardModelSpec.model_path", attention="segments")
 
 
 def test_a_reward_model_is_no_policy(model_path: str, tmp_path: Path) -> None:
@@ -276,6 +276,7 @@ def test_a_pair_lies_in_one_micro_batch() -> None:
 def test_a_pair_longer_than_a_micro_batch_is_refused() -> None:
     batch = pairs()
     with pytest.raises(
-        ConfigError, match=r"train\.micro_batch_tokens must be at least the longest pair .*, got 34"
+        ConfigError,
+        match=r"StageSettings\.micro_batch_tokens must be at least the longest pair .*, got 34",
     ):
         partition_groups(batch.lengths, batch.group, seed=0, layout=layout(1, 34))

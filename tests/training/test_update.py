@@ -183,7 +183,7 @@ def test_normalised_advantages_have_the_moments_of_a_unit(model_path: str) -> No
 
 def test_imitation_makes_its_targets_likelier(model_path: str) -> None:
     actor = make_actor(
-        model_path, "sft", optim=OptimSpec(name="muon", lr=2e-3, total_steps=20, schedule="linear")
+        model_path, "sft", optim=OptimSpec(name="muon", lr=2e-3, schedule="linear"), total_steps=20
     )
     batch = make_batch(kind=SegmentKind.TARGET)
     losses = [update(actor, batch)["policy/loss"].mean for _ in range(20)]

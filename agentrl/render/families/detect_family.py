@@ -114,7 +114,7 @@ def detect_chatml(
             return chat.render(messages, [tool.openai() for tool in tools], generation=generation)
         except DataError as error:  # a fault of the template, or one that it raises on purpose
             raise ConfigError(
-                f"{error}; fix it, or set model.chat_template: chatml to train with the plain "
+                f"{error}; fix it, or set RendererSpec.chat_template: chatml to train with the plain "
                 f"ChatML format instead"
             ) from error
 
@@ -124,7 +124,7 @@ def detect_chatml(
         raise ConfigError(
             f"the chat template of {where} is not of the ChatML family (<|im_start|>role ... "
             f"<|im_end|>): a user's Hello renders as {opening[:200]!r}; choose a model of that "
-            f"family, or set model.chat_template: chatml"
+            f"family, or set RendererSpec.chat_template: chatml"
         )
     differences = []
     for thinking in (False, True):
@@ -145,7 +145,7 @@ def detect_chatml(
     raise ConfigError(
         f"the chat template of {where} is not one that agentrl can render: after {agreed} "
         f"characters of a test conversation it writes {theirs!r} where the nearest known style "
-        f"writes {ours!r}; set model.chat_template: chatml to train with the plain ChatML format "
+        f"writes {ours!r}; set RendererSpec.chat_template: chatml to train with the plain ChatML format "
         f"instead"
     )
 

@@ -30,7 +30,7 @@ def checked_renderer(
         renderer = TemplateRenderer(template, family, vision)
         template.render(family.adapt([QUESTION, ANSWER, QUESTION]), generation=True)
     except DataError as error:
-        raise ConfigError(f"{error}; fix it, or set model.chat_template: chatml") from error
+        raise ConfigError(f"{error}; fix it, or set RendererSpec.chat_template: chatml") from error
     forged = template.tokenizer.convert_ids_to_tokens(renderer.stop_token_ids[0])
     for messages, tools in _conversations("naïve  text\n"):
         theirs = _plain(template, family, messages, tools)
@@ -82,5 +82,5 @@ def _same_text(template: ChatTemplate, ours: str, theirs: str) -> None:
             f"the chat template of {template.where} changes what is said in a message, so that "
             f"its text cannot be distinguished from the template's own: it writes "
             f"{theirs[-200:]!r}, and {ours[-200:]!r} where authors are marked; set "
-            f"model.chat_template to one that writes messages as they are"
+            f"RendererSpec.chat_template to one that writes messages as they are"
         )

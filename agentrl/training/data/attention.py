@@ -101,7 +101,7 @@ def segment_attention(
     for name in ("softcap", "s_aux"):
         if extras.get(name) is not None:
             raise ConfigError(
-                f"model.path: this family's attention uses {name!r}, which attention='segments' "
+                f"ActorSpec.model_path: this family's attention uses {name!r}, which attention='segments' "
                 f"lacks; train it on a GPU with attention='flash_attention_2'"
             )
     outputs: list[Tensor] = []

@@ -38,7 +38,7 @@ def demonstration_group(
     if not turns:
         raise DataError(
             f"demonstration {group_index} has no assistant's message within {max_tokens} tokens "
-            f"(data.max_prompt_tokens + rollout.max_response_tokens); raise them or leave the row "
+            f"(EpisodeLimits.max_prompt_tokens + EpisodeLimits.max_response_tokens); raise them or leave the row "
             f"out"
         )
     task = Task(

@@ -149,7 +149,7 @@ def partition_groups(
     totals = np.bincount(owner, weights=np.asarray(lengths)).astype(np.int64)
     if int(totals.max(initial=0)) > layout.micro_batch_tokens:
         raise ConfigError(
-            f"train.micro_batch_tokens must be at least the longest pair (the two are compared in "
+            f"StageSettings.micro_batch_tokens must be at least the longest pair (the two are compared in "
             f"one micro-batch), got {layout.micro_batch_tokens} for a pair of {int(totals.max())} "
             f"tokens; raise it, or leave long pairs out of the data"
         )
@@ -271,10 +271,10 @@ def _check_fits(sizes: I64, layout: Layout) -> None:
     longest = int(sizes.max(initial=0))
     if longest > layout.micro_batch_tokens:
         raise ConfigError(
-            f"train.micro_batch_tokens must be at least the longest sample (a sample is never "
+            f"StageSettings.micro_batch_tokens must be at least the longest sample (a sample is never "
             f"split), got {layout.micro_batch_tokens} for a sample of {longest} tokens; raise it "
-            f"(and train.logprob_micro_batch_tokens), or lower data.max_prompt_tokens or "
-            f"rollout.max_response_tokens"
+            f"(and StageSettings.logprob_micro_batch_tokens), or lower EpisodeLimits.max_prompt_tokens or "
+            f"EpisodeLimits.max_response_tokens"
         )
 
 

@@ -25,7 +25,7 @@ from agentrl.training.fsdp.sharding import shard_over
 from agentrl.training.fsdp.weights import checksums, full_weights
 from agentrl.training.models.packed_model import DType, torch_dtype
 from agentrl.training.models.policy_model import PolicyModel, load_policy
-from agentrl.training.optim.optimizer import OptimSpec
+from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.training.roles.advantages import shard_advantages
 from agentrl.training.roles.learner import Learner, LearningRole
 from agentrl.training.roles.logprobs import trained_logprobs
@@ -46,6 +46,7 @@ class ActorSpec:
         model_path: a Hugging Face folder.
         algorithm: whose losses it minimises.
         optim: how weights move.
+        total_steps: optimizer steps after which the schedule ends; None for a constant one alone.
         dtype: of the forward and of what is published; parameters and optimizer are float32.
         attention: ``segments`` anywhere, ``flash_attention_2`` on a GPU that has it.
         gradient_checkpointing: recompute layers in the backward.
@@ -55,6 +56,7 @@ class ActorSpec:
     model_path: str
     algorithm: AlgorithmSpec
     optim: OptimSpec = field(default_factory=OptimSpec)
+    total_steps: int | None = None
     dtype: DType = "float32"
     attention: Literal["segments", "flash_attention_2"] = "segments"
     gradient_checkpointing: bool = False
@@ -97,7 +99,7 @@ class Actor(LearningRole):
         )
         self._facts = model_facts(self.model)
         shard_over(self.model, data_mesh(place), dtype=self.dtype)
-        self.learner = Learner(spec.optim, self.model, self.model.head, "actor")
+        self.learner = Learner(spec.optim, self.model, self.model.head, "actor", spec.total_steps)
 
     @register(Dispatch.FIRST)
     def facts(self) -> ModelInfo:

@@ -14,7 +14,8 @@ from agentrl.training.fsdp.export import export_model
 from agentrl.training.fsdp.gradients import clip_gradients
 from agentrl.training.fsdp.sharding import sharded_parameters
 from agentrl.training.models.packed_model import PackedModel
-from agentrl.training.optim.optimizer import OptimSpec, build_optimizers, learning_rate_factor
+from agentrl.training.optim.optim_spec import OptimSpec
+from agentrl.training.optim.optimizer import build_optimizers, learning_rate_factor
 from agentrl.training.roles.model_info import ModelInfo
 from agentrl.types import BatchShard, Collect, Dispatch, Stat, Stats, register
 
@@ -28,13 +29,21 @@ class Learner:
         spec: how weights move.
         head: its output layer, which AdamW takes whatever else moves.
         role: whose weights these are, for messages.
+        total_steps: optimizer steps after which the schedule ends; None for a constant one alone.
     """
 
     def __init__(
-        self, spec: OptimSpec, model: PackedModel, head: torch.nn.Module, role: str
+        self,
+        spec: OptimSpec,
+        model: PackedModel,
+        head: torch.nn.Module,
+        role: str,
+        total_steps: int | None,
     ) -> None:
+        learning_rate_factor(spec, 0, total_steps)  # a schedule without an end is refused here
         self.spec = spec
         self.role = role
+        self.total_steps = total_steps
         self.model = model
         self.optimizers = build_optimizers(spec, model, head)
         self.steps = 0
@@ -55,10 +64,10 @@ class Learner:
             self._zero_grad()
             raise TrainingError(
                 f"the gradient of optimizer step {self.steps} has norm {grad_norm}; no step was taken. Look for "
-                "infinite logits or advantages in the batch, or lower optim.lr",
+                "infinite logits or advantages in the batch, or lower OptimSpec.lr",
                 rank=dist.get_rank(),
             )
-        factor = learning_rate_factor(self.spec, self.steps)
+        factor = learning_rate_factor(self.spec, self.steps, self.total_steps)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["base_lr"] * factor

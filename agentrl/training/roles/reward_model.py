@@ -22,7 +22,7 @@ from agentrl.training.fsdp.process_group import DistSpec, data_mesh
 from agentrl.training.fsdp.sharding import shard_over, without_gradients
 from agentrl.training.models.packed_model import DType, torch_dtype
 from agentrl.training.models.score_model import load_score_model
-from agentrl.training.optim.optimizer import OptimSpec
+from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.training.roles.learner import Learner, LearningRole
 from agentrl.training.roles.model_info import ModelInfo, model_facts
 from agentrl.training.roles.update_stats import StatSum
@@ -62,6 +62,7 @@ class RewardLearnerSpec:
         model_path: a Hugging Face folder; a causal model's gets a head of its own.
         algorithm: whose pair loss it minimises.
         optim: how weights move.
+        total_steps: optimizer steps after which the schedule ends; None for a constant one alone.
         head_seed: of a new head's weights.
         dtype: of the forward; parameters and optimizer are float32.
         attention: ``segments`` anywhere, ``flash_attention_2`` on a GPU that has it.
@@ -72,6 +73,7 @@ class RewardLearnerSpec:
     model_path: str
     algorithm: AlgorithmSpec
     optim: OptimSpec = field(default_factory=OptimSpec)
+    total_steps: int | None = None
     head_seed: int = 0
     dtype: DType = "float32"
     attention: Literal["segments", "flash_attention_2"] = "segments"
@@ -103,7 +105,7 @@ class RewardModel:
         if isinstance(spec, RewardLearnerSpec):
             self.model = load_score_model(
                 spec.model_path,
-                "model.path",
+                "ActorSpec.model_path",
                 attention=spec.attention,
                 head_seed=spec.head_seed,
                 gradient_checkpointing=spec.gradient_checkpointing,
@@ -112,7 +114,7 @@ class RewardModel:
         else:
             self.model = load_score_model(
                 spec.model_path,
-                "reward.model.path",
+                "RewardModelSpec.model_path",
                 attention=spec.attention,
                 device=self.device,
             )
@@ -154,7 +156,9 @@ class RewardLearner(RewardModel, LearningRole):
         super().__init__(spec, place)
         self.folder = Path(spec.model_path)
         self._pair_loss = spec.algorithm.pair_loss
-        self.learner = Learner(spec.optim, self.model, self.model.head, "reward model")
+        self.learner = Learner(
+            spec.optim, self.model, self.model.head, "reward model", spec.total_steps
+        )
 
     @register(Dispatch.DATA, collect=Collect.STATS)
     def update(self, shard: BatchShard) -> Stats:

@@ -1,0 +1,42 @@
+"""Optimizer specification: how weights move; also the section ``optim`` of the configuration."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from agentrl.types.section import Decay, Fraction, Listed, Natural, Positive, Section, Weight
+
+__all__ = ["OptimSpec"]
+
+
+class OptimSpec(Section):
+    """The optimizer and its learning-rate schedule."""
+
+    name: Literal["adamw", "muon"] = "adamw"
+    """``muon`` takes the hidden matrices and leaves the rest to AdamW."""
+    lr: Weight = 1e-6
+    """Peak learning rate (of AdamW's parameters)."""
+    betas: Listed[Decay] = Field(default=(0.9, 0.95), min_length=2, max_length=2)
+    """Decay of AdamW's two moments."""
+    eps: Positive = 1e-8
+    """Added to AdamW's denominator."""
+    weight_decay: Weight = 0.0
+    """Decoupled weight decay (arXiv:1711.05101)."""
+    clip_grad_norm: Positive | None = 1.0
+    """Largest norm of the whole gradient; null clips nothing."""
+    muon_lr: Weight = 0.02
+    """Peak learning rate of Muon's matrices."""
+    muon_momentum: Decay = 0.95
+    """Muon's momentum."""
+    muon_weight_decay: Weight = 0.01
+    """Decoupled weight decay of Muon's matrices."""
+    warmup_steps: Natural = 0
+    """Optimizer steps of linear rise from 0."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """What follows the rise and the flat part, down to ``final_fraction``."""
+    flat_fraction: Fraction = 0.0
+    """Share of the stage's optimizer steps before the decay begins, the rise included."""
+    final_fraction: Fraction = 0.0
+    """Learning rate at the end, as a share of the peak."""

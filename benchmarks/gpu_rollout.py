@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
+from agentrl.engines import EnginePlace
 from agentrl.engines.torch import TorchEngine, TorchEngineSpec
 from benchmarks.figures import NOT_HERE, Figures, add_arguments
 from benchmarks.rollouts.engine_episodes import (
@@ -80,10 +81,11 @@ def measure(figures: Figures, number: int, seed: int) -> None:
     shape = SHAPES[MODEL]
     module = build_module(MODEL, torch.bfloat16, DEVICE, seed)
     episodes = Episodes.draw(number, shape["vocab_size"], seed)
-    spec = TorchEngineSpec(
-        MODEL, dtype="bfloat16", device=DEVICE, context_tokens=CONTEXT, max_running=number
+    place = EnginePlace(MODEL, dtype="bfloat16", context_tokens=CONTEXT, max_running=number)
+    spec = TorchEngineSpec(device=DEVICE)
+    engine = TorchEngine(
+        place, spec, config=module.config.to_dict(), state_dict=module.state_dict()
     )
-    engine = TorchEngine(spec, config=module.config.to_dict(), state_dict=module.state_dict())
     try:
         given = by_engine(engine, episodes, time.perf_counter).given
         by_generate(module, given, episodes, time.perf_counter)

@@ -84,7 +84,7 @@ def _prepare(images: Sequence[str]) -> None:
 
 def _reap() -> None:
     from agentrl.cli.terminal import say
-    from agentrl.engines.sglang.orphan_cleanup import reap_servers
+    from agentrl.engines.servers.orphan_cleanup import reap_servers
     from agentrl.errors import MachineError
     from agentrl.sandbox.docker.containers import remove_orphaned_containers
     from agentrl.sandbox.orphan_cleanup import remove_orphans

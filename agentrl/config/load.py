@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from agentrl.config.algorithm_rules import algorithm_faults
 from agentrl.config.document import Document, Origin, dotted, parse_document
+from agentrl.config.engine_section import engine_faults, engine_section_faults
 from agentrl.config.key_names import with_keys
 from agentrl.config.overrides import apply_overrides, expand_short_forms
 from agentrl.config.problems import Problem, raise_problems
@@ -130,8 +131,13 @@ def _problems(document: Document, folder: Path, trains: bool) -> list[Problem]:
         stage, faults = _validate(StageConfig, tree)
         number = index if document.tree.get("stages") else None
         if stage is not None:
+            faults += engine_section_faults(stage, base_dir)
             broken = [key for fault in faults for key in fault.keys]
-            crossing = [*stage_faults(stage, trains=trains), *algorithm_faults(stage, base_dir)]
+            crossing = [
+                *stage_faults(stage, trains=trains),
+                *algorithm_faults(stage, base_dir),
+                *engine_faults(stage, base_dir, trains=trains),
+            ]
             faults += [fault for fault in crossing if not _touches(fault, broken)]
         problems += [_located(document, fault, number) for fault in faults]
         sound += [] if faults else [stage]

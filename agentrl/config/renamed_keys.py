@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from agentrl.config.document import Document
+from agentrl.engines.servers.section import RENAMED_VALUES
+from agentrl.engines.sglang.sglang_spec import RENAMED_KEYS
 from agentrl.types.section import Fault, Key
 
 __all__ = ["rename_keys", "with_new_name"]
@@ -34,6 +36,7 @@ RENAMED: Mapping[str, str] = {  # * is any entry of a mapping
     "rollout.stale": "rollout.on_stale",
     "rollout.worker_timeout_s": "rollout.worker_liveness_timeout_s",
     "train.tool_tokens": "debug.train_on_tool_tokens",
+    **RENAMED_KEYS,
 }
 
 
@@ -54,8 +57,10 @@ def rename_keys(document: Document) -> None:
     """Gives every old key of ``document`` its new name, at the top and in every stage; changes it in place."""
     stages = document.tree.get("stages") or ()
     _rename_in(document, (), document.tree)
+    _rename_values(document.tree)
     for index, stage in enumerate(stages):
         _rename_in(document, ("stages", index), stage)
+        _rename_values(stage)
 
 
 def _rename_in(document: Document, root: Key, tree: dict[str, Any]) -> None:
@@ -77,6 +82,14 @@ def _rename_in(document: Document, root: Key, tree: dict[str, Any]) -> None:
                 holder = holder.setdefault(part, {})
             holder[renamed[-1]] = value
             document.place((*root, *renamed), value, origin)
+
+
+def _rename_values(tree: dict[str, Any]) -> None:
+    """Gives old values of ``rollout.sglang`` their new names."""
+    own = (tree.get("rollout") or {}).get("sglang") or {}
+    for name, renamed in RENAMED_VALUES.items():
+        if name in own:
+            own[name] = renamed.get(own[name], own[name])
 
 
 def _keys_like(pattern: list[str], tree: Any, key: Key = ()) -> Iterator[Key]:

@@ -133,29 +133,6 @@ def _rollout_faults(stage: StageConfig) -> Iterator[Fault]:
             (("rollout", "min_group_size"), ("rollout", "group_size")),
             f"rollout.min_group_size must be at most rollout.group_size={rollout.group_size}, got {rollout.min_group_size}",
         )
-    if rollout.engine == "sglang" and rollout.engine_args:
-        yield Fault(
-            (("rollout", "engine_args"),),
-            f"rollout.engine_args has nothing for rollout.engine='sglang', got {sorted(rollout.engine_args)}; "
-            "its settings are those of rollout.sglang, and rollout.sglang.server_args for the server's own",
-        )
-    if (
-        rollout.engine == "sglang"
-        and rollout.sglang.urls
-        and stage.train.world_size > 1
-        and not rollout.num_workers
-    ):
-        yield Fault(
-            (("rollout", "sglang", "urls"), ("train", "world_size")),
-            f"rollout.sglang.urls needs train.world_size=1 (a server has one owner, and each rank plays episodes), "
-            f"got {stage.train.world_size}; let the ranks start servers of their own, or train with one rank",
-        )
-    if rollout.engine == "sglang" and rollout.sglang.urls and rollout.num_workers > 1:
-        yield Fault(
-            (("rollout", "sglang", "urls"), ("rollout", "num_workers")),
-            f"rollout.sglang.urls needs rollout.num_workers of at most 1 (a server has one owner), got "
-            f"{rollout.num_workers}; let the workers start servers of their own, or set rollout.num_workers=1",
-        )
     for name, value in rollout.worker_resources.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
             yield Fault(
@@ -167,12 +144,6 @@ def _rollout_faults(stage: StageConfig) -> Iterator[Fault]:
             (("rollout", "num_workers"), ("run", "deterministic")),
             f"run.deterministic needs rollout.num_workers=0 (groups of several workers come in any order), got "
             f"{rollout.num_workers}; set it, or run.deterministic=false",
-        )
-    if stage.run.deterministic and rollout.engine not in ("torch", "scripted"):
-        yield Fault(
-            (("rollout", "engine"), ("run", "deterministic")),
-            f"run.deterministic needs rollout.engine='torch' (other engines batch by arrival), "
-            f"got {rollout.engine!r}; set it, or run.deterministic=false",
         )
     yield from _schedule_faults(stage)
     if (
@@ -231,12 +202,6 @@ def _sampling_faults(stage: StageConfig) -> Iterator[Fault]:
             (("rollout", "temperature"), ("rollout", "group_size")),
             "rollout.temperature must be more than 0 for training (greedy siblings are all alike), got 0; "
             "eval.greedy examines the greedy policy",
-        )
-    if rollout.engine == "openai":
-        yield Fault(
-            (("rollout", "engine"),),
-            "rollout.engine='openai' cannot train (such a server returns neither token ids nor logprobs); "
-            "use 'torch' or 'sglang' here",
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from agentrl.config.train_sections import AlgorithmConfig, RolloutConfig
+from agentrl.config.train_sections import AlgorithmConfig
 
 __all__ = ["SHORT_FORMS", "Tree", "merge", "owner_of", "stage_trees"]
 
@@ -25,13 +25,11 @@ _OWNED: Mapping[tuple[str, str], tuple[str, ...] | None] = {
     ("algorithm", "name"): None,  # all of them
     ("data", "train"): ("args",),
     ("env", "entry_point"): ("args",),
-    ("rollout", "engine"): ("engine_args",),
     ("train", "steps"): ("epochs",),
     ("train", "epochs"): ("steps",),
 }
 _DEFAULTS: Mapping[tuple[str, str], Any] = {
     ("algorithm", "name"): AlgorithmConfig.model_fields["name"].default,
-    ("rollout", "engine"): RolloutConfig.model_fields["engine"].default,
 }
 
 

@@ -9,7 +9,9 @@ from pydantic import ConfigDict, Field, model_validator
 from agentrl.algorithms import AlgorithmSettings
 from agentrl.algorithms.catalog import settings_of
 from agentrl.config.sections import Dtype
-from agentrl.config.sglang_section import SGLangConfig
+from agentrl.engines.openai_spec import OpenAIEngineSpec
+from agentrl.engines.sglang.sglang_spec import SGLangEngineSpec
+from agentrl.engines.torch.torch_spec import TorchEngineSpec
 from agentrl.types.section import (
     Arguments,
     Count,
@@ -27,10 +29,14 @@ __all__ = ["AlgorithmConfig", "RolloutConfig", "TrainConfig"]
 class RolloutConfig(Section):
     """How episodes are played."""
 
-    engine: Literal["torch", "sglang", "openai", "scripted"] = "torch"
-    """``torch`` in process, ``sglang`` servers, ``openai``-compatible servers (never trained), or ``scripted``."""
-    engine_args: Arguments = Field(default_factory=dict)
-    """Settings of that engine alone."""
+    model_config = ConfigDict(extra="allow")  # the section of a plug-in; see ``engine_faults``
+
+    engine: str = "torch"
+    """``torch`` in process, ``sglang`` servers, ``openai``-compatible servers (never trained), or
+    ``module:name`` of an engine's specification, whose section has the name that it says."""
+    torch: TorchEngineSpec = Field(default_factory=TorchEngineSpec)
+    sglang: SGLangEngineSpec = Field(default_factory=SGLangEngineSpec)
+    openai: OpenAIEngineSpec = Field(default_factory=OpenAIEngineSpec)
     schedule: Literal["sync", "one_step_off", "async"] = "sync"
     """``sync``: every batch is played by the weights that it trains; ``one_step_off``: the next batch is played while
     one is trained; ``async``: as far ahead as ``max_staleness`` allows, episodes run through a publish."""
@@ -91,17 +97,6 @@ class RolloutConfig(Section):
     """Tokens of KV cache kept for waiting episodes; by default room for all that run."""
     dtype: Dtype | None = None
     """Of the engine's weights; by default ``model.dtype``."""
-    num_engines: Count = 1
-    """SGLang servers that each process that plays episodes starts."""
-    tp_size: Count = 1
-    """Tensor-parallel ranks of an SGLang server."""
-    max_running_requests: Count | None = None
-    """Requests that an SGLang server decodes at once; by default SGLang's own choice."""
-    kv_memory_fraction: Fraction | None = None
-    """Share of a device's memory for weights and KV cache of an SGLang server; by default SGLang's own choice."""
-    page_size: Count | None = None
-    """Tokens of a page of an SGLang server's KV cache."""
-    sglang: SGLangConfig = Field(default_factory=SGLangConfig)
     turn_timeout_s: Seconds = 120.0
     """Seconds of one turn: generation, tools and environment; waiting for a sandbox that others use does not count."""
     episode_timeout_s: Seconds = 600.0

@@ -1,12 +1,17 @@
-"""The two faces of an engine: what its many clients call, and what its one owner calls (docs/rollouts.md)."""
+"""Engine contracts: the two faces of an engine, its specification, and what the two exchange (docs/engines.md)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from agentrl.types import Completion, EngineInfo, GenerateRequest
+from agentrl.types.section import Section
 
 if TYPE_CHECKING:
     import torch
@@ -16,14 +21,26 @@ __all__ = [
     "EngineHealth",
     "EngineLayout",
     "EngineNotice",
+    "EnginePlace",
+    "EnginePlan",
+    "EngineSpec",
+    "EngineState",
+    "EngineTraits",
+    "HostedEngine",
+    "MessageEngine",
     "PauseMode",
     "RolloutEngine",
+    "ServedDtype",
     "Tag",
+    "Transport",
     "UpdateSession",
+    "WeightSender",
 ]
 
-PauseMode = Literal["drain", "retract", "in_place"]
-Tag = Literal["weights", "kv_cache", "graphs"]
+PauseMode: TypeAlias = Literal["drain", "retract", "in_place"]
+Tag: TypeAlias = Literal["weights", "kv_cache", "graphs"]
+ServedDtype: TypeAlias = Literal["float32", "bfloat16"]
+EngineState: TypeAlias = Literal["serving", "paused", "asleep", "updating", "corrupt", "closed"]
 
 
 class RolloutEngine(Protocol):
@@ -32,12 +49,13 @@ class RolloutEngine(Protocol):
     async def generate(self, request: GenerateRequest) -> Completion:
         """Returns only when the completion is finished, its caller cancelled, or the engine failed.
 
-        Cancelling the awaiting task aborts the request. A call changes nothing outside the engine, so a failed
-        one may be retried from the same ids.
+        Cancelling the awaiting task aborts the request. A call changes nothing outside the engine,
+        so a failed one may be retried from the same ids.
 
         Raises:
-            EngineError: ids outside the vocabulary, prompt and ``max_new_tokens`` over the context, a version
-                below ``min_version``, a deadline spent, or the engine's own failure; ``retryable`` tells which.
+            EngineError: ids outside the vocabulary, prompt and ``max_new_tokens`` over the context,
+                a version below ``min_version``, a deadline spent, or the engine's own failure;
+                ``retryable`` tells which.
         """
         ...
 
@@ -56,17 +74,17 @@ class RolloutEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineLayout:
-    """How an engine wants its weights: ``whole`` tensors under Hugging Face names (the engine cuts)."""
+    """Form of an update's tensors: ``whole`` ones under Hugging Face names (the engine cuts)."""
 
     kind: Literal["whole"]
-    dtype: Literal["float32", "bfloat16"]
+    dtype: ServedDtype
 
 
 @dataclass(frozen=True, slots=True)
 class EngineHealth:
-    """``state`` is what the engine does now; a ``torn`` one answers nothing until it is replaced."""
+    """``state`` is what the engine does now; a ``corrupt`` one answers nothing until replaced."""
 
-    state: Literal["serving", "paused", "asleep", "updating", "torn", "dead"]
+    state: EngineState
     running: int
     waiting: int
     kv_tokens: int
@@ -75,7 +93,7 @@ class EngineHealth:
 
 @dataclass(frozen=True, slots=True)
 class EngineNotice:
-    """What an engine overcame by itself, and a person should know.
+    """A failure that an engine overcame by itself, for the run's log of events.
 
     Args:
         event: its name in ``events.jsonl``, such as ``server_lost``.
@@ -102,12 +120,12 @@ class UpdateSession(Protocol):
         """Serves the new weights under their version; KV of older ones is dropped.
 
         Raises:
-            EngineError: a tensor is missing or has another shape; the engine is torn.
+            EngineError: a tensor is missing or has another shape; the engine is corrupt.
         """
         ...
 
     def abort(self) -> None:
-        """Gives up: the engine is torn where anything was put."""
+        """Gives up: the engine is corrupt where anything was put."""
         ...
 
 
@@ -115,8 +133,8 @@ class EngineControl(Protocol):
     """For exactly one owner in a run. Calls block; they are never made from an event loop."""
 
     def pause(self, mode: PauseMode) -> None:
-        """``drain`` waits for running requests; ``retract`` drops their KV and re-prefills after ``resume``;
-        ``in_place`` keeps KV of the older version."""
+        """``drain`` waits for running requests; ``retract`` drops their KV and prefills it again
+        after ``resume``; ``in_place`` keeps KV of the older version."""
         ...
 
     def resume(self) -> None: ...
@@ -134,15 +152,169 @@ class EngineControl(Protocol):
         ...
 
     def checksum(self) -> Mapping[str, int]:
-        """For each Hugging Face tensor Σ bits_i·(2i+1) mod 2**64 over its flat index i in the served dtype."""
+        """For each Hugging Face tensor Σ bits_i·(2i+1) mod 2**64 over its flat index i in the
+        served dtype."""
+        ...
+
+    def score(self, token_ids: Sequence[int]) -> Mapping[str, npt.NDArray[np.float32]]:
+        """Log-probabilities of a text under the weights served now; requires a serving engine.
+
+        Args:
+            token_ids: n of the vocabulary, at least 2.
+
+        Returns:
+            By each server's name ``[n - 1]``: of every token but the first, given those before it,
+            at temperature 1. An engine in this process has one entry.
+        """
         ...
 
     def health(self) -> EngineHealth: ...
 
     def take_notices(self) -> list[EngineNotice]:
-        """What it overcame since the last call; from any thread."""
+        """Failures overcome since the last call; from any thread."""
         ...
 
     def close(self) -> None:
         """Ends everything that it started; requests in flight fail."""
         ...
+
+
+class HostedEngine(RolloutEngine, EngineControl, Protocol):
+    """An engine with both faces: its host is its one owner."""
+
+
+class MessageEngine(RolloutEngine, Protocol):
+    """An engine without weights, such as a chat server; its connections close in the episodes'
+    event loop."""
+
+    async def close(self) -> None: ...
+
+
+class WeightSender(Protocol):
+    """A transport of tensors to servers; one object serves all updates of an engine."""
+
+    def begin(self, update: Any) -> UpdateSession:
+        """A session that puts tensors into a ``servers.update.ServerUpdate``."""
+        ...
+
+    def close(self) -> None:
+        """Ends what it keeps between updates."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """A way by which weights reach an engine outside this process.
+
+    Args:
+        name: of the sender in ``agentrl.weight_sync``.
+        device: of the servers, which decides a process group's backend.
+        address: of the trainer's machine as servers reach it.
+    """
+
+    name: Literal["http", "disk", "broadcast"]
+    device: Literal["cpu", "cuda"] | None = None
+    address: str = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTraits:
+    """Abilities of an engine as its section configures it: rules ask for these, never for a name.
+
+    Args:
+        returns_ids: gives token ids and logprobs, without which nothing can be trained.
+        deterministic: can make a request's tokens a function of the request alone.
+        images: takes images beside text.
+        max_owners: processes that may build it at once; None for any number.
+        transport: how weights reach it; None where they are put in this process.
+    """
+
+    returns_ids: bool = True
+    deterministic: bool = False
+    images: bool = False
+    max_owners: int | None = None
+    transport: Transport | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlace:
+    """Values that the run derives for an engine, whichever it is; picklable.
+
+    Args:
+        model: a Hugging Face folder, ``config.json`` and ``*.safetensors``.
+        folder: for the engine's own files, such as logs of servers; made where missing.
+        dtype: of weights and KV.
+        context_tokens: the longest sequence, prompt and completion together.
+        max_running: requests in flight at once.
+        kv_tokens: positions of KV memory in all; None leaves it to the engine.
+        deterministic: tokens of a request are a function of the request alone.
+        num_threads: of the engine's own thread in torch; None leaves torch's setting.
+        decode: ids to text, for stop strings; must itself be picklable.
+        stop_strings: whether requests may have stop strings.
+        unavailable_s: how long a request waits for an engine to come back.
+        server_python: interpreter of the environment that ``agentrl install`` made.
+        api_key: of servers that ask for one.
+    """
+
+    model: str
+    folder: str = "."
+    dtype: ServedDtype = "float32"
+    context_tokens: int = 1024
+    max_running: int = 32
+    kv_tokens: int | None = None
+    deterministic: bool = False
+    num_threads: int | None = None
+    decode: Callable[[npt.NDArray[np.int32]], str] | None = None
+    stop_strings: bool = False
+    unavailable_s: float = 60.0
+    server_python: str = ""
+    api_key: str | None = field(default=None, repr=False)
+
+
+class EngineSpec(Section):
+    """An engine's section of the configuration, and how the engine is built from it.
+
+    A specification is data: picklable, and in a module that imports nothing of its engine. A plug-in
+    is named by ``rollout.engine: module:NAME`` and held to the contract by ``check_engine``.
+    """
+
+    section: ClassVar[str] = ""
+    """Name of the section, ``rollout.<section>``."""
+
+    @abstractmethod
+    def traits(self) -> EngineTraits:
+        """Abilities of the engine as configured."""
+
+    def resolve(self, place: EnginePlace) -> EnginePlace:
+        """The place with what the driver alone knows, such as a secret of its environment.
+
+        Called once in the driver, before any process starts.
+
+        Raises:
+            MachineError: the machine lacks what the engine needs.
+            ConfigError: a setting cannot be used here.
+        """
+        return place
+
+    @abstractmethod
+    def build(
+        self, place: EnginePlace, sender: WeightSender | None = None
+    ) -> HostedEngine | MessageEngine:
+        """The engine, ready to serve; called in the process that hosts it.
+
+        Args:
+            place: as ``resolve`` returned it.
+            sender: the transport of ``traits().transport``; None for weights that never change.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlan:
+    """A specification and the place it is built for: all that a host needs; picklable."""
+
+    spec: EngineSpec
+    place: EnginePlace
+
+    def build(self, sender: WeightSender | None = None) -> HostedEngine | MessageEngine:
+        """See ``EngineSpec.build``."""
+        return self.spec.build(self.place, sender)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from agentrl.errors import EngineError
@@ -22,26 +21,7 @@ from agentrl.types import (
     TokenUsage,
 )
 
-__all__ = ["OpenAIEngine", "OpenAIEngineSpec"]
-
-
-@dataclass(frozen=True, slots=True)
-class OpenAIEngineSpec:
-    """How to build an OpenAIEngine.
-
-    Args:
-        server: the server and the model on it.
-    """
-
-    server: ChatServerSpec
-
-    def build(self) -> OpenAIEngine:
-        """The engine.
-
-        Raises:
-            ConfigError: the variable named for the key is not set.
-        """
-        return OpenAIEngine(ChatClient(self.server))
+__all__ = ["OpenAIEngine"]
 
 
 class OpenAIEngine:
@@ -55,6 +35,15 @@ class OpenAIEngine:
     def __init__(self, client: ChatClient) -> None:
         self.client = client
         self._asked: dict[str, asyncio.Task[ChatAnswer]] = {}
+
+    @classmethod
+    def of(cls, server: ChatServerSpec) -> OpenAIEngine:
+        """An engine of one server.
+
+        Raises:
+            ConfigError: the variable named for the key is not set.
+        """
+        return cls(ChatClient(server))
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """See ``RolloutEngine.generate``; the counts are the server's own.

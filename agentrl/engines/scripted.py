@@ -1,17 +1,18 @@
-"""ScriptedEngine: an engine whose answers a test writes, and whose account, versions and states are true."""
+"""ScriptedEngine: answers from a script, with true account, versions and states; for tests."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from agentrl.engines.base import EngineHealth, EngineLayout, EngineNotice, PauseMode, Tag
 from agentrl.engines.checks import check_request
+from agentrl.engines.life import EngineLife
 from agentrl.errors import EngineError
 from agentrl.types import (
     Completion,
@@ -34,9 +35,6 @@ Script: TypeAlias = (
     | Mapping[str, Sequence[Sequence[int]]]
     | Sequence[Sequence[int]]
 )
-
-State: TypeAlias = Literal["serving", "paused", "asleep", "updating", "torn", "dead"]
-_STATES: tuple[State, ...] = ("dead", "torn", "updating", "asleep", "paused")
 
 
 class ScriptedEngine:
@@ -77,15 +75,15 @@ class ScriptedEngine:
         self._latency = latency
         self._failures = dict(failures or {})
         self._shapes = shapes
-        self._version = policy_version
         self._decode = decode
         self._turns: dict[str, int] = {}
         self._kv: dict[str, npt.NDArray[np.int32]] = {}
         self._checksums: dict[str, int] = {}
         self._waits: dict[str, _Wait] = {}
+        self._life = EngineLife(policy_version)
+        # guards what runs and who waits: requests come from any event loop, moves from the owner's thread
         self._state = threading.Condition()
         self._running: set[str] = set()
-        self._flags: set[State] = set()
         self._draining = False
         self._sleepers: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
 
@@ -102,10 +100,10 @@ class ScriptedEngine:
             raise self._failures[call]
         try:
             aborted = await self._wait(request)
-            if not aborted and request.min_version > self._version:
+            if not aborted and request.min_version > self._life.policy_version:
                 raise EngineError(
                     f"request {request.request_id!r} needs min_version={request.min_version}, the engine serves "
-                    f"policy_version={self._version}; send it to an engine that was updated"
+                    f"policy_version={self._life.policy_version}; send it to an engine that was updated"
                 )
             return self._completion(request, aborted=aborted)
         finally:
@@ -127,14 +125,18 @@ class ScriptedEngine:
     def info(self) -> EngineInfo:
         """What the engine claims to be."""
         return EngineInfo(
-            "scripted", "scripted", self._vocab_size, self._context_tokens, self._version
+            "scripted",
+            "scripted",
+            self._vocab_size,
+            self._context_tokens,
+            self._life.policy_version,
         )
 
     def pause(self, mode: PauseMode) -> None:
-        """Requests that arrive wait; ``drain`` also waits for those in flight, the other modes answer them after
-        ``resume`` under the version served then."""
+        """Requests that arrive wait; ``drain`` also waits for those in flight. The other modes
+        answer them after ``resume``, under the version served then."""
         with self._state:
-            self._flags.add("paused")
+            self._life.pause(mode)
             if mode == "drain":
                 self._draining = True
                 self._state.wait_for(lambda: not self._running)
@@ -143,26 +145,25 @@ class ScriptedEngine:
     def resume(self) -> None:
         """Serves again."""
         with self._state:
-            self._require("resume", "paused", forbidden=("updating", "asleep"))
-            self._flags.discard("paused")
+            self._life.resume()
         self._wake_sleepers()
 
     def sleep(self, tags: Sequence[Tag]) -> None:
         """Drops KV for ``kv_cache``; requests wait until ``wake`` and ``resume``."""
         with self._state:
-            if self._running and "paused" not in self._flags:
+            if self._running and self._life.paused is None:
                 raise EngineError(
                     "sleep: requests are running; call pause('retract') first", retryable=False
                 )
             if "kv_cache" in tags:
-                self._flags |= {"paused", "asleep"}
+                self._life.sleep(["kv_cache"])
                 self._kv.clear()
 
     def wake(self, tags: Sequence[Tag]) -> None:
         """Ends the sleep."""
         with self._state:
             if "kv_cache" in tags:
-                self._flags.discard("asleep")
+                self._life.wake(["kv_cache"])
 
     def layout(self) -> EngineLayout:
         """Whole tensors, compared in float32."""
@@ -171,13 +172,16 @@ class ScriptedEngine:
     def begin_update(self, version: int) -> ScriptedUpdateSession:
         """See ``EngineControl.begin_update``."""
         with self._state:
-            self._require("begin_update", "paused", forbidden=("updating",))
-            self._flags.add("updating")
+            self._life.begin_update(version)
         return ScriptedUpdateSession(self, version)
 
     def checksum(self) -> Mapping[str, int]:
         """Of the tensors of the last update."""
         return dict(self._checksums)
+
+    def score(self, token_ids: Sequence[int]) -> Mapping[str, npt.NDArray[np.float32]]:
+        """The logprob of every scripted token."""
+        return {"scripted": np.full(len(token_ids) - 1, self._logprob, dtype=np.float32)}
 
     def take_notices(self) -> list[EngineNotice]:
         """Nothing: it either works or fails."""
@@ -186,14 +190,13 @@ class ScriptedEngine:
     def health(self) -> EngineHealth:
         """See ``EngineControl.health``."""
         kv_tokens = sum(ids.size for ids in self._kv.values())
-        waiting, version = len(self._sleepers), self._version
-        state: State = next((name for name in _STATES if name in self._flags), "serving")
-        return EngineHealth(state, len(self._running), waiting, kv_tokens, version)
+        waiting, version = len(self._sleepers), self._life.policy_version
+        return EngineHealth(self._life.state, len(self._running), waiting, kv_tokens, version)
 
     def close(self) -> None:
         """Requests in flight and later ones fail."""
         with self._state:
-            self._flags.add("dead")
+            self._life.close("it was closed")
         for wait in list(self._waits.values()):
             wait.end_soon()
         self._wake_sleepers()
@@ -201,27 +204,23 @@ class ScriptedEngine:
     def finish_update(self, version: int, put: Mapping[str, int] | None) -> None:
         """Ends an update: with the checksums of what was put, or None where it was given up halfway."""
         with self._state:
-            self._flags.discard("updating")
-            missing = (
-                []
-                if self._shapes is None
-                else [name for name in self._shapes if name not in (put or {})]
-            )
+            wanted = self._shapes or {}
+            missing = [name for name in wanted if name not in (put or {})]
+            problem = f"{missing[0]!r} was not sent; put every tensor" if missing else ""
             if put is None or missing:
-                self._flags.add("torn")
+                self._life.mark_corrupt(problem or "an update was given up after tensors were put")
                 self._wake_sleepers()
             if put is not None and missing:
-                raise EngineError(
-                    f"weight update: {missing[0]!r} was not sent; put every tensor", retryable=False
-                )
+                raise EngineError(f"weight update: {problem}", retryable=False)
             if put is not None:
-                self._version, self._checksums = version, dict(put)
+                self._life.end_update(version)
+                self._checksums = dict(put)
                 self._kv.clear()
 
     def cancel_update(self) -> None:
         """Ends an update in which nothing was put."""
         with self._state:
-            self._flags.discard("updating")
+            self._life.end_update(None)
 
     def expected_shape(self, name: str) -> tuple[int, ...] | None:
         """The shape that ``name`` must have, None for any.
@@ -239,9 +238,9 @@ class ScriptedEngine:
         """Waits until the engine serves."""
         while True:
             with self._state:
-                if fault := self._flags & {"dead", "torn"}:
-                    raise _broken(min(fault))
-                if "paused" not in self._flags:
+                if self._life.closed or self._life.fault:
+                    raise self._life.error()
+                if self._life.paused is None:
                     return
                 loop = asyncio.get_running_loop()
                 future: asyncio.Future[None] = loop.create_future()
@@ -263,8 +262,8 @@ class ScriptedEngine:
         except TimeoutError:
             if not wait.scope.expired():
                 raise
-            if "dead" in self._flags:
-                raise _broken("dead") from None
+            if self._life.closed:
+                raise self._life.error() from None
             if not wait.ended:
                 raise EngineError(
                     f"request {request.request_id!r} spent its deadline_s={request.deadline_s}; raise it"
@@ -315,7 +314,7 @@ class ScriptedEngine:
         sequence = np.concatenate([request.token_ids, sampled])
         self._kv[request.session_id] = sequence[:-1]
         logprobs = np.full(len(ids), self._logprob, dtype=np.float32)
-        segment = Segment(SegmentKind.POLICY, sampled, logprobs, self._version)
+        segment = Segment(SegmentKind.POLICY, sampled, logprobs, self._life.policy_version)
         return Completion(
             request_id=request.request_id,
             segments=(segment,) if ids else (),
@@ -334,15 +333,6 @@ class ScriptedEngine:
             if found := next((string for string in stop if string in text), None):
                 return ids[:length], found
         return ids, None
-
-    def _require(self, what: str, needed: State, forbidden: Sequence[State]) -> None:
-        wrong = self._flags & {"torn", "dead", *forbidden}
-        if wrong or needed not in self._flags:
-            raise EngineError(
-                f"{what} needs an engine that is {needed}, it is {min(wrong) if wrong else 'serving'}; "
-                "see EngineControl for the order of calls",
-                retryable=False,
-            )
 
 
 class _Wait:
@@ -377,7 +367,7 @@ class ScriptedUpdateSession:
         """Takes one tensor.
 
         Raises:
-            EngineError: an unknown name or another shape; the engine is torn.
+            EngineError: an unknown name or another shape; the engine is corrupt.
         """
         try:
             shape = self._engine.expected_shape(name)
@@ -398,15 +388,11 @@ class ScriptedUpdateSession:
         self._engine.finish_update(self._version, self._put)
 
     def abort(self) -> None:
-        """Gives up; the engine is torn where anything was put."""
+        """Gives up; the engine is corrupt where anything was put."""
         if self._put:
             self._engine.finish_update(self._version, None)
         else:
             self._engine.cancel_update()
-
-
-def _broken(state: str) -> EngineError:
-    return EngineError(f"the scripted engine is {state}; build it again, or use another")
 
 
 def _settle(future: asyncio.Future[None]) -> None:

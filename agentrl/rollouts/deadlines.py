@@ -7,14 +7,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 from contextvars import ContextVar
 from types import TracebackType
 
-from agentrl.sandbox import counted_by
+from agentrl.types.clock import PausableClock, PausableTimeout, counted_by
 
 __all__ = ["Deadlines", "LimitSpentError", "StragglerCancel", "within"]
 
@@ -23,13 +21,8 @@ class LimitSpentError(Exception):
     """A deadline of the episode or turn has passed; its text is the reason of the truncation."""
 
 
-class Deadlines:
-    """All deadlines of one host's episodes, which are paused together with its engine."""
-
-    def __init__(self) -> None:
-        self._clocks: set[_ScopeClock] = set()
-        self._stopped = False
-        self._lock = threading.Lock()
+class Deadlines(PausableClock):
+    """Clock of all deadlines of one host's episodes, which is paused together with its engine."""
 
     @contextmanager
     def of_this_task(self) -> Iterator[None]:
@@ -39,36 +32,6 @@ class Deadlines:
             yield
         finally:
             _DEADLINES.reset(token)
-
-    @contextmanager
-    def clock_paused(self) -> Iterator[None]:
-        """Pauses all deadlines meanwhile; for one caller at a time, from any thread."""
-        self._turn(stopped=True)
-        try:
-            yield
-        finally:
-            self._turn(stopped=False)
-
-    def add(self, clock: _ScopeClock) -> None:
-        """Adds a deadline that starts."""
-        with self._lock:
-            self._clocks.add(clock)
-            if self._stopped:
-                clock.stop()
-
-    def drop(self, clock: _ScopeClock) -> None:
-        """Removes a deadline that has ended."""
-        with self._lock:
-            self._clocks.discard(clock)
-
-    def _turn(self, *, stopped: bool) -> None:
-        with self._lock:
-            self._stopped = stopped
-            for clock in self._clocks:
-                if stopped:
-                    clock.stop()
-                else:
-                    clock.go_on()
 
 
 _DEADLINES: ContextVar[Deadlines | None] = ContextVar("agentrl_deadlines", default=None)
@@ -84,7 +47,7 @@ class StragglerCancel:
 
     def __init__(self) -> None:
         self.requested = False
-        self._clock: _ScopeClock | None = None
+        self._clock: PausableTimeout | None = None
 
     def request(self) -> None:
         """Ends the episode at its next wait or at its start; one that has been played is still
@@ -94,7 +57,7 @@ class StragglerCancel:
         if self._clock is not None:
             self._clock.spend()
 
-    def hold(self, clock: _ScopeClock) -> None:
+    def hold(self, clock: PausableTimeout) -> None:
         """Takes the clock of the episode's deadline, which ``request`` spends."""
         self._clock = clock
         if self.requested:
@@ -122,22 +85,18 @@ def within(
 class _Within:
     """See ``within``; a class for speed, because each turn in flight holds two."""
 
-    __slots__ = ("_clock", "_counted", "_host", "_reason", "_scope", "_straggler")
+    __slots__ = ("_counted", "_reason", "_straggler", "_timeout")
 
     def __init__(self, seconds: float, reason: str, straggler: StragglerCancel | None) -> None:
-        self._scope = asyncio.timeout(seconds)
+        self._timeout = PausableTimeout(seconds, _DEADLINES.get())
+        self._counted = counted_by(self._timeout)
         self._reason = reason
         self._straggler = straggler
-        self._host = _DEADLINES.get()
 
     async def __aenter__(self) -> None:
-        self._clock = _ScopeClock(self._scope)
-        self._counted = counted_by(self._clock)
-        await self._scope.__aenter__()
-        if self._host is not None:
-            self._host.add(self._clock)
+        await self._timeout.__aenter__()
         if self._straggler is not None:
-            self._straggler.hold(self._clock)
+            self._straggler.hold(self._timeout)
         self._counted.__enter__()
 
     async def __aexit__(
@@ -148,72 +107,12 @@ class _Within:
     ) -> None:
         self._counted.__exit__(kind, error, trace)
         try:
-            await self._scope.__aexit__(kind, error, trace)
+            await self._timeout.__aexit__(kind, error, trace)
             timed_out = isinstance(error, TimeoutError)
         except TimeoutError:
             timed_out = True
-        finally:
-            self._clock.end()
-            if self._host is not None:
-                self._host.drop(self._clock)
-        if timed_out and self._scope.expired():
+        if timed_out and self._timeout.expired():
             straggler = self._straggler
             if straggler is not None and straggler.requested:
                 raise LimitSpentError(straggler.reason) from None
             raise LimitSpentError(self._reason) from None
-
-
-class _ScopeClock:
-    """A timeout that can be stopped (a ``Clock``), also by what outlives it, which then changes
-    nothing.
-    """
-
-    __slots__ = ("_ended", "_left_s", "_loop", "_scope", "_stops")
-
-    def __init__(self, scope: asyncio.Timeout) -> None:
-        self._scope = scope
-        self._loop = asyncio.get_running_loop()
-        self._stops = 0
-        self._left_s = 0.0
-        self._ended = False
-
-    def stop(self) -> None:
-        self._on_loop(self._stop)
-
-    def go_on(self) -> None:
-        self._on_loop(self._go_on)
-
-    def end(self) -> None:
-        self._ended = True
-
-    def spend(self) -> None:
-        """The time is up now, whatever was left of it."""
-        if not self._over:
-            self._ended = True
-            self._scope.reschedule(self._loop.time())
-
-    def _on_loop(self, change: Callable[[], None]) -> None:
-        try:
-            here = asyncio.get_running_loop()
-        except RuntimeError:  # a thread without a loop
-            here = None
-        if here is self._loop:
-            change()
-        elif not self._ended:
-            self._loop.call_soon_threadsafe(change)
-
-    def _stop(self) -> None:
-        self._stops += 1
-        when = self._scope.when()
-        if self._stops == 1 and when is not None and not self._over:
-            self._left_s = when - self._loop.time()
-            self._scope.reschedule(None)
-
-    def _go_on(self) -> None:
-        self._stops -= 1
-        if self._stops == 0 and not self._over:
-            self._scope.reschedule(self._loop.time() + self._left_s)
-
-    @property
-    def _over(self) -> bool:
-        return self._ended or self._scope.expired()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -10,21 +9,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from agentrl.agent_server import AgentProgramSpec
 from agentrl.config import StageConfig
-from agentrl.controller.cluster.rollout_pool import EngineFactory
 from agentrl.controller.evaluator import EvalPlan, EvalSet
-from agentrl.engines.torch import TorchEngineSpec
 from agentrl.envs import EnvSpec, EpisodeView, RewardFn, Rubric, ToolEnv
 from agentrl.errors import ConfigError, DataError
-from agentrl.render import Renderer, RendererSpec, sees_images
+from agentrl.render import RendererSpec
 from agentrl.rollouts import EpisodeLimits, RolloutSpec, RubricFactory, StagePermits
 from agentrl.run.data.datasets import load_tasks
 from agentrl.run.model_folder import given_model
-from agentrl.run.sglang_engine import sglang_spec
 from agentrl.tools import Tool, ToolFactory, ToolReference, close_tools, resolve_tools
 from agentrl.training import RewardModelSpec
 from agentrl.types import SamplingParams, load_object
@@ -32,7 +25,6 @@ from agentrl.types import SamplingParams, load_object
 __all__ = [
     "LiveObjects",
     "RubricSpec",
-    "engine_spec",
     "env_spec",
     "eval_plan",
     "player_spec",
@@ -249,52 +241,6 @@ def renderer_spec(stage: StageConfig, base_dir: Path, model: Path) -> RendererSp
     if template is not None and "{%" not in template and (base_dir / template).is_file():
         template = str(base_dir / template)
     return RendererSpec(str(model), own.renderer, template, own.enable_thinking)
-
-
-def engine_spec(stage: StageConfig, model: Path) -> EngineFactory:
-    """The engine that the stage's rollouts use.
-
-    Raises:
-        ConfigError: an engine that this version does not train with.
-        MachineError: no environment for SGLang servers.
-    """
-    if stage.rollout.engine == "sglang":
-        servers: EngineFactory = sglang_spec(stage, model)
-        return servers
-    if stage.rollout.engine != "torch":
-        raise ConfigError(
-            f"rollout.engine='{stage.rollout.engine}' cannot be used for training in this version; "
-            "set rollout.engine=torch, or sglang"
-        )
-    if sees_images(model):
-        raise ConfigError(
-            f"rollout.engine='torch' reads text alone, and model.path='{model}' sees images; set rollout.engine=sglang"
-        )
-    spec = TorchEngineSpec(
-        model_path=str(model),
-        dtype=stage.rollout_dtype,
-        context_tokens=stage.context_tokens,
-        max_running=stage.rollout.max_running,
-        kv_tokens=stage.rollout.kv_tokens,
-        deterministic=stage.run.deterministic,
-        num_threads=stage.train.threads_per_rank,
-        decode=functools.partial(
-            _decoded, renderer_spec(stage, Path(stage.run.base_dir or "."), model)
-        ),
-        **stage.rollout.engine_args,
-    )
-    factory: EngineFactory = spec
-    return factory
-
-
-def _decoded(renderer: RendererSpec, token_ids: npt.NDArray[np.int32]) -> str:
-    """Text in which an engine looks for stop strings; the renderer is built once a process, when one is asked for."""
-    return _renderer(renderer).decode(token_ids)
-
-
-@functools.cache
-def _renderer(spec: RendererSpec) -> Renderer:
-    return spec.build()
 
 
 def reward_model_folder(

@@ -14,6 +14,7 @@ from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.run.build import LiveObjects
 from agentrl.run.data.datasets import load_tasks, rows_hash
 from agentrl.run.data.prompt_limit import LeftOut, left_out_tasks
+from agentrl.run.engine import plays_by_messages
 from agentrl.run.lifetime.record import run_record
 from agentrl.run.model_folder import given_model
 from agentrl.run.trainer import Trainer
@@ -129,7 +130,7 @@ def collect(
 
 def _left_out(stage: StageConfig, tasks: Sequence[Task], base_dir: Path) -> LeftOut | None:
     """Tasks whose prompts are too long; None where there are none, or a server has the tokenizer."""
-    if stage.model.path is None or stage.rollout.engine == "openai":
+    if stage.model.path is None or plays_by_messages(stage):
         return None
     model = given_model(stage.model.path, base_dir)
     found = left_out_tasks(stage, LiveObjects(), tasks, base_dir=base_dir, model=model)

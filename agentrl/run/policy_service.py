@@ -13,7 +13,8 @@ from agentrl.agent_server import StandaloneServer
 from agentrl.config import load_config
 from agentrl.config.dump import to_yaml
 from agentrl.rollouts import EpisodeContext
-from agentrl.run.build import LiveObjects, engine_spec, rollout_spec
+from agentrl.run.build import LiveObjects, rollout_spec
+from agentrl.run.engine import engine_plan
 from agentrl.run.lifetime.record import run_record
 from agentrl.run.model_folder import given_model
 from agentrl.run.policy_source import played_stage, policy_folder, stage_alone
@@ -72,7 +73,7 @@ def serve_policy(
                 writer.write(trajectory, 0)
                 writer.flush()  # who ends an episode may look it up at once
 
-        engine = engine_spec(stage, folder).build()
+        engine = engine_plan(stage, folder).build()
         stack.callback(engine.close)
         parts = EpisodeContext(spec, engine, renderer, parser_for(renderer, spec.parser), rubric)
         server = functools.partial(

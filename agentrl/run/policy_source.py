@@ -8,6 +8,7 @@ from typing import Any
 
 from agentrl.config import RunConfig, StageConfig, load_config
 from agentrl.errors import ConfigError, DataError
+from agentrl.run.engine import plays_by_messages
 from agentrl.run.model_folder import given_model
 from agentrl.store import RunDirectory
 
@@ -35,7 +36,7 @@ def named_policy(
         overrides, config = [config, *overrides], None
     if named.is_file() and config is None:  # a configuration alone
         stage = played_stage(load_config(named, overrides, trains=False))
-        if stage.rollout.engine == "openai":
+        if plays_by_messages(stage):
             return stage_alone(stage, None)
         if stage.model.path is None:
             raise ConfigError(

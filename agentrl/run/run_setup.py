@@ -13,8 +13,9 @@ from agentrl.config.dump import to_yaml
 from agentrl.controller.checkpoints import Checkpoints, Manifest
 from agentrl.controller.ledger import Ledger
 from agentrl.errors import AgentRLError, DataError
-from agentrl.run.build import LiveObjects, engine_spec, player_spec
+from agentrl.run.build import LiveObjects, player_spec
 from agentrl.run.data.datasets import load_tasks, rows_hash
+from agentrl.run.engine import engine_plan
 from agentrl.run.lifetime.record import run_record
 from agentrl.run.model_folder import given_model, pinned, with_commit
 from agentrl.store import RunDirectory, keep_lines, write_text
@@ -59,7 +60,7 @@ def make_directory(
         parent = with_commit(parent, given_model(parent, base_dir))
     sandbox: Mapping[str, Any] = {}
     for stage in rollouts:
-        engine_spec(
+        engine_plan(
             stage, Path(config.run.dir)
         )  # an engine that is not to be had is refused before anything is made
         driver = player_spec(stage, live, base_dir)

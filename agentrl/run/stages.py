@@ -36,7 +36,6 @@ from agentrl.metrics import (
 )
 from agentrl.run.build import (
     LiveObjects,
-    engine_spec,
     eval_plan,
     renderer_spec,
     rollout_spec,
@@ -44,6 +43,7 @@ from agentrl.run.build import (
 )
 from agentrl.run.data.datasets import load_tasks
 from agentrl.run.data.prompt_limit import fitting_tasks
+from agentrl.run.engine import engine_plan
 from agentrl.run.lifetime.session import RunProcesses, close_after
 from agentrl.run.run_setup import last_manifest
 from agentrl.run.schedule_factory import conversations, held_out_pairs, rollouts, sequence_scores
@@ -204,7 +204,7 @@ def rollout_worker_spec(
     if recipe.algorithm.learns_from != "rollouts":
         return None
     return RolloutWorkerSpec(
-        engine_spec(recipe.stage, recipe.model),
+        engine_plan(recipe.stage, recipe.model),
         rollout_spec(recipe.stage, live, base_dir=base_dir, model=recipe.model),
     )
 

@@ -40,6 +40,7 @@ from agentrl.metrics import (
 from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.run.build import LiveObjects, eval_plan, reward_model_folder
 from agentrl.run.chat_rollouts import chat_rollouts
+from agentrl.run.engine import plays_by_messages
 from agentrl.run.lifetime.interruption import Interruption
 from agentrl.run.lifetime.resumption import resume_directory
 from agentrl.run.lifetime.session import RunProcesses, close_after
@@ -378,7 +379,7 @@ class Trainer:
 
     def _pool(self, stage: StageConfig) -> tuple[RolloutPool, Score]:
         """Where the stage's episodes are played outside of training, and what scores them; it is set up if missing."""
-        if stage.rollout.engine == "openai":
+        if plays_by_messages(stage):
             if self._chat is None:
                 self._chat = chat_rollouts(stage, self._live, self._base_dir)
             return self._chat, unscored

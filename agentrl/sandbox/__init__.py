@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from .backends import BACKENDS, Backend
-from .clocks import Clock, clock_paused, counted_by
 from .docker import DockerSettings
 from .guarantees import GUARANTEES, LEVELS, BackendReport
 from .interface import ExecResult, FileRefusedError, Persist, Sandbox, Status
@@ -18,7 +17,6 @@ __all__ = [
     "Backend",
     "BackendFactory",
     "BackendReport",
-    "Clock",
     "DockerSettings",
     "ExecResult",
     "FileRefusedError",
@@ -29,7 +27,5 @@ __all__ = [
     "SandboxPool",
     "SandboxSpec",
     "Status",
-    "clock_paused",
-    "counted_by",
     "probe_backends",
 ]

@@ -9,8 +9,7 @@ from concurrent.futures import Future
 from types import TracebackType
 
 from agentrl.errors import SandboxError
-
-from .clocks import clock_paused
+from agentrl.types.clock import clock_paused
 
 
 class FifoSemaphore:

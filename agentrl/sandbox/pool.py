@@ -11,8 +11,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from agentrl.errors import ConfigError
+from agentrl.types.clock import clock_paused
 
-from .clocks import clock_paused
 from .interface import Sandbox
 from .permits import FifoSemaphore
 from .sandbox_spec import SandboxSpec

@@ -33,6 +33,7 @@ __all__ = [
     "Weight",
     "Words",
     "entry_section",
+    "meant",
     "plain_section",
     "section_faults",
     "sections_within",
@@ -207,7 +208,7 @@ def section_faults(
             field = cause.fields[0].partition(".")[2] if cause.fields else ""
             yield Fault(((*key, *field.split(".")) if field else key,), str(cause))
         elif kind == "extra_forbidden":
-            near = _meant(section, detail["loc"], root or section, at)
+            near = meant(section, detail["loc"], root or section, at)
             yield Fault((key,), f"unknown key {{key}}{near}", detail["input"])
         else:
             yield Fault((key,), "{key} " + _rule(detail), detail["input"])
@@ -228,7 +229,7 @@ def _rule(detail: ErrorDetails) -> str:
     return f"{rule}, got {shown if len(shown) <= 80 else f'{shown[:77]}...'}{near}"
 
 
-def _meant(section: type[Section], loc: Key, root: type[Section], at: Key) -> str:
+def meant(section: type[Section], loc: Key, root: type[Section], at: Key) -> str:
     """What an unknown key was probably meant to be: the same name in another section, or a near one in this."""
     name, here = str(loc[-1]), (*at, *loc[:-1])
     leaves = {str(known[-1]): known for known in _known_keys(root)}

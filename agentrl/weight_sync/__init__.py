@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from agentrl.engines.sglang import ServedDtype
-from agentrl.weight_sync.broadcast import GroupSender
-from agentrl.weight_sync.disk import FolderSender
-from agentrl.weight_sync.http import BucketSender
+from agentrl.engines import ServedDtype
+from agentrl.weight_sync.broadcast import BroadcastSender
+from agentrl.weight_sync.disk import DiskSender
+from agentrl.weight_sync.http import HttpSender
 from agentrl.weight_sync.in_process import (
     TrainerWeights,
     WeightsReport,
@@ -13,14 +13,16 @@ from agentrl.weight_sync.in_process import (
     update_engine,
 )
 from agentrl.weight_sync.tensor_bytes import to_array, to_tensor
+from agentrl.weight_sync.transports import make_sender
 
 __all__ = [
-    "BucketSender",
-    "FolderSender",
-    "GroupSender",
+    "BroadcastSender",
+    "DiskSender",
+    "HttpSender",
     "ServedDtype",
     "TrainerWeights",
     "WeightsReport",
+    "make_sender",
     "publish_in_process",
     "to_array",
     "to_tensor",

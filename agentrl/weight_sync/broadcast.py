@@ -23,11 +23,12 @@ from torch.distributed.distributed_c10d import (
 )
 
 from agentrl.engines import UpdateSession
-from agentrl.engines.sglang import ServerUpdate, WeightArray
+from agentrl.engines.servers.update import ServerUpdate
+from agentrl.engines.weights import WeightArray
 from agentrl.errors import EngineError
 from agentrl.weight_sync.plan import BatchSession
 
-__all__ = ["GroupSender"]
+__all__ = ["BroadcastSender"]
 
 _POLL_S = 0.002
 _numbers = itertools.count()
@@ -42,10 +43,10 @@ class _Group:
     process_group: ProcessGroup
 
 
-class GroupSender:
+class BroadcastSender:
     """``WeightSender`` over gloo (CPU) or NCCL (GPU).
 
-    The group is kept between updates, and made anew where the servers that take part are others than before.
+    The group is kept between updates, and made again where the servers that take part are others than before.
 
     Args:
         backend: ``nccl`` where trainer and servers have GPUs.
@@ -74,7 +75,7 @@ class GroupSender:
             except BaseException:
                 update.give_up()
                 raise
-        return _GroupSession(
+        return _BroadcastSession(
             update,
             self._group,
             device="cuda" if self._backend == "nccl" else "cpu",
@@ -150,7 +151,7 @@ def _join(
     return group
 
 
-class _GroupSession(BatchSession):
+class _BroadcastSession(BatchSession):
     """Announces tensors, then broadcasts them one by one. A group that lost a rank is broken for all of its ranks."""
 
     def __init__(

@@ -7,24 +7,25 @@ import shutil
 from torch import Tensor
 
 from agentrl.engines import UpdateSession
-from agentrl.engines.sglang import ServerUpdate, open_weights, write_weights
+from agentrl.engines.servers.update import ServerUpdate
+from agentrl.engines.weights import open_weights, write_weights
 from agentrl.weight_sync.tensor_bytes import to_array
 
-__all__ = ["FolderSender"]
+__all__ = ["DiskSender"]
 
 
-class FolderSender:
+class DiskSender:
     """``WeightSender`` for servers that see the same file system. The newest folder alone is kept."""
 
     def begin(self, update: ServerUpdate) -> UpdateSession:
         """A session that writes a folder and has it read."""
-        return _FolderSession(update)
+        return _DiskSession(update)
 
     def close(self) -> None:
         """Nothing is kept but the folder, with which a server may be started again."""
 
 
-class _FolderSession:
+class _DiskSession:
     def __init__(self, update: ServerUpdate) -> None:
         self._update = update
 

@@ -9,26 +9,27 @@ from collections.abc import Sequence
 import torch
 
 from agentrl.engines import UpdateSession
-from agentrl.engines.sglang import ServerUpdate, WeightArray
+from agentrl.engines.servers.update import ServerUpdate
+from agentrl.engines.weights import WeightArray
 from agentrl.weight_sync.plan import BatchSession
 
-__all__ = ["BucketSender", "flattened_bucket"]
+__all__ = ["HttpSender", "flattened_bucket"]
 
 _METADATA = b"csglang.srt.weight_sync.tensor_bucket\nFlattenedTensorMetadata\n"
 
 
-class BucketSender:
+class HttpSender:
     """``WeightSender`` for servers anywhere: tensors travel in the calls, whole to each rank, which cuts its part."""
 
     def begin(self, update: ServerUpdate) -> UpdateSession:
         """A session that sends buckets."""
-        return _BucketSession(update)
+        return _HttpSession(update)
 
     def close(self) -> None:
         """Nothing is kept."""
 
 
-class _BucketSession(BatchSession):
+class _HttpSession(BatchSession):
     def send(self, batch: Sequence[WeightArray], *, label: str | None, flush: bool) -> None:
         self.update.pause_servers()
         payload = base64.b64encode(flattened_bucket(batch)).decode()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agentrl.engines import EngineControl, PauseMode
-from agentrl.engines.sglang import WeightArray
+from agentrl.engines.weights import WeightArray
 from agentrl.errors import EngineError
 
 if TYPE_CHECKING:

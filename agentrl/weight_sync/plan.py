@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from agentrl.engines.sglang import ServerUpdate, WeightArray
+from agentrl.engines.servers.update import ServerUpdate
+from agentrl.engines.weights import WeightArray
 from agentrl.weight_sync.tensor_bytes import to_array
 
 __all__ = ["BATCH_BYTES", "BatchSession"]
@@ -45,7 +46,7 @@ class BatchSession(ABC):
         self.update.finish()
 
     def abort(self) -> None:
-        """Torn where a batch was sent."""
+        """The engine is corrupt where a batch was sent."""
         self.update.give_up()
 
     def _send_batch(self, *, last: bool) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from agentrl.engines.sglang import ServedDtype, WeightArray
+from agentrl.engines import ServedDtype
+from agentrl.engines.weights import WeightArray
 
 __all__ = ["to_array", "to_tensor"]
 

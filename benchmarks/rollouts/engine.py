@@ -10,7 +10,8 @@ from typing import Literal
 
 import torch
 
-from agentrl.engines.torch import TorchEngine, TorchEngineSpec
+from agentrl.engines import EnginePlace
+from agentrl.engines.torch import TorchEngine
 from benchmarks.figures import Figures
 from benchmarks.rollouts.engine_episodes import (
     CONTEXT,
@@ -63,10 +64,10 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
 def _measure_one(figures: Figures, name: str, dtype: DType, seed: int) -> None:
     module = build_module(name, getattr(torch, dtype), "cpu", seed)
     episodes = Episodes.draw(EPISODES, SHAPES[name]["vocab_size"], seed)
-    spec = TorchEngineSpec(
+    place = EnginePlace(
         name, dtype=dtype, context_tokens=CONTEXT, max_running=EPISODES, num_threads=THREADS
     )
-    engine = TorchEngine(spec, config=module.config.to_dict(), state_dict=module.state_dict())
+    engine = TorchEngine(place, config=module.config.to_dict(), state_dict=module.state_dict())
     try:
         given = by_engine(
             engine, episodes, time.process_time

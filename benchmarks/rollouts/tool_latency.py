@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from agentrl.engines import EnginePlace
 from agentrl.engines.torch import TorchEngineSpec
 from agentrl.envs import EnvSpec
 from agentrl.render import RendererSpec
@@ -115,13 +116,14 @@ def play(model: Path, *, number: int, slow: bool, by_turns: bool = False) -> Pla
         root_seed=0,
         permits=StagePermits(preparing=IN_FLIGHT, running=IN_FLIGHT, scoring=IN_FLIGHT),
     )
-    engine = TorchEngineSpec(
+    place = EnginePlace(
         str(model),
         context_tokens=CONTEXT,
         max_running=SLOTS,
         kv_tokens=(SLOTS + IN_FLIGHT) * CONTEXT,
         num_threads=1,
-    ).build()
+    )
+    engine = TorchEngineSpec().build(place)
     counted = Counted(engine)
     runner = EpisodeRunner(spec, counted)
     try:

@@ -11,7 +11,8 @@ import numpy as np
 import openai
 import pytest
 
-from agentrl.engines.torch import TorchEngine, TorchEngineSpec
+from agentrl.engines import EnginePlace
+from agentrl.engines.torch import TorchEngine
 from agentrl.types import Completion, GenerateRequest
 from tests.agent_server.served_policy import ADD, HI, Episode, ended, serving
 from tests.engines.tiny import make_model
@@ -82,7 +83,7 @@ class Halting(TorchEngine):
 def halting() -> Any:
     model = make_model(vocab_size=MODEL_VOCAB, max_position_embeddings=512)
     engine = Halting(
-        TorchEngineSpec("tiny", context_tokens=512, max_running=2),
+        EnginePlace("tiny", context_tokens=512, max_running=2),
         config=model.config,
         state_dict=model.tensors,
     )

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl.engines.torch import TorchEngine, TorchEngineSpec
+from agentrl.engines import EnginePlace
+from agentrl.engines.torch import TorchEngine
 from benchmarks import gpu_rollout
 from benchmarks.figures import NOT_HERE
 from benchmarks.rollouts.engine_episodes import (
@@ -41,8 +42,8 @@ def test_the_products_of_a_thread_are_noted_in_order_and_done_again() -> None:
 
 def test_both_sides_see_the_same_ids_and_make_the_same_number_of_tokens() -> None:
     module, episodes = build_module("tiny", torch.float32, "cpu", 0), small(3)
-    spec = TorchEngineSpec("tiny", context_tokens=CONTEXT, max_running=3, num_threads=1)
-    engine = TorchEngine(spec, config=module.config.to_dict(), state_dict=module.state_dict())
+    place = EnginePlace("tiny", context_tokens=CONTEXT, max_running=3, num_threads=1)
+    engine = TorchEngine(place, config=module.config.to_dict(), state_dict=module.state_dict())
     try:
         timed = by_engine(engine, episodes, time.perf_counter)
     finally:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.cli.main import run
-from agentrl.engines.sglang.process import FOLDER_PREFIX as SERVER_PREFIX
+from agentrl.engines.servers.process import FOLDER_PREFIX as SERVER_PREFIX
 from agentrl.run.install.sglang_env import CPU, SGLANG_VERSION, default_folder
 from agentrl.sandbox import BACKENDS, GUARANTEES, SandboxSpec
 from agentrl.sandbox.forkserver.launcher import FOLDER_PREFIX

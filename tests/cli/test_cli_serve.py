@@ -18,7 +18,7 @@ import openai
 import pytest
 
 from agentrl.cli.main import run as run_command_line
-from agentrl.engines.openai import OpenAIEngineSpec
+from agentrl.engines.openai import OpenAIEngine
 from agentrl.llm import ChatServerSpec
 from agentrl.rollouts import EpisodeContext, run_episode
 from agentrl.store import RunDirectory, TrajectoryReader
@@ -99,7 +99,7 @@ def test_an_episode_over_http_is_kept_and_shown(
 
 async def test_another_agentrl_plays_on_it(served: tuple[str, Path]) -> None:
     spec = replace(rollout_spec(), renderer=None)
-    engine = OpenAIEngineSpec(ChatServerSpec(f"{served[0]}/v1", "policy", timeout_s=60)).build()
+    engine = OpenAIEngine.of(ChatServerSpec(f"{served[0]}/v1", "policy", timeout_s=60))
     parts = EpisodeContext(spec, engine, None, load_parser("none"), spec.rubric.build())
     trajectory = await run_episode(parts, TASK, KEY)
     await engine.close()

@@ -13,9 +13,9 @@ import pytest
 from agentrl.config import StageConfig
 from agentrl.config.load import load_config
 from agentrl.errors import ConfigError, MachineError
+from agentrl.run.engine import engine_plan
 from agentrl.run.install.sglang_env import CPU, build_environment, default_folder, default_python
-from agentrl.run.sglang_engine import sglang_spec
-from agentrl.weight_sync import BucketSender, FolderSender, GroupSender
+from agentrl.weight_sync import BroadcastSender, DiskSender, HttpSender, make_sender
 
 Write = Callable[..., Path]
 
@@ -34,11 +34,11 @@ def stage(write: Write) -> Callable[..., StageConfig]:
 @pytest.mark.parametrize(
     ("override", "field", "value"),
     [
-        ("rollout.tp_size=2", "tp_size", 2),
-        ("rollout.num_engines=3", "num_engines", 3),
-        ("rollout.max_running_requests=9", "max_running_requests", 9),
-        ("rollout.kv_memory_fraction=0.5", "kv_memory_fraction", 0.5),
-        ("rollout.page_size=16", "page_size", 16),
+        ("rollout.sglang.tp_size=2", "tp_size", 2),
+        ("rollout.sglang.num_servers=3", "num_servers", 3),
+        ("rollout.sglang.max_running_requests=9", "max_running_requests", 9),
+        ("rollout.sglang.kv_memory_fraction=0.5", "kv_memory_fraction", 0.5),
+        ("rollout.sglang.page_size=16", "page_size", 16),
         ("rollout.kv_tokens=4000", "kv_tokens", 4000),
         ("rollout.context_tokens=2000", "context_tokens", 2000),
         ("rollout.dtype=bfloat16", "dtype", "bfloat16"),
@@ -47,7 +47,7 @@ def stage(write: Write) -> Callable[..., StageConfig]:
             "server_args",
             {"schedule-policy": "lpm"},
         ),
-        ("rollout.sglang.urls=[http://a:1, http://b:2]", "num_engines", 2),
+        ("rollout.sglang.urls=[http://a:1, http://b:2]", "urls", ("http://a:1", "http://b:2")),
         ("rollout.stop=[END]", "stop_strings", True),
         ("rollout.turn_timeout_s=30.0", "unavailable_s", 15.0),
     ],
@@ -55,40 +55,44 @@ def stage(write: Write) -> Callable[..., StageConfig]:
 def test_a_setting_reaches_the_engine(
     stage: Callable[..., StageConfig], override: str, field: str, value: Any
 ) -> None:
-    assert getattr(sglang_spec(stage(override), Path("model")), field) == value
+    plan = engine_plan(stage(override), Path("model"))
+    assert getattr(plan.spec, field, getattr(plan.place, field, None)) == value
 
 
 @pytest.mark.parametrize(
-    ("sync", "kind"), [("disk", FolderSender), ("tensor", BucketSender), ("group", GroupSender)]
+    ("sync", "kind"), [("disk", DiskSender), ("http", HttpSender), ("broadcast", BroadcastSender)]
 )
 def test_weight_sync_names_the_sender(
     stage: Callable[..., StageConfig], sync: str, kind: type
 ) -> None:
-    sender = sglang_spec(stage(f"rollout.sglang.weight_sync={sync}"), Path("model")).sender
-    assert sender is not None
-    assert isinstance(sender(), kind)
+    plan = engine_plan(stage(f"rollout.sglang.weight_sync={sync}"), Path("model"))
+    assert isinstance(make_sender(plan.spec.traits().transport), kind)
+
+
+@pytest.mark.parametrize(("old", "new"), [("tensor", "http"), ("group", "broadcast")])
+def test_an_old_name_of_a_transport_is_refused_with_its_new_one(
+    problems: Callable[..., list[str]], old: str, new: str
+) -> None:
+    override = f"rollout.sglang.weight_sync={old}"
+    (line,) = problems("", ["rollout.engine=sglang", override])
+    assert f"rollout.sglang.weight_sync is called '{new}' now, got '{old}'" in line
 
 
 def test_a_missing_environment_is_named_with_the_mend(stage: Callable[..., StageConfig]) -> None:
     with pytest.raises(
         MachineError, match=r"'/nowhere/python' is no file; run `agentrl install sglang`"
     ):
-        sglang_spec(stage(python="/nowhere/python"), Path("model"))
+        engine_plan(stage(python="/nowhere/python"), Path("model"))
 
 
 def test_given_servers_need_no_environment(stage: Callable[..., StageConfig]) -> None:
-    spec = sglang_spec(
-        stage("rollout.sglang.urls=[http://a:1]", python="/nowhere/python"), Path("model")
-    )
-    assert spec.urls == ("http://a:1",)
+    given = stage("rollout.sglang.urls=[http://a:1]", python="/nowhere/python")
+    engine_plan(given, Path("model"))
 
 
 def test_a_command_of_ones_own_needs_no_environment(stage: Callable[..., StageConfig]) -> None:
     own = ("rollout.sglang.command=[srun, launch]", "rollout.sglang.device=cuda")
-    assert sglang_spec(stage(*own, python="/nowhere/python"), Path("model")).command == (
-        "srun",
-        "launch",
-    )
+    engine_plan(stage(*own, python="/nowhere/python"), Path("model"))
 
 
 def test_an_api_key_that_is_not_set_is_named(
@@ -98,16 +102,16 @@ def test_an_api_key_that_is_not_set_is_named(
     with pytest.raises(
         ConfigError, match="api_key_env='SERVER_KEY' must name an environment variable that is set"
     ):
-        sglang_spec(stage("rollout.sglang.api_key_env=SERVER_KEY"), Path("model"))
+        engine_plan(stage("rollout.sglang.api_key_env=SERVER_KEY"), Path("model"))
 
 
 def test_an_api_key_is_not_shown(
     stage: Callable[..., StageConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SERVER_KEY", "secret")
-    spec = sglang_spec(stage("rollout.sglang.api_key_env=SERVER_KEY"), Path("model"))
-    assert spec.api_key == "secret"
-    assert "secret" not in repr(spec)
+    plan = engine_plan(stage("rollout.sglang.api_key_env=SERVER_KEY"), Path("model"))
+    assert plan.place.api_key == "secret"
+    assert "secret" not in repr(plan)
 
 
 @pytest.mark.parametrize(
@@ -115,13 +119,13 @@ def test_an_api_key_is_not_shown(
     [
         (
             ["rollout.engine_args={a: 1}"],
-            "rollout.engine_args has nothing for rollout.engine='sglang'",
+            "rollout.engine_args is called rollout.openai now",
         ),
         (
             ["rollout.sglang.urls=[http://a:1]", "train.world_size=2"],
-            "rollout.sglang.urls needs train.world_size=1",
+            "rollout.sglang.urls needs train.world_size of at most 1",
         ),
-        (["rollout.sglang.weight_sync=carrier"], "must be 'disk', 'tensor' or 'group'"),
+        (["rollout.sglang.weight_sync=carrier"], "must be 'http', 'disk' or 'broadcast'"),
         (["rollout.top_p=0.9"], "rollout.top_p=1 and rollout.top_k=0 are needed for training"),
         (["rollout.min_p=0.1"], "unknown key rollout.min_p"),
         (["run.deterministic=true"], "run.deterministic needs rollout.engine='torch'"),

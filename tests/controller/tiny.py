@@ -13,7 +13,7 @@ from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.cluster.rollout_pool import RolloutPool, RolloutWorkerSpec
 from agentrl.controller.cluster.weight_publisher import ColocatedSync, WeightSync
 from agentrl.controller.cluster.worker import RoleSpec
-from agentrl.engines import PauseMode
+from agentrl.engines import EnginePlace, EnginePlan, PauseMode
 from agentrl.engines.torch import TorchEngineSpec
 from agentrl.rollouts import RolloutSpec
 from agentrl.training import Actor, ActorSpec, OptimSpec
@@ -42,10 +42,9 @@ def actor_spec(model: Path, **settings: Any) -> ActorSpec:
     return ActorSpec(str(model), make_algorithm("grpo", {}), OptimSpec(lr=1e-3), **settings)
 
 
-def engine_spec(model: Path, **settings: Any) -> TorchEngineSpec:
-    return TorchEngineSpec(
-        str(model), **{"context_tokens": 160, "max_running": 8, "num_threads": 1} | settings
-    )
+def engine_spec(model: Path, **settings: Any) -> EnginePlan:
+    sizes = {"context_tokens": 160, "max_running": 8, "num_threads": 1} | settings
+    return EnginePlan(TorchEngineSpec(), EnginePlace(str(model), **sizes))
 
 
 def episodes(**settings: Any) -> RolloutSpec:

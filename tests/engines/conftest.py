@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from agentrl.engines.torch import TorchEngine, TorchEngineSpec
+from agentrl.engines import EnginePlace
+from agentrl.engines.torch import TorchEngine
 from tests.engines.tiny import TinyModel, make_model
 
 
@@ -22,10 +23,8 @@ def start() -> Iterator[Callable[..., TorchEngine]]:
     engines: list[TorchEngine] = []
 
     def build(model: TinyModel, **settings: Any) -> TorchEngine:
-        spec = TorchEngineSpec(
-            **{"model_path": "tiny", "context_tokens": 128, "max_running": 8} | settings
-        )
-        engines.append(TorchEngine(spec, config=model.config, state_dict=model.tensors))
+        place = EnginePlace(**{"model": "tiny", "context_tokens": 128, "max_running": 8} | settings)
+        engines.append(TorchEngine(place, config=model.config, state_dict=model.tensors))
         return engines[-1]
 
     yield build

@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 
+from agentrl.engines import EnginePlace
 from agentrl.engines.torch import TorchEngineSpec
 from agentrl.engines.torch.model.config import DecoderConfig
 from agentrl.engines.torch.model.rope import Rope
@@ -128,7 +129,9 @@ async def test_bf16_agrees_within_its_own_rounding_turn_after_turn_beside_others
 
 async def test_a_saved_folder_serves_the_same_as_its_state_dict(tiny, start, tmp_path) -> None:
     tiny.module.save_pretrained(tmp_path)
-    folder_engine = TorchEngineSpec(str(tmp_path), context_tokens=128, max_running=8).build()
+    folder_engine = TorchEngineSpec().build(
+        EnginePlace(str(tmp_path), context_tokens=128, max_running=8)
+    )
     try:
         assert folder_engine.checksum() == start(tiny).checksum()
     finally:
@@ -174,9 +177,9 @@ def test_both_spellings_of_the_rotary_base_are_read(tiny) -> None:
 def test_a_folder_without_weights_is_refused(tiny, tmp_path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(tiny.config))
     with pytest.raises(EngineError, match=r"holds no \*.safetensors"):
-        TorchEngineSpec(str(tmp_path), context_tokens=128).build()
+        TorchEngineSpec().build(EnginePlace(str(tmp_path), context_tokens=128))
 
 
 def test_a_folder_that_is_none_is_refused(tmp_path) -> None:
     with pytest.raises(EngineError, match=r"config\.json"):
-        TorchEngineSpec(str(tmp_path / "absent")).build()
+        TorchEngineSpec().build(EnginePlace(str(tmp_path / "absent")))

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from agentrl.engines import EnginePlace
 from agentrl.engines.torch import TorchEngine, TorchEngineSpec
 from agentrl.errors import ConfigError, EngineError
 from agentrl.types.checksum import tensor_checksum
@@ -177,7 +178,7 @@ def test_a_failed_update_tears_the_engine(fault, start) -> None:
     }
     with pytest.raises(EngineError, match=message[fault]):
         publish(engine, 1, tensors)
-    assert engine.health().state == "torn"
+    assert engine.health().state == "corrupt"
 
 
 async def test_deterministic_mode_is_exact_whatever_else_runs(start) -> None:
@@ -222,7 +223,9 @@ def test_the_slower_path_is_named_in_the_log_and_the_fast_one_is_not(tiny, start
 def test_a_saved_folder_serves_the_same_as_its_tensors(family, start, tmp_path) -> None:
     model = make_model(family, **FAMILIES[family])
     model.module.save_pretrained(tmp_path)  # mixtral's experts lie there one by one
-    folder_engine = TorchEngineSpec(str(tmp_path), context_tokens=128, max_running=2).build()
+    folder_engine = TorchEngineSpec().build(
+        EnginePlace(str(tmp_path), context_tokens=128, max_running=2)
+    )
     try:
         assert folder_engine.checksum() == start(model).checksum()
     finally:
@@ -237,7 +240,7 @@ def test_a_folder_that_lacks_a_weight_is_refused(tmp_path) -> None:
     with pytest.raises(
         EngineError, match=r"lacks 1 weights of the model, the first is 'transformer.h.1.mlp"
     ):
-        TorchEngineSpec(str(tmp_path), context_tokens=128).build()
+        TorchEngineSpec().build(EnginePlace(str(tmp_path), context_tokens=128))
 
 
 REFUSED = {
@@ -258,7 +261,7 @@ def test_what_keeps_more_than_keys_and_values_is_refused_by_name(family) -> None
     config = {"model_type": family, "intermediate_size": 48, **shape, **settings}
     config = {name: value for name, value in config.items() if value is not None}
     with pytest.raises(EngineError, match=named) as caught:
-        TorchEngine(TorchEngineSpec("tiny", context_tokens=64), config=config, state_dict={})
+        TorchEngine(EnginePlace("tiny", context_tokens=64), config=config, state_dict={})
     assert not caught.value.retryable
 
 

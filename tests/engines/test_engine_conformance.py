@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from agentrl.engines import EngineControl, RolloutEngine
+from agentrl.engines import EngineControl, EnginePlace, RolloutEngine
 from agentrl.engines.scripted import ScriptedEngine
-from agentrl.engines.torch import TorchEngine, TorchEngineSpec
+from agentrl.engines.torch import TorchEngine
 from agentrl.errors import EngineError
 from agentrl.types import SegmentKind
 from tests.engines.tiny import VOCAB, make_model, random_ids, request, sampled
@@ -47,13 +47,13 @@ async def subject(request: pytest.FixtureRequest) -> AsyncIterator[Subject]:
             shapes={name: tuple(tensor.shape) for name, tensor in tensors.items()},
         )
     else:
-        spec = TorchEngineSpec(
+        place = EnginePlace(
             "tiny",
             context_tokens=512,
             max_running=4,
             deterministic=request.param == "torch-deterministic",
         )
-        engine = TorchEngine(spec, config=model.config, state_dict=model.tensors)
+        engine = TorchEngine(place, config=model.config, state_dict=model.tensors)
     yield Subject(engine, model.tensors)
     engine.close()
 
@@ -177,8 +177,8 @@ async def test_an_incomplete_update_tears_the_engine(subject) -> None:
 
     with pytest.raises(EngineError):
         await asyncio.to_thread(update)
-    assert engine.health().state == "torn"
-    with pytest.raises(EngineError, match="torn"):
+    assert engine.health().state == "corrupt"
+    with pytest.raises(EngineError, match="corrupt"):
         await engine.generate(request([1, 2]))
 
 
@@ -270,11 +270,11 @@ async def test_closing_fails_what_is_in_flight_and_what_comes_later(subject) -> 
     )
     await subject.running()
     await asyncio.to_thread(subject.engine.close)
-    with pytest.raises(EngineError, match="dead"):
+    with pytest.raises(EngineError, match="closed"):
         await slow
-    with pytest.raises(EngineError, match="dead"):
+    with pytest.raises(EngineError, match="closed"):
         await subject.engine.generate(request([1, 2], name="later"))
-    assert subject.engine.health().state == "dead"
+    assert subject.engine.health().state == "closed"
 
 
 def test_an_engine_error_crosses_processes_with_its_verdict() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from agentrl.engines.openai import OpenAIEngineSpec
+from agentrl.engines.openai import OpenAIEngine
 from agentrl.errors import EngineError
 from agentrl.llm import ChatServerSpec
 from agentrl.rollouts import EpisodeContext, run_episode
@@ -33,9 +33,9 @@ async def play_at(
         rollout_spec(tools=[add], env_settings={"describe_tools_in_prompt": True}, **settings),
         renderer=None,
     )
-    engine = OpenAIEngineSpec(
+    engine = OpenAIEngine.of(
         ChatServerSpec(url, "m", max_backoff_s=0.01, max_retries=2, timeout_s=20.0)
-    ).build()
+    )
     parts = EpisodeContext(spec, engine, None, load_parser("none"), spec.rubric.build())
     try:
         return await run_episode(parts, TASK, KEY, sampling=sampling)
@@ -174,7 +174,7 @@ async def test_a_slow_server_is_cut_off_by_the_turns_deadline() -> None:
 
 async def test_a_request_can_be_aborted() -> None:
     async with odd_server(Reply(hang=True)) as server:
-        engine = OpenAIEngineSpec(ChatServerSpec(server.url, "m")).build()
+        engine = OpenAIEngine.of(ChatServerSpec(server.url, "m"))
         spec = replace(rollout_spec(), renderer=None)
         parts = EpisodeContext(spec, engine, None, load_parser("none"), spec.rubric.build())
         playing = asyncio.create_task(run_episode(parts, TASK, KEY))
@@ -211,7 +211,7 @@ async def test_such_a_trajectory_is_stored_and_read_back(tmp_path: Path) -> None
 async def test_what_only_an_engine_of_ids_does_is_refused(
     changes: dict[str, Any], named: str
 ) -> None:
-    engine = OpenAIEngineSpec(ChatServerSpec("http://127.0.0.1:1/v1", "m")).build()
+    engine = OpenAIEngine.of(ChatServerSpec("http://127.0.0.1:1/v1", "m"))
     with pytest.raises(EngineError, match=named) as caught:
         await engine.generate(replace(ASKED, **changes))
     assert not caught.value.retryable
@@ -219,7 +219,7 @@ async def test_what_only_an_engine_of_ids_does_is_refused(
 
 async def test_a_request_is_given_up_at_its_deadline() -> None:
     async with odd_server(Reply(hang=True)) as server:
-        engine = OpenAIEngineSpec(ChatServerSpec(server.url, "m")).build()
+        engine = OpenAIEngine.of(ChatServerSpec(server.url, "m"))
         with pytest.raises(
             EngineError, match=r"spent its deadline_s=0.2 without an answer of model 'm' at http"
         ) as error:

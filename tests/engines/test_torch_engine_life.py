@@ -8,18 +8,22 @@ import subprocess
 import sys
 
 import pytest
+from pydantic import ValidationError
 
+from agentrl.engines import EnginePlace, EnginePlan
 from agentrl.engines.torch import TorchEngineSpec
+from agentrl.engines.torch.torch_spec import RowPlan
 from agentrl.errors import ConfigError, EngineError
 from agentrl.types import MediaSpan
 from tests.engines.tiny import random_ids, request, sampled
 
 
 def test_the_specification_is_picklable_and_frozen() -> None:
-    spec = TorchEngineSpec("folder", dtype="bfloat16", kv_tokens=5000)
-    assert pickle.loads(pickle.dumps(spec)) == spec
-    with pytest.raises(AttributeError):
-        spec.dtype = "float32"  # type: ignore[misc]
+    spec = TorchEngineSpec(device="cuda:0")
+    plan = EnginePlan(spec, EnginePlace("folder", dtype="bfloat16", kv_tokens=5000))
+    assert pickle.loads(pickle.dumps(plan)) == plan
+    with pytest.raises(ValidationError, match="frozen"):
+        spec.device = "cpu"  # type: ignore[misc]
 
 
 def test_the_specification_imports_no_torch() -> None:
@@ -37,17 +41,21 @@ def test_the_specification_imports_no_torch() -> None:
             {"kv_tokens": 100, "context_tokens": 200},
             "rollout.kv_tokens.*rollout.context_tokens=200",
         ),
-        ({"num_threads": 0}, "rollout.num_threads"),
     ],
 )
 def test_a_value_out_of_range_is_named(settings, named) -> None:
     with pytest.raises(ConfigError, match=named):
-        TorchEngineSpec("folder", **settings)
+        TorchEngineSpec().resolve(EnginePlace("folder", **settings))
+
+
+def test_threads_are_at_least_one() -> None:
+    with pytest.raises(ValidationError, match="num_threads"):
+        TorchEngineSpec(num_threads=0)
 
 
 def test_kv_tokens_bound_the_rows() -> None:
-    spec = TorchEngineSpec("folder", context_tokens=100, max_running=8, kv_tokens=350)
-    assert (spec.num_rows, spec.parked_tokens) == (3, 50)
+    plan = RowPlan.of(EnginePlace("folder", context_tokens=100, max_running=8, kv_tokens=350))
+    assert (plan.num_rows, plan.parked_tokens) == (3, 50)
 
 
 def test_a_context_beyond_the_models_positions_is_refused(tiny, start) -> None:
@@ -90,9 +98,9 @@ async def test_a_crash_of_the_thread_fails_everything_and_is_named(tiny, start) 
     with pytest.raises(EngineError, match="MemoryError: no memory left") as caught:
         await waiting
     assert caught.value.retryable
-    assert engine.health().state == "dead"
+    assert engine.health().state == "closed"
     for call in (engine.checksum, engine.resume, lambda: engine.pause("drain")):
-        with pytest.raises(EngineError, match="dead"):
+        with pytest.raises(EngineError, match="closed"):
             call()
     engine.close()
 

@@ -1,4 +1,4 @@
-"""Weight updates: versions, torn engines, and no forward that mixes two."""
+"""Weight updates: versions, corrupt engines, and no forward that mixes two."""
 
 from __future__ import annotations
 
@@ -148,13 +148,13 @@ async def test_a_failed_update_leaves_an_engine_that_answers_nothing(fault, tiny
         with pytest.raises(EngineError, match=message[fault]):
             finish()
 
-    assert engine.health().state == "torn"
-    with pytest.raises(EngineError, match="torn"):
+    assert engine.health().state == "corrupt"
+    with pytest.raises(EngineError, match="corrupt"):
         await waiting
-    with pytest.raises(EngineError, match="torn"):
+    with pytest.raises(EngineError, match="corrupt"):
         await engine.generate(request(random_ids(0, 5), name="later"))
     for move in (engine.resume, lambda: engine.begin_update(2)):
-        with pytest.raises(EngineError, match="torn"):
+        with pytest.raises(EngineError, match="corrupt"):
             move()
 
 

@@ -9,8 +9,9 @@ import threading
 import pytest
 
 from agentrl.rollouts.deadlines import Deadlines, LimitSpentError, within
-from agentrl.sandbox import SandboxPool, SandboxSpec, clock_paused, counted_by
+from agentrl.sandbox import SandboxPool, SandboxSpec
 from agentrl.sandbox.permits import FifoSemaphore
+from agentrl.types.clock import clock_paused, counted_by
 
 SHORT_S, LONG_S = 1.0, 2.5  # the wait is far longer than the deadline
 
@@ -139,7 +140,7 @@ async def test_no_deadline_of_a_host_counts_while_its_engine_is_paused() -> None
     deadlines = Deadlines()
     with deadlines.of_this_task():
         async with within(SHORT_S, "episode_timeout"):
-            with deadlines.clock_paused():
+            with deadlines.paused():
                 async with within(SHORT_S, "turn_timeout"):  # also one that begins meanwhile
                     await asyncio.sleep(LONG_S)
 
@@ -158,7 +159,7 @@ async def test_deadlines_go_on_after_the_pause() -> None:
 
 
 def pause_for_a_moment(deadlines: Deadlines) -> None:
-    with deadlines.clock_paused():
+    with deadlines.paused():
         pass
 
 
@@ -167,5 +168,5 @@ async def test_another_hosts_deadlines_go_on() -> None:
         async with within(0.05, "turn_timeout"):
             await asyncio.Event().wait()
 
-    with Deadlines().clock_paused(), pytest.raises(LimitSpentError, match="turn_timeout"):
+    with Deadlines().paused(), pytest.raises(LimitSpentError, match="turn_timeout"):
         await dawdle()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image as Pictures
 
-from agentrl.engines.openai import OpenAIEngineSpec
+from agentrl.engines.openai import OpenAIEngine
 from agentrl.engines.scripted import ScriptedEngine
 from agentrl.envs import Env, EnvSpec, Rubric, ToolEnv
 from agentrl.llm import ChatServerSpec
@@ -292,7 +292,7 @@ async def test_an_agent_of_its_own_sends_images(renderer: Renderer) -> None:
 async def test_an_openai_compatible_server_is_sent_images() -> None:
     async with odd_server(said("A cat.")) as server:
         spec = dataclasses.replace(rollout_spec(), renderer=None)
-        made = OpenAIEngineSpec(ChatServerSpec(server.url, "m")).build()
+        made = OpenAIEngine.of(ChatServerSpec(server.url, "m"))
         parts = EpisodeContext(spec, made, None, load_parser("none"), spec.rubric.build())
         try:
             trajectory = await run_episode(parts, asked("What?", FIRST), EpisodeKey(0, 0))

@@ -70,11 +70,11 @@ def config(tmp_path: Path) -> Path:
 
 
 def overrides(url: str) -> list[str]:
-    engine = ["rollout.engine=openai", "run.deterministic=false", "rollout.engine_args.model=m"]
+    engine = ["rollout.engine=openai", "run.deterministic=false", "rollout.openai.model=m"]
     return [
         *engine,
-        f"rollout.engine_args.base_url={url}",
-        "rollout.engine_args.max_backoff_s=0.01",
+        f"rollout.openai.base_url={url}",
+        "rollout.openai.max_backoff_s=0.01",
     ]
 
 
@@ -116,11 +116,11 @@ def test_a_server_cannot_be_trained(config: Path, url: str) -> None:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("rollout.engine_args={model: m}", "rollout.engine_args.base_url"),
-        ("rollout.engine_args.modle=m", "rollout.engine_args.modle"),
-        ("rollout.engine_args.max_retries=many", "rollout.engine_args.max_retries"),
-        ("rollout.engine_args.base_url=localhost", "base_url must be"),
-        ("rollout.engine_args.api_key_env=NO_SUCH_KEY", "NO_SUCH_KEY"),
+        ("rollout.openai={model: m}", "rollout.openai.base_url"),
+        ("rollout.openai.modle=m", "rollout.openai.modle"),
+        ("rollout.openai.max_retries=many", "rollout.openai.max_retries"),
+        ("rollout.openai.base_url=localhost", "base_url must be"),
+        ("rollout.openai.api_key_env=NO_SUCH_KEY", "NO_SUCH_KEY"),
     ],
 )
 def test_a_server_that_is_described_wrongly_is_named(

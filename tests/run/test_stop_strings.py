@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from agentrl.config.load import load_config
-from agentrl.run.build import engine_spec, renderer_spec
+from agentrl.run.build import renderer_spec
+from agentrl.run.engine import engine_plan
 from agentrl.types import GenerateRequest, SamplingParams, concat_ids
 from tests.run.tiny_run import CONFIG
 from tests.run.tiny_task import build_model
@@ -19,7 +20,7 @@ async def test_an_engine_of_a_configuration_ends_at_a_stop_string(tmp_path: Path
     (tmp_path / "config.yaml").write_text(CONFIG, encoding="utf-8")
     stage = load_config(tmp_path / "config.yaml").resolved_stages()[-1]
     renderer = renderer_spec(stage, tmp_path, tmp_path / "model").build()
-    engine = pickle.loads(pickle.dumps(engine_spec(stage, tmp_path / "model"))).build()
+    engine = pickle.loads(pickle.dumps(engine_plan(stage, tmp_path / "model"))).build()
     try:
         prompt = np.arange(5, 12, dtype=np.int32)
         greedy = SamplingParams(16, temperature=0.0)

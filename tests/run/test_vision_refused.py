@@ -8,7 +8,7 @@ import pytest
 
 from agentrl.config.load import load_config
 from agentrl.errors import ConfigError
-from agentrl.run.build import engine_spec
+from agentrl.run.engine import engine_plan
 from agentrl.training.models.policy_model import load_policy
 from tests.tiny_vision import write_qwen_vl
 
@@ -23,7 +23,7 @@ def test_the_engine_in_process_is_refused(folder: Path, tmp_path: Path) -> None:
     config.write_text("data: {train: rows.jsonl}\nreward: {functions: ['reward.py:reward']}\n")
     (stage,) = load_config(config, [f"model.path={folder}"]).resolved_stages()
     with pytest.raises(ConfigError, match=r"rollout\.engine='torch' reads text alone"):
-        engine_spec(stage, folder)
+        engine_plan(stage, folder)
 
 
 def test_training_is_refused(folder: Path) -> None:

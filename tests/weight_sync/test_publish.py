@@ -1,4 +1,4 @@
-"""When publish returns, the engine serves the trainer's very weights; a torn engine answers nothing (invariant 9)."""
+"""When publish returns, the engine serves the trainer's very weights; a corrupt engine answers nothing (invariant 9)."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ async def test_one_wrong_bit_is_seen_and_the_engine_answers_nothing(
         r"first 'model\.norm\.weight'",
     ):
         publish_in_process(actor, Through(engine, flip_one_bit), 4)  # type: ignore[arg-type]
-    assert engine.health().state == "dead"
+    assert engine.health().state == "closed"
     await refuses(engine)
 
 
@@ -114,7 +114,7 @@ async def test_a_tensor_that_is_lost_tears_the_engine(actor: Actor, engine: Torc
 
     with pytest.raises(EngineError, match=r"model\.norm\.weight"):
         publish_in_process(actor, Through(engine, lose), 4)  # type: ignore[arg-type]
-    assert engine.health().state == "torn"
+    assert engine.health().state == "corrupt"
     await refuses(engine)
 
 
@@ -128,7 +128,7 @@ async def test_a_transport_that_breaks_halfway_tears_the_engine(
 
     with pytest.raises(OSError, match="connection reset"):
         publish_in_process(actor, Through(engine, break_off), 4)  # type: ignore[arg-type]
-    assert engine.health().state == "torn"
+    assert engine.health().state == "corrupt"
     await refuses(engine)
 
 

@@ -10,13 +10,11 @@ from typing import TypeGuard, cast
 
 from agentrl.controller.cluster.rollout_pool import (
     GroupKey,
-    HostedEngine,
     Incident,
-    MessageEngine,
     ProcessInfo,
     RolloutWorkerSpec,
 )
-from agentrl.engines import EngineLayout, PauseMode
+from agentrl.engines import EngineLayout, HostedEngine, MessageEngine, PauseMode
 from agentrl.errors import ConfigError
 from agentrl.rollouts import (
     EpisodeRunner,
@@ -25,7 +23,7 @@ from agentrl.rollouts import (
     GroupState,
     paced_collector,
 )
-from agentrl.weight_sync import TrainerWeights, WeightsReport, to_tensor, update_engine
+from agentrl.weight_sync import TrainerWeights, WeightsReport, make_sender, to_tensor, update_engine
 
 __all__ = ["EpisodeHost"]
 
@@ -52,7 +50,7 @@ class EpisodeHost:
             return
         with ExitStack() as opened:
             opened.enter_context(paced_collector())
-            engine = spec.engine.build()
+            engine = spec.engine.build(make_sender(spec.engine.spec.traits().transport))
             on_close = None
             if _has_weights(engine):
                 self.engine = engine
@@ -90,7 +88,7 @@ class EpisodeHost:
 
     def clock_paused(self) -> AbstractContextManager[None]:
         """No deadline of an episode here counts within: its engine is paused for new weights."""
-        return nullcontext() if self._runner is None else self._runner.deadlines.clock_paused()
+        return nullcontext() if self._runner is None else self._runner.deadlines.paused()
 
     def describe(self) -> list[ProcessInfo]:
         return [ProcessInfo(host=socket.gethostname(), pid=os.getpid())]

@@ -8,17 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, TypeAlias
 
-from agentrl.engines import EngineControl, EngineLayout, EngineNotice, PauseMode, RolloutEngine
+from agentrl.engines import EngineLayout, EngineNotice, EnginePlan, PauseMode
 from agentrl.errors import EngineError
 from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState, RolloutSpec
 from agentrl.weight_sync import WeightsReport
 
 __all__ = [
-    "EngineFactory",
     "GroupKey",
-    "HostedEngine",
     "Incident",
-    "MessageEngine",
     "ProcessInfo",
     "RolloutPool",
     "RolloutWorkerSpec",
@@ -85,22 +82,6 @@ class ProcessInfo:
     node: str = ""
 
 
-class HostedEngine(RolloutEngine, EngineControl, Protocol):
-    """An engine with both faces: its host is its one owner."""
-
-
-class MessageEngine(RolloutEngine, Protocol):
-    """An engine without weights, such as a chat server; its connections close in the episodes' event loop."""
-
-    async def close(self) -> None: ...
-
-
-class EngineFactory(Protocol):
-    """Builds the engine where it runs."""
-
-    def build(self) -> HostedEngine | MessageEngine: ...
-
-
 @dataclass(frozen=True, slots=True)
 class RolloutWorkerSpec:
     """What a host of episodes is made of: picklable.
@@ -110,7 +91,7 @@ class RolloutWorkerSpec:
         rollout: what the episodes share.
     """
 
-    engine: EngineFactory
+    engine: EnginePlan
     rollout: RolloutSpec
 
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from agentrl.engines.sglang.engine import SGLangEngine
-from agentrl.engines.sglang.sglang_spec import SGLangEngineSpec
-from agentrl.engines.sglang.update import ServerUpdate, WeightSender
-from agentrl.engines.sglang.weights import ServedDtype, WeightArray, open_weights, write_weights
+from typing import Any
 
-__all__ = [
-    "SGLangEngine",
-    "SGLangEngineSpec",
-    "ServedDtype",
-    "ServerUpdate",
-    "WeightArray",
-    "WeightSender",
-    "open_weights",
-    "write_weights",
-]
+from agentrl.engines.sglang.sglang_spec import SGLangEngineSpec
+from agentrl.types.user_code.load import load_object
+
+__all__ = ["SGLangEngine", "SGLangEngineSpec"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports the engine only when it is asked for: a specification costs nothing."""
+    if name == "SGLangEngine":
+        return load_object("agentrl.engines.sglang.engine:SGLangEngine")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

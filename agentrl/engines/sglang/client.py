@@ -1,152 +1,165 @@
-"""One server's HTTP interface: each call by name, each failure named, nothing sent that is known to break it."""
+"""SGLang client: one server's HTTP interface; nothing is sent that is known to break a server."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 import httpx
+import numpy as np
+import numpy.typing as npt
 
-from agentrl.engines.base import Tag
-from agentrl.engines.sglang.errors import RefusedError, ServerLostError, refusal
-from agentrl.engines.sglang.stream import events
-from agentrl.engines.sglang.versions import Dialect, dialect_of
+from agentrl.engines.base import EnginePlace, Tag
+from agentrl.engines.servers.client import ModelSizes, WeightLabels
+from agentrl.engines.servers.errors import RefusedError, ServerLostError, refusal
+from agentrl.engines.servers.http_client import CONNECT_S, HttpClient
+from agentrl.engines.sglang.capabilities import Capabilities, require_version
+from agentrl.engines.sglang.digests import differing
+from agentrl.engines.sglang.model_check import model_problem
+from agentrl.engines.sglang.sglang_spec import SGLangEngineSpec
+from agentrl.engines.sglang.stream import TokenStream, events
+from agentrl.engines.sglang.wire import generate_body, read_answer, read_score, score_body
+from agentrl.engines.weights import WeightArray
 from agentrl.errors import EngineError
+from agentrl.types import Completion, GenerateRequest
 
-__all__ = ["ServerClient"]
+__all__ = ["SGLangClient"]
 
 _SERVER_TAGS: Mapping[Tag, str] = {
     "weights": "weights",
     "kv_cache": "kv_cache",
     "graphs": "cuda_graph",
 }
-_CONNECT_S = 10.0
-_KEPT_S = 2.0
-"""Of an idle connection: SGLang closes one after 5 s, and a call that it closes under would look like a lost server."""
 
 
-class ServerClient:
-    """Calls one server; used from one event loop.
+class SGLangClient(HttpClient):
+    """``ServerClient`` of SGLang; used from one event loop.
 
     Args:
         name: for messages.
         url: ``http://host:port``.
-        call_timeout_s: of every call but ``generate``, which has no limit of its own.
-        update_timeout_s: of calls that move weights.
-        api_key: sent as a bearer token where the server asks for one.
+        place: what it should serve.
+        spec: limits of its calls.
+        sizes: of the model.
+        labels: of weights.
     """
 
     def __init__(
         self,
         name: str,
         url: str,
-        *,
-        call_timeout_s: float,
-        update_timeout_s: float,
-        api_key: str | None = None,
+        place: EnginePlace,
+        spec: SGLangEngineSpec,
+        sizes: ModelSizes,
+        labels: WeightLabels,
     ) -> None:
-        self.name, self.url = name, url.rstrip("/")
-        self._call_timeout_s, self._update_timeout_s = call_timeout_s, update_timeout_s
-        self._dialect: Dialect | None = None
-        self._tp_size = 1
+        super().__init__(
+            name,
+            url,
+            call_timeout_s=spec.call_timeout_s,
+            update_timeout_s=spec.update_timeout_s,
+            api_key=place.api_key,
+        )
+        self._place = place
+        self._sizes = sizes
+        self._labels = labels
+        self._info: Mapping[str, Any] = {}
+        self._capabilities: Capabilities | None = None
+        self._answered_without_spans = False
         self._released: set[Tag] = set()
         self._groups: set[str] = set()
-        self._http = httpx.AsyncClient(
-            base_url=self.url,
-            headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
-            limits=httpx.Limits(
-                max_connections=None, max_keepalive_connections=64, keepalive_expiry=_KEPT_S
-            ),
-            trust_env=False,
-        )
 
     @property
-    def dialect(self) -> Dialect:
-        """Of the server's version; known after ``probe``."""
-        if self._dialect is None:
+    def capabilities(self) -> Capabilities:
+        """Abilities of the server; known after ``probe``."""
+        if self._capabilities is None:
             raise EngineError(
                 f"{self.name} was not probed yet; call probe() first", retryable=False
             )
-        return self._dialect
+        return self._capabilities
 
     @property
-    def tp_size(self) -> int:
+    def num_ranks(self) -> int:
         """Tensor-parallel ranks of the server; known after ``probe``."""
-        return self._tp_size
+        return int(self._info.get("tp_size") or 1)
 
-    async def probe(self) -> Mapping[str, Any]:
-        """``/server_info``; from here on the server's dialect is known.
+    @property
+    def reports_versions(self) -> bool:
+        """See ``ServerClient.reports_versions``."""
+        return self.capabilities.reports_spans and not self._answered_without_spans
 
-        Raises:
-            MachineError: a version that agentrl does not know.
-        """
-        info = await self._json("GET", "/server_info")
-        self._dialect = dialect_of(info.get("version"), self.name)
-        self._tp_size = int(info.get("tp_size") or 1)
-        return info
+    async def probe(self) -> None:
+        """See ``ServerClient.probe``."""
+        self._info = await self._ask("/server_info")
+        version = require_version(self._info.get("version"), self.name)
+        brackets = await self.has_route("/begin_weight_update")
+        self._capabilities = Capabilities(version, brackets)
 
-    async def model_info(self) -> Mapping[str, Any]:
-        """What model it serves, under which weight version."""
-        return await self._json("GET", "/model_info")
+    async def check_model(self) -> None:
+        """See ``ServerClient.check_model``."""
+        served = await self._ask("/model_info")
+        digests = await self.digests() if self.capabilities.digests else []
+        if problem := model_problem(self._place, self._info, served, digests):
+            raise EngineError(f"{self.name} {problem}", retryable=False)
 
-    async def healthy(self, timeout_s: float) -> bool:
-        """Whether it answers ``/health``, for which it generates a token where nothing else runs."""
+    async def attach(self) -> bool:
+        """See ``ServerClient.attach``."""
         try:
-            return (await self._http.get("/health", timeout=timeout_s)).status_code == 200
-        except httpx.HTTPError:
+            await self._ask("/server_info")
+            await self._act("/abort_request", {"abort_all": True})
+            await self.resume()
+            if await self.has_route("/end_weight_update"):
+                with suppress(RefusedError):  # none was open
+                    await self._success("/end_weight_update", {})
+            try:
+                await self._act("/flush_cache", {})
+            except RefusedError:  # a request still runs
+                return False
+        except ServerLostError:
             return False
+        return True
 
-    async def generate(
-        self, body: Mapping[str, Any], grows: Callable[[Mapping[str, Any]], None] | None = None
-    ) -> Mapping[str, Any]:
-        """One completion. Its duration is bounded by the caller: a pause may last.
+    async def generate(self, request: GenerateRequest, rid: str) -> Completion:
+        """See ``ServerClient.generate``."""
+        if request.media and not self.capabilities.keeps_ids_beside_images:
+            raise EngineError(
+                f"request {request.request_id!r} has images, and {self.name} is SGLang "
+                f"{self._info.get('version')}, which encodes the tokens around them again; use a "
+                "newer one",
+                retryable=False,
+            )
+        body = generate_body(request, rid)
+        if request.on_tokens is None:
+            answer = await self._post("/generate", body, timeout_s=None)
+        else:
+            answer = await self._stream(body, TokenStream(request))
+        completion = read_answer(
+            request,
+            answer,
+            server=self.name,
+            vocab_size=self._sizes.vocab_size,
+            version_of=self._labels.version_of,
+        )
+        self._answered_without_spans |= "weight_versions" not in answer["meta_info"]
+        return completion
 
-        Args:
-            body: see ``wire.generate_body``.
-            grows: is given the answer each time that it has grown.
-        """
-        if grows is None:
-            return await self._json("POST", "/generate", body, timeout_s=None)
-        route, answer = "/generate", None
-        with self._named(route, None):
-            timeout = httpx.Timeout(None, connect=_CONNECT_S)
-            async with self._http.stream(
-                "POST", route, json={**body, "stream": True}, timeout=timeout
-            ) as response:
-                if response.status_code >= 400:
-                    raise refusal(self.name, route, response.status_code, await response.aread())
-                async for event in events(response.aiter_bytes()):
-                    answer = self._object(route, event)
-                    grows(answer)
-        if answer is None:
-            raise ServerLostError(f"{self.name} answered {route} with a stream of nothing")
-        return answer
+    async def score(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """See ``ServerClient.score``."""
+        answer = await self._post("/generate", score_body(token_ids))
+        return read_score(answer, token_ids, server=self.name)
 
     async def abort(self, rid: str) -> None:
         """Ends a request; one that the server does not know is ignored."""
-        await self._call("POST", "/abort_request", {"rid": rid})
-
-    async def abort_all(self) -> None:
-        """Ends every request, whoever sent it."""
-        await self._call("POST", "/abort_request", {"abort_all": True})
+        await self._act("/abort_request", {"rid": rid})
 
     async def pause(self, mode: Literal["retract", "in_place"]) -> None:
         """Stops generating; ``retract`` gives the KV of running requests up."""
-        await self._call("POST", "/pause_generation", {"mode": mode})
+        await self._act("/pause_generation", {"mode": mode})
 
     async def resume(self) -> None:
         """Goes on generating."""
-        await self._call("POST", "/continue_generation", {})
-
-    async def flush(self) -> bool:
-        """Empties the KV cache; whether it did, which it cannot while requests run."""
-        try:
-            await self._call("POST", "/flush_cache", {})
-        except RefusedError:
-            return False
-        return True
+        await self._act("/continue_generation", {})
 
     async def release(self, tags: Sequence[Tag], *, running: int) -> None:
         """Gives memory back. The server dies where a request holds KV, so that is refused here.
@@ -165,8 +178,7 @@ class ServerClient:
                 retryable=False,
             )
         if wanted := [tag for tag in tags if tag not in self._released]:
-            await self._call(
-                "POST",
+            await self._act(
                 "/release_memory_occupation",
                 {"tags": [_SERVER_TAGS[tag] for tag in wanted]},
                 update=True,
@@ -176,8 +188,7 @@ class ServerClient:
     async def regain(self, tags: Sequence[Tag]) -> None:
         """Takes memory back; what was not released is left out, since resuming it kills the server."""
         if wanted := [tag for tag in tags if tag in self._released]:
-            await self._call(
-                "POST",
+            await self._act(
                 "/resume_memory_occupation",
                 {"tags": [_SERVER_TAGS[tag] for tag in wanted]},
                 update=True,
@@ -186,12 +197,12 @@ class ServerClient:
 
     async def begin_update(self) -> None:
         """Opens the bracket that tensors must stand in, where the server wants one."""
-        if self.dialect.brackets_updates:
+        if self.capabilities.brackets_updates:
             await self._success("/begin_weight_update", {"selector": "all"})
 
     async def end_update(self) -> None:
         """Closes the bracket."""
-        if self.dialect.brackets_updates:
+        if self.capabilities.brackets_updates:
             await self._success("/end_weight_update", {})
 
     async def label(self, label: str) -> None:
@@ -220,7 +231,7 @@ class ServerClient:
             flush: empty the KV cache.
         """
         body = {
-            "serialized_named_tensors": [payload] * self._tp_size,
+            "serialized_named_tensors": [payload] * self.num_ranks,
             "load_format": "flattened_bucket",
             "flush_cache": flush,
             "abort_all_requests": False,
@@ -288,82 +299,62 @@ class ServerClient:
 
     async def digests(self) -> Sequence[Mapping[str, str]]:
         """The server's own digest of each tensor under its own names, one mapping a tensor-parallel rank."""
-        answer = await self._json(
-            "POST", "/weights_checker", {"action": "checksum"}, timeout_s=self._update_timeout_s
+        answer = await self._post(
+            "/weights_checker", {"action": "checksum"}, timeout_s=self.update_timeout_s
         )
         ranks = answer.get("ranks")
         if not answer.get("success") or not isinstance(ranks, list):
             raise ServerLostError(f"{self.name} made no checksums: {answer.get('message')}")
         return [dict(rank["checksums"]) for rank in ranks]
 
-    async def close(self) -> None:
-        """Closes the connections; calls in flight fail."""
-        await self._http.aclose()
+    async def verify(self, weights: Mapping[str, WeightArray]) -> int:
+        """See ``ServerClient.verify``; SGLang's digests on a GPU are of another layout."""
+        if not self.capabilities.digests or self._info.get("device") != "cpu":
+            return 0
+        wrong, compared = differing(weights, await self.digests(), self._sizes.num_kv_heads)
+        if wrong:
+            raise EngineError(
+                f"{self.name} holds other weights than it should in {len(wrong)} of {compared} "
+                f"tensors, first {wrong[0]!r}",
+                retryable=False,
+            )
+        return compared
+
+    async def _stream(self, body: Mapping[str, Any], grows: TokenStream) -> Mapping[str, Any]:
+        """The last of the answers of a request that tells its tokens as they come."""
+        route, answer = "/generate", None
+        with self.named(route, None):
+            timeout = httpx.Timeout(None, connect=CONNECT_S)
+            async with self.http.stream(
+                "POST", route, json={**body, "stream": True}, timeout=timeout
+            ) as response:
+                if response.status_code >= 400:
+                    raise refusal(self.name, route, response.status_code, await response.aread())
+                async for event in events(response.aiter_bytes()):
+                    answer = self.object(route, event)
+                    grows(answer)
+        if answer is None:
+            raise ServerLostError(f"{self.name} answered {route} with a stream of nothing")
+        return answer
 
     async def _success(self, route: str, body: Mapping[str, Any]) -> None:
         """A call that says in its answer whether it succeeded."""
-        answer = await self._json("POST", route, body, timeout_s=self._update_timeout_s)
+        answer = await self._post(route, body, timeout_s=self.update_timeout_s)
         if not answer.get("success"):
             raise RefusedError(
                 f"{self.name} did not do {route}: {answer.get('message') or 'no reason given'}"
             )
 
-    async def _json(
-        self,
-        method: str,
-        route: str,
-        body: Mapping[str, Any] | None = None,
-        timeout_s: float | None = -1.0,
+    async def _ask(self, route: str) -> Mapping[str, Any]:
+        return await self.json("GET", route, timeout_s=self.call_timeout_s)
+
+    async def _post(
+        self, route: str, body: Mapping[str, Any], *, timeout_s: float | None = -1.0
     ) -> Mapping[str, Any]:
-        content = await self._send(
-            method, route, body, self._call_timeout_s if timeout_s == -1.0 else timeout_s
-        )
-        return self._object(route, content)
+        limit = self.call_timeout_s if timeout_s == -1.0 else timeout_s
+        return await self.json("POST", route, body, timeout_s=limit)
 
-    def _object(self, route: str, content: bytes) -> Mapping[str, Any]:
-        try:
-            answer = json.loads(content)
-        except ValueError as error:
-            raise ServerLostError(
-                f"{self.name} answered {route} with {len(content)} bytes that are no JSON ({error})"
-            ) from error
-        if not isinstance(answer, dict):
-            raise ServerLostError(
-                f"{self.name} answered {route} with a {type(answer).__name__}, not an object"
-            )
-        return answer
-
-    async def _call(
-        self, method: str, route: str, body: Mapping[str, Any], *, update: bool = False
-    ) -> None:
-        await self._send(
-            method, route, body, self._update_timeout_s if update else self._call_timeout_s
-        )
-
-    async def _send(
-        self, method: str, route: str, body: Mapping[str, Any] | None, timeout_s: float | None
-    ) -> bytes:
-        with self._named(route, timeout_s):
-            answer = await self._http.request(
-                method, route, json=body, timeout=httpx.Timeout(timeout_s, connect=_CONNECT_S)
-            )
-        if answer.status_code >= 400:
-            raise refusal(self.name, route, answer.status_code, answer.content)
-        return answer.content
-
-    @contextmanager
-    def _named(self, route: str, timeout_s: float | None) -> Iterator[None]:
-        try:
-            yield
-        except httpx.TimeoutException as error:
-            raise ServerLostError(
-                f"{self.name} did not answer {route} within {timeout_s or _CONNECT_S:g} s ({type(error).__name__})"
-            ) from error
-        except httpx.RemoteProtocolError as error:
-            raise ServerLostError(
-                f"{self.name} broke off in its answer to {route}: {error}"
-            ) from error
-        except httpx.HTTPError as error:
-            raise ServerLostError(
-                f"{self.name} at {self.url} cannot be reached for {route}: {type(error).__name__}: {error}"
-            ) from error
+    async def _act(self, route: str, body: Mapping[str, Any], *, update: bool = False) -> None:
+        """A call whose answer says nothing."""
+        limit = self.update_timeout_s if update else self.call_timeout_s
+        await self.send("POST", route, body, limit)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.engines.sglang.weights import WeightArray
+from agentrl.engines.weights import WeightArray
 
 __all__ = ["differing", "unknown_names"]
 

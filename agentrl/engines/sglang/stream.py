@@ -1,4 +1,4 @@
-"""An answer that comes as it grows: server-sent events, each with all that there is so far."""
+"""Token stream: an answer as server-sent events, each with all tokens so far."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from agentrl.types import GenerateRequest
 
-__all__ = ["Growing", "events"]
+__all__ = ["TokenStream", "events"]
 
 _PREFIX, _END, _DONE = b"data: ", b"\n\n", b"[DONE]"
 
@@ -25,7 +25,7 @@ async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
                 yield data
 
 
-class Growing:
+class TokenStream:
     """Tells who listens to a request what is new in its answer, as long as that grows.
 
     Args:

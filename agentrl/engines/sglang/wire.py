@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.engines.sglang.errors import RefusedError, ServerLostError
+from agentrl.engines.servers.errors import RefusedError, ServerLostError
 from agentrl.errors import TokenMismatchError
 from agentrl.types import (
     Completion,
@@ -18,11 +18,10 @@ from agentrl.types import (
     SamplingParams,
     Segment,
     SegmentKind,
-    StaleKV,
     TokenUsage,
 )
 
-__all__ = ["generate_body", "read_answer", "sampling_body"]
+__all__ = ["generate_body", "read_answer", "read_score", "sampling_body", "score_body"]
 
 _NAN_MARK = "NaN happened"
 """SGLang ends a request with this stop string where it sampled an id that its vocabulary does not have."""
@@ -63,6 +62,40 @@ def generate_body(request: GenerateRequest, rid: str) -> dict[str, Any]:
     )
 
 
+def score_body(token_ids: Sequence[int]) -> dict[str, Any]:
+    """Asks for the logprobs of a prompt; SGLang samples at least one token behind it."""
+    return {
+        "input_ids": list(token_ids),
+        "sampling_params": {"max_new_tokens": 1, "temperature": 1.0},
+        "return_logprob": True,
+        "logprob_start_len": 0,
+    }
+
+
+def read_score(
+    answer: Mapping[str, Any], token_ids: Sequence[int], *, server: str
+) -> npt.NDArray[np.float32]:
+    """Logprobs ``[n - 1]`` of a prompt's tokens but the first.
+
+    Raises:
+        ServerLostError: a part is missing, has another shape or is of other tokens.
+    """
+    try:
+        triples = answer["meta_info"]["input_token_logprobs"][-(len(token_ids) - 1) :]
+        ids = [int(triple[1]) for triple in triples]
+        logprobs = np.asarray(
+            [float("nan") if triple[0] is None else triple[0] for triple in triples],
+            dtype=np.float32,
+        )
+    except (KeyError, TypeError, IndexError, ValueError) as error:
+        raise ServerLostError(
+            f"{server} scored a prompt with no logprobs ({type(error).__name__}: {error})"
+        ) from error
+    if ids != list(token_ids[1:]):
+        raise ServerLostError(f"{server} scored other tokens than it was sent")
+    return logprobs
+
+
 def _with_single_placeholders(request: GenerateRequest) -> list[int]:
     kept = np.ones(request.token_ids.size, dtype=np.bool_)
     for span in request.media:
@@ -78,7 +111,6 @@ def read_answer(
     server: str,
     vocab_size: int,
     version_of: Callable[[str], int],
-    stale_kv: StaleKV = "never",
 ) -> Completion:
     """The completion that an answer holds.
 
@@ -88,7 +120,6 @@ def read_answer(
         server: its name, for errors.
         vocab_size: ids that the model has.
         version_of: policy version of a server's weight label; raises where the label is not this engine's.
-        stale_kv: the rule in force while the request ran.
 
     Raises:
         ServerLostError: a part is missing or has another shape; or the server itself failed the request.
@@ -133,7 +164,6 @@ def read_answer(
         stop_string=matched if reason == "stop" and isinstance(matched, str) else None,
         account=account,
         cached_tokens=cached,
-        stale_kv=stale_kv,
         timings=timings,
     )
 

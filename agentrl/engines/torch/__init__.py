@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from agentrl.engines.torch.torch_spec import TorchEngineSpec
-
-if TYPE_CHECKING:
-    from agentrl.engines.torch.engine import TorchEngine
+from agentrl.types.user_code.load import load_object
 
 __all__ = ["TorchEngine", "TorchEngineSpec"]
 
 
-def __getattr__(name: str) -> object:
-    """Imports torch only when the engine itself is asked for, so that a specification costs nothing."""
+def __getattr__(name: str) -> Any:
+    """Imports torch only when the engine itself is asked for: a specification costs nothing."""
     if name == "TorchEngine":
-        from agentrl.engines.torch.engine import TorchEngine
-
-        return TorchEngine
+        return load_object("agentrl.engines.torch.engine:TorchEngine")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,13 +1,16 @@
-"""What the engine's one owner does with it: pause, sleep, update, compare."""
+"""Torch control: pause, sleep, update, score and compare, each run on the engine's thread."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from agentrl.engines.base import EngineHealth, PauseMode, Tag
+from agentrl.engines.life import EngineLife
 from agentrl.engines.torch.core import TorchScheduler
 from agentrl.engines.torch.model.interface import ServedModel
 from agentrl.engines.torch.thread import EngineThread
@@ -15,27 +18,26 @@ from agentrl.errors import EngineError
 
 __all__ = ["Control", "TorchUpdateSession"]
 
-State = Literal["serving", "paused", "asleep", "updating", "torn", "dead"]
-
 
 class Control:
-    """The states of ``EngineHealth`` and the moves between them. Each move runs on the engine's thread."""
+    """Moves of a TorchEngine's life. Called by its owner; each runs on the engine's thread."""
 
-    def __init__(self, core: TorchScheduler, weights: ServedModel, thread: EngineThread) -> None:
+    def __init__(
+        self, life: EngineLife, core: TorchScheduler, model: ServedModel, thread: EngineThread
+    ) -> None:
+        self._life = life
         self._core = core
-        self._weights = weights
+        self._model = model
         self._thread = thread
-        self._updating = False
-        self._asleep = False
 
     def pause(self, mode: PauseMode) -> None:
-        if mode == "drain" and not self._thread.paused:
+        if mode == "drain" and self._life.paused is None:
             self._thread.drain()
-            return
-        self._thread.call(lambda: self._pause(retract=mode == "retract"))
+        else:
+            self._thread.call(lambda: self._pause(mode))
 
     def resume(self) -> None:
-        self._thread.call(self._resume)
+        self._thread.call(self._life.resume)
 
     def sleep(self, tags: Sequence[Tag]) -> None:
         self._thread.call(lambda: self._sleep(tags))
@@ -48,23 +50,15 @@ class Control:
         return TorchUpdateSession(self, version)
 
     def checksum(self) -> Mapping[str, int]:
-        return self._thread.call(self._weights.checksum)
+        return self._thread.call(self._model.checksum)
+
+    def score(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        return self._thread.call(lambda: self._score(token_ids))
 
     def health(self) -> EngineHealth:
-        core = self._core
-        states: tuple[tuple[State, bool], ...] = (
-            ("dead", self._thread.death is not None),
-            ("torn", core.refusal is not None),
-            ("updating", self._updating),
-            ("asleep", self._asleep),
-            ("paused", self._thread.paused),
-        )
+        core, life = self._core, self._life
         return EngineHealth(
-            state=next((name for name, holds in states if holds), "serving"),
-            running=core.num_running,
-            waiting=core.num_waiting,
-            kv_tokens=core.kv_tokens,
-            policy_version=core.policy_version,
+            life.state, core.num_running, core.num_waiting, core.kv_tokens, life.policy_version
         )
 
     def put(self, name: str, tensor: Tensor) -> None:
@@ -79,21 +73,10 @@ class Control:
         """Gives the update up."""
         self._thread.call(self._abort)
 
-    def _pause(self, *, retract: bool) -> None:
-        self._thread.paused = True
-        self._core.stop_clock()
-        if retract:
+    def _pause(self, mode: PauseMode) -> None:
+        self._life.pause(mode)
+        if mode == "retract":
             self._core.retract()
-
-    def _resume(self) -> None:
-        self._require_whole("resume")
-        if self._updating or self._asleep:
-            mend = "commit the update" if self._updating else "call wake(['kv_cache'])"
-            raise EngineError(
-                f"resume: the engine is {self.health().state}; {mend} first", retryable=False
-            )
-        self._thread.paused = False
-        self._core.start_clock()
 
     def _sleep(self, tags: Sequence[Tag]) -> None:
         if self._core.num_running:
@@ -103,69 +86,62 @@ class Control:
                 retryable=False,
             )
         if "kv_cache" in tags:
-            self._pause(retract=True)
-            self._asleep = True
+            self._life.sleep(["kv_cache"])
             self._core.free_kv()
 
     def _wake(self, tags: Sequence[Tag]) -> None:
-        if "kv_cache" in tags and self._asleep:
+        if "kv_cache" in tags and self._life.asleep:
             self._core.allocate_kv()
-            self._asleep = False
+            self._life.wake(["kv_cache"])
 
     def _begin(self, version: int) -> None:
-        self._require_whole("begin_update")
-        if not self._thread.paused or self._updating:
-            what = "another update is open" if self._updating else "it is serving"
-            raise EngineError(
-                f"begin_update({version}) needs a paused engine, but {what}; call pause('retract') first",
-                retryable=False,
-            )
-        self._updating = True
-        self._weights.begin()
+        self._life.begin_update(version)
+        self._model.begin()
 
     def _put(self, name: str, tensor: Tensor) -> None:
-        self._require_open("put")
+        self._life.require_open("put")
         try:
-            self._weights.put(name, tensor)
+            self._model.put(name, tensor)
         except EngineError as error:
-            self._tear(str(error))
+            self._mark_corrupt(str(error))
             raise
 
     def _commit(self, version: int) -> None:
-        self._require_open("commit")
+        self._life.require_open("commit")
         try:
-            self._weights.finish()
+            self._model.finish()
         except EngineError as error:
-            self._tear(str(error))
+            self._mark_corrupt(str(error))
             raise
         self._core.retract()  # KV of an older version is never read under a newer one
-        self._core.policy_version = version
-        self._updating = False
+        self._life.end_update(version)
 
     def _abort(self) -> None:
-        self._require_open("abort")
-        if self._weights.touched:
-            self._tear("an update was given up after tensors had been put")
-        self._updating = False
+        self._life.require_open("abort")
+        if self._model.touched:
+            self._mark_corrupt("an update was given up after tensors had been put")
+        else:
+            self._life.end_update(None)
 
-    def _tear(self, cause: str) -> None:
-        self._updating = False
-        self._core.tear(f"the engine's weights are torn ({cause}); build it again, or use another")
+    def _mark_corrupt(self, cause: str) -> None:
+        self._life.mark_corrupt(cause)
+        self._core.fail_requests(self._life.fault)
 
-    def _require_whole(self, what: str) -> None:
-        if self._core.refusal is not None:
-            raise EngineError(f"{what}: {self._core.refusal}", retryable=False)
-
-    def _require_open(self, what: str) -> None:
-        self._require_whole(what)
-        if not self._updating:
-            raise EngineError(
-                f"{what}: no update is open; call begin_update first", retryable=False
-            )
+    def _score(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """One token after the other over a row of its own: no request's KV is touched."""
+        self._life.require_whole("score")
+        ids = torch.tensor(list(token_ids), dtype=torch.int64, device=self._model.device)
+        kv, forward = self._model.empty_rows(1, ids.numel())
+        logprobs = []
+        for position in range(ids.numel() - 1):
+            place = torch.tensor([position], device=ids.device)
+            logits = forward.decode(ids[position : position + 1], place, ((1, kv.max_keys),))
+            logprobs.append(logits[0].log_softmax(-1)[ids[position + 1]])
+        return torch.stack(logprobs).float().cpu().numpy()
 
 
 class TorchUpdateSession:
-    """``UpdateSession`` of a TorchEngine. A failed one leaves the engine torn: it answers nothing any more."""
+    """``UpdateSession`` of a TorchEngine. A failed one leaves it corrupt: it answers nothing more."""
 
     def __init__(self, control: Control, version: int) -> None:
         self._control = control
@@ -175,7 +151,7 @@ class TorchUpdateSession:
         """Copies one whole tensor, in any dtype and from any device, under its Hugging Face name.
 
         Raises:
-            EngineError: an unknown name or another shape; the engine is torn.
+            EngineError: an unknown name or another shape; the engine is corrupt.
         """
         self._control.put(name, tensor)
 
@@ -184,5 +160,5 @@ class TorchUpdateSession:
         self._control.commit(self._version)
 
     def abort(self) -> None:
-        """Gives up; the engine is torn where anything was put, else paused at its old version."""
+        """Gives up; the engine is corrupt where anything was put, else paused at its old version."""
         self._control.abort()

@@ -5,15 +5,15 @@ Everything here runs on the engine's own thread, so nothing is locked.
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from agentrl.engines.life import EngineLife
 from agentrl.engines.torch.job import ScheduledRequest
 from agentrl.engines.torch.kv_state import KVState
 from agentrl.engines.torch.model.interface import ServedModel
@@ -22,7 +22,7 @@ from agentrl.engines.torch.row_layout import Blocks, attention_blocks, exchanges
 from agentrl.engines.torch.sampling import SamplingRows, sample, uniforms
 from agentrl.engines.torch.sessions import KVSession, common_prefix
 from agentrl.engines.torch.stops import StopStrings
-from agentrl.engines.torch.torch_spec import TorchEngineSpec
+from agentrl.engines.torch.torch_spec import RowPlan
 from agentrl.errors import EngineError
 from agentrl.types import Completion, FinishReason
 
@@ -33,29 +33,34 @@ _HOLD_BACK_STEPS = 8
 
 
 class TorchScheduler:
-    """Continuous batching over ``spec.num_rows`` rows.
+    """Continuous batching over ``plan.num_rows`` rows.
 
     A request waits in the queue, is prefilled in a row, decodes there one token a step with all others, and leaves;
     its session stays in the row for the next turn. Rows 0..span-1 decode, idle ones among them as padding, and
     running rows are moved together once a tenth of the span is idle (``order.py``).
     """
 
-    def __init__(self, spec: TorchEngineSpec, weights: ServedModel) -> None:
-        self.policy_version = 0
+    def __init__(
+        self,
+        plan: RowPlan,
+        weights: ServedModel,
+        life: EngineLife,
+        decode: Callable[[npt.NDArray[np.int32]], str] | None = None,
+    ) -> None:
         self.admitting = True
-        self.refusal: str | None = None
         self.outbox: list[tuple[ScheduledRequest, Completion | EngineError]] = []
-        self._spec = spec
+        self._plan = plan
         self._weights = weights
-        self._stops = StopStrings(spec.decode)
-        self._lanes: KVState | None = KVState.build(spec, weights)
+        self._life = life
+        self._stops = StopStrings(decode)
+        self._lanes: KVState | None = KVState.build(plan, weights)
         self._returning: deque[ScheduledRequest] = (
             deque()
         )  # of sessions with KV here: they go first, so that it is not evicted
         self._arriving: deque[ScheduledRequest] = deque()
         self._held_back = 0
         self._jobs: dict[str, ScheduledRequest] = {}
-        self._row_jobs: list[ScheduledRequest | None] = [None] * spec.num_rows
+        self._row_jobs: list[ScheduledRequest | None] = [None] * plan.num_rows
         self.num_running = 0
         self._next_expiry = float("inf")
         self._watched = False  # whether any request wants more after a token than that it is kept
@@ -63,8 +68,6 @@ class TorchScheduler:
         self._span = 0
         self._sampling = SamplingRows()
         self._changed = False
-        self._stopped_at: float | None = None
-        self._stood_still = 0.0
 
     @property
     def num_waiting(self) -> int:
@@ -79,25 +82,14 @@ class TorchScheduler:
         return bool(self.num_running or (self.num_waiting and self.admitting))
 
     def now(self) -> float:
-        """Seconds of engine time, which stands still between ``stop_clock`` and ``start_clock``."""
-        return (
-            time.monotonic() if self._stopped_at is None else self._stopped_at
-        ) - self._stood_still
-
-    def stop_clock(self) -> None:
-        if self._stopped_at is None:
-            self._stopped_at = time.monotonic()
-
-    def start_clock(self) -> None:
-        if self._stopped_at is not None:
-            self._stood_still += time.monotonic() - self._stopped_at
-            self._stopped_at = None
+        """Seconds of engine time, which stops while the engine is paused."""
+        return self._life.clock.now()
 
     def submit(self, job: ScheduledRequest) -> None:
         """Queues a validated request."""
         request_id = job.request.request_id
-        if self.refusal is not None:
-            self.outbox.append((job, EngineError(self.refusal)))
+        if self._life.fault:
+            self.outbox.append((job, self._life.error()))
         elif request_id in self._jobs:
             message = f"request_id {request_id!r} is already in flight; ids must be unique"
             self.outbox.append((job, EngineError(message, retryable=False)))
@@ -154,16 +146,15 @@ class TorchScheduler:
     def allocate_kv(self) -> None:
         """Takes KV memory again."""
         if self._lanes is None:
-            self._lanes = KVState.build(self._spec, self._weights)
+            self._lanes = KVState.build(self._plan, self._weights)
 
-    def tear(self, message: str) -> None:
-        """The weights are no longer those of one version: nothing is answered any more."""
-        self.refusal = message
+    def fail_requests(self, message: str) -> None:
+        """Fails every request: the weights are no longer those of one version."""
         for job in list(self._jobs.values()):
             self._withdraw(job)
             self._answer(job, EngineError(message))
 
-    def bury(self, message: str) -> None:
+    def fail_all(self, message: str) -> None:
         """Fails every request after a crash, without relying on anything that the crash may have left half done."""
         self.outbox += [(job, EngineError(message)) for job in self._jobs.values()]
         self._jobs.clear()
@@ -200,7 +191,7 @@ class TorchScheduler:
 
         A prefill of few tokens costs nearly as much as one of many, and while it runs nothing is decoded.
         """
-        ready = min(self.num_waiting, self._spec.num_rows - self.num_running)
+        ready = min(self.num_waiting, self._plan.num_rows - self.num_running)
         if not ready:
             return False
         self._held_back += 1
@@ -213,13 +204,13 @@ class TorchScheduler:
         lanes, skipped = self._rows, []
         pending: list[Pending] = []
         whole: dict[bytes, Pending] = {}  # those of them that prefill a whole prompt, by its ids
-        free = self._spec.num_rows - self.num_running
+        free = self._plan.num_rows - self.num_running
         while self.num_waiting and free:
             job = (self._returning or self._arriving).popleft()
-            if job.request.min_version > self.policy_version:
+            if job.request.min_version > self._life.policy_version:
                 message = (
                     f"request {job.request.request_id!r} needs min_version={job.request.min_version}, the engine "
-                    f"serves policy_version={self.policy_version}; send it to an engine that was updated"
+                    f"serves policy_version={self._life.policy_version}; send it to an engine that was updated"
                 )
                 self._answer(job, EngineError(message))
                 continue
@@ -246,7 +237,7 @@ class TorchScheduler:
         table = lanes.table
         # the last id must be fed again for its logits, so at most n-1 positions are taken from the cache
         reused = common_prefix(ids[:-1], table.ids[row, : table.kv_len[row]])
-        if self._spec.deterministic:
+        if self._plan.deterministic:
             reused = self._whole_chunks(min(reused, session.pure))
         sibling = None if reused else whole.get(ids.tobytes())
         if sibling is not None:
@@ -257,7 +248,7 @@ class TorchScheduler:
                 source, pure = found
                 reused = (
                     self._whole_chunks(min(pure, ids.size - 1))
-                    if self._spec.deterministic
+                    if self._plan.deterministic
                     else ids.size - 1
                 )
                 lanes.kv.copy(source, row, reused)
@@ -274,7 +265,7 @@ class TorchScheduler:
         table.count[row] = sampled
         job.row, self._row_jobs[row] = row, job
         self.num_running += 1
-        job.mark(self.policy_version)
+        job.mark(self._life.policy_version)
         job.started = self.now() if job.started is None else job.started
         self._changed = True
 
@@ -310,7 +301,7 @@ class TorchScheduler:
         lanes, table, live = self._rows, self._rows.table, self._live
         kv = lanes.kv
         inputs = torch.from_numpy(table.inputs[:, : self._span]).to(self._weights.device)
-        if self._spec.deterministic:
+        if self._plan.deterministic:
             blocks: Blocks = ((self._span, kv.max_keys),)
         else:
             blocks = attention_blocks(table.keys(self._span), kv.max_keys)
@@ -365,7 +356,7 @@ class TorchScheduler:
                 job,
                 EngineError(
                     f"request {job.request.request_id!r}: the logits at position {position} are NaN or infinite under "
-                    f"policy_version={self.policy_version}; the weights or the sequence make the model overflow: "
+                    f"policy_version={self._life.policy_version}; the weights or the sequence make the model overflow: "
                     "look at the gradient norm of the last update, or use model.dtype=float32",
                     retryable=False,
                 ),
@@ -411,13 +402,13 @@ class TorchScheduler:
     def _arrange(self) -> None:
         """After a change: which rows run, how far the span reaches, and their sampling parameters."""
         self._changed = False
-        if self.num_running and not self._spec.deterministic:
-            for one, other in exchanges(self._rows.table.keys(self._spec.num_rows)):
+        if self.num_running and not self._plan.deterministic:
+            for one, other in exchanges(self._rows.table.keys(self._plan.num_rows)):
                 self._exchange(one, other)
         running = [row for row, job in enumerate(self._row_jobs) if job is not None]
         self._live = np.array(running, dtype=np.int64)
         self._span = (
-            self._spec.num_rows if self._spec.deterministic else (running[-1] + 1 if running else 0)
+            self._plan.num_rows if self._plan.deterministic else (running[-1] + 1 if running else 0)
         )
         if running:
             self._sampling = self._rows.table.sampling(

@@ -7,17 +7,26 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from agentrl.engines.base import EngineHealth, EngineLayout, EngineNotice, PauseMode, Tag
+from agentrl.engines.base import (
+    EngineHealth,
+    EngineLayout,
+    EngineNotice,
+    EnginePlace,
+    PauseMode,
+    Tag,
+)
 from agentrl.engines.checks import check_request
+from agentrl.engines.life import EngineLife
 from agentrl.engines.torch.control import Control, TorchUpdateSession
 from agentrl.engines.torch.core import TorchScheduler
 from agentrl.engines.torch.job import ScheduledRequest
 from agentrl.engines.torch.model.loading import load_model
 from agentrl.engines.torch.thread import EngineThread
-from agentrl.engines.torch.torch_spec import TorchEngineSpec
+from agentrl.engines.torch.torch_spec import RowPlan, TorchEngineSpec
 from agentrl.errors import ConfigError
 from agentrl.types import Completion, EngineInfo, GenerateRequest
 
@@ -28,7 +37,8 @@ class TorchEngine:
     """``RolloutEngine`` and ``EngineControl`` over a decoder in this process (docs/engines.md).
 
     Args:
-        spec: how; ``spec.model_path`` names the folder that is read.
+        place: folder, dtype and sizes.
+        spec: device and threads.
         config: a Hugging Face configuration as a mapping, instead of the folder's.
         state_dict: weights under Hugging Face names, instead of the folder's.
 
@@ -39,28 +49,32 @@ class TorchEngine:
 
     def __init__(
         self,
-        spec: TorchEngineSpec,
+        place: EnginePlace,
+        spec: TorchEngineSpec | None = None,
         *,
         config: Mapping[str, Any] | None = None,
         state_dict: Mapping[str, Tensor] | None = None,
     ) -> None:
-        self._spec = spec
+        spec = spec or TorchEngineSpec()
+        self._place = place
+        self._life = EngineLife()
+        plan = RowPlan.of(place)
         with torch.inference_mode():
-            model = load_model(spec, config, state_dict)
-            if spec.context_tokens > model.max_positions:
+            model = load_model(place, spec.device, config, state_dict)
+            if place.context_tokens > model.max_positions:
                 raise ConfigError(
                     f"rollout.context_tokens must be at most the model's max_position_embeddings="
-                    f"{model.max_positions}, got {spec.context_tokens}; lower it"
+                    f"{model.max_positions}, got {place.context_tokens}; lower it"
                 )
-            self._core = TorchScheduler(spec, model)
+            self._core = TorchScheduler(plan, model, self._life, place.decode)
         self._vocab_size = model.vocab_size
-        self._thread = EngineThread(self._core, spec.num_threads)
-        self._control = Control(self._core, model, self._thread)
+        self._thread = EngineThread(self._core, self._life, spec.num_threads or place.num_threads)
+        self._control = Control(self._life, self._core, model, self._thread)
         self._thread.start()
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """See ``RolloutEngine.generate``. A session's requests run one after the other."""
-        check_request(request, self.info(), stop_strings=self._spec.decode is not None)
+        check_request(request, self.info(), stop_strings=self._place.decode is not None)
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         job = ScheduledRequest(
             request, future, self._core.now(), np.array(request.token_ids, dtype=np.int32)
@@ -86,10 +100,10 @@ class TorchEngine:
         recorded logprobs are those of the whole softmax."""
         return EngineInfo(
             name="torch",
-            model=self._spec.model_path,
+            model=self._place.model,
             vocab_size=self._vocab_size,
-            context_tokens=self._spec.context_tokens,
-            policy_version=self._core.policy_version,
+            context_tokens=self._place.context_tokens,
+            policy_version=self._life.policy_version,
         )
 
     def pause(self, mode: PauseMode) -> None:
@@ -111,7 +125,7 @@ class TorchEngine:
 
     def layout(self) -> EngineLayout:
         """Whole tensors under Hugging Face names; the engine fuses them."""
-        return EngineLayout(kind="whole", dtype=self._spec.dtype)
+        return EngineLayout(kind="whole", dtype=self._place.dtype)
 
     def begin_update(self, version: int) -> TorchUpdateSession:
         """See ``EngineControl.begin_update``."""
@@ -120,6 +134,10 @@ class TorchEngine:
     def checksum(self) -> Mapping[str, int]:
         """See ``EngineControl.checksum``."""
         return self._control.checksum()
+
+    def score(self, token_ids: Sequence[int]) -> Mapping[str, npt.NDArray[np.float32]]:
+        """See ``EngineControl.score``."""
+        return {"torch": self._control.score(token_ids)}
 
     def take_notices(self) -> list[EngineNotice]:
         """Nothing: it either works or fails."""

@@ -9,7 +9,7 @@ from agentrl.engines.torch.model.interface import Forward, ServedModel
 from agentrl.engines.torch.prefill import Prefiller
 from agentrl.engines.torch.rows import RowTable
 from agentrl.engines.torch.sessions import SessionCache
-from agentrl.engines.torch.torch_spec import TorchEngineSpec
+from agentrl.engines.torch.torch_spec import RowPlan
 
 __all__ = ["KVState"]
 
@@ -25,16 +25,16 @@ class KVState:
     prefiller: Prefiller
 
     @classmethod
-    def build(cls, spec: TorchEngineSpec, weights: ServedModel) -> KVState:
+    def build(cls, plan: RowPlan, weights: ServedModel) -> KVState:
         """Empty rows."""
-        kv, decoder = weights.empty_rows(spec.num_rows, spec.context_tokens)
-        table = RowTable(spec.num_rows, kv.capacity, kv.trash)
+        kv, decoder = weights.empty_rows(plan.num_rows, plan.context_tokens)
+        table = RowTable(plan.num_rows, kv.capacity, kv.trash)
         return cls(
             kv=kv,
             table=table,
-            cache=SessionCache(table, kv, spec.parked_tokens),
+            cache=SessionCache(table, kv, plan.parked_tokens),
             decoder=decoder,
             prefiller=Prefiller(
-                decoder, kv, weights.num_heads, weights.device, fixed=spec.deterministic
+                decoder, kv, weights.num_heads, weights.device, fixed=plan.deterministic
             ),
         )

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from agentrl.engines.life import EngineLife
 from agentrl.engines.torch.core import TorchScheduler
 from agentrl.engines.torch.job import ScheduledRequest
 from agentrl.errors import EngineError
@@ -28,14 +29,15 @@ class EngineThread:
     An exception in a step kills the engine: every request and call in flight fails, and so does every later one.
     """
 
-    def __init__(self, core: TorchScheduler, num_threads: int | None) -> None:
-        self.paused = False
-        self.death: str | None = None
+    def __init__(self, core: TorchScheduler, life: EngineLife, num_threads: int | None) -> None:
         self._core = core
+        self._life = life
         self._num_threads = num_threads
+        # from any thread that uses the engine, to the engine's own
         self._inbox: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._closing = False
-        self._ending = threading.Lock()  # between the last post and the end of the thread
+        # guards the end: a call is posted before the engine is closed, or refused
+        self._ending = threading.Lock()
         self._calls: set[Future[Any]] = set()
         self._drained: Future[None] | None = None
         self._thread = threading.Thread(target=self._main, name="agentrl-torch-engine", daemon=True)
@@ -47,18 +49,18 @@ class EngineThread:
     def post(self, function: Callable[[], object]) -> bool:
         """Runs ``function`` on the thread, soon; False where the thread has ended and it never will."""
         with self._ending:
-            if self.death is None:
+            if not self._life.closed:
                 self._inbox.put(function)
-        return self.death is None
+        return not self._life.closed
 
     def submit(self, job: ScheduledRequest) -> None:
         """Queues a request.
 
         Raises:
-            EngineError: the engine is dead.
+            EngineError: the engine has ended.
         """
         if not self.post(lambda: self._core.submit(job)):
-            raise self._dead()
+            raise self._life.error()
 
     def call(self, function: Callable[[], T]) -> T:
         """Runs ``function`` on the thread and waits for what it returns or raises."""
@@ -95,15 +97,10 @@ class EngineThread:
         self._calls.add(future)
         try:
             if not self.post(run):
-                raise self._dead()
+                raise self._life.error()
             return future.result()
         finally:
             self._calls.discard(future)
-
-    def _dead(self) -> EngineError:
-        return EngineError(
-            f"the engine is dead ({self.death}); build it again, or use another", retryable=True
-        )
 
     def _main(self) -> None:
         if self._num_threads is not None:
@@ -112,7 +109,7 @@ class EngineThread:
         try:
             with torch.inference_mode():
                 self._loop()
-        except Exception as error:  # noqa: BLE001  (the engine's boundary: a crash becomes the state "dead")
+        except Exception as error:  # noqa: BLE001  (the engine's boundary: a crash becomes the state "closed")
             reason = f"its thread failed: {type(error).__name__}: {error}"
         self._end(reason)
 
@@ -123,15 +120,15 @@ class EngineThread:
             if self._ready():
                 core.step()
             if self._drained is not None and not core.num_running:
-                self.paused, core.admitting = True, True
-                core.stop_clock()
+                self._life.pause("drain")
+                core.admitting = True
                 self._drained.set_result(None)
                 self._drained = None
             if core.outbox:
                 self._deliver()
 
     def _ready(self) -> bool:
-        return not self.paused and not self._closing and self._core.has_work
+        return self._life.paused is None and not self._closing and self._core.has_work
 
     def _run_inbox(self, *, wait: bool) -> None:
         if wait:
@@ -155,14 +152,14 @@ class EngineThread:
 
     def _end(self, reason: str) -> None:
         with self._ending:
-            self.death = reason
+            self._life.close(reason)
         while not self._inbox.empty():  # what was posted before: submissions fail below, calls too
             self._inbox.get()()
-        self._core.bury(str(self._dead()))
+        self._core.fail_all(str(self._life.error()))
         self._deliver()
         for call in list(self._calls):
             if not call.done():
-                call.set_exception(self._dead())
+                call.set_exception(self._life.error())
 
 
 def _resolve(answers: list[tuple[ScheduledRequest, Completion | EngineError]]) -> None:

@@ -115,7 +115,7 @@ def _own(stage: StageConfig) -> dict[str, Any]:
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Values by dotted key; a list is one value, and so are a function's arguments."""
     for name, value in tree.items():
-        if isinstance(value, dict) and value and name not in ("args", "build_args", "engine_args"):
+        if isinstance(value, dict) and value and name not in ("args", "build_args"):
             yield from _flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -34,6 +35,16 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.do_GET()
+
+    def do_OPTIONS(self) -> None:
+        """A question for a route, as FastAPI answers it: 405 where there is one, 404 where not."""
+        server = self.server
+        assert isinstance(server, BrokenServer)
+        if isinstance(server.behaviours, defaultdict):
+            assert server.behaviours.default_factory is not None
+            server.behaviours.default_factory()(self)
+        else:
+            self.answer(b"{}", status=405 if self.path in server.behaviours else 404)
 
     def answer(self, content: bytes, *, status: int = 200, promised: int | None = None) -> None:
         """``promised``: bytes that the head speaks of; fewer come where it is more."""

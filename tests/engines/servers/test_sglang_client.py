@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from agentrl.engines.sglang.client import ServerClient
-from agentrl.engines.sglang.errors import RefusedError, ServerLostError
-from agentrl.engines.sglang.launch import free_port, server_url
+from agentrl.engines.servers.errors import RefusedError, ServerLostError
+from agentrl.engines.servers.server import free_port, server_url
+from agentrl.engines.sglang.client import SGLangClient
 from agentrl.errors import EngineError, MachineError
 from tests.engines.servers.broken_server import (
     Behaviour,
@@ -20,15 +20,16 @@ from tests.engines.servers.broken_server import (
     keeps_silent,
     says,
 )
+from tests.engines.servers.sglang_answers import answer_without_spans, request, sglang_client
 
 SUCCESS = says(b'{"success": true, "message": "done"}')
 INFO = says(b'{"version": "0.5.23", "tp_size": 2}')
 
 
 @asynccontextmanager
-async def client_of(**routes: Behaviour) -> AsyncIterator[tuple[ServerClient, BrokenServer]]:
+async def client_of(**routes: Behaviour) -> AsyncIterator[tuple[SGLangClient, BrokenServer]]:
     with broken_server({f"/{route}": behaviour for route, behaviour in routes.items()}) as server:
-        client = ServerClient("server 0", server.url, call_timeout_s=0.5, update_timeout_s=0.5)
+        client = sglang_client(server.url, call_timeout_s=0.5)
         try:
             yield client, server
         finally:
@@ -40,7 +41,7 @@ async def test_an_error_of_the_server_is_named() -> None:
         with pytest.raises(
             ServerLostError, match="server 0 answered /generate with HTTP 500: boom"
         ):
-            await client.generate({})
+            await client.generate(request(), "r")
 
 
 async def test_a_refusal_is_named_and_not_tried_again() -> None:
@@ -48,26 +49,26 @@ async def test_a_refusal_is_named_and_not_tried_again() -> None:
         with pytest.raises(
             RefusedError, match="refused /generate with HTTP 400: too long"
         ) as caught:
-            await client.generate({})
+            await client.generate(request(), "r")
     assert not caught.value.retryable
 
 
 async def test_half_an_answer_is_named() -> None:
     async with client_of(generate=breaks_off) as (client, _):
         with pytest.raises(ServerLostError, match="broke off in its answer to /generate"):
-            await client.generate({})
+            await client.generate(request(), "r")
 
 
 async def test_an_answer_that_is_no_json_is_named() -> None:
     async with client_of(generate=says(b"<html>")) as (client, _):
         with pytest.raises(ServerLostError, match="6 bytes that are no JSON"):
-            await client.generate({})
+            await client.generate(request(), "r")
 
 
 async def test_an_answer_that_is_no_object_is_named() -> None:
     async with client_of(generate=says(b"[1]")) as (client, _):
         with pytest.raises(ServerLostError, match="with a list, not an object"):
-            await client.generate({})
+            await client.generate(request(), "r")
 
 
 async def test_no_answer_is_named_by_its_deadline() -> None:
@@ -78,26 +79,58 @@ async def test_no_answer_is_named_by_its_deadline() -> None:
 
 async def test_a_server_that_is_not_there_is_named_with_its_address() -> None:
     url = server_url(free_port())
-    client = ServerClient("server 0", url, call_timeout_s=0.5, update_timeout_s=0.5)
+    client = sglang_client(url, call_timeout_s=0.5)
     with pytest.raises(ServerLostError, match=f"server 0 at {url} cannot be reached for /generate"):
-        await client.generate({})
+        await client.generate(request(), "r")
     await client.close()
 
 
 async def test_a_server_that_is_not_there_is_not_healthy() -> None:
-    client = ServerClient(
-        "server 0", server_url(free_port()), call_timeout_s=0.5, update_timeout_s=0.5
-    )
+    client = sglang_client(server_url(free_port()), call_timeout_s=0.5)
     assert not await client.healthy(0.5)
     await client.close()
 
 
-async def test_a_version_that_is_not_known_is_refused_by_name() -> None:
-    async with client_of(server_info=says(b'{"version": "0.4.0"}')) as (client, _):
+@pytest.mark.parametrize("version", ["0.5.17", "0.4.0", "main"])
+async def test_a_server_below_the_least_version_is_refused_by_name(version: str) -> None:
+    info = says(json.dumps({"version": version}).encode())
+    async with client_of(server_info=info) as (client, _):
         with pytest.raises(
-            MachineError, match=r"is SGLang 0\.4\.0; agentrl speaks with 0\.5\.18, 0\.5\.23"
+            MachineError,
+            match=rf"server 0 is SGLang {version}; agentrl needs at least 0\.5\.18: install a newer",
         ):
             await client.probe()
+
+
+@pytest.mark.parametrize("version", ["0.5.23", "0.5.23.post1", "0.6.0rc1", "1.0"])
+async def test_a_newer_server_is_asked_what_it_can_do(version: str) -> None:
+    info = says(json.dumps({"version": version, "tp_size": 2}).encode())
+    async with client_of(server_info=info, begin_weight_update=SUCCESS) as (client, server):
+        await client.probe()
+    assert client.capabilities.brackets_updates
+    assert (client.num_ranks, client.reports_versions) == (2, True)
+    assert server.calls == ["/server_info"]  # a route is asked for without calling it
+
+
+async def test_an_answer_without_versions_makes_later_pauses_drain() -> None:
+    plain = answer_without_spans()
+    async with client_of(server_info=INFO, generate=says(json.dumps(plain).encode())) as (
+        client,
+        _,
+    ):
+        await client.probe()
+        assert client.reports_versions
+        await client.generate(request(), "r")
+        assert not client.reports_versions
+
+
+async def test_a_score_is_of_the_tokens_that_were_sent() -> None:
+    triples = [[None, 5, None], [-0.5, 7, None], [-1.5, 9, None]]
+    scored = says(json.dumps({"meta_info": {"input_token_logprobs": triples}}).encode())
+    async with client_of(generate=scored) as (client, _):
+        assert (await client.score([5, 7, 9])).tolist() == [-0.5, -1.5]
+        with pytest.raises(ServerLostError, match="scored other tokens than it was sent"):
+            await client.score([5, 7, 8])
 
 
 async def test_an_older_version_gets_no_brackets() -> None:

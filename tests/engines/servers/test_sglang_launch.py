@@ -11,28 +11,30 @@ from typing import Any
 
 import pytest
 
+from agentrl.engines.servers.process import ServerProcess
 from agentrl.engines.sglang import SGLangEngineSpec
-from agentrl.engines.sglang.launch import prepared, server_command, server_environment
-from agentrl.engines.sglang.process import ServerProcess
+from agentrl.engines.sglang.launch import SGLangServers
 from agentrl.errors import ConfigError, MachineError
+from tests.engines.servers.sglang_answers import split
 
 
 @pytest.fixture(autouse=True)
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder ``model`` that says what the model is."""
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text('{"vocab_size": 9, "num_attention_heads": 4}')
+    (tmp_path / "model" / "config.json").write_text('{"vocab_size": 9, "num_attention_heads": 12}')
     monkeypatch.chdir(tmp_path)
 
 
-def spec(**settings: Any) -> SGLangEngineSpec:
-    return SGLangEngineSpec(
-        **{"model_path": "model", "folder": "run", "python": "python", "device": "cpu"} | settings
-    )
+def servers(**settings: Any) -> SGLangServers:
+    """Servers on a CPU, whose environment is not asked, since a command starts them."""
+    usual = {"model": "model", "folder": "run", "command": ("python",), "device": "cpu"}
+    own, place = split(usual | settings)
+    return SGLangServers(place, SGLangEngineSpec(**own))
 
 
 def words(**settings: Any) -> list[str]:
-    return server_command(spec(**settings), model=Path("model"), port=4, label="own.0")
+    return servers(**settings).command(model=Path("model"), port=4, label="own.0")
 
 
 def value(command: list[str], name: str) -> str:
@@ -82,35 +84,35 @@ def test_a_gpu_server_sizes_its_own_cache() -> None:
 def test_a_command_of_ones_own_gets_the_same_arguments() -> None:
     own = words(command=("srun", "launch"))
     assert own[:2] == ["srun", "launch"]
-    assert own[2:] == words()[3:]
+    assert own[2:] == words()[1:]
 
 
 def test_a_command_of_ones_own_needs_a_device() -> None:
     with pytest.raises(
-        ConfigError, match=r"rollout\.sglang\.command=\['launch'\] needs rollout\.sglang\.device"
+        ConfigError, match=r"SGLangEngineSpec\.command=\['launch'\] needs device, 'cpu' or 'cuda'"
     ):
-        spec(command=("launch",), device=None)
+        SGLangEngineSpec(command=("launch",))
 
 
 def test_an_argument_that_agentrl_sets_itself_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"server_args must not have 'model_path'"):
-        spec(server_args={"model_path": "other"})
+    with pytest.raises(ConfigError, match=r"must not have 'model_path'"):
+        SGLangEngineSpec(server_args={"model_path": "other"})
 
 
 def test_a_server_does_not_see_the_packages_of_its_starter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
-    assert "PYTHONPATH" not in server_environment(spec())
+    assert "PYTHONPATH" not in servers().environment()
 
 
 def test_settings_of_the_environment_go_before_all() -> None:
-    assert server_environment(spec(env={"HF_HUB_OFFLINE": "0"}))["HF_HUB_OFFLINE"] == "0"
+    assert servers(env={"HF_HUB_OFFLINE": "0"}).environment()["HF_HUB_OFFLINE"] == "0"
 
 
 def test_each_rank_on_a_cpu_has_a_core_of_those_that_may_be_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5})
-    assert server_environment(spec(tp_size=3))["SGLANG_CPU_OMP_THREADS_BIND"] == "3|5|3"
+    assert servers(tp_size=3).environment()["SGLANG_CPU_OMP_THREADS_BIND"] == "3|5|3"
 
 
 @pytest.mark.parametrize(
@@ -118,7 +120,7 @@ def test_each_rank_on_a_cpu_has_a_core_of_those_that_may_be_used(
     [
         (
             {"tp_size": 3},
-            r"rollout\.tp_size must divide the model's num_attention_heads=4 .*, got 3",
+            r"rollout\.sglang\.tp_size must divide the model's num_attention_heads=4 .*, got 3",
         ),
         (
             {"context_tokens": 600},
@@ -132,19 +134,19 @@ def test_what_the_model_does_not_allow_is_refused_before_a_server_is_started(
     config = {"vocab_size": 9, "num_attention_heads": 4, "max_position_embeddings": 512}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match=said):
-        spec(model_path=str(tmp_path), **{"context_tokens": 100, **settings}).build()
+        servers(model=str(tmp_path), **{"context_tokens": 100, **settings})
 
 
 def test_an_interpreter_that_is_not_there_is_named_with_the_mend() -> None:
     with pytest.raises(
         MachineError, match="'nowhere' is no interpreter; run `agentrl install sglang`"
     ):
-        prepared(spec(python="nowhere"))
+        servers(command=(), python="nowhere")
 
 
 def test_an_interpreter_without_sglang_is_named_with_the_mend() -> None:
     with pytest.raises(MachineError, match=r"cannot run SGLang: .*run `agentrl install sglang`"):
-        prepared(spec(python=sys.executable, device=None))
+        servers(command=(), python=sys.executable)
 
 
 def test_a_process_that_ends_has_its_last_words_in_the_log(tmp_path: Path) -> None:
@@ -165,6 +167,8 @@ def wait_for(condition: Any) -> None:
 
 def test_a_model_that_sees_is_served_with_its_tokenizer_and_pixels_of_pil(tmp_path: Path) -> None:
     assert "--skip-tokenizer-init" in words()
-    (tmp_path / "model" / "config.json").write_text('{"vision_config": {}}')
+    (tmp_path / "model" / "config.json").write_text(
+        '{"vocab_size": 9, "num_attention_heads": 4, "vision_config": {}}'
+    )
     assert "--skip-tokenizer-init" not in words()
     assert "--disable-fast-image-processor" in words()

@@ -11,16 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agentrl.engines import EnginePlace
+from agentrl.engines.servers.errors import RefusedError, ServerLostError
+from agentrl.engines.servers.pool import ServerPool
+from agentrl.engines.servers.requests import Requests
+from agentrl.engines.servers.server import Server
+from agentrl.engines.servers.state import ServersState
 from agentrl.engines.sglang import SGLangEngineSpec
-from agentrl.engines.sglang.client import ServerClient
-from agentrl.engines.sglang.errors import RefusedError, ServerLostError
-from agentrl.engines.sglang.pool import ServerFleet
-from agentrl.engines.sglang.requests import Requests
-from agentrl.engines.sglang.server import Server
-from agentrl.engines.sglang.state import EngineState
-from agentrl.engines.sglang.stream import Growing, events
+from agentrl.engines.sglang.client import SGLangClient
+from agentrl.engines.sglang.launch import SGLangServers
+from agentrl.engines.sglang.stream import events
 from agentrl.errors import EngineError
-from agentrl.types import GenerateRequest
+from agentrl.types import GenerateRequest, concat_ids
 from tests.engines.servers.broken_server import (
     Behaviour,
     BrokenServer,
@@ -28,7 +30,7 @@ from tests.engines.servers.broken_server import (
     broken_server,
     says,
 )
-from tests.engines.servers.sglang_answers import VOCAB, answer, request
+from tests.engines.servers.sglang_answers import VOCAB, answer, request, sglang_client
 
 
 class Heard:
@@ -63,8 +65,8 @@ def listening() -> tuple[GenerateRequest, Heard]:
     return replace(request(), on_tokens=heard), heard
 
 
-def client_of(server: BrokenServer) -> ServerClient:
-    return ServerClient("server 0", server.url, call_timeout_s=5, update_timeout_s=5)
+def client_of(server: BrokenServer) -> SGLangClient:
+    return sglang_client(server.url)
 
 
 async def grown(behaviour: Behaviour) -> tuple[Any, Heard]:
@@ -72,7 +74,7 @@ async def grown(behaviour: Behaviour) -> tuple[Any, Heard]:
     with broken_server({"/generate": behaviour}) as server:
         client = client_of(server)
         try:
-            return await client.generate({}, Growing(asked)), heard
+            return await client.generate(asked, "r"), heard
         finally:
             await client.close()
 
@@ -84,10 +86,11 @@ async def test_what_is_new_is_told_and_the_last_answer_is_the_whole_one() -> Non
         + b"data: [DONE]\n\n"
     )
     whole, heard = await grown(says(stream))
-    assert whole == after(6, ended=True)
-    assert heard.ids == whole["output_ids"][:5]
+    last = after(6, ended=True)
+    assert concat_ids(whole.segments).tolist() == last["output_ids"]
+    assert heard.ids == last["output_ids"][:5]
     assert heard.logprobs == pytest.approx(
-        [t[0] for t in whole["meta_info"]["output_token_logprobs"][:5]]
+        [t[0] for t in last["meta_info"]["output_token_logprobs"][:5]]
     )
 
 
@@ -128,8 +131,9 @@ async def test_a_request_is_not_begun_anew_once_its_tokens_were_told(
     with broken_server(
         {"/generate": first, "/health": says(b"{}"), "/model_info": says(b"{}")}
     ) as server:
-        spec = SGLangEngineSpec(str(tmp_path), str(tmp_path), urls=(server.url,), context_tokens=64)
-        state = EngineState(spec)
+        place = EnginePlace(str(tmp_path), str(tmp_path), context_tokens=64)
+        kind = SGLangServers(place, SGLangEngineSpec(urls=(server.url,)))
+        state = ServersState(kind)
 
         async def start(one: Server) -> None:
             one._client = client_of(server)
@@ -137,14 +141,14 @@ async def test_a_request_is_not_begun_anew_once_its_tokens_were_told(
         async def changed() -> None:
             """Nobody waits."""
 
-        fleet = ServerFleet(spec, start=start, generates=lambda: True, changed=changed)
-        await fleet.start()
+        pool = ServerPool(kind, state.labels, start=start, generates=lambda: True, changed=changed)
+        await pool.start()
         try:
             with pytest.raises(
                 EngineError, match="told already" if tried == 1 else "failed 4 times"
             ) as caught:
-                await Requests(state, fleet).generate(listening()[0])
+                await Requests(state, pool).generate(listening()[0])
         finally:
-            await fleet.close()
+            await pool.close()
     assert caught.value.retryable
     assert server.calls.count("/generate") == tried

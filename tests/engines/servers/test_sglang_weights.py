@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from safetensors.torch import save_file as save_torch_file
 
 from agentrl.engines.sglang.digests import differing, unknown_names
-from agentrl.engines.sglang.weights import (
+from agentrl.engines.weights import (
     ServedDtype,
     WeightArray,
     array_checksum,

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.engines.sglang.orphan_cleanup import reap_servers
-from agentrl.engines.sglang.process import FOLDER_PREFIX, ServerProcess
+from agentrl.engines.servers.orphan_cleanup import reap_servers
+from agentrl.engines.servers.process import FOLDER_PREFIX, ServerProcess
 
 DEADLINE_S = 60
 
@@ -40,7 +40,7 @@ time.sleep(600)
 OWNER = """
 import sys, time
 from pathlib import Path
-from agentrl.engines.sglang.process import ServerProcess
+from agentrl.engines.servers.process import ServerProcess
 import os
 process = ServerProcess([sys.executable, "-c", sys.argv[1]], os.environ, Path(sys.argv[2]))
 while True:

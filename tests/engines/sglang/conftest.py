@@ -16,18 +16,15 @@ import httpx
 import pytest
 import torch
 
+from agentrl.engines import WeightSender
+from agentrl.engines.servers.process import ServerProcess
+from agentrl.engines.servers.server import free_port, server_url
 from agentrl.engines.sglang import SGLangEngine, SGLangEngineSpec
-from agentrl.engines.sglang.launch import (
-    free_port,
-    prepared,
-    server_command,
-    server_environment,
-    server_url,
-)
-from agentrl.engines.sglang.process import ServerProcess
+from agentrl.engines.sglang.launch import SGLangServers
 from agentrl.run.install.sglang_env import default_python
 from agentrl.training.models.tiny import build_tiny_model
 from tests.engines.servers.broken_server import Behaviour, BrokenServer, broken_server, passes_on
+from tests.engines.servers.sglang_answers import split
 from tests.engines.sglang.models import CONTEXT, HuggingFace
 from tests.run.tiny_task import demonstrations
 
@@ -142,12 +139,11 @@ def server(python: str, model: Path, tmp_path_factory: pytest.TempPathFactory) -
 def running_server(python: str, model: Path, folder: Path, **settings: Any) -> Iterator[str]:
     """A server with these settings beside the usual ones; its address."""
     usual = {"context_tokens": CONTEXT, "stop_strings": True, "kv_tokens": 8192}
-    spec = prepared(
-        SGLangEngineSpec(str(model), str(folder), python=python, **{**usual, **settings})
-    )
+    own, place = split({"model": str(model), "folder": str(folder), **usual, **settings})
+    servers = SGLangServers(place, SGLangEngineSpec(python=python, **own))
     port = free_port()
-    command = server_command(spec, model=model, port=port, label="start")
-    process = ServerProcess(command, server_environment(spec), folder / "server.log")
+    command = servers.command(model=model, port=port, label="start")
+    process = ServerProcess(command, servers.environment(), folder / "server.log")
     url = server_url(port)
     try:
         end = time.monotonic() + START_S
@@ -187,15 +183,19 @@ def build(model: Path, tmp_path: Path) -> Iterator[Callable[..., SGLangEngine]]:
     """Builds engines and closes them at the end of the test."""
     engines: list[SGLangEngine] = []
 
-    def make(*urls: str, **settings: Any) -> SGLangEngine:
-        fields = {
-            "model_path": str(model),
+    def make(
+        *urls: str, sender: Callable[[], WeightSender] | None = None, **settings: Any
+    ) -> SGLangEngine:
+        given = {
+            "model": str(model),
             "folder": str(tmp_path / "engine"),
             "urls": urls,
             "stop_strings": True,
+            "context_tokens": CONTEXT,
         }
+        own, place = split({**given, **settings})
         engines.append(
-            SGLangEngineSpec(**{**fields, "context_tokens": CONTEXT, **settings}).build()
+            SGLangEngine(place, SGLangEngineSpec(**own), None if sender is None else sender())
         )
         return engines[-1]
 

@@ -12,13 +12,13 @@ import httpx
 import pytest
 import torch
 
+from agentrl.engines.servers.errors import RefusedError
 from agentrl.engines.sglang import SGLangEngine
-from agentrl.engines.sglang.client import ServerClient
-from agentrl.engines.sglang.errors import RefusedError
 from agentrl.errors import EngineError
 from agentrl.store import RunDirectory, TrajectoryReader
-from agentrl.weight_sync import BucketSender
+from agentrl.weight_sync import HttpSender
 from tests.engines.servers.broken_server import Handler, passes_on, says
+from tests.engines.servers.sglang_answers import sglang_client
 from tests.engines.sglang.conftest import Neighbour
 from tests.engines.sglang.models import HuggingFace, publish, request
 from tests.engines.sglang.runs import assert_each_was_trained_once, train
@@ -29,11 +29,12 @@ PROMPT = [5, 17, 200, 33, 8]
 
 
 async def test_a_sampling_key_that_the_server_does_not_know_is_named(server: str) -> None:
-    client = ServerClient("server 0", server, call_timeout_s=60, update_timeout_s=60)
+    client = sglang_client(server, call_timeout_s=60.0)
+    body = {"input_ids": PROMPT, "sampling_params": {"temprature": 0.7}}
     with pytest.raises(
         RefusedError, match=r"server 0 refused /generate with HTTP 400: .*temprature"
     ):
-        await client.generate({"input_ids": PROMPT, "sampling_params": {"temprature": 0.7}})
+        await client.json("POST", "/generate", body, timeout_s=60.0)
     await client.close()
 
 
@@ -44,7 +45,7 @@ def test_a_server_that_samples_from_another_distribution_by_itself_is_refused(
     with pytest.raises(
         EngineError, match=r"samples with \{'top_p': 0.9\} what a request leaves open"
     ):
-        build(own.url, sender=BucketSender)
+        build(own.url, sender=HttpSender)
 
 
 def test_a_server_that_computes_in_another_dtype_is_refused(
@@ -57,14 +58,14 @@ def test_a_server_that_computes_in_another_dtype_is_refused(
     with pytest.raises(
         EngineError, match=r"computes in float16 \(its --dtype is 'auto'\), rollout.dtype='float32'"
     ):
-        build(own.url, sender=BucketSender)
+        build(own.url, sender=HttpSender)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
 async def test_logprobs_of_weights_that_are_no_numbers_are_refused(
     build: Callable[..., SGLangEngine], server: str, reference: HuggingFace, temperature: float
 ) -> None:
-    engine = build(server, sender=BucketSender)
+    engine = build(server, sender=HttpSender)
     with torch.no_grad():
         reference.module.model.norm.weight[3] = float("nan")
     await asyncio.to_thread(publish, engine, reference, 1)

@@ -12,7 +12,7 @@ import pytest
 from agentrl.engines.sglang import SGLangEngine
 from agentrl.errors import EngineError
 from agentrl.rollouts.token_consistency import assert_token_consistency
-from agentrl.weight_sync import BucketSender
+from agentrl.weight_sync import HttpSender
 from tests.engines.sglang.models import (
     CONTEXT,
     HuggingFace,
@@ -32,7 +32,7 @@ Build = Callable[..., SGLangEngine]
 @pytest.fixture
 def engine(build: Build, server: str, reference: HuggingFace) -> SGLangEngine:
     """On the shared server, with the model's own weights."""
-    engine = build(server, sender=BucketSender)
+    engine = build(server, sender=HttpSender)
     publish(engine, reference, 1)
     return engine
 
@@ -205,6 +205,6 @@ async def test_memory_is_kept_while_requests_run(engine: SGLangEngine) -> None:
 
 async def test_an_engine_that_was_closed_says_so(engine: SGLangEngine) -> None:
     await asyncio.to_thread(engine.close)
-    assert engine.health().state == "dead"
+    assert engine.health().state == "closed"
     with pytest.raises(EngineError, match="was closed"):
         await engine.generate(request("late", PROMPT))

@@ -16,6 +16,7 @@ from PIL import Image as Pictures
 
 from agentrl.cli.main import run
 from agentrl.config.load import load_config
+from agentrl.engines import EnginePlace
 from agentrl.engines.sglang import SGLangEngine, SGLangEngineSpec
 from agentrl.envs import EnvSpec, Rubric, ToolEnv
 from agentrl.errors import EngineError
@@ -56,15 +57,8 @@ def engine(
 ) -> Iterator[SGLangEngine]:
     """One server of its own, since it has another model than the others."""
     logs = tmp_path_factory.mktemp("server")
-    spec = SGLangEngineSpec(
-        str(folder),
-        str(logs),
-        python=python,
-        context_tokens=CONTEXT,
-        kv_tokens=8192,
-        call_timeout_s=300,
-    )
-    engine = spec.build()
+    place = EnginePlace(str(folder), str(logs), context_tokens=CONTEXT, kv_tokens=8192)
+    engine = SGLangEngine(place, SGLangEngineSpec(python=python, call_timeout_s=300))
     yield engine
     engine.close()
 

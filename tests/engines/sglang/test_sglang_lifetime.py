@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.engines.sglang import supervise
-from agentrl.engines.sglang.orphan_cleanup import reap_servers
+from agentrl.engines.servers import supervise
+from agentrl.engines.servers.orphan_cleanup import reap_servers
 from agentrl.store import read_jsonl
 from tests.engines.sglang.runs import CONFIG
 from tests.run.tiny_run import metrics

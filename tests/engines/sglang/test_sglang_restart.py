@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from agentrl.engines.sglang import SGLangEngine
-from agentrl.weight_sync import BucketSender
+from agentrl.weight_sync import HttpSender
 from tests.engines.sglang.models import (
     HuggingFace,
     in_flight,
@@ -61,9 +61,9 @@ async def test_of_two_servers_one_is_killed_and_comes_back_with_the_current_weig
         lambda: build(
             command=(python, "-m", "sglang.launch_server"),
             device="cpu",
-            model_path=str(own),
-            num_engines=2,
-            sender=BucketSender,
+            model=str(own),
+            num_servers=2,
+            sender=HttpSender,
             startup_timeout_s=RESTART_S,
         )
     )

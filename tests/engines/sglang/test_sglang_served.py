@@ -20,7 +20,7 @@ from agentrl.render import RendererSpec
 from agentrl.rollouts import EpisodeContext
 from agentrl.tools.parsers import load_parser
 from agentrl.types import SamplingParams, Trajectory, concat_ids
-from agentrl.weight_sync import BucketSender
+from agentrl.weight_sync import HttpSender
 from tests.engines.sglang.models import CONTEXT, HuggingFace, publish
 from tests.rollouts.bytewise import rollout_spec
 
@@ -31,7 +31,7 @@ HI: Any = {"role": "user", "content": "Hello"}
 
 @pytest.fixture
 def engine(build: Callable[..., SGLangEngine], server: str, reference: HuggingFace) -> SGLangEngine:
-    engine = build(server, sender=BucketSender)
+    engine = build(server, sender=HttpSender)
     publish(engine, reference, 1)
     return engine
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from agentrl.engines.sglang import SGLangEngine
-from agentrl.weight_sync import BucketSender, FolderSender, GroupSender
+from agentrl.weight_sync import BroadcastSender, DiskSender, HttpSender
 from tests.engines.sglang.conftest import running_server
 from tests.engines.sglang.models import HuggingFace, logprobs, made, publish, request, versions
 
@@ -27,7 +27,7 @@ def split_server(
         yield url
 
 
-@pytest.mark.parametrize("sender", [FolderSender, BucketSender, GroupSender])
+@pytest.mark.parametrize("sender", [DiskSender, HttpSender, BroadcastSender])
 async def test_both_ranks_hold_what_was_sent(
     build: Callable[..., SGLangEngine], split_server: str, reference: HuggingFace, sender: type
 ) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agentrl.engines import EnginePlace
 from agentrl.engines.sglang import SGLangEngine
 from agentrl.engines.torch import TorchEngineSpec
-from agentrl.weight_sync import BucketSender
+from agentrl.weight_sync import HttpSender
 from tests.engines.sglang.models import CONTEXT, HuggingFace, logprobs, made, publish, request
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
@@ -36,9 +37,9 @@ async def test_tokens_and_logprobs_are_the_same(
     model: Path,
     reference: HuggingFace,
 ) -> None:
-    served = build(server, sender=BucketSender)
+    served = build(server, sender=HttpSender)
     publish(served, reference, 1)
-    own = TorchEngineSpec(str(model), context_tokens=CONTEXT, max_running=1).build()
+    own = TorchEngineSpec().build(EnginePlace(str(model), context_tokens=CONTEXT, max_running=1))
     try:
         asked = [request(name, PROMPT, max_new_tokens=12, **sampling) for name in ("there", "here")]
         there, here = await served.generate(asked[0]), await own.generate(asked[1])

@@ -16,7 +16,7 @@ import torch
 from agentrl.engines.sglang import SGLangEngine
 from agentrl.errors import EngineError
 from agentrl.training import Actor, DistSpec, join, leave
-from agentrl.weight_sync import BucketSender, FolderSender, GroupSender, publish_in_process
+from agentrl.weight_sync import BroadcastSender, DiskSender, HttpSender, publish_in_process
 from agentrl.weight_sync import http as bucket
 from agentrl.weight_sync import plan as batch
 from tests.controller.tiny import actor_spec
@@ -33,7 +33,7 @@ from tests.engines.sglang.models import (
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(600)]
 
 PROMPT = [5, 17, 200, 33, 8]
-SENDERS = [FolderSender, BucketSender, GroupSender]
+SENDERS = [DiskSender, HttpSender, BroadcastSender]
 Build = Callable[..., SGLangEngine]
 
 
@@ -68,7 +68,7 @@ async def test_the_servers_serve_what_the_trainer_has(
         )
 
 
-@pytest.mark.parametrize("sender", [BucketSender, GroupSender])
+@pytest.mark.parametrize("sender", [HttpSender, BroadcastSender])
 async def test_weights_in_many_small_portions(
     build: Build, server: str, reference: HuggingFace, sender: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,7 +107,7 @@ async def test_a_request_in_flight_goes_on_with_both_versions_named(
 async def test_an_update_in_place_marks_what_read_old_kv(
     build: Build, server: str, reference: HuggingFace
 ) -> None:
-    engine = build(server, sender=BucketSender)
+    engine = build(server, sender=HttpSender)
     await asyncio.to_thread(publish, engine, reference, 1)
     [task] = await in_flight(engine, request("stale", PROMPT, max_new_tokens=450))
 
@@ -126,7 +126,7 @@ async def test_an_update_in_place_marks_what_read_old_kv(
 
 
 async def test_an_update_needs_a_paused_engine(build: Build, server: str) -> None:
-    engine = build(server, sender=BucketSender)
+    engine = build(server, sender=HttpSender)
     with pytest.raises(EngineError, match=r"begin_update\(1\) needs a paused engine"):
         await asyncio.to_thread(engine.begin_update, 1)
 
@@ -134,7 +134,7 @@ async def test_an_update_needs_a_paused_engine(build: Build, server: str) -> Non
 async def test_an_engine_without_a_sender_takes_no_weights(
     build: Build, server: str, reference: HuggingFace
 ) -> None:
-    await asyncio.to_thread(publish, build(server, sender=BucketSender), reference, 1)
+    await asyncio.to_thread(publish, build(server, sender=HttpSender), reference, 1)
     engine = build(server)
     await asyncio.to_thread(engine.pause, "retract")
     with pytest.raises(EngineError, match="built without a sender"):
@@ -145,7 +145,7 @@ def test_where_no_weights_will_be_sent_a_server_of_other_ones_is_refused(
     build: Build, server: str, reference: HuggingFace
 ) -> None:
     reference.scale(1.01)
-    publish(build(server, sender=BucketSender), reference, 1)
+    publish(build(server, sender=HttpSender), reference, 1)
     with pytest.raises(
         EngineError, match=r"holds other weights than it should in \d+ of \d+ tensors"
     ):
@@ -168,13 +168,13 @@ def alter_payload(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_one_wrong_bit_is_seen_by_the_servers_own_digest(
     build: Build, server: str, actor: Actor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = build(server, sender=BucketSender)
+    engine = build(server, sender=HttpSender)
     alter_payload(monkeypatch)
     with pytest.raises(
         EngineError, match=r"holds other weights than it should in 1 of \d+ tensors"
     ):
         await asyncio.to_thread(publish_in_process, actor, engine, 1)
-    assert engine.health().state == "dead"
+    assert engine.health().state == "closed"
 
 
 @pytest.mark.parametrize("sender", SENDERS)
@@ -193,9 +193,9 @@ async def test_a_tensor_that_was_not_put_tears_the_engine(
 
     with pytest.raises(EngineError, match=r"1 tensors were not put, first 'model\.norm\.weight'"):
         await asyncio.to_thread(incomplete)
-    assert engine.health().state == "torn"
-    with pytest.raises(EngineError, match="torn"):
-        await engine.generate(request("torn", PROMPT))
+    assert engine.health().state == "corrupt"
+    with pytest.raises(EngineError, match="corrupt"):
+        await engine.generate(request("corrupt", PROMPT))
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ async def test_a_tensor_that_was_not_put_tears_the_engine(
 async def test_a_tensor_of_another_model_never_reaches_a_server(
     build: Build, server: str, name: str, shape: tuple[int, ...], said: str
 ) -> None:
-    engine = build(server, sender=BucketSender)
+    engine = build(server, sender=HttpSender)
 
     def put() -> None:
         engine.pause("retract")
@@ -221,7 +221,7 @@ async def test_a_tensor_of_another_model_never_reaches_a_server(
 async def test_an_update_in_which_nothing_was_sent_is_given_up_without_harm(
     build: Build, server: str, reference: HuggingFace
 ) -> None:
-    engine = build(server, sender=BucketSender)
+    engine = build(server, sender=HttpSender)
     await asyncio.to_thread(publish, engine, reference, 1)
 
     def give_up() -> None:
@@ -248,8 +248,8 @@ def test_a_server_of_another_model_is_refused(
     with pytest.raises(EngineError, match=f"serves another model: {said}"):
         build(
             server,
-            model_path=str(altered(model, tmp_path / "other", **change)),
-            sender=BucketSender,
+            model=str(altered(model, tmp_path / "other", **change)),
+            sender=HttpSender,
         )
 
 
@@ -269,4 +269,4 @@ def test_a_server_with_a_shorter_context_is_refused(
         EngineError,
         match=r"takes prompts below \d+ tokens, rollout\.context_tokens=4096 needs more",
     ):
-        build(server, context_tokens=4096, model_path=str(longer))
+        build(server, context_tokens=4096, model=str(longer))

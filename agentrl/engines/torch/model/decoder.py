@@ -6,19 +6,57 @@ K key-value heads, G = H/K queries a key-value head, E head_dim, V vocabulary.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from agentrl.engines.torch.kv_cache import KVCache
+from agentrl.engines.torch.model.config import DecoderConfig
+from agentrl.engines.torch.row_layout import Blocks
 
-if TYPE_CHECKING:
-    from agentrl.engines.torch.model.weights import DecoderWeights, LayerWeights
-    from agentrl.engines.torch.row_layout import Blocks
+__all__ = ["DecoderTensors", "LayerWeights", "NativeDecoder"]
 
-__all__ = ["NativeDecoder"]
+
+@dataclass(slots=True)
+class LayerWeights:
+    """One layer. Legend: D width, H heads, K key-value heads, E head_dim, F ffn width.
+
+    Queries and keys are stored with the two halves of each head interleaved (0, E/2, 1, E/2+1, ...), so that the
+    rotary embedding is one complex product.
+
+    Args:
+        qkv: ``[(H+2K)·E, D]``. qkv_bias: ``[(H+2K)·E]`` or None.
+        qk_norm: ``[H+K, E]`` gains, each head its own copy, or None.
+        output: ``[D, H·E]``. gate_up: ``[2F, D]``. down: ``[D, F]``, and their biases or None.
+        attention_norm, ffn_norm: ``[D]``.
+    """
+
+    qkv: Tensor
+    output: Tensor
+    gate_up: Tensor
+    down: Tensor
+    attention_norm: Tensor
+    ffn_norm: Tensor
+    qkv_bias: Tensor | None
+    output_bias: Tensor | None
+    gate_up_bias: Tensor | None
+    down_bias: Tensor | None
+    qk_norm: Tensor | None
+
+
+class DecoderTensors(Protocol):
+    """Weights of a whole model, as the decoder reads them."""
+
+    config: DecoderConfig
+    dtype: torch.dtype
+    device: torch.device
+    embedding: Tensor
+    head_fp32: Tensor
+    norm: Tensor
+    layers: list[LayerWeights]
 
 
 class NativeDecoder:
@@ -28,7 +66,7 @@ class NativeDecoder:
     faster on a CPU, and they do not slow down under ``torch.set_float32_matmul_precision("medium")``.
     """
 
-    def __init__(self, weights: DecoderWeights, kv: KVCache) -> None:
+    def __init__(self, weights: DecoderTensors, kv: KVCache) -> None:
         config = weights.config
         self._weights = weights
         self._kv = kv

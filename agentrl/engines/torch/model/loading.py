@@ -10,31 +10,35 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agentrl.engines.base import EnginePlace
 from agentrl.engines.torch.model.config import DecoderConfig, not_computed
 from agentrl.engines.torch.model.interface import ServedModel
 from agentrl.engines.torch.model.weights import DecoderWeights, folder_tensors
-from agentrl.engines.torch.torch_spec import TorchEngineSpec
 from agentrl.errors import EngineError
 
 __all__ = ["load_model"]
 
 
 def load_model(
-    spec: TorchEngineSpec, config: Mapping[str, Any] | None, state_dict: Mapping[str, Tensor] | None
+    place: EnginePlace,
+    device_name: str,
+    config: Mapping[str, Any] | None = None,
+    state_dict: Mapping[str, Tensor] | None = None,
 ) -> ServedModel:
     """The engine's own decoder where it computes the model, else transformers' forward, which is slower.
 
     Args:
-        spec: names the folder, dtype and device.
+        place: names the folder and the dtype.
+        device_name: as torch calls it.
         config: instead of the folder's.
         state_dict: instead of the folder's weights.
 
     Raises:
         EngineError: neither can serve it, the folder cannot be read, or weights are missing.
     """
-    folder = Path(spec.model_path)
+    folder = Path(place.model)
     values = _read_config(folder) if config is None else config
-    dtype, device = getattr(torch, spec.dtype), torch.device(spec.device)
+    dtype, device = getattr(torch, place.dtype), torch.device(device_name)
     if not_computed(values) is None:
         weights = DecoderWeights(DecoderConfig.from_hugging_face(values), dtype, device)
         for name, tensor in folder_tensors(folder) if state_dict is None else state_dict.items():
@@ -45,10 +49,10 @@ def load_model(
 
     if state_dict is None:
         return TransformersModel.from_folder(
-            folder, dtype, device, deterministic=spec.deterministic
+            folder, dtype, device, deterministic=place.deterministic
         )
     return TransformersModel.from_tensors(
-        values, state_dict, dtype, device, deterministic=spec.deterministic
+        values, state_dict, dtype, device, deterministic=place.deterministic
     )
 
 

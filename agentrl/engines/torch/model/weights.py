@@ -13,39 +13,12 @@ from torch import Tensor
 
 from agentrl.engines.torch.kv_cache import KVCache, KVShape
 from agentrl.engines.torch.model.config import DecoderConfig
-from agentrl.engines.torch.model.decoder import NativeDecoder
+from agentrl.engines.torch.model.decoder import LayerWeights, NativeDecoder
 from agentrl.engines.torch.model.update_tracker import Written
 from agentrl.errors import EngineError
 from agentrl.types.checksum import tensor_checksum
 
-__all__ = ["DecoderWeights", "LayerWeights", "bits_checksum", "folder_tensors"]
-
-
-@dataclass(slots=True)
-class LayerWeights:
-    """One layer. Legend: D width, H heads, K key-value heads, E head_dim, F ffn width.
-
-    Queries and keys are stored with the two halves of each head interleaved (0, E/2, 1, E/2+1, ...), so that the
-    rotary embedding is one complex product.
-
-    Args:
-        qkv: ``[(H+2K)·E, D]``. qkv_bias: ``[(H+2K)·E]`` or None.
-        qk_norm: ``[H+K, E]`` gains, each head its own copy, or None.
-        output: ``[D, H·E]``. gate_up: ``[2F, D]``. down: ``[D, F]``, and their biases or None.
-        attention_norm, ffn_norm: ``[D]``.
-    """
-
-    qkv: Tensor
-    output: Tensor
-    gate_up: Tensor
-    down: Tensor
-    attention_norm: Tensor
-    ffn_norm: Tensor
-    qkv_bias: Tensor | None
-    output_bias: Tensor | None
-    gate_up_bias: Tensor | None
-    down_bias: Tensor | None
-    qk_norm: Tensor | None
+__all__ = ["DecoderWeights", "bits_checksum", "folder_tensors"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Weights as bytes under their Hugging Face names: read, written and checked without torch."""
+"""Weight arrays: tensors as bytes under their Hugging Face names, read, written and checked without torch."""
 
 from __future__ import annotations
 
@@ -7,25 +7,23 @@ import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from agentrl.engines.base import ServedDtype
 from agentrl.errors import DataError
 from agentrl.store.atomic import replacing_folder
 from agentrl.types.checksum import tensor_checksum
 
 __all__ = [
-    "ServedDtype",
     "WeightArray",
     "array_checksum",
     "open_weights",
     "tensor_shapes",
     "write_weights",
 ]
-
-ServedDtype: TypeAlias = Literal["float32", "bfloat16"]
 
 _CODES: Mapping[ServedDtype, str] = {"float32": "F32", "bfloat16": "BF16"}
 _BITS: Mapping[ServedDtype, type[np.unsignedinteger[Any]]] = {

@@ -14,8 +14,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from agentrl.engines.sglang import supervise
-from agentrl.engines.sglang.process import FOLDER_PREFIX
+from agentrl.engines.servers import supervise
+from agentrl.engines.servers.process import FOLDER_PREFIX
 from agentrl.sandbox.owner_id import Owner
 
 __all__ = ["reap_servers"]

@@ -1,8 +1,9 @@
-"""All servers of an engine: brought up together, watched, started again when they die."""
+"""Server pool: all servers of an engine, brought up together, watched, restarted when they die."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
@@ -10,23 +11,26 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.engines.base import EngineNotice
-from agentrl.engines.sglang.router import Router
-from agentrl.engines.sglang.server import Server
-from agentrl.engines.sglang.sglang_spec import SGLangEngineSpec
+from agentrl.engines.servers.client import ServerKind, WeightLabels
+from agentrl.engines.servers.router import Router
+from agentrl.engines.servers.server import Server
 from agentrl.errors import AgentRLError, EngineError
 
-__all__ = ["ServerFleet"]
+__all__ = ["ServerPool"]
+
+logger = logging.getLogger(__name__)
 
 _EXIT_POLL_S = 0.5
 _MISSES = 2
 """Looks that a server fails in a row before it counts as lost; its process's end needs but one."""
 
 
-class ServerFleet:
+class ServerPool:
     """Used from one event loop.
 
     Args:
-        spec: which servers, and how often they are looked at.
+        kind: which servers, and how often their health is checked.
+        labels: of weights.
         start: brings one server up with the weights served now.
         generates: whether servers may generate now; while they are paused their health cannot be asked for.
         changed: told when a server came or went.
@@ -34,21 +38,25 @@ class ServerFleet:
 
     def __init__(
         self,
-        spec: SGLangEngineSpec,
+        kind: ServerKind,
+        labels: WeightLabels,
         *,
         start: Callable[[Server], Awaitable[None]],
         generates: Callable[[], bool],
         changed: Callable[[], Awaitable[None]],
     ) -> None:
-        urls = spec.urls or (None,) * spec.num_engines
-        self.servers = tuple(Server(index, spec, url) for index, url in enumerate(urls))
+        urls = kind.spec.urls or (None,) * kind.spec.num_servers
+        self.servers = tuple(Server(index, kind, labels, url) for index, url in enumerate(urls))
         self.router = Router(self.servers)
         self.problems: list[str] = []
+        # from the engine's loop to its owner's thread; both ends of a deque may be used at once
         self._notices: deque[EngineNotice] = deque()
-        self._engine = Path(
-            spec.folder
-        ).name  # whose servers they are, where several processes have some
-        self._spec, self._start, self._generates, self._changed = spec, start, generates, changed
+        # whose servers they are, where several processes have some
+        self._engine = Path(kind.place.folder).name
+        self._spec = kind.spec
+        self._start = start
+        self._generates = generates
+        self._changed = changed
         self._returning: set[Server] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -83,6 +91,8 @@ class ServerFleet:
             raise failure
         for server in self.servers:
             server.state = "serving"
+            fields = {"event": "server_started", "server": server.name, "engine": self._engine}
+            logger.info("%s serves [%s]", server.name, self._engine, extra=fields)
         for server in self.servers:
             self._in_background(self._watch(server))
 
@@ -110,6 +120,7 @@ class ServerFleet:
         server.lose()
         if server.given:
             self._tell(
+                server,
                 "server_lost",
                 f"{problem}; it comes back with the next update once it answers again",
                 lost=1,
@@ -129,6 +140,9 @@ class ServerFleet:
         """Given servers that took part in an update serve again."""
         for server in self._returning:
             server.state = "serving"
+            self._tell(
+                server, "server_returned", f"{server.name} answers again, and serves", warns=False
+            )
         self._returning.clear()
 
     async def settle(self) -> None:
@@ -187,6 +201,7 @@ class ServerFleet:
         waiting = "" if self.serving else ", requests wait for it"
         again = f"it is started again{waiting} (restart {server.restarts + 1} of at most {most})"
         self._tell(
+            server,
             "server_lost",
             f"{problem}; {again if server.restarts < most else 'no restart is left'}",
             lost=1,
@@ -198,31 +213,45 @@ class ServerFleet:
                 await self._start(server)
             except (AgentRLError, OSError) as error:
                 self.problems.append(f"{server.name}, start {server.restarts + 1}: {error}")
-                self._tell("server_start_failed", self.problems[-1])
+                self._tell(server, "server_start_failed", self.problems[-1])
                 continue
             server.state = "serving"
             away_s = time.monotonic() - lost
             self._tell(
+                server,
                 "server_restarted",
                 f"{server.name} serves again after {away_s:.0f} s",
                 away_s=away_s,
+                warns=False,
             )
             await self._changed()
             return
         self._tell(
-            "server_gone", f"{server.name} is given up after {most} restarts; {self.describe()}"
+            server,
+            "server_gone",
+            f"{server.name} is given up after {most} restarts; {self.describe()}",
         )
         server.state = "gone"
         await server.end()
         await self._changed()
 
-    def _tell(self, event: str, text: str, *, lost: int = 0, away_s: float = 0.0) -> None:
-        counts = {
-            name: float(n)
-            for name, n in (("count/lost_servers", lost), ("time/server_away_s", away_s))
-            if n
-        }
-        self._notices.append(EngineNotice(event, f"{text} [{self._engine}]", counts))
+    def _tell(
+        self,
+        server: Server,
+        event: str,
+        text: str,
+        *,
+        lost: int = 0,
+        away_s: float = 0.0,
+        warns: bool = True,
+    ) -> None:
+        """One event for the log, ``events.jsonl`` and the metrics."""
+        given = {"count/lost_servers": float(lost), "time/server_away_s": away_s}
+        counts = {name: value for name, value in given.items() if value}
+        message = f"{text} [{self._engine}]"
+        self._notices.append(EngineNotice(event, message, counts))
+        fields = {"event": event, "server": server.name, "engine": self._engine, "away_s": away_s}
+        logger.log(logging.WARNING if warns else logging.INFO, message, extra=fields)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from agentrl.engines.sglang import supervise
+from agentrl.engines.servers import supervise
 from agentrl.errors import MachineError
 from agentrl.sandbox.owner_id import Owner
 

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from agentrl.engines.checks import check_request
-from agentrl.engines.sglang.errors import ServerLostError
-from agentrl.engines.sglang.pool import ServerFleet
-from agentrl.engines.sglang.server import Server
-from agentrl.engines.sglang.state import EngineState
-from agentrl.engines.sglang.stream import Growing
-from agentrl.engines.sglang.versions import KNOWN
-from agentrl.engines.sglang.wire import generate_body, read_answer
+from agentrl.engines.servers.errors import ServerLostError
+from agentrl.engines.servers.pool import ServerPool
+from agentrl.engines.servers.server import Server
+from agentrl.engines.servers.state import ServersState
 from agentrl.errors import EngineError
 from agentrl.types import Completion, GenerateRequest, TokenUsage
+from agentrl.types.clock import PausableTimeout
 
 __all__ = ["Requests"]
+
+logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 4
 """Servers that a request is tried on; each failure is looked into first."""
@@ -27,13 +31,13 @@ _ATTEMPTS = 4
 
 @dataclass(slots=True)
 class _Flight:
-    """A request in flight: the server that has it and what it is called there."""
+    """A request in flight: the server that has it, its name there, and the tokens told so far."""
 
     request: GenerateRequest
     server: Server | None = None
     rid: str = ""
     aborted: bool = False
-    growing: Growing | None = None
+    told: int = 0
 
 
 class Requests:
@@ -41,12 +45,13 @@ class Requests:
 
     Args:
         state: the engine's.
-        fleet: its servers.
+        pool: its servers.
     """
 
-    def __init__(self, state: EngineState, fleet: ServerFleet) -> None:
+    def __init__(self, state: ServersState, pool: ServerPool) -> None:
         self.waiting = 0
-        self._state, self._fleet = state, fleet
+        self._state = state
+        self._pool = pool
         self._flights: dict[str, _Flight] = {}
         self._numbers = (
             itertools.count()
@@ -57,26 +62,35 @@ class Requests:
     @property
     def running(self) -> int:
         """Requests that a server has."""
-        return sum(server.running for server in self._fleet.servers)
+        return sum(server.running for server in self._pool.servers)
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """See ``RolloutEngine.generate``."""
         check_request(
             request,
             self._state.info(),
-            stop_strings=self._state.spec.stop_strings,
-            images=self._state.sees_images,
+            stop_strings=self._state.kind.place.stop_strings,
+            images=self._state.kind.sizes.sees_images,
         )
         if request.request_id in self._flights:
             raise EngineError(
                 f"request_id {request.request_id!r} is already in flight; ids must be unique"
             )
-        growing = None if request.on_tokens is None else Growing(request)
-        flight = self._flights[request.request_id] = _Flight(request, growing=growing)
+        flight = _Flight(request)
+        if request.on_tokens is not None:
+            flight.request = replace(request, on_tokens=_counted(flight))
+        self._flights[request.request_id] = flight
+        timeout = PausableTimeout(request.deadline_s, self._state.life.clock)
         try:
-            return await self._state.clock.limit(
-                self._attempts(flight), request.deadline_s, f"request {request.request_id!r}"
-            )
+            async with timeout:
+                return await self._attempts(flight)
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            raise EngineError(
+                f"request {request.request_id!r} spent its deadline_s={request.deadline_s:g}; "
+                "raise it, or look why it is slow"
+            ) from None
         finally:
             del self._flights[request.request_id]
 
@@ -98,7 +112,7 @@ class Requests:
 
     async def release(self, session_id: str) -> None:
         """See ``RolloutEngine.release``. The server's cache forgets by itself: least recently used first."""
-        self._fleet.router.forget(session_id)
+        self._pool.router.forget(session_id)
         self._state.kv.pop(session_id, None)
 
     async def _attempts(self, flight: _Flight) -> Completion:
@@ -111,18 +125,32 @@ class Requests:
                 return Completion(request.request_id, (), "abort", account)
             flight.server, flight.rid = (
                 server,
-                f"{request.request_id}#{self._state.owner}.{next(self._numbers)}",
+                f"{request.request_id}#{self._state.labels.owner}.{next(self._numbers)}",
             )
             try:
                 return await self._attempt(flight, server)
             except ServerLostError as error:
                 failed.append(server)
                 last = error
-                await self._fleet.examine(server, str(error))
-                if flight.growing is not None and flight.growing.told:
+                await self._pool.examine(server, str(error))
+                if flight.told:
                     raise EngineError(
-                        f"{error}; {flight.growing.told} of its tokens were told already, so no server may begin anew"
+                        f"{error}; {flight.told} of its tokens were told already, so no other "
+                        "server may start again"
                     ) from error
+                logger.warning(
+                    "request %r is tried again (attempt %d of %d failed): %s",
+                    request.request_id,
+                    len(failed),
+                    _ATTEMPTS,
+                    error,
+                    extra={
+                        "event": "call_retried",
+                        "server": server.name,
+                        "request": request.request_id,
+                        "attempt": len(failed),
+                    },
+                )
         raise EngineError(
             f"request {request.request_id!r} failed {_ATTEMPTS} times, on {', '.join(s.name for s in failed)}; "
             f"the last time: {last}"
@@ -130,21 +158,12 @@ class Requests:
 
     async def _attempt(self, flight: _Flight, server: Server) -> Completion:
         request, stale_before = flight.request, self._state.stale_kv
-        if request.media and not server.client.dialect.keeps_ids_beside_images:
-            raise EngineError(
-                f"request {request.request_id!r} has images, and {server.name} is SGLang "
-                f"{server.client.dialect.version}, which encodes the tokens around them anew; use "
-                f"{' or '.join(version for version, dialect in KNOWN.items() if dialect.keeps_ids_beside_images)}",
-                retryable=False,
-            )
-        call = asyncio.ensure_future(
-            server.client.generate(generate_body(request, flight.rid), flight.growing)
-        )
+        call = asyncio.ensure_future(server.client.generate(request, flight.rid))
         server.calls.add(call)
         server.running += 1
         self._idle.clear()
         try:
-            answer = await call
+            completion = await call
         except asyncio.CancelledError:
             if call.cancelled() and not server.serving and not _cancelling():
                 raise ServerLostError(
@@ -159,14 +178,8 @@ class Requests:
             flight.server = None
             if not self.running:
                 self._idle.set()
-        completion = read_answer(
-            request,
-            answer,
-            server=server.name,
-            vocab_size=self._state.vocab_size,
-            version_of=self._state.version_of,
-            stale_kv="never" if stale_before == self._state.stale_kv == "never" else "always",
-        )
+        if stale_before != "never" or self._state.stale_kv != "never":
+            completion = replace(completion, stale_kv="always")
         self._state.kv[request.session_id] = (
             completion.account.prompt_tokens + completion.account.completion_tokens
         )
@@ -180,26 +193,23 @@ class Requests:
         self.waiting += 1
         try:
             while not flight.aborted:
-                if self._state.closed or self._state.fault:
-                    raise EngineError(
-                        self._state.fault or "the engine was closed; build it again",
-                        retryable=not self._state.fault,
-                    )
-                if self._state.paused is None:
-                    if request.min_version > self._state.policy_version:
+                life = self._state.life
+                if life.closed or life.fault:
+                    raise EngineError(str(life.error()), retryable=not life.fault)
+                if life.paused is None:
+                    if request.min_version > life.policy_version:
                         raise EngineError(
                             f"request {request.request_id!r} needs min_version={request.min_version}, the engine "
-                            f"serves policy_version={self._state.policy_version}; send it to an engine that was updated"
+                            f"serves policy_version={life.policy_version}; send it to an engine that was updated"
                         )
-                    if (
-                        server := self._fleet.router.choose(request.session_id, failed)
-                    ) is not None:
+                    if (server := self._pool.router.choose(request.session_id, failed)) is not None:
                         return server
-                    self._fleet.require_any_live()
-                    since = self._state.clock.now() if since is None else since
-                    if self._state.clock.now() - since > self._state.spec.unavailable_s:
+                    self._pool.require_any_live()
+                    since = life.clock.now() if since is None else since
+                    limit_s = self._state.kind.place.unavailable_s
+                    if life.clock.now() - since > limit_s:
                         raise EngineError(
-                            f"no server came back within {self._state.spec.unavailable_s:g} s; {self._fleet.describe()}"
+                            f"no server came back within {limit_s:g} s; {self._pool.describe()}"
                         )
                 await self._state.wait_changed(timeout_s=1.0)
             return None
@@ -210,7 +220,7 @@ class Requests:
         try:
             await server.client.abort(rid)
         except EngineError as error:
-            await self._fleet.examine(server, str(error))
+            await self._pool.examine(server, str(error))
 
     async def drained(self) -> None:
         """Waits until no server has a request.
@@ -218,7 +228,7 @@ class Requests:
         Raises:
             EngineError: one still has after ``update_timeout_s``.
         """
-        seconds = self._state.spec.update_timeout_s
+        seconds = self._state.kind.spec.update_timeout_s
         try:
             async with asyncio.timeout(seconds):
                 while self.running:
@@ -239,3 +249,15 @@ class Requests:
 def _cancelling() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+def _counted(flight: _Flight) -> Callable[[npt.NDArray[np.int32], npt.NDArray[np.float32]], None]:
+    """The request's listener, with a count of the tokens that it was told."""
+    listener = flight.request.on_tokens
+    assert listener is not None
+
+    def tell(ids: npt.NDArray[np.int32], logprobs: npt.NDArray[np.float32]) -> None:
+        flight.told += int(ids.size)
+        listener(ids, logprobs)
+
+    return tell

@@ -39,14 +39,12 @@ def refusal(server: str, route: str, status: int, body: bytes) -> EngineError:
         return ServerLostError(
             f"{server} answered {route} with HTTP {status}: {text}; its log says why"
         )
-    mend = {401: "; set rollout.sglang.api_key_env", 403: "; set rollout.sglang.api_key_env"}.get(
-        status, ""
-    )
-    return RefusedError(f"{server} refused {route} with HTTP {status}: {text}{mend}")
+    remedy = "; set api_key_env of the engine's section" if status in (401, 403) else ""
+    return RefusedError(f"{server} refused {route} with HTTP {status}: {text}{remedy}")
 
 
 def error_text(body: bytes) -> str:
-    """What an error's body says, whichever of SGLang's shapes it has: ``{"error": {"message"}}``, ``{"error"}``,
+    """What an error's body says, whichever shape it has: ``{"error": {"message"}}``, ``{"error"}``,
     ``{"message"}``, ``{"detail"}``, or plain text."""
     try:
         value = json.loads(body)

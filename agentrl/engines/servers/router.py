@@ -61,7 +61,3 @@ class Router(Generic[Server]):
     def forget(self, session_id: str) -> None:
         """A session ended."""
         self._homes.pop(session_id, None)
-
-    def num_sessions(self, server: Server) -> int:
-        """Sessions that live on a server."""
-        return sum(home is server for home in self._homes.values())

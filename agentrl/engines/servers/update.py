@@ -1,40 +1,26 @@
-"""One weight update over all servers: what senders call; how a server that dies meanwhile is left behind."""
+"""Server update: one weight update over all servers, as senders drive it; a server that dies is left behind."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
-from agentrl.engines.base import UpdateSession
-from agentrl.engines.sglang.client import ServerClient
-from agentrl.engines.sglang.weights import ServedDtype, WeightArray
+from agentrl.engines.base import ServedDtype
+from agentrl.engines.servers.client import ServerClient
+from agentrl.engines.servers.control import ServerControl
+from agentrl.engines.weights import WeightArray
 from agentrl.errors import EngineError
 
-if TYPE_CHECKING:
-    from agentrl.engines.sglang.control import ServerControl
-
-__all__ = ["ServerUpdate", "WeightSender"]
-
-
-class WeightSender(Protocol):
-    """A way by which tensors reach servers; one object serves all updates of an engine."""
-
-    def begin(self, update: ServerUpdate) -> UpdateSession:
-        """A session that puts tensors into an update."""
-        ...
-
-    def close(self) -> None:
-        """Ends what it keeps between updates."""
-        ...
+__all__ = ["ServerUpdate"]
 
 
 class ServerUpdate:
     """An open update. Its calls block, and are made from the engine's owner's thread alone.
 
     Every call goes to all servers that take part, at once. One that is lost meanwhile takes part no more: it is
-    started again with the new weights once they are whole. A server that refuses tears the update.
+    started again with the new weights once they are whole. A server that refuses makes the engine corrupt.
 
     Args:
         core: whose servers.
@@ -52,7 +38,9 @@ class ServerUpdate:
     ) -> None:
         self.version = version
         self.servers = core.update_members()
-        self._core, self._shapes, self._optional = core, shapes, optional
+        self._core = core
+        self._shapes = shapes
+        self._optional = optional
         self._arrays: dict[str, WeightArray] = {}
         self._open = False
         self._over = False
@@ -60,12 +48,12 @@ class ServerUpdate:
     @property
     def dtype(self) -> ServedDtype:
         """Of the servers' weights."""
-        return self._core.state.spec.dtype
+        return self._core.state.kind.place.dtype
 
     @property
     def label(self) -> str:
         """What the servers call the new weights; sent with the last of them."""
-        return self._core.state.label(self.version)
+        return self._core.state.labels.label(self.version)
 
     @property
     def folder(self) -> Path:
@@ -75,7 +63,7 @@ class ServerUpdate:
     @property
     def model(self) -> Path:
         """The folder of the model's configuration and tokenizer."""
-        return Path(self._core.state.spec.model_path)
+        return Path(self._core.state.kind.place.model)
 
     @property
     def flush(self) -> bool:
@@ -85,12 +73,12 @@ class ServerUpdate:
     @property
     def timeout_s(self) -> float:
         """Of one call."""
-        return self._core.state.spec.update_timeout_s
+        return self._core.state.kind.spec.update_timeout_s
 
     @property
     def num_ranks(self) -> Sequence[int]:
         """Tensor-parallel ranks of each server that takes part."""
-        return [server.client.tp_size for server in self.servers]
+        return [server.client.num_ranks for server in self.servers]
 
     @property
     def member_ids(self) -> tuple[str, ...]:
@@ -100,12 +88,12 @@ class ServerUpdate:
     @property
     def lost_any(self) -> bool:
         """Whether a server that took part is lost by now."""
-        return not all(self._core.fleet.takes_part(server) for server in self.servers)
+        return not all(self._core.pool.takes_part(server) for server in self.servers)
 
     @property
     def lost_all(self) -> bool:
         """Whether no server is left that takes part."""
-        return not any(self._core.fleet.takes_part(server) for server in self.servers)
+        return not any(self._core.pool.takes_part(server) for server in self.servers)
 
     @property
     def arrays(self) -> Mapping[str, WeightArray]:
@@ -116,7 +104,7 @@ class ServerUpdate:
         """Checks a tensor before any server hears of it, and keeps it: a server that is started again needs it.
 
         Raises:
-            EngineError: no tensor of this name or shape, or one that was put before; the update is torn.
+            EngineError: no tensor of this name or shape, or one that was put before; the update has failed.
         """
         wanted = self._shapes.get(array.name)
         problem = ""
@@ -127,16 +115,16 @@ class ServerUpdate:
         elif array.name in self._arrays:
             problem = f"{array.name} was put twice"
         if problem:
-            self.tear(problem)
+            self.mark_corrupt(problem)
             raise EngineError(f"weight update {self.version}: {problem}", retryable=False)
         self._arrays[array.name] = array
 
     def require_complete(self) -> None:
-        """Raises an EngineError, and tears the update, where a tensor was not put: servers would not notice."""
+        """Raises an EngineError, and fails the update, where a tensor was not put: servers would not notice."""
         missing = sorted(self._shapes.keys() - self._arrays.keys() - self._optional)
         if missing:
             problem = f"{len(missing)} tensors were not put, first {missing[0]!r}; put every one"
-            self.tear(problem)
+            self.mark_corrupt(problem)
             raise EngineError(f"weight update {self.version}: {problem}", retryable=False)
 
     def pause_servers(self) -> None:
@@ -152,7 +140,7 @@ class ServerUpdate:
             call: gets a server's client and its place among those that take part.
 
         Raises:
-            EngineError: a server refused, or none is left; the update is torn.
+            EngineError: a server refused, or none is left; the update has failed.
         """
         self.wait(self.start(call))
 
@@ -165,7 +153,7 @@ class ServerUpdate:
         try:
             future.result()
         except EngineError as error:
-            self.tear(str(error))
+            self.mark_corrupt(str(error))
             raise
 
     def finish(self, weights: Mapping[str, WeightArray] | None = None) -> None:
@@ -182,17 +170,17 @@ class ServerUpdate:
         self._over = True
         self._blocking(self._core.updated(self.version, dict(weights or self._arrays)))
 
-    def tear(self, problem: str) -> None:
+    def mark_corrupt(self, problem: str) -> None:
         """The update failed: the engine answers nothing any more."""
         if not self._over:
             self._over = True
-            self._blocking(self._core.torn(f"weight update {self.version}: {problem}"))
+            self._blocking(self._core.mark_corrupt(f"weight update {self.version}: {problem}"))
 
     def give_up(self) -> None:
         """The sender failed: the old weights go on being served where no server was sent a tensor; otherwise the
-        update is torn. After ``finish`` or ``tear`` it does nothing."""
+        engine is corrupt. After ``finish`` or ``mark_corrupt`` it does nothing."""
         if self._open:
-            self.tear("it was given up after tensors had been sent")
+            self.mark_corrupt("it was given up after tensors had been sent")
         elif not self._over:
             self._over = True
             self._blocking(self._core.update_cancelled())
@@ -201,7 +189,7 @@ class ServerUpdate:
         """Every server that takes part counts as lost, and is started again with the new weights.
 
         Raises:
-            EngineError: none of them can be; the update is torn.
+            EngineError: none of them can be; the update has failed.
         """
         self.wait(self._core.submit(self._core.lose_members(self.servers, why)))
 

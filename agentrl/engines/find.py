@@ -1,0 +1,50 @@
+"""Engine lookup: ``rollout.engine`` becomes the class of an engine's specification, in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from agentrl.engines.base import EngineSpec
+from agentrl.errors import ConfigError
+from agentrl.types.user_code.load import load_object
+
+__all__ = ["BUILT_IN", "find_engine"]
+
+BUILT_IN: Mapping[str, str] = {
+    "openai": "agentrl.engines.openai_spec:OpenAIEngineSpec",
+    "sglang": "agentrl.engines.sglang.sglang_spec:SGLangEngineSpec",
+    "torch": "agentrl.engines.torch.torch_spec:TorchEngineSpec",
+}
+
+
+def find_engine(name: str, base_dir: str | Path | None = None) -> type[EngineSpec]:
+    """The specification that ``rollout.engine`` names.
+
+    Args:
+        name: a built-in one, or ``module:name`` of a subclass of ``EngineSpec`` or of a function
+            without arguments that returns one.
+        base_dir: where a relative ``file.py:name`` starts.
+
+    Raises:
+        ConfigError: there is no such engine, or what was found is no specification.
+    """
+    if name not in BUILT_IN and ":" not in name:
+        raise ConfigError(
+            f"rollout.engine must be one of {', '.join(BUILT_IN)}, or module:name of an EngineSpec, "
+            f"got {name!r}"
+        )
+    found = load_object(BUILT_IN.get(name, name), base_dir)
+    if callable(found) and not isinstance(found, type):
+        found = found()
+    if not (isinstance(found, type) and issubclass(found, EngineSpec)):
+        raise ConfigError(
+            f"rollout.engine={name!r} must name a subclass of agentrl.engines.EngineSpec, or a "
+            f"function that returns one, got {found!r}"
+        )
+    if name not in BUILT_IN and (not found.section or found.section in BUILT_IN):
+        raise ConfigError(
+            f"rollout.engine={name!r} needs a section of its own: set {found.__name__}.section to a "
+            f"name other than {', '.join(BUILT_IN)}, got {found.section!r}"
+        )
+    return found

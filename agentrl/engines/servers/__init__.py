@@ -1,0 +1,1 @@
+"""Servers: what engines behind HTTP have in common, typed on one server's client."""

@@ -1,0 +1,220 @@
+"""Server client: what the pool of servers asks of one server, whichever program it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from agentrl.engines.base import EnginePlace, Tag
+from agentrl.engines.servers.section import ServersSpec
+from agentrl.engines.weights import WeightArray
+from agentrl.errors import ConfigError, DataError, EngineError
+from agentrl.types import Completion, GenerateRequest
+
+__all__ = ["ModelSizes", "ServerClient", "ServerKind", "WeightLabels", "read_config"]
+
+
+def read_config(model: str | Path) -> Mapping[str, Any]:
+    """The model's ``config.json``.
+
+    Raises:
+        DataError: there is none.
+    """
+    path = Path(model) / "config.json"
+    try:
+        config: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"model.path must be a Hugging Face folder, {path} cannot be read: {error}"
+        ) from error
+    return config
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSizes:
+    """Facts of a model's ``config.json``; one that also sees keeps its language model's apart."""
+
+    vocab_size: int
+    num_kv_heads: int
+    ties_embeddings: bool
+    sees_images: bool
+
+    @classmethod
+    def read(cls, place: EnginePlace) -> ModelSizes:
+        """Raises:
+        DataError: the file cannot be read.
+        ConfigError: ``context_tokens`` above what the model was made for.
+        """
+        config = read_config(place.model)
+        text = config.get("text_config") or config
+        longest = int(text.get("max_position_embeddings") or place.context_tokens)
+        if place.context_tokens > longest:
+            raise ConfigError(
+                f"rollout.context_tokens must be at most the model's max_position_embeddings="
+                f"{longest}, got {place.context_tokens}; lower it"
+            )
+        tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))
+        return cls(
+            vocab_size=int(text["vocab_size"]),
+            num_kv_heads=int(text.get("num_key_value_heads") or text["num_attention_heads"]),
+            ties_embeddings=bool(tied),
+            sees_images="vision_config" in config,
+        )
+
+
+class WeightLabels:
+    """Names of policy versions on servers: another owner's numbers are never taken for ours.
+
+    Args:
+        owner: unique among engines.
+    """
+
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+
+    def label(self, version: int) -> str:
+        """What servers call a policy version."""
+        return f"{self.owner}.{version}"
+
+    def version_of(self, label: str) -> int:
+        """The policy version that servers call so.
+
+        Raises:
+            EngineError: the label is not one of this engine's.
+        """
+        owner, _, version = label.partition(".")
+        if owner != self.owner or not version.isdecimal():
+            raise EngineError(
+                f"an answer was made by weights called {label!r}, which this engine did not send; "
+                "a server must have one owner",
+                retryable=False,
+            )
+        return int(version)
+
+
+class ServerClient(Protocol):
+    """One server's calls, from one event loop.
+
+    Every call raises ``ServerLostError`` where the server is gone or answers nonsense, and
+    ``RefusedError`` where it would refuse the same call again.
+    """
+
+    @property
+    def url(self) -> str: ...
+
+    @property
+    def num_ranks(self) -> int:
+        """Tensor-parallel ranks; known after ``probe``."""
+        ...
+
+    @property
+    def reports_versions(self) -> bool:
+        """Whether an answer says which weights made which tokens; without it a pause drains."""
+        ...
+
+    async def probe(self) -> None:
+        """Asks the server what it is and can do.
+
+        Raises:
+            MachineError: its version is below the least one.
+        """
+        ...
+
+    async def check_model(self) -> None:
+        """Raises an EngineError where it serves another model, dtype or a shorter context."""
+        ...
+
+    async def attach(self) -> bool:
+        """Ends what a former owner left: requests, a pause, an open update, KV of its weights.
+
+        Returns:
+            Whether that is done; False where it does not answer, or still ends requests.
+        """
+        ...
+
+    async def healthy(self, timeout_s: float) -> bool: ...
+
+    async def generate(self, request: GenerateRequest, rid: str) -> Completion:
+        """One completion; its duration is bounded by the caller, since a pause may last."""
+        ...
+
+    async def score(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Logprobs ``[n - 1]`` of every token but the first; see ``EngineControl.score``."""
+        ...
+
+    async def abort(self, rid: str) -> None: ...
+
+    async def pause(self, mode: Literal["retract", "in_place"]) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def release(self, tags: Sequence[Tag], *, running: int) -> None: ...
+
+    async def regain(self, tags: Sequence[Tag]) -> None: ...
+
+    async def begin_update(self) -> None: ...
+
+    async def end_update(self) -> None: ...
+
+    async def label(self, label: str) -> None:
+        """Names the weights served now; requests in flight go on."""
+        ...
+
+    async def load_folder(self, folder: str, *, label: str, flush: bool) -> None: ...
+
+    async def load_bucket(self, payload: str, *, label: str | None, flush: bool) -> None: ...
+
+    async def join_group(
+        self, name: str, *, host: str, port: int, rank: int, world_size: int, backend: str
+    ) -> None: ...
+
+    async def leave_group(self, name: str) -> None: ...
+
+    async def receive(
+        self,
+        name: str,
+        tensors: Sequence[tuple[str, str, Sequence[int]]],
+        *,
+        label: str | None,
+        flush: bool,
+    ) -> None: ...
+
+    async def verify(self, weights: Mapping[str, WeightArray]) -> int:
+        """Compares the server's own digests with the weights that it should hold.
+
+        Returns:
+            Tensors that were compared; 0 where it offers no digest known here.
+
+        Raises:
+            EngineError: a tensor differs.
+        """
+        ...
+
+    async def close(self) -> None: ...
+
+
+class ServerKind(Protocol):
+    """A server program: its settings, how one is started, and the client that speaks to it."""
+
+    @property
+    def spec(self) -> ServersSpec: ...
+
+    @property
+    def place(self) -> EnginePlace: ...
+
+    @property
+    def sizes(self) -> ModelSizes: ...
+
+    def command(self, *, model: Path, port: int, label: str) -> list[str]:
+        """The command line of one server, with the weights that it starts with and their label."""
+        ...
+
+    def environment(self) -> dict[str, str]: ...
+
+    def client(self, name: str, url: str, labels: WeightLabels) -> ServerClient: ...

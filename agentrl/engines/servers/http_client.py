@@ -1,0 +1,127 @@
+"""HTTP client of a server: every failure of a call by its name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+from agentrl.engines.servers.errors import ServerLostError, refusal
+
+__all__ = ["CONNECT_S", "HttpClient"]
+
+CONNECT_S = 10.0
+_KEPT_S = 2.0
+"""Of an idle connection: servers close one after 5 s, and a call that it closes under would look
+like a lost server."""
+
+
+class HttpClient:
+    """Calls of one server; used from one event loop.
+
+    Args:
+        name: for messages.
+        url: ``http://host:port``.
+        call_timeout_s: of every call that neither generates nor moves weights.
+        update_timeout_s: of calls that move weights.
+        api_key: sent as a bearer token where the server asks for one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        *,
+        call_timeout_s: float,
+        update_timeout_s: float,
+        api_key: str | None = None,
+    ) -> None:
+        self.name = name
+        self.url = url.rstrip("/")
+        self.call_timeout_s = call_timeout_s
+        self.update_timeout_s = update_timeout_s
+        self.http = httpx.AsyncClient(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {api_key}"} if api_key else None,
+            limits=httpx.Limits(
+                max_connections=None, max_keepalive_connections=64, keepalive_expiry=_KEPT_S
+            ),
+            trust_env=False,
+        )
+
+    async def healthy(self, timeout_s: float) -> bool:
+        """Whether it answers ``/health``, for which it may generate a token."""
+        try:
+            return (await self.http.get("/health", timeout=timeout_s)).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    async def has_route(self, route: str) -> bool:
+        """Whether the server has a route, asked without calling it."""
+        with self.named(route, self.call_timeout_s):
+            answer = await self.http.options(route, timeout=self.call_timeout_s)
+        return answer.status_code != 404
+
+    async def close(self) -> None:
+        """Closes the connections; calls in flight fail."""
+        await self.http.aclose()
+
+    async def json(
+        self,
+        method: str,
+        route: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float | None,
+    ) -> Mapping[str, Any]:
+        """A call that answers with an object."""
+        return self.object(route, await self.send(method, route, body, timeout_s))
+
+    def object(self, route: str, content: bytes) -> Mapping[str, Any]:
+        """The object that an answer is."""
+        try:
+            answer = json.loads(content)
+        except ValueError as error:
+            raise ServerLostError(
+                f"{self.name} answered {route} with {len(content)} bytes that are no JSON ({error})"
+            ) from error
+        if not isinstance(answer, dict):
+            raise ServerLostError(
+                f"{self.name} answered {route} with a {type(answer).__name__}, not an object"
+            )
+        return answer
+
+    async def send(
+        self, method: str, route: str, body: Mapping[str, Any] | None, timeout_s: float | None
+    ) -> bytes:
+        """A call; ``timeout_s`` None sets no limit once it is connected."""
+        with self.named(route, timeout_s):
+            answer = await self.http.request(
+                method, route, json=body, timeout=httpx.Timeout(timeout_s, connect=CONNECT_S)
+            )
+        if answer.status_code >= 400:
+            raise refusal(self.name, route, answer.status_code, answer.content)
+        return answer.content
+
+    @contextmanager
+    def named(self, route: str, timeout_s: float | None) -> Iterator[None]:
+        """What the connection does within has a name."""
+        try:
+            yield
+        except httpx.TimeoutException as error:
+            raise ServerLostError(
+                f"{self.name} did not answer {route} within {timeout_s or CONNECT_S:g} s "
+                f"({type(error).__name__})"
+            ) from error
+        except httpx.RemoteProtocolError as error:
+            raise ServerLostError(
+                f"{self.name} broke off in its answer to {route}: {error}"
+            ) from error
+        except httpx.HTTPError as error:
+            raise ServerLostError(
+                f"{self.name} at {self.url} cannot be reached for {route}: "
+                f"{type(error).__name__}: {error}"
+            ) from error

@@ -1,0 +1,124 @@
+"""Settings that every engine of servers has, whichever program serves."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from agentrl.engines.base import EnginePlace, EngineSpec, EngineTraits, Transport
+from agentrl.errors import ConfigError, MachineError
+from agentrl.types.section import Count, Listed, Natural, Seconds
+
+__all__ = ["RENAMED_VALUES", "ServersSpec"]
+
+RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
+    "weight_sync": {"tensor": "http", "group": "broadcast"}
+}
+"""Old values of a key, and what each is called now."""
+
+
+class ServersSpec(EngineSpec):
+    """Servers: those that are started, or those that are given by their URLs."""
+
+    python: str | None = None
+    """Interpreter of the servers' environment; by default that of ``agentrl install``."""
+    command: Listed[str] = ()
+    """Command that starts a server, instead of that interpreter: it gets the server's arguments,
+    must end with its server, and needs ``device``."""
+    urls: Listed[str] = ()
+    """Servers that run already, instead of starting some; they must serve this model and have no
+    other owner."""
+    num_servers: Count = 1
+    """Servers that each process that plays episodes starts."""
+    device: Literal["cpu", "cuda"] | None = None
+    """Of the servers that are started; by default what their environment offers."""
+    weight_sync: Literal["http", "disk", "broadcast"] = "http"
+    """Transport of new weights: tensors in HTTP calls, a folder that every server reads, or a
+    broadcast in a process group."""
+    broadcast_address: str = "127.0.0.1"
+    """This machine's address as servers reach it, for ``weight_sync: broadcast``."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Further environment variables of the servers."""
+    api_key_env: str | None = None
+    """Environment variable with the servers' API key."""
+    startup_timeout_s: Seconds = 600.0
+    """Until a server must be ready."""
+    call_timeout_s: Seconds = 60.0
+    """Of a call that neither generates nor moves weights."""
+    update_timeout_s: Seconds = 600.0
+    """Of a call that moves weights."""
+    health_interval_s: Seconds = 10.0
+    """Between health checks of each server."""
+    max_restarts: Natural = 3
+    """Of one server in a stage, until it is given up."""
+
+    product: ClassVar[str] = ""
+    """Name of the servers' program, for messages."""
+
+    @field_validator("weight_sync", mode="before")
+    @classmethod
+    def _renamed(cls, value: object) -> object:
+        renamed = RENAMED_VALUES["weight_sync"]
+        if isinstance(value, str) and value in renamed:
+            raise cls.broken("weight_sync", f" is called {renamed[value]!r} now, got {value!r}")
+        return value
+
+    @model_validator(mode="after")
+    def _fits(self) -> ServersSpec:
+        if self.urls and self.num_servers not in (1, len(self.urls)):
+            raise self.broken(
+                "num_servers",
+                f" must be the number of urls, {len(self.urls)}, or left out, got "
+                f"{self.num_servers}; given servers are not started",
+            )
+        if self.command and self.device is None:
+            raise self.broken(
+                "command",
+                f"={list(self.command)} needs device, 'cpu' or 'cuda', since it cannot be asked what "
+                "it starts a server on; set it",
+            )
+        return self
+
+    def traits(self) -> EngineTraits:
+        """See ``EngineSpec.traits``: given servers have one owner."""
+        transport = Transport(self.weight_sync, self.device, self.broadcast_address)
+        return EngineTraits(images=True, max_owners=1 if self.urls else None, transport=transport)
+
+    def resolve(self, place: EnginePlace) -> EnginePlace:
+        """See ``EngineSpec.resolve``: the interpreter exists, and the API key is read.
+
+        Raises:
+            MachineError: no environment for servers is where the section says, or none was built.
+            ConfigError: the variable of the API key is not set.
+        """
+        where = f"rollout.{self.section}"
+        if not self.urls and not self.command:
+            path = self.interpreter(place)
+            if not path.is_file():
+                found = (
+                    f"{where}.python='{self.python}' is no file"
+                    if self.python
+                    else f"there is none at {path}"
+                )
+                raise MachineError(
+                    f"rollout.engine='{self.section}' needs an environment with {self.product}, and "
+                    f"{found}; run `agentrl install {self.section}`, or set {where}.python or "
+                    f"{where}.urls"
+                )
+        if self.api_key_env is None:
+            return place
+        if self.api_key_env not in os.environ:
+            raise ConfigError(
+                f"{where}.api_key_env='{self.api_key_env}' must name an environment variable that is "
+                "set; export it, or leave the setting out"
+            )
+        return replace(place, api_key=os.environ[self.api_key_env])
+
+    def interpreter(self, place: EnginePlace) -> Path:
+        """The interpreter that starts servers."""
+        return Path(self.python or place.server_python).expanduser()

@@ -1,0 +1,153 @@
+"""Server: one of a pool, how it comes up, whether it lives."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from agentrl.engines.servers.client import ServerClient, ServerKind, WeightLabels
+from agentrl.engines.servers.process import ServerProcess
+from agentrl.errors import EngineError, MachineError
+
+__all__ = ["HOST", "Server", "ServerState", "free_port", "server_url"]
+
+ServerState: TypeAlias = Literal["starting", "serving", "lost", "gone"]
+"""``lost``: it does not answer, and may come back; ``gone``: it was given up."""
+
+HOST = "127.0.0.1"
+_POLL_S = 0.5
+_HEALTH_S = 30.0
+_PORT_TRIES = 2
+
+
+class Server:
+    """A server that is started here, or one that is given by its URL. Used from one event loop.
+
+    Args:
+        index: its place among the others.
+        kind: how it is started, and what it must be.
+        labels: of weights.
+        url: of a given server.
+    """
+
+    def __init__(
+        self, index: int, kind: ServerKind, labels: WeightLabels, url: str | None = None
+    ) -> None:
+        self.name = f"server {index}" + (f" ({url})" if url else "")
+        self.state: ServerState = "starting"
+        self.running = 0
+        self.restarts = 0
+        self.calls: set[asyncio.Task[Any]] = set()
+        self._kind = kind
+        self._labels = labels
+        self._url = url
+        self._log = Path(kind.place.folder) / f"server-{index}.log"
+        self._process: ServerProcess | None = None
+        self._client: ServerClient | None = None
+
+    @property
+    def serving(self) -> bool:
+        """Whether it may be sent requests."""
+        return self.state == "serving"
+
+    @property
+    def given(self) -> bool:
+        """Whether it belongs to someone else."""
+        return self._url is not None
+
+    @property
+    def client(self) -> ServerClient:
+        """Its interface."""
+        if self._client is None:
+            raise EngineError(f"{self.name} was not started", retryable=False)
+        return self._client
+
+    @property
+    def exited(self) -> bool:
+        """Whether the process started here has ended."""
+        return self._process is not None and self._process.exit_code is not None
+
+    async def start(self, model: Path, label: str) -> None:
+        """Starts it, or finds the given one, and waits until it generates; the caller lets it serve.
+
+        Args:
+            model: folder of the weights to serve, for a server started here.
+            label: of those weights.
+
+        Raises:
+            MachineError: it did not come up in time, ended, or its version is too old.
+            EngineError: it serves another model, or a shorter context.
+        """
+        await self.end()
+        for left in reversed(range(_PORT_TRIES)):
+            port = free_port()
+            self._client = self._kind.client(self.name, self._url or server_url(port), self._labels)
+            if not self.given:
+                command = self._kind.command(model=model, port=port, label=label)
+                self._process = ServerProcess(command, self._kind.environment(), self._log)
+            if await self._ready():
+                break
+            assert self._process is not None
+            tail = self._process.log_tail()
+            if not left or "address already in use" not in tail.lower():
+                raise MachineError(
+                    f"{self.name} ended while it started; the end of its log {self._log}:\n{tail}"
+                )
+            await self.end()
+        await self.client.probe()
+        await self.client.check_model()
+        if self.given:
+            await self.client.label(label)
+
+    async def healthy(self) -> bool:
+        """Whether it answers."""
+        return not self.exited and await self.client.healthy(_HEALTH_S)
+
+    def lose(self) -> None:
+        """It answers no more: calls in flight end, and their requests go elsewhere."""
+        if self.state != "gone":
+            self.state = "lost"
+        for call in self.calls:
+            call.cancel()
+
+    async def end(self) -> None:
+        """Ends what was started here; a given server goes on."""
+        process, self._process = self._process, None
+        client, self._client = self._client, None
+        if process is not None:
+            await asyncio.to_thread(process.end)
+        if client is not None:
+            await client.close()
+
+    async def _ready(self) -> bool:
+        """Whether it came up; False where its process ended."""
+        loop = asyncio.get_running_loop()
+        limit_s = self._kind.spec.startup_timeout_s
+        deadline = loop.time() + limit_s
+        attached = not self.given
+        while loop.time() < deadline:
+            if self.exited:
+                return False
+            attached = attached or await self.client.attach()
+            if attached and await self.client.healthy(_HEALTH_S):
+                return True
+            await asyncio.sleep(_POLL_S)
+        what = "the given server" if self.given else f"its log is {self._log}"
+        raise MachineError(
+            f"{self.name} did not answer within rollout.{self._kind.spec.section}."
+            f"startup_timeout_s={limit_s:g} ({what}); raise it, or look why it does not start"
+        )
+
+
+def free_port() -> int:
+    """A port of this machine that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
+def server_url(port: int) -> str:
+    """Where a server started here is reached."""
+    return f"http://{HOST}:{port}"

@@ -1,0 +1,89 @@
+"""Model check: a server's own account of its model, held against the folder that it should serve."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agentrl.engines.base import EnginePlace
+from agentrl.engines.servers.client import read_config
+from agentrl.engines.sglang.digests import unknown_names
+from agentrl.engines.weights import tensor_shapes
+
+__all__ = ["SPARE_POSITIONS", "model_problem"]
+
+SPARE_POSITIONS = 8
+"""SGLang refuses a prompt that leaves fewer than seven positions of its context; servers get these
+in addition."""
+
+
+def model_problem(
+    place: EnginePlace,
+    info: Mapping[str, Any],
+    served: Mapping[str, Any],
+    digests: Sequence[Mapping[str, str]],
+) -> str:
+    """The first fault of a server, and its remedy; empty for a sound one.
+
+    A given server may hold any weights of this model: the first update replaces and compares them.
+
+    Args:
+        place: what it should serve.
+        info: its ``/server_info``.
+        served: its ``/model_info``.
+        digests: by its own names of tensors, for each rank; none where it does not tell.
+    """
+    config = read_config(place.model)
+    other = _config_of(str(info.get("model_path"))) or config
+    shape = [(key, other.get(key)) for key in ("vocab_size", "hidden_size", "num_hidden_layers")]
+    said = [(key, served.get(key)) for key in ("architectures", "model_type")]
+    for key, value in said + shape:
+        if value != config.get(key) and not (value is None and (key, value) in said):
+            return (
+                f"serves another model: {key} is {value!r}, {place.model} has {config.get(key)!r}; "
+                "start it with this model"
+            )
+    if (dtype := _dtype(str(info.get("dtype")), config)) != place.dtype:
+        return (
+            f"computes in {dtype} (its --dtype is {info.get('dtype')!r}), rollout.dtype="
+            f"{place.dtype!r} is wanted; start it with --dtype {place.dtype}, or change the setting"
+        )
+    if preferred := served.get("preferred_sampling_params"):
+        return (
+            f"samples with {preferred} what a request leaves open, so that logprobs would be those "
+            "of another distribution; start it without --preferred-sampling-params"
+        )
+    if unknown := unknown_names(tensor_shapes(Path(place.model)).keys(), digests):
+        return (
+            f"serves another model: {place.model} has no {unknown[0]!r}; start it with this model"
+        )
+    longest = int(info.get("max_req_input_len") or 0)
+    if longest and longest < place.context_tokens:
+        return (
+            f"takes prompts below {longest} tokens, rollout.context_tokens={place.context_tokens} "
+            f"needs more; start it with --context-length {place.context_tokens + SPARE_POSITIONS} "
+            "and as many --max-total-tokens, or lower it"
+        )
+    return ""
+
+
+def _config_of(folder: str) -> Mapping[str, Any] | None:
+    """Of the folder that a server was started with; None on another machine or under another path."""
+    try:
+        found: Mapping[str, Any] = json.loads(
+            (Path(folder) / "config.json").read_text(encoding="utf-8")
+        )
+    except (OSError, ValueError):
+        return None
+    return found
+
+
+def _dtype(asked: str, config: Mapping[str, Any]) -> str:
+    """SGLang's reading of ``--dtype``: ``auto`` is the model's own, but 16 bits for float32."""
+    if asked != "auto":
+        return {"float": "float32", "half": "float16"}.get(asked, asked)
+    own = str(config.get("dtype") or config.get("torch_dtype") or "float32")
+    narrow = "bfloat16" if str(config.get("model_type")).startswith("gemma") else "float16"
+    return narrow if own == "float32" else own

@@ -1,0 +1,81 @@
+"""Engine of a stage: its specification, and the values that the run derives for it."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from agentrl.config import StageConfig
+from agentrl.config.engine_section import stage_engine
+from agentrl.engines.base import EnginePlace, EnginePlan
+from agentrl.errors import ConfigError
+from agentrl.render import Renderer, RendererSpec, sees_images
+from agentrl.run.build import renderer_spec
+from agentrl.run.install.sglang_env import default_python
+from agentrl.store import RunDirectory
+
+__all__ = ["engine_plan", "plays_by_messages"]
+
+_LONGEST_WAIT_S = 60.0
+"""Of a request for an engine to come back; after that its episode is tried again as a whole."""
+
+
+def plays_by_messages(stage: StageConfig) -> bool:
+    """Whether the stage's engine takes and gives messages alone: neither weights nor token ids."""
+    base_dir = Path(stage.run.base_dir or ".")
+    return not stage_engine(stage, base_dir).traits().returns_ids
+
+
+def engine_plan(stage: StageConfig, model: Path) -> EnginePlan:
+    """How the stage's engine is built.
+
+    Args:
+        stage: whole.
+        model: folder of the weights that it starts from.
+
+    Raises:
+        ConfigError: the engine cannot serve this model, or a setting cannot be used here.
+        MachineError: the machine lacks what the engine needs.
+    """
+    base_dir = Path(stage.run.base_dir or ".")
+    rollout, spec = stage.rollout, stage_engine(stage, base_dir)
+    traits = spec.traits()
+    if not traits.returns_ids:
+        raise ConfigError(
+            f"rollout.engine={rollout.engine!r} cannot be used for training; set "
+            "rollout.engine=torch, or sglang"
+        )
+    if sees_images(model) and not traits.images:
+        raise ConfigError(
+            f"rollout.engine={rollout.engine!r} reads text alone, and model.path='{model}' sees "
+            "images; set rollout.engine=sglang"
+        )
+    folder = RunDirectory(Path(stage.run.dir or ".")).engine_folder / stage.name
+    place = EnginePlace(
+        model=str(model),
+        folder=str(folder.resolve()),
+        dtype=stage.rollout_dtype,
+        context_tokens=stage.context_tokens,
+        max_running=rollout.max_running,
+        kv_tokens=rollout.kv_tokens,
+        deterministic=stage.run.deterministic,
+        num_threads=stage.train.threads_per_rank,
+        decode=functools.partial(_decoded, renderer_spec(stage, base_dir, model)),
+        stop_strings=bool(rollout.stop),
+        unavailable_s=min(_LONGEST_WAIT_S, rollout.turn_timeout_s / 2),
+        server_python=str(default_python()),
+    )
+    return EnginePlan(spec, spec.resolve(place))
+
+
+def _decoded(renderer: RendererSpec, token_ids: npt.NDArray[np.int32]) -> str:
+    """Text in which an engine looks for stop strings; the renderer is built once a process."""
+    return _renderer(renderer).decode(token_ids)
+
+
+@functools.cache
+def _renderer(spec: RendererSpec) -> Renderer:
+    return spec.build()

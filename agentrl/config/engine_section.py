@@ -42,8 +42,8 @@ def engine_section_faults(stage: StageConfig, base_dir: Path) -> Iterator[Fault]
     try:
         kind = find_engine(rollout.engine, base_dir)
         section = kind.section
-        if section in extras:
-            kind.model_validate(extras[section])
+        if section not in RolloutConfig.model_fields:
+            kind.model_validate(extras.get(section, {}))
     except ConfigError as error:
         near = "" if ":" in rollout.engine else did_you_mean(rollout.engine, BUILT_IN)
         yield Fault((("rollout", "engine"),), f"{error}{near}")

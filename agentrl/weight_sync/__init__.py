@@ -9,6 +9,7 @@ from agentrl.weight_sync.http import HttpSender
 from agentrl.weight_sync.in_process import (
     TrainerWeights,
     WeightsReport,
+    export_weights,
     publish_in_process,
     update_engine,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "ServedDtype",
     "TrainerWeights",
     "WeightsReport",
+    "export_weights",
     "make_sender",
     "publish_in_process",
     "to_array",

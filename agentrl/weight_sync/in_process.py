@@ -1,22 +1,38 @@
-"""HybridEngine: the trainer's weights handed to the engine beside it, tensor by tensor, and compared there."""
+"""In-process sync: the trainer's weights handed to the engine beside it, tensor by tensor, and verified."""
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from agentrl.engines import EngineControl, PauseMode
+from agentrl.engines import EngineControl, PauseMode, ServedDtype
 from agentrl.engines.weights import WeightArray
 from agentrl.errors import EngineError
+from agentrl.weight_sync.tensor_bytes import to_array
+from agentrl.weight_sync.verify import (
+    Reference,
+    trainer_reference,
+    verify_checksums,
+    verify_probe,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from agentrl.training import Actor
 
-__all__ = ["TrainerWeights", "WeightsReport", "publish_in_process", "update_engine"]
+__all__ = [
+    "TrainerWeights",
+    "WeightsReport",
+    "export_weights",
+    "publish_in_process",
+    "update_engine",
+]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +47,17 @@ class WeightsReport:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainerWeights:
-    """The actor's weights on their way to another process, with the trainer's own checksums."""
+    """The actor's weights on their way to another process, and what they are verified by."""
 
     arrays: tuple[WeightArray, ...]
-    checksum: Mapping[str, int]
+    reference: Reference
+
+
+def export_weights(actor: Actor, dtype: ServedDtype, *, keep: bool) -> TrainerWeights | None:
+    """The actor's weights for engines elsewhere; every rank takes part, and one keeps them."""
+    arrays = tuple(to_array(name, tensor, dtype) for name, tensor in actor.weights(dtype) if keep)
+    reference = trainer_reference(actor, dtype)
+    return TrainerWeights(arrays, reference) if keep else None
 
 
 def publish_in_process(
@@ -43,7 +66,7 @@ def publish_in_process(
     """Moves the actor's weights to the engine beside it, one whole tensor at a time.
 
     Every rank must call it, also one without an engine, because gathering a sharded tensor is collective. When
-    it returns, the engine serves ``version`` and its checksums equal the trainer's.
+    it returns, the engine serves ``version`` and its weights were compared with the trainer's.
 
     Args:
         actor: cast to the engine's dtype first, then gathered.
@@ -52,21 +75,21 @@ def publish_in_process(
         mode: what becomes of requests in flight; interrupted ones go on under ``version``.
 
     Raises:
-        EngineError: a tensor is missing or misshapen, or a checksum differs; the engine then answers nothing.
+        EngineError: a tensor is missing or misshapen, or the weights differ; the engine then answers nothing.
     """
     if engine is None:
-        for _ in actor.weights():
-            pass
-        actor.checksum()
+        export_weights(actor, "float32", keep=False)
         return None
     dtype = engine.layout().dtype
-    return update_engine(engine, actor.weights(dtype), lambda: actor.checksum(dtype), version, mode)
+    return update_engine(
+        engine, actor.weights(dtype), lambda: trainer_reference(actor, dtype), version, mode
+    )
 
 
 def update_engine(
     engine: EngineControl,
     tensors: Iterable[tuple[str, Tensor]],
-    trainer: Callable[[], Mapping[str, int]],
+    trainer: Callable[[], Reference],
     version: int,
     mode: PauseMode,
 ) -> WeightsReport:
@@ -75,12 +98,12 @@ def update_engine(
     Args:
         engine: paused meanwhile.
         tensors: in the engine's dtype.
-        trainer: the trainer's checksums, asked for once all tensors are put.
+        trainer: its side of the comparison, asked for once all tensors are put.
         version: the policy version from now on.
         mode: what becomes of requests in flight.
 
     Raises:
-        EngineError: a tensor is missing or misshapen, or a checksum differs; the engine then answers nothing.
+        EngineError: a tensor is missing or misshapen, or the weights differ; the engine then answers nothing.
     """
     start = time.monotonic()
     engine.pause(mode)
@@ -95,22 +118,15 @@ def update_engine(
         session.abort()
         raise
     session.commit()
+    reference = trainer()
     try:
-        _verify(trainer(), engine.checksum(), version)
-    except EngineError:
-        engine.close()  # it is whole, and wrong: whoever waits for it must hear so
-        raise
-    engine.resume()
-    return WeightsReport(version, num_tensors, num_bytes, time.monotonic() - start)
-
-
-def _verify(trainer: Mapping[str, int], engine: Mapping[str, int], version: int) -> None:
-    differing = sorted(
-        name for name in trainer.keys() | engine.keys() if trainer.get(name) != engine.get(name)
-    )
-    if differing:
-        raise EngineError(
-            f"after publish({version}) the engine's weights differ from the trainer's in {len(differing)} of "
-            f"{len(trainer)} tensors, first {differing[0]!r}",
-            retryable=False,
+        verify_checksums(reference.checksum, engine.checksum(), version)
+        engine.resume()  # a paused server scores nothing
+        verify_probe(engine, reference.probe, engine.layout().dtype, version)
+    except EngineError as error:
+        logger.warning(
+            "%s: the engine is closed", error, extra={"event": "weights_differ", "version": version}
         )
+        engine.close()  # it is whole, and wrong: its clients must hear so
+        raise
+    return WeightsReport(version, num_tensors, num_bytes, time.monotonic() - start)

@@ -49,7 +49,7 @@ def test_a_value_out_of_range_is_named(settings, named) -> None:
 
 
 def test_threads_are_at_least_one() -> None:
-    with pytest.raises(ValidationError, match="num_threads"):
+    with pytest.raises(ConfigError, match="num_threads"):
         TorchEngineSpec(num_threads=0)
 
 

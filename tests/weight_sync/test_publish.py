@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +15,7 @@ from agentrl.errors import EngineError
 from agentrl.training import Actor, DistSpec, join, leave
 from agentrl.types import GenerateRequest, SamplingParams, concat_ids, frozen_ints
 from agentrl.weight_sync import publish_in_process
+from agentrl.weight_sync.verify import trainer_reference
 from tests.controller.tiny import actor_spec, engine_spec
 
 
@@ -105,6 +107,51 @@ async def test_one_wrong_bit_is_seen_and_the_engine_answers_nothing(
         publish_in_process(actor, Through(engine, flip_one_bit), 4)  # type: ignore[arg-type]
     assert engine.health().state == "closed"
     await refuses(engine)
+
+
+class Scores:
+    """An engine whose servers score otherwise."""
+
+    def __init__(self, engine: TorchEngine, alter: Any) -> None:
+        self._engine, self._alter = engine, alter
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def score(self, token_ids: Any) -> Any:
+        own = self._engine.score(token_ids)["torch"]
+        return {"server 0": own, "server 1": self._alter(own)}
+
+
+@pytest.mark.parametrize(
+    "alter",
+    [lambda own: own - 0.1, lambda own: own[:-1], lambda own: own * np.float32("nan")],
+    ids=["other", "short", "nan"],
+)
+async def test_a_server_whose_probe_differs_is_named_and_the_engine_answers_nothing(
+    actor: Actor, engine: TorchEngine, alter: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(
+        EngineError,
+        match=r"after publish\(4\) server 1 computes with other weights than the trainer: .* at most "
+        r"0\.005 is rounding in float32",
+    ) as caught:
+        publish_in_process(actor, Scores(engine, alter), 4)  # type: ignore[arg-type]
+    assert not caught.value.retryable
+    assert [row.event for row in caplog.records if hasattr(row, "event")] == ["weights_differ"]
+    assert engine.health().state == "closed"
+    await refuses(engine)
+
+
+def test_the_probe_agrees_with_the_trainer_within_rounding(
+    actor: Actor, engine: TorchEngine
+) -> None:
+    change(actor)
+    publish_in_process(actor, engine, 4)
+    probe = trainer_reference(actor, "float32").probe
+    (scored,) = engine.score(probe.token_ids).values()
+    assert scored.shape == (len(probe.token_ids) - 1,)
+    np.testing.assert_allclose(scored, probe.logprobs, atol=1e-4)
 
 
 async def test_a_tensor_that_is_lost_tears_the_engine(actor: Actor, engine: TorchEngine) -> None:

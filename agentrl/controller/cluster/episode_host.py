@@ -84,7 +84,7 @@ class EpisodeHost:
         assert self.engine is not None, "weights go to an engine"
         tensors = ((array.name, to_tensor(array)) for array in weights.arrays)
         with self.clock_paused():
-            return [update_engine(self.engine, tensors, lambda: weights.checksum, version, mode)]
+            return [update_engine(self.engine, tensors, lambda: weights.reference, version, mode)]
 
     def clock_paused(self) -> AbstractContextManager[None]:
         """No deadline of an episode here counts within: its engine is paused for new weights."""

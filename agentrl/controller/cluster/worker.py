@@ -20,8 +20,8 @@ from agentrl.weight_sync import (
     ServedDtype,
     TrainerWeights,
     WeightsReport,
+    export_weights,
     publish_in_process,
-    to_array,
 )
 
 __all__ = ["RoleSpec", "Worker"]
@@ -126,13 +126,7 @@ class _RankWeights:
 
     def export(self, role: str, dtype: ServedDtype) -> TrainerWeights | None:
         """The role's weights for engines elsewhere, by rank 0."""
-        policy = self._policy(role)
-        first = dist.get_rank() == 0
-        arrays = tuple(
-            to_array(name, tensor, dtype) for name, tensor in policy.weights(dtype) if first
-        )
-        checksum = policy.checksum(dtype)
-        return TrainerWeights(arrays, checksum) if first else None
+        return export_weights(self._policy(role), dtype, keep=dist.get_rank() == 0)
 
     def _policy(self, role: str) -> Actor:
         found = self._roles.get(role)

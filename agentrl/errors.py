@@ -145,6 +145,13 @@ class TokenMismatchError(EngineError):
         super().__init__(message, retryable=retryable)
 
 
+class WeightMismatchError(EngineError):
+    """An engine computes with other weights than it was sent; the trainer's own are sound, and can be kept."""
+
+    def __init__(self, message: str, *, retryable: bool = False) -> None:
+        super().__init__(message, retryable=retryable)
+
+
 class EpisodesFailedError(EngineError):
     """More episodes of a batch failed of one cause than a run may go on with; says which, and where they raised."""
 

@@ -42,7 +42,7 @@ def train(run: StageRun) -> TrainState:
         state = state.after(algorithm.next_state(state.algorithm, stats), run.counts(batch))
         schedule.mark_trained(groups, state.step)  # durable before anyone hears of it
         with run.timer.phase("publish"):
-            state = schedule.publish(state, changed=batch is not None)  # version + 1
+            state = run.publish(state, changed=batch is not None)  # version + 1
         run.evaluate_if_due(state)  # no publish, no new training episodes meanwhile
         run.record(state, groups, batch, stats)  # annotations, metrics, alerts
         run.checkpoint_if_due(state)

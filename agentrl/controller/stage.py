@@ -24,7 +24,13 @@ from agentrl.controller.recorder import Recorder
 from agentrl.controller.schedule import Schedule
 from agentrl.controller.state import TrainState
 from agentrl.controller.stop_request import StopRequest
-from agentrl.errors import ConfigError, EpisodesFailedError, RunInterruptedError, TrainingError
+from agentrl.errors import (
+    ConfigError,
+    EpisodesFailedError,
+    RunInterruptedError,
+    TrainingError,
+    WeightMismatchError,
+)
 from agentrl.metrics import PhaseTimer
 from agentrl.rollouts import make_batch, turns_of
 from agentrl.store.atomic import replacing_folder
@@ -287,6 +293,18 @@ class StageRun:
             self._evaluate("after", state)
         elif every is not None and state.step % every == 0:
             self._evaluate(f"step={state.step:06d}", state)
+
+    def publish(self, state: TrainState, *, changed: bool) -> TrainState:
+        """Publishes the step's weights.
+
+        Raises:
+            WeightMismatchError: a server's probe or a tensor differs; the step is kept in a checkpoint.
+        """
+        try:
+            return self.schedule.publish(state, changed=changed)
+        except WeightMismatchError:
+            self._checkpoint(state.published())
+            raise
 
     def checkpoint_if_due(self, state: TrainState) -> None:
         """Keeps a checkpoint every so many steps, after the last, and where the run is asked to end.

@@ -1,15 +1,238 @@
-"""What every engine refuses before anything runs."""
+"""Engine checks: a request against an engine, and an engine against the contract."""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import pickle
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
+import numpy as np
 import numpy.typing as npt
 
-from agentrl.errors import EngineError
-from agentrl.types import EngineInfo, GenerateRequest
+from agentrl.engines.base import EnginePlace, EngineSpec, EngineTraits, WeightSender
+from agentrl.errors import ConfigError, EngineError
+from agentrl.types import Completion, EngineInfo, GenerateRequest, SamplingParams, concat_ids
 
-__all__ = ["check_request", "first_outside"]
+__all__ = ["check_engine", "check_request", "first_outside"]
+
+T = TypeVar("T")
+
+_METHODS = (
+    *("generate", "abort", "release", "info", "pause", "resume", "sleep", "wake", "layout"),
+    *("begin_update", "checksum", "score", "health", "take_notices", "close"),
+)
+_NEW_TOKENS = 4
+
+
+def check_engine(
+    spec: EngineSpec,
+    place: EnginePlace,
+    *,
+    sender: WeightSender | None = None,
+    tensors: Iterable[tuple[str, Any]] = (),
+) -> None:
+    """Holds an engine to the contract of ``agentrl.engines.base``: it is built, used and closed.
+
+    Args:
+        spec: of the engine.
+        place: a small model's folder, and sizes.
+        sender: see ``EngineSpec.build``.
+        tensors: of a whole update under Hugging Face names; without any, updates are only given up.
+
+    Raises:
+        ConfigError: every rule that it breaks, by name, with what was found.
+    """
+    checked = _Checked(spec, place)
+    checked.specification()
+    if not checked.broken:
+        checked.engine(sender, list(tensors))
+    if checked.broken:
+        raise ConfigError(
+            f"{type(spec).__name__} breaks {len(checked.broken)} rules of the engines' contract "
+            "(docs/engines.md):\n  " + "\n  ".join(checked.broken)
+        )
+
+
+class _BrokenRuleError(Exception):
+    """What was found in place of what a rule asks for."""
+
+
+def _hold(holds: bool, found: str) -> None:
+    if not holds:
+        raise _BrokenRuleError(found)
+
+
+class _Checked:
+    """An engine under test, and the rules that it broke."""
+
+    def __init__(self, spec: EngineSpec, place: EnginePlace) -> None:
+        self.broken: list[str] = []
+        self._spec = spec
+        self._place = place
+        self._built: Any = None
+        self._count = 0
+
+    @contextmanager
+    def rule(self, name: str) -> Iterator[None]:
+        """What raises within breaks the rule."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  (boundary: a plug-in's failure is a broken rule)
+            found = str(error) if isinstance(error, _BrokenRuleError) else repr(error)
+            self.broken.append(f"{name}: {found}")
+
+    def specification(self) -> None:
+        """Rules that need no engine."""
+        spec = self._spec
+        with self.rule("a specification names its section"):
+            _hold(isinstance(spec, EngineSpec), f"{spec!r} is no EngineSpec")
+            _hold(spec.section.isidentifier(), f"section is {spec.section!r}")
+        with self.rule("a specification is picklable"):
+            _hold(pickle.loads(pickle.dumps(spec)) == spec, "it comes back as another one")
+        with self.rule("traits() tells the engine's abilities"):
+            traits = spec.traits()
+            _hold(isinstance(traits, EngineTraits), f"got {traits!r}")
+
+    def engine(self, sender: WeightSender | None, tensors: list[tuple[str, Any]]) -> None:
+        """Rules of a built engine, from its first request to its end."""
+        with self.rule("build() returns an engine with both faces"):
+            self._built = self._spec.build(self._spec.resolve(self._place), sender)
+            missing = [name for name in _METHODS if not callable(getattr(self._built, name, None))]
+            _hold(not missing, f"it has no {', '.join(missing)}()")
+        if self.broken:
+            return
+        for check in (self._information, self._answers, self._pauses, self._score):
+            check()
+        if sender is not None or self._spec.traits().transport is None:
+            self._updates(tensors)
+        self._ends()
+
+    def _information(self) -> None:
+        with self.rule("info() and layout() are those of the place"):
+            info, dtype = self._built.info(), self._built.layout().dtype
+            found = (info.context_tokens, info.returns_ids, dtype)
+            wanted = (
+                self._place.context_tokens,
+                self._spec.traits().returns_ids,
+                self._place.dtype,
+            )
+            _hold(found == wanted, f"context_tokens, returns_ids, dtype are {found}, not {wanted}")
+        with self.rule("a new engine is serving"):
+            _hold(self._built.health().state == "serving", f"it is {self._built.health().state}")
+
+    def _answers(self) -> None:
+        with self.rule("a completion accounts for every token"):
+            completion = self._run(self._generate())
+            ids = concat_ids(completion.segments)
+            logprobs = sum(
+                segment.logprobs.size
+                for segment in completion.segments
+                if segment.logprobs is not None
+            )
+            usage = completion.account
+            counts = (usage.prompt_tokens, usage.completion_tokens, logprobs)
+            _hold(
+                counts == (3, ids.size, ids.size),
+                f"3 ids went in and {ids.size} came out, prompt, completion and logprobs are {counts}",
+            )
+            _hold(ids.size <= _NEW_TOKENS, f"{ids.size} of {_NEW_TOKENS} tokens came")
+        with self.rule("a completion carries the version served"):
+            version = self._built.info().policy_version
+            found = {part.policy_version for part in self._run(self._generate()).segments}
+            _hold(found <= {version}, f"{found}, and {version} is served")
+        with self.rule("ids outside the vocabulary are refused, not to be tried again"):
+            self._refused(
+                lambda: self._run(self._generate(self._built.info().vocab_size)), final=True
+            )
+        if self._spec.traits().deterministic and self._place.deterministic:
+            with self.rule("a deterministic engine repeats itself"):
+                one, two = (self._run(self._generate()) for _ in range(2))
+                _hold(
+                    concat_ids(one.segments).tolist() == concat_ids(two.segments).tolist(),
+                    "the same request gave other tokens",
+                )
+
+    def _pauses(self) -> None:
+        with self.rule("a paused engine says so, and answers after resume()"):
+            self._built.pause("retract")
+            state = self._built.health().state
+            _hold(state == "paused", f"after pause('retract') it is {state}")
+            self._run(self._answered_after_resume())
+        with self.rule("begin_update() needs a paused engine"):
+            self._refused(lambda: self._built.begin_update(1))
+
+    def _score(self) -> None:
+        with self.rule("score() gives a logprob for every token but the first, of every server"):
+            scores = self._built.score((0, 1, 2))
+            _hold(bool(scores), "no server has a score")
+            for server, logprobs in scores.items():
+                good = logprobs.shape == (2,) and bool((logprobs <= 0).all())
+                _hold(good, f"{server} gave {logprobs!r}")
+
+    def _updates(self, tensors: list[tuple[str, Any]]) -> None:
+        with self.rule("an update that is given up before a tensor changes nothing"):
+            version = self._built.info().policy_version
+            self._built.pause("retract")
+            self._built.begin_update(version + 1).abort()
+            self._built.resume()
+            _hold(self._built.info().policy_version == version, "another version is served")
+        if not tensors:
+            return
+        with self.rule("a committed update is served under its version"):
+            version = self._built.info().policy_version + 1
+            self._built.pause("retract")
+            session = self._built.begin_update(version)
+            for name, tensor in tensors:
+                session.put(name, tensor)
+            session.commit()
+            self._built.resume()
+            found = {part.policy_version for part in self._run(self._generate()).segments}
+            _hold(found <= {version}, f"{found}, and {version} was committed")
+        with self.rule("an incomplete update leaves a corrupt engine"):
+            self._built.pause("retract")
+            session = self._built.begin_update(version + 1)
+            session.put(*tensors[0])
+            self._refused(session.commit)
+            state = self._built.health().state
+            _hold(state == "corrupt", f"it is {state}")
+            self._refused(lambda: self._run(self._generate()))
+
+    def _ends(self) -> None:
+        with self.rule("a closed engine says so, and answers nothing"):
+            self._built.close()
+            state = self._built.health().state
+            _hold(state == "closed", f"after close() it is {state}")
+            self._refused(lambda: self._run(self._generate()))
+
+    def _generate(self, token: int = 2) -> Coroutine[Any, Any, Completion]:
+        self._count += 1
+        name = f"check-{self._count}"
+        sampling = SamplingParams(max_new_tokens=_NEW_TOKENS)
+        ids = np.array([0, 1, token], np.int32)
+        work: Coroutine[Any, Any, Completion] = self._built.generate(
+            GenerateRequest(name, name, ids, sampling, seed=1)
+        )
+        return work
+
+    async def _answered_after_resume(self) -> None:
+        waiting = asyncio.ensure_future(self._generate())
+        done, _ = await asyncio.wait({waiting}, timeout=0.1)
+        _hold(not done, "a request was answered in the pause")
+        await asyncio.to_thread(self._built.resume)
+        await waiting
+
+    def _refused(self, call: Callable[[], object], *, final: bool = False) -> None:
+        try:
+            call()
+        except EngineError as error:
+            _hold(not (final and error.retryable), "the error is retryable")
+            return
+        raise _BrokenRuleError("no EngineError was raised")
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run(work)
 
 
 def check_request(

@@ -101,10 +101,10 @@ class PausableTimeout:
     def __init__(self, seconds: float | None, clock: PausableClock | None = None) -> None:
         self._scope = asyncio.timeout(seconds)
         self._loop = asyncio.get_running_loop()
-        self._clock = clock
+        self._clock = None if seconds is None else clock
         self._stops = 0
         self._left_s = 0.0
-        self._ended = False
+        self._ended = seconds is None  # no deadline: there is nothing to stop
 
     async def __aenter__(self) -> PausableTimeout:
         await self._scope.__aenter__()

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from agentrl.engines import EngineControl, ServedDtype
 from agentrl.engines.probe import PROBE_TOLERANCE, probe_distance, probe_ids
-from agentrl.errors import EngineError
+from agentrl.errors import WeightMismatchError
 from agentrl.types import Batch, BatchShard, SegmentKind
 
 if TYPE_CHECKING:
@@ -55,16 +55,15 @@ def verify_probe(engine: EngineControl, probe: Probe, dtype: ServedDtype, versio
     """Every server computes what the trainer computes, up to the rounding of the served dtype.
 
     Raises:
-        EngineError: a server's logprobs differ; it is named.
+        WeightMismatchError: a server's logprobs differ; it is named.
     """
     for server, logprobs in engine.score(probe.token_ids).items():
         distance = probe_distance(probe.logprobs, logprobs)
         if distance > PROBE_TOLERANCE[dtype]:
-            raise EngineError(
+            raise WeightMismatchError(
                 f"after publish({version}) {server} computes with other weights than the trainer: its "
                 f"logprobs of the probe differ by {distance:.3g} on average, at most "
                 f"{PROBE_TOLERANCE[dtype]:g} is rounding in {dtype}; restart it, and look at its log",
-                retryable=False,
             )
 
 
@@ -72,16 +71,15 @@ def verify_checksums(trainer: Mapping[str, int], engine: Mapping[str, int], vers
     """Every tensor of the engine has the trainer's bits.
 
     Raises:
-        EngineError: a tensor differs, or is on one side alone.
+        WeightMismatchError: a tensor differs, or is on one side alone.
     """
     differing = sorted(
         name for name in trainer.keys() | engine.keys() if trainer.get(name) != engine.get(name)
     )
     if differing:
-        raise EngineError(
+        raise WeightMismatchError(
             f"after publish({version}) the engine's weights differ from the trainer's in "
             f"{len(differing)} of {len(trainer)} tensors, first {differing[0]!r}",
-            retryable=False,
         )
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
 
 from agentrl.engines import EnginePlace, EngineSpec, EngineTraits, HostedEngine, WeightSender
 from agentrl.engines.torch import TorchEngine
@@ -16,12 +20,18 @@ class OwnEngine(TorchEngine):
     def __init__(self, place: EnginePlace, spec: OwnEngineSpec) -> None:
         super().__init__(place)
         self._log = Path(place.folder) / "own.log"
+        self._wrong_version = spec.wrong_version
         self._log.parent.mkdir(parents=True, exist_ok=True)
         self._note(f"built {spec.greeting} {spec.repeats}")
 
     def begin_update(self, version: int) -> Any:
         self._note(f"update {version}")
         return super().begin_update(version)
+
+    def score(self, token_ids: Sequence[int]) -> Mapping[str, npt.NDArray[np.float32]]:
+        own = super().score(token_ids)["torch"]
+        wrong = self.info().policy_version == self._wrong_version
+        return {"own server": own - 1 if wrong else own}
 
     def close(self) -> None:
         if self.health().state != "closed":
@@ -42,6 +52,9 @@ class OwnEngineSpec(EngineSpec):
     """Written when the engine is built."""
     repeats: Count = 1
     """Written beside it."""
+
+    wrong_version: int | None = None
+    """Under this version its scores are those of other weights."""
 
     def traits(self) -> EngineTraits:
         return EngineTraits(deterministic=True)

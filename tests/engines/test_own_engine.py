@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agentrl.config.load import load_config
-from agentrl.errors import ConfigError
+from agentrl.errors import ConfigError, EngineError
 from agentrl.run.trainer import Trainer
 from tests.run.tiny_run import CONFIG
 
@@ -44,6 +44,19 @@ def test_it_trains_is_evaluated_updated_and_restarted(config: Path) -> None:
     later = noted(config)[5:]
     assert later[0] == "built hello 1"
     assert later[-2:] == ["update 3", "closed"]
+
+
+def test_a_server_whose_probe_differs_ends_the_run_with_a_checkpoint(config: Path) -> None:
+    with (
+        opened(config, "train.steps=4", "rollout.own.wrong_version=3") as trainer,
+        pytest.raises(EngineError, match=r"after publish\(3\) own server computes with other"),
+    ):
+        trainer.train()
+    saved = sorted((config.parent / "run" / "checkpoints" / "rl").glob("step=*"))
+    assert [folder.name for folder in saved] == ["step=000002", "step=000003"]
+    with opened(config, "train.steps=4") as trainer:
+        trainer.train(resume=True)
+    assert noted(config)[-2:] == ["update 4", "closed"]
 
 
 def test_its_specification_may_come_from_a_function(config: Path) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
+import time
 
 import pytest
 
 from agentrl.rollouts.deadlines import Deadlines, LimitSpentError, within
 from agentrl.sandbox import SandboxPool, SandboxSpec
 from agentrl.sandbox.permits import FifoSemaphore
-from agentrl.types.clock import clock_paused, counted_by
+from agentrl.types.clock import PausableClock, PausableTimeout, clock_paused, counted_by
 
 SHORT_S, LONG_S = 1.0, 2.5  # the wait is far longer than the deadline
 
@@ -170,3 +171,24 @@ async def test_another_hosts_deadlines_go_on() -> None:
 
     with Deadlines().paused(), pytest.raises(LimitSpentError, match="turn_timeout"):
         await dawdle()
+
+
+async def test_a_timeout_without_a_limit_outlives_a_pause_of_its_clock() -> None:
+    clock = PausableClock()
+    async with PausableTimeout(None, clock) as timeout:
+        with clock.paused():
+            await asyncio.sleep(0)
+        timeout.stop()
+        timeout.go_on()
+        await asyncio.sleep(0.05)
+    assert not timeout.expired()
+
+
+def test_a_clock_counts_what_lies_between_its_pauses() -> None:
+    clock = PausableClock()
+    start = clock.now()
+    with clock.paused(), clock.paused():  # pauses nest
+        stopped = clock.now()
+        time.sleep(0.05)
+        assert clock.now() == stopped
+    assert 0 <= clock.now() - start < 0.05

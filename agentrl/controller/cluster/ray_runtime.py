@@ -16,7 +16,7 @@ from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayT
 from agentrl.controller.cluster.rollout_pool import Incident, ProcessInfo, RolloutWorkerSpec
 from agentrl.controller.cluster.worker import RoleSpec, Worker
 from agentrl.engines import EngineLayout
-from agentrl.errors import AgentRLError, TrainingError
+from agentrl.errors import AgentRLError, TrainingError, WeightMismatchError
 from agentrl.rollouts import GroupOutcome
 from agentrl.tools import close_shared_tools
 from agentrl.training import DistSpec
@@ -249,6 +249,8 @@ class ActorCalls:
         try:
             return ray.get(ref, timeout=patience_s)
         except RayTaskError as error:
+            if isinstance(error.cause, WeightMismatchError):  # the ranks themselves are sound
+                raise error.cause from None
             self.error = (
                 error.cause
                 if isinstance(error.cause, AgentRLError)

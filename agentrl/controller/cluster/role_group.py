@@ -11,7 +11,7 @@ from agentrl.controller.cluster.episode_host import EpisodeHost
 from agentrl.controller.cluster.mesh import MeshShape
 from agentrl.controller.cluster.rollout_pool import ProcessInfo
 from agentrl.controller.cluster.worker import RoleSpec, Worker
-from agentrl.errors import TrainingError
+from agentrl.errors import TrainingError, WeightMismatchError
 from agentrl.training import DistSpec
 
 __all__ = ["LocalRoleGroup", "RoleGroup"]
@@ -116,6 +116,8 @@ class LocalRoleGroup:
                 )
             try:
                 yield
+            except WeightMismatchError:  # after the last collective: the ranks are sound
+                raise
             except BaseException as error:
                 self._error = error
                 raise

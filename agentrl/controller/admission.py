@@ -11,7 +11,8 @@ from agentrl.types import TrajectoryGroup
 __all__ = ["Admission", "RolloutState", "StaleRule"]
 
 StaleRule = Literal["drop", "mask_tokens"]
-"""What becomes of a group with tokens that are too old: it is dropped, or those of its tokens are not trained."""
+"""What becomes of a group with tokens that are too old: it is dropped, or those of its tokens are
+not trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,14 +23,16 @@ class Admission:
         batch_groups: B, groups a batch.
         group_size: siblings of a group that must come to their end.
         last_step: no more is in flight than its batch and those before it need.
-        oversample_per_group: played beside them; those that still play when the others have finished are cut off.
+        oversample_per_group: played beside them; those that still play when the others have
+            finished are cut off.
         max_staleness: η; a draw is issued while in_training + buffered + running < (η + 1)·B.
         on_stale: what becomes of groups with older tokens.
-        max_resample_ratio: at most ``max_resample_ratio·B`` draws beyond those are issued for one batch.
-        oversample: draws in flight beyond those while no batch is in training; a batch closes with the B groups that
-            finish first, and what then runs for nothing is cancelled.
-        in_draw_order: batches are closed in draw order, and draws are issued only while the loop waits for them,
-            so that nothing is in flight at a checkpoint (``run.deterministic``).
+        max_resample_ratio: at most ``max_resample_ratio·B`` draws beyond those are issued for one
+            batch.
+        oversample: draws in flight beyond those while no batch is in training; a batch closes with
+            the B groups that finish first, and what then runs for nothing is cancelled.
+        in_draw_order: batches are closed in draw order, and draws are issued only while the loop
+            waits for them, so that nothing is in flight at a checkpoint (``run.deterministic``).
     """
 
     batch_groups: int
@@ -70,7 +73,8 @@ class Admission:
         return self.max_staleness == 0 or step >= self.last_step
 
     def too_old(self, versions: list[int], served: int) -> bool:
-        """Whether a group of tokens of these versions can be trained no more, now that ``served`` is the newest."""
+        """Whether a group of tokens of these versions can be trained no more, now that ``served``
+        is the newest."""
         decisive = min if self.on_stale == "drop" else max
         return bool(versions) and decisive(versions) < served - self.max_staleness
 

@@ -1,4 +1,4 @@
-"""A batch with its partition: made once a step, used by every pass of it."""
+"""Batch plan: a batch with its partition, made once a step and used by every pass."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ Reduction = Callable[[Counts], npt.NDArray[np.float64]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MiniBatch:
-    """The samples of one optimizer step, one shard a data-parallel coordinate, with their weights."""
+    """The samples of one optimizer step, one shard a data-parallel coordinate, with their
+    weights."""
 
     shards: tuple[BatchShard, ...]
 
@@ -55,9 +56,9 @@ class PlannedBatch:
     ) -> PlannedBatch:
         """Cuts a batch (docs/training.md, Partition).
 
-        Where both micro-batch sizes are equal, a forward pass meets the very micro-batches of the update, so that
-        recomputed and current logprobs are equal to the last bit before the first step. With ``whole_groups`` siblings
-        are never in different micro-batches.
+        Where both micro-batch sizes are equal, a forward pass meets the very micro-batches of the
+        update, so that recomputed and current logprobs are equal to the last bit before the first
+        step. With ``whole_groups`` siblings are never in different micro-batches.
         """
         layout = Layout(num_ranks, micro_batch_tokens, length_scale)
         groups = batch.group[batch.trajectory]

@@ -57,7 +57,8 @@ class EvalResult:
     Args:
         name: the set's.
         when: ``before``, ``step=000010`` or ``after``.
-        sampled, greedy: accuracy over the episodes that finished; None where none did or none was asked for.
+        sampled, greedy: accuracy over the episodes that finished; None where none did or none was
+            asked for.
         num_tasks: tasks asked.
         excluded: episodes that infrastructure failed; they count in neither accuracy.
         trajectories: every episode.
@@ -96,7 +97,8 @@ class Evaluator(Protocol):
     """Evaluates the model of a stage on what was held out of training."""
 
     def evaluate(self, when: str, *, done: Collection[str] = ()) -> Iterator[Evaluation]:
-        """Evaluates one set after another with the weights as they are, but for those that are ``done``."""
+        """Evaluates one set after another with the weights as they are, but for those that are
+        ``done``."""
         ...
 
 
@@ -109,7 +111,8 @@ class RolloutEvaluator:
     Args:
         plan: what and how.
         roll_out: plays groups with the weights served now.
-        prefix: in front of the labels of stored trajectories, where several stages evaluate the same sets.
+        prefix: in front of the labels of stored trajectories, where several stages evaluate the
+            same sets.
     """
 
     def __init__(self, plan: EvalPlan, roll_out: RollOut, *, prefix: str = "") -> None:

@@ -1,4 +1,4 @@
-"""Failed episodes of a step: how many at which boundary and why, and when they are too many to go on."""
+"""Failures: counts the failed episodes of a step by boundary, and stops a run that has too many."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ __all__ = ["FailureBound", "FailureCause", "failure_causes"]
 
 @dataclass(frozen=True, slots=True)
 class FailureCause:
-    """Episodes that failed at one boundary. ``truncated(env_exception)`` counts at ``env``: one such episode is the
-    policy's doing, the same in most episodes of a batch is the environment's.
+    """Episodes that failed at one boundary. ``truncated(env_exception)`` counts at ``env``: one
+    such episode is the policy's doing, the same in most episodes of a batch is the environment's.
 
     Args:
         boundary: as in ``failed(boundary)``.
@@ -69,8 +69,8 @@ class FailureBound:
     """How many episodes of a batch may fail of one cause.
 
     Args:
-        batch_episodes: episodes of a batch. Fewer may have ended when a batch is taken; then the share is still of
-            these, so that a single failure among a few is no reason to stop.
+        batch_episodes: episodes of a batch. Fewer may have ended when a batch is taken; then the
+            share is still of these, so that a single failure among a few is no reason to stop.
         max_frac: ``rollout.max_failed_frac``.
     """
 
@@ -81,7 +81,8 @@ class FailureBound:
         """Holds the episodes that ended before a batch was taken against the bound.
 
         Raises:
-            EpisodesFailedError: more of them failed at one boundary, or every one did: going on would repeat it.
+            EpisodesFailedError: more of them failed at one boundary, or every one did: going on
+                would repeat it.
         """
         ended = [trajectory for trajectory in episodes if trajectory.status.kind != "cancelled"]
         number = max(len(ended), self.batch_episodes)

@@ -1,8 +1,9 @@
 """Ledger: records where every trajectory of a run is, in an append-only file that always balances.
 
-A row moves rollouts of one group to a state (docs/controller.md, Three records). Its keys ``draw`` and ``siblings``
-are the group's index and the rollouts' indices. A trajectory is (attempt of the run, draw, sibling). Always: issued = running + finished + buffered + taken + trained +
-failed + cancelled + dropped + rolled_back.
+A row moves rollouts of one group to a state (docs/controller.md, Three records). Its keys ``draw``
+and ``siblings`` are the group's index and the rollouts' indices. A trajectory is (attempt of the
+run, draw, sibling). Always: issued = running + finished + buffered + taken + trained + failed +
+cancelled + dropped + rolled_back.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ class Ledger:
         """A draw is given to a runner.
 
         Raises:
-            StoreError: a sibling of it was trained in an earlier attempt of this lineage and not rolled back.
+            StoreError: a sibling of it was trained in an earlier attempt of this lineage and not
+                rolled back.
         """
         with self._lock:
             again = [s for s in range(siblings) if (group_index, s) in self._trained]
@@ -124,7 +126,8 @@ class Ledger:
     def restore(self, offset: int) -> None:
         """Starts the next attempt at a checkpoint's offset.
 
-        What came later, and what was still open at it, is rolled back; what had come to its end by then stands.
+        What came later, and what was still open at it, is rolled back; what had come to its end by
+        then stands.
         """
         for key, history in self._history.items():
             state = next((state for row, state in reversed(history) if row < offset), "")

@@ -14,11 +14,12 @@ __all__ = ["train"]
 
 
 def train(run: StageRun) -> TrainState:
-    """PPO; without a critic and a reference it is GRPO, with demonstrations it is supervised fine-tuning, and with
-    preference pairs the learner is a reward model. A stage may train several learners on one batch.
+    """PPO; without a critic and a reference it is GRPO, with demonstrations it is supervised
+    fine-tuning, and with preference pairs the learner is a reward model. A stage may train several
+    learners on one batch.
 
-    The schedule alone decides what overlaps: ``next_groups`` blocks until a batch may be trained, ``publish``
-    until the engines serve the new weights.
+    The schedule alone decides what overlaps: ``next_groups`` blocks until a batch may be trained,
+    ``publish`` until the engines serve the new weights.
 
     Returns:
         The state after the last step.

@@ -15,7 +15,8 @@ __all__ = ["PairEvaluator", "PairResult", "PairSet"]
 
 @dataclass(frozen=True, slots=True)
 class PairSet:
-    """Held-out pairs under a name in metrics and the summary; the first trajectory of each group is the better."""
+    """Held-out pairs under a name in metrics and the summary; the first trajectory of each group is
+    the better."""
 
     name: str
     pairs: tuple[TrajectoryGroup, ...]

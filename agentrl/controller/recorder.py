@@ -1,4 +1,4 @@
-"""Everything that a run leaves behind: trajectories, annotations, metrics, events and the display's lines."""
+"""Recorder: writes trajectories, annotations, metrics, events and the display's lines."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class StepView(Protocol):
 
 
 class Recorder:
-    """Of one stage. The rollout service's thread calls ``record_outcome`` and ``record_failures`` too, the loop's thread everything.
+    """Of one stage. The rollout service's thread calls ``record_outcome`` and ``record_failures``
+    too, the loop's thread everything.
 
     Args:
         stage: prefix of the metrics.
@@ -100,7 +101,8 @@ class Recorder:
             )
 
     def recall(self, groups: Sequence[TrajectoryGroup]) -> None:
-        """Groups of a checkpoint that were stored and not counted: they count in the step that comes next."""
+        """Groups of a checkpoint that were stored and not counted: they count in the step that
+        comes next."""
         requests = [
             GroupRequest(group.group_index, group.task, len(group.trajectories)) for group in groups
         ]
@@ -208,7 +210,8 @@ class Recorder:
         return {name: dict(own) for name, own in self._results.items()}
 
     def record_failures(self, incidents: Sequence[Incident]) -> None:
-        """Shows what the run survived, as soon as it is known; each is an event, and counts in the next row of metrics."""
+        """Shows what the run survived, as soon as it is known; each is an event, and counts in the
+        next row of metrics."""
         for incident in incidents:
             self._view.alert(str(incident))
             self._events.log(
@@ -246,7 +249,8 @@ class Recorder:
         )
 
     def _alert(self, played: Sequence[TrajectoryGroup], step: int) -> None:
-        """Episodes that failed, or that an environment's fault cut short: how many at which boundary, and why."""
+        """Episodes that failed, or that an environment's fault cut short: how many at which
+        boundary, and why."""
         episodes = [trajectory for group in played for trajectory in group.trajectories]
         for cause in failure_causes(episodes):
             text = f"step {step}: of {len(episodes)} episodes {cause}"
@@ -325,7 +329,8 @@ def _sandboxes(outcomes: Sequence[GroupOutcome]) -> dict[str, float]:
 
 
 def _numbers(stats: Stats) -> dict[str, float]:
-    """Each statistic's mean under its name; of those whose extreme matters, the maximum beside it."""
+    """Each statistic's mean under its name; of those whose extreme matters, the maximum beside
+    it."""
     numbers = {name: stat.mean for name, stat in stats.items() if name not in _WITH_MAX}
     for name in _WITH_MAX & stats.keys():
         numbers |= {f"{name}/mean": stats[name].mean, f"{name}/max": stats[name].max}

@@ -1,4 +1,5 @@
-"""Rollout service: issues groups within the admission bound, and buffers the finished ones (docs/controller.md).
+"""Rollout service: issues groups within the admission bound, and buffers the finished ones
+(docs/controller.md).
 
 It is the one thread beside the loop.
 """
@@ -42,7 +43,8 @@ OnOutcome = Callable[[GroupOutcome], None]
 
 
 class RolloutService:
-    """``Schedule`` that keeps the pool busy within the admission's bounds, and buffers what may be trained.
+    """``Schedule`` that keeps the pool busy within the admission's bounds, and buffers what may be
+    trained.
 
     Args:
         pool: where episodes run.
@@ -52,7 +54,8 @@ class RolloutService:
         restored: the groups to go on from, and those that wait already.
         publish: gives the engines the learner's weights as a version, paused in a mode meanwhile.
         keep_group: whether a finished group may be trained on.
-        on_outcome: called with every outcome as it comes in (store, metrics), evaluation's included.
+        on_outcome: called with every outcome as it comes in (store, metrics), evaluation's
+            included.
         wait_s: deadline of one wait for a batch or an evaluation.
         pause_mode: what becomes of requests in flight at a publish.
         stop: ends the waits for a batch and for an evaluation.
@@ -157,7 +160,8 @@ class RolloutService:
         self._ledger.trained({group.group_index: _finished(group) for group in groups}, step)
 
     def publish(self, state: TrainState, *, changed: bool) -> TrainState:
-        """Version + 1 everywhere where the learner changed; the batch in training makes room for the next."""
+        """Version + 1 everywhere where the learner changed; the batch in training makes room for
+        the next."""
         if changed:
             state = state.published()
             self.before_publish(state.policy_version)
@@ -166,7 +170,8 @@ class RolloutService:
         return state
 
     def before_publish(self, version: int) -> None:
-        """``version`` is served next: what runs and could not be trained by it any more is cancelled."""
+        """``version`` is served next: what runs and could not be trained by it any more is
+        cancelled."""
         with self._changed:
             if self._admission.on_stale == "drop":
                 oldest = version - self._admission.max_staleness
@@ -221,7 +226,8 @@ class RolloutService:
         """What a checkpoint must know, at one moment; the ledger's rows up to there are durable.
 
         Args:
-            again: draws that came to their end and are to be played again all the same, unless they wait to be trained.
+            again: draws that came to their end and are to be played again all the same, unless they
+                wait to be trained.
         """
         with self._changed:
             self._asked_for_snapshot = True
@@ -237,7 +243,8 @@ class RolloutService:
         )
 
     def close(self) -> None:
-        """Ends admission and the thread; what runs is cancelled and recorded as such. A second call does nothing."""
+        """Ends admission and the thread; what runs is cancelled and recorded as such. A second call
+        does nothing."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -255,7 +262,8 @@ class RolloutService:
         self._buffer.clear()
 
     def _cancel_running(self) -> None:
-        """Ends what runs and waits until it came back, so that nothing of it meets whoever uses the pool next."""
+        """Ends what runs and waits until it came back, so that nothing of it meets whoever uses the
+        pool next."""
         self._cancel_groups(self._running.keys() - self._cancelling.keys())
         end = time.monotonic() + _CLOSE_S
         while self._running:
@@ -268,7 +276,8 @@ class RolloutService:
     def _wait(
         self, ready: Callable[[], bool], deadline_s: float, what: str, *, stoppable: bool = True
     ) -> None:
-        """Waits under the condition; a broken service raises at once, and so does a run that is asked to end."""
+        """Waits under the condition; a broken service raises at once, and so does a run that is
+        asked to end."""
         end = time.monotonic() + deadline_s
         slow = time.monotonic() + _SLOW_S
         self._changed.notify_all()
@@ -336,7 +345,8 @@ class RolloutService:
                 self._changed.notify_all()
 
     def _take_snapshot(self) -> None:
-        """Taken by the thread that collects, so that a group is either in flight or in the buffer."""
+        """Taken by the thread that collects, so that a group is either in flight or in the
+        buffer."""
         saved = self._pool.in_flight()
         self._collect(0.0)
         with self._changed:
@@ -484,7 +494,8 @@ def _resumed(saved: GroupState | None, num_rollouts: int) -> Counter[str]:
 
 
 def _with_reason(group: TrajectoryGroup, reason: str) -> TrajectoryGroup:
-    """A group that was cancelled here, with the reason; what came to its end all the same stays as it is."""
+    """A group that was cancelled here, with the reason; what came to its end all the same stays as
+    it is."""
     return replace(
         group,
         trajectories=tuple(

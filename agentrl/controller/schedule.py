@@ -25,9 +25,10 @@ class OffPolicyConfig:
     """How far rollouts may run ahead of training (docs/controller.md, Schedule).
 
     Args:
-        max_staleness: η: published versions that a trained token may lie behind; 0 is the synchronous schedule.
-        pause_mode: what becomes of requests in flight at a publish: ``drain`` lets them end first, ``retract`` and
-            ``in_place`` interrupt them, and they go on under the new version.
+        max_staleness: η: published versions that a trained token may lie behind; 0 is the
+            synchronous schedule.
+        pause_mode: what becomes of requests in flight at a publish: ``drain`` lets them end first,
+            ``retract`` and ``in_place`` interrupt them, and they go on under the new version.
         on_stale: what becomes of groups with older tokens.
     """
 
@@ -37,7 +38,8 @@ class OffPolicyConfig:
 
 
 class Schedule(Protocol):
-    """``next_groups`` blocks until a batch may be trained, ``publish`` until the engines serve the new weights."""
+    """``next_groups`` blocks until a batch may be trained, ``publish`` until the engines serve the
+    new weights."""
 
     overlap: OffPolicyConfig
 
@@ -46,7 +48,8 @@ class Schedule(Protocol):
         ...
 
     def next_groups(self, step: int) -> list[TrajectoryGroup]:
-        """The groups of the batch of ``step``; fewer than asked for, or none, where the draws for it are spent."""
+        """The groups of the batch of ``step``; fewer than asked for, or none, where the draws for
+        it are spent."""
         ...
 
     def mark_trained(self, groups: Sequence[TrajectoryGroup], step: int) -> None:
@@ -54,7 +57,8 @@ class Schedule(Protocol):
         ...
 
     def publish(self, state: TrainState, *, changed: bool) -> TrainState:
-        """Version + 1 everywhere where the actor changed; the batch in training makes room for the next."""
+        """Version + 1 everywhere where the actor changed; the batch in training makes room for the
+        next."""
         ...
 
     def evaluate(self, requests: Sequence[GroupRequest]) -> list[GroupOutcome]:
@@ -62,7 +66,8 @@ class Schedule(Protocol):
         ...
 
     def snapshot(self, again: Collection[int] = ()) -> RolloutState:
-        """What a checkpoint must know of the rollouts; ``again`` are draws to be played once more."""
+        """What a checkpoint must know of the rollouts; ``again`` are draws to be played once
+        more."""
         ...
 
     def take_counts(self) -> Mapping[str, int]:

@@ -42,7 +42,8 @@ class SequenceScores:
         )
 
     def of(self, groups: Sequence[TrajectoryGroup]) -> npt.NDArray[np.float32]:
-        """``[J]`` scores of the finished trajectories of ``groups``, in order; they may be not finite."""
+        """``[J]`` scores of the finished trajectories of ``groups``, in order; they may be not
+        finite."""
         batch = _last_sequences(groups)
         layout = Layout(
             self._model.group.mesh.dp, self._micro_batch_tokens, self._model_facts.length_scale
@@ -90,7 +91,8 @@ class RewardScorer:
     Args:
         scores: by the reward model.
         weight: of the score in the reward.
-        one_by_one: score each group in a call of its own, so that a score never depends on what came in beside it.
+        one_by_one: score each group in a call of its own, so that a score never depends on what
+            came in beside it.
     """
 
     scores: SequenceScores
@@ -98,7 +100,8 @@ class RewardScorer:
     one_by_one: bool = False
 
     def score(self, outcomes: Sequence[GroupOutcome]) -> list[GroupOutcome]:
-        """The same outcomes with scores; a trajectory that cannot be scored has failed at the boundary ``reward``.
+        """The same outcomes with scores; a trajectory that cannot be scored has failed at the
+        boundary ``reward``.
 
         Raises:
             RewardError: the reward model failed as a whole.

@@ -1,4 +1,4 @@
-"""One stage of a run, as the loop sees it: what is assembled, marked, recorded, evaluated and kept."""
+"""Stage run: assembles, trains, records, evaluates and keeps one stage for the loop."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ _PASSES: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("reference", "reference", Reference.logprobs),
     ("advantages", "actor", Actor.advantages),  # on the ranks; moments over all of them
 )
-"""Passes before the update, in order: what an algorithm declares in ``needs``, the role, and its method."""
+"""Passes before the update, in order: what an algorithm declares in ``needs``, the role, and its
+method."""
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +69,8 @@ class StageSettings:
         seed: ``run.seed``.
         failures: how many episodes of a batch may fail.
         shuffle_rewards: a control: rewards change places within the batch.
-        train_on_tool_tokens: a control: tool and template tokens after the prompt are trained as if sampled.
+        train_on_tool_tokens: a control: tool and template tokens after the prompt are trained as if
+            sampled.
     """
 
     name: str
@@ -92,8 +94,8 @@ class StageRun:
         settings: numbers.
         algorithm: what is learned.
         schedule: what overlaps.
-        learners: the roles that are trained. The first is the model that the stage is about: it is exported, its sizes
-            set the partition, and its metrics have no prefix.
+        learners: the roles that are trained. The first is the model that the stage is about: it is
+            exported, its sizes set the partition, and its metrics have no prefix.
         checkpoints: of this stage.
         evaluator: evaluates the model; None where nothing is held out.
         recorder: store, metrics and display.
@@ -161,8 +163,10 @@ class StageRun:
         """The batch of the next step, once it may be trained.
 
         Raises:
-            RunInterruptedError: the run was asked to end; a checkpoint holds the state and what was in flight.
-            EpisodesFailedError: too many of its episodes failed of one cause; the checkpoint plays them again.
+            RunInterruptedError: the run was asked to end; a checkpoint holds the state and what was
+                in flight.
+            EpisodesFailedError: too many of its episodes failed of one cause; the checkpoint plays
+                them again.
         """
         again: set[int] = set()
         try:
@@ -219,7 +223,8 @@ class StageRun:
         return batch
 
     def update(self, mini_batch: MiniBatch) -> Stats:
-        """One optimizer step of every learner; metrics of those after the first are prefixed by their names."""
+        """One optimizer step of every learner; metrics of those after the first are prefixed by
+        their names."""
         stats = self._first.update(mini_batch)
         for learner in self.learners[1:]:
             own = learner.update(mini_batch)
@@ -270,13 +275,15 @@ class StageRun:
         )
 
     def _has_signal(self, batch: PlannedBatch | None) -> bool:
-        """Whether a batch says of any episode that it was better or worse; what is imitated need not."""
+        """Whether a batch says of any episode that it was better or worse; what is imitated need
+        not."""
         if self.algorithm.learns_from != "rollouts":
             return True
         return batch is not None and bool(batch.batch.credit.any() or batch.batch.turn_credit.any())
 
     def evaluate_at_start(self, state: TrainState) -> None:
-        """Evaluates the weights that the stage starts from, or makes up for an evaluation that was interrupted."""
+        """Evaluates the weights that the stage starts from, or makes up for an evaluation that was
+        interrupted."""
         if self._evaluator is not None and self._interrupted:
             when = self._interrupted
             done = [name for name, own in self._recorder.results().items() if when in own]
@@ -307,7 +314,8 @@ class StageRun:
             raise
 
     def checkpoint_if_due(self, state: TrainState) -> None:
-        """Keeps a checkpoint every so many steps, after the last, and where the run is asked to end.
+        """Keeps a checkpoint every so many steps, after the last, and where the run is asked to
+        end.
 
         Raises:
             RunInterruptedError: it was.
@@ -322,7 +330,8 @@ class StageRun:
         self._stop.check()
 
     def _checkpoint(self, state: TrainState, again: Collection[int] = ()) -> None:
-        """Keeps a checkpoint of a state whose weights the learner has; draws of ``again`` are played once more."""
+        """Keeps a checkpoint of a state whose weights the learner has; draws of ``again`` are
+        played once more."""
         with self.timer.phase("checkpoint"):
             start = time.monotonic()
             snapshot = self.schedule.snapshot(again)
@@ -370,7 +379,8 @@ class StageRun:
         return state
 
     def _evaluate(self, when: str, state: TrainState, done: Collection[str] = ()) -> None:
-        """Evaluates the model; where the run is asked to end meanwhile, a resume makes up for the rest."""
+        """Evaluates the model; where the run is asked to end meanwhile, a resume makes up for the
+        rest."""
         assert self._evaluator is not None
         self._recorder.evaluating(when)
         self._interrupted = when

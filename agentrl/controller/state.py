@@ -1,4 +1,4 @@
-"""What the loop carries from step to step, and what a checkpoint restores."""
+"""Train state: carries the loop's progress from step to step and through checkpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ class TrainState:
 
     Args:
         step: batches trained.
-        policy_version: 0 for the weights that the stage starts from; grows with each publish of changed ones.
+        policy_version: 0 for the weights that the stage starts from; grows with each publish of
+            changed ones.
         algorithm: the algorithm's own state, JSON.
         totals: running totals that metrics go on from, such as trajectories and tokens.
     """

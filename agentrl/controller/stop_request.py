@@ -13,8 +13,8 @@ __all__ = ["StopRequest"]
 class StopRequest:
     """Set once, by a signal's handler or another thread; looked at by the loop wherever it waits.
 
-    While ``deferred`` is set the loop ends by itself at its next look; otherwise nothing could be lost yet,
-    and the caller of ``ask`` may end the run at once.
+    While ``deferred`` is set the loop ends by itself at its next look; otherwise nothing could be
+    lost yet, and the caller of ``ask`` may end the run at once.
     """
 
     def __init__(self) -> None:

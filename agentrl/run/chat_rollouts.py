@@ -1,4 +1,5 @@
-"""Chat rollouts: a rollout pool on an OpenAI-compatible server, without weights, ranks or a model folder."""
+"""Chat rollouts: a rollout pool on an OpenAI-compatible server, without weights, ranks or a model
+folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trajectories collected without training: a run directory of them, which a later call completes."""
+"""Collection: plays tasks without training into a run directory, which a later call completes."""
 
 from __future__ import annotations
 
@@ -46,10 +46,11 @@ def collect(
 ) -> list[TrajectorySummary]:
     """Plays the tasks of ``data.train`` and keeps every episode in a run directory.
 
-    Draw n is task n in the order of the data. A directory that holds a part of them already is completed: draws whose
-    episodes have not all finished are played again, from the same seeds, and of those the ones that had not finished
-    are kept. So the data set has each finished episode once, however often it was interrupted. Tasks whose prompts are
-    longer than ``data.max_prompt_tokens`` are not played.
+    Draw n is task n in the order of the data. A directory that holds a part of them already is
+    completed: draws whose episodes have not all finished are played again, from the same seeds, and
+        of those the ones that had not finished
+    are kept. So the data set has each finished episode once, however often it was interrupted.
+    Tasks whose prompts are longer than ``data.max_prompt_tokens`` are not played.
 
     Args:
         config: of one stage alone (``named_policy``).
@@ -63,7 +64,8 @@ def collect(
         The newest attempt at every episode, by draw and sibling.
 
     Raises:
-        ConfigError: there is no ``data.train``, or ``out`` holds something else, such as what other settings made.
+        ConfigError: there is no ``data.train``, or ``out`` holds something else, such as what other
+            settings made.
         DataError: the tasks cannot be read.
         EngineError: every episode failed.
     """
@@ -146,7 +148,8 @@ def _keep(
     already: int,
     incidents: Callable[[], Sequence[Incident]],
 ) -> None:
-    """Stores what comes and had not finished before, in shards; failures are told in ``events.jsonl`` too."""
+    """Stores what comes and had not finished before, in shards; failures are told in
+    ``events.jsonl`` too."""
     unsealed = 0
     events = EventLog(directory)
     try:

@@ -1,4 +1,4 @@
-"""Where the groups of a stage come from: episodes of its policy, conversations to imitate, or pairs to compare."""
+"""Schedule factory: makes a stage's schedule of episodes, demonstrations or preference pairs."""
 
 from __future__ import annotations
 
@@ -218,9 +218,11 @@ def sequence_scores(group: RoleGroup, stage: StageConfig) -> SequenceScores:
 
 
 def rollout_deadline_s(stage: StageConfig, num_episodes: int) -> float:
-    """How long a wait for groups may take: every episode's own deadline, wave after wave, with its retries.
+    """How long a wait for groups may take: every episode's own deadline, wave after wave, with its
+    retries.
 
-    A wave is what runs at one time; episodes that wait for a sandbox do not spend their own deadline meanwhile.
+    A wave is what runs at one time; episodes that wait for a sandbox do not spend their own
+    deadline meanwhile.
     """
     rollout = stage.rollout
     waves = math.ceil(

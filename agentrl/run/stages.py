@@ -1,4 +1,5 @@
-"""One stage of a run: its specs built, its parts put together, the loop run."""
+"""Stages: builds a stage's roles, rollouts and schedule from its configuration, and runs the
+loop."""
 
 from __future__ import annotations
 
@@ -101,8 +102,8 @@ class RunContext:
 
 @dataclass(frozen=True, slots=True)
 class StageOutcome:
-    """What a stage came to: where the next one's draws begin, its evaluations, its steps, and how many of those had
-    nothing to learn from."""
+    """What a stage came to: where the next one's draws begin, its evaluations, its steps, and how
+    many of those had nothing to learn from."""
 
     next_draw: int
     results: Mapping[str, Any]
@@ -187,7 +188,8 @@ def role_specs(recipe: StageRecipe, *, training: bool = True) -> dict[str, RoleS
 
     Args:
         recipe: of the stage.
-        training: otherwise episodes are only played and scored, so that no weights to train are held.
+        training: otherwise episodes are only played and scored, so that no weights to train are
+            held.
 
     Raises:
         DataError: the reward model reads other tokens than the policy writes.

@@ -1,4 +1,4 @@
-"""Training, evaluation and rollouts from Python; ``agentrl train`` is this class with a terminal."""
+"""Trainer: training, evaluation and rollouts from Python; ``agentrl train`` runs it."""
 
 from __future__ import annotations
 
@@ -94,13 +94,14 @@ class Summary:
 class Trainer:
     """Runs a configuration; live objects may take the place of references in it.
 
-    Use as a context manager, or call ``close``: workers live until then, so that ``evaluate`` and ``rollout`` after
-    ``train`` use the trained weights.
+    Use as a context manager, or call ``close``: workers live until then, so that ``evaluate`` and
+    ``rollout`` after ``train`` use the trained weights.
 
     Args:
         config: from ``load_config``.
         tools: tools on offer, instead of ``env.tools``.
-        env: an Env class, a factory ``(task) -> Env`` or an EnvSpec, instead of ``env.entry_point``.
+        env: an Env class, a factory ``(task) -> Env`` or an EnvSpec, instead of
+            ``env.entry_point``.
         reward: a reward function, several, or a Rubric, instead of ``reward.functions``.
         console: where progress is shown; None shows nothing.
     """
@@ -132,11 +133,13 @@ class Trainer:
             resume: go on with the run in ``run.dir`` from its newest checkpoint.
 
         Raises:
-            ConfigError: ``run.dir`` holds a run already and ``resume`` is not asked for; or it is, and settings
-                differ that a run keeps for good.
+            ConfigError: ``run.dir`` holds a run already and ``resume`` is not asked for; or it is,
+                and settings differ that a run keeps for good.
             MachineError: the sandbox that the configuration requires is not to be had here.
-            EpisodesFailedError: too many episodes of a batch failed of one cause (``rollout.max_failed_frac``).
-            RunInterruptedError: SIGTERM or SIGUSR1 came, in the main thread; ``resume`` goes on from the checkpoint.
+            EpisodesFailedError: too many episodes of a batch failed of one cause
+                (``rollout.max_failed_frac``).
+            RunInterruptedError: SIGTERM or SIGUSR1 came, in the main thread; ``resume`` goes on
+                from the checkpoint.
         """
         stages = self._stages(steps)
         stop = StopRequest()
@@ -168,7 +171,8 @@ class Trainer:
                     raise
 
     def evaluate(self, name: str | None = None) -> dict[str, Any]:
-        """Evaluates the policy on one held-out set or all: ``{set: {"sampled", "greedy", "num_tasks"}}``."""
+        """Evaluates the policy on one held-out set or all: ``{set: {"sampled", "greedy",
+        "num_tasks"}}``."""
         results = self.evaluate_sets(name)
         return {
             result.name: {**result.record(), "num_tasks": result.num_tasks} for result in results
@@ -178,7 +182,8 @@ class Trainer:
     def evaluate_sets(
         self, name: str | None = None, *, samples: int | None = None, greedy: bool | None = None
     ) -> list[EvalResult]:
-        """Evaluates the policy and keeps every episode; each set is played with its own settings, as in training.
+        """Evaluates the policy and keeps every episode; each set is played with its own settings,
+        as in training.
 
         Args:
             name: one of ``eval.sets``; by default all but those that are ``baseline_only``.
@@ -212,7 +217,8 @@ class Trainer:
 
     @naming_keys()
     def rollout(self, tasks: Iterable[Task], *, samples: int = 1) -> list[Trajectory]:
-        """Plays tasks with the policy as it is, ``samples`` episodes each; nothing is trained or stored."""
+        """Plays tasks with the policy as it is, ``samples`` episodes each; nothing is trained or
+        stored."""
         requests = [
             GroupRequest(group_index, task, samples, "eval", "rollout")
             for group_index, task in enumerate(tasks)
@@ -224,7 +230,8 @@ class Trainer:
         )
 
     def play(self, requests: Iterable[GroupRequest]) -> Iterator[GroupOutcome]:
-        """Plays any number of groups with the policy as it is; each comes as it ends, and nothing is kept."""
+        """Plays any number of groups with the policy as it is; each comes as it ends, and nothing
+        is kept."""
         stage = self._rollout_stage()
         in_flight = max(1, 2 * stage.rollout.max_running // stage.rollout.group_size)
         deadline_s = rollout_deadline_s(stage, in_flight * stage.rollout.group_size)
@@ -234,7 +241,8 @@ class Trainer:
         )
 
     def take_failures(self) -> list[Incident]:
-        """Rollout workers and servers that died since the last call; what was lost with them is played again."""
+        """Rollout workers and servers that died since the last call; what was lost with them is
+        played again."""
         return [] if self._session is None else self._session.rollouts.take_failures()
 
     def close(self) -> None:
@@ -336,7 +344,8 @@ class Trainer:
         return summary
 
     def _directory(self, stages: list[StageConfig], resume: bool) -> tuple[RunDirectory, list[str]]:
-        """The run directory, new or gone on with, and what changed in the settings of a resumed run."""
+        """The run directory, new or gone on with, and what changed in the settings of a resumed
+        run."""
         if not resume:
             return make_directory(
                 self.config, stages, self._rollouts(stages), self._live, self._base_dir
@@ -371,7 +380,8 @@ class Trainer:
         return Sinks(sinks, verl_names=self.config.metrics.verl_names)
 
     def _roll_out(self, requests: Sequence[GroupRequest]) -> list[GroupOutcome]:
-        """Plays groups outside of training, with the weights trained last, or those that the run starts from."""
+        """Plays groups outside of training, with the weights trained last, or those that the run
+        starts from."""
         stage = self._rollout_stage()
         deadline_s = rollout_deadline_s(stage, sum(request.group_size for request in requests))
         pool, score = self._pool(stage)

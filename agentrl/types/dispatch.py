@@ -1,4 +1,5 @@
-"""Dispatch: how a role's method is called over the ranks of a role group (docs/training.md, Dispatch)."""
+"""Dispatch: how a role's method is called over the ranks of a role group (docs/training.md,
+Dispatch)."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ class Dispatch(Enum):
     FIRST = "first"
     """Every rank (collectives allowed); rank 0 answers."""
     DATA = "data"
-    """Every rank gets its data coordinate's shard; the rank at tp = sp = 0 of each coordinate answers."""
+    """Every rank gets its data coordinate's shard; the rank at tp = sp = 0 of each coordinate
+    answers."""
 
 
 class Collect(Enum):

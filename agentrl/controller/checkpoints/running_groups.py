@@ -1,4 +1,5 @@
-"""Running groups: a checkpoint's own copy of the groups in flight, pickled as the states of their environments are."""
+"""Running groups: a checkpoint's own copy of the groups in flight, pickled as the states of their
+environments are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Stage checkpoints: a folder a step, which is a checkpoint once its manifest was renamed into place."""
+"""Stage checkpoints: a folder a step, which is a checkpoint once its manifest was renamed into
+place."""
 
 from __future__ import annotations
 
@@ -51,8 +52,8 @@ class Manifest:
 
 
 class Checkpoints:
-    """The checkpoints of one stage, in ``<folder>/step=000100/``; a later one of the same step, with more of its
-    rollouts done, lies in ``step=000100.001/`` and supersedes it.
+    """The checkpoints of one stage, in ``<folder>/step=000100/``; a later one of the same step,
+    with more of its rollouts done, lies in ``step=000100.001/`` and supersedes it.
 
     Args:
         folder: the stage's folder.
@@ -64,7 +65,8 @@ class Checkpoints:
         self._keep_last = keep_last
 
     def begin(self, step: int) -> Path:
-        """An empty folder for the tensors of ``step``; what an interrupted attempt left there is removed.
+        """An empty folder for the tensors of ``step``; what an interrupted attempt left there is
+        removed.
 
         A checkpoint of that step which stands is never touched before the new one exists.
         """
@@ -83,7 +85,8 @@ class Checkpoints:
             shutil.rmtree(folder, ignore_errors=True)
 
     def commit(self, folder: Path, manifest: Manifest) -> None:
-        """Makes the checkpoint exist, then deletes those that are no longer kept, and what was never one."""
+        """Makes the checkpoint exist, then deletes those that are no longer kept, and what was
+        never one."""
         rollouts = manifest.rollouts
         if rollouts.groups:
             write_groups(folder / _GROUPS, rollouts.groups)
@@ -112,7 +115,8 @@ class Checkpoints:
         """The newest checkpoint; folders without a manifest never were one.
 
         Raises:
-            DataError: its manifest cannot be read, or a file that it names is missing or has another size.
+            DataError: its manifest cannot be read, or a file that it names is missing or has
+                another size.
         """
         complete = self._complete()
         if not complete:

@@ -1,4 +1,5 @@
-"""Waiting groups: a checkpoint's own copy of the groups that wait to be trained, as a shard of trajectories."""
+"""Waiting groups: a checkpoint's own copy of the groups that wait to be trained, as a shard of
+trajectories."""
 
 from __future__ import annotations
 

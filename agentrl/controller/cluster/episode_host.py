@@ -31,7 +31,8 @@ __all__ = ["EpisodeHost"]
 class EpisodeHost:
     """``RolloutPool`` of one engine, with its episodes beside it in a thread of their own.
 
-    ``setup`` and ``close`` are called while no other call runs. The other methods may be called from any thread.
+    ``setup`` and ``close`` are called while no other call runs. The other methods may be called
+    from any thread.
 
     Args:
         name: of the episodes' thread.

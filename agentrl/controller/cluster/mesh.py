@@ -13,7 +13,8 @@ __all__ = ["MeshShape"]
 
 @dataclass(frozen=True, slots=True)
 class MeshShape:
-    """Ranks along each dimension; ``rank = (d · sp + s) · tp + t``, so that tensor-parallel ranks are neighbours.
+    """Ranks along each dimension; ``rank = (d · sp + s) · tp + t``, so that tensor-parallel ranks
+    are neighbours.
 
     Args:
         dp: data coordinates; each has a shard of a batch.
@@ -37,7 +38,8 @@ class MeshShape:
     def arguments(
         self, shards: Sequence[Any] | None, args: tuple[Any, ...]
     ) -> list[tuple[Any, ...]]:
-        """What each rank is called with: its coordinate's shard first, where there are shards, then ``args``.
+        """What each rank is called with: its coordinate's shard first, where there are shards, then
+        ``args``.
 
         Raises:
             TrainingError: there is not one shard for each data coordinate.
@@ -52,5 +54,6 @@ class MeshShape:
         return [(shards[self.data_coordinate(rank)], *args) for rank in range(self.size)]
 
     def answers(self, by_rank: Sequence[Any], *, sharded: bool) -> list[Any]:
-        """The answers of a call: with shards those of the ranks at tp = sp = 0 by coordinate, otherwise all by rank."""
+        """The answers of a call: with shards those of the ranks at tp = sp = 0 by coordinate,
+        otherwise all by rank."""
         return list(by_rank[:: self.tp * self.sp] if sharded else by_rank)

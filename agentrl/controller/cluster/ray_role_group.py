@@ -27,8 +27,9 @@ _KEEP_FREED_MEMORY = {
     "MALLOC_TRIM_THRESHOLD_": str(2**40),
     "MALLOC_ARENA_MAX": "1",  # only the main arena grows and keeps as it is told
 }
-"""glibc gives large blocks back to the kernel, which then clears every page of the next activation again. That is a
-tenth of a small model's update on a CPU. A variable that the environment already sets is kept."""
+"""glibc gives large blocks back to the kernel, which then clears every page of the next activation
+again. That is a tenth of a small model's update on a CPU. A variable that the environment already
+sets is kept."""
 
 
 class RayRoleGroup:
@@ -97,7 +98,8 @@ class RayRoleGroup:
         return self.mesh.answers(answers, sharded=shards is not None)
 
     def call_stored(self, target: str, method: str, args: tuple[Any, ...]) -> Any:
-        """Calls a method on every rank; rank 0's answer stays in Ray's object store, and its reference is returned."""
+        """Calls a method on every rank; rank 0's answer stays in Ray's object store, and its
+        reference is returned."""
         with self._ordering:
             refs = [
                 rank.call_stored.options(num_returns=2).remote(target, method, *args)
@@ -126,7 +128,8 @@ class RayRoleGroup:
 
 
 class ObjectStoreSync:
-    """``WeightSync`` from rank 0 through Ray's object store to engines on any machine; the driver sees references.
+    """``WeightSync`` from rank 0 through Ray's object store to engines on any machine; the driver
+    sees references.
 
     Args:
         group: the learner's ranks.

@@ -1,8 +1,11 @@
-"""Ray rollout pool: routes groups to episode hosts in Ray actors, and replaces the workers that die.
+"""Ray rollout pool: routes groups to episode hosts in Ray actors, and replaces the workers that
+die.
 
 Invariants:
-- A group goes to worker ``group_index mod workers`` while that one plays, otherwise to another that does.
-- What a dead or silent worker played is played again by others, as the next attempt. A cancelled group is not.
+- A group goes to worker ``group_index mod workers`` while that one plays, otherwise to another that
+does.
+- What a dead or silent worker played is played again by others, as the next attempt. A cancelled
+group is not.
 - A replacement plays once it serves the weights that were published last.
 """
 
@@ -50,7 +53,8 @@ class _Place:
     """A worker's place; another actor takes it after a death.
 
     Attributes:
-        starting: answers to come before it plays: of its setup, and of the weights that it was given since.
+        starting: answers to come before it plays: of its setup, and of the weights that it was
+            given since.
         poll: the call of ``poll`` that is under way.
         due: when the poll should have come back (``time.monotonic``).
         groups: what it plays.
@@ -80,7 +84,8 @@ def rollout_workers(
         threads: torch and OpenMP threads of each.
         resources: that each asks of Ray, beside a CPU.
         max_restarts: workers that may die between two updates; the next death ends the run.
-        answer_s: seconds in which a worker answers a call that costs it no work; a silent one is replaced too.
+        answer_s: seconds in which a worker answers a call that costs it no work; a silent one is
+            replaced too.
         call_timeout_s: deadline of one call.
     """
     actor = rollout_actor.options(
@@ -110,9 +115,11 @@ class RayRolloutPool:
     Args:
         actors: of workers, one a place.
         calls: waits for them.
-        start: a new actor for a place. None for ranks: they belong to their role group, and none is replaced.
+        start: a new actor for a place. None for ranks: they belong to their role group, and none is
+            replaced.
         max_restarts: deaths between two updates after which the next one ends the run.
-        answer_s: seconds in which a worker answers a call that costs it no work. None is the deadline of any call.
+        answer_s: seconds in which a worker answers a call that costs it no work. None is the
+            deadline of any call.
     """
 
     def __init__(
@@ -296,7 +303,8 @@ class RayRolloutPool:
                     self._accept(place, outcomes)
 
     def _lose_silent(self) -> None:
-        """Replaces workers whose poll does not come back: they hang, or their machine cannot be reached."""
+        """Replaces workers whose poll does not come back: they hang, or their machine cannot be
+        reached."""
         for place in self._playing():
             if place.poll is None or time.monotonic() <= place.due:
                 continue
@@ -339,7 +347,8 @@ class RayRolloutPool:
 
     @contextmanager
     def _losing(self, place: _Place, actor: Any) -> Iterator[None]:
-        """Where the worker of ``place`` turns out to be dead, it is replaced, and the caller goes on."""
+        """Where the worker of ``place`` turns out to be dead, it is replaced, and the caller goes
+        on."""
         try:
             yield
         except ActorLostError as lost:

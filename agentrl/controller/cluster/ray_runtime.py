@@ -1,4 +1,5 @@
-"""Ray runtime: the cluster, the actor that hosts a worker, and calls of such actors with deadlines and named deaths."""
+"""Ray runtime: the cluster, the actor that hosts a worker, and calls of such actors with deadlines
+and named deaths."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 Collected: TypeAlias = tuple[list[GroupOutcome], list[Incident]]
-"""What an actor that hosts episodes returns: groups that ended, and failures that its engine survived."""
+"""What an actor that hosts episodes returns: groups that ended, and failures that its engine
+survived."""
 
 _POLL_S = 1.0
 _SLOW_S = 60.0
@@ -81,8 +83,8 @@ def thread_env(threads: int) -> dict[str, str]:
 class _RayWorker:
     """A Worker behind Ray.
 
-    Ray runs calls of the default group one at a time, in the order of the driver's calls: setup, training, updates.
-    Calls in the group ``episodes`` run beside them, in threads of their own.
+    Ray runs calls of the default group one at a time, in the order of the driver's calls: setup,
+    training, updates. Calls in the group ``episodes`` run beside them, in threads of their own.
     """
 
     def __init__(self) -> None:
@@ -118,7 +120,8 @@ class _RayWorker:
         return self._hosted.call(target, method, *args)
 
     def call_stored(self, target: str, method: str, *args: Any) -> tuple[None, Any]:
-        """Two objects, so that the driver can wait for the first and leave the answer where it is."""
+        """Two objects, so that the driver can wait for the first and leave the answer where it
+        is."""
         return None, self._hosted.call(target, method, *args)
 
     @ray.method(concurrency_group="episodes")
@@ -169,7 +172,8 @@ class ActorCalls:
     Args:
         timeout_s: deadline of one call.
         name: what an actor is called, by its place.
-        failure: an error about an actor, from a message, its place, and a traceback where there is one.
+        failure: an error about an actor, from a message, its place, and a traceback where there is
+            one.
     """
 
     def __init__(
@@ -239,7 +243,8 @@ class ActorCalls:
         return error
 
     def ask(self, ref: Any, what: str, place: int, timeout_s: float | None = None) -> Any:
-        """One answer of an actor that others may stand in for; within ``timeout_s``, by default the group's own.
+        """One answer of an actor that others may stand in for; within ``timeout_s``, by default the
+        group's own.
 
         Raises:
             AgentRLError: what the actor raised; the group is poisoned.

@@ -45,7 +45,8 @@ class RoleGroup(Protocol):
         Args:
             target: a role's name, ``rollouts`` for the rank's episode host, or ``weights``.
             method: of the target.
-            shards: one for each data coordinate; every rank of the coordinate gets it as its first argument.
+            shards: one for each data coordinate; every rank of the coordinate gets it as its first
+                argument.
             args: the same for all ranks.
 
         Returns:

@@ -38,10 +38,12 @@ class RoleHandle(Generic[R]):
 
         Args:
             method: the role class's own function, marked with ``@register``.
-            args: for ``DATA`` the shards by coordinate, then arguments for all; otherwise arguments for all.
+            args: for ``DATA`` the shards by coordinate, then arguments for all; otherwise arguments
+                for all.
 
         Returns:
-            For FIRST the answer of rank 0; for DATA a list by data coordinate, or statistics merged.
+            For FIRST the answer of rank 0; for DATA a list by data coordinate, or statistics
+            merged.
         """
         mark = registration(method)
         name = method.__name__

@@ -68,12 +68,14 @@ class WorkerFailure:
 
 
 Incident: TypeAlias = WorkerFailure | EngineNotice
-"""What the run goes on after, and a person should know: each has ``event``, ``counts`` and a text."""
+"""What the run goes on after, and a person should know: each has ``event``, ``counts`` and a
+text."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessInfo:
-    """Where a process of the cluster runs; ``rank`` or ``rollout_worker`` is its number in its group."""
+    """Where a process of the cluster runs; ``rank`` or ``rollout_worker`` is its number in its
+    group."""
 
     host: str
     pid: int
@@ -102,8 +104,8 @@ WeightSource: TypeAlias = Any
 class RolloutPool(Protocol):
     """Where episodes are played. All rollouts of a group run in one runner, which the pool chooses.
 
-    A pool needs no role group. ``collect`` and ``in_flight`` are called by one thread, the collector's; ``setup`` and
-    ``close`` while no other call runs; the rest from any thread.
+    A pool needs no role group. ``collect`` and ``in_flight`` are called by one thread, the
+    collector's; ``setup`` and ``close`` while no other call runs; the rest from any thread.
     """
 
     def setup(self, spec: RolloutWorkerSpec | None) -> None:
@@ -139,7 +141,8 @@ class RolloutPool(Protocol):
         ...
 
     def update(self, weights: WeightSource, version: int, mode: PauseMode) -> list[WeightsReport]:
-        """Every engine serves the weights as ``version`` when this returns; late joiners get them too."""
+        """Every engine serves the weights as ``version`` when this returns; late joiners get them
+        too."""
         ...
 
     def describe(self) -> list[ProcessInfo]:
@@ -158,7 +161,8 @@ def collect_groups(
     *,
     score: Score = unscored,
 ) -> list[GroupOutcome]:
-    """Submits groups and waits for all of them, where no rollout service runs; in order of their indices.
+    """Submits groups and waits for all of them, where no rollout service runs; in order of their
+    indices.
 
     Raises:
         EngineError: not all came within ``deadline_s``.
@@ -185,7 +189,8 @@ def stream_groups(
     deadline_s: float,
     score: Score = unscored,
 ) -> Iterator[GroupOutcome]:
-    """Plays any number of groups, a bounded number at a time; each comes as it ends, where no rollout service runs.
+    """Plays any number of groups, a bounded number at a time; each comes as it ends, where no
+    rollout service runs.
 
     Args:
         pool: where they are played.
@@ -217,7 +222,8 @@ def stream_groups(
 
 
 def _collect(pool: RolloutPool, awaited: set[GroupKey], score: Score) -> list[GroupOutcome]:
-    """Awaited groups that ended; groups that an earlier user of the pool gave up may come in too, and are left out."""
+    """Awaited groups that ended; groups that an earlier user of the pool gave up may come in too,
+    and are left out."""
     found = [o for o in pool.collect(1.0) if group_key(o.request) in awaited]
     awaited.difference_update(group_key(outcome.request) for outcome in found)
     return list(score(found)) if found else found

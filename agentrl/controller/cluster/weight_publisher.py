@@ -23,7 +23,8 @@ class WeightSync(Protocol):
     def publish(
         self, learner: RoleHandle[LearningRole], pool: RolloutPool, version: int, mode: PauseMode
     ) -> list[WeightsReport]:
-        """Every engine of ``pool``, paused by ``mode`` meanwhile, serves the learner's weights when this returns.
+        """Every engine of ``pool``, paused by ``mode`` meanwhile, serves the learner's weights when
+        this returns.
 
         Returns:
             A report for each engine.
@@ -35,7 +36,8 @@ class WeightSync(Protocol):
 
 
 class ColocatedSync:
-    """Into the engine beside each rank, by one collective call; ranks without an engine help to gather."""
+    """Into the engine beside each rank, by one collective call; ranks without an engine help to
+    gather."""
 
     def publish(
         self, learner: RoleHandle[LearningRole], pool: RolloutPool, version: int, mode: PauseMode

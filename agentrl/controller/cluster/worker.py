@@ -66,7 +66,8 @@ class Worker:
             self._roles[name] = spec.build(self._place)
 
     def call(self, target: str, method: str, *args: Any) -> Any:
-        """Runs a method of a role, of the episode host (``rollouts``) or of the weights (``weights``).
+        """Runs a method of a role, of the episode host (``rollouts``) or of the weights
+        (``weights``).
 
         Raises:
             ConfigError: this stage has not built the role.
@@ -113,14 +114,16 @@ class Worker:
 
 
 class _RankWeights:
-    """Weights of a rank's roles on their way to engines; every method is collective, since weights are sharded."""
+    """Weights of a rank's roles on their way to engines; every method is collective, since weights
+    are sharded."""
 
     def __init__(self, roles: Mapping[str, object], rollouts: EpisodeHost) -> None:
         self._roles = roles
         self._rollouts = rollouts
 
     def publish(self, role: str, version: int, mode: PauseMode) -> WeightsReport | None:
-        """Gives the engine of this rank, paused by ``mode``, the role's weights; None without an engine here."""
+        """Gives the engine of this rank, paused by ``mode``, the role's weights; None without an
+        engine here."""
         with self._rollouts.clock_paused():
             return publish_in_process(self._policy(role), self._rollouts.engine, version, mode)
 

@@ -1,4 +1,5 @@
-"""Run processes: the role group, the rollout pool and Ray, as a configuration asks for them, and their end."""
+"""Run processes: the role group, the rollout pool and Ray, as a configuration asks for them, and
+their end."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ class RunProcesses:
 
     Attributes:
         roles: the ranks that train and score.
-        rollouts: where episodes are played: beside the ranks, or with ``rollout.num_workers`` apart from them.
+        rollouts: where episodes are played: beside the ranks, or with ``rollout.num_workers`` apart
+            from them.
         sync: how weights get from the ones to the others.
 
     Args:
@@ -94,7 +96,8 @@ def _check_inline(ranks: int, workers: int) -> None:
 
 
 def close_after(error: BaseException, close: Callable[[], None], what: str) -> None:
-    """Closes what a failed run started; a failure of that is a note of the error that came first."""
+    """Closes what a failed run started; a failure of that is a note of the error that came
+    first."""
     try:
         close()
     except AgentRLError as second:

@@ -1,7 +1,8 @@
-"""Role checkpoint: weights, optimizer state and step of a role on disk, sharded and exact to the last bit.
+"""Role checkpoint: weights, optimizer state and step of a role on disk, sharded and exact to the
+last bit.
 
-``torch.distributed.checkpoint`` writes the shards; ``files.json`` is written last, by rename, with the size and hash
-of each file, so that a corrupt checkpoint is refused by name.
+``torch.distributed.checkpoint`` writes the shards; ``files.json`` is written last, by rename, with
+the size and hash of each file, so that a corrupt checkpoint is refused by name.
 """
 
 from __future__ import annotations
@@ -78,13 +79,15 @@ def save_checkpoint(
 def load_checkpoint(
     folder: Path, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
 ) -> int:
-    """Read a checkpoint into ``model`` and ``optimizers``; every rank calls it. Another world size is fine.
+    """Read a checkpoint into ``model`` and ``optimizers``; every rank calls it. Another world size
+    is fine.
 
     Returns:
         The optimizer steps taken.
 
     Raises:
-        StoreError: the checkpoint is corrupt (the message names the file), or belongs to another model or optimizer.
+        StoreError: the checkpoint is corrupt (the message names the file), or belongs to another
+            model or optimizer.
         TrainingError: weights are gathered.
     """
     _check_whole(folder)

@@ -68,7 +68,8 @@ class ActorSpec:
 
 
 class Actor(LearningRole):
-    """One rank of the policy. ``process_group.join`` comes first; every method is called on all ranks alike.
+    """One rank of the policy. ``process_group.join`` comes first; every method is called on all
+    ranks alike.
 
     Args:
         spec: what to build.
@@ -119,11 +120,12 @@ class Actor(LearningRole):
 
     @register(Dispatch.DATA, collect=Collect.STATS)
     def update(self, shard: BatchShard) -> Stats:
-        """One optimizer step on a mini-batch: L = Σ_t w_s(t) · (c_t · ℓ_t + β · k_t) over all ranks' trained tokens.
+        """One optimizer step on a mini-batch: L = Σ_t w_s(t) · (c_t · ℓ_t + β · k_t) over all
+        ranks' trained tokens.
 
         Returns:
-            This rank's statistics, to be merged over ranks. A mini-batch without trained tokens takes no step and
-            counts in ``optim/skipped``.
+            This rank's statistics, to be merged over ranks. A mini-batch without trained tokens
+            takes no step and counts in ``optim/skipped``.
 
         Raises:
             ValueError: the shard has no sample weights, or lacks a column that the algorithm needs.
@@ -145,7 +147,8 @@ class Actor(LearningRole):
         return Stats(stats.result()) + once
 
     def weights(self, dtype: DType | None = None) -> Iterator[tuple[str, Tensor]]:
-        """``(Hugging Face name, whole tensor)``, one at a time, by every rank to its end; see ``full_weights``.
+        """``(Hugging Face name, whole tensor)``, one at a time, by every rank to its end; see
+        ``full_weights``.
 
         Args:
             dtype: as served; None is the spec's own.
@@ -196,7 +199,8 @@ class Actor(LearningRole):
         return torch.stack([loss, surrogate, kl]).detach()
 
     def _add_losses(self, losses: Tensor, stats: StatSum) -> None:
-        """The loss of the mini-batch, and with a reference its parts; each counts once over all ranks."""
+        """The loss of the mini-batch, and with a reference its parts; each counts once over all
+        ranks."""
         names = ["policy/loss"]
         if self.spec.algorithm.needs.reference:
             names += ["policy/pg_loss", "policy/kl_loss"]

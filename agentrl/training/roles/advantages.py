@@ -1,4 +1,4 @@
-"""Advantages of a shard, and their moments over every rank."""
+"""Advantages: spreads credit over a shard's tokens, with moments over every rank."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def shard_advantages(
 ) -> npt.NDArray[np.float32]:
     """``[T]`` float32 advantages of a shard's tokens, zeros off the mask.
 
-    Where the algorithm normalises, all ranks take part: the moments are (n, Σ, Σ²) in float64 over the trained
-    tokens of the whole batch.
+    Where the algorithm normalises, all ranks take part: the moments are (n, Σ, Σ²) in float64 over
+    the trained tokens of the whole batch.
 
     Raises:
         ValueError: an advantage of a trained token is not finite.

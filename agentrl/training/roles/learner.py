@@ -1,4 +1,5 @@
-"""How a role's gradients become an optimizer step, and how model and optimizer are kept together."""
+"""Learner: turns a role's gradients into optimizer steps, and keeps model and optimizer
+together."""
 
 from __future__ import annotations
 
@@ -129,5 +130,6 @@ class LearningRole:
 
     @register(Dispatch.FIRST)
     def export(self, folder: str | Path) -> None:
-        """Write a Hugging Face folder that transformers' own class loads, tokenizer included; see ``export_model``."""
+        """Write a Hugging Face folder that transformers' own class loads, tokenizer included; see
+        ``export_model``."""
         export_model(self.learner.model, self.folder, Path(folder), self.dtype)

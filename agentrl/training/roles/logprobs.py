@@ -17,7 +17,8 @@ __all__ = ["trained_logprobs"]
 def trained_logprobs(
     model: PolicyModel, shard: BatchShard, device: torch.device
 ) -> npt.NDArray[np.float32]:
-    """``[T]`` float32 logprobs in the shard's order, at each sample's temperature; zeros off the mask.
+    """``[T]`` float32 logprobs in the shard's order, at each sample's temperature; zeros off the
+    mask.
 
     Every rank takes part with equally many micro-batches.
     """

@@ -86,7 +86,8 @@ class RewardLearnerSpec:
 
 
 class RewardModel:
-    """One rank of a reward model. ``process_group.join`` comes first; every method is called on all ranks alike.
+    """One rank of a reward model. ``process_group.join`` comes first; every method is called on all
+    ranks alike.
 
     Args:
         spec: what to build.
@@ -129,7 +130,8 @@ class RewardModel:
 
     @register(Dispatch.DATA)
     def scores(self, shard: BatchShard) -> npt.NDArray[np.float32]:
-        """``[S]`` float32 scores of the shard's samples, read at their last tokens; they may be not finite."""
+        """``[S]`` float32 scores of the shard's samples, read at their last tokens; they may be not
+        finite."""
         found = np.zeros(shard.batch.num_samples, dtype=np.float32)
         with without_gradients(self.model):
             for packed in micro_batches(

@@ -1,4 +1,4 @@
-"""Statistics of an update, summed over micro-batches where they are, and made numbers once at its end."""
+"""Update statistics: sums over micro-batches on the device, read once at the update's end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class StatSum:
     def add(
         self, name: str, total: Tensor, count: int, extremes: tuple[Tensor, Tensor] | None = None
     ) -> None:
-        """Add a detached sum over ``count`` observations, and their least and greatest where known."""
+        """Add a detached sum over ``count`` observations, and their least and greatest where
+        known."""
         entry = self._entries.get(name)
         if entry is None:
             self._entries[name] = _Entry(total.double(), count, extremes)

@@ -146,7 +146,7 @@ def _unanswered(action: Action, result: StepResult, *, ended: bool) -> list[Find
     for call_id, kind in written.items():
         what = f"{kind} {call_id!r}"
         if not ended and call_id not in answered:
-            detail = f"step: the {what} got no tool message; answer it with what to mend, or use ToolExecutor"
+            detail = f"step: the {what} got no tool message; answer it with what to correct, or use ToolExecutor"
             findings.append(Finding("calls-answered", detail))
         if call_id not in recorded:
             detail = (

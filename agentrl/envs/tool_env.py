@@ -48,7 +48,7 @@ class ToolEnv(Env):
     """Answers calls until the assistant makes none; that message is its answer, and the episode is
     terminated.
 
-    A malformed call is answered like any other, by a tool message that says what to mend, and does
+    A malformed call is answered like any other, by a tool message that says what to correct, and does
     not end the episode. A completion that was cut by its length before one call was complete ends
     it as truncated.
 

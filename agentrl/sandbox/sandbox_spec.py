@@ -259,7 +259,7 @@ class SandboxSpec(Section):
             return (
                 "one of them is enough"
                 if broken
-                else "mend one of them, or require less by SandboxSpec.require"
+                else "fix one of them, or require less by SandboxSpec.require"
             )
         others = "set SandboxSpec.backend=auto, which tries all others"
         return f"or {others}" if broken else f"{others}, or require less by SandboxSpec.require"

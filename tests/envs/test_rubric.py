@@ -149,3 +149,11 @@ def test_exact_answer_needs_an_answer(answer: Any) -> None:
 
 def test_the_stated_answer_is_the_last_one() -> None:
     assert stated_answer("answer: 1\nSo the answer is 2") == "2"
+
+
+async def test_a_bool_is_a_number_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    rubric = Rubric([correct])
+    for _ in range(2):
+        await rubric.score(view("3"))
+    (record,) = caplog.records
+    assert (vars(record)["event"], vars(record)["reward"]) == ("reward_is_bool", "correct")

@@ -17,6 +17,7 @@ import pytest
 
 from agentrl.errors import SandboxError
 from agentrl.sandbox import BackendReport, Limits, SandboxSpec
+from agentrl.sandbox.forkserver import hosts
 from agentrl.sandbox.forkserver.launcher import FOLDER_PREFIX
 from agentrl.sandbox.forkserver.server import ForkServer, HostSettings
 from agentrl.sandbox.forkserver.slot_sandbox import ForkedSandbox
@@ -96,7 +97,9 @@ def test_a_host_that_was_stopped_when_its_owner_died_is_ended_with_its_sandboxes
     assert not run.base.exists()
 
 
-def test_a_folder_whose_owner_and_host_are_dead_is_removed(landlock: BackendReport) -> None:
+def test_a_folder_whose_owner_and_host_are_dead_is_removed_and_logged(
+    landlock: BackendReport, caplog: pytest.LogCaptureFixture
+) -> None:
     with running() as run:
         assert wait_until(lambda: bool(slots_of(run.host)))
         everyone = [run.owner.pid, run.host, *slots_of(run.host)]
@@ -106,8 +109,9 @@ def test_a_folder_whose_owner_and_host_are_dead_is_removed(landlock: BackendRepo
             os.kill(pid, signal.SIGKILL)
         run.owner.wait()
         assert run.base.exists()
-        removed = remove_orphans()
-    assert any(f"folder {run.base} of owner {run.owner.pid}-" in line for line in removed)
+        hosts.remove_orphans_and_say()
+    said = [r.getMessage() for r in caplog.records if vars(r)["event"] == "sandbox_orphan_removed"]
+    assert any(f"folder {run.base} of owner {run.owner.pid}-" in line for line in said)
     assert not run.base.exists()
 
 

@@ -144,13 +144,14 @@ async def test_a_sandbox_that_does_not_start_in_time_is_a_retryable_failure_that
 
 
 async def test_a_sandbox_that_is_kept_too_long_is_ended_and_its_place_goes_on(
-    spec: SandboxSpec,
+    spec: SandboxSpec, caplog: pytest.LogCaptureFixture
 ) -> None:
     pool = SandboxPool(spec.replace(max_lifetime_s=0.2), max_running=1)
     forgotten = await pool.acquire()
     async with asyncio.timeout(30):
         await pool.release(await pool.acquire())
     assert pool.counts().overdue == 1
+    assert "sandbox_overdue" in [vars(record).get("event") for record in caplog.records]
     with pytest.raises(SandboxError):
         await forgotten.run("print(1)")
     await pool.release(forgotten)

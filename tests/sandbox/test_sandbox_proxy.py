@@ -178,6 +178,12 @@ def test_a_place_is_logged_once_however_often_it_is_asked_for(
     assert [record.getMessage() for record in caplog.records] == [
         "a sandbox asked for CONNECT b:443: refused"
     ]
+    fields = vars(caplog.records[0])
+    assert (fields["event"], fields["host"], fields["outcome"]) == (
+        "sandbox_host_asked",
+        "b:443",
+        "refused",
+    )
 
 
 @pytest.mark.parametrize(

@@ -243,3 +243,10 @@ def test_a_resolved_spec_names_the_backend_that_was_chosen(landlock: BackendRepo
     resolved = spec.resolved()
     assert resolved.backend == spec.check().backend != "auto"
     assert resolved.resolved() == resolved
+
+
+def test_a_probed_backend_leaves_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "agentrl.sandbox"):
+        backends.report_on("unsafe", object(), proxied=False)
+    (record,) = caplog.records
+    assert (vars(record)["event"], vars(record)["backend"]) == ("sandbox_probed", "unsafe")

@@ -62,14 +62,17 @@ def close_servers() -> None:
         server.close()
 
 
-@functools.cache
-def _remove_orphans_once() -> None:
+def remove_orphans_and_say() -> None:
+    """Remove what dead processes left on this machine, with a line of the log for each."""
     for removed in remove_orphans():
         logger.warning(
             "removed what a dead process left: %s",
             removed,
             extra={"event": "sandbox_orphan_removed"},
         )
+
+
+_remove_orphans_once = functools.cache(remove_orphans_and_say)
 
 
 def _end_retired() -> None:

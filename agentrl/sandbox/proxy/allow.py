@@ -101,7 +101,7 @@ def _parse(entry: str) -> _Entry:
         )
     if address is not None and not is_public(address) and port is None:
         raise ConfigError(
-            f"NetworkSpec.allow: {entry!r} is an address of one's own network; add its port"
+            f"NetworkSpec.allow: {entry!r} is an address of a private network; add its port"
         )
     return _Entry(name, below, port)
 

@@ -192,7 +192,12 @@ class ProxyServer:
             if len(self.counts) >= self._max_places:
                 key = _OTHERS, outcome
             else:
-                logger.info("a sandbox asked for %s %s: %s", request.method, *key)
+                logger.info(
+                    "a sandbox asked for %s %s: %s",
+                    request.method,
+                    *key,
+                    extra={"event": "sandbox_host_asked", "host": key[0], "outcome": outcome},
+                )
         self.counts[key] += 1
 
 

@@ -6,13 +6,13 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any, TypeAlias
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from agentrl.agent_server.api.answer import Answer
 from agentrl.agent_server.api.api_error import ApiError, bad_request
 from agentrl.agent_server.api.chat_answer import ChatAnswer
 from agentrl.agent_server.api.chat_request import parse_request
@@ -29,6 +29,7 @@ __all__ = ["make_app"]
 _NO_EPISODE = ("none", "empty")
 """API keys of a request without an episode, since OpenAI's clients need some key."""
 
+Answer: TypeAlias = ChatAnswer | ResponseAnswer
 _ParseAnswer: TypeAlias = Callable[[Any, ResponseThreads], Answer]
 """A request's JSON object and the known responses to the answer that is to be written."""
 
@@ -46,8 +47,8 @@ def make_app(registry: EpisodeRegistry) -> FastAPI:
     async def health() -> dict[str, Any]:
         return {
             "status": "ok",
-            "policy_version": registry.info().policy_version,
-            "episodes": registry.num_episodes,
+            "policy_version": registry.engine.info().policy_version,
+            "episodes": len(registry.episodes),
         }
 
     _add_model_routes(app, registry)
@@ -64,7 +65,7 @@ def _add_model_routes(app: FastAPI, registry: EpisodeRegistry) -> None:
     @app.get("/v1/models")
     @app.get("/episodes/{episode_id}/v1/models")
     async def models() -> dict[str, Any]:
-        return {"object": "list", "data": [described(registry.info().model)]}
+        return {"object": "list", "data": [described(registry.engine.info().model)]}
 
     @app.get("/v1/models/{name:path}")
     @app.get("/episodes/{episode_id}/v1/models/{name:path}")
@@ -121,10 +122,9 @@ def _response_answer(body: Any, threads: ResponseThreads) -> Answer:
 
 
 def _found(registry: EpisodeRegistry, episode_id: str, status: int = 404) -> ServedEpisode:
-    episode = registry.find(episode_id)
-    if episode is not None:
-        return episode
-    how = registry.how_ended(episode_id)
+    if episode_id in registry.episodes:
+        return registry.episodes[episode_id]
+    how = registry.ended.get(episode_id)
     if how is not None:
         raise ApiError(410, "episode_over", f"episode {episode_id!r} has ended: {how}")
     raise ApiError(
@@ -150,12 +150,13 @@ async def _complete(
 ) -> Response:
     threads = ResponseThreads() if episode is None else episode.threads
     answer = parse(await _json(request), threads)
-    stream = StreamWriter(answer.chat)
+    stream = StreamWriter(answer.chat, partial(_disconnected, request))
     complete = registry.complete_standalone if episode is None else episode.complete
 
     async def generate() -> TurnResult:
-        turn = await complete(answer.chat, _disconnected(request), stream)
-        answer.record(threads, turn)
+        turn = await complete(stream)
+        if isinstance(answer, ResponseAnswer):
+            answer.record(threads, turn)
         return turn
 
     generating = asyncio.create_task(generate())
@@ -170,7 +171,32 @@ async def _complete(
     except asyncio.CancelledError:
         generating.cancel()
         raise
-    return StreamingResponse(answer.events(generating, stream), media_type="text/event-stream")
+    return StreamingResponse(_events(answer, generating, stream), media_type="text/event-stream")
+
+
+async def _events(
+    answer: Answer, generating: asyncio.Future[TurnResult], stream: StreamWriter
+) -> AsyncIterator[str]:
+    """All events of a streamed answer, each as soon as it is known."""
+    try:
+        for event in answer.opening():
+            yield event
+        while not generating.done():
+            for delta in stream.deltas():
+                for event in answer.delta(delta, stream):
+                    yield event
+            await stream.wait(generating)
+        turn = generating.result()
+    except ApiError as error:
+        yield answer.failure(error)
+        return
+    finally:
+        generating.cancel()  # the client has left
+    for delta in stream.final_deltas(turn):
+        for event in answer.delta(delta, stream):
+            yield event
+    for event in answer.closing(turn, stream):
+        yield event
 
 
 def _retrieve_exception(generating: asyncio.Task[TurnResult]) -> None:
@@ -179,17 +205,10 @@ def _retrieve_exception(generating: asyncio.Task[TurnResult]) -> None:
         generating.exception()
 
 
-def _disconnected(request: Request) -> Callable[[], Awaitable[object]]:
-    """A function that returns after the client has closed its connection.
-
-    No other message follows a body that was read.
-    """
-
-    async def disconnected() -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            await asyncio.sleep(0)
-
-    return disconnected
+async def _disconnected(request: Request) -> None:
+    """Returns after the client has closed its connection: no other message follows a read body."""
+    while (await request.receive())["type"] != "http.disconnect":
+        await asyncio.sleep(0)
 
 
 async def _json(request: Request) -> Any:

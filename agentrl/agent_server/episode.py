@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -71,23 +70,17 @@ class ServedEpisode:
         """The number of recorded turns."""
         return len(self._turns.builder.turns)
 
-    async def complete(
-        self,
-        request: ChatRequest,
-        disconnected: Callable[[], Awaitable[object]] | None = None,
-        stream: StreamWriter | None = None,
-    ) -> TurnResult:
+    async def complete(self, stream: StreamWriter) -> TurnResult:
         """Generates the policy's turn, as the client gets it.
 
         Args:
-            request: the request.
-            disconnected: returns after the client has left; the turn is then cancelled and not
-                recorded.
-            stream: gets the turn's tokens while they are generated.
+            stream: the request, and the receiver of the turn's tokens. If its client leaves, the turn
+                is cancelled and not recorded.
 
         Raises:
             ApiError: the turn failed, and may have ended the episode.
         """
+        request = stream.request
         self._check_open()
         if request.logprobs and self._turns.context.renderer is None:
             raise bad_request("logprobs must be false here: the engine gives no token ids")
@@ -100,7 +93,7 @@ class ServedEpisode:
             entry.extended = True
             note_results(self._turns.builder, entry, new)
         try:
-            turn = await self._run(turn_request, request, disconnected, stream)
+            turn = await self._run(turn_request, stream)
         finally:
             self._last_active = time.monotonic()
         self.context_status = None
@@ -252,18 +245,12 @@ class ServedEpisode:
             f"the conversation leaves no room for an answer ({reason}); shorten it",
         )
 
-    async def _run(
-        self,
-        turn_request: TurnRequest,
-        request: ChatRequest,
-        disconnected: Callable[[], Awaitable[object]] | None,
-        stream: StreamWriter | None,
-    ) -> TurnResult:
+    async def _run(self, turn_request: TurnRequest, stream: StreamWriter) -> TurnResult:
         """Generates until the turn is done, the episode ends, or the client leaves."""
-        generating = asyncio.create_task(self._generate(turn_request, request, stream))
+        generating = asyncio.create_task(self._generate(turn_request, stream))
         self._generating.add(generating)
-        leaving = None if disconnected is None else asyncio.ensure_future(disconnected())
-        waited_for: set[asyncio.Future[object]] = {generating, self._end}  # type: ignore[arg-type]
+        leaving = stream.disconnected and asyncio.create_task(stream.disconnected())
+        waited_for: set[asyncio.Future[Any]] = {generating, self._end}
         if leaving is not None:
             waited_for.add(leaving)
         try:
@@ -282,13 +269,11 @@ class ServedEpisode:
                 await asyncio.wait([generating])
             self._generating.discard(generating)
 
-    async def _generate(
-        self, turn_request: TurnRequest, request: ChatRequest, stream: StreamWriter | None
-    ) -> TurnResult:
+    async def _generate(self, turn_request: TurnRequest, stream: StreamWriter) -> TurnResult:
         timeout_s = self._turns.context.spec.limits.turn_timeout_s
         try:
             async with within(timeout_s, "turn_timeout"):
-                turn = await self._generate_streamed(turn_request, request, stream)
+                turn = await self._generate_streamed(turn_request, stream)
         except LimitSpentError as spent:
             self._end_with(Status("truncated", str(spent)))
             raise ApiError(
@@ -307,17 +292,17 @@ class ServedEpisode:
         return turn
 
     async def _generate_streamed(
-        self, turn_request: TurnRequest, request: ChatRequest, stream: StreamWriter | None
+        self, turn_request: TurnRequest, stream: StreamWriter
     ) -> TurnResult | None:
-        sampling = self._sampling(request, turn_request)
-        on_tokens = None
-        if stream is not None:
-            stream.start(self._turns, turn_request, sampling.stop)
-            on_tokens = stream.on_tokens if request.stream else None
+        sampling = self._sampling(stream.request, turn_request)
+        stream.start(self._turns, turn_request, sampling.stop)
         turn = await self._turns.generate(
-            turn_request, sampling=sampling, for_client=True, on_tokens=on_tokens
+            turn_request,
+            sampling=sampling,
+            for_client=True,
+            on_tokens=stream.on_tokens if stream.request.stream else None,
         )
-        if turn is not None and stream is not None:
+        if turn is not None:
             stream.check_completion(turn.completion)
         return turn
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from agentrl.agent_server.api.api_error import ApiError
-from agentrl.agent_server.api.chat_request import ChatRequest
 from agentrl.agent_server.episode import ServedEpisode
 from agentrl.agent_server.stream_writer import StreamWriter
 from agentrl.engines.base import RolloutEngine
 from agentrl.rollouts.turns import TurnResult
-from agentrl.types import EngineInfo
 
 __all__ = ["EpisodeRegistry"]
 
@@ -27,48 +24,26 @@ class EpisodeRegistry:
 
     Args:
         engine: the engine behind the endpoint.
+
+    Attributes:
+        episodes: the open episodes by id.
+        ended: how each closed episode ended, by id, the oldest first; the oldest are forgotten.
     """
 
     def __init__(self, engine: RolloutEngine) -> None:
-        self._engine = engine
-        self._episodes: dict[str, ServedEpisode] = {}
-        self._ended: dict[str, str] = {}  # the oldest first
-
-    def info(self) -> EngineInfo:
-        """The engine's facts."""
-        return self._engine.info()
-
-    @property
-    def num_episodes(self) -> int:
-        """The number of open episodes."""
-        return len(self._episodes)
-
-    def find(self, episode_id: str) -> ServedEpisode | None:
-        """An open episode."""
-        return self._episodes.get(episode_id)
-
-    def how_ended(self, episode_id: str) -> str | None:
-        """The end of a closed episode; None if the id is unknown or forgotten."""
-        return self._ended.get(episode_id)
-
-    def add(self, episode_id: str, episode: ServedEpisode) -> None:
-        """Serves an episode from now on."""
-        self._episodes[episode_id] = episode
+        self.engine = engine
+        self.episodes: dict[str, ServedEpisode] = {}
+        self.ended: dict[str, str] = {}
 
     def drop(self, episode_id: str) -> None:
         """Stops to serve an episode, and remembers how it ended."""
-        episode = self._episodes.pop(episode_id, None)
+        episode = self.episodes.pop(episode_id, None)
         if episode is not None:
-            self._ended[episode_id] = episode.how_ended()
-            if len(self._ended) > _MOST_ENDED:
-                del self._ended[next(iter(self._ended))]
+            self.ended[episode_id] = episode.how_ended()
+            if len(self.ended) > _MOST_ENDED:
+                del self.ended[next(iter(self.ended))]
 
-    async def complete_standalone(
-        self,
-        request: ChatRequest,
-        disconnected: Callable[[], Awaitable[object]],
-        stream: StreamWriter,
-    ) -> TurnResult:
+    async def complete_standalone(self, stream: StreamWriter) -> TurnResult:
         """Answers a request without an episode.
 
         Raises:

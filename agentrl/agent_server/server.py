@@ -74,7 +74,7 @@ class PolicyServer(EpisodeRegistry):
             The URL of its own routes, to which an OpenAI client adds ``/v1``.
         """
         root = await self.start()
-        self.add(episode_id, episode)
+        self.episodes[episode_id] = episode
         return f"{root}/episodes/{episode_id}"
 
     async def close(self) -> None:

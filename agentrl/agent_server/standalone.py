@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from agentrl.agent_server.api.api_error import ApiError, bad_request
-from agentrl.agent_server.api.chat_request import ChatRequest
 from agentrl.agent_server.driver import ServedDriver
 from agentrl.agent_server.episode import ServedEpisode
 from agentrl.agent_server.server import PolicyServer
@@ -119,12 +118,7 @@ class StandaloneServer(PolicyServer):
             "policy_tokens": trajectory.num_policy_tokens,
         }
 
-    async def complete_standalone(
-        self,
-        request: ChatRequest,
-        disconnected: Callable[[], Awaitable[object]],
-        stream: StreamWriter,
-    ) -> TurnResult:
+    async def complete_standalone(self, stream: StreamWriter) -> TurnResult:
         """See ``EpisodeRegistry.complete_standalone``: sampled as requested, and not stored."""
         number = next(self._numbers)
         builder = TrajectoryBuilder(
@@ -132,8 +126,7 @@ class StandaloneServer(PolicyServer):
         )
         turns = TurnGenerator(self._context, builder, self._context.spec.sampling)
         try:
-            episode = ServedEpisode(turns, obey_sampling=True)
-            return await episode.complete(request, disconnected, stream)
+            return await ServedEpisode(turns, obey_sampling=True).complete(stream)
         finally:
             await turns.release()
 

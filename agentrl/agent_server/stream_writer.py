@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,10 +34,16 @@ class StreamWriter:
 
     Args:
         request: the request to answer. Without streaming, all deltas come at the end.
+        disconnected: returns after the client has left; None for a client that stays.
     """
 
-    def __init__(self, request: ChatRequest) -> None:
+    def __init__(
+        self,
+        request: ChatRequest,
+        disconnected: Callable[[], Coroutine[Any, Any, None]] | None = None,
+    ) -> None:
         self.request = request
+        self.disconnected = disconnected
         self._loop = asyncio.get_running_loop()
         # Set for each part of the turn that arrives, cleared by ``wait``.
         self._news = asyncio.Event()

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from agentrl.agent_server import ServedEpisode
 from agentrl.agent_server.api.answer_schema import schema_fault
 from agentrl.agent_server.api.chat_request import parse_request
+from agentrl.agent_server.stream_writer import StreamWriter
 from agentrl.engines.scripted import ScriptedEngine
 from agentrl.errors import EngineError
 from agentrl.rollouts.builder import TrajectoryBuilder
@@ -331,7 +332,9 @@ async def test_a_grammar_is_never_given_to_an_episode_that_is_trained() -> None:
     parts = context_of(spec, Grammars([say("{}")], vocab_size=MODEL_VOCAB))
     assert KEY.purpose == "train"
     episode = ServedEpisode(TurnGenerator(parts, TrajectoryBuilder(KEY, TASK), spec.sampling))
-    await episode.complete(parse_request({"messages": [HI], "response_format": FORMAT}))
+    await episode.complete(
+        StreamWriter(parse_request({"messages": [HI], "response_format": FORMAT}))
+    )
     assert parts.engine.requests[0].sampling.json_schema == ""  # type: ignore[attr-defined]
 
 

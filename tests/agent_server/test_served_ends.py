@@ -126,7 +126,7 @@ async def test_sessions_are_released_at_the_end() -> None:
         await episode.say({"role": "user", "content": "other"})
         assert served.engine.health().kv_tokens > 0
         await episode.end()
-        while served.server.num_episodes:
+        while served.server.episodes:
             await asyncio.sleep(0.01)
     assert served.engine.health().kv_tokens == 0
 

@@ -118,7 +118,7 @@ class Agent:
         )
         request = parse_request(asked)
         stream = StreamWriter(request)
-        making = asyncio.create_task(self.episode.complete(request, stream=stream))
+        making = asyncio.create_task(self.episode.complete(stream))
         pieces: list[dict[str, Any]] = []
         while not making.done():
             pieces += stream.deltas()
@@ -243,10 +243,14 @@ async def test_text_that_is_no_text_is_refused_and_the_episode_goes_on(tmp_path:
     )
     with pytest.raises(ApiError, match="half of a surrogate pair") as refused:
         await episode.complete(
-            parse_request(json.loads('{"messages": [{"role": "user", "content": "\\ud800"}]}'))
+            StreamWriter(
+                parse_request(json.loads('{"messages": [{"role": "user", "content": "\\ud800"}]}'))
+            )
         )
     assert refused.value.status == 400
-    await episode.complete(parse_request({"messages": [{"role": "user", "content": "hi"}]}))
+    await episode.complete(
+        StreamWriter(parse_request({"messages": [{"role": "user", "content": "hi"}]}))
+    )
 
 
 @pytest.mark.parametrize("name", VARIANTS)

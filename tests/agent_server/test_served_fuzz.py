@@ -1,4 +1,4 @@
-"""Agents that do whatever they like with their histories: the golden rule holds, and each token is trained once."""
+"""Agents that do whatever they like with their histories: token consistency holds, and each token is trained once."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from agentrl.agent_server import ServedEpisode
 from agentrl.agent_server.api.api_error import ApiError
 from agentrl.agent_server.api.chat_request import parse_request
 from agentrl.agent_server.api.response_request import parse_response_request
+from agentrl.agent_server.stream_writer import StreamWriter
 from agentrl.llm import to_items, to_wire
 from agentrl.rollouts import EpisodeKey
 from agentrl.rollouts.builder import TrajectoryBuilder
@@ -90,7 +91,9 @@ async def wander(seed: int, *, rewrites: bool) -> tuple[Trajectory, Any]:
         )
         tools = [{"type": "function", "function": {"name": "add"}}] if rng.random() < 0.1 else []
         try:
-            made = await episode.complete(parse_request({"messages": history, "tools": tools}))
+            made = await episode.complete(
+                StreamWriter(parse_request({"messages": history, "tools": tools}))
+            )
         except ApiError:
             return
         histories.append([*history, to_wire(made.action.message, reasoning=True)])
@@ -135,7 +138,9 @@ async def repeat(seed: int) -> Trajectory:
     history: list[dict[str, Any]] = []
     for _ in range(5):
         history.append({"role": "user", "content": rng.choice(WORDS)})
-        made = await episode.complete(parse_request(json.loads(json.dumps({"messages": history}))))
+        made = await episode.complete(
+            StreamWriter(parse_request(json.loads(json.dumps({"messages": history}))))
+        )
         history.append(to_wire(made.action.message))
         for number, asked in enumerate(history[-1].get("tool_calls", [])):
             history.append({"role": "tool", "tool_call_id": asked["id"], "content": str(number)})
@@ -176,7 +181,7 @@ async def repeat_items(seed: int) -> Trajectory:
         asked = parse_response_request(
             json.loads(json.dumps({**body, "instructions": "be brief"})), episode.threads.find
         )
-        made = await episode.complete(asked.chat)
+        made = await episode.complete(StreamWriter(asked.chat))
         before = f"resp_{number}"
         episode.threads.add(before, (*asked.thread, made.action.message))
         items = to_items(made.action.message, str(number))

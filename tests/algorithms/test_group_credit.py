@@ -1,4 +1,4 @@
-"""Credit beside the siblings: values by hand, and against scipy."""
+"""Credit beside the rollouts: values by hand, and against scipy."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def test_std_divides_by_the_sample_deviation_plus_eps() -> None:
     assert got.tolist() == [-0.8, 0.0, 0.8]
 
 
-def test_siblings_need_not_be_neighbours() -> None:
+def test_rollouts_need_not_be_neighbours() -> None:
     got = group_advantages(floats(0, 9, 1, 11), np.array([7, 3, 7, 3]), scale_rewards="none")
     assert got.tolist() == [-0.5, -1.0, 0.5, 1.0]
 
 
-def test_a_failed_sibling_leaves_its_group() -> None:
+def test_a_failed_rollout_leaves_its_group() -> None:
     # 4 started, the one that failed is absent: the baseline is the mean of three
     assert group_advantages(floats(0, 0, 3), np.zeros(3, int), scale_rewards="none").tolist() == [
         -1.0,

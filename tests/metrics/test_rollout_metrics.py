@@ -103,7 +103,7 @@ def test_a_group_of_equal_rewards_has_no_signal() -> None:
             group(trajectory(0.0), trajectory(1.0), failed()),
             group(
                 trajectory(1.0), failed()
-            ),  # one finished sibling has nothing to be compared with
+            ),  # one finished rollout has nothing to be compared with
         ]
     )
 

@@ -136,7 +136,7 @@ def test_an_environment_that_raises_twice_alike_is_truncated_and_trained(opened:
     )
 
 
-def test_a_failing_sibling_leaves_its_group_with_the_others_finished(opened: Open) -> None:
+def test_a_failing_rollout_leaves_its_group_with_the_others_finished(opened: Open) -> None:
     def script(request: Any) -> list[int]:
         if "-1-" in request.session_id:
             raise EngineError("not this one", retryable=False)

@@ -307,7 +307,7 @@ async def test_what_an_engine_without_ids_said_is_scored_and_has_no_segments() -
     assert (str(trajectory.status), trajectory.reward) == ("terminated", 1.0)
 
 
-async def test_the_attempt_is_in_no_seed_and_siblings_differ() -> None:
+async def test_the_attempt_is_in_no_seed_and_rollouts_differ() -> None:
     async def seeds(key: EpisodeKey) -> list[int]:
         script = Script([say(call("add", a=1, b=2)), say("3")])
         await play(script, key=key, tools=[add])
@@ -320,7 +320,7 @@ async def test_the_attempt_is_in_no_seed_and_siblings_differ() -> None:
     assert not set(first) & set(await seeds(EpisodeKey(5, 1)))
 
 
-async def test_siblings_and_attempts_of_a_draw_meet_the_same_environment() -> None:
+async def test_rollouts_and_attempts_of_a_draw_meet_the_same_environment() -> None:
     met: list[int] = []
 
     class Noting(Rewriting):

@@ -243,7 +243,7 @@ async def test_a_sampled_placeholder_ends_the_episode(renderer: Renderer) -> Non
     assert trajectory.num_policy_tokens == len(forged)
 
 
-async def test_fuzzed_episodes_keep_the_golden_rule(renderer: Renderer) -> None:
+async def test_fuzzed_episodes_keep_the_token_consistency(renderer: Renderer) -> None:
     rng = random.Random(3)
     for _ in range(300):
         task = asked(

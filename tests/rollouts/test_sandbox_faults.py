@@ -44,7 +44,7 @@ def spec() -> SandboxSpec:
 def play(
     spec: SandboxSpec, code: str, *, group_size: int = 1, timeout_s: float = 30.0
 ) -> GroupOutcome:
-    """Siblings beyond the first answer at once; the first runs the code, then answers."""
+    """Rollouts beyond the first answer at once; the first runs the code, then answers."""
 
     def script(request: Any) -> list[int]:
         first = request.session_id.split("-")[1] == "0"
@@ -147,11 +147,11 @@ def test_a_host_that_keeps_dying_fails_the_episode_which_no_statistic_sees(
     with host_killed(spec, times=99):
         outcome = play(spec, "import time; time.sleep(1); print('done')", group_size=3)
     assert [str(t.status) for t in outcome.retried] == ["failed(sandbox)"] * 2
-    failed, *siblings = outcome.group.trajectories
+    failed, *rollouts = outcome.group.trajectories
     assert (str(failed.status), failed.reward) == ("failed(sandbox)", None)
-    assert [(str(t.status), t.reward) for t in siblings] == [("terminated", 7.0)] * 2
+    assert [(str(t.status), t.reward) for t in rollouts] == [("terminated", 7.0)] * 2
 
-    assert outcome.group.finished == tuple(siblings)
+    assert outcome.group.finished == tuple(rollouts)
     metrics = rollout_metrics([outcome.group])
     assert metrics["reward/mean"] == 7.0  # a zero for the failed one would make it 4.67
     assert metrics["excluded_frac"] == pytest.approx(1 / 3)

@@ -82,12 +82,12 @@ class Gate:
     """Holds model calls from a turn on, until it is opened."""
 
     def __init__(self, turn: int, rollout_index: int | None = None) -> None:
-        self._turn, self._sibling, self._held = turn, rollout_index, 0
+        self._turn, self._rollout, self._held = turn, rollout_index, 0
         self._open = threading.Event()
 
     async def __call__(self, request: Any) -> None:
         session, _, turn = request.request_id.rpartition("/")
-        mine = self._sibling is None or int(session.split("-")[1]) == self._sibling
+        mine = self._rollout is None or int(session.split("-")[1]) == self._rollout
         if mine and int(turn) >= self._turn:
             self._held += 1
             while not self._open.is_set():
@@ -124,12 +124,12 @@ def collect(runner: EpisodeRunner) -> GroupOutcome:
     return outcomes[0]
 
 
-def interrupted(opened: Open, *, turn: int = 2, siblings: int = 2, **settings: Any) -> GroupState:
-    """A group as it stood while all its siblings waited for the completion of a turn; it was through a file."""
+def interrupted(opened: Open, *, turn: int = 2, rollouts: int = 2, **settings: Any) -> GroupState:
+    """A group as it stood while all its rollouts waited for the completion of a turn; it was through a file."""
     gate = Gate(turn)
     runner = opened(scripted(words, latency=gate), **settings)
-    runner.submit([GroupRequest(3, TASK, siblings)])
-    gate.wait_for(siblings)
+    runner.submit([GroupRequest(3, TASK, rollouts)])
+    gate.wait_for(rollouts)
     (saved,) = runner.in_flight()
     runner.cancel([3])
     collect(runner)
@@ -183,7 +183,7 @@ def test_versions_of_before_and_after_are_both_recorded(opened: Open) -> None:
     assert {t.policy_versions for t in collect(runner).group.trajectories} == {(0, 0, 5, 5)}
 
 
-def test_a_sibling_that_had_finished_is_not_played_again(opened: Open) -> None:
+def test_a_rollout_that_had_finished_is_not_played_again(opened: Open) -> None:
     gate = Gate(2, rollout_index=1)
     engine = scripted(words, latency=gate)
     runner = opened(engine)

@@ -1,4 +1,4 @@
-"""Siblings beyond a group's size: once enough have finished, the others are cut off and count with what they have."""
+"""Rollouts beyond a group's size: once enough have finished, the others are cut off and count with what they have."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def test_the_baseline_counts_the_straggler(play: Play) -> None:
 
 
 async def test_one_without_a_finished_turn_is_cancelled_and_leaves_the_baseline(play: Play) -> None:
-    """Of rewards 1 and 3 the mean is 2, whatever the cancelled sibling might have got."""
+    """Of rewards 1 and 3 the mean is 2, whatever the cancelled rollout might have got."""
     outcome = await play(["1", "hang", "333"], GroupRequest(0, TASK, 2, oversample=1))
     assert [str(t.status) for t in outcome.group.trajectories] == [
         "terminated",

@@ -36,12 +36,12 @@ def write_model(folder: Path, **settings: Any) -> Path:
 def make_batch(
     lengths: Sequence[int] = (13, 9, 21, 6, 17, 11, 5, 30),
     *,
-    siblings: int = 4,
+    rollouts: int = 4,
     kind: SegmentKind = SegmentKind.POLICY,
     temperature: float = 1.0,
     seed: int = 0,
 ) -> Batch:
-    """One sample a trajectory, ``siblings`` a group; the first third of a sample is its prompt, the rest trained but
+    """One sample a trajectory, ``rollouts`` a group; the first third of a sample is its prompt, the rest trained but
     for every fourth token, which a tool said."""
     rng = np.random.default_rng(seed)
     total, num = sum(lengths), len(lengths)
@@ -68,9 +68,9 @@ def make_batch(
         turn_reward=reward,
         turn_credit=np.zeros(num, dtype=np.float32),
         state_key=np.zeros(num, dtype=np.uint64),
-        group=rows // siblings,
-        group_index=(rows // siblings).astype(np.int64),
-        rollout_index=rows % siblings,
+        group=rows // rollouts,
+        group_index=(rows // rollouts).astype(np.int64),
+        rollout_index=rows % rollouts,
         reward=reward,
         credit=rng.normal(size=num).astype(np.float32),
         truncated=np.zeros(num, dtype=np.bool_),

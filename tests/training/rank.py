@@ -28,7 +28,7 @@ def run(model_path: str, folder: Path, place: DistSpec) -> dict[str, Any]:
     batches = {
         "plain": make_batch(kind=SegmentKind.TARGET),
         # beside the one long sample two short ones don't fit one micro-batch of 30: one coordinate needs a filler
-        "filler": make_batch([30, 16, 15], siblings=3, kind=SegmentKind.TARGET),
+        "filler": make_batch([30, 16, 15], rollouts=3, kind=SegmentKind.TARGET),
         "idle": make_batch([20], kind=SegmentKind.TARGET),  # one coordinate has no sample at all
     }
     result: dict[str, Any] = {"stats": {}, "gradients": {}}

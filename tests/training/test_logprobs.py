@@ -127,7 +127,7 @@ def test_a_bfloat16_forward_is_near(model_path: str) -> None:
 
 
 def test_a_first_token_can_not_be_trained(model_path: str) -> None:
-    batch = make_batch([9, 7, 5], siblings=3)
+    batch = make_batch([9, 7, 5], rollouts=3)
     mask = batch.loss_mask.copy()
     mask[batch.cu_seqlens[2]] = 1
     with pytest.raises(DataError, match="loss_mask marks that of sample 2 of its shard"):

@@ -156,14 +156,14 @@ def test_weights_are_those_of_the_mini_batch_alone() -> None:
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=30),
     data_parallel=st.integers(1, 4),
-    siblings=st.integers(1, 4),
+    rollouts=st.integers(1, 4),
     mini_batch_groups=st.integers(1, 5),
     seed=st.integers(0, 9),
 )
 def test_every_sample_is_in_exactly_one_micro_batch_that_fits(
-    lengths: list[int], data_parallel: int, siblings: int, mini_batch_groups: int, seed: int
+    lengths: list[int], data_parallel: int, rollouts: int, mini_batch_groups: int, seed: int
 ) -> None:
-    sizes, groups = np.array(lengths), np.arange(len(lengths)) // siblings
+    sizes, groups = np.array(lengths), np.arange(len(lengths)) // rollouts
     plans = partition(
         sizes,
         groups,

@@ -49,7 +49,7 @@ def learner(model_path: str, settings: dict[str, Any] | None = None, **spec: Any
 
 
 def pairs(lengths: Sequence[int] = LENGTHS, *, margin: float = 0.0) -> Batch:
-    batch = make_batch(lengths, siblings=2)
+    batch = make_batch(lengths, rollouts=2)
     return replace(batch, credit=np.where(batch.rollout_index == 0, margin, 0.0).astype(np.float32))
 
 
@@ -244,7 +244,7 @@ def test_a_policys_algorithm_trains_no_reward_model(model_path: str) -> None:
 
 
 def test_a_group_that_is_no_pair_is_refused(model_path: str) -> None:
-    batch = make_batch((9, 8, 7), siblings=3)
+    batch = make_batch((9, 8, 7), rollouts=3)
     (plan,) = partition_groups(batch.lengths, batch.group, seed=0, layout=layout(1, 64))
     shard = shards(batch, plan, np.ones(3))[0]
     with pytest.raises(DataError, match="learns from pairs"):

@@ -183,7 +183,7 @@ def test_spans_put_together_are_the_samples() -> None:
 
 
 def test_little_in_common_is_not_shared() -> None:
-    batch = make_batch([9, 7, 5, 8], siblings=4)
+    batch = make_batch([9, 7, 5, 8], rollouts=4)
 
     assert [span.parent for span in packed(batch).spans] == [ROOT] * 4
 

@@ -95,7 +95,7 @@ def test_four_steps_give_the_same_losses_and_weights(
 
 
 def test_the_filler_batch_has_a_filler() -> None:
-    batch = make_batch([30, 16, 15], siblings=3)
+    batch = make_batch([30, 16, 15], rollouts=3)
     (plan,) = partition(batch.lengths, batch.group[batch.trajectory], seed=0, layout=layout(2, 30))
     assert () in plan.coordinates[0].micro_batches
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.agent_server.api.answer import Answer
 from agentrl.agent_server.api.api_error import ApiError
 from agentrl.agent_server.api.chat_request import ChatRequest
 from agentrl.agent_server.stream_writer import StreamWriter
@@ -20,8 +19,8 @@ from agentrl.rollouts.turns import TurnResult
 __all__ = ["ChatAnswer"]
 
 
-@dataclass(frozen=True)
-class ChatAnswer(Answer):
+@dataclass(frozen=True, slots=True)
+class ChatAnswer:
     """Writes the answer to one chat completion.
 
     A turn that fails after its stream has started ends with an error event, without ``[DONE]``.
@@ -37,7 +36,7 @@ class ChatAnswer(Answer):
     created: int
 
     def body(self, turn: TurnResult, stream: StreamWriter) -> dict[str, Any]:
-        """See ``Answer.body``: the ``chat.completion`` object."""
+        """The whole answer: the ``chat.completion`` object."""
         choice = {
             "index": 0,
             "message": to_wire(turn.action.message, reasoning=True),
@@ -47,22 +46,22 @@ class ChatAnswer(Answer):
         return self._object("chat.completion", choices=[choice], usage=_usage(turn))
 
     def opening(self) -> Iterator[str]:
-        """See ``Answer.opening``."""
+        """The events before the first token."""
         yield self._chunk({"role": "assistant", "content": ""})
 
     def delta(self, delta: Mapping[str, Any], stream: StreamWriter) -> Iterator[str]:
-        """See ``Answer.delta``."""
+        """The events of a delta."""
         yield self._chunk(delta, stream.logprobs())
 
     def closing(self, turn: TurnResult, stream: StreamWriter) -> Iterator[str]:
-        """See ``Answer.closing``."""
+        """The events after the last delta."""
         yield self._chunk({}, stream.logprobs(turn), _finish_reason(turn))
         if self.chat.stream_usage:
             yield _event(self._object("chat.completion.chunk", choices=[], usage=_usage(turn)))
         yield "data: [DONE]\n\n"
 
     def failure(self, error: ApiError) -> str:
-        """See ``Answer.failure``."""
+        """The event that ends a turn which failed after its stream had started."""
         return _event(error.body())
 
     def _chunk(

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentrl.agent_server.api.answer import Answer
 from agentrl.agent_server.api.api_error import ApiError
 from agentrl.agent_server.api.response_request import ResponseRequest
 from agentrl.agent_server.response_threads import ResponseThreads
@@ -25,7 +24,7 @@ _Event = tuple[str, dict[str, Any]]
 """The type of an event and its body."""
 
 
-class ResponseAnswer(Answer):
+class ResponseAnswer:
     """Writes the answer to one request.
 
     The last event is ``response.completed`` or ``response.incomplete``. A turn that fails after its
@@ -51,11 +50,11 @@ class ResponseAnswer(Answer):
         return f"resp_{self._name}"
 
     def record(self, threads: ResponseThreads, turn: TurnResult) -> None:
-        """See ``Answer.record``."""
+        """Adds the conversation that this response ends."""
         threads.add(self.response_id, (*self._request.thread, turn.action.message))
 
     def body(self, turn: TurnResult, stream: StreamWriter) -> dict[str, Any]:
-        """See ``Answer.body``: the ``response`` object."""
+        """The whole answer: the ``response`` object."""
         items = to_items(turn.action.message, self._name)
         for item in items:
             if item["type"] == "message" and self.chat.logprobs:
@@ -63,23 +62,23 @@ class ResponseAnswer(Answer):
         return self._response(turn, items)
 
     def opening(self) -> Iterator[str]:
-        """See ``Answer.opening``."""
+        """The events before the first token."""
         for kind in ("response.created", "response.in_progress"):
             yield self._event(kind, response=self._head("in_progress"))
 
     def delta(self, delta: Mapping[str, Any], stream: StreamWriter) -> Iterator[str]:
-        """See ``Answer.delta``."""
+        """The events of a delta in the shape of chat completions."""
         return self._events(self._items.add(delta))
 
     def closing(self, turn: TurnResult, stream: StreamWriter) -> Iterator[str]:
-        """See ``Answer.closing``."""
+        """The events after the last delta."""
         logprobs = stream.logprobs(turn) if self.chat.logprobs else []
         yield from self._events(self._items.close(logprobs))
         response = self._response(turn, self._items.items)
         yield self._event(f"response.{response['status']}", response=response)
 
     def failure(self, error: ApiError) -> str:
-        """See ``Answer.failure``."""
+        """The event that ends a turn which failed after its stream had started."""
         return self._event(
             "error", code=error.code, message=str(error), param=None, error=error.body()["error"]
         )

@@ -11,7 +11,14 @@ from agentrl.llm.wire import stored_message
 from agentrl.render import Renderer
 from agentrl.types import Message, Status, Task, ToolSpec, Trajectory, TrajectoryGroup, Turn
 
-__all__ = ["assistant_turns", "demonstration_group", "read_demonstration", "tool_specs"]
+__all__ = [
+    "assistant_turns",
+    "demonstration_group",
+    "is_conversation",
+    "read_demonstration",
+    "stored_messages",
+    "tool_specs",
+]
 
 
 def demonstration_group(
@@ -134,23 +141,38 @@ def read_demonstration(
     Raises:
         DataError: the row has another shape, or no assistant's message.
     """
-    messages: Any = row.get("messages") if isinstance(row, Mapping) else row
-    if (
-        not isinstance(messages, Sequence)
-        or not messages
-        or not all(isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in messages)
-    ):
-        raise DataError(
-            f"demonstration {group_index} must be a list of chat messages or a mapping with "
-            f"'messages', got {row!r:.200}"
-        )
     where = f"demonstration {group_index}"
-    read = tuple(
-        stored_message(message, f"{where}: messages[{n}]") for n, message in enumerate(messages)
-    )
+    messages: Any = row.get("messages") if isinstance(row, Mapping) else row
+    if not is_conversation(messages):
+        raise DataError(
+            f"{where} must be a list of chat messages or a mapping with 'messages', got {row!r:.200}"
+        )
+    read = stored_messages(messages, f"{where}: messages")
     if not any(message["role"] == "assistant" for message in read):
         raise DataError(f"{where} has no assistant's message to imitate; leave the row out")
     return read, tool_specs(row.get("tools") or () if isinstance(row, Mapping) else (), where)
+
+
+def is_conversation(value: Any) -> bool:
+    """Whether a value is a list of at least one chat message."""
+    return (
+        isinstance(value, Sequence)
+        and bool(value)
+        and all(isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in value)
+    )
+
+
+def stored_messages(value: Sequence[Any], where: str) -> tuple[Message, ...]:
+    """The messages of a conversation in a data set.
+
+    Args:
+        value: a conversation.
+        where: its place, for the error.
+
+    Raises:
+        DataError: a message cannot be read.
+    """
+    return tuple(stored_message(message, f"{where}[{n}]") for n, message in enumerate(value))
 
 
 def _spec(tool: Any) -> ToolSpec:

@@ -8,9 +8,13 @@ from dataclasses import replace
 from typing import Any, TypeAlias, cast
 
 from agentrl.errors import DataError
-from agentrl.llm.wire import stored_message
 from agentrl.render import Renderer
-from agentrl.training.data.demonstrations import assistant_turns, tool_specs
+from agentrl.training.data.demonstrations import (
+    assistant_turns,
+    is_conversation,
+    stored_messages,
+    tool_specs,
+)
 from agentrl.types import (
     Message,
     Segment,
@@ -157,23 +161,10 @@ def _messages(value: Any, group_index: int, side: str, role: str) -> Conversatio
     """A text as one message of ``role``, or a list of messages unchanged."""
     if isinstance(value, str) and value:
         return (cast(Message, {"role": role, "content": value}),)
-    if (
-        not isinstance(value, Sequence)
-        or isinstance(value, str)
-        or not value
-        or not all(
-            isinstance(message, Mapping) and isinstance(message.get("role"), str)
-            for message in value
-        )
-    ):
-        raise DataError(
-            f"preference pair {group_index}: {side!r} must be text or a list of chat messages, "
-            f"got {value!r:.200}"
-        )
-    return tuple(
-        stored_message(m, f"preference pair {group_index}: {side!r}[{n}]")
-        for n, m in enumerate(value)
-    )
+    where = f"preference pair {group_index}: {side!r}"
+    if not is_conversation(value):
+        raise DataError(f"{where} must be text or a list of chat messages, got {value!r:.200}")
+    return stored_messages(value, where)
 
 
 def _common(chosen: Conversation, rejected: Conversation) -> Conversation:

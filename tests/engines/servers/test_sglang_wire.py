@@ -79,7 +79,7 @@ def test_a_server_without_spans_makes_one_segment() -> None:
     assert [(s.policy_version, len(s)) for s in read(answer_without_spans()).segments] == [(4, 6)]
 
 
-def test_the_answer_keeps_the_golden_rule() -> None:
+def test_the_answer_keeps_the_token_consistency() -> None:
     assert_token_consistency(request(), read(answer()), VOCAB)
 
 
@@ -165,21 +165,21 @@ def test_half_an_answer_is_named() -> None:
         ),
     ],
 )
-def test_an_answer_that_contradicts_itself_breaks_the_golden_rule(
+def test_an_answer_that_contradicts_itself_breaks_the_token_consistency(
     changes: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(TokenMismatchError, match=said):
         read(answer(**changes))
 
 
-def test_logprobs_of_other_tokens_break_the_golden_rule() -> None:
+def test_logprobs_of_other_tokens_break_the_token_consistency() -> None:
     value = answer()
     value["output_ids"][2] = 280
     with pytest.raises(TokenMismatchError, match="not of the same tokens"):
         read(value)
 
 
-def test_an_id_outside_the_vocabulary_breaks_the_golden_rule() -> None:
+def test_an_id_outside_the_vocabulary_breaks_the_token_consistency() -> None:
     with pytest.raises(TokenMismatchError, match="outside the vocabulary of 200"):
         read_answer(request(), answer(), server="server 0", vocab_size=200, version_of=version_of)
 

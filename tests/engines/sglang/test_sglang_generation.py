@@ -59,7 +59,7 @@ async def test_greedy_tokens_are_the_models_own(
     assert made(answer) == reference.greedy(PROMPT, len(made(answer)))
 
 
-async def test_the_golden_rule_holds(engine: SGLangEngine) -> None:
+async def test_the_token_consistency_holds(engine: SGLangEngine) -> None:
     asked = request("golden", PROMPT)
     assert_token_consistency(asked, await engine.generate(asked), engine.info().vocab_size)
 

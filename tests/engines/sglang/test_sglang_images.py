@@ -1,4 +1,4 @@
-"""A model that sees, on a real server: its ids, its logprobs with images, and the golden rule."""
+"""A model that sees, on a real server: its ids, its logprobs with images, and token consistency."""
 
 from __future__ import annotations
 

@@ -89,10 +89,8 @@ def load_with_origins(
     raise_problems(problems)
     config = RunConfig.model_validate(document.tree)
     base_dir = str((folder / (config.run.base_dir or ".")).resolve())
-    places = {"dir": config.run.dir or str(Path("runs", name)), "base_dir": base_dir}
-    return LoadedConfig(
-        config.model_copy(update={"run": config.run.model_copy(update=places)}), document
-    )
+    run = config.run.replace(dir=config.run.dir or str(Path("runs", name)), base_dir=base_dir)
+    return LoadedConfig(config.replace(run=run), document)
 
 
 def _is_a_runs_own(path: Path) -> bool:

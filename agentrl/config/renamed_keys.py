@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from agentrl.config.document import Document
@@ -16,7 +16,7 @@ from agentrl.types.section import Fault, Key
 
 __all__ = ["rename_keys", "with_new_name"]
 
-RENAMED: Mapping[str, str] = {  # * is any entry of a mapping
+RENAMED: Mapping[str, str] = {  # * is any entry of eval.sets
     "algorithm.correction": "algorithm.rollout_correction.level",
     "algorithm.correction_cap": "algorithm.rollout_correction.cap",
     "algorithm.drop_zero_spread": "algorithm.filter_zero_variance",
@@ -42,13 +42,14 @@ RENAMED: Mapping[str, str] = {  # * is any entry of a mapping
 
 def with_new_name(fault: Fault) -> Fault:
     """The fault of an unknown key, in words that say what the key is called now if it had another name."""
+    key = fault.keys[0]
+    entry = str(key[2]) if len(key) > 2 else ""
     for old, new in RENAMED.items():
-        stars = _match(old, fault.keys[0])
-        if stars is not None:
-            now = tuple(_filled(new, stars))
+        if key == _key(old, entry):
+            now = _key(new, entry)
+            name = ".".join(map(str, now))
             return Fault(
-                (fault.keys[0], now),
-                f"{{key}} is called {'.'.join(now)} now; rename it, got {fault.value!r}",
+                (key, now), f"{{key}} is called {name} now; rename it, got {fault.value!r}"
             )
     return fault
 
@@ -68,20 +69,28 @@ def _rename_in(document: Document, root: Key, tree: dict[str, Any]) -> None:
     for old, new in RENAMED.items():
         if own and old.startswith("algorithm."):
             continue  # a user's own algorithm may have a setting of that name
-        for key in list(_keys_like(old.split("."), tree)):
-            stars = _match(old, key) or []
-            holder: Any = tree
-            for part in key[:-1]:
-                holder = holder[part]
-            value = holder.pop(key[-1])
-            origin = document.origins[(*root, *key)]
-            document.forget((*root, *key))
-            renamed = _filled(new, stars)
-            holder = tree
-            for part in renamed[:-1]:
-                holder = holder.setdefault(part, {})
-            holder[renamed[-1]] = value
-            document.place((*root, *renamed), value, origin)
+        entries = list(_at(tree, ("eval", "sets")) or {}) if "*" in old else [""]
+        for entry in entries:
+            _move(document, root, tree, _key(old, entry), _key(new, entry))
+
+
+def _move(document: Document, root: Key, tree: dict[str, Any], old: Key, new: Key) -> None:
+    holder = _at(tree, old[:-1])
+    if not isinstance(holder, dict) or old[-1] not in holder:
+        return
+    value = holder.pop(old[-1])
+    origin = document.origins[(*root, *old)]
+    document.forget((*root, *old))
+    for part in new[:-1]:
+        tree = tree.setdefault(str(part), {})
+    tree[str(new[-1])] = value
+    document.place((*root, *new), value, origin)
+
+
+def _at(tree: Any, key: Key) -> Any:
+    for part in key:
+        tree = tree.get(part) if isinstance(tree, dict) else None
+    return tree
 
 
 def _rename_values(tree: dict[str, Any]) -> None:
@@ -92,27 +101,5 @@ def _rename_values(tree: dict[str, Any]) -> None:
             own[name] = renamed.get(own[name], own[name])
 
 
-def _keys_like(pattern: list[str], tree: Any, key: Key = ()) -> Iterator[Key]:
-    if not pattern:
-        yield key
-    elif isinstance(tree, dict):
-        head, *rest = pattern
-        for name in list(tree) if head == "*" else [head]:
-            if name in tree:
-                yield from _keys_like(rest, tree[name], (*key, name))
-
-
-def _match(pattern: str, key: Key) -> list[str] | None:
-    """What the stars of ``pattern`` stand for in ``key``; None where it is another key."""
-    parts = pattern.split(".")
-    if len(parts) != len(key):
-        return None
-    pairs = list(zip(parts, map(str, key), strict=True))
-    if any(part not in ("*", name) for part, name in pairs):
-        return None
-    return [name for part, name in pairs if part == "*"]
-
-
-def _filled(pattern: str, stars: list[str]) -> list[str]:
-    rest = iter(stars)
-    return [next(rest) if part == "*" else part for part in pattern.split(".")]
+def _key(pattern: str, entry: str) -> Key:
+    return tuple(entry if part == "*" else part for part in pattern.split("."))

@@ -163,5 +163,5 @@ class RunConfig(_StageSections, _RunSections):
             skipped = stage.when == "built"
             origin[stage.name] = starts_from if skipped else stage.name
             if not skipped:
-                kept.append(stage.model_copy(update={"starts_from": starts_from}))
+                kept.append(stage.replace(starts_from=starts_from))
         return kept

@@ -101,9 +101,7 @@ def collect(
             requests = (
                 GroupRequest(group_index, chosen[group_index], samples) for group_index in missing
             )
-            placed = config.model_copy(
-                update={"run": config.run.model_copy(update={"dir": str(out)})}
-            )
+            placed = config.replace(run=config.run.replace(dir=str(out)))
             with Trainer(placed) as trainer:
                 _keep(
                     trainer.play(requests),

@@ -99,16 +99,11 @@ def stage_alone(stage: StageConfig, model: Path | None, *, run: Path | None = No
         name: getattr(stage, name) for name in RunConfig.model_fields if name != "stages"
     }
     if model is not None:
-        sections["model"] = stage.model.model_copy(
-            update={"path": str(model.resolve()), "build": None}
-        )
+        sections["model"] = stage.model.replace(path=str(model.resolve()), build=None)
     scorer = stage.reward.model
     if run is not None and scorer.stage is not None:
-        given = {
-            "stage": None,
-            "path": str((RunDirectory(run).models_folder / scorer.stage).resolve()),
-        }
-        sections["reward"] = stage.reward.model_copy(
-            update={"model": scorer.model_copy(update=given)}
+        folder = (RunDirectory(run).models_folder / scorer.stage).resolve()
+        sections["reward"] = stage.reward.replace(
+            model=scorer.replace(stage=None, path=str(folder))
         )
     return RunConfig(**sections)

@@ -86,7 +86,7 @@ def whole_stages(config: RunConfig, stages: Sequence[StageConfig]) -> list[Stage
     """Every stage of ``config``, also those skipped, with the steps that ``stages`` have."""
     train = {stage.name: stage.train for stage in stages}
     whole = config.resolved_stages(include_skipped=True)
-    return [s.model_copy(update={"train": train[s.name]}) if s.name in train else s for s in whole]
+    return [s.replace(train=train[s.name]) if s.name in train else s for s in whole]
 
 
 def start_model(config: RunConfig, directory: RunDirectory, base_dir: Path) -> Path:

@@ -358,8 +358,8 @@ class Trainer:
     def _stages(self, steps: int | None) -> list[StageConfig]:
         stages = self.config.resolved_stages()
         if steps is not None:
-            train = stages[-1].train.model_copy(update={"steps": steps, "epochs": None})
-            stages[-1] = stages[-1].model_copy(update={"train": train})
+            train = stages[-1].train.replace(steps=steps, epochs=None)
+            stages[-1] = stages[-1].replace(train=train)
         return stages
 
     def _rollouts(self, stages: Sequence[StageConfig]) -> list[StageConfig]:

@@ -23,7 +23,7 @@ from agentrl.controller.schedule import OffPolicyConfig
 from agentrl.controller.state import TrainState
 from agentrl.controller.stop_request import StopRequest
 from agentrl.engines import PauseMode
-from agentrl.errors import AgentRLError, EngineError
+from agentrl.errors import AgentRLError, EngineError, WeightMismatchError
 from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState
 from agentrl.types import TrajectoryGroup
 
@@ -165,7 +165,11 @@ class RolloutService:
         if changed:
             state = state.published()
             self.before_publish(state.policy_version)
-            self._publish(state.policy_version, self.overlap.pause_mode)
+            try:
+                self._publish(state.policy_version, self.overlap.pause_mode)
+            except WeightMismatchError:  # the step is kept: its groups are not played again
+                self.make_room(state.policy_version)
+                raise
         self.make_room(state.policy_version)
         return state
 

@@ -91,8 +91,7 @@ class ServerPool:
             raise failure
         for server in self.servers:
             server.state = "serving"
-            fields = {"event": "server_started", "server": server.name, "engine": self._engine}
-            logger.info("%s serves [%s]", server.name, self._engine, extra=fields)
+            self._log(server, "server_started", "serves")
         for server in self.servers:
             self._in_background(self._watch(server))
 
@@ -140,9 +139,7 @@ class ServerPool:
         """Given servers that took part in an update serve again."""
         for server in self._returning:
             server.state = "serving"
-            self._tell(
-                server, "server_returned", f"{server.name} answers again, and serves", warns=False
-            )
+            self._log(server, "server_returned", "answers again, and serves")
         self._returning.clear()
 
     async def settle(self) -> None:
@@ -252,6 +249,11 @@ class ServerPool:
         self._notices.append(EngineNotice(event, message, counts))
         fields = {"event": event, "server": server.name, "engine": self._engine, "away_s": away_s}
         logger.log(logging.WARNING if warns else logging.INFO, message, extra=fields)
+
+    def _log(self, server: Server, event: str, text: str) -> None:
+        """An event of which no person need hear."""
+        fields = {"event": event, "server": server.name, "engine": self._engine}
+        logger.info("%s %s [%s]", server.name, text, self._engine, extra=fields)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)

@@ -19,7 +19,7 @@ from tests.run.tiny_run import metrics
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(900)]
 
 
-@pytest.mark.parametrize("weight_sync", ["disk", "tensor", "group"])
+@pytest.mark.parametrize("weight_sync", ["disk", "http", "broadcast"])
 def test_training_publishes_each_step_and_samples_what_it_trains(
     tmp_path: Path, model: Path, server: str, weight_sync: str
 ) -> None:

@@ -1,0 +1,183 @@
+"""Events of a server's life: each is a log line with its fields, and a notice where a person should know."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+
+from agentrl.engines import EnginePlace
+from agentrl.engines.sglang import SGLangEngine, SGLangEngineSpec
+from agentrl.errors import EngineError, MachineError
+from agentrl.weight_sync import HttpSender
+from tests.engines.servers.broken_server import Behaviour, BrokenServer, broken_server, says
+from tests.engines.servers.sglang_answers import VOCAB, answer_without_spans, request
+
+DONE = says(b'{"success": true, "message": "done"}')
+NOTHING = says(b"{}")
+TENSORS = {"model.norm.weight": np.ones(4, np.float32)}
+CONFIG = {
+    "vocab_size": VOCAB,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "dtype": "float32",
+    "tie_word_embeddings": True,
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> EnginePlace:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(CONFIG))
+    save_file(TENSORS, tmp_path / "model" / "model.safetensors")
+    return EnginePlace(str(tmp_path / "model"), str(tmp_path / "servers"), context_tokens=64)
+
+
+class FakeServer:
+    """The routes of a sound SGLang 0.5.18, whose answers carry the label that it was given last."""
+
+    def __init__(self, **routes: Behaviour) -> None:
+        self.label = ""
+        self.routes: dict[str, Behaviour] = {
+            "server_info": says(
+                json.dumps({"version": "0.5.18", "dtype": "float32", "device": "cpu"}).encode()
+            ),
+            "update_weight_version": self._named,
+            "update_weights_from_tensor": self._named,
+            "generate": self._answered,
+            **dict.fromkeys(
+                (
+                    *("model_info", "health", "abort_request", "continue_generation"),
+                    *("flush_cache", "pause_generation"),
+                ),
+                NOTHING,
+            ),
+        } | routes
+
+    def _named(self, handler: Any) -> None:
+        body = json.loads(handler.body)
+        self.label = body.get("new_version") or body.get("weight_version")
+        DONE(handler)
+
+    def _answered(self, handler: Any) -> None:
+        whole = answer_without_spans()
+        whole["meta_info"]["weight_version"] = self.label
+        handler.answer(json.dumps(whole).encode())
+
+
+Build = Callable[..., tuple[SGLangEngine, BrokenServer]]
+
+
+@pytest.fixture
+def build(place: EnginePlace) -> Iterator[Build]:
+    """An engine on a fake server, whose routes may be given, and on so many sound ones."""
+    contexts, engines = [], []
+
+    def start(routes: Mapping[str, Behaviour]) -> BrokenServer:
+        fake = FakeServer(**routes)
+        context = broken_server({f"/{name}": does for name, does in fake.routes.items()})
+        contexts.append(context)
+        return context.__enter__()
+
+    def make(*, sound: int = 0, **routes: Behaviour) -> tuple[SGLangEngine, BrokenServer]:
+        server = start(routes)
+        urls = (server.url, *(start({}).url for _ in range(sound)))
+        spec = SGLangEngineSpec(urls=urls, health_interval_s=0.1, call_timeout_s=5.0)
+        engines.append(SGLangEngine(place, spec, HttpSender()))
+        return engines[-1], server
+
+    yield make
+    for engine in engines:
+        engine.close()
+    for context in contexts:
+        context.__exit__(None, None, None)
+
+
+def events(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    """Name and level of each event that was logged."""
+    return [(row.event, row.levelname) for row in caplog.records if hasattr(row, "event")]
+
+
+def publish(engine: SGLangEngine, version: int, tensors: Mapping[str, np.ndarray]) -> None:
+    engine.pause("retract")
+    session = engine.begin_update(version)
+    for name, tensor in tensors.items():
+        session.put(name, torch.from_numpy(tensor))
+    session.commit()
+    engine.resume()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not holds():
+            await asyncio.sleep(0.02)
+
+
+def test_a_server_that_comes_up_is_told(build: Build, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    engine, server = build()
+    assert events(caplog) == [("server_started", "INFO")]
+    assert server.url in caplog.records[-1].message
+    assert engine.take_notices() == []
+
+
+async def test_a_call_that_is_tried_again_is_told(
+    build: Build, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake = FakeServer()
+    failing = iter([says(b'{"error": "boom"}', 500)])
+    engine, _ = build(
+        generate=lambda handler: next(failing, fake._answered)(handler),
+        update_weight_version=fake._named,
+    )
+    await engine.generate(request())
+    (row,) = [row for row in caplog.records if getattr(row, "event", "") == "call_retried"]
+    assert (row.levelname, row.attempt, row.request) == ("WARNING", 1, "episode/0")
+    assert "HTTP 500: boom" in row.message
+
+
+async def test_a_server_that_is_lost_and_one_that_returns_are_told(
+    build: Build, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    sick: list[bool] = []
+    engine, _ = build(sound=1, health=lambda handler: says(b"{}", 500 if sick else 200)(handler))
+    sick.append(True)
+    await until(lambda: sorted(engine.server_states().values()) == ["lost", "serving"])
+    (notice,) = engine.take_notices()
+    assert (notice.event, notice.counts) == ("server_lost", {"count/lost_servers": 1.0})
+    sick.clear()
+    await asyncio.to_thread(publish, engine, 1, TENSORS)
+    assert engine.take_notices() == []
+    assert list(engine.server_states().values()) == ["serving", "serving"]
+    assert events(caplog)[2:] == [("server_lost", "WARNING"), ("server_returned", "INFO")]
+
+
+def test_an_update_that_is_refused_is_told(build: Build, caplog: pytest.LogCaptureFixture) -> None:
+    engine, _ = build(update_weights_from_tensor=says(b'{"error": "no room"}', 400))
+    with pytest.raises(EngineError, match="refused /update_weights_from_tensor with HTTP 400"):
+        publish(engine, 1, TENSORS)
+    assert events(caplog) == [("update_refused", "WARNING")]
+    assert "no room" in caplog.records[-1].message
+    assert engine.health().state == "corrupt"
+
+
+async def test_an_update_goes_to_a_server_without_brackets(build: Build) -> None:
+    engine, server = build()
+    await asyncio.to_thread(publish, engine, 1, TENSORS)
+    answer = await engine.generate(request())
+    assert {segment.policy_version for segment in answer.segments} == {1}
+    assert "/begin_weight_update" not in server.calls
+
+
+def test_a_server_below_the_least_version_is_not_used(build: Build) -> None:
+    with pytest.raises(MachineError, match=r"is SGLang 0\.5\.17; agentrl needs at least 0\.5\.18"):
+        build(server_info=says(b'{"version": "0.5.17"}'))

@@ -44,7 +44,7 @@ class Critic(LearningRole):
         )
         self._facts = model_facts(self.model)
         shard_over(self.model, data_mesh(place), dtype=self.dtype)
-        self.learner = Learner(OptimSpec(lr=1e-3), self.model, self.model.head, "critic")
+        self.learner = Learner(OptimSpec(lr=1e-3), self.model, self.model.head, "critic", None)
 
     @register(Dispatch.FIRST)
     def facts(self) -> ModelInfo:

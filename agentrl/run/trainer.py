@@ -56,7 +56,15 @@ from agentrl.run.stages import (
     rollout_worker_spec,
     run_stage,
 )
-from agentrl.store import EventLog, JsonlWriter, RunDirectory, TrajectoryWriter, write_json
+from agentrl.store import (
+    EventLog,
+    JsonlWriter,
+    RunDirectory,
+    TrajectoryWriter,
+    logging_to,
+    write_json,
+)
+from agentrl.terminal_log import warnings_on
 from agentrl.tools import Tool, ToolFactory
 from agentrl.types import Task, Trajectory
 
@@ -120,6 +128,7 @@ class Trainer:
         self._console = console or Console(quiet=True)
         self._base_dir = Path(config.run.base_dir or ".").resolve()
         self._session: RunProcesses | None = None
+        self._log_folder: Path | None = None
         self._chat: EpisodeHost | None = None
         self._hosting = False
         self._models: Mapping[str, Path] = {}
@@ -148,7 +157,12 @@ class Trainer:
             display = StepDisplay(self._console, directory.root)
             for line in told:
                 display.message(line)
-            with closing(EventLog(directory)) as events:
+            self._log_folder = directory.log_folder.resolve()
+            with (
+                closing(EventLog(directory)) as events,
+                logging_to(self._log_folder / "driver.jsonl"),
+                warnings_on(display.alert),
+            ):
                 interruption = Interruption(stop, directory, stages, display, events)
                 try:
                     with display:
@@ -370,7 +384,7 @@ class Trainer:
 
     def _processes(self) -> RunProcesses:
         if self._session is None:
-            self._session = RunProcesses(self.config)
+            self._session = RunProcesses(self.config, self._log_folder)
         return self._session
 
     def _sinks(self, directory: RunDirectory) -> Sinks:

@@ -146,9 +146,8 @@ class RunDirectory:
     ledger_path = _Place("ledger.jsonl")
     """Each change of state of each draw."""
 
-    def log_path(self, process: str) -> Path:
-        """The log of one process of the run (``LogFile``), such as ``driver`` or ``rank-0``."""
-        return self.root / "logs" / f"{process}.jsonl"
+    log_folder = _Place("logs")
+    """A log of each process of the run (``LogFile``): ``driver.jsonl``, ``rank-0.jsonl``, ..."""
 
     summary_path = _Place("summary.json")
     """What the run came to."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -40,10 +41,17 @@ class RayRoleGroup:
         threads: torch and OpenMP threads a rank.
         device: ``cpu`` or ``cuda``.
         call_timeout_s: deadline of one collective call.
+        log_folder: where each rank keeps its log; None keeps none.
     """
 
     def __init__(
-        self, num_ranks: int, *, threads: int, device: str = "cpu", call_timeout_s: float = 1800.0
+        self,
+        num_ranks: int,
+        *,
+        threads: int,
+        device: str = "cpu",
+        call_timeout_s: float = 1800.0,
+        log_folder: Path | None = None,
     ) -> None:
         self.mesh = MeshShape(dp=num_ranks)
         self._calls = ActorCalls(
@@ -66,7 +74,12 @@ class RayRoleGroup:
         host, port = self._calls.get(self._ranks[0].free_address.remote(), "starting rank 0", 0)
         places = [DistSpec(rank, num_ranks, host, port, device) for rank in range(num_ranks)]
         refs = [
-            actor.start.remote(f"episodes-{place.rank}", place, threads)
+            actor.start.remote(
+                f"episodes-{place.rank}",
+                place,
+                threads,
+                None if log_folder is None else log_folder / f"rank-{place.rank}.jsonl",
+            )
             for actor, place in zip(self._ranks, places, strict=True)
         ]
         self._calls.gather(refs, "starting the workers")

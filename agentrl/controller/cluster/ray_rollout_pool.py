@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -76,6 +77,7 @@ def rollout_workers(
     max_restarts: int = 3,
     answer_s: float = 120.0,
     call_timeout_s: float = 1800.0,
+    log_folder: Path | None = None,
 ) -> RayRolloutPool:
     """A pool of workers apart from any rank, on any machine of the cluster.
 
@@ -87,6 +89,7 @@ def rollout_workers(
         answer_s: seconds in which a worker answers a call that costs it no work; a silent one is
             replaced too.
         call_timeout_s: deadline of one call.
+        log_folder: where each worker keeps its log; None keeps none.
     """
     actor = rollout_actor.options(
         num_cpus=1,
@@ -96,8 +99,10 @@ def rollout_workers(
     )
 
     def start(number: int) -> Any:
+        log = None if log_folder is None else log_folder / f"rollout-{number}.jsonl"
         started = actor.remote()
-        started.start.remote(f"episodes-{number}", None, threads)  # the first of its calls
+        # the first of its calls
+        started.start.remote(f"episodes-{number}", None, threads, log)
         return started
 
     return RayRolloutPool(

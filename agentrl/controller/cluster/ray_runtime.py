@@ -8,7 +8,9 @@ import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import ray
@@ -19,6 +21,7 @@ from agentrl.controller.cluster.worker import RoleSpec, Worker
 from agentrl.engines import EngineLayout
 from agentrl.errors import AgentRLError, TrainingError, WeightMismatchError
 from agentrl.rollouts import GroupOutcome
+from agentrl.store import logging_to
 from agentrl.tools import close_shared_tools
 from agentrl.training import DistSpec
 from agentrl.types import file_modules
@@ -89,6 +92,7 @@ class _RayWorker:
 
     def __init__(self) -> None:
         self._worker: Worker | None = None
+        self._open = ExitStack()  # of what lives as long as the actor
 
     def free_address(self) -> tuple[str, int]:
         """This host as the others reach it, and a port that is free there now."""
@@ -97,7 +101,12 @@ class _RayWorker:
             probe.bind((host, 0))
             return host, int(probe.getsockname()[1])
 
-    def start(self, name: str, place: DistSpec | None, threads: int) -> None:
+    def start(
+        self, name: str, place: DistSpec | None, threads: int, log: Path | None = None
+    ) -> None:
+        """Makes the worker; ``log`` is where its records are kept as long as it lives."""
+        if log is not None:
+            self._open.enter_context(logging_to(log))
         self._worker = Worker(name, place, threads)
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 
 from agentrl.config import RunConfig
 from agentrl.controller.cluster.role_group import LocalRoleGroup, RoleGroup
@@ -27,6 +28,7 @@ class RunProcesses:
 
     Args:
         config: ``controller.mode``, and the size of the group.
+        log_folder: where each process keeps its log; None keeps none.
 
     Raises:
         ConfigError: ``controller.mode=inline`` with several ranks, or with rollout workers.
@@ -35,7 +37,7 @@ class RunProcesses:
     roles: RoleGroup
     rollouts: RolloutPool
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: RunConfig, log_folder: Path | None = None) -> None:
         stages = config.resolved_stages()
         ranks = max(stage.train.world_size for stage in stages)
         workers = max(stage.rollout.num_workers for stage in stages)
@@ -55,7 +57,7 @@ class RunProcesses:
 
                 if start_ray(ranks + workers, config.controller.ray_address):
                     opened.callback(shut_down_ray)
-                group = RayRoleGroup(ranks, threads=threads)
+                group = RayRoleGroup(ranks, threads=threads, log_folder=log_folder)
                 opened.callback(group.close)
                 self.roles = group
                 self.rollouts = group.rollouts
@@ -68,6 +70,7 @@ class RunProcesses:
                         resources=own.worker_resources,
                         max_restarts=own.worker_restarts,
                         answer_s=own.worker_liveness_timeout_s,
+                        log_folder=log_folder,
                     )
                     opened.callback(self.rollouts.close)
             self._opened = opened.pop_all()

@@ -84,6 +84,7 @@ def _prepare(images: Sequence[str]) -> None:
 
 def _reap() -> None:
     from agentrl.cli.terminal import say
+    from agentrl.config.key_names import with_keys
     from agentrl.engines.servers.orphan_cleanup import reap_servers
     from agentrl.errors import MachineError
     from agentrl.sandbox.docker.containers import remove_orphaned_containers
@@ -93,7 +94,7 @@ def _reap() -> None:
     try:
         removed += remove_orphaned_containers()
     except MachineError as error:
-        say(f"containers: not looked for: {error}")
+        say(with_keys(f"containers: not looked for: {error}"))
     for line in removed:
         say(f"removed {line}")
     if not removed:

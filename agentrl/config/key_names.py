@@ -21,6 +21,11 @@ _FIELD = re.compile(r"\b([A-Z]\w+)\.([a-z]\w*)\b")
 _DERIVED: Mapping[str, str] = {
     "ActorSpec.model_path": "model.path",
     "AgentProgramSpec.command": "env.agent_command",
+    "EnginePlace.context_tokens": "rollout.context_tokens",
+    "EnginePlace.dtype": "rollout.dtype",
+    "EnginePlace.kv_tokens": "rollout.kv_tokens",
+    "EnginePlace.max_running": "rollout.max_running",
+    "EnginePlace.model_path": "model.path",
     "EpisodeLimits.max_prompt_tokens": "data.max_prompt_tokens",
     "EpisodeLimits.max_response_tokens": "rollout.max_response_tokens",
     "EpisodeLimits.max_turns": "rollout.max_turns",

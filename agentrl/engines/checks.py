@@ -261,7 +261,7 @@ def check_request(
     elif ids.size + sampling.max_new_tokens > context:
         problem = (
             f"prompt and max_new_tokens must fit the engine's context_tokens={context}, got {ids.size} + "
-            f"{sampling.max_new_tokens}; shorten one, or raise rollout.context_tokens"
+            f"{sampling.max_new_tokens}; shorten one, or raise EnginePlace.context_tokens"
         )
     elif request.media and not images:
         problem = (

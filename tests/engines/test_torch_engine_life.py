@@ -35,11 +35,11 @@ def test_the_specification_imports_no_torch() -> None:
     ("settings", "named"),
     [
         ({"dtype": "float16"}, "model.dtype"),
-        ({"max_running": 0}, "rollout.max_running"),
-        ({"context_tokens": 1}, "rollout.context_tokens"),
+        ({"max_running": 0}, "EnginePlace.max_running"),
+        ({"context_tokens": 1}, "EnginePlace.context_tokens"),
         (
             {"kv_tokens": 100, "context_tokens": 200},
-            "rollout.kv_tokens.*rollout.context_tokens=200",
+            "EnginePlace.kv_tokens.*EnginePlace.context_tokens=200",
         ),
     ],
 )

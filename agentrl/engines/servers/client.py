@@ -31,7 +31,7 @@ def read_config(model: str | Path) -> Mapping[str, Any]:
         config: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(
-            f"model.path must be a Hugging Face folder, {path} cannot be read: {error}"
+            f"EnginePlace.model_path must be a Hugging Face folder, {path} cannot be read: {error}"
         ) from error
     return config
 
@@ -56,7 +56,7 @@ class ModelSizes:
         longest = int(text.get("max_position_embeddings") or place.context_tokens)
         if place.context_tokens > longest:
             raise ConfigError(
-                f"rollout.context_tokens must be at most the model's max_position_embeddings="
+                f"EnginePlace.context_tokens must be at most the model's max_position_embeddings="
                 f"{longest}, got {place.context_tokens}; lower it"
             )
         tied = text.get("tie_word_embeddings", config.get("tie_word_embeddings", False))

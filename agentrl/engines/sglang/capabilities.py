@@ -63,7 +63,7 @@ def require_version(version: object, server: str) -> Version:
     if numbers < MIN_VERSION:
         raise MachineError(
             f"{server} is SGLang {version}; agentrl needs at least {shown(MIN_VERSION)}: install a "
-            "newer one (`agentrl install sglang`) and name its interpreter in rollout.sglang.python"
+            "newer one (`agentrl install sglang`) and name its interpreter in SGLangEngineSpec.python"
         )
     return numbers
 

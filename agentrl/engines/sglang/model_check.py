@@ -47,7 +47,7 @@ def model_problem(
             )
     if (dtype := _dtype(str(info.get("dtype")), config)) != place.dtype:
         return (
-            f"computes in {dtype} (its --dtype is {info.get('dtype')!r}), rollout.dtype="
+            f"computes in {dtype} (its --dtype is {info.get('dtype')!r}), EnginePlace.dtype="
             f"{place.dtype!r} is wanted; start it with --dtype {place.dtype}, or change the setting"
         )
     if preferred := served.get("preferred_sampling_params"):
@@ -62,7 +62,7 @@ def model_problem(
     longest = int(info.get("max_req_input_len") or 0)
     if longest and longest < place.context_tokens:
         return (
-            f"takes prompts below {longest} tokens, rollout.context_tokens={place.context_tokens} "
+            f"takes prompts below {longest} tokens, EnginePlace.context_tokens={place.context_tokens} "
             f"needs more; start it with --context-length {place.context_tokens + SPARE_POSITIONS} "
             "and as many --max-total-tokens, or lower it"
         )

@@ -181,7 +181,7 @@ class TorchScheduler:
             self._withdraw(job)
             message = (
                 f"request {job.request.request_id!r} spent its deadline_s={job.request.deadline_s} of engine time "
-                f"after {job.logprobs.size} tokens; raise it, or lower max_new_tokens or rollout.max_running"
+                f"after {job.logprobs.size} tokens; raise it, or lower max_new_tokens or EnginePlace.max_running"
             )
             self._answer(job, EngineError(message))
         self._next_expiry = min((job.deadline for job in self._jobs.values()), default=float("inf"))

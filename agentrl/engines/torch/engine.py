@@ -63,7 +63,7 @@ class TorchEngine:
             model = load_model(place, spec.device, config, state_dict)
             if place.context_tokens > model.max_positions:
                 raise ConfigError(
-                    f"rollout.context_tokens must be at most the model's max_position_embeddings="
+                    f"EnginePlace.context_tokens must be at most the model's max_position_embeddings="
                     f"{model.max_positions}, got {place.context_tokens}; lower it"
                 )
             self._core = TorchScheduler(plan, model, self._life, place.decode)

@@ -40,13 +40,13 @@ class RowPlan:
         dtypes = ("float32", "bfloat16")
         rules = (
             ("model.dtype", place.dtype in dtypes, place.dtype, "'float32' or 'bfloat16'"),
-            ("rollout.context_tokens", context >= 2, context, "at least 2"),
-            ("rollout.max_running", place.max_running >= 1, place.max_running, "at least 1"),
+            ("EnginePlace.context_tokens", context >= 2, context, "at least 2"),
+            ("EnginePlace.max_running", place.max_running >= 1, place.max_running, "at least 1"),
             (
-                "rollout.kv_tokens",
+                "EnginePlace.kv_tokens",
                 kv_tokens is None or kv_tokens >= context,
                 kv_tokens,
-                f"at least rollout.context_tokens={context}, one request's KV",
+                f"at least EnginePlace.context_tokens={context}, one request's KV",
             ),
         )
         for name, holds, value, rule in rules:

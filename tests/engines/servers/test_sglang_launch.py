@@ -120,11 +120,11 @@ def test_each_rank_on_a_cpu_has_a_core_of_those_that_may_be_used(
     [
         (
             {"tp_size": 3},
-            r"rollout\.sglang\.tp_size must divide the model's num_attention_heads=4 .*, got 3",
+            r"SGLangEngineSpec\.tp_size must divide the model's num_attention_heads=4 .*, got 3",
         ),
         (
             {"context_tokens": 600},
-            r"rollout\.context_tokens must be at most .*max_position_embeddings=512, got 600",
+            r"EnginePlace\.context_tokens must be at most .*max_position_embeddings=512, got 600",
         ),
     ],
 )

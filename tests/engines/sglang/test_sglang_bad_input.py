@@ -56,7 +56,8 @@ def test_a_server_that_computes_in_another_dtype_is_refused(
     }
     own = neighbour(says(json.dumps(info).encode()), "/server_info")
     with pytest.raises(
-        EngineError, match=r"computes in float16 \(its --dtype is 'auto'\), rollout.dtype='float32'"
+        EngineError,
+        match=r"computes in float16 \(its --dtype is 'auto'\), EnginePlace.dtype='float32'",
     ):
         build(own.url, sender=HttpSender)
 

@@ -267,6 +267,6 @@ def test_a_server_with_a_shorter_context_is_refused(
     longer = altered(model, tmp_path / "longer", max_position_embeddings=4096)
     with pytest.raises(
         EngineError,
-        match=r"takes prompts below \d+ tokens, rollout\.context_tokens=4096 needs more",
+        match=r"takes prompts below \d+ tokens, EnginePlace\.context_tokens=4096 needs more",
     ):
         build(server, context_tokens=4096, model=str(longer))

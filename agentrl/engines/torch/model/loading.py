@@ -61,7 +61,7 @@ def _read_config(folder: Path) -> Mapping[str, Any]:
         config: Mapping[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise EngineError(
-            f"model.path must be a Hugging Face folder with a config.json, {folder} is not: {error}",
+            f"EnginePlace.model_path must be a Hugging Face folder with a config.json, {folder} is not: {error}",
             retryable=False,
         ) from error
     return config

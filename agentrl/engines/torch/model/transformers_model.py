@@ -72,14 +72,14 @@ class TransformersModel:
         """
         with _quiet_transformers():
             module, found = _built(
-                f"model.path={str(folder)!r}",
+                f"EnginePlace.model_path={str(folder)!r}",
                 lambda: AutoModelForCausalLM.from_pretrained(
                     folder, dtype=dtype, local_files_only=True, output_loading_info=True
                 ),
             )
         if missing := sorted(found["missing_keys"]):
             raise EngineError(
-                f"model.path: {folder} lacks {len(missing)} weights of the model, the first is {missing[0]!r}; "
+                f"EnginePlace.model_path: {folder} lacks {len(missing)} weights of the model, the first is {missing[0]!r}; "
                 "save the model again with save_pretrained",
                 retryable=False,
             )

@@ -216,7 +216,7 @@ def folder_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
     if not files or absent:
         what = f"lacks {absent[0]}" if absent else "holds no *.safetensors file"
         raise EngineError(
-            f"model.path: {folder} {what}; save the model with save_pretrained(safe_serialization=True)",
+            f"EnginePlace.model_path: {folder} {what}; save the model with save_pretrained(safe_serialization=True)",
             retryable=False,
         )
     for file in files:

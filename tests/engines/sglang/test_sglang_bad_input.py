@@ -80,7 +80,7 @@ def test_a_completion_without_tokens_is_a_turn_of_an_episode_that_is_trained(
     calls, real = itertools.count(), passes_on(server)
 
     def often_nothing(handler: Handler) -> None:
-        if next(calls) % 3:
+        if b"logprob_start_len" in handler.body or next(calls) % 3:  # the probe is answered
             return real(handler)
         meta = {
             "finish_reason": {"type": "stop", "matched": None},

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from agentrl.controller.cluster import ray_runtime
 from agentrl.controller.cluster.rollout_pool import collect_groups
-from agentrl.errors import AgentRLError, EngineError
+from agentrl.errors import AgentRLError, EngineError, TrainingError
 from agentrl.rollouts import GroupOutcome, GroupRequest
 from tests.controller.tiny import TASKS, Cluster
 
@@ -249,3 +250,18 @@ def _over_two_nodes(model: Path, found: Any) -> None:
         ray.shutdown()
     finally:
         cluster.shutdown()
+
+
+def test_an_answer_that_takes_long_is_logged_once(
+    ray_started: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import ray
+
+    monkeypatch.setattr(ray_runtime, "_SLOW_S", 0.0)
+    monkeypatch.setattr(ray_runtime, "_POLL_S", 0.05)
+    gate = ray.put(None)
+    asked = ray.remote(lambda _: time.sleep(1.0)).remote(gate)
+    calls = ray_runtime.ActorCalls(60.0, "worker {}".format, TrainingError)
+    assert calls.gather([asked], "a nap") == [None]
+    (record,) = (row for row in caplog.records if vars(row).get("event") == "slow_call")
+    assert vars(record)["waiting_for"] == "worker 0"

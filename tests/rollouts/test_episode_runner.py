@@ -100,7 +100,9 @@ def test_an_attempt_that_the_engine_failed_is_made_again_from_the_same_seeds(ope
     assert engine.requests[0].seed == engine.requests[1].seed
 
 
-def test_after_its_retries_an_attempt_is_failed(opened: Open) -> None:
+def test_after_its_retries_an_attempt_is_failed(
+    opened: Open, caplog: pytest.LogCaptureFixture
+) -> None:
     runner = opened(
         scripted([say("x")], failures={n: EngineError("away") for n in range(9)}), max_retries=2
     )
@@ -110,6 +112,11 @@ def test_after_its_retries_an_attempt_is_failed(opened: Open) -> None:
         ("3-0-2", "failed(engine)")
     ]
     assert [t.id for t in outcome.retried] == ["3-0-0", "3-0-1"]
+    logged = [vars(record) for record in caplog.records]
+    assert [(row["event"], row["trajectory_id"], row["retries_left"]) for row in logged] == [
+        ("episode_retried", "3-0-0", 2),
+        ("episode_retried", "3-0-1", 1),
+    ]
     assert outcome.group.finished == ()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import http.client
 import http.server
 import socket
@@ -184,6 +185,32 @@ def test_a_place_is_logged_once_however_often_it_is_asked_for(
         "b:443",
         "refused",
     )
+
+
+class FullListener(socket.socket):
+    """Refuses its first connection as a process without free descriptors does."""
+
+    refused = False
+
+    def accept(self) -> tuple[socket.socket, object]:
+        if not self.refused:
+            self.refused = True
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().accept()
+
+
+def test_a_proxy_that_cannot_accept_pauses_and_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    listener = FullListener()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    place = "{}:{}".format(*listener.getsockname())
+    proxy = ProxyServer(listener, AllowList(("a",)))
+    try:
+        assert send(place, b"CONNECT b:443 HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 403")
+    finally:
+        proxy.close()
+    events = [vars(record)["event"] for record in caplog.records]
+    assert events == ["sandbox_proxy_paused"]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from agentrl.engines.sglang import SGLangEngine
+from agentrl.errors import EngineError
 from agentrl.weight_sync import HttpSender
 from tests.engines.sglang.models import (
     HuggingFace,
@@ -42,7 +43,7 @@ def servers_of(folder: Path) -> list[int]:
             continue
         if (
             "sglang.launch_server" in words
-            and "lifeline" not in " ".join(words)
+            and "supervise" not in " ".join(words)
             and str(folder) in " ".join(words)
         ):
             found.append(int(process.name))
@@ -111,3 +112,34 @@ def test_a_run_goes_on_when_its_server_is_killed_in_the_middle_of_a_step(
     assert [row["policy_version"] for row in rows] == [1, 2, 3]
     assert max(row["mismatch/logp_abs/max"] for row in rows) < 1e-4
     assert_each_was_trained_once(run_dir)
+
+
+async def test_a_server_that_dies_too_often_is_given_up_and_said_so(
+    build: Callable[..., SGLangEngine],
+    python: str,
+    model: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    own = shutil.copytree(model, tmp_path / "model")
+    engine = await asyncio.to_thread(
+        lambda: build(
+            command=(python, "-m", "sglang.launch_server"),
+            device="cpu",
+            model=str(own),
+            sender=HttpSender,
+            startup_timeout_s=RESTART_S,
+            max_restarts=0,
+        )
+    )
+    os.kill(servers_of(tmp_path)[0], signal.SIGKILL)
+    async with asyncio.timeout(RESTART_S):
+        while "gone" not in engine.server_states().values():
+            await asyncio.sleep(0.2)
+    events = [vars(record).get("event") for record in caplog.records]
+    assert [event for event in events if event in ("server_lost", "server_gone")] == [
+        "server_lost",
+        "server_gone",
+    ]
+    with pytest.raises(EngineError, match="no server is left"):
+        await engine.generate(request("after", [5]))

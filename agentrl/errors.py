@@ -1,8 +1,8 @@
 """One tree of errors, named for the boundary that a failure crossed.
 
 A message says the setting or thing, the rule, the value found and what to do. ``exit_code`` is what
-the command line returns: 2 configuration and tools, 3 data, 4 the machine (no GPU, server or sandbox), 143 interrupted
-by a signal, 1 otherwise.
+the command line returns: 2 configuration and tools, 3 data, 4 the machine (no GPU, server or
+sandbox), 143 interrupted by a signal, 1 otherwise.
 """
 
 from __future__ import annotations
@@ -33,19 +33,23 @@ __all__ = [
 
 
 class AgentRLError(Exception):
-    """Root of every error that agentrl raises on purpose; it keeps its attributes when it crosses processes.
+    """Root of every error that agentrl raises on purpose; it keeps its attributes when it crosses
+    processes.
 
     Args:
         message: what is wrong and what to do.
-        fields: settings that it is about, the first being the one to change, each as ``SpecClass.field`` just as the
-            message has it. A command line shows their keys (``agentrl.config.with_keys``).
+        fields: settings that it is about, the first being the one to change, each as
+            ``SpecClass.field`` just as the message has it. A command line shows their keys
+            (``agentrl.config.with_keys``).
     """
 
     boundary = "agentrl"
     fields: tuple[str, ...] = ()
     exit_code = 1
     has_own_traceback = True
-    """Whether an error of exit code 1 is shown with agentrl's own traceback; its message alone says all where not."""
+    """Whether an error of exit code 1 is shown with agentrl's own traceback; its message alone says
+    all where not.
+    """
 
     def __init__(self, *message: object, fields: Iterable[str] = ()) -> None:
         super().__init__(*message)
@@ -56,7 +60,8 @@ class AgentRLError(Exception):
 class ConfigError(AgentRLError, ValueError):
     """A setting breaks a rule. The message names the setting, the rule, the value and the remedy.
 
-    It is a ValueError, so that a section's validators may raise it and all faults of a file are still collected.
+    It is a ValueError, so that a section's validators may raise it and all faults of a file are
+    still collected.
     """
 
     boundary = "config"
@@ -127,7 +132,8 @@ class ServerError(EngineError):
         message: which server, what it said and what to do; keys are masked in it.
         retryable: whether the same request may succeed later.
         status: the HTTP status; None where no answer came.
-        code: the server's own name for the error, such as ``context_length_exceeded``; empty where it gave none.
+        code: the server's own name for the error, such as ``context_length_exceeded``; empty where
+            it gave none.
     """
 
     def __init__(
@@ -139,21 +145,27 @@ class ServerError(EngineError):
 
 
 class TokenMismatchError(EngineError):
-    """The recorded tokens differ from what the engine was given or made: never retried, never trained."""
+    """The recorded tokens differ from what the engine was given or made: never retried, never
+    trained.
+    """
 
     def __init__(self, message: str, *, retryable: bool = False) -> None:
         super().__init__(message, retryable=retryable)
 
 
 class WeightMismatchError(EngineError):
-    """An engine computes with other weights than it was sent; the trainer's own are sound, and can be kept."""
+    """An engine computes with other weights than it was sent; the trainer's own are sound, and can
+    be kept.
+    """
 
     def __init__(self, message: str, *, retryable: bool = False) -> None:
         super().__init__(message, retryable=retryable)
 
 
 class EpisodesFailedError(EngineError):
-    """More episodes of a batch failed of one cause than a run may go on with; says which, and where they raised."""
+    """More episodes of a batch failed of one cause than a run may go on with; says which, and where
+    they raised.
+    """
 
     boundary = "rollout"
     has_own_traceback = False
@@ -163,7 +175,8 @@ class EpisodesFailedError(EngineError):
 
 
 class RunInterruptedError(AgentRLError):
-    """A run was asked to end, by a signal; it ended with a checkpoint to go on from, where there was anything to keep.
+    """A run was asked to end, by a signal; it ended with a checkpoint to go on from, where there
+    was anything to keep.
 
     The exit code is a shell's for SIGTERM: 0 would read as a run that is finished.
     """

@@ -1,8 +1,9 @@
 """Terminal log: the package's warnings on the terminal, wherever that is at the moment.
 
-- One place shows them at a time: the command line's standard error, or a run's display while it lasts.
-- What an engine or a worker overcame reaches the display as an incident, once for the whole run; the
-  records of their loggers are kept in the log file alone.
+- One place shows them at a time: the command line's standard error, or a run's display while it
+  lasts.
+- What an engine or a worker overcame reaches the display as an incident, once for the whole run;
+  the records of their loggers are kept in the log file alone.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class _TerminalLog(logging.Handler):
 
 @contextlib.contextmanager
 def warnings_on(show: Callable[[str], None]) -> Iterator[None]:
-    """Shows the package's warnings by ``show`` until the block ends, in place of who showed them before."""
+    """Shows the package's warnings by ``show`` until the block ends, in place of who showed them
+    before.
+    """
     logger = logging.getLogger(_PACKAGE)
     before = [handler for handler in logger.handlers if isinstance(handler, _TerminalLog)]
     handler = _TerminalLog(show)

@@ -29,7 +29,9 @@ __all__ = ["NOT_HERE", "RESULTS", "ROOT", "Figure", "Figures", "add_arguments", 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 NOT_HERE = 4
-"""The exit status of a benchmark that needs what this machine lacks, such as a GPU, and has said so."""
+"""The exit status of a benchmark that needs what this machine lacks, such as a GPU, and has said
+so.
+"""
 
 # What decides a speed or an accuracy here; a package that is not installed is left out.
 MEASURED_PACKAGES = ("torch", "transformers", "ray", "numpy", "trl", "sglang")
@@ -43,7 +45,8 @@ class Figure:
         name: what was measured, as a reader would say it.
         value: the number, finite, in ``unit``.
         unit: ``"s"``, ``"tokens/s"``, ``"x"``; ``""`` for a pure number.
-        target: what the number should be, with its direction (``">= 2.5"``), or None where it is only reported.
+        target: what the number should be, with its direction (``">= 2.5"``), or None where it is
+            only reported.
         met: whether the target was met, or None without one.
     """
 
@@ -129,7 +132,9 @@ class Figures:
         path.write_text(json.dumps(self.as_json(), indent=2) + "\n", encoding="utf-8")
 
     def record(self, path: Path, *, command: str, seeds: Sequence[int]) -> None:
-        """Write the figures with what is needed to measure them again: one file for each benchmark."""
+        """Write the figures with what is needed to measure them again: one file for each
+        benchmark.
+        """
         result = {
             "command": command,
             "commit": commit(),
@@ -182,7 +187,9 @@ def machine() -> dict[str, object]:
 
 
 def cpu_model() -> str:
-    """The processor's name as its maker writes it, or its architecture where the system does not tell."""
+    """The processor's name as its maker writes it, or its architecture where the system does not
+    tell.
+    """
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         for line in cpuinfo.read_text(encoding="utf-8").splitlines():
@@ -194,7 +201,8 @@ def cpu_model() -> str:
 def commit() -> str:
     """The commit that was measured, with ``+changes`` where tracked files differ from it.
 
-    The results and the page made of them are left out: recording one benchmark does not spoil the next.
+    The results and the page made of them are left out: recording one benchmark does not spoil the
+    next.
     """
     head = git("rev-parse", "HEAD")
     changes = git(
@@ -218,8 +226,8 @@ def git(*arguments: str) -> str:
 def own_command(benchmark: str) -> str:
     """The command line that started this benchmark.
 
-    Left out are the options that only say where results go; an absolute path keeps its last part alone, because the
-    rest of it says something about one machine.
+    Left out are the options that only say where results go; an absolute path keeps its last part
+    alone, because the rest of it says something about one machine.
     """
     kept: list[str] = []
     arguments = iter(sys.argv[1:])

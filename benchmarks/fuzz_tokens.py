@@ -1,9 +1,10 @@
 """Token fuzzing: checks the tokens of fuzzed trajectories over all template families.
 
-``python -m benchmarks.fuzz_tokens`` plays them through the real loop with an engine whose script writes well-formed
-turns, turns spelt in other tokens, cut, empty, broken, and any ids at all, against an environment whose every word may
-hold the text of an added token (of both kinds, flagged special and not), odd Unicode or nothing. Each trajectory is
-held against an account of what the engine was given and made that the loop has no part in.
+``python -m benchmarks.fuzz_tokens`` plays them through the real loop with an engine whose script
+writes well-formed turns, turns spelt in other tokens, cut, empty, broken, and any ids at all,
+against an environment whose every word may hold the text of an added token (of both kinds, flagged
+special and not), odd Unicode or nothing. Each trajectory is held against an account of what the
+engine was given and made that the loop has no part in.
 """
 
 from __future__ import annotations

@@ -34,10 +34,14 @@ DEVICE = "cuda:0"
 ROUNDS = 3
 BYTES = 2
 NOTE = (
-    f"Episodes of {TURNS} turns; prompts of 32 to 64 ids, tool results of 8 to 32, completions of a lognormal length "
-    "(median 16, at most 64). generate gets the same ids as one padded batch a turn and prefills it again; medians of "
-    f"{ROUNDS} rounds, both sides in turn. The floor is the least that memory allows: each step of the longest episode "
-    "reads every weight once, and each token the keys and values before it, at the speed of a copy on this device."
+    f"Episodes of {TURNS} turns; prompts of 32 to 64 ids, tool results of 8 to 32, completions of "
+    "a lognormal length "
+    "(median 16, at most 64). generate gets the same ids as one padded batch a turn and prefills "
+    "it again; medians of "
+    f"{ROUNDS} rounds, both sides in turn. The floor is the least that memory allows: each step of "
+    "the longest episode "
+    "reads every weight once, and each token the keys and values before it, at the speed of a copy "
+    "on this device."
 )
 
 
@@ -127,7 +131,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if not torch.cuda.is_available():
         print(
-            "benchmarks.gpu_rollout needs a CUDA device and finds none; run it on a machine with a GPU"
+            "benchmarks.gpu_rollout needs a CUDA device and finds none; run it on a machine with a "
+            "GPU"
         )
         return NOT_HERE
 

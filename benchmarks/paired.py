@@ -10,8 +10,8 @@ __all__ = ["mcnemar_p_value"]
 
 
 def mcnemar_p_value(before: Sequence[bool], after: Sequence[bool]) -> float:
-    """Exact two-sided McNemar test of two policies on the same tasks: the chance of a split at least as uneven
-    among the tasks on which they differ, were both equally good.
+    """Exact two-sided McNemar test of two policies on the same tasks: the chance of a split at
+    least as uneven among the tasks on which they differ, were both equally good.
 
     Raises:
         ValueError: the two are not about the same number of tasks.

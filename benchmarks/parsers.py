@@ -1,7 +1,8 @@
 """Parsers: times parsers on adversarial texts, which the policy can write.
 
-``python -m benchmarks.parsers`` reads each text of ``benchmarks/parsing`` with every parser of agentrl, and says of
-each text how long the slowest of them takes, and what it takes for twice the text.
+``python -m benchmarks.parsers`` reads each text of ``benchmarks/parsing`` with every parser of
+agentrl, and says of each text how long the slowest of them takes, and what it takes for twice the
+text.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ LIMIT_MS = 50.0
 REPEATS = 3
 
 NOTE = (
-    "The best of three readings, in processor time of the thread. Linear time gives a ratio near 2 for twice the text; "
+    "The best of three readings, in processor time of the thread. Linear time gives a ratio near 2 "
+    "for twice the text; "
     "small times scatter."
 )
 

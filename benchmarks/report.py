@@ -1,7 +1,7 @@
 """Report: writes docs/benchmarks.md from the recorded results (``python -m benchmarks.report``).
 
-``--run`` first runs each benchmark of this folder with ``--record``; ``--check`` changes nothing and fails where the
-page is not what the results give.
+``--run`` first runs each benchmark of this folder with ``--record``; ``--check`` changes nothing
+and fails where the page is not what the results give.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HEAD = """# Benchmarks
 
 Made by `python -m benchmarks.report` of the files in `benchmarks/results/`; change those, never this page. `make bench`
 measures all of it again. A figure without a target is reported only; a target that was missed says **no**.
-"""
+"""  # noqa: E501
 KEYS = {"command", "commit", "date", "machine", "seeds", "figures", "notes"}
 
 
@@ -43,7 +43,8 @@ def load(path: Path) -> dict[str, Any]:
     missing = KEYS - result.keys()
     if missing:
         raise ValueError(
-            f"{path.name} must have {', '.join(sorted(KEYS))}; it lacks {', '.join(sorted(missing))}: "
+            f"{path.name} must have {', '.join(sorted(KEYS))}; it lacks "
+            f"{', '.join(sorted(missing))}: "
             "record it again with --record"
         )
     return result
@@ -62,7 +63,8 @@ def section(name: str, result: Mapping[str, Any]) -> str:
         "",
         f"`{result['command']}`",
         "",
-        f"Commit {result['commit']}, {result['date']}, seeds {', '.join(map(str, result['seeds']))}, "
+        f"Commit {result['commit']}, {result['date']}, seeds "
+        f"{', '.join(map(str, result['seeds']))}, "
         f"{', '.join(hardware)}, {machine['system']}, Python {machine['python']}, {versions}.",
         "",
         "| figure | value | target | met |",
@@ -110,7 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.check:
         if not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != text:
             print(
-                "docs/benchmarks.md is not what benchmarks/results gives: run python -m benchmarks.report"
+                "docs/benchmarks.md is not what benchmarks/results gives: run python -m "
+                "benchmarks.report"
             )
             return 1
         return 0

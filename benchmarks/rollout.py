@@ -1,7 +1,7 @@
 """Rollouts: the engine alone, slow tools, and thousands of episodes in flight.
 
-``python -m benchmarks.rollout`` measures all of it, ``--only`` one part. Each part is shown, and recorded in a file of
-its own, as soon as it is measured.
+``python -m benchmarks.rollout`` measures all of it, ``--only`` one part. Each part is shown, and
+recorded in a file of its own, as soon as it is measured.
 """
 
 from __future__ import annotations

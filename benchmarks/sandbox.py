@@ -1,9 +1,10 @@
-"""What sandboxes cost and what they hold: executions a second, the time until a fresh one's first statement, a soak,
-attacks, survivors, and a training step's share.
+"""What sandboxes cost and what they hold: executions a second, the time until a fresh one's first
+statement, a soak, attacks, survivors, and a training step's share.
 
-``python -m benchmarks.sandbox`` measures all of it, ``--only`` one part. Docker's own ways (``docker exec``, ``docker
-run``) and the docker backend need a container engine, by DOCKER_HOST or at its usual socket, and the image that
-``--image`` names; without one they are left out, and the figures say so.
+``python -m benchmarks.sandbox`` measures all of it, ``--only`` one part. Docker's own ways
+(``docker exec``, ``docker run``) and the docker backend need a container engine, by DOCKER_HOST or
+at its usual socket, and the image that ``--image`` names; without one they are left out, and the
+figures say so.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Step: seconds of a training step, against TRL and by phase.
 
-``python -m benchmarks.step --setup`` makes TRL's environment once, in a cache folder; ``python -m benchmarks.step``
-measures. The calculator task runs in blocks, ours and TRL's in turn, so that noise of the machine meets both; the first
-step of every block is left out. Ours is the command ``agentrl train`` as it is: Ray, run directory and store included.
+``python -m benchmarks.step --setup`` makes TRL's environment once, in a cache folder;
+``python -m benchmarks.step`` measures. The calculator task runs in blocks, ours and TRL's in turn,
+so that noise of the machine meets both; the first step of every block is left out. Ours is the
+command ``agentrl train`` as it is: Ray, run directory and store included.
 """
 
 from __future__ import annotations
@@ -48,12 +49,14 @@ NOTES = (
     "versions of torch and transformers. Each step has 16 x 8 episodes of at most 3 turns of 64 "
     "tokens that end at the first turn without a call. Temperature is 1, every episode is trained "
     "once, in fp32 with matmul precision 'highest'.",
-    "Not like for like: agentrl checks each call against a JSON Schema and runs it under a deadline. "
+    "Not like for like: agentrl checks each call against a JSON Schema and runs it under a "
+    "deadline. "
     "It keeps the sampler's logprobs, verifies token ids and published weights, and stores every "
     "trajectory. It takes two processes (Ray's worker, and the driver that stores) where TRL takes "
     "one. Each side samples by its own random numbers and continues with its own policy: tokens "
     "agree on average only.",
-    "TRL generates by transformers' generate; its vLLM path takes no release that runs on a CPU, and "
+    "TRL generates by transformers' generate; its vLLM path takes no release that runs on a CPU, "
+    "and "
     "transformers' continuous batching took 60 s a step where generate took 4.",
 )
 
@@ -117,7 +120,8 @@ def environment(threads: int) -> dict[str, str]:
 
 
 class TRLSide:
-    """TRL's trainer in a process of its own, which takes the requested number of steps and then waits.
+    """TRL's trainer in a process of its own, which takes the requested number of steps and then
+    waits.
 
     Args:
         python: the interpreter of TRL's environment.
@@ -184,7 +188,9 @@ class TRLSide:
 
 
 def sandbox_share(run_dir: Path) -> float:
-    """The share of the training episodes' seconds that they spent on their environment: sandbox and tool calls."""
+    """The share of the training episodes' seconds that they spent on their environment: sandbox and
+    tool calls.
+    """
     reader = TrajectoryReader(RunDirectory.open(run_dir))
     ids = [summary.id for summary in reader.summaries(purpose="train")]
     environment_s = total_s = 0.0

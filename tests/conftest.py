@@ -1,7 +1,8 @@
 """What every test gets: no hub, one thread a process, and in CI no silent skip.
 
-Under ``AGENTRL_CI=1`` a skipped test fails the session, by name and with its reason: a phase of ``.ci/run`` selects
-the tests that this machine must be able to run, so a skip there means that something is missing.
+Under ``AGENTRL_CI=1`` a skipped test fails the session, by name and with its reason: a phase of
+``.ci/run`` selects the tests that this machine must be able to run, so a skip there means that
+something is missing.
 """
 
 from __future__ import annotations
@@ -11,19 +12,22 @@ import os
 import pytest
 from hypothesis import settings
 
-# Before torch, transformers or ray is imported by any test, and inherited by each process that a test starts.
+# Before torch, transformers or ray is imported by any test, and inherited by each process that a
+# test starts.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-# A property is bounded by the number of its examples, never by time: a busy machine is no failure. CI repeats itself.
+# A property is bounded by the number of its examples, never by time: a busy machine is no failure.
+# CI repeats itself.
 settings.register_profile("agentrl", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("agentrl")
 
-# The only reasons for which CI, which runs on Linux, may skip: the test is about another platform, about a promise
-# that no machine lets the backend make (docs/sandbox.md: `landlock` watches the disk, the kernel does not bound it), or
-# about memory cgroups, which processes in a container may not make.
+# The only reasons for which CI, which runs on Linux, may skip: the test is about another platform,
+# about a promise that no machine lets the backend make (docs/sandbox.md: `landlock` watches the
+# disk, the kernel does not bound it), or about memory cgroups, which processes in a container may
+# not make.
 ALLOWED_IN_CI = (
     "needs macOS",
     "landlock does not claim 'disk'",

@@ -1,4 +1,6 @@
-"""A tiny random Qwen2.5-VL in a Hugging Face folder: tokenizer, image processor, weights; and pictures for it."""
+"""A tiny random Qwen2.5-VL in a Hugging Face folder: tokenizer, image processor, weights; and
+pictures for it.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def picture(
 
 
 def write_vision_tokenizer(folder: Path, template: str | None = None) -> Any:
-    """All of a model that a renderer needs: the tokenizer, its template, and how images are told and cut."""
+    """All of a model that a renderer needs: the tokenizer, its template, and how images are told
+    and cut.
+    """
     tokenizer = trained_tokenizer(ORDINARY["qwen2_5"], (*SPECIAL, *MARKERS))
     tokenizer.chat_template, tokenizer.pad_token = template, "<|endoftext|>"
     tokenizer.save_pretrained(folder)

@@ -70,7 +70,8 @@ class AgentProgramSpec:
         found = shutil.which(in_folder, path=self.variables("", "")["PATH"])
         if found is None:
             raise ConfigError(
-                f"AgentProgramSpec.command={list(self.command)} must name a program that may be run from "
+                f"AgentProgramSpec.command={list(self.command)} must name a program that may be "
+                "run from "
                 f"{self.cwd or os.getcwd()}, and {name!r} is none; give its path, or make it "
                 f"executable"
             )

@@ -200,7 +200,9 @@ async def _events(
 
 
 def _retrieve_exception(generating: asyncio.Task[TurnResult]) -> None:
-    """Marks a failure as seen: a client that leaves between two events never asks for the result."""
+    """Marks a failure as seen: a client that leaves between two events never asks for the
+    result.
+    """
     if not generating.cancelled():
         generating.exception()
 

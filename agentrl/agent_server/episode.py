@@ -74,8 +74,8 @@ class ServedEpisode:
         """Generates the policy's turn, as the client gets it.
 
         Args:
-            stream: the request, and the receiver of the turn's tokens. If its client leaves, the turn
-                is cancelled and not recorded.
+            stream: the request, and the receiver of the turn's tokens. If its client leaves, the
+                turn is cancelled and not recorded.
 
         Raises:
             ApiError: the turn failed, and may have ended the episode.

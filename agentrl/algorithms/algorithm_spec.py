@@ -1,9 +1,11 @@
-"""What an algorithm is to the trainer: one frozen record of functions, and the records that they read and return.
+"""What an algorithm is to the trainer: one frozen record of functions, and the records that they
+read and return.
 
-The driver's functions work in numpy, the ranks' in torch without communication. Nothing outside this package compares
-an algorithm's name: whatever the trainer must do is declared here.
+The driver's functions work in numpy, the ranks' in torch without communication. Nothing outside
+this package compares an algorithm's name: whatever the trainer must do is declared here.
 
-Axes: G siblings, J trajectories, S samples, U turns, N trained tokens and C pairs of a micro-batch, T packed tokens.
+Axes: G siblings, J trajectories, S samples, U turns, N trained tokens and C pairs of a micro-batch,
+T packed tokens.
 """
 
 from __future__ import annotations
@@ -45,7 +47,9 @@ F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 
 AlgorithmState = Mapping[str, float]
-"""What an algorithm carries from step to step (an adaptive coefficient); it is kept in checkpoints as JSON."""
+"""What an algorithm carries from step to step (an adaptive coefficient); it is kept in checkpoints
+as JSON.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,7 +58,8 @@ class GroupSummary:
 
     Args:
         draw: its position in the data order.
-        rewards: ``[G]`` float64, of the siblings that finished; failed and cancelled ones are absent.
+        rewards: ``[G]`` float64, of the siblings that finished; failed and cancelled ones are
+            absent.
     """
 
     group_index: int
@@ -114,7 +119,8 @@ class Needs:
     """What the loop must compute before the update.
 
     Args:
-        old_logprobs: the policy's own logprobs before the first update of the batch, recomputed by the trainer.
+        old_logprobs: the policy's own logprobs before the first update of the batch, recomputed by
+            the trainer.
         reference: ``ref_logprobs`` of a frozen reference.
         critic: ``values``; refused until a critic is built.
         advantages: credit spread over tokens; imitation needs none.
@@ -184,7 +190,8 @@ class TokenLoss:
     Args:
         loss: what ``correction`` multiplies.
         stats: by metric name.
-        kl: ``[N]`` estimates of KL(policy, reference), which no correction multiplies; None adds no such term.
+        kl: ``[N]`` estimates of KL(policy, reference), which no correction multiplies; None adds no
+            such term.
         kl_coef: its weight.
     """
 
@@ -229,20 +236,24 @@ class AlgorithmSpec:
         name: for messages and records; nobody branches on it.
         keep_group: whether a finished group is trained.
         credit: numbers for each trajectory and turn of a batch.
-        reduction: ``[S]`` float64 weights w_s; the loss of a mini-batch is ``Σ_t w_s(t) · (c_t · ℓ_t + β · k_t)``.
+        reduction: ``[S]`` float64 weights w_s; the loss of a mini-batch is
+            ``Σ_t w_s(t) · (c_t · ℓ_t + β · k_t)``.
         policy_loss: ℓ per token, and k with its weight β; None where ``pair_loss`` is given.
         advantages: credit brought to tokens.
         correction: ``[N]`` detached factors c_t against the sampler's own probabilities; None is 1.
         next_state: the state after a step.
         initial_state: the state before the first.
         trains: kinds of token that the loss mask may select.
-        pair_loss: ℓ, per pair, of an algorithm that trains a reward model on groups of two (the first is the better).
+        pair_loss: ℓ, per pair, of an algorithm that trains a reward model on groups of two (the
+            first is the better).
         needs: what must be computed before the update.
         normalize_advantages: centre and scale advantages by their moments over the whole batch.
         num_epochs: passes over a batch; ``train.updates_per_batch`` of a run decides.
-        critic_warmup_steps: steps in which the critic alone is updated; refused until a critic is built.
+        critic_warmup_steps: steps in which the critic alone is updated; refused until a critic is
+            built.
         group_size_min: siblings that a group needs at least.
-        max_staleness: published versions that a token may lie back; None sets no bound of the algorithm's own.
+        max_staleness: published versions that a token may lie back; None sets no bound of the
+            algorithm's own.
     """
 
     name: str
@@ -275,12 +286,15 @@ class AlgorithmSpec:
         ):
             if declared:
                 raise ConfigError(
-                    f"algorithm {self.name!r} must leave {name} out, since this version trains no critic, got {declared}"
+                    f"algorithm {self.name!r} must leave {name} out, since this version trains no "
+                    f"critic, got {declared}"
                 )
 
     @property
     def learns_from(self) -> LearnsFrom:
-        """Pairs for a reward model, given conversations where TARGET tokens are trained, else the policy's episodes."""
+        """Pairs for a reward model, given conversations where TARGET tokens are trained, else the
+        policy's episodes.
+        """
         if self.pair_loss is not None:
             return "preferences"
         return "demonstrations" if SegmentKind.TARGET in self.trains else "rollouts"

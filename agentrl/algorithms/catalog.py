@@ -1,4 +1,6 @@
-"""Algorithm catalog: the one place where an algorithm's name becomes its record; looking settings up needs no torch."""
+"""Algorithm catalog: the one place where an algorithm's name becomes its record; looking settings
+up needs no torch.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ __all__ = ["ALGORITHMS", "Entry", "make_algorithm", "settings_of"]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A built-in algorithm: its settings, and where its ``(settings) -> AlgorithmSpec`` is, loaded when made."""
+    """A built-in algorithm: its settings, and where its ``(settings) -> AlgorithmSpec`` is, loaded
+    when made.
+    """
 
     settings: type[AlgorithmSettings]
     make: str
@@ -37,7 +41,8 @@ ALGORITHMS: Mapping[str, Entry] = {
 
 
 def settings_of(name: str) -> type[AlgorithmSettings] | None:
-    """The settings of the built-in algorithm ``name``; None for a user's own, which is checked when it is made.
+    """The settings of the built-in algorithm ``name``; None for a user's own, which is checked when
+    it is made.
 
     Raises:
         ConfigError: no such algorithm.
@@ -48,7 +53,8 @@ def settings_of(name: str) -> type[AlgorithmSettings] | None:
         return None
     raise AlgorithmSettings.broken(
         "name",
-        f"={name!r} is unknown{did_you_mean(name, ALGORITHMS)}; choose one of {', '.join(sorted(ALGORITHMS))}, or "
+        f"={name!r} is unknown{did_you_mean(name, ALGORITHMS)}; choose one of "
+        f"{', '.join(sorted(ALGORITHMS))}, or "
         "name your own as 'module:function'",
     )
 
@@ -59,13 +65,14 @@ def make_algorithm(
     """The algorithm of a name and its settings.
 
     Args:
-        name: a key of ``ALGORITHMS``, or ``module:function`` / ``file.py:function`` of a user's own that takes the
-            settings as keyword arguments and returns an ``AlgorithmSpec``.
+        name: a key of ``ALGORITHMS``, or ``module:function`` / ``file.py:function`` of a user's own
+            that takes the settings as keyword arguments and returns an ``AlgorithmSpec``.
         settings: the algorithm's own settings; defaults for those left out.
         base_dir: the folder that a ``file.py`` is relative to.
 
     Raises:
-        ConfigError: no such algorithm, an unknown key, a value out of range, or a function that returns another type.
+        ConfigError: no such algorithm, an unknown key, a value out of range, or a function that
+            returns another type.
     """
     given = dict(settings or {})
     kind = settings_of(name)

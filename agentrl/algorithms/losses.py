@@ -32,7 +32,9 @@ _K1_LIMIT = 20.0
 
 
 def broadcast_to_tokens(credit: TokenCredit) -> Advantages:
-    """Gives every trained token the credit of its trajectory and its turn, and others exact zeros."""
+    """Gives every trained token the credit of its trajectory and its turn, and others exact
+    zeros.
+    """
     total = credit.trajectory + credit.turn
     return Advantages(torch.where(credit.mask != 0, total, torch.zeros_like(total)))
 
@@ -55,7 +57,8 @@ def capped_k3(logprobs: Tensor, other: Tensor, cap: float | None) -> Tensor:
     """
     if cap is None:
         return k3(logprobs, other)
-    # exp(d) - d - 1 is above any cap at d = log(cap + 1) + 1; an overflow beyond it would make the gradient NaN
+    # exp(d) - d - 1 is above any cap at d = log(cap + 1) + 1; an overflow beyond it would make the
+    # gradient NaN
     difference = (other - logprobs).clamp(max=math.log1p(cap) + 1.0)
     return (torch.expm1(difference) - difference).clamp(max=cap)
 

@@ -18,7 +18,9 @@ __all__ = ["make_reward_model"]
 
 
 def make_reward_model(settings: RewardModelSettings) -> AlgorithmSpec:
-    """A reward model with ``settings``; groups are pairs whose first trajectory is the better one."""
+    """A reward model with ``settings``; groups are pairs whose first trajectory is the better
+    one.
+    """
     return AlgorithmSpec(
         name="reward_model",
         keep_group=keep_all,

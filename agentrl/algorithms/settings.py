@@ -1,4 +1,6 @@
-"""Algorithm settings: each built-in algorithm's own section, free of torch, so that a file is checked without it."""
+"""Algorithm settings: each built-in algorithm's own section, free of torch, so that a file is
+checked without it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ __all__ = [
 ]
 
 LearnsFrom: TypeAlias = Literal["rollouts", "demonstrations", "preferences"]
-"""Where an algorithm's tokens come from: episodes of the policy, conversations to imitate, or pairs to compare."""
+"""Where an algorithm's tokens come from: episodes of the policy, conversations to imitate, or pairs
+to compare.
+"""
 
 Reduction = Literal["token_mean", "trajectory_mean", "constant"]
 
@@ -53,14 +57,17 @@ class _Reduced(AlgorithmSettings):
         if self.reduction == "constant" and self.constant_tokens is None:
             raise self.broken(
                 "constant_tokens",
-                " is needed by reduction='constant' (the tokens that each trajectory is divided by), got none; set it, "
+                " is needed by reduction='constant' (the tokens that each trajectory is divided "
+                "by), got none; set it, "
                 "for instance to the most tokens of a response",
             )
         return self
 
 
 class RolloutCorrection(Section):
-    """Truncated importance sampling: makes up for a behaviour policy that differs from the one trained."""
+    """Truncated importance sampling: makes up for a behaviour policy that differs from the one
+    trained.
+    """
 
     level: Literal["none", "token"] = "none"
     """``token`` weights each sampled token by min(π_old / π_rollout, cap)."""
@@ -80,21 +87,23 @@ class GRPOSettings(_Reduced):
     clip_high: Weight = 0.28
     """And above at 1 + clip_high; at least 0."""
     clip_dual: Annotated[float, Field(gt=1)] | None = None
-    """Above 1, the ratio of a token with a negative advantage counts as at most this (dual clip, arXiv:1912.09729,
-    eq. 5), which bounds its loss; null sets no such bound."""
+    """Above 1, the ratio of a token with a negative advantage counts as at most this (dual clip,
+    arXiv:1912.09729, eq. 5), which bounds its loss; null sets no such bound."""
     scale_rewards: Literal["none", "std"] = "std"
-    """``std`` divides centred rewards by their group's standard deviation, ``none`` keeps reward units."""
+    """``std`` divides centred rewards by their group's standard deviation, ``none`` keeps reward
+    units.
+    """
     std_eps: Weight = 1e-4
     """Added to the standard deviation."""
     kl_coef: Weight = 0.0
-    """Weight of the k3 estimate of KL(policy, reference); above 0 a reference is loaded. No correction multiplies this
-    term."""
+    """Weight of the k3 estimate of KL(policy, reference); above 0 a reference is loaded. No
+    correction multiplies this term."""
     kl_cap: Annotated[float, Field(gt=0)] | None = 10.0
-    """An estimate above it counts as it and has no gradient; null leaves k3 as it is, whose gradient grows without
-    bound. Above 0."""
+    """An estimate above it counts as it and has no gradient; null leaves k3 as it is, whose
+    gradient grows without bound. Above 0."""
     old_logprobs: Literal["recompute", "rollout"] = "recompute"
-    """``recompute`` asks the trainer for π_old; ``rollout`` takes the sampler's and saves a forward, for one on-policy
-    update a batch."""
+    """``recompute`` asks the trainer for π_old; ``rollout`` takes the sampler's and saves a
+    forward, for one on-policy update a batch."""
     rollout_correction: RolloutCorrection = Field(default_factory=RolloutCorrection)
     filter_zero_variance: bool = True
     """Leave out groups whose rewards are all equal: they teach nothing and dilute the mean."""
@@ -104,7 +113,8 @@ class GRPOSettings(_Reduced):
         if self.old_logprobs == "rollout" and self.rollout_correction.level != "none":
             raise self.broken(
                 "old_logprobs",
-                "='rollout' needs RolloutCorrection.level='none' (its ratio would be 1 by definition), got "
+                "='rollout' needs RolloutCorrection.level='none' (its ratio would be 1 by "
+                "definition), got "
                 f"{self.rollout_correction.level!r}; change it, or set old_logprobs='recompute'",
             )
         return self
@@ -127,11 +137,15 @@ class SFTSettings(_Reduced):
 
 
 class RewardModelSettings(AlgorithmSettings):
-    """A reward model of preference pairs: -log sigmoid(r_chosen - r_rejected) (arXiv:1706.03741, arXiv:2203.02155)."""
+    """A reward model of preference pairs: -log sigmoid(r_chosen - r_rejected) (arXiv:1706.03741,
+    arXiv:2203.02155).
+    """
 
     learns_from: ClassVar[LearnsFrom] = "preferences"
 
     use_margin: bool = True
     """Ask a pair that has a ``margin`` to differ by that much (arXiv:2307.09288, eq. 2)."""
     centring: Weight = 0.0
-    """Weight of (r_chosen + r_rejected)^2, which keeps scores around 0 (arXiv:2312.09244); 0.01 is usual."""
+    """Weight of (r_chosen + r_rejected)^2, which keeps scores around 0 (arXiv:2312.09244); 0.01 is
+    usual.
+    """

@@ -40,7 +40,7 @@ def check_command(config: Path, /, *overrides: str) -> None:
             else f"{stage.train.epochs or 1} epochs"
         )
         print(
-            f"stage {stage.name}: {stage.algorithm.name}, {how_long}, starts from {stage.starts_from}"
+            f"stage {stage.name}: {stage.algorithm.name}, {how_long}, starts from {stage.starts_from}"  # noqa: E501
         )
         if SegmentKind.POLICY in algorithm.trains:
             _check_rollouts(stage)
@@ -86,7 +86,7 @@ def _check_rollouts(stage: StageConfig) -> None:
         )
     weights = rubric_spec(stage, LiveObjects(), base_dir).build().weights
     say(
-        f"  reward: {', '.join(f'{weight:g} x {name}' for name, weight in weights.items()) or 'step rewards alone'}"
+        f"  reward: {', '.join(f'{weight:g} x {name}' for name, weight in weights.items()) or 'step rewards alone'}"  # noqa: E501
     )
     env = player_spec(stage, LiveObjects(), base_dir)
     if isinstance(env, AgentProgramSpec):
@@ -103,7 +103,7 @@ def _check_rollouts(stage: StageConfig) -> None:
 
 
 def _check_rewards(stage: StageConfig, sets: Mapping[str, tuple[Task, bool]]) -> None:
-    """Plays and scores an episode a set; equal rewards are told, since nothing is learned from them."""
+    """Plays and scores an episode a set; equal rewards are told, since nothing is learned from them."""  # noqa: E501
     from agentrl.cli.terminal import say
     from agentrl.run.rehearsal import rehearse
 
@@ -115,7 +115,7 @@ def _check_rewards(stage: StageConfig, sets: Mapping[str, tuple[Task, bool]]) ->
             ", ".join(f"{name} {value:g}" for name, value in episode.rewards.items()) or "no part"
         )
         say(
-            f"  {setting}: {played.said!r:.40} is scored {episode.reward:g} ({parts}), {episode.status}"
+            f"  {setting}: {played.said!r:.40} is scored {episode.reward:g} ({parts}), {episode.status}"  # noqa: E501
         )
         bools |= set(played.bools)
     for name in sorted(bools):

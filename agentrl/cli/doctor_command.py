@@ -26,7 +26,7 @@ def doctor_command(
         prepare: pull or build images for the docker backend, or folders with a Dockerfile, instead; without a name
             its default image.
         reap: instead remove what dead runs left: sandboxes, their folders and containers, and SGLang servers.
-    """
+    """  # noqa: E501
     if prepare is not None or reap:
         if prepare is not None:
             _prepare(prepare)
@@ -52,7 +52,7 @@ def _print_packages() -> None:
 
 
 def _print_sandboxes() -> None:
-    """The guarantees of every backend, measured, and the one that ``sandbox.backend: auto`` takes."""
+    """The guarantees of every backend, measured, and the one that ``sandbox.backend: auto`` takes."""  # noqa: E501
     from agentrl.cli.terminal import print_table, say
     from agentrl.config.key_names import with_keys
     from agentrl.errors import MachineError

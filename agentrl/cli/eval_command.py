@@ -59,7 +59,7 @@ def eval_command(
         The function that scores: file.py:name or module:name.
     json
         The statistics as JSON.
-    """
+    """  # noqa: E501
     if score is not None:
         if model is not None or reward is None:
             raise ConfigError(
@@ -103,7 +103,7 @@ def _by_source(results: Sequence[EvalResult]) -> list[EvaluatedTask]:
     """The tasks of every set; a set's name is their data source where they name none.
 
     The same source in several sets (with the tools and without them, say) is told apart as ``set/source``.
-    """
+    """  # noqa: E501
     from agentrl.run.eval_file import evaluated_tasks
 
     sources = {

@@ -30,7 +30,7 @@ def install_command(
         With CUDA; by default for the CPU.
     torch_index
         A package index that has torch for the CPU, instead of PyTorch's own.
-    """
+    """  # noqa: E501
     from agentrl.cli.terminal import say
     from agentrl.run.install.sglang_env import (
         CPU,

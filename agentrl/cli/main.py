@@ -27,14 +27,16 @@ _COMMANDS = {
     "train": "Train an agent as a configuration file says.",
     "eval": "Examine a model or a run's policy on held-out tasks, or score such a file again.",
     "rollout": "Collect trajectories of a policy as a data set, without training.",
-    "check": "Check a configuration, its data, its tools, its environment and its rewards, without a model.",
+    "check": "Check a configuration, its data, its tools, its environment and its rewards, without "
+    "a model.",
     "ls": "List the trajectories of a run, also while it trains.",
     "show": "Show a run, or one of its trajectories with the origin of every token.",
     "doctor": "Say what this machine offers, sandboxes included.",
     "install": "Build the environment that SGLang servers run in.",
 }
 
-# A command's file is imported when it is called or its help is shown; what it needs is imported when it runs.
+# A command's file is imported when it is called or its help is shown; what it needs is imported
+# when it runs.
 for _name, _help in _COMMANDS.items():
     app.command(f"agentrl.cli.{_name}_command:{_name}_command", name=_name, help=_help)
 
@@ -51,8 +53,8 @@ def run(tokens: Sequence[str]) -> int:
     """Runs one command line.
 
     Returns:
-        The exit code: 0 success, 2 a mistake in the configuration or on the command line, 3 data, 4 the machine,
-        130 interrupted by Ctrl-C, 143 by SIGTERM or SIGUSR1, 1 anything else.
+        The exit code: 0 success, 2 a mistake in the configuration or on the command line, 3 data, 4
+        the machine, 130 interrupted by Ctrl-C, 143 by SIGTERM or SIGUSR1, 1 anything else.
     """
     from agentrl.terminal_log import warnings_on
 

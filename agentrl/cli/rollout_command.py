@@ -45,7 +45,7 @@ def rollout_command(
         Episodes a task; by default rollout.group_size.
     out
         The run directory; by default run.dir with "-rollouts" behind it.
-    """
+    """  # noqa: E501
     for name, value in (("tasks", tasks), ("samples", samples)):
         if value is not None and value < 1:
             raise ConfigError(f"--{name} must be at least 1, got {value}")

@@ -39,7 +39,7 @@ def serve_policy_command(
         A new run directory that keeps the episodes, for `agentrl ls` and `agentrl show`.
     idle_timeout_s
         Seconds without a request after which an episode ends.
-    """
+    """  # noqa: E501
     if not idle_timeout_s > 0:
         raise ConfigError(f"--idle-timeout-s must be more than 0, got {idle_timeout_s:g}")
     if out is not None and any(path.is_file() for path in out.rglob("*")):

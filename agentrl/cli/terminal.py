@@ -37,7 +37,9 @@ def console() -> Console:
 
 
 def shown(text: str) -> str:
-    """``text`` with control characters made visible: a model or tool may have written escape sequences."""
+    """``text`` with control characters made visible: a model or tool may have written escape
+    sequences.
+    """
     return text.translate(_CONTROL)
 
 
@@ -58,7 +60,8 @@ def say(text: str = "", *, hang: int | None = None, file: IO[str] | None = None)
 
 
 def fitted(text: str, width: int, *, hang: int | None = None) -> str:
-    """``text`` with its long lines broken between words; a word that is longer than a line stays whole.
+    """``text`` with its long lines broken between words; a word that is longer than a line stays
+    whole.
 
     Args:
         text: one line or several.
@@ -88,8 +91,9 @@ def print_table(
 ) -> None:
     """Rows under their headings; numbers stand right.
 
-    Where the terminal is too narrow, headings take several lines, then columns move together, then the widest
-    columns of text are cut, but never the first, which names the row; that is told below the table.
+    Where the terminal is too narrow, headings take several lines, then columns move together, then
+    the widest columns of text are cut, but never the first, which names the row; that is told below
+    the table.
     """
     cells = [[_cell(value) for value in row] for row in rows]
     texts = [[Text(shown(text)) for text, _ in line] for line in cells]
@@ -133,7 +137,9 @@ def _heading_width(heading: str) -> int:
 def _cut(
     headings: Sequence[str], room: Sequence[int], numeric: Sequence[bool], excess: int
 ) -> dict[int, int]:
-    """The widths of columns of text that must be narrower, the widest first, so that nothing is in excess."""
+    """The widths of columns of text that must be narrower, the widest first, so that nothing is in
+    excess.
+    """
     least = [max(_NARROWEST, _heading_width(heading)) for heading in headings]
     widths = {
         index: width

@@ -29,7 +29,7 @@ def train_command(
         Go on with the run in run.dir from its last checkpoint.
     dry_run
         Check the configuration, print it whole with the origin of each value, and stop.
-    """
+    """  # noqa: E501
     from agentrl.config import load_with_origins, to_yaml
 
     loaded = load_with_origins(config, overrides)

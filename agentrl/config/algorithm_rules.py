@@ -16,7 +16,8 @@ __all__ = ["algorithm_faults"]
 def algorithm_faults(stage: StageConfig, base_dir: Path) -> Iterator[Fault]:
     """Settings of a stage that do not fit its algorithm.
 
-    A user's own algorithm (``file.py:function``) is made, which imports its file; a built-in one is not.
+    A user's own algorithm (``file.py:function``) is made, which imports its file; a built-in one is
+    not.
     """
     name, checked = stage.algorithm.name, stage.algorithm.checked
     if checked is not None:
@@ -37,7 +38,8 @@ def _built_in_faults(stage: StageConfig, settings: AlgorithmSettings) -> Iterato
     if settings.on_policy_only and stage.debug.train_on_tool_tokens:
         yield Fault(
             (("algorithm", "old_logprobs"), ("debug", "train_on_tool_tokens")),
-            "algorithm.old_logprobs='rollout' needs debug.train_on_tool_tokens=false (no sampler gave those tokens a "
+            "algorithm.old_logprobs='rollout' needs debug.train_on_tool_tokens=false (no sampler "
+            "gave those tokens a "
             "logprob), got true; set it, or algorithm.old_logprobs='recompute'",
         )
     if stage.rollout.schedule != "sync" and settings.learns_from == "rollouts":
@@ -50,25 +52,32 @@ def _built_in_faults(stage: StageConfig, settings: AlgorithmSettings) -> Iterato
                 ("train", "updates_per_batch"),
                 ("train", "mini_batch_prompts"),
             ),
-            "algorithm.old_logprobs='rollout' allows one update a batch, train.updates_per_batch=1 and "
-            "train.mini_batch_prompts=train.batch_prompts (after the first, the sampler's policy is no longer the one "
-            f"trained), got {train.updates_per_batch} passes over {train.batch_prompts} prompts in mini-batches of "
+            "algorithm.old_logprobs='rollout' allows one update a batch, train.updates_per_batch=1 "
+            "and "
+            "train.mini_batch_prompts=train.batch_prompts (after the first, the sampler's policy "
+            "is no longer the one "
+            f"trained), got {train.updates_per_batch} passes over {train.batch_prompts} prompts in "
+            "mini-batches of "
             f"{train.mini_batch_prompts}; change these, or set algorithm.old_logprobs='recompute'",
         )
 
 
 def _staleness_faults(stage: StageConfig, settings: AlgorithmSettings) -> Iterator[Fault]:
-    """Tokens of older versions are trained with the trainer's own logprobs and a factor that makes up for their age."""
+    """Tokens of older versions are trained with the trainer's own logprobs and a factor that makes
+    up for their age.
+    """
     why = _why(stage)
     if settings.on_policy_only:
         yield Fault(
             (("algorithm", "old_logprobs"), ("rollout", "max_staleness")),
-            f"{why}, which needs algorithm.old_logprobs='recompute', got 'rollout'; set it, or rollout.schedule=sync",
+            f"{why}, which needs algorithm.old_logprobs='recompute', got 'rollout'; set it, or "
+            "rollout.schedule=sync",
         )
     elif not settings.corrects_staleness:
         yield Fault(
             (("algorithm", "rollout_correction", "level"), ("rollout", "max_staleness")),
-            f"{why}, which needs algorithm.rollout_correction.level='token' (truncated importance weights), got "
+            f"{why}, which needs algorithm.rollout_correction.level='token' (truncated importance "
+            "weights), got "
             "'none'; set it, or rollout.schedule=sync",
         )
 
@@ -79,7 +88,8 @@ def _own_staleness_faults(stage: StageConfig, spec: AlgorithmSpec) -> Iterator[F
     if spec.max_staleness is not None and staleness > spec.max_staleness:
         yield Fault(
             (("rollout", "max_staleness"),),
-            f"algorithm.name={name!r} allows rollout.max_staleness <= {spec.max_staleness}, got {staleness}; lower it",
+            f"algorithm.name={name!r} allows rollout.max_staleness <= {spec.max_staleness}, got "
+            f"{staleness}; lower it",
         )
     elif (
         stage.rollout.schedule != "sync"
@@ -88,20 +98,25 @@ def _own_staleness_faults(stage: StageConfig, spec: AlgorithmSpec) -> Iterator[F
     ):
         yield Fault(
             (("algorithm", "name"), ("rollout", "max_staleness")),
-            f"{_why(stage)}, but algorithm.name={name!r} returns an AlgorithmSpec without `correction`, the factor "
-            "that makes up for their age; give it one (agentrl.algorithms.losses.truncated_importance is GRPO's, and "
-            "one of ones is for a loss that weighs by rollout_logprobs itself), or set rollout.schedule=sync",
+            f"{_why(stage)}, but algorithm.name={name!r} returns an AlgorithmSpec without "
+            "`correction`, the factor "
+            "that makes up for their age; give it one "
+            "(agentrl.algorithms.losses.truncated_importance is GRPO's, and "
+            "one of ones is for a loss that weighs by rollout_logprobs itself), or set "
+            "rollout.schedule=sync",
         )
 
 
 def _why(stage: StageConfig) -> str:
-    return f"rollout.max_staleness={stage.rollout.max_staleness} trains tokens that older weights sampled"
+    return f"rollout.max_staleness={stage.rollout.max_staleness} trains tokens that older weights sampled"  # noqa: E501
 
 
 def _group_size_fault(stage: StageConfig, least: int) -> Iterator[Fault]:
     if stage.rollout.group_size < least:
         yield Fault(
             (("rollout", "group_size"),),
-            f"algorithm.name={stage.algorithm.name!r} needs rollout.group_size >= {least} (a trajectory is compared "
-            f"with its siblings), got {stage.rollout.group_size}; raise it, or choose another algorithm",
+            f"algorithm.name={stage.algorithm.name!r} needs rollout.group_size >= {least} (a "
+            "trajectory is compared "
+            f"with its siblings), got {stage.rollout.group_size}; raise it, or choose another "
+            "algorithm",
         )

@@ -73,7 +73,8 @@ def parse_document(text: str, name: str) -> tuple[Document, list[Problem]]:
         name: the file's name, as origins show it.
 
     Returns:
-        The document, as far as it could be read, and what is wrong with it. The root's origin is the file.
+        The document, as far as it could be read, and what is wrong with it. The root's origin is
+        the file.
     """
     document = Document({}, {(): Origin(name)})
     try:

@@ -1,4 +1,6 @@
-"""Engine section: ``rollout.<section>`` as the engine's specification validates it, and rules by its traits."""
+"""Engine section: ``rollout.<section>`` as the engine's specification validates it, and rules by
+its traits.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ def stage_engine(stage: StageConfig, base_dir: Path) -> EngineSpec:
 
 
 def engine_section_faults(stage: StageConfig, base_dir: Path) -> Iterator[Fault]:
-    """Faults of ``rollout.engine`` and of a plug-in's section; keys of ``rollout`` that nobody knows.
+    """Faults of ``rollout.engine`` and of a plug-in's section; keys of ``rollout`` that nobody
+    knows.
 
     The section of a plug-in is validated by its specification, which imports its module.
     """
@@ -66,7 +69,8 @@ def _trait_faults(stage: StageConfig, spec: EngineSpec, *, trains: bool) -> Iter
     if trains and not traits.returns_ids:
         yield Fault(
             (engine,),
-            f"rollout.engine={rollout.engine!r} cannot train (such a server returns neither token ids "
+            f"rollout.engine={rollout.engine!r} cannot train (such a server returns neither token "
+            "ids "
             "nor logprobs); use 'torch' or 'sglang' here",
         )
     if stage.run.deterministic and not traits.deterministic:
@@ -82,7 +86,8 @@ def _trait_faults(stage: StageConfig, spec: EngineSpec, *, trains: bool) -> Iter
         given = urls if getattr(spec, "urls", ()) else ("rollout", "engine")
         yield Fault(
             (given, owner),
-            f"{'.'.join(given)} needs {'.'.join(owner)} of at most {most} (the engine has one owner, "
+            f"{'.'.join(given)} needs {'.'.join(owner)} of at most {most} (the engine has one "
+            "owner, "
             f"and each of these processes plays episodes), got {stage.num_hosts}; let them start "
             f"servers of their own, or set {'.'.join(owner)}={most}",
         )

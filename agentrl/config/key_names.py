@@ -45,9 +45,11 @@ _DERIVED: Mapping[str, str] = {
 
 
 def with_keys(message: str) -> str:
-    """``message`` with ``optim.lr`` where it says ``OptimSpec.lr``, also in a text that came from another process.
+    """``message`` with ``optim.lr`` where it says ``OptimSpec.lr``, also in a text that came from
+    another process.
 
-    Below ``run`` an error names a setting by its spec's class and field, as a user of Python knows it.
+    Below ``run`` an error names a setting by its spec's class and field, as a user of Python knows
+    it.
     """
     return _FIELD.sub(_key, message)
 

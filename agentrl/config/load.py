@@ -34,7 +34,9 @@ class LoadedConfig:
         self._stages = stage_trees(document.tree)
 
     def origin(self, key: Key, stage: int | None = None) -> str:
-        """Where the value at ``key`` (of one stage) comes from: a place, ``command line: ...`` or ``default``."""
+        """Where the value at ``key`` (of one stage) comes from: a place, ``command line: ...`` or
+        ``default``.
+        """
         tree = self._document.tree if stage is None else self._stages[stage]
         for written in _written_as(key, stage) if _holds(tree, key) else ():
             if written in self._document.origins:
@@ -51,15 +53,18 @@ def load_config(
     """Reads and checks a configuration.
 
     Args:
-        source: a YAML 1.2 file, or the same as a mapping (whose references start from the working directory).
-        overrides: ``key=value`` texts as on the command line, or a mapping of dotted keys to values.
+        source: a YAML 1.2 file, or the same as a mapping (whose references start from the working
+            directory).
+        overrides: ``key=value`` texts as on the command line, or a mapping of dotted keys to
+            values.
         trains: hold it to the rules of training too; not so where a policy is only played.
 
     Returns:
         The configuration, with ``run.dir`` and ``run.base_dir`` filled in.
 
     Raises:
-        ConfigError: all that is wrong, each with its place, key, rule, value and, where there is one, a likely mend.
+        ConfigError: all that is wrong, each with its place, key, rule, value and, where there is
+            one, a likely mend.
     """
     return load_with_origins(source, overrides, trains=trains).config
 
@@ -94,7 +99,9 @@ def load_with_origins(
 
 
 def _is_a_runs_own(path: Path) -> bool:
-    """Whether a run wrote the file: it may be of an older version, so that its keys have their old names."""
+    """Whether a run wrote the file: it may be of an older version, so that its keys have their old
+    names.
+    """
     return path.name.startswith("config.resolved.") and (path.parent / "run.json").is_file()
 
 
@@ -149,7 +156,9 @@ def _problems(document: Document, folder: Path, trains: bool) -> list[Problem]:
 
 
 def _validate(model: type[Section], tree: dict[str, Any]) -> tuple[Any, list[Fault]]:
-    """The model, made without the faulty values where possible so that other rules can be checked, and the faults."""
+    """The model, made without the faulty values where possible so that other rules can be checked,
+    and the faults.
+    """
     faults: list[Fault] = []
     repaired = copy.deepcopy(tree)
     while True:
@@ -214,7 +223,9 @@ def _located(document: Document, fault: Fault, stage: int | None = None) -> Prob
 
 
 def _written_as(key: Key, stage: int | None) -> Iterator[Key]:
-    """The keys under which a value of a stage may have been written: in the stage, then at the top."""
+    """The keys under which a value of a stage may have been written: in the stage, then at the
+    top.
+    """
     if stage is not None:
         if key == ("train", "steps"):
             yield ("stages", stage, "steps")

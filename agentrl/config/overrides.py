@@ -24,8 +24,8 @@ def apply_overrides(
 
     Args:
         document: changed in place; its short forms are expanded.
-        overrides: ``key=value`` texts whose values are YAML 1.2, or dotted keys with values. A list's entry is named
-            by its position, a stage also by its name.
+        overrides: ``key=value`` texts whose values are YAML 1.2, or dotted keys with values. A
+            list's entry is named by its position, a stage also by its name.
 
     Returns:
         What is wrong with them.
@@ -62,7 +62,9 @@ def _read(
 
 
 def _set(document: Document, dotted_key: str, value: Any, origin: Origin) -> None:
-    """Sets one value wherever it takes effect; raises LookupError with words for the user where it leads nowhere."""
+    """Sets one value wherever it takes effect; raises LookupError with words for the user where it
+    leads nowhere.
+    """
     parts = dotted_key.split(".")
     if (
         isinstance(value, str)
@@ -75,10 +77,11 @@ def _set(document: Document, dotted_key: str, value: Any, origin: Origin) -> Non
 
 
 def _targets(tree: dict[str, Any], parts: list[str]) -> list[list[str]]:
-    """Where a value goes: to the top, and into the last stage where that has the key; a run is about its last stage.
+    """Where a value goes: to the top, and into the last stage where that has the key; a run is
+    about its last stage.
 
-    What only the last stage has is set there alone: the settings of an algorithm, data set, environment or engine
-    that it names, and entries of a mapping that the top lacks.
+    What only the last stage has is set there alone: the settings of an algorithm, data set,
+    environment or engine that it names, and entries of a mapping that the top lacks.
     """
     stages = tree.get("stages")
     entries = stages if isinstance(stages, list) else []
@@ -158,7 +161,9 @@ def _index(entries: list[Any], part: str, key: Key) -> int:
 
 
 def expand_short_forms(document: Document) -> None:
-    """Replaces each text that is short for a mapping by that mapping, at the top and in every stage."""
+    """Replaces each text that is short for a mapping by that mapping, at the top and in every
+    stage.
+    """
     stages = document.tree.get("stages")
     roots: list[tuple[Key, Any]] = [((), document.tree)]
     roots += (

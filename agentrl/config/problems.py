@@ -1,4 +1,6 @@
-"""What is wrong with a configuration: every fault with its place, its key, the rule and the value found."""
+"""What is wrong with a configuration: every fault with its place, its key, the rule and the value
+found.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ class Problem:
     Args:
         place: where it was written, such as ``config.yaml:12:3`` or ``command line: a.b=1``.
         message: the key, the rule, the value found, and the remedy.
-        position: line and column in the file, by which problems are listed; those of the command line come last.
+        position: line and column in the file, by which problems are listed; those of the command
+            line come last.
     """
 
     place: str

@@ -1,4 +1,6 @@
-"""Every setting as Markdown tables, made of the schema: the second half of ``docs/configuration.md``."""
+"""Every setting as Markdown tables, made of the schema: the second half of
+``docs/configuration.md``.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ __all__ = ["settings_reference"]
 
 
 def settings_reference() -> str:
-    """A table a section: key, default, meaning; then those of each algorithm, and one for a stage's own keys."""
+    """A table a section: key, default, meaning; then those of each algorithm, and one for a stage's
+    own keys.
+    """
     parts = [_table(f"`{key}`", s) for key, s in sections_within(RunConfig) if s is not StageEntry]
     for name in sorted(ALGORITHMS):
         settings = ALGORITHMS[name].settings
@@ -40,7 +44,7 @@ def _rows(fields: Mapping[str, FieldInfo]) -> Iterator[str]:
     for name, field in fields.items():
         if plain_section(field.annotation) is None:
             choices = f"{_choices(field.annotation)} " if _choices(field.annotation) else ""
-            yield f"| `{field.alias or name}` | {_default(field)} | {choices}{_words(field.description)} |"
+            yield f"| `{field.alias or name}` | {_default(field)} | {choices}{_words(field.description)} |"  # noqa: E501
 
 
 def _default(field: FieldInfo) -> str:

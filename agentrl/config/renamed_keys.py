@@ -1,7 +1,8 @@
 """Renamed keys: what a setting is called now.
 
 - A user's file or override that has an old key is refused with its new name.
-- A run's own ``config.resolved.yaml`` is read by the new names, so that runs of older versions open.
+- A run's own ``config.resolved.yaml`` is read by the new names, so that runs of older versions
+  open.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ RENAMED: Mapping[str, str] = {  # * is any entry of eval.sets
 
 
 def with_new_name(fault: Fault) -> Fault:
-    """The fault of an unknown key, in words that say what the key is called now if it had another name."""
+    """The fault of an unknown key, in words that say what the key is called now if it had another
+    name.
+    """
     key = fault.keys[0]
     entry = str(key[2]) if len(key) > 2 else ""
     for old, new in RENAMED.items():
@@ -55,7 +58,9 @@ def with_new_name(fault: Fault) -> Fault:
 
 
 def rename_keys(document: Document) -> None:
-    """Gives every old key of ``document`` its new name, at the top and in every stage; changes it in place."""
+    """Gives every old key of ``document`` its new name, at the top and in every stage; changes it
+    in place.
+    """
     stages = document.tree.get("stages") or ()
     _rename_in(document, (), document.tree)
     _rename_values(document.tree)

@@ -19,7 +19,8 @@ def run_faults(config: RunConfig, *, trains: bool = True) -> Iterator[Fault]:
     if trains and config.model.path is None and config.model.build is None:
         yield Fault(
             (("model", "path"),),
-            "model.path or model.build is required: name a folder in Hugging Face's layout, or a function that "
+            "model.path or model.build is required: name a folder in Hugging Face's layout, or a "
+            "function that "
             "writes one; got neither",
         )
     if config.run.deterministic and config.model.dtype != "float32":
@@ -37,17 +38,20 @@ def _stage_name_faults(config: RunConfig) -> Iterator[Fault]:
         if entry.name in earlier:
             yield Fault(
                 (("stages", index, "name"),),
-                f"stages need different names, and 'model' is taken, got {entry.name!r} again; rename this one",
+                f"stages need different names, and 'model' is taken, got {entry.name!r} again; "
+                "rename this one",
             )
         if entry.from_ is not None and entry.from_ not in earlier:
             yield Fault(
                 (("stages", index, "from"),),
-                f"{{key}} must be one of {', '.join(earlier)} (the stages before it), got {entry.from_!r}",
+                f"{{key}} must be one of {', '.join(earlier)} (the stages before it), got "
+                f"{entry.from_!r}",
             )
         if entry.steps is not None and "steps" in entry.train:
             yield Fault(
                 (("stages", index, "steps"),),
-                f"{{key}} is short for train.steps, got both ({entry.steps} and {entry.train['steps']}); keep one",
+                f"{{key}} is short for train.steps, got both ({entry.steps} and "
+                f"{entry.train['steps']}); keep one",
             )
         earlier.append(entry.name)
 
@@ -69,7 +73,8 @@ def _data_faults(stage: StageConfig) -> Iterator[Fault]:
     if stage.data.train is None:
         yield Fault(
             (("data", "train"),),
-            "data.train is required: a function as file.py:name, a .jsonl or .parquet file, or a folder; got none",
+            "data.train is required: a function as file.py:name, a .jsonl or .parquet file, or a "
+            "folder; got none",
         )
 
 
@@ -78,7 +83,8 @@ def _reward_faults(stage: StageConfig) -> Iterator[Fault]:
     if own.stage is not None and own.path is not None:
         yield Fault(
             (("reward", "model", "path"), ("reward", "model", "stage")),
-            f"reward.model.stage and reward.model.path exclude each other, got {own.stage!r} and {own.path!r}; "
+            f"reward.model.stage and reward.model.path exclude each other, got {own.stage!r} and "
+            f"{own.path!r}; "
             "keep one",
         )
     for index, function in enumerate(stage.reward.functions):
@@ -88,7 +94,8 @@ def _reward_faults(stage: StageConfig) -> Iterator[Fault]:
         ):
             yield Fault(
                 (("reward", "functions", index),),
-                f"reward.functions needs another name than {REWARD_MODEL_PART!r} for {function.function!r}, since that "
+                f"reward.functions needs another name than {REWARD_MODEL_PART!r} for "
+                f"{function.function!r}, since that "
                 "part is the reward model's score; give it a `name`",
             )
 
@@ -98,7 +105,8 @@ def _eval_faults(stage: StageConfig) -> Iterator[Fault]:
         if not item.tools and stage.env.entry_point is not None and not stage.env.tools:
             yield Fault(
                 (("eval", "sets", name, "tools"), ("env", "entry_point")),
-                f"{{key}}=false takes env.tools away, and env.entry_point={stage.env.entry_point!r} has its own, so it "
+                f"{{key}}=false takes env.tools away, and "
+                f"env.entry_point={stage.env.entry_point!r} has its own, so it "
                 "would change nothing; leave it out",
             )
 
@@ -108,7 +116,8 @@ def _size_faults(stage: StageConfig) -> Iterator[Fault]:
     if train.steps is not None and train.epochs is not None:
         yield Fault(
             (("train", "epochs"), ("train", "steps")),
-            f"train.steps and train.epochs exclude each other, got {train.steps} and {train.epochs}; keep one",
+            f"train.steps and train.epochs exclude each other, got {train.steps} and "
+            f"{train.epochs}; keep one",
         )
     if train.batch_prompts % train.mini_batch_prompts:
         yield Fault(
@@ -120,8 +129,10 @@ def _size_faults(stage: StageConfig) -> Iterator[Fault]:
     if train.world_size > episodes:
         yield Fault(
             (("train", "world_size"), ("train", "mini_batch_prompts"), ("rollout", "group_size")),
-            f"train.world_size must be at most the episodes of a mini-batch, train.mini_batch_prompts * "
-            f"rollout.group_size = {episodes} (a rank without one would only wait), got {train.world_size}; "
+            "train.world_size must be at most the episodes of a mini-batch, "
+            "train.mini_batch_prompts * "
+            f"rollout.group_size = {episodes} (a rank without one would only wait), got "
+            f"{train.world_size}; "
             "lower it, or raise the mini-batch",
         )
 
@@ -131,18 +142,21 @@ def _rollout_faults(stage: StageConfig) -> Iterator[Fault]:
     if rollout.min_group_size > rollout.group_size:
         yield Fault(
             (("rollout", "min_group_size"), ("rollout", "group_size")),
-            f"rollout.min_group_size must be at most rollout.group_size={rollout.group_size}, got {rollout.min_group_size}",
+            f"rollout.min_group_size must be at most rollout.group_size={rollout.group_size}, got "
+            f"{rollout.min_group_size}",
         )
     for name, value in rollout.worker_resources.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
             yield Fault(
                 (("rollout", "worker_resources"),),
-                f"rollout.worker_resources must give each Ray resource a number above 0, got {name}: {value!r}",
+                "rollout.worker_resources must give each Ray resource a number above 0, got "
+                f"{name}: {value!r}",
             )
     if stage.run.deterministic and rollout.num_workers:
         yield Fault(
             (("rollout", "num_workers"), ("run", "deterministic")),
-            f"run.deterministic needs rollout.num_workers=0 (groups of several workers come in any order), got "
+            "run.deterministic needs rollout.num_workers=0 (groups of several workers come in any "
+            "order), got "
             f"{rollout.num_workers}; set it, or run.deterministic=false",
         )
     yield from _schedule_faults(stage)
@@ -152,7 +166,8 @@ def _rollout_faults(stage: StageConfig) -> Iterator[Fault]:
     ):
         yield Fault(
             (("rollout", "context_tokens"), ("data", "max_prompt_tokens")),
-            f"rollout.context_tokens must be more than data.max_prompt_tokens={stage.data.max_prompt_tokens} "
+            "rollout.context_tokens must be more than "
+            f"data.max_prompt_tokens={stage.data.max_prompt_tokens} "
             f"(nothing could be sampled after the longest prompt), got {rollout.context_tokens}",
         )
 
@@ -170,7 +185,8 @@ def _schedule_faults(stage: StageConfig) -> Iterator[Fault]:
     if rollout.schedule == "one_step_off" and rollout.pause_mode != "drain":
         yield Fault(
             (("rollout", "pause_mode"), ("rollout", "schedule")),
-            f"rollout.schedule='one_step_off' lets model calls end before a publish, rollout.pause_mode='drain', "
+            "rollout.schedule='one_step_off' lets model calls end before a publish, "
+            "rollout.pause_mode='drain', "
             f"got {rollout.pause_mode!r}; leave it out, or set rollout.schedule=async",
         )
     ahead = {
@@ -181,8 +197,10 @@ def _schedule_faults(stage: StageConfig) -> Iterator[Fault]:
     for name in (name for name, given in ahead.items() if given and stage.run.deterministic):
         yield Fault(
             (("rollout", name), ("run", "deterministic")),
-            f"run.deterministic closes batches in the order of their draws, whatever finishes first, so that rollout."
-            f"{name} must be left out, got {getattr(rollout, name)!r}; leave it out, or set run.deterministic=false",
+            "run.deterministic closes batches in the order of their draws, whatever finishes "
+            "first, so that rollout."
+            f"{name} must be left out, got {getattr(rollout, name)!r}; leave it out, or set "
+            "run.deterministic=false",
         )
 
 
@@ -193,14 +211,16 @@ def _sampling_faults(stage: StageConfig) -> Iterator[Fault]:
         off = "rollout.top_p" if rollout.top_p < 1 else "rollout.top_k"
         yield Fault(
             (("rollout", off.removeprefix("rollout.")), ("rollout", "allow_biased_sampling")),
-            f"rollout.top_p=1 and rollout.top_k=0 are needed for training (anything else samples from another "
+            "rollout.top_p=1 and rollout.top_k=0 are needed for training (anything else samples "
+            "from another "
             f"distribution than the one whose logprobs are trained), got top_p={rollout.top_p}, "
             f"top_k={rollout.top_k}; set rollout.allow_biased_sampling=true to train all the same",
         )
     if rollout.temperature == 0 and rollout.group_size > 1:
         yield Fault(
             (("rollout", "temperature"), ("rollout", "group_size")),
-            "rollout.temperature must be more than 0 for training (greedy siblings are all alike), got 0; "
+            "rollout.temperature must be more than 0 for training (greedy siblings are all alike), "
+            "got 0; "
             "eval.greedy examines the greedy policy",
         )
 
@@ -219,14 +239,16 @@ def _program_faults(stage: StageConfig) -> Iterator[Fault]:
         if value:
             yield Fault(
                 (("env", name), ("env", "agent_command")),
-                f"env.agent_command={list(env.agent_command)} is the agent itself, so env.{name} would do nothing, got {value!r}; "
+                f"env.agent_command={list(env.agent_command)} is the agent itself, so env.{name} "
+                f"would do nothing, got {value!r}; "
                 "give it to the program, or leave env.agent_command out",
             )
     for name, item in stage.eval.sets.items():
         if not item.tools:
             yield Fault(
                 (("eval", "sets", name, "tools"), ("env", "agent_command")),
-                "{key}=false takes env.tools away, and the agent of env.agent_command brings its own; leave it out",
+                "{key}=false takes env.tools away, and the agent of env.agent_command brings its "
+                "own; leave it out",
             )
 
 
@@ -241,15 +263,18 @@ def _sandbox_faults(stage: StageConfig) -> Iterator[Fault]:
         setting = "rollout.num_workers" if stage.rollout.num_workers else "train.world_size"
         yield Fault(
             (("sandbox", "max_running"), tuple(setting.split("."))),
-            f"sandbox.max_running must be at least {setting}={stage.num_hosts}, since each of them hosts "
+            f"sandbox.max_running must be at least {setting}={stage.num_hosts}, since each of them "
+            "hosts "
             f"episodes, got {cap}; raise it",
         )
     lifetime_s, episode_s = stage.sandbox.max_lifetime_s, stage.rollout.episode_timeout_s
     if lifetime_s is not None and lifetime_s <= episode_s:
         yield Fault(
             (("sandbox", "max_lifetime_s"), ("rollout", "episode_timeout_s")),
-            f"sandbox.max_lifetime_s must be more than rollout.episode_timeout_s={episode_s:g} (else a slow policy's "
-            f"episodes would fail instead of being truncated and trained), got {lifetime_s:g}; raise it",
+            f"sandbox.max_lifetime_s must be more than rollout.episode_timeout_s={episode_s:g} "
+            "(else a slow policy's "
+            f"episodes would fail instead of being truncated and trained), got {lifetime_s:g}; "
+            "raise it",
         )
 
 
@@ -275,8 +300,10 @@ def lineage_faults(stages: Sequence[StageConfig], base_dir: Path) -> Iterator[tu
                 position,
                 Fault(
                     (("starts_from",),),
-                    f"stages.{stage.name}.from must name a policy ({policies}), since algorithm.name="
-                    f"{stage.algorithm.name!r} trains one, got the reward model {stage.starts_from!r}; name one",
+                    f"stages.{stage.name}.from must name a policy ({policies}), since "
+                    "algorithm.name="
+                    f"{stage.algorithm.name!r} trains one, got the reward model "
+                    f"{stage.starts_from!r}; name one",
                 ),
             )
         scorer = stage.reward.model.stage
@@ -288,7 +315,8 @@ def lineage_faults(stages: Sequence[StageConfig], base_dir: Path) -> Iterator[tu
                 position,
                 Fault(
                     (("reward", "model", "stage"),),
-                    f"{{key}} must name an earlier stage that trains a reward model (those are: {known}), "
+                    f"{{key}} must name an earlier stage that trains a reward model (those are: "
+                    f"{known}), "
                     f"got {scorer!r}; name one, or a folder by reward.model.path",
                 ),
             )
@@ -299,7 +327,8 @@ def lineage_faults(stages: Sequence[StageConfig], base_dir: Path) -> Iterator[tu
                 position,
                 Fault(
                     (("reward", "model", "stage"), ("model", "path")),
-                    f"{{key}}={scorer!r} is skipped, since it is `when: built` and model.path is given; "
+                    f"{{key}}={scorer!r} is skipped, since it is `when: built` and model.path is "
+                    "given; "
                     f"set stages.{scorer}.when=always, or reward.model.path",
                 ),
             )

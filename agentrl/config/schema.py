@@ -88,7 +88,9 @@ class StageConfig(_StageSections, _RunSections):
 
     @property
     def sandboxes_a_host(self) -> int:
-        """Sandboxes at one time in each process that plays episodes; together they keep to ``sandbox.max_running``."""
+        """Sandboxes at one time in each process that plays episodes; together they keep to
+        ``sandbox.max_running``.
+        """
         if self.sandbox.max_running is None:
             return self.rollout.max_running
         return self.sandbox.max_running // self.num_hosts
@@ -99,14 +101,18 @@ class StageConfig(_StageSections, _RunSections):
         return self.rollout.dtype or self.model.dtype
 
     def make_algorithm(self) -> AlgorithmSpec:
-        """The stage's algorithm, which imports torch; ``train.updates_per_batch`` decides its passes over a batch."""
+        """The stage's algorithm, which imports torch; ``train.updates_per_batch`` decides its
+        passes over a batch.
+        """
         base_dir = None if self.run.base_dir is None else Path(self.run.base_dir)
         spec = make_algorithm(self.algorithm.name, self.algorithm.settings, base_dir=base_dir)
         return replace(spec, num_epochs=self.train.updates_per_batch)
 
     @property
     def updates_are_on_policy(self) -> bool:
-        """Whether each batch gets one single optimizer step, so that the policy trained is the one that sampled."""
+        """Whether each batch gets one single optimizer step, so that the policy trained is the one
+        that sampled.
+        """
         return (
             self.train.updates_per_batch == 1
             and self.train.mini_batch_prompts == self.train.batch_prompts
@@ -140,17 +146,19 @@ class StageEntry(Section):
 class RunConfig(_StageSections, _RunSections):
     """A configuration file. Without ``stages`` it is one stage named ``train``.
 
-    Make one with ``load_config``, which checks all of it; the sections here are those written at the top, and
-    ``resolved_stages`` are what a run follows.
+    Make one with ``load_config``, which checks all of it; the sections here are those written at
+    the top, and ``resolved_stages`` are what a run follows.
     """
 
     stages: Listed[StageEntry] = ()
     """Trained one after another."""
 
     def resolved_stages(self, *, include_skipped: bool = False) -> list[StageConfig]:
-        """The stages in order, each whole; those skipped because ``model.path`` is given only on request.
+        """The stages in order, each whole; those skipped because ``model.path`` is given only on
+        request.
 
-        Where a stage would start from a skipped one, it starts from what that one would have started from.
+        Where a stage would start from a skipped one, it starts from what that one would have
+        started from.
         """
         tree = self.model_dump(by_alias=True, exclude_unset=True)
         stages = [StageConfig.model_validate(stage) for stage in stage_trees(tree)]

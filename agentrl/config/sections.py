@@ -1,4 +1,6 @@
-"""Sections of the configuration, but for rollout, training and algorithm: the run, the model, the task, the evaluation."""
+"""Sections of the configuration, but for rollout, training and algorithm: the run, the model, the
+task, the evaluation.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class RunSection(Section):
     dir: str | None = None
     """Run directory, from the current folder; by default ``runs/<name of the config's folder>``."""
     base_dir: str | None = None
-    """Where ``file.py:name`` references and data paths start, from the config file's folder, which is the default."""
+    """Where ``file.py:name`` references and data paths start, from the config file's folder, which
+    is the default.
+    """
     seed: Natural = 0
     """The one root of every random number."""
     deterministic: bool = False
@@ -50,7 +54,9 @@ class ControllerConfig(Section):
     mode: Literal["ray", "inline"] = "ray"
     """``ray`` starts worker processes; ``inline`` runs everything in this one, for a debugger."""
     ray_address: str | None = None
-    """Of a running Ray cluster (``auto`` finds this machine's); null starts a private one and ends it."""
+    """Of a running Ray cluster (``auto`` finds this machine's); null starts a private one and ends
+    it.
+    """
 
 
 class EvalSetConfig(Section):
@@ -99,19 +105,25 @@ class CheckpointConfig(Section):
 
 
 class DebugConfig(Section):
-    """Controls of an experiment: each spoils what is learned in a way that is known. A stage may set them for itself."""
+    """Controls of an experiment: each spoils what is learned in a way that is known. A stage may
+    set them for itself.
+    """
 
     train_on_tool_tokens: bool = False
     """Train on tool and template tokens too, as if the policy had sampled them."""
     shuffle_rewards: bool = False
-    """Rewards change places at random within each batch, so that nothing can be learned from them."""
+    """Rewards change places at random within each batch, so that nothing can be learned from
+    them.
+    """
 
 
 class MetricsConfig(Section):
     """Where numbers go beside ``metrics.jsonl``."""
 
     tensorboard: bool = False
-    """Also TensorBoard event files in the run directory; needs the extra, ``pip install 'agentrl[tensorboard]'``."""
+    """Also TensorBoard event files in the run directory; needs the extra,
+    ``pip install 'agentrl[tensorboard]'``.
+    """
     verl_names: bool = False
     """Also under verl's names, where the two mean the same."""
 
@@ -120,11 +132,13 @@ class ModelConfig(Section):
     """The policy, and how messages become its tokens."""
 
     path: str | None = None
-    """Folder of a causal model and its tokenizer in Hugging Face's layout, from the file's folder on, or a model of its
-    hub, as ``Qwen/Qwen3-0.6B`` or ``Qwen/Qwen3-0.6B@REVISION``, which is downloaded to the usual cache. Goes before
-    ``build``."""
+    """Folder of a causal model and its tokenizer in Hugging Face's layout, from the file's folder
+    on, or a model of its hub, as ``Qwen/Qwen3-0.6B`` or ``Qwen/Qwen3-0.6B@REVISION``, which is
+    downloaded to the usual cache. Goes before ``build``."""
     build: str | None = None
-    """Function ``(folder, **build_args)`` that writes such a folder: ``file.py:function`` or ``module:function``."""
+    """Function ``(folder, **build_args)`` that writes such a folder: ``file.py:function`` or
+    ``module:function``.
+    """
     build_args: Arguments = Field(default_factory=dict)
     """Keyword arguments of ``build``."""
     dtype: Dtype = "float32"
@@ -132,26 +146,30 @@ class ModelConfig(Section):
     chat_template: str | None = None
     """For a tokenizer that has none: ``chatml``, a Jinja file, or Jinja text."""
     enable_thinking: bool | None = None
-    """The switch of that name in chat templates that have one (Qwen3); null leaves the template's default."""
+    """The switch of that name in chat templates that have one (Qwen3); null leaves the template's
+    default.
+    """
     renderer: str = "auto"
-    """Chat template family: ``chatml`` (Qwen), ``llama``, ``deepseek``, ``glm``, ``gptoss``, or ``generic`` for any
-    template that keeps its history; ``auto`` finds out by rendering with the template."""
+    """Chat template family: ``chatml`` (Qwen), ``llama``, ``deepseek``, ``glm``, ``gptoss``, or
+    ``generic`` for any template that keeps its history; ``auto`` finds out by rendering with the
+    template."""
     tool_parser: str = "auto"
-    """How tool calls are written: ``hermes``, ``llama``, ``deepseek``, ``glm``, ``harmony``, ``none``, or a parser of
-    your own, ``module:Class``; ``auto`` takes the one that reads what the chat template writes."""
+    """How tool calls are written: ``hermes``, ``llama``, ``deepseek``, ``glm``, ``harmony``,
+    ``none``, or a parser of your own, ``module:Class``; ``auto`` takes the one that reads what the
+    chat template writes."""
 
 
 class DataConfig(Section):
     """The tasks to train on (or the demonstrations, for an algorithm that imitates)."""
 
     train: str | None = None
-    """``file.py:function``, ``module:function``, a ``.jsonl`` or ``.parquet`` file, or a folder of HF datasets
-    (docs/data.md has their columns)."""
+    """``file.py:function``, ``module:function``, a ``.jsonl`` or ``.parquet`` file, or a folder of
+    HF datasets (docs/data.md has their columns)."""
     args: Arguments = Field(default_factory=dict)
     """Keyword arguments of the function."""
     max_prompt_tokens: Count = 1024
-    """Longest opening prompt; a task with a longer one is left out when its stage begins, counted and told
-    (docs/data.md)."""
+    """Longest opening prompt; a task with a longer one is left out when its stage begins, counted
+    and told (docs/data.md)."""
     shuffle: bool = True
     """Draw the tasks of each epoch in a seeded order; false keeps the data's own."""
 
@@ -160,8 +178,8 @@ class ToolConfig(Section):
     """One tool on offer. A plain text is short for ``function`` alone."""
 
     function: str
-    """``file.py:name``, ``module:name``, or a built-in tool, ``python`` or ``search``. An object is shared by all
-    episodes of a process; of a class or factory each episode gets its own."""
+    """``file.py:name``, ``module:name``, or a built-in tool, ``python`` or ``search``. An object is
+    shared by all episodes of a process; of a class or factory each episode gets its own."""
     args: Arguments = Field(default_factory=dict)
     """Keyword arguments for a class, a factory, a function that makes tools, or a built-in tool."""
 
@@ -170,9 +188,9 @@ class EnvConfig(Section):
     """The environment that an episode runs in."""
 
     entry_point: str | None = None
-    """``file.py:name`` or ``module:name`` of an Env class or factory; by default the built-in ToolEnv. It is given
-    ``tools``, ``system_prompt`` and ``describe_tools_in_prompt`` where it has parameters of these names, as a subclass of ToolEnv
-    has."""
+    """``file.py:name`` or ``module:name`` of an Env class or factory; by default the built-in
+    ToolEnv. It is given ``tools``, ``system_prompt`` and ``describe_tools_in_prompt`` where it has
+    parameters of these names, as a subclass of ToolEnv has."""
     args: Arguments = Field(default_factory=dict)
     """Keyword arguments of ``entry_point``."""
     tools: Listed[ToolConfig] = ()
@@ -182,15 +200,17 @@ class EnvConfig(Section):
     describe_tools_in_prompt: bool = True
     """Describe the tools in the prompt, as the model's chat template does."""
     agent_command: Listed[str] = ()
-    """An agent's own program and its arguments instead of an environment: run once an episode in the file's folder, it
-    asks the policy at OPENAI_BASE_URL (docs/policy-server.md)."""
+    """An agent's own program and its arguments instead of an environment: run once an episode in
+    the file's folder, it asks the policy at OPENAI_BASE_URL (docs/policy-server.md)."""
 
 
 class RewardFunctionConfig(Section):
     """One part of the reward. A plain text is short for ``function`` alone."""
 
     function: str
-    """``file.py:name`` or ``module:name``: a function of the episode (``EpisodeView``) that gives a number."""
+    """``file.py:name`` or ``module:name``: a function of the episode (``EpisodeView``) that gives a
+    number.
+    """
     name: str | None = None
     """Name in metrics; by default the function's own."""
     weight: float = 1.0
@@ -200,14 +220,15 @@ class RewardFunctionConfig(Section):
 
 
 class RewardModelConfig(Section):
-    """A reward model that scores every finished episode, as the part ``reward_model``; without ``stage`` and ``path``
-    there is none."""
+    """A reward model that scores every finished episode, as the part ``reward_model``; without
+    ``stage`` and ``path`` there is none."""
 
     stage: str | None = None
     """An earlier stage that trained one (``algorithm: reward_model``)."""
     path: str | None = None
-    """Folder of a sequence classifier with one label in Hugging Face's layout, from the file's folder on, or a model of
-    its hub. It reads the policy's tokens, so its tokenizer must be the policy's."""
+    """Folder of a sequence classifier with one label in Hugging Face's layout, from the file's
+    folder on, or a model of its hub. It reads the policy's tokens, so its tokenizer must be the
+    policy's."""
     weight: float = 1.0
     """Weight of the score in the sum."""
 
@@ -218,8 +239,8 @@ class RewardModelConfig(Section):
 
 
 class RewardConfig(Section):
-    """What an episode is worth: the weighted sum of the parts, of a reward model's score, and of the environment's step
-    rewards."""
+    """What an episode is worth: the weighted sum of the parts, of a reward model's score, and of
+    the environment's step rewards."""
 
     functions: Listed[RewardFunctionConfig] = ()
     """The parts."""

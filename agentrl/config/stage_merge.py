@@ -11,7 +11,8 @@ __all__ = ["SHORT_FORMS", "Tree", "merge", "owner_of", "stage_trees"]
 
 Tree: TypeAlias = dict[str, Any]
 
-# Where a text may stand for a mapping, and the key that it is short for; * is any entry of a list or mapping.
+# Where a text may stand for a mapping, and the key that it is short for; * is any entry of a list
+# or mapping.
 SHORT_FORMS: Mapping[tuple[str, ...], str] = {
     ("data",): "train",
     ("algorithm",): "name",
@@ -20,7 +21,8 @@ SHORT_FORMS: Mapping[tuple[str, ...], str] = {
     ("eval", "sets", "*"): "data",
 }
 
-# A key that says what its neighbours belong to: where a stage changes it, these neighbours do not carry over.
+# A key that says what its neighbours belong to: where a stage changes it, these neighbours do not
+# carry over.
 _OWNED: Mapping[tuple[str, str], tuple[str, ...] | None] = {
     ("algorithm", "name"): None,  # all of them
     ("data", "train"): ("args",),
@@ -47,11 +49,12 @@ def stage_trees(tree: Mapping[str, Any]) -> list[Tree]:
     """The tree of each stage, whole.
 
     Args:
-        tree: a configuration as plain mappings; a well-formed one, or one whose faults the schema will name.
+        tree: a configuration as plain mappings; a well-formed one, or one whose faults the schema
+            will name.
 
     Returns:
-        For each entry of ``stages`` the sections at the top with the entry's merged over them, and ``name``,
-        ``when`` and ``starts_from``; for a tree without stages one named ``train``.
+        For each entry of ``stages`` the sections at the top with the entry's merged over them, and
+        ``name``, ``when`` and ``starts_from``; for a tree without stages one named ``train``.
     """
     top = {key: value for key, value in tree.items() if key != "stages"}
     entries = tree.get("stages") or ()
@@ -77,7 +80,9 @@ def stage_trees(tree: Mapping[str, Any]) -> list[Tree]:
 
 
 def owner_of(key: tuple[str, ...]) -> tuple[str, str] | None:
-    """The setting that ``key`` belongs to, such as ``algorithm.name`` for all other keys of ``algorithm``."""
+    """The setting that ``key`` belongs to, such as ``algorithm.name`` for all other keys of
+    ``algorithm``.
+    """
     for (section, owner), owned in _OWNED.items():
         if section == key[0] and key[1:2] != (owner,) and (owned is None or key[1] in owned):
             return section, owner

@@ -38,38 +38,50 @@ class RolloutConfig(Section):
     sglang: SGLangEngineSpec = Field(default_factory=SGLangEngineSpec)
     openai: OpenAIEngineSpec = Field(default_factory=OpenAIEngineSpec)
     schedule: Literal["sync", "one_step_off", "async"] = "sync"
-    """``sync``: every batch is played by the weights that it trains; ``one_step_off``: the next batch is played while
-    one is trained; ``async``: as far ahead as ``max_staleness`` allows, episodes run through a publish."""
+    """``sync``: every batch is played by the weights that it trains; ``one_step_off``: the next
+    batch is played while one is trained; ``async``: as far ahead as ``max_staleness`` allows,
+    episodes run through a publish."""
     max_staleness: Natural = Field(default_factory=lambda data: int(data["schedule"] != "sync"))
-    """Published versions that a trained token may lie behind; by default 1, or 0 with ``schedule: sync``."""
+    """Published versions that a trained token may lie behind; by default 1, or 0 with
+    ``schedule: sync``.
+    """
     pause_mode: Literal["drain", "retract", "in_place"] = Field(
         default_factory=lambda data: "drain" if data["schedule"] == "one_step_off" else "retract"
     )
-    """Model calls in flight when weights are published: ``drain`` lets them end, ``retract`` interrupts them, and they
-    go on with their KV made anew; ``in_place`` keeps the old KV, where the engine can. By default ``retract``, or
-    ``drain`` with ``schedule: one_step_off``."""
+    """Model calls in flight when weights are published: ``drain`` lets them end, ``retract``
+    interrupts them, and they go on with their KV made anew; ``in_place`` keeps the old KV, where
+    the engine can. By default ``retract``, or ``drain`` with ``schedule: one_step_off``."""
     on_stale: Literal["drop", "mask_tokens"] = "drop"
-    """Groups with tokens older than ``max_staleness``: drop them, or leave those tokens out of the loss."""
+    """Groups with tokens older than ``max_staleness``: drop them, or leave those tokens out of the
+    loss.
+    """
     oversample: Weight = 0.0
-    """Draws played beyond a batch, as a share of ``train.batch_prompts``: the groups that finish first are trained, and
-    with ``schedule: sync`` the others are cancelled. It favours tasks with short episodes."""
+    """Draws played beyond a batch, as a share of ``train.batch_prompts``: the groups that finish
+    first are trained, and with ``schedule: sync`` the others are cancelled. It favours tasks with
+    short episodes."""
     group_size: Count = 8
     """Episodes of each task in a batch."""
     oversample_per_group: Natural = 0
-    """Episodes of each task beyond ``group_size``: once that many have finished, the others are cut off, and count as
-    truncated with the turns that they have."""
+    """Episodes of each task beyond ``group_size``: once that many have finished, the others are cut
+    off, and count as truncated with the turns that they have."""
     max_turns: Count = 8
     """Model calls in an episode."""
     max_calls_per_turn: Count = 32
-    """Calls of one turn that are run or answered each; those beyond are not run, and one answer counts them."""
+    """Calls of one turn that are run or answered each; those beyond are not run, and one answer
+    counts them.
+    """
     max_bad_turns: Count = 5
-    """Turns in a row, each with calls of which none can be read, after which an episode is ``truncated(bad_calls)``."""
+    """Turns in a row, each with calls of which none can be read, after which an episode is
+    ``truncated(bad_calls)``.
+    """
     max_turn_tokens: Count = 512
     """Tokens sampled in one model call."""
     max_response_tokens: Count = 4096
     """Tokens of a sequence after its opening prompt, the policy's and the tools' together."""
     context_tokens: Count | None = None
-    """Tokens of a whole sequence; by default ``data.max_prompt_tokens + rollout.max_response_tokens``."""
+    """Tokens of a whole sequence; by default
+    ``data.max_prompt_tokens + rollout.max_response_tokens``.
+    """
     temperature: Weight = 1.0
     """Of sampling for training; 0 is greedy."""
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -77,46 +89,59 @@ class RolloutConfig(Section):
     top_k: Natural = 0
     """Only the k likeliest tokens; 0 is off."""
     allow_biased_sampling: bool = False
-    """Train although ``top_p`` or ``top_k`` make the sampler another distribution than the policy."""
+    """Train although ``top_p`` or ``top_k`` make the sampler another distribution than the
+    policy.
+    """
     stop: Listed[str] = ()
     """Texts that end a model call, beside the end-of-turn token."""
     max_running: Count = 32
     """Episodes in flight at once."""
     num_workers: Natural = 0
-    """Processes that play episodes with engines of their own, on any machine of the Ray cluster; 0 plays them in the
-    training processes."""
+    """Processes that play episodes with engines of their own, on any machine of the Ray cluster; 0
+    plays them in the training processes."""
     worker_resources: Arguments = Field(default_factory=dict)
-    """Ray resources that each of them asks for beside a CPU, such as ``{rollout: 1}``, to place them."""
+    """Ray resources that each of them asks for beside a CPU, such as ``{rollout: 1}``, to place
+    them.
+    """
     worker_restarts: Natural = 3
-    """Of them, how many may die and be started again between two publishes of weights (or ever, where nothing is
-    trained); one more ends the run."""
+    """Of them, how many may die and be started again between two publishes of weights (or ever,
+    where nothing is trained); one more ends the run."""
     worker_liveness_timeout_s: Seconds = 120.0
-    """Seconds in which one answers a call that costs it no work. One that does not, since it hangs or its machine is
-    out of reach, is ended and replaced as if it had died."""
+    """Seconds in which one answers a call that costs it no work. One that does not, since it hangs
+    or its machine is out of reach, is ended and replaced as if it had died."""
     kv_tokens: Count | None = None
     """Tokens of KV cache kept for waiting episodes; by default room for all that run."""
     dtype: Dtype | None = None
     """Of the engine's weights; by default ``model.dtype``."""
     turn_timeout_s: Seconds = 120.0
-    """Seconds of one turn: generation, tools and environment; waiting for a sandbox that others use does not count."""
+    """Seconds of one turn: generation, tools and environment; waiting for a sandbox that others use
+    does not count.
+    """
     episode_timeout_s: Seconds = 600.0
     """Seconds of one episode, counted in the same way."""
     tool_timeout_s: Seconds = 30.0
     """Wall-clock seconds of one tool call, where the tool sets no limit of its own."""
     tool_threads: Count = 32
-    """Calls of synchronous tools that run at once in each process that plays episodes; others wait, which no deadline
-    counts."""
+    """Calls of synchronous tools that run at once in each process that plays episodes; others wait,
+    which no deadline counts."""
     env_threads: Count = 32
-    """Threads of each such process in which environments are made, synchronous ones are stepped, and rewards scored."""
+    """Threads of each such process in which environments are made, synchronous ones are stepped,
+    and rewards scored.
+    """
     measure_retokenization: bool = True
-    """Whether each episode says how its token ids differ from those of its text made anew (``mismatch/retok_frac``)."""
+    """Whether each episode says how its token ids differ from those of its text made anew
+    (``mismatch/retok_frac``).
+    """
     max_retries: Natural = 2
     """Further attempts at an episode that infrastructure failed."""
     min_group_size: Count = Field(default_factory=lambda data: min(2, data["group_size"]))
-    """A group with fewer finished episodes is dropped; by default 2, or 1 with ``group_size: 1``."""
+    """A group with fewer finished episodes is dropped; by default 2, or 1 with
+    ``group_size: 1``.
+    """
     max_failed_frac: Fraction = 0.5
-    """The run stops with a checkpoint where more of a batch's episodes than this share failed at one boundary (``env``
-    counts ``truncated(env_exception)`` too); up to it each step says how many and why."""
+    """The run stops with a checkpoint where more of a batch's episodes than this share failed at
+    one boundary (``env`` counts ``truncated(env_exception)`` too); up to it each step says how many
+    and why."""
     max_resample_ratio: Weight = 1.0
     """Draws that may replace dropped groups in a step, as a share of ``train.batch_prompts``."""
 
@@ -168,6 +193,8 @@ class AlgorithmConfig(Section):
 
     @property
     def checked(self) -> AlgorithmSettings | None:
-        """All settings of a built-in algorithm; None for a user's own, which is checked when it is made."""
+        """All settings of a built-in algorithm; None for a user's own, which is checked when it is
+        made.
+        """
         kind = settings_of(self.name)
         return None if kind is None else kind.check_as(self.settings)

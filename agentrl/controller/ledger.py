@@ -58,7 +58,8 @@ class Ledger:
         self._history: dict[tuple[int, int, int], list[tuple[int, str]]] = {}
         self._trained: set[tuple[int, int]] = set()
         self._rows = 0
-        # guards the states and the file: the service's thread moves groups, the loop's thread trains and restores them
+        # guards the states and the file: the service's thread moves groups, the loop's thread
+        # trains and restores them
         self._lock = threading.RLock()
         self.attempt = 0
         if path.exists():
@@ -81,7 +82,8 @@ class Ledger:
             again = [s for s in range(siblings) if (group_index, s) in self._trained]
             if again:
                 raise StoreError(
-                    f"{self._path}: draw {group_index} was trained before (siblings {again}); it is never again"
+                    f"{self._path}: draw {group_index} was trained before (siblings {again}); it "
+                    "is never again"
                 )
             self.move(group_index, range(siblings), "running", **detail)
 
@@ -164,7 +166,8 @@ class Ledger:
             state = self._states.get(key, "")
             if to != "rolled_back" and to not in _NEXT.get(state, frozenset()):
                 raise StoreError(
-                    f"{self._path}: trajectory {key[1]}-{key[2]} of attempt {key[0]} cannot go from "
+                    f"{self._path}: trajectory {key[1]}-{key[2]} of attempt {key[0]} cannot go "
+                    "from "
                     f"{state or 'nothing'} to {to} (row {self._rows})"
                 )
             self._states[key] = str(to)

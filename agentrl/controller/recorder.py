@@ -74,7 +74,8 @@ class Recorder:
         self._results: dict[str, dict[str, Any]] = {
             name: dict(own) for name, own in (results or {}).items()
         }
-        # guards the outcomes and failure counts: the service's thread adds to them, the loop's thread takes them
+        # guards the outcomes and failure counts: the service's thread adds to them, the loop's
+        # thread takes them
         self._lock = threading.Lock()
         self._outcomes: list[GroupOutcome] = []
         self._taken: list[GroupOutcome] = []
@@ -227,7 +228,8 @@ class Recorder:
         if reasons:
             self._events.log(
                 "unsaved_episodes",
-                f"the checkpoint holds {sum(len(group.resumable) for group in groups)} episodes in flight as they "
+                f"the checkpoint holds {sum(len(group.resumable) for group in groups)} episodes in "
+                "flight as they "
                 f"stand; {reasons.total()} would start again after a resume: {told}",
                 boundary="env",
                 level="info",

@@ -111,9 +111,10 @@ class RolloutService:
         self._closing = False
         self._asked_for_snapshot = False
         self._snapshot: RolloutState | None = None
-        # guards everything above but the collaborators: the loop's thread takes batches and asks for evaluations and
-        # snapshots, the service's thread issues and collects; it is notified after each change. The pool is collected
-        # from outside of it, by the service's thread alone, and by ``close`` once that thread has ended.
+        # guards everything above but the collaborators: the loop's thread takes batches and asks
+        # for evaluations and snapshots, the service's thread issues and collects; it is notified
+        # after each change. The pool is collected from outside of it, by the service's thread
+        # alone, and by ``close`` once that thread has ended.
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._serve, name="rollout-service", daemon=True)
 
@@ -304,7 +305,8 @@ class RolloutService:
             changed = self._changed.wait(min(_POLL_S, max(0.0, end - time.monotonic())))
             if not changed and time.monotonic() >= end:
                 raise EngineError(
-                    f"waited {deadline_s:.0f} s for {what}: {state}; look for a tool that hangs, or raise "
+                    f"waited {deadline_s:.0f} s for {what}: {state}; look for a tool that hangs, "
+                    "or raise "
                     "rollout.episode_timeout_s",
                     retryable=False,
                 )

@@ -237,7 +237,8 @@ class StageRun:
         for trajectory in (t for group in groups for t in group.finished if t.policy_versions):
             if min(trajectory.policy_versions) < oldest:
                 raise TrainingError(
-                    f"trajectory {trajectory.id} was sampled by policy version {min(trajectory.policy_versions)}, "
+                    f"trajectory {trajectory.id} was sampled by policy version "
+                    f"{min(trajectory.policy_versions)}, "
                     f"the schedule allows {oldest} at the least in step {state.step + 1}"
                 )
 
@@ -305,7 +306,8 @@ class StageRun:
         """Publishes the step's weights.
 
         Raises:
-            WeightMismatchError: a server's probe or a tensor differs; the step is kept in a checkpoint.
+            WeightMismatchError: a server's probe or a tensor differs; the step is kept in a
+                checkpoint.
         """
         try:
             return self.schedule.publish(state, changed=changed)
@@ -396,7 +398,8 @@ def _check_names(stage: str, learners: Sequence[RoleHandle[LearningRole]]) -> No
     if not learners or max(counts.values()) > 1:
         found = ", ".join(learner.name for learner in learners) or "none"
         raise ConfigError(
-            f"stage {stage!r} must train one learner or more of different names, got {found}; name each role once"
+            f"stage {stage!r} must train one learner or more of different names, got {found}; name "
+            "each role once"
         )
 
 

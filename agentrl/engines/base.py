@@ -1,4 +1,6 @@
-"""Engine contracts: the two faces of an engine, its specification, and what the two exchange (docs/engines.md)."""
+"""Engine contracts: the two faces of an engine, its specification, and what the two exchange
+(docs/engines.md).
+"""
 
 from __future__ import annotations
 
@@ -274,8 +276,9 @@ class EnginePlace:
 class EngineSpec(Section):
     """An engine's section of the configuration, and how the engine is built from it.
 
-    A specification is data: picklable, and in a module that imports nothing of its engine. A plug-in
-    is named by ``rollout.engine: module:NAME`` and held to the contract by ``check_engine``.
+    A specification is data: picklable, and in a module that imports nothing of its engine. A
+    plug-in is named by ``rollout.engine: module:NAME`` and held to the contract by
+    ``check_engine``.
     """
 
     section: ClassVar[str] = ""

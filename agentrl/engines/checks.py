@@ -135,7 +135,8 @@ class _Checked:
             counts = (usage.prompt_tokens, usage.completion_tokens, logprobs)
             _hold(
                 counts == (3, ids.size, ids.size),
-                f"3 ids went in and {ids.size} came out, prompt, completion and logprobs are {counts}",
+                f"3 ids went in and {ids.size} came out, prompt, completion and logprobs are "
+                f"{counts}",
             )
             _hold(ids.size <= _NEW_TOKENS, f"{ids.size} of {_NEW_TOKENS} tokens came")
         with self.rule("a completion carries the version served"):
@@ -252,34 +253,39 @@ def check_request(
     ids, sampling, context = request.token_ids, request.sampling, info.context_tokens
     problem = ""
     if ids.ndim != 1 or ids.size < 1 or ids.dtype.kind not in "iu":
-        problem = f"token_ids must be one dimension of at least one integer, got {ids.dtype} of shape {ids.shape}"
+        problem = f"token_ids must be one dimension of at least one integer, got {ids.dtype} of shape {ids.shape}"  # noqa: E501
     elif (wrong := first_outside(ids, info.vocab_size)) is not None:
         problem = (
-            f"token_ids must lie in [0, {info.vocab_size}), the vocabulary of {info.model}, got {wrong}; "
+            f"token_ids must lie in [0, {info.vocab_size}), the vocabulary of {info.model}, got "
+            f"{wrong}; "
             "encode with the model's own tokenizer"
         )
     elif ids.size + sampling.max_new_tokens > context:
         problem = (
-            f"prompt and max_new_tokens must fit the engine's context_tokens={context}, got {ids.size} + "
+            f"prompt and max_new_tokens must fit the engine's context_tokens={context}, got "
+            f"{ids.size} + "
             f"{sampling.max_new_tokens}; shorten one, or raise EnginePlace.context_tokens"
         )
     elif request.media and not images:
         problem = (
-            f"engine {info.name!r} with {info.model} takes no images, got {len(request.media)}; use "
+            f"engine {info.name!r} with {info.model} takes no images, got {len(request.media)}; "
+            "use "
             "rollout.engine: sglang and a model that sees"
         )
     elif (request.media or request.images) and [span.sha256 for span in request.media] != [
         image.sha256 for image in request.images
     ]:
-        problem = f"images must be those of media, one each, got {len(request.images)} for {len(request.media)}"
+        problem = f"images must be those of media, one each, got {len(request.images)} for {len(request.media)}"  # noqa: E501
     elif sampling.stop and not stop_strings:
         problem = (
-            f"engine {info.name!r} was built without a way to decode, so it cannot match stop strings, got "
+            f"engine {info.name!r} was built without a way to decode, so it cannot match stop "
+            "strings, got "
             f"{sampling.stop}; use stop_token_ids, or give its specification decode="
         )
     elif sampling.json_schema and not info.grammars:
         problem = (
-            f"engine {info.name!r} has no grammars, so it cannot force a completion to fit json_schema, got "
+            f"engine {info.name!r} has no grammars, so it cannot force a completion to fit "
+            "json_schema, got "
             f"{sampling.json_schema:.80}; ask for it in words"
         )
     if problem:

@@ -1,4 +1,6 @@
-"""Engine lookup: ``rollout.engine`` becomes the class of an engine's specification, in one place."""
+"""Engine lookup: ``rollout.engine`` becomes the class of an engine's specification, in one
+place.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ def find_engine(name: str, base_dir: str | Path | None = None) -> type[EngineSpe
     """
     if name not in BUILT_IN and ":" not in name:
         raise ConfigError(
-            f"rollout.engine must be one of {', '.join(BUILT_IN)}, or module:name of an EngineSpec, "
+            f"rollout.engine must be one of {', '.join(BUILT_IN)}, or module:name of an "
+            "EngineSpec, "
             f"got {name!r}"
         )
     found = load_object(BUILT_IN.get(name, name), base_dir)
@@ -44,7 +47,8 @@ def find_engine(name: str, base_dir: str | Path | None = None) -> type[EngineSpe
         )
     if name not in BUILT_IN and (not found.section or found.section in BUILT_IN):
         raise ConfigError(
-            f"rollout.engine={name!r} needs a section of its own: set {found.__name__}.section to a "
+            f"rollout.engine={name!r} needs a section of its own: set {found.__name__}.section to "
+            "a "
             f"name other than {', '.join(BUILT_IN)}, got {found.section!r}"
         )
     return found

@@ -1,7 +1,10 @@
-"""Engine life: the one state machine of every engine (serving, paused, asleep, updating, corrupt, closed).
+"""Engine life: the one state machine of every engine (serving, paused, asleep, updating, corrupt,
+closed).
 
-- Moves are made by one thread at a time: the engine's own thread, its event loop, or under its lock.
-- ``state``, ``serves``, ``fault`` and ``policy_version`` are plain values and may be read from any thread.
+- Moves are made by one thread at a time: the engine's own thread, its event loop, or under its
+  lock.
+- ``state``, ``serves``, ``fault`` and ``policy_version`` are plain values and may be read from any
+  thread.
 - The clock is paused exactly while the engine is, so that no request's deadline passes meanwhile.
 """
 

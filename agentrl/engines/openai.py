@@ -60,8 +60,10 @@ class OpenAIEngine:
             await asyncio.wait([asking], timeout=request.deadline_s)
             if not asking.done():
                 raise EngineError(
-                    f"request {request.request_id!r} spent its deadline_s={request.deadline_s} without an answer of "
-                    f"model {self.client.spec.model!r} at {self.client.spec.base_url}; raise it, or ask for less"
+                    f"request {request.request_id!r} spent its deadline_s={request.deadline_s} "
+                    "without an answer of "
+                    f"model {self.client.spec.model!r} at {self.client.spec.base_url}; raise it, "
+                    "or ask for less"
                 )
             return (
                 _aborted(request) if asking.cancelled() else _completion(request, asking.result())
@@ -113,7 +115,7 @@ def _check(request: GenerateRequest) -> None:
             f"stop_token_ids must be empty, got {request.sampling.stop_token_ids}; use stop strings"
         )
     elif request.min_version:
-        problem = f"min_version must be 0, got {request.min_version}; the server's weights have no versions"
+        problem = f"min_version must be 0, got {request.min_version}; the server's weights have no versions"  # noqa: E501
     if problem:
         raise EngineError(
             f"request {request.request_id!r} to engine 'openai': {problem}", retryable=False

@@ -1,4 +1,6 @@
-"""OpenAIEngine's specification: the section ``rollout.openai``, the fields of a ``ChatServerSpec``."""
+"""OpenAIEngine's specification: the section ``rollout.openai``, the fields of a
+``ChatServerSpec``.
+"""
 
 from __future__ import annotations
 

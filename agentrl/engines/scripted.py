@@ -40,14 +40,17 @@ Script: TypeAlias = (
 class ScriptedEngine:
     """Answers from a script; ``RolloutEngine`` and ``EngineControl`` without a model.
 
-    An answer ends at the first stop token in it, or with the token that completes a stop string (``stop``), or is cut
-    at ``max_new_tokens`` (``length``); one that simply ends counts as ``stop``, so a script may answer with nothing.
+    An answer ends at the first stop token in it, or with the token that completes a stop string
+    (``stop``), or is cut at ``max_new_tokens`` (``length``); one that simply ends counts as
+    ``stop``, so a script may answer with nothing.
 
     Args:
-        script: a function of the request; or the answers of each session by turn; or the turns of every session.
+        script: a function of the request; or the answers of each session by turn; or the turns of
+            every session.
         vocab_size, context_tokens: what requests are checked against.
         logprob: of every scripted token, at most 0.
-        latency: awaited before an answer, such as ``lambda request: asyncio.sleep(0.01)`` or an event's ``wait``.
+        latency: awaited before an answer, such as ``lambda request: asyncio.sleep(0.01)`` or an
+            event's ``wait``.
         failures: the error that call number n (from 0, in order of arrival) raises.
         shapes: the tensors that an update must put; None accepts any.
         policy_version: served at first.
@@ -81,7 +84,8 @@ class ScriptedEngine:
         self._checksums: dict[str, int] = {}
         self._waits: dict[str, _Wait] = {}
         self._life = EngineLife(policy_version)
-        # guards what runs and who waits: requests come from any event loop, moves from the owner's thread
+        # guards what runs and who waits: requests come from any event loop, moves from the owner's
+        # thread
         self._state = threading.Condition()
         self._running: set[str] = set()
         self._draining = False
@@ -102,8 +106,10 @@ class ScriptedEngine:
             aborted = await self._wait(request)
             if not aborted and request.min_version > self._life.policy_version:
                 raise EngineError(
-                    f"request {request.request_id!r} needs min_version={request.min_version}, the engine serves "
-                    f"policy_version={self._life.policy_version}; send it to an engine that was updated"
+                    f"request {request.request_id!r} needs min_version={request.min_version}, the "
+                    "engine serves "
+                    f"policy_version={self._life.policy_version}; send it to an engine that was "
+                    "updated"
                 )
             return self._completion(request, aborted=aborted)
         finally:
@@ -202,7 +208,9 @@ class ScriptedEngine:
         self._wake_sleepers()
 
     def finish_update(self, version: int, put: Mapping[str, int] | None) -> None:
-        """Ends an update: with the checksums of what was put, or None where it was given up halfway."""
+        """Ends an update: with the checksums of what was put, or None where it was given up
+        halfway.
+        """
         with self._state:
             wanted = self._shapes or {}
             missing = [name for name in wanted if name not in (put or {})]
@@ -266,7 +274,8 @@ class ScriptedEngine:
                 raise self._life.error() from None
             if not wait.ended:
                 raise EngineError(
-                    f"request {request.request_id!r} spent its deadline_s={request.deadline_s}; raise it"
+                    f"request {request.request_id!r} spent its deadline_s={request.deadline_s}; "
+                    "raise it"
                 ) from None
         finally:
             del self._waits[request.request_id]
@@ -290,7 +299,8 @@ class ScriptedEngine:
         turn = self._turns.get(session, 0)
         if turn >= len(turns):
             raise EngineError(
-                f"the script has {len(turns)} answers for session {session!r}, call {turn + 1} has none; add one",
+                f"the script has {len(turns)} answers for session {session!r}, call {turn + 1} has "
+                "none; add one",
                 retryable=False,
             )
         self._turns[session] = turn + 1

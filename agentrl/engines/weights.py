@@ -1,4 +1,6 @@
-"""Weight arrays: tensors as bytes under their Hugging Face names, read, written and checked without torch."""
+"""Weight arrays: tensors as bytes under their Hugging Face names, read, written and checked without
+torch.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,8 @@ def _converted(
         )
     else:
         raise DataError(
-            f"{what} has dtype {code}; servers are given BF16, F16 or F32, save the model in one of them"
+            f"{what} has dtype {code}; servers are given BF16, F16 or F32, save the model in one "
+            "of them"
         )
     if dtype == "bfloat16":
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16).view(np.uint8)
@@ -110,7 +113,8 @@ def _converted(
 
 
 def write_weights(folder: Path, model: Path, arrays: Iterable[WeightArray]) -> None:
-    """Writes a folder that a server can load: the arrays, and everything of ``model`` that is no weight.
+    """Writes a folder that a server can load: the arrays, and everything of ``model`` that is no
+    weight.
 
     The folder appears whole or not at all.
     """
@@ -122,7 +126,9 @@ def write_weights(folder: Path, model: Path, arrays: Iterable[WeightArray]) -> N
 
 
 def _write_safetensors(path: Path, arrays: tuple[WeightArray, ...]) -> None:
-    """The safetensors format: the header's length (8 bytes), the header (JSON), the tensors' bytes."""
+    """The safetensors format: the header's length (8 bytes), the header (JSON), the tensors'
+    bytes.
+    """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for array in arrays:
@@ -149,7 +155,9 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _header(file: Path) -> dict[str, tuple[str, tuple[int, ...], int, int]]:
-    """``name -> (dtype code, shape, first byte, last byte + 1)`` with offsets from the file's beginning."""
+    """``name -> (dtype code, shape, first byte, last byte + 1)`` with offsets from the file's
+    beginning.
+    """
     try:
         with file.open("rb") as opened:
             size = int.from_bytes(opened.read(8), "little")

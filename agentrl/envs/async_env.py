@@ -99,7 +99,8 @@ class AsyncEnv:
         """
         if self._state != "new":
             raise EnvError(
-                f"{self._name}: an Env is single use, so reset comes once and first; build another one"
+                f"{self._name}: an Env is single use, so reset comes once and first; build another "
+                "one"
             )
         self._state = "running"
         observation = await call_env(self.env, "reset", seed=seed)
@@ -195,6 +196,7 @@ class _BoundedFile(io.BytesIO):
         written = super().write(data)
         if self.tell() > _MAX_STATE_BYTES:
             raise EnvError(
-                f"the state has more than {_MAX_STATE_BYTES} bytes; let state_dict give what matters of it"
+                f"the state has more than {_MAX_STATE_BYTES} bytes; let state_dict give what "
+                "matters of it"
             )
         return written

@@ -146,7 +146,7 @@ def _unanswered(action: Action, result: StepResult, *, ended: bool) -> list[Find
     for call_id, kind in written.items():
         what = f"{kind} {call_id!r}"
         if not ended and call_id not in answered:
-            detail = f"step: the {what} got no tool message; answer it with what to correct, or use ToolExecutor"
+            detail = f"step: the {what} got no tool message; answer it with what to correct, or use ToolExecutor"  # noqa: E501
             findings.append(Finding("calls-answered", detail))
         if call_id not in recorded:
             detail = (
@@ -160,14 +160,14 @@ def _difference(first: Sequence[str], second: Sequence[str]) -> list[Finding]:
     for position, (one, other) in enumerate(zip(first, second, strict=False)):
         if one != other:
             verb = "reset" if position == 0 else f"step {position}"
-            detail = f"{verb}: two instances with one seed and equal actions differ: {one[:200]!r} and {other[:200]!r}"
+            detail = f"{verb}: two instances with one seed and equal actions differ: {one[:200]!r} and {other[:200]!r}"  # noqa: E501
             return [
                 Finding(
                     "seed-determinism", f"{detail}; draw all that is random from the seed of reset"
                 )
             ]
     if len(first) != len(second):
-        detail = f"two instances with one seed and equal actions took {len(first) - 1} and {len(second) - 1} steps"
+        detail = f"two instances with one seed and equal actions took {len(first) - 1} and {len(second) - 1} steps"  # noqa: E501
         return [
             Finding("seed-determinism", f"{detail}; draw all that is random from the seed of reset")
         ]
@@ -210,7 +210,7 @@ async def _resumed(spec: EnvSpec, task: Task, seed: int, said: Sequence[str]) ->
             Finding("state-restored", f"a fresh instance with a saved state: {error}; {remedy}")
         ]
     if found != said[2]:
-        detail = f"a fresh instance with the state after a step says {found[:200]!r} instead of {said[2][:200]!r}"
+        detail = f"a fresh instance with the state after a step says {found[:200]!r} instead of {said[2][:200]!r}"  # noqa: E501
         return [Finding("state-restored", f"{detail}; {remedy}")]
     return []
 

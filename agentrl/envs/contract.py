@@ -47,7 +47,8 @@ def observation_findings(observation: object, *, verb: str) -> Iterator[Finding]
     if not observation.messages and observation.rewrite is None:
         yield Finding(
             "something-to-answer",
-            f"{verb} must give at least one message (or a rewrite) while the episode goes on, got none; "
+            f"{verb} must give at least one message (or a rewrite) while the episode goes on, got "
+            "none; "
             "add one, or end the episode with terminated=True",
         )
     yield from _message_findings(
@@ -66,7 +67,8 @@ def step_findings(result: object) -> Iterator[Finding]:
     if not isinstance(result, StepResult):
         yield Finding(
             "step-type",
-            f"step must give a StepResult, got {type(result).__name__}; use agentrl.types.StepResult(observation, ...)",
+            f"step must give a StepResult, got {type(result).__name__}; use "
+            "agentrl.types.StepResult(observation, ...)",
         )
         return
     for name in ("terminated", "truncated"):
@@ -78,7 +80,8 @@ def step_findings(result: object) -> Iterator[Finding]:
     if result.terminated is True and result.truncated is True:
         yield Finding(
             "end-flags",
-            "step: terminated and truncated must not both hold, since the value of what follows is 0 after the one "
+            "step: terminated and truncated must not both hold, since the value of what follows is "
+            "0 after the one "
             "and bootstrapped after the other; choose terminated where the task came to its end",
         )
     reward: Any = result.reward
@@ -122,7 +125,7 @@ def _message_faults(message: Any, *, own_turns: bool) -> Iterator[str]:
     if role not in _ROLES:
         yield f"needs a role, one of {', '.join(_ROLES)}"
     elif role == "assistant" and not own_turns:
-        yield "must not be an assistant's: only the policy speaks as the assistant; use the role user"
+        yield "must not be an assistant's: only the policy speaks as the assistant; use the role user"  # noqa: E501
     content = message.get("content")
     if (
         not isinstance(content, str)
@@ -134,7 +137,7 @@ def _message_faults(message: Any, *, own_turns: bool) -> Iterator[str]:
         yield "answers a call, so it needs the tool_call_id of that call"
     calls = message.get("tool_calls", [])
     if not isinstance(calls, list) or not all(_is_call(call) for call in calls):
-        yield 'needs tool_calls like {"id": ..., "type": "function", "function": {"name": ..., "arguments": {...}}}'
+        yield 'needs tool_calls like {"id": ..., "type": "function", "function": {"name": ..., "arguments": {...}}}'  # noqa: E501
 
 
 def _is_parts(content: object) -> bool:
@@ -192,7 +195,8 @@ def _json_findings(info: object, where: str) -> Iterator[Finding]:
     except (TypeError, ValueError, RecursionError) as error:
         yield Finding(
             "json-info",
-            f"{where} must be JSON, since it is stored with the turn, got {_short(info)} ({error}); "
+            f"{where} must be JSON, since it is stored with the turn, got {_short(info)} "
+            f"({error}); "
             "convert it to str, int, float, bool, list and dict",
         )
 

@@ -68,7 +68,8 @@ class EnvSpec:
         )
         if not callable(factory):
             raise EnvError(
-                f"{name} must be a class or function that makes an Env, got {type(factory).__name__}"
+                f"{name} must be a class or function that makes an Env, got "
+                f"{type(factory).__name__}"
             )
         extra = {} if self.sandbox is None else {"sandbox": sandboxes or self.sandbox}
         try:
@@ -81,7 +82,8 @@ class EnvSpec:
             ) from error
         if not isinstance(env, Env):
             raise EnvError(
-                f"{name} must make an agentrl.envs.Env, got {type(env).__name__}; let it subclass Env"
+                f"{name} must make an agentrl.envs.Env, got {type(env).__name__}; let it subclass "
+                "Env"
             )
         if episode_id:
             env.episode_id = episode_id

@@ -57,7 +57,8 @@ class Rubric:
                 )
             if name == "step":
                 raise ConfigError(
-                    "the part 'step' is the sum of the environment's step rewards; rename the function"
+                    "the part 'step' is the sum of the environment's step rewards; rename the "
+                    "function"
                 )
         if not deadline_s > 0:
             raise ConfigError(f"a rubric's deadline_s must be above 0, got {deadline_s!r}")

@@ -48,9 +48,9 @@ class ToolEnv(Env):
     """Answers calls until the assistant makes none; that message is its answer, and the episode is
     terminated.
 
-    A malformed call is answered like any other, by a tool message that says what to correct, and does
-    not end the episode. A completion that was cut by its length before one call was complete ends
-    it as truncated.
+    A malformed call is answered like any other, by a tool message that says what to correct, and
+    does not end the episode. A completion that was cut by its length before one call was complete
+    ends it as truncated.
 
     Args:
         task: its messages are the prompt.
@@ -132,13 +132,15 @@ class ToolEnv(Env):
         """
         if not task.messages:
             raise EnvError(
-                f"task {task.id!r} has no messages, and ToolEnv makes its prompt of them; add a user's message"
+                f"task {task.id!r} has no messages, and ToolEnv makes its prompt of them; add a "
+                "user's message"
             )
         if system_prompt is None:
             return task.messages
         if task.messages[0]["role"] == "system":
             raise EnvError(
-                f"task {task.id!r} brings a system prompt of its own, and system_prompt is another; keep one"
+                f"task {task.id!r} brings a system prompt of its own, and system_prompt is "
+                "another; keep one"
             )
         return ({"role": "system", "content": system_prompt}, *task.messages)
 
@@ -156,7 +158,8 @@ class ToolEnv(Env):
         for tool in built:
             if tool.needs_sandbox and self._sandbox_source is None:
                 raise EnvError(
-                    f"tool {tool.spec.name!r} needs a sandbox, got none; pass ToolEnv(sandbox=SandboxSpec())"
+                    f"tool {tool.spec.name!r} needs a sandbox, got none; pass "
+                    "ToolEnv(sandbox=SandboxSpec())"
                 )
         return built
 

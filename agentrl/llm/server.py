@@ -55,7 +55,8 @@ class ChatServerSpec:
         for name, holds, rule in rules:
             if not holds:
                 raise ConfigError(
-                    f"an OpenAI-compatible server's {name} must be {rule}, got {getattr(self, name)!r}"
+                    f"an OpenAI-compatible server's {name} must be {rule}, got "
+                    f"{getattr(self, name)!r}"
                 )
 
     @property
@@ -72,13 +73,16 @@ class ChatServerSpec:
         key = os.environ.get(self.key_name, "").strip()
         if not (key.isascii() and key.isprintable()):
             raise ConfigError(
-                f"the environment variable {self.key_name} must hold a key of printable ASCII characters, which an "
+                f"the environment variable {self.key_name} must hold a key of printable ASCII "
+                "characters, which an "
                 "HTTP header can carry, and it holds others; export the key alone"
             )
         if not key and self.api_key_env is not None:
             raise ConfigError(
-                f"api_key_env={self.api_key_env!r} must name an environment variable that holds a key, and it is not "
-                f"set; export {self.api_key_env}, or leave api_key_env out for a server without keys"
+                f"api_key_env={self.api_key_env!r} must name an environment variable that holds a "
+                "key, and it is not "
+                f"set; export {self.api_key_env}, or leave api_key_env out for a server without "
+                "keys"
             )
         return key or None
 

@@ -145,7 +145,8 @@ def tool_from_wire(value: Any, where: str) -> ToolSpec:
     )
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise WireFault(
-            f'{where} must be {{"type": "function", "function": {{"name": ...}}}}, got {_short(value)}'
+            f'{where} must be {{"type": "function", "function": {{"name": ...}}}}, got '
+            f"{_short(value)}"
         )
     parameters = function.get("parameters", {"type": "object", "properties": {}})
     if not isinstance(parameters, Mapping):

@@ -23,18 +23,22 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "reward/{data_source}/mean": "mean reward by data set",
         "reward/{data_source}/std": "standard deviation of the reward by data set",
         "reward_part/{part}/mean": "mean of one part of the rubric",
-        "accuracy/mean": "mean of the rubric's part `correct`; where there is none, the share of rewards above 0",
+        "accuracy/mean": "mean of the rubric's part `correct`; where there is none, the share of "
+        "rewards above 0",
         "accuracy/{data_source}/mean": "accuracy by data set",
-        "group/zero_std_frac": "share of groups whose rewards are all equal, which teach nothing by comparison",
+        "group/zero_std_frac": "share of groups whose rewards are all equal, which teach nothing "
+        "by comparison",
         "length/response/mean": "policy tokens a trajectory",
         "length/response/max": "policy tokens of the longest",
-        "length/after_prompt/mean": "tokens a trajectory after the prompt of a sequence, observations included",
+        "length/after_prompt/mean": "tokens a trajectory after the prompt of a sequence, "
+        "observations included",
         "length/after_prompt/max": "such tokens of the longest",
         "length/total/mean": "all tokens a trajectory, prompts and observations included",
         "length/truncated_frac": "share of trajectories that were cut",
         "turns/mean": "turns a trajectory",
         "turns/max": "turns of the longest",
-        "turns/restarts": "new sequences a trajectory after the first, such as after a template rewrites history",
+        "turns/restarts": "new sequences a trajectory after the first, such as after a template "
+        "rewrites history",
         "tool/calls_per_traj": "calls a trajectory, unreadable ones included",
         "tool/success_frac": "share of calls that succeeded",
         "tool/error/{kind}_frac": "share of calls that failed in this way",
@@ -51,42 +55,56 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "cancelled/{reason}": "trajectories that were cancelled for this reason",
         "sandbox/running": "most sandboxes that one process lent at the end of a group",
         "sandbox/starting": "most sandboxes that one process was starting at the end of a group",
-        "sandbox/waiting": "most episodes that waited for a sandbox of one process at the end of a group",
+        "sandbox/waiting": "most episodes that waited for a sandbox of one process at the end of a "
+        "group",
         "sandbox/failed": "sandboxes that did not start, since the process began",
         # training
         "policy/entropy": "mean entropy of the policy in nats",
         "policy/loss": "the policy's loss",
         "policy/pg_loss": "the loss without its KL term, where there is a reference",
-        "policy/kl_loss": "the KL term of the loss before its coefficient, weighted as the loss is, in nats",
-        "policy/kl_ref": "KL divergence from the reference in nats, mean over tokens, each at most algorithm.kl_cap",
+        "policy/kl_loss": "the KL term of the loss before its coefficient, weighted as the loss "
+        "is, in nats",
+        "policy/kl_ref": "KL divergence from the reference in nats, mean over tokens, each at most "
+        "algorithm.kl_cap",
         "policy/kl_old": "KL divergence from the policy before the step in nats, estimator k3",
-        "policy/kl_old_k1": "the same by estimator k1, a token's difference held to 20 nats; it may be negative",
+        "policy/kl_old_k1": "the same by estimator k1, a token's difference held to 20 nats; it "
+        "may be negative",
         "policy/ratio": "mean probability ratio of the current policy to the old one",
         "policy/clip_frac_low": "share of tokens clipped from below",
         "policy/clip_frac_high": "share of tokens clipped from above",
         "policy/clip_frac_dual": "share of tokens whose cost algorithm.clip_dual bounded",
         "policy/nll": "mean negative logprob of the demonstrations' tokens in nats",
         "reward_model/loss": "a reward model's loss by pair",
-        "reward_model/accuracy": "share of pairs whose better trajectory has the higher score; a tie counts half",
+        "reward_model/accuracy": "share of pairs whose better trajectory has the higher score; a "
+        "tie counts half",
         "reward_model/margin": "mean score of the better trajectories less that of the others",
         "reward_model/score": "mean score of both",
-        "mismatch/logp_abs/mean": "mean difference of the sampler's and the trainer's logprobs in nats",
-        "mismatch/logp_abs/max": "largest difference of the sampler's and the trainer's logprobs in nats",
+        "mismatch/logp_abs/mean": "mean difference of the sampler's and the trainer's logprobs in "
+        "nats",
+        "mismatch/logp_abs/max": "largest difference of the sampler's and the trainer's logprobs "
+        "in nats",
         "mismatch/k3_kl": "KL divergence of the trainer from the sampler, estimator k3",
-        "mismatch/retok_frac": "share of a trajectory's sampled tokens that are not those of their own text",
-        "mismatch/template_frac": "share of the last turn's context that a new rendering of the template changes",
+        "mismatch/retok_frac": "share of a trajectory's sampled tokens that are not those of their "
+        "own text",
+        "mismatch/template_frac": "share of the last turn's context that a new rendering of the "
+        "template changes",
         "async/staleness/mean": "mean staleness of trained tokens in versions",
         "async/staleness/max": "largest staleness of a trained token in versions",
-        "count/stragglers": "episodes cancelled because enough rollouts of their group had finished (rollout.oversample_per_group)",
-        "count/resumed_episodes": "episodes that ran during a checkpoint and continued from it after a resume",
-        "count/restarted_episodes": "episodes whose state could not be saved then, and that restarted",
+        "count/stragglers": "episodes cancelled because enough rollouts of their group had "
+        "finished (rollout.oversample_per_group)",
+        "count/resumed_episodes": "episodes that ran during a checkpoint and continued from it "
+        "after a resume",
+        "count/restarted_episodes": "episodes whose state could not be saved then, and that "
+        "restarted",
         "count/lost_workers": "rollout workers that died and were started again",
         "count/replayed_groups": "groups that they played, which were played again",
         "count/lost_servers": "servers of the engines that died or did not answer",
         "time/server_away_s": "seconds until those served again that came back in the step",
         "async/dropped": "groups dropped as too stale",
-        "async/mixed_frac": "share of trained trajectories whose tokens are of more than one version",
-        "async/masked_tokens": "tokens left out of the loss as too stale (rollout.on_stale=mask_tokens)",
+        "async/mixed_frac": "share of trained trajectories whose tokens are of more than one "
+        "version",
+        "async/masked_tokens": "tokens left out of the loss as too stale "
+        "(rollout.on_stale=mask_tokens)",
         "optim/grad_norm": "norm of the gradient before clipping",
         "optim/lr": "learning rate",
         "optim/skipped": "1 where a mini-batch had no trained token and took no step",
@@ -96,7 +114,8 @@ NAMES: Mapping[str, str] = MappingProxyType(
         "time/step_s": "seconds of the step",
         "time/{phase}_s": "seconds of one phase; phases may overlap",
         # evaluation
-        "eval/{name}/{metric}": "a held-out set's metric, such as sampled or greedy, or a reward model's accuracy",
+        "eval/{name}/{metric}": "a held-out set's metric, such as sampled or greedy, or a reward "
+        "model's accuracy",
     }
 )
 

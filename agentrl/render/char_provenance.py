@@ -84,7 +84,8 @@ class Provenance:
                 return pieces
         raise DataError(
             "the chat template cuts or reorders the content of a message, so its text cannot be "
-            "distinguished from the template's own; set RendererSpec.chat_template to one that writes "
+            "distinguished from the template's own; set RendererSpec.chat_template to one that "
+            "writes "
             "each message whole"
         )
 

@@ -27,7 +27,9 @@ class Renderer(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """The tokenizer's ids are ``[0, vocab_size)``; a model's padded vocabulary may be larger."""
+        """The tokenizer's ids are ``[0, vocab_size)``; a model's padded vocabulary may be
+        larger.
+        """
         ...
 
     @property

@@ -67,7 +67,8 @@ class RendererSpec:
         if self.chat_template == "chatml":
             if self.family not in ("auto", "chatml"):
                 raise ConfigError(
-                    f"RendererSpec.chat_template: chatml is rendered by RendererSpec.family: chatml, got "
+                    "RendererSpec.chat_template: chatml is rendered by RendererSpec.family: "
+                    "chatml, got "
                     f"{self.family!r}; set RendererSpec.family: auto"
                 )
             return _chatml(tokenizer, ChatMLStyle(), self.model, vision)
@@ -97,7 +98,8 @@ class RendererSpec:
         family = next(family for family in _FAMILIES if family.name == self.family)
         if missing := _missing_signs(family, added, template):
             raise ConfigError(
-                f"RendererSpec.family: {family.name} needs {', '.join(missing)} in the chat template "
+                f"RendererSpec.family: {family.name} needs {', '.join(missing)} in the chat "
+                "template "
                 f"and among the added tokens of {self.model}; set RendererSpec.family: auto"
             )
         return family
@@ -110,15 +112,17 @@ def load_tokenizer(model: str) -> Any:
         DataError: the folder or its tokenizer is missing or cannot be read.
     """
     folder = Path(model).expanduser()
-    remedy = "copy the tokenizer of the model that it was made from there (AutoTokenizer.save_pretrained writes it)"
+    remedy = "copy the tokenizer of the model that it was made from there (AutoTokenizer.save_pretrained writes it)"  # noqa: E501
     if not folder.is_dir():
         raise DataError(
-            f"RendererSpec.model: there is no folder {model}; name a folder in Hugging Face's layout "
+            f"RendererSpec.model: there is no folder {model}; name a folder in Hugging Face's "
+            "layout "
             "(hf download NAME --local-dir FOLDER makes one)"
         )
     if missing := [name for name in _TOKENIZER_FILES if not (folder / name).is_file()]:
         raise DataError(
-            f"RendererSpec.model: {model} has no tokenizer: {' and '.join(missing)} missing; {remedy}"
+            f"RendererSpec.model: {model} has no tokenizer: {' and '.join(missing)} missing; "
+            f"{remedy}"
         )
     from transformers import AutoTokenizer
 
@@ -130,7 +134,8 @@ def load_tokenizer(model: str) -> Any:
         ) from error
     if not getattr(tokenizer, "is_fast", False):
         raise DataError(
-            f"RendererSpec.model: the tokenizer in {model} has no fast version (tokenizer.json); {remedy}"
+            f"RendererSpec.model: the tokenizer in {model} has no fast version (tokenizer.json); "
+            f"{remedy}"
         )
     return tokenizer
 
@@ -154,7 +159,8 @@ def _template_text(spec: RendererSpec, tokenizer: Any) -> str:
         path = Path(os.path.expanduser(given))
         if not path.is_file():
             raise ConfigError(
-                f"RendererSpec.chat_template must be chatml, a Jinja file or Jinja text; there is no "
+                "RendererSpec.chat_template must be chatml, a Jinja file or Jinja text; there is "
+                "no "
                 f"file {given!r}"
             )
         return path.read_text(encoding="utf-8")

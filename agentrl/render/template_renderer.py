@@ -184,7 +184,8 @@ class TemplateRenderer(TokenizerRenderer):
         if tools and not self._writes_tools:
             raise DataError(
                 f"the chat template of {self._template.where} does not tell the model of its "
-                f"tools; describe them in the system prompt and set ToolEnv.describe_tools_in_prompt: "
+                "tools; describe them in the system prompt and set "
+                "ToolEnv.describe_tools_in_prompt: "
                 f"false, or set RendererSpec.chat_template to one that does"
             )
         marks = self._provenance

@@ -79,7 +79,8 @@ class Vision:
         if places.size != len(images):
             raise DataError(
                 f"the chat template writes {places.size} placeholders for {len(images)} images; "
-                f"set RendererSpec.chat_template: chatml, or to one that writes each image of a message "
+                "set RendererSpec.chat_template: chatml, or to one that writes each image of a "
+                "message "
                 f"once"
             )
         counts = [self.num_tokens(image) for image in images]
@@ -131,7 +132,8 @@ def read_vision(folder: Path, tokenizer: Any) -> Vision | None:
     placeholder = config.get("image_token_id")
     if placeholder is None or added.get(_PLACEHOLDER) != placeholder:
         raise DataError(
-            f"RendererSpec.model: {folder} sees images by image_token_id={placeholder}, and its tokenizer "
+            f"RendererSpec.model: {folder} sees images by image_token_id={placeholder}, and its "
+            "tokenizer "
             f"has {_PLACEHOLDER} as {added.get(_PLACEHOLDER)}; use the tokenizer that the model "
             f"was published with"
         )

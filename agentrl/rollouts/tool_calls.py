@@ -31,7 +31,9 @@ def bounded(parsed: ParsedMessage, most: int) -> ParsedMessage:
 
 
 def renumbered(parsed: ParsedMessage, number: int) -> ParsedMessage:
-    """The message with its model call's number in its calls' ids (``call_0`` becomes ``call_7_0``)."""
+    """The message with its model call's number in its calls' ids (``call_0`` becomes
+    ``call_7_0``).
+    """
 
     def renamed(call_id: str) -> str:
         return f"call_{number}_{call_id.rpartition('_')[2]}"

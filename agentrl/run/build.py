@@ -85,7 +85,8 @@ def _bound(part: _RewardRef, base_dir: str | None) -> RewardFn:
     function = load_object(part.reference, base_dir)
     if not callable(function):
         raise ConfigError(
-            f"reward.functions: '{part.reference}' must be a function of an EpisodeView, got {type(function).__name__}"
+            f"reward.functions: '{part.reference}' must be a function of an EpisodeView, got "
+            f"{type(function).__name__}"
         )
 
     def reward(view: EpisodeView) -> float | Awaitable[float]:
@@ -112,7 +113,8 @@ def env_spec(
 ) -> EnvSpec:
     """The stage's environment; without its tools for an examination of what they are worth.
 
-    An environment of one's own is given what ``ToolEnv`` is, as far as its factory has parameters of these names.
+    An environment of one's own is given what ``ToolEnv`` is, as far as its factory has parameters
+    of these names.
 
     Raises:
         ConfigError: a setting of ``env`` that the factory has no parameter for.
@@ -138,7 +140,8 @@ def env_spec(
         asked["describe_tools_in_prompt"] = False
     if lacking := [name for name in asked if name not in taken]:
         raise ConfigError(
-            f"env.{lacking[0]} would do nothing, since {getattr(factory, '__qualname__', factory)} has no parameter "
+            f"env.{lacking[0]} would do nothing, since {getattr(factory, '__qualname__', factory)} "
+            "has no parameter "
             f"{lacking[0]!r}; give it one, as agentrl.envs.ToolEnv has, or leave the setting out"
         )
     places = {"tool_deadline_s": stage.rollout.tool_timeout_s, "base_dir": str(base_dir)}
@@ -179,7 +182,9 @@ def _needs_sandbox(tools: Sequence[Any], base_dir: Path) -> bool:
 def rollout_spec(
     stage: StageConfig, live: LiveObjects, *, base_dir: Path, model: Path | None
 ) -> RolloutSpec:
-    """What the stage's episodes share; without a model they are played by messages alone, on a server."""
+    """What the stage's episodes share; without a model they are played by messages alone, on a
+    server.
+    """
     rollout = stage.rollout
     group_indices = stage.train.batch_prompts * (rollout.max_staleness + 1 + rollout.oversample)
     episodes = min(
@@ -224,7 +229,9 @@ def rollout_spec(
 
 
 def _settled(driver: EnvSpec | AgentProgramSpec) -> EnvSpec | AgentProgramSpec:
-    """With the backend that was chosen here: whoever hosts the episodes takes that one or refuses."""
+    """With the backend that was chosen here: whoever hosts the episodes takes that one or
+    refuses.
+    """
     if (
         isinstance(driver, AgentProgramSpec)
         or driver.sandbox is None
@@ -235,7 +242,9 @@ def _settled(driver: EnvSpec | AgentProgramSpec) -> EnvSpec | AgentProgramSpec:
 
 
 def renderer_spec(stage: StageConfig, base_dir: Path, model: Path) -> RendererSpec:
-    """The renderer of the stage's model; a template file's path starts at the configuration's folder."""
+    """The renderer of the stage's model; a template file's path starts at the configuration's
+    folder.
+    """
     own = stage.model
     template = own.chat_template
     if template is not None and "{%" not in template and (base_dir / template).is_file():
@@ -261,7 +270,8 @@ def reward_model_folder(
     if own.stage is not None:
         if own.stage not in trained:
             raise ConfigError(
-                f"reward.model.stage={own.stage!r} was not trained here; name its folder: reward.model.path=FOLDER"
+                f"reward.model.stage={own.stage!r} was not trained here; name its folder: "
+                "reward.model.path=FOLDER"
             )
         return trained[own.stage]
     if own.path is None:
@@ -283,8 +293,10 @@ def scorer_spec(stage: StageConfig, *, policy: Path, reward_model: Path) -> Rewa
     )
     if own != other:
         raise DataError(
-            f"the reward model in {reward_model} must have the policy's tokenizer, since it reads the policy's own "
-            f"tokens, but {len(set(own.items()) ^ set(other.items()))} entries differ; train it from the same model"
+            f"the reward model in {reward_model} must have the policy's tokenizer, since it reads "
+            "the policy's own "
+            f"tokens, but {len(set(own.items()) ^ set(other.items()))} entries differ; train it "
+            "from the same model"
         )
     return RewardModelSpec(
         str(reward_model), dtype=stage.model.dtype, deterministic=stage.run.deterministic

@@ -121,7 +121,8 @@ def collect(
     if collected and all(summary.reward is None for summary in collected):
         first = collected[0]
         raise EngineError(
-            f"every one of the {len(collected)} episodes ended as {first.status}({first.status_reason}); "
+            f"every one of the {len(collected)} episodes ended as "
+            f"{first.status}({first.status_reason}); "
             f"see {directory.events_path}",
             retryable=False,
         )
@@ -129,7 +130,9 @@ def collect(
 
 
 def _left_out(stage: StageConfig, tasks: Sequence[Task], base_dir: Path) -> LeftOut | None:
-    """Tasks whose prompts are too long; None where there are none, or a server has the tokenizer."""
+    """Tasks whose prompts are too long; None where there are none, or a server has the
+    tokenizer.
+    """
     if stage.model.path is None or plays_by_messages(stage):
         return None
     model = given_model(stage.model.path, base_dir)
@@ -209,7 +212,8 @@ def _directory(config: RunConfig, out: Path, tasks: Sequence[Task], samples: int
     for what, (before, now) in made.items():
         if before != now:
             raise ConfigError(
-                f"--out {out} holds episodes of other {what}, and a data set has one kind alone; name another folder, "
+                f"--out {out} holds episodes of other {what}, and a data set has one kind alone; "
+                "name another folder, "
                 f"or bring back those in {directory.config_path.name}"
             )
     return directory

@@ -1,8 +1,10 @@
-"""Evaluated tasks in a Parquet file: verl's columns, the responses with their scores, and whole episodes.
+"""Evaluated tasks in a Parquet file: verl's columns, the responses with their scores, and whole
+episodes.
 
-A row is a task. ``data_source``, ``prompt``, ``ability``, ``reward_model`` and ``extra_info`` are as verl's data sets
-have them; ``responses`` are the last texts of the samples and ``scores`` their scores, null where a sample failed.
-``trajectories`` hold each episode as JSON without its tokens, so that it can be scored again without a model.
+A row is a task. ``data_source``, ``prompt``, ``ability``, ``reward_model`` and ``extra_info`` are
+as verl's data sets have them; ``responses`` are the last texts of the samples and ``scores`` their
+scores, null where a sample failed. ``trajectories`` hold each episode as JSON without its tokens,
+so that it can be scored again without a model.
 """
 
 from __future__ import annotations
@@ -72,7 +74,9 @@ def _score(trajectory: Trajectory) -> float | None:
 
 
 def task_scores(evaluated: Iterable[EvaluatedTask]) -> list[TaskScores]:
-    """What the statistics need: the scores of samples that finished, and what each of them answers."""
+    """What the statistics need: the scores of samples that finished, and what each of them
+    answers.
+    """
     scored = []
     for entry in evaluated:
         kept = [
@@ -195,7 +199,8 @@ def _encode(trajectory: Trajectory) -> str:
 
 
 def read_eval_file(path: Path) -> list[EvaluatedTask]:
-    """What ``write_eval_file`` wrote, or a file of verl's with ``responses``, which become episodes of one turn.
+    """What ``write_eval_file`` wrote, or a file of verl's with ``responses``, which become episodes
+    of one turn.
 
     Raises:
         DataError: there is no such file, it is no Parquet file, or it lacks a column.
@@ -238,7 +243,8 @@ def _read_row(row: Mapping[str, Any], index: int, path: Path) -> EvaluatedTask:
         return EvaluatedTask(task, trajectories, tuple(scores))
     except KeyError as error:
         raise DataError(
-            f"{path} has no column {error}; it must have data_source, prompt, reward_model and responses"
+            f"{path} has no column {error}; it must have data_source, prompt, reward_model and "
+            "responses"
         ) from None
     except (StoreError, json.JSONDecodeError, TypeError) as error:
         raise DataError(f"row {index} of {path} cannot be read: {error}") from error

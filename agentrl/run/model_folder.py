@@ -1,4 +1,6 @@
-"""The folder that ``model.path`` names: one of this machine, or a model of the Hugging Face hub in the usual cache."""
+"""The folder that ``model.path`` names: one of this machine, or a model of the Hugging Face hub in
+the usual cache.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +26,8 @@ def given_model(setting: str, base_dir: Path, *, key: str = "model.path") -> Pat
     """The folder that a setting names; a model of the hub is downloaded where the cache lacks it.
 
     Args:
-        setting: a folder, or ``organisation/name`` on the hub, with ``@revision`` behind it for one that is not the
-            newest. A folder goes first.
+        setting: a folder, or ``organisation/name`` on the hub, with ``@revision`` behind it for one
+            that is not the newest. A folder goes first.
         base_dir: where relative folders start.
         key: of the setting, for errors.
 
@@ -38,14 +40,17 @@ def given_model(setting: str, base_dir: Path, *, key: str = "model.path") -> Pat
     named = _HUB_NAME.fullmatch(setting)
     if named is None:
         raise DataError(
-            f"{key}='{setting}' is no folder ({path}); name one in Hugging Face's layout, or a model of its hub as "
+            f"{key}='{setting}' is no folder ({path}); name one in Hugging Face's layout, or a "
+            "model of its hub as "
             "organisation/name"
         )
     return _downloaded(setting, named["repo"], named["revision"], path, key)
 
 
 def cached_model(setting: str, base_dir: Path) -> Path | None:
-    """The same without any download; None where the folder, or the model in the cache, does not exist."""
+    """The same without any download; None where the folder, or the model in the cache, does not
+    exist.
+    """
     path = base_dir / Path(setting).expanduser()
     named = _HUB_NAME.fullmatch(setting)
     if path.is_dir() or named is None:
@@ -57,14 +62,18 @@ def cached_model(setting: str, base_dir: Path) -> Path | None:
 
 
 def with_commit(setting: str, folder: Path) -> str:
-    """The setting, with the commit where ``folder`` is a snapshot of the hub's, so that it names one model for good."""
+    """The setting, with the commit where ``folder`` is a snapshot of the hub's, so that it names
+    one model for good.
+    """
     named = _HUB_NAME.fullmatch(setting)
     is_snapshot = folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name)
     return f"{named['repo']}@{folder.name}" if named and is_snapshot else setting
 
 
 def pinned(setting: str, recorded: object) -> str:
-    """The setting as the run began with it: at the commit in its record, whatever the hub has now."""
+    """The setting as the run began with it: at the commit in its record, whatever the hub has
+    now.
+    """
     named = _HUB_NAME.fullmatch(setting)
     same = named and isinstance(recorded, str) and recorded.startswith(f"{named['repo']}@")
     return str(recorded) if same else setting
@@ -93,14 +102,15 @@ def _downloaded(setting: str, repo: str, revision: str | None, path: Path, key: 
     try:
         folder = Path(fetch(tqdm_class=None if sys.stderr.isatty() else _lines()))
     except GatedRepoError:
-        why = f"is open to those alone who accepted its terms; accept them at {constants.ENDPOINT}/{repo}, set HF_TOKEN"
+        why = f"is open to those alone who accepted its terms; accept them at {constants.ENDPOINT}/{repo}, set HF_TOKEN"  # noqa: E501
     except RepositoryNotFoundError:
-        why = f"does not exist on {constants.ENDPOINT}, or is private (set HF_TOKEN); correct the name"
+        why = f"does not exist on {constants.ENDPOINT}, or is private (set HF_TOKEN); correct the name"  # noqa: E501
     except RevisionNotFoundError:
         why = f"has no revision {revision!r} on {constants.ENDPOINT}; leave it out for the newest"
     except Exception as error:  # noqa: BLE001  the boundary: whatever the network, the hub and its client come to
         why = (
-            f"could not be downloaded from {constants.ENDPOINT}: {_reason(error)}; mend the network, or download it "
+            f"could not be downloaded from {constants.ENDPOINT}: {_reason(error)}; mend the "
+            "network, or download it "
             f"elsewhere (hf download {repo} --local-dir FOLDER) and name that folder"
         )
     else:
@@ -117,7 +127,7 @@ def _reason(error: BaseException) -> str:
     cause = error
     while (inner := cause.__cause__ or cause.__context__) is not None:
         cause = inner
-    return f"{type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else 'no more is known'}"
+    return f"{type(cause).__name__}: {str(cause).splitlines()[0] if str(cause) else 'no more is known'}"  # noqa: E501
 
 
 def _lines() -> Any:

@@ -1,4 +1,6 @@
-"""``agentrl serve policy``: an engine, the endpoint over it, and a run directory for what its episodes become."""
+"""``agentrl serve policy``: an engine, the endpoint over it, and a run directory for what its
+episodes become.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ def serve_policy(
 
     Args:
         model: a run directory or a model folder.
-        config, overrides: engine, limits, sampling and rewards, of the last stage that plays episodes.
+        config, overrides: engine, limits, sampling and rewards, of the last stage that plays
+            episodes.
         host, port: the address; port 0 takes a free one.
         out: a new run directory for the trajectories; None keeps none.
         idle_timeout_s: seconds without a request after which an episode ends.

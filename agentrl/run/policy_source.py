@@ -1,4 +1,6 @@
-"""A policy that is played and not trained: which weights a run or folder names, and a configuration of them alone."""
+"""A policy that is played and not trained: which weights a run or folder names, and a configuration
+of them alone.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ def named_policy(
             return stage_alone(stage, None)
         if stage.model.path is None:
             raise ConfigError(
-                f"name the policy: {command} RUN|MODEL {named}; or set model.path, or set rollout.engine=openai"
+                f"name the policy: {command} RUN|MODEL {named}; or set model.path, or set "
+                "rollout.engine=openai"
             )
         return stage_alone(stage, given_model(stage.model.path, Path(stage.run.base_dir or ".")))
     is_run = (named / "run.json").is_file()
@@ -65,7 +68,8 @@ def played_stage(config: RunConfig) -> StageConfig:
 
 
 def policy_folder(named: Path) -> Path:
-    """The model folder that ``named`` is, or that of the last policy's stage that the run in it finished.
+    """The model folder that ``named`` is, or that of the last policy's stage that the run in it
+    finished.
 
     Raises:
         DataError: the run has finished no stage.

@@ -47,7 +47,8 @@ class Rehearsed:
 
 
 class ScriptedPolicy:
-    """``RolloutEngine`` of messages: calls a tool that does not exist where tools are on offer, then says one thing.
+    """``RolloutEngine`` of messages: calls a tool that does not exist where tools are on offer,
+    then says one thing.
 
     Args:
         text: what it says.
@@ -88,7 +89,8 @@ class ScriptedPolicy:
 def rehearse(
     stage: StageConfig, sets: Mapping[str, tuple[Task, bool]]
 ) -> Iterator[tuple[str, Rehearsed]]:
-    """Plays the first task of each set with a wrong answer and, where the task has one, with its own answer.
+    """Plays the first task of each set with a wrong answer and, where the task has one, with its
+    own answer.
 
     Args:
         stage: whole; one that plays episodes.
@@ -98,7 +100,8 @@ def rehearse(
         The setting, and an episode with its rewards.
 
     Raises:
-        ConfigError: an episode failed, such as by a reward function that raised or gave no finite number.
+        ConfigError: an episode failed, such as by a reward function that raised or gave no finite
+            number.
     """
     base_dir, live = Path(stage.run.base_dir or "."), LiveObjects()
     spec = rollout_spec(stage, live, base_dir=base_dir, model=None)
@@ -125,7 +128,8 @@ async def _play(
         await parts.close()
     if not trajectory.status.finished:
         raise ConfigError(
-            f"stage {where}: an episode of task {task.id!r} with a scripted policy that says {said!r} failed "
+            f"stage {where}: an episode of task {task.id!r} with a scripted policy that says "
+            f"{said!r} failed "
             f"({trajectory.status.reason}): {trajectory.status.detail}"
         )
     return Rehearsed(said, trajectory, rubric.bools)

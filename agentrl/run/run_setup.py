@@ -1,4 +1,6 @@
-"""What happens before the first step: the machine is probed, the run directory made, the model built."""
+"""What happens before the first step: the machine is probed, the run directory made, the model
+built.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,8 @@ def make_directory(
 
     Raises:
         MachineError: the sandbox that is required is not to be had here.
-        ConfigError: ``run.dir`` holds a run or other files, or the sandbox's host holds fewer than may run at one time.
+        ConfigError: ``run.dir`` holds a run or other files, or the sandbox's host holds fewer than
+            may run at one time.
         DataError: a data set cannot be used, or the model's folder does not exist.
     """
     assert config.run.dir is not None, "load_config fills it in"
@@ -90,7 +93,8 @@ def whole_stages(config: RunConfig, stages: Sequence[StageConfig]) -> list[Stage
 
 
 def start_model(config: RunConfig, directory: RunDirectory, base_dir: Path) -> Path:
-    """The folder of the model that the run starts from; one that ``model.build`` makes is made once.
+    """The folder of the model that the run starts from; one that ``model.build`` makes is made
+    once.
 
     Raises:
         DataError: the function raised, or made no model; the model named does not exist.
@@ -131,7 +135,9 @@ def last_manifest(directory: RunDirectory, stage: StageConfig) -> Manifest | Non
 
 
 def roll_back(directory: RunDirectory, stages: Sequence[StageConfig], ledger: Ledger) -> None:
-    """Takes a run back to its newest checkpoint: later ledger rows are rolled back, later metrics taken out."""
+    """Takes a run back to its newest checkpoint: later ledger rows are rolled back, later metrics
+    taken out.
+    """
     offset, steps = 0, {stage.name: -1 for stage in stages}
     for stage in stages:
         manifest = last_manifest(directory, stage)

@@ -330,7 +330,8 @@ def _tell_renderer(parts: RunContext, stage: StageConfig, model: Path) -> None:
     parser = type(parser_for(renderer, stage.model.tool_parser)).__name__
     parts.events.log(
         "renderer",
-        f"stage {stage.name}: chat template family {renderer.family} (model.renderer: {stage.model.renderer}), "
+        f"stage {stage.name}: chat template family {renderer.family} (model.renderer: "
+        f"{stage.model.renderer}), "
         f"tool calls read by {parser} (model.tool_parser: {stage.model.tool_parser})",
         boundary="data",
         family=renderer.family,
@@ -377,7 +378,8 @@ def _num_steps(stage: StageConfig, num_tasks: int | None) -> int:
         return stage.train.steps
     if num_tasks is None:
         raise ConfigError(
-            f"train.steps of stage {stage.name!r} must be set, since its rows may be endless, got nothing; set it"
+            f"train.steps of stage {stage.name!r} must be set, since its rows may be endless, got "
+            "nothing; set it"
         )
     return math.ceil((stage.train.epochs or 1) * num_tasks / stage.train.batch_prompts)
 

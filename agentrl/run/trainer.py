@@ -218,7 +218,8 @@ class Trainer:
         ]
         if not chosen:
             raise ConfigError(
-                "eval.sets names no set of tasks to evaluate; add one: eval.sets.NAME=file.py:function"
+                "eval.sets names no set of tasks to evaluate; add one: "
+                "eval.sets.NAME=file.py:function"
             )
         plan = eval_plan(stage, self._live, self._base_dir, only=chosen)
         plan = replace(
@@ -351,7 +352,8 @@ class Trainer:
         hints = [f"agentrl ls {directory.root}", f"agentrl show {directory.root}"]
         if without_signal:
             display.alert(
-                f"{without_signal} of {played} steps had no signal: the rewards of each group were equal, so that "
+                f"{without_signal} of {played} steps had no signal: the rewards of each group were "
+                "equal, so that "
                 "nothing could be learned"
             )
         display.finish(result_rows(results), summary.seconds, hints)
@@ -402,7 +404,9 @@ class Trainer:
         return collect_groups(pool, requests, deadline_s, score=score)
 
     def _pool(self, stage: StageConfig) -> tuple[RolloutPool, Score]:
-        """Where the stage's episodes are played outside of training, and what scores them; it is set up if missing."""
+        """Where the stage's episodes are played outside of training, and what scores them; it is
+        set up if missing.
+        """
         if plays_by_messages(stage):
             if self._chat is None:
                 self._chat = chat_rollouts(stage, self._live, self._base_dir)
@@ -423,14 +427,16 @@ class Trainer:
         stages = self._rollouts(self._stages(None))
         if not stages:
             raise ConfigError(
-                "no stage plays episodes: give one an algorithm that learns from rollouts, such as grpo"
+                "no stage plays episodes: give one an algorithm that learns from rollouts, such as "
+                "grpo"
             )
         return stages[-1]
 
     def _model_without_run(self) -> Path:
         if self.config.model.path is None:
             raise ConfigError(
-                "model.path is not set and nothing was trained yet; call train() first, or set model.path"
+                "model.path is not set and nothing was trained yet; call train() first, or set "
+                "model.path"
             )
         return given_model(self.config.model.path, self._base_dir)
 

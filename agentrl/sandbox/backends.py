@@ -72,7 +72,8 @@ def factory_of(name: str) -> Callable[[Any], Sandbox]:
     factory = load_object(BACKENDS[name].factory if name in BACKENDS else name)
     if not callable(factory):
         raise ConfigError(
-            f"SandboxSpec.backend={name!r} must name a function (SandboxSpec) -> Sandbox, got {factory!r}"
+            f"SandboxSpec.backend={name!r} must name a function (SandboxSpec) -> Sandbox, got "
+            f"{factory!r}"
         )
     return factory  # type: ignore[no-any-return]
 

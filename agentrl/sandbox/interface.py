@@ -171,7 +171,9 @@ class Sandbox(ABC):
 
     @abstractmethod
     def kill_now(self) -> None:
-        """End everything at once without waiting; for exit paths, and safe to call from any thread."""
+        """End everything at once without waiting; for exit paths, and safe to call from any
+        thread.
+        """
 
     async def __aenter__(self) -> Self:
         return self

@@ -51,18 +51,21 @@ class Limits(Section):
         if self.memory_bytes < MIN_MEMORY_BYTES:
             raise self.broken(
                 "memory_bytes",
-                f"={self.memory_bytes} is below the {MIN_MEMORY_BYTES} bytes that an interpreter needs by itself; "
+                f"={self.memory_bytes} is below the {MIN_MEMORY_BYTES} bytes that an interpreter "
+                "needs by itself; "
                 "raise it",
             )
         if self.open_files < _MIN_OPEN_FILES:
             raise self.broken(
                 "open_files",
-                f"={self.open_files} is below the {_MIN_OPEN_FILES} that an interpreter needs by itself; raise it",
+                f"={self.open_files} is below the {_MIN_OPEN_FILES} that an interpreter needs by "
+                "itself; raise it",
             )
         if self.file_bytes > self.disk_bytes:
             raise self.broken(
                 "file_bytes",
-                f"={self.file_bytes} exceeds disk_bytes={self.disk_bytes}, which holds all files together; lower "
+                f"={self.file_bytes} exceeds disk_bytes={self.disk_bytes}, which holds all files "
+                "together; lower "
                 "file_bytes or raise disk_bytes",
             )
         return self

@@ -30,7 +30,8 @@ def remove_orphans() -> list[str]:
     """Remove hosts and folders of dead owners, and processes of dead hosts; what was removed, one
     line each.
 
-    Containers are the docker backend's: ``agentrl.sandbox.docker.containers.remove_orphaned_containers``.
+    Containers are the docker backend's:
+    ``agentrl.sandbox.docker.containers.remove_orphaned_containers``.
     """
     if sys.platform != "linux":
         return []

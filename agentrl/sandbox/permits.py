@@ -70,7 +70,9 @@ class FifoSemaphore:
             return len(self._waiting)
 
     def close(self, why: str) -> None:
-        """Refuse those who wait and those who come from now on; permits that are held stay valid."""
+        """Refuse those who wait and those who come from now on; permits that are held stay
+        valid.
+        """
         with self._lock:
             self._refusal = why
             waiting = self._waiting

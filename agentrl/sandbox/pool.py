@@ -68,7 +68,8 @@ class SandboxPool:
             Sandbox, Callable[[], None]
         ] = {}  # and what stops the clock of its lifetime
         self._counts = Counter[str]()  # starting, started, failed, overdue
-        # Guards _lent and the counts: callers are on any loop, a lifetime's end on its timer's thread.
+        # Guards _lent and the counts: callers are on any loop, a lifetime's end on its timer's
+        # thread.
         self._lock = threading.Lock()
 
     async def acquire(self) -> Sandbox:
@@ -177,7 +178,8 @@ class SandboxPool:
                 return
             self._counts["overdue"] += 1
         logger.warning(
-            "a sandbox was ended because its user kept it longer than SandboxSpec.max_lifetime_s=%g",
+            "a sandbox was ended because its user kept it longer than "
+            "SandboxSpec.max_lifetime_s=%g",
             self.spec.max_lifetime_s,
             extra={"event": "sandbox_overdue", "max_lifetime_s": self.spec.max_lifetime_s},
         )

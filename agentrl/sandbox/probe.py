@@ -80,7 +80,7 @@ if os.fork() == 0:
     time.sleep(30)
     os._exit(0)
 print(json.dumps(held))
-"""
+"""  # noqa: E501
 # memory that is mapped, touched and unmapped again but for a page of it
 _HOARD = r"""
 import ctypes, os, sys, time
@@ -116,7 +116,7 @@ vector = (ctypes.c_size_t * 2)(ctypes.addressof(page), 4096)
 number = 278 if os.uname().machine == "x86_64" else 75  # vmsplice: a page in a pipe keeps its huge page
 if libc.prctl(42, 0, 0, 0, 0) != 1 and libc.syscall(number, os.pipe()[1], vector, ctypes.c_size_t(1), 1) > 0:
     print("HELD", flush=True)
-"""
+"""  # noqa: E501
 _HOARD_LIMIT_BYTES = 64 * 2**20
 _LOOK_FOR_STRAY = "import fcntl\nfcntl.flock(open('stray', 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
 

@@ -25,8 +25,10 @@ from .limits import Limits
 from .proxy import AllowList
 
 _OFF_LINUX = (
-    "start a container engine and make its image ready (agentrl doctor --prepare), run agentrl in a Linux container "
-    '(docker run -it -v "$PWD":/w -w /w python:3.11 bash), or set SandboxSpec.backend=unsafe if the code is as harmless as '
+    "start a container engine and make its image ready (agentrl doctor --prepare), run agentrl in "
+    "a Linux container "
+    '(docker run -it -v "$PWD":/w -w /w python:3.11 bash), or set SandboxSpec.backend=unsafe if '
+    "the code is as harmless as "
     "the code example's arithmetic"
 )
 
@@ -122,7 +124,8 @@ class SandboxSpec(Section):
         if self.backend != "auto" and not is_named(self.backend):
             raise self.broken(
                 "backend",
-                f"={self.backend!r} does not exist; use one of {', '.join(('auto', *BACKENDS))}, or module:function "
+                f"={self.backend!r} does not exist; use one of {', '.join(('auto', *BACKENDS))}, "
+                "or module:function "
                 "of your own",
             )
         row = BACKENDS.get(self.backend)
@@ -130,14 +133,16 @@ class SandboxSpec(Section):
             able = ", ".join(name for name, row in BACKENDS.items() if row.network)
             raise self.broken(
                 "network",
-                f".allow needs a backend that can keep code to a list of hosts, SandboxSpec.backend={self.backend!r} "
+                ".allow needs a backend that can keep code to a list of hosts, "
+                f"SandboxSpec.backend={self.backend!r} "
                 f"cannot; use one of {able}, or remove the hosts",
             )
         if self.image is not None and row is not None and not row.images:
             able = ", ".join(name for name, row in BACKENDS.items() if row.images)
             raise self.broken(
                 "image",
-                f"={self.image!r} needs a backend with images, SandboxSpec.backend={self.backend!r} has none; use one "
+                f"={self.image!r} needs a backend with images, "
+                f"SandboxSpec.backend={self.backend!r} has none; use one "
                 f"of {able}, or remove the image",
             )
         if self.image is not None and not self.image.strip():
@@ -148,7 +153,8 @@ class SandboxSpec(Section):
         if self.required and self.backend == "unsafe":
             raise self.broken(
                 "require",
-                f"={', '.join(self.require or ())!r} contradicts SandboxSpec.backend='unsafe', which guarantees nothing; remove one of "
+                f"={', '.join(self.require or ())!r} contradicts SandboxSpec.backend='unsafe', "
+                "which guarantees nothing; remove one of "
                 "the two",
             )
         return self
@@ -209,13 +215,16 @@ class SandboxSpec(Section):
                 else f"the {most} that one process can hold"
             )
             raise ConfigError(
-                f"SandboxSpec.max_running={max_running} (by default rollout.max_running) in one process is more than "
+                f"SandboxSpec.max_running={max_running} (by default rollout.max_running) in one "
+                "process is more than "
                 f"{bound}; lower it{f', or raise the other up to {SLOTS}' if most < SLOTS else ''}",
                 fields=["SandboxSpec.max_running", "DockerSettings.max_sandboxes"],
             )
 
     def describe(self) -> Mapping[str, bool]:
-        """Each guarantee, and whether it holds on this machine; raises what :meth:`check` raises."""
+        """Each guarantee, and whether it holds on this machine; raises what :meth:`check`
+        raises.
+        """
         return self.check().guarantees
 
     def candidates(self) -> tuple[str, ...]:
@@ -294,7 +303,9 @@ def report_on(spec: SandboxSpec) -> BackendReport:
 
 
 def probed(spec: SandboxSpec) -> SandboxSpec:
-    """The spec as it is probed, without what has no part in the guarantees; a container's size has."""
+    """The spec as it is probed, without what has no part in the guarantees; a container's size
+    has.
+    """
     row = BACKENDS.get(spec.backend)
     return spec.replace(
         limits=spec.limits if row is not None and row.images else Limits(),
@@ -317,6 +328,7 @@ def _shortfall(report: BackendReport, required: frozenset[str]) -> str:
 @functools.cache
 def _warn_of_unsafe() -> None:
     _log.warning(
-        "sandbox backend 'unsafe': the code runs with all rights of this user, files and network included; "
+        "sandbox backend 'unsafe': the code runs with all rights of this user, files and network "
+        "included; "
         "only limits on time, memory and output hold"
     )

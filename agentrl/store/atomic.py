@@ -1,4 +1,6 @@
-"""Atomic replacement: files and folders that are written beside their place, then renamed into it."""
+"""Atomic replacement: files and folders that are written beside their place, then renamed into
+it.
+"""
 
 from __future__ import annotations
 

@@ -26,7 +26,9 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 class _Place:
-    """A file or folder of a run, by its path from the root; an attribute of :class:`RunDirectory`."""
+    """A file or folder of a run, by its path from the root; an attribute of
+    :class:`RunDirectory`.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -65,7 +67,8 @@ class RunDirectory:
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(
-                f"RunDirectory.root='{root}' cannot be made: {error.strerror or error}; name a folder that you may write to"
+                f"RunDirectory.root='{root}' cannot be made: {error.strerror or error}; name a "
+                "folder that you may write to"
             ) from error
         write_json(run.record_path, {"format": FORMAT, **(record or {})})
         return run
@@ -92,7 +95,8 @@ class RunDirectory:
             )
             remedy = "go on with it by --resume, or name" if run.record_path.is_file() else "name"
             raise ConfigError(
-                f"RunDirectory.root='{root}' must be a new or empty folder, and {what}; {remedy} another RunDirectory.root"
+                f"RunDirectory.root='{root}' must be a new or empty folder, and {what}; {remedy} "
+                "another RunDirectory.root"
             )
 
     @classmethod
@@ -111,7 +115,8 @@ class RunDirectory:
         found = run.read_record().get("format")
         if found != FORMAT:
             raise StoreError(
-                f"{run.record_path} has format={found!r} and this agentrl reads {FORMAT}; use the one that made it"
+                f"{run.record_path} has format={found!r} and this agentrl reads {FORMAT}; use the "
+                "one that made it"
             )
         return run
 

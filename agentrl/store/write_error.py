@@ -33,7 +33,8 @@ def write_failure(what: str, path: Path, error: BaseException) -> StoreError:
         getattr(one, "errno", None) in _FULL for one in _causes(error)
     ):
         return DiskFullError(
-            f"{what}: the disk is full ({usage.free / 1e6:,.1f} of {usage.total / 1e6:,.1f} MB are free at {folder}); "
+            f"{what}: the disk is full ({usage.free / 1e6:,.1f} of {usage.total / 1e6:,.1f} MB are "
+            f"free at {folder}); "
             "make room there, or move the run directory, then go on with --resume"
         )
     reason = (

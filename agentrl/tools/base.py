@@ -56,7 +56,9 @@ class Tool(ABC):
 
     @abstractmethod
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> str | ToolOutput:
-        """Do it. What it raises goes to the model as text, except an AgentRLError, which is ours."""
+        """Do it. What it raises goes to the model as text, except an AgentRLError, which is
+        ours.
+        """
 
     async def close(self) -> None:
         """Free what the tool holds; called once, by its owner."""
@@ -87,8 +89,10 @@ class Tool(ABC):
         missing = [key for key in ("name", "parameters") if key not in body]
         if missing or not isinstance(body["parameters"], Mapping):
             raise ToolError(
-                f"a tool's schema needs {' and '.join(missing) or 'parameters as an object'}, got keys {sorted(body)}; "
-                'write {"name": ..., "description": ..., "parameters": {"type": "object", "properties": {...}}}'
+                f"a tool's schema needs {' and '.join(missing) or 'parameters as an object'}, got "
+                f"keys {sorted(body)}; "
+                'write {"name": ..., "description": ..., "parameters": {"type": "object", '
+                '"properties": {...}}}'
             )
         name = str(body["name"])
         parameters = dict(body["parameters"])
@@ -247,7 +251,8 @@ def _check_takes(
     properties = set(parameters.get("properties", {}))
     if not open_ended and (extra := sorted(properties - taken.keys())):
         raise ToolError(
-            f"tool {name!r}: the schema has arguments {extra} that the function does not take; add them"
+            f"tool {name!r}: the schema has arguments {extra} that the function does not take; add "
+            "them"
         )
     needed = {
         key

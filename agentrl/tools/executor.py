@@ -166,7 +166,8 @@ class ToolExecutor:
         output = output if isinstance(output, ToolOutput) else ToolOutput(output)
         if not isinstance(output.content, (str, bytes)):
             raise ToolError(
-                f"tool {call.name!r}: call must give a str or a ToolOutput of one, got {output.content!r}"
+                f"tool {call.name!r}: call must give a str or a ToolOutput of one, got "
+                f"{output.content!r}"
             )
         return (
             await asyncio.to_thread(_with_images_read, output, call.name)
@@ -215,7 +216,8 @@ class ToolExecutor:
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._abandoned.discard(task)
         if not task.cancelled():
-            task.exception()  # looked at, so that asyncio does not report it as lost: it was counted long ago
+            # looked at, so that asyncio does not report it as lost: it was counted long ago
+            task.exception()
 
     def _unknown_tool(self, name: str) -> ToolOutput:
         near = nearest(name[:_LONGEST_NAME], self._tools)
@@ -223,7 +225,8 @@ class ToolExecutor:
         known = ", ".join(self._tools) or "none"
         return _error(
             "unknown_tool",
-            f"there is no tool {clip_text(name, _LONGEST_NAME)[0]!r}.{meant} The tools are: {known}.",
+            f"there is no tool {clip_text(name, _LONGEST_NAME)[0]!r}.{meant} The tools are: "
+            f"{known}.",
         )
 
 

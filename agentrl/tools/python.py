@@ -58,7 +58,8 @@ class PythonTool(Tool):
     ) -> None:
         if not timeout_s > 0 or stderr_lines < 1:
             raise ToolError(
-                f"tool {name!r}: needs timeout_s > 0 and stderr_lines >= 1, got {timeout_s=} {stderr_lines=}"
+                f"tool {name!r}: needs timeout_s > 0 and stderr_lines >= 1, got {timeout_s=} "
+                f"{stderr_lines=}"
             )
         if persist not in (None, "files", "interpreter"):
             raise ToolError(
@@ -75,7 +76,8 @@ class PythonTool(Tool):
         """Run ``arguments["code"]``."""
         if context.sandbox is None:
             raise ToolError(
-                f"tool {self.spec.name!r} needs a sandbox; give the environment one: ToolEnv(sandbox=...)"
+                f"tool {self.spec.name!r} needs a sandbox; give the environment one: "
+                "ToolEnv(sandbox=...)"
             )
         result = await context.sandbox.run(
             arguments["code"], timeout_s=context.deadline_s, persist=self._persist

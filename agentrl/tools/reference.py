@@ -67,7 +67,8 @@ def _named(name: str, args: Mapping[str, Any], base_dir: str | Path | None) -> T
         return _built_in(name, json.dumps(args), str(base_dir or "."))
     if ":" not in name:
         raise ConfigError(
-            f"ToolEnv.tools: {name!r} is no built-in tool ({', '.join(_BUILT_IN)}){did_you_mean(name, _BUILT_IN)} "
+            f"ToolEnv.tools: {name!r} is no built-in tool "
+            f"({', '.join(_BUILT_IN)}){did_you_mean(name, _BUILT_IN)} "
             "Name one of yours as file.py:name or module:name"
         )
     return _made_of(load_object(name, base_dir), name, args)
@@ -77,7 +78,8 @@ def _made_of(found: Any, name: str, args: Mapping[str, Any]) -> Tool | ToolFacto
     if isinstance(found, Tool):
         if args:
             raise ToolError(
-                f"ToolEnv.tools: {name} is one object that all episodes share, and takes no args, got {sorted(args)}; "
+                f"ToolEnv.tools: {name} is one object that all episodes share, and takes no args, "
+                f"got {sorted(args)}; "
                 "name a class or a factory, which makes each episode its own"
             )
         return found
@@ -114,7 +116,8 @@ def _built_in(name: str, args: str, base_dir: str) -> Tool:
         inspect.signature(make).bind(**given, **extra)
     except TypeError as error:
         raise ToolError(
-            f"ToolEnv.tools: the built-in tool {name!r} with args {given}: {error}; its arguments are: {', '.join(taken)}"
+            f"ToolEnv.tools: the built-in tool {name!r} with args {given}: {error}; its arguments "
+            f"are: {', '.join(taken)}"
         ) from None
     return make(**given, **extra)
 

@@ -174,7 +174,8 @@ def load_index(documents: str, base_dir: str) -> SearchIndex:
 def _documents(path: Path) -> Iterator[Document]:
     if not path.is_file():
         raise DataError(
-            f"documents={str(path)!r} does not exist; name a .jsonl file, from the configuration's folder on"
+            f"documents={str(path)!r} does not exist; name a .jsonl file, from the configuration's "
+            "folder on"
         )
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
@@ -186,7 +187,8 @@ def _documents(path: Path) -> Iterator[Document]:
                 raise DataError(f"{path}:{number} is not JSON: {error}") from None
             if not isinstance(row, dict) or not isinstance(row.get("text"), str):
                 raise DataError(
-                    f"{path}:{number} must be an object with a 'text', and maybe a 'title' and an 'id'"
+                    f"{path}:{number} must be an object with a 'text', and maybe a 'title' and an "
+                    "'id'"
                 )
             yield Document(str(row.get("id", number)), str(row.get("title", "")), row["text"])
 

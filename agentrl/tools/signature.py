@@ -77,8 +77,10 @@ def read_signature(function: Callable[..., Any], name: str) -> Signature:
             continue
         if parameter.name not in hints:
             raise ToolError(
-                f"tool {name!r}: parameter {parameter.name!r} needs a type hint, from which the model's JSON Schema is "
-                f"made; write for example {parameter.name}: str, or give a schema with Tool.from_schema"
+                f"tool {name!r}: parameter {parameter.name!r} needs a type hint, from which the "
+                "model's JSON Schema is "
+                f"made; write for example {parameter.name}: str, or give a schema with "
+                "Tool.from_schema"
             )
         adapters[parameter.name], schema = _adapt(hints[parameter.name], parameter, name)
         text = documented.get(parameter.name) or _annotated_text(hints[parameter.name])
@@ -118,7 +120,8 @@ def typed_parameters(function: Callable[..., Any], name: str) -> dict[str, inspe
             inspect.Parameter.KEYWORD_ONLY,
         ):
             raise ToolError(
-                f"tool {name!r}: parameter {str(parameter)!r} is {parameter.kind.description}; a model passes "
+                f"tool {name!r}: parameter {str(parameter)!r} is {parameter.kind.description}; a "
+                "model passes "
                 "arguments by name, so give each one a name and a type hint"
             )
     return parameters
@@ -145,7 +148,8 @@ def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
         return typing.get_type_hints(annotated, include_extras=True)
     except (NameError, AttributeError, SyntaxError, TypeError) as error:
         raise ToolError(
-            f"tool {name!r}: a type hint cannot be resolved ({error}); import the type at the module's top level, "
+            f"tool {name!r}: a type hint cannot be resolved ({error}); import the type at the "
+            "module's top level, "
             "outside TYPE_CHECKING, or define it there"
         ) from error
 
@@ -157,7 +161,8 @@ def _refuse_unknown_entries(
         if entry not in parameters:
             meant = did_you_mean(entry, parameters, f"the parameters are {sorted(parameters)}")
             raise ToolError(
-                f"tool {name!r}: the docstring's Args describe {entry!r}, which is no parameter{meant}"
+                f"tool {name!r}: the docstring's Args describe {entry!r}, which is no "
+                f"parameter{meant}"
             )
 
 
@@ -178,12 +183,15 @@ def _adapt(
     ) as error:
         reason = str(error).partition("\n")[0]
         raise ToolError(
-            f"tool {name!r}: parameter {parameter.name!r} has type {hint!r}, which makes no JSON Schema ({reason}); "
-            "use str, int, float, bool, list, dict, Literal, Enum, Optional, TypedDict or a dataclass of these"
+            f"tool {name!r}: parameter {parameter.name!r} has type {hint!r}, which makes no JSON "
+            f"Schema ({reason}); "
+            "use str, int, float, bool, list, dict, Literal, Enum, Optional, TypedDict or a "
+            "dataclass of these"
         ) from error
     except PydanticSerializationError as error:
         raise ToolError(
-            f"tool {name!r}: the default of parameter {parameter.name!r} must be of its type {hint!r}, "
+            f"tool {name!r}: the default of parameter {parameter.name!r} must be of its type "
+            f"{hint!r}, "
             f"got {parameter.default!r}"
         ) from error
     return adapter, schema

@@ -27,7 +27,9 @@ R = TypeVar("R")
 
 
 class DeadlineError(TimeoutError):
-    """The deadline of a call passed; a TimeoutError that the call itself raised is another thing."""
+    """The deadline of a call passed; a TimeoutError that the call itself raised is another
+    thing.
+    """
 
 
 @dataclass(eq=False)

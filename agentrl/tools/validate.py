@@ -60,11 +60,13 @@ def _checked(text: str, name: str) -> Draft202012Validator:
         Draft202012Validator.check_schema(schema)
     except SchemaError as error:
         raise ToolError(
-            f"tool {name!r}: its parameters are no JSON Schema at {error.json_path}: {error.message}"
+            f"tool {name!r}: its parameters are no JSON Schema at {error.json_path}: "
+            f"{error.message}"
         ) from None
     if schema.get("type") != "object":
         raise ToolError(
-            f"tool {name!r}: the schema of its parameters must have type 'object', got {schema.get('type')!r}; "
+            f"tool {name!r}: the schema of its parameters must have type 'object', got "
+            f"{schema.get('type')!r}; "
             'wrap the arguments as {"type": "object", "properties": {...}}'
         )
     registry: Registry[Any] = Registry()  # that fetches nothing
@@ -95,7 +97,8 @@ def _check_parts(schema: Mapping[str, Any], registry: Registry[Any], name: str) 
                 resolver.lookup(reference)
             except Unresolvable:
                 raise ToolError(
-                    f"tool {name!r}: the schema of its parameters refers to {reference!r}, which is not in it, and "
+                    f"tool {name!r}: the schema of its parameters refers to {reference!r}, which "
+                    "is not in it, and "
                     "nothing is fetched; copy it into '$defs' and refer to '#/$defs/NAME'"
                 ) from None
         for pattern in (
@@ -105,7 +108,8 @@ def _check_parts(schema: Mapping[str, Any], registry: Registry[Any], name: str) 
             check_pattern(pattern, name)
         if "unevaluatedProperties" in rules and "patternProperties" in rules:
             raise ToolError(
-                f"tool {name!r}: unevaluatedProperties beside patternProperties is not supported in its parameters; "
+                f"tool {name!r}: unevaluatedProperties beside patternProperties is not supported "
+                "in its parameters; "
                 "use additionalProperties"
             )
 

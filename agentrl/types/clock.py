@@ -87,7 +87,8 @@ class PausableClock:
 
 
 class PausableTimeout:
-    """``asyncio.timeout`` that can be stopped, also by what outlives it, which then changes nothing.
+    """``asyncio.timeout`` that can be stopped, also by what outlives it, which then changes
+    nothing.
 
     Made and entered on the event loop that it counts for.
 

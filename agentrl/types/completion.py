@@ -70,7 +70,9 @@ class SamplingParams:
 
     @property
     def truncates(self) -> bool:
-        """Whether the behaviour distribution differs from the softmax whose logprobs are recorded."""
+        """Whether the behaviour distribution differs from the softmax whose logprobs are
+        recorded.
+        """
         return self.top_p < 1.0 or self.top_k > 0 or self.min_p > 0.0 or bool(self.json_schema)
 
 

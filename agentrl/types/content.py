@@ -103,7 +103,8 @@ def _read_part(part: object, where: str, named: Mapping[str, object]) -> dict[st
                 given = named[given]
             return {"type": "image", "image": Image.read(given, where)}
     raise DataError(
-        f'{where} must be {{"type": "text", "text": ...}} or {{"type": "image", "image": ...}}, got '
+        f'{where} must be {{"type": "text", "text": ...}} or {{"type": "image", "image": ...}}, '
+        "got "
         f"{f'type {kind!r}' if isinstance(part, Mapping) else type(part).__name__}; other kinds "
         f"are not supported"
     )

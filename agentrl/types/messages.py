@@ -105,7 +105,9 @@ class CallProblem:
 
 @dataclass(frozen=True, slots=True)
 class ParsedMessage:
-    """A completion parsed to an assistant's message; calls and problems are in the order written."""
+    """A completion parsed to an assistant's message; calls and problems are in the order
+    written.
+    """
 
     message: Message
     tool_calls: tuple[ToolCall, ...]
@@ -137,7 +139,9 @@ class ToolResult:
     images: tuple[Image, ...] = ()
 
     def message(self) -> Message:
-        """The ``tool`` message that answers the call; its content is text unless there are images."""
+        """The ``tool`` message that answers the call; its content is text unless there are
+        images.
+        """
         content: Any = self.content
         if self.images:
             text = [{"type": "text", "text": self.content}] if self.content else []

@@ -1,7 +1,9 @@
 """Section: a part of the configuration, and the description of the thing that it configures.
 
-- A section is frozen and strict: a text is never read as a number, nor 1.0 as an integer, and unknown keys are refused.
-- Within a file all faults are collected: ``model_validate`` raises pydantic's error, and ``section_faults`` reads it.
+- A section is frozen and strict: a text is never read as a number, nor 1.0 as an integer, and
+  unknown keys are refused.
+- Within a file all faults are collected: ``model_validate`` raises pydantic's error, and
+  ``section_faults`` reads it.
 - A user of Python who constructs a section, or changes one by ``replace``, gets a ConfigError.
 """
 
@@ -71,7 +73,8 @@ class Fault:
 
     Args:
         keys: the settings that it is about, the first being the one to change.
-        message: the rule, the value found and the remedy; its first ``{key}`` stands for the first key as written.
+        message: the rule, the value found and the remedy; its first ``{key}`` stands for the first
+            key as written.
         value: what was found, where one value is to blame.
     """
 
@@ -90,7 +93,9 @@ class _NestedError(ValueError):
 
 
 class Section(BaseModel):
-    """A frozen and strict model; rules between its fields are validators that raise ``self.broken(...)``."""
+    """A frozen and strict model; rules between its fields are validators that raise
+    ``self.broken(...)``.
+    """
 
     model_config = ConfigDict(
         extra="forbid",
@@ -108,8 +113,8 @@ class Section(BaseModel):
         except ValidationError as error:
             raise _config_error(type(self), error) from None
 
-    # pydantic validates a section within another one without calling an __init__ that is marked so: there the fault
-    # must stay a ValidationError, which does not end the search for others
+    # pydantic validates a section within another one without calling an __init__ that is marked so:
+    # there the fault must stay a ValidationError, which does not end the search for others
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     def replace(self, **changes: Any) -> Self:
@@ -123,13 +128,17 @@ class Section(BaseModel):
 
     @classmethod
     def broken(cls, field: str, rule: str) -> ConfigError:
-        """The error for a rule that ``field`` breaks; ``rule`` follows the field's name, as `` must be even, got 3``."""
+        """The error for a rule that ``field`` breaks; ``rule`` follows the field's name, as
+        `` must be even, got 3``.
+        """
         name = f"{cls.__name__}.{field}"
         return ConfigError(f"{name}{rule}", fields=[name])
 
     @classmethod
     def check_as(cls, values: Mapping[str, Any]) -> Self:
-        """A section of ``values``, for the validator of another section; its faults are told as those of that one."""
+        """A section of ``values``, for the validator of another section; its faults are told as
+        those of that one.
+        """
         try:
             return cls.model_validate(values)
         except ValidationError as error:
@@ -153,7 +162,9 @@ def entry_section(annotation: Any) -> type[Section] | None:
 def sections_within(
     root: type[Section], prefix: tuple[str, ...] = ()
 ) -> Iterator[tuple[str, type[Section]]]:
-    """Every section in ``root`` with its dotted key, in which ``N`` or ``NAME`` stands for an entry."""
+    """Every section in ``root`` with its dotted key, in which ``N`` or ``NAME`` stands for an
+    entry.
+    """
     for name, field in root.model_fields.items():
         key = (*prefix, field.alias or name)
         if (section := plain_section(field.annotation)) is not None:
@@ -194,7 +205,8 @@ def section_faults(
     Args:
         error: of ``section.model_validate``.
         section: what was validated.
-        root: the whole that ``section`` is in, in which an unknown key may be meant for another section.
+        root: the whole that ``section`` is in, in which an unknown key may be meant for another
+            section.
         at: where ``section`` is in ``root``.
     """
     for detail in error.errors(include_url=False):
@@ -230,7 +242,9 @@ def _rule(detail: ErrorDetails) -> str:
 
 
 def meant(section: type[Section], loc: Key, root: type[Section], at: Key) -> str:
-    """What an unknown key was probably meant to be: the same name in another section, or a near one in this."""
+    """What an unknown key was probably meant to be: the same name in another section, or a near one
+    in this.
+    """
     name, here = str(loc[-1]), (*at, *loc[:-1])
     leaves = {str(known[-1]): known for known in _known_keys(root)}
     owner = _section_at(section, loc[:-1])

@@ -24,7 +24,9 @@ StatusKind = Literal["terminated", "truncated", "failed", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How an episode ended: ``truncated`` and ``cancelled`` have a reason, ``failed`` a boundary."""
+    """How an episode ended: ``truncated`` and ``cancelled`` have a reason, ``failed`` a
+    boundary.
+    """
 
     kind: StatusKind
     reason: str = ""

@@ -1,4 +1,6 @@
-"""How the trainer's weights reach the engines: into one in this process, or to servers in one of three ways."""
+"""How the trainer's weights reach the engines: into one in this process, or to servers in one of
+three ways.
+"""
 
 from __future__ import annotations
 

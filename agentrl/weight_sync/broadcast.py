@@ -46,7 +46,8 @@ class _Group:
 class BroadcastSender:
     """``WeightSender`` over gloo (CPU) or NCCL (GPU).
 
-    The group is kept between updates, and made again where the servers that take part are others than before.
+    The group is kept between updates, and made again where the servers that take part are others
+    than before.
 
     Args:
         backend: ``nccl`` where trainer and servers have GPUs.
@@ -133,8 +134,9 @@ def _join(
     backend: Literal["gloo", "nccl"],
     timeout: timedelta,
 ) -> ProcessGroup:
-    """This side of a group beside the default one. SGLang makes its side by the same function of torch's, which has no
-    public name; the keys under which the ranks find each other are its own."""
+    """This side of a group beside the default one. SGLang makes its side by the same function of
+    torch's, which has no public name; the keys under which the ranks find each other are its
+    own."""
     group, _ = _new_process_group_helper(
         world_size,
         0,
@@ -152,7 +154,9 @@ def _join(
 
 
 class _BroadcastSession(BatchSession):
-    """Announces tensors, then broadcasts them one by one. A group that lost a rank is broken for all of its ranks."""
+    """Announces tensors, then broadcasts them one by one. A group that lost a rank is broken for
+    all of its ranks.
+    """
 
     def __init__(
         self, update: ServerUpdate, group: _Group, *, device: str, broken: Callable[[], None]
@@ -178,8 +182,9 @@ class _BroadcastSession(BatchSession):
         update.lose_all("the broadcast of the weights broke off")
 
     def _broadcast(self, batch: Sequence[WeightArray], receiving: Future[None]) -> bool:
-        """Whether all tensors went out; a server that refused or died would leave this side waiting for ever. One that
-        has all of them may say so before this side knows that the last is out."""
+        """Whether all tensors went out; a server that refused or died would leave this side waiting
+        for ever. One that has all of them may say so before this side knows that the last is
+        out."""
         options = dist.BroadcastOptions()
         options.rootRank = 0
         for array in batch:

@@ -15,7 +15,9 @@ __all__ = ["DiskSender"]
 
 
 class DiskSender:
-    """``WeightSender`` for servers that see the same file system. The newest folder alone is kept."""
+    """``WeightSender`` for servers that see the same file system. The newest folder alone is
+    kept.
+    """
 
     def begin(self, update: ServerUpdate) -> UpdateSession:
         """A session that writes a folder and has it read."""

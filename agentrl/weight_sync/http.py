@@ -19,7 +19,9 @@ _METADATA = b"csglang.srt.weight_sync.tensor_bucket\nFlattenedTensorMetadata\n"
 
 
 class HttpSender:
-    """``WeightSender`` for servers anywhere: tensors travel in the calls, whole to each rank, which cuts its part."""
+    """``WeightSender`` for servers anywhere: tensors travel in the calls, whole to each rank, which
+    cuts its part.
+    """
 
     def begin(self, update: ServerUpdate) -> UpdateSession:
         """A session that sends buckets."""
@@ -37,12 +39,14 @@ class _HttpSession(BatchSession):
 
 
 def flattened_bucket(arrays: Sequence[WeightArray]) -> bytes:
-    """What SGLang's ``/update_weights_from_tensor`` unpickles for ``load_format="flattened_bucket"``.
+    """What SGLang's ``/update_weights_from_tensor`` unpickles for
+    ``load_format="flattened_bucket"``.
 
-    It is ``{"flattened_tensor": uint8 tensor, "metadata": [FlattenedTensorMetadata, ...]}``. That class lives in
-    SGLang, which is not installed here, so its instances are written as the pickle instructions that make them:
-    the class by name (``c``), an empty tuple of arguments (``)``), the object (``\\x81``), its attributes (``b``).
-    The tensor goes by value: it is read by a process of another environment, maybe on another machine.
+    It is ``{"flattened_tensor": uint8 tensor, "metadata": [FlattenedTensorMetadata, ...]}``. That
+    class lives in SGLang, which is not installed here, so its instances are written as the pickle
+    instructions that make them: the class by name (``c``), an empty tuple of arguments (``)``), the
+    object (``\\x81``), its attributes (``b``). The tensor goes by value: it is read by a process of
+    another environment, maybe on another machine.
     """
     flat = torch.cat([torch.from_numpy(array.data) for array in arrays])
     parts = [
@@ -69,5 +73,7 @@ def flattened_bucket(arrays: Sequence[WeightArray]) -> bytes:
 
 
 def _opcodes(value: object) -> bytes:
-    """A value's pickle without its head (protocol) and its end (stop); its memo's numbers may repeat elsewhere."""
+    """A value's pickle without its head (protocol) and its end (stop); its memo's numbers may
+    repeat elsewhere.
+    """
     return pickle.dumps(value, protocol=3)[2:-1]  # 2 has no bytes, 4 adds frames

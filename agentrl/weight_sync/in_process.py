@@ -1,4 +1,6 @@
-"""In-process sync: the trainer's weights handed to the engine beside it, tensor by tensor, and verified."""
+"""In-process sync: the trainer's weights handed to the engine beside it, tensor by tensor, and
+verified.
+"""
 
 from __future__ import annotations
 
@@ -65,8 +67,9 @@ def publish_in_process(
 ) -> WeightsReport | None:
     """Moves the actor's weights to the engine beside it, one whole tensor at a time.
 
-    Every rank must call it, also one without an engine, because gathering a sharded tensor is collective. When
-    it returns, the engine serves ``version`` and its weights were compared with the trainer's.
+    Every rank must call it, also one without an engine, because gathering a sharded tensor is
+    collective. When it returns, the engine serves ``version`` and its weights were compared with
+    the trainer's.
 
     Args:
         actor: cast to the engine's dtype first, then gathered.
@@ -75,7 +78,8 @@ def publish_in_process(
         mode: what becomes of requests in flight; interrupted ones go on under ``version``.
 
     Raises:
-        EngineError: a tensor is missing or misshapen, or the weights differ; the engine then answers nothing.
+        EngineError: a tensor is missing or misshapen, or the weights differ; the engine then
+            answers nothing.
     """
     if engine is None:
         export_weights(actor, "float32", keep=False)
@@ -93,7 +97,8 @@ def update_engine(
     version: int,
     mode: PauseMode,
 ) -> WeightsReport:
-    """Gives an engine whole tensors by their Hugging Face names; it serves ``version`` when this returns.
+    """Gives an engine whole tensors by their Hugging Face names; it serves ``version`` when this
+    returns.
 
     Args:
         engine: paused meanwhile.
@@ -103,7 +108,8 @@ def update_engine(
         mode: what becomes of requests in flight.
 
     Raises:
-        EngineError: a tensor is missing or misshapen, or the weights differ; the engine then answers nothing.
+        EngineError: a tensor is missing or misshapen, or the weights differ; the engine then
+            answers nothing.
     """
     start = time.monotonic()
     engine.pause(mode)

@@ -56,4 +56,6 @@ class BatchSession(ABC):
 
     @abstractmethod
     def send(self, batch: Sequence[WeightArray], *, label: str | None, flush: bool) -> None:
-        """Gives all servers some tensors; the last of them come with the label, and with whether KV is flushed."""
+        """Gives all servers some tensors; the last of them come with the label, and with whether KV
+        is flushed.
+        """

@@ -17,7 +17,8 @@ def to_array(name: str, tensor: Tensor, dtype: ServedDtype) -> WeightArray:
 
     Args:
         name: its Hugging Face name.
-        tensor: in any dtype, on any device; it may share memory with a parameter that the next step changes.
+        tensor: in any dtype, on any device; it may share memory with a parameter that the next step
+            changes.
         dtype: as served.
     """
     own = torch.empty(tensor.shape, dtype=getattr(torch, dtype), device="cpu")
@@ -26,6 +27,8 @@ def to_array(name: str, tensor: Tensor, dtype: ServedDtype) -> WeightArray:
 
 
 def to_tensor(array: WeightArray) -> Tensor:
-    """The tensor that ``to_array`` was given, in the served dtype; a copy, since what came by Ray cannot be written."""
+    """The tensor that ``to_array`` was given, in the served dtype; a copy, since what came by Ray
+    cannot be written.
+    """
     data = torch.from_numpy(array.data.copy())
     return data.view(getattr(torch, array.dtype)).reshape(array.shape)

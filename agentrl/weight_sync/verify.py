@@ -1,8 +1,10 @@
-"""Weight verification: after a publish the engine's weights are compared with the trainer's, in two ways.
+"""Weight verification: after a publish the engine's weights are compared with the trainer's, in two
+ways.
 
 - Checksums of all tensors, where the engine has them, or the server's own digests.
-- The probe: log-probabilities of a fixed sequence, by every server, against the trainer's own forward.
-  It needs nothing of an engine but ``score``, and sees what a server computes with, on any device.
+- The probe: log-probabilities of a fixed sequence, by every server, against the trainer's own
+  forward. It needs nothing of an engine but ``score``, and sees what a server computes with, on any
+  device.
 """
 
 from __future__ import annotations
@@ -61,9 +63,11 @@ def verify_probe(engine: EngineControl, probe: Probe, dtype: ServedDtype, versio
         distance = probe_distance(probe.logprobs, logprobs)
         if distance > PROBE_TOLERANCE[dtype]:
             raise WeightMismatchError(
-                f"after publish({version}) {server} computes with other weights than the trainer: its "
+                f"after publish({version}) {server} computes with other weights than the trainer: "
+                "its "
                 f"logprobs of the probe differ by {distance:.3g} on average, at most "
-                f"{PROBE_TOLERANCE[dtype]:g} is rounding in {dtype}; restart it, and look at its log",
+                f"{PROBE_TOLERANCE[dtype]:g} is rounding in {dtype}; restart it, and look at its "
+                "log",
             )
 
 

@@ -36,8 +36,8 @@ def calc(expression: str) -> str:
 
 
 class Calculator(ToolEnv):
-    """Ends at the first turn without a call that can be read, as TRL's trainer does; ``ToolEnv`` alone would answer a
-    malformed one and let the policy try again."""
+    """Ends at the first turn without a call that can be read, as TRL's trainer does; ``ToolEnv``
+    alone would answer a malformed one and let the policy try again."""
 
     async def step(self, action: Action) -> StepResult:
         if action.tool_calls:
@@ -46,7 +46,9 @@ class Calculator(ToolEnv):
 
 
 def demonstrations(seed: int, noise: float = 0.6) -> Iterator[dict[str, Any]]:
-    """Endless conversations that solve training problems, ``noise`` of them by a guess or a wrong expression."""
+    """Endless conversations that solve training problems, ``noise`` of them by a guess or a wrong
+    expression.
+    """
     rng = random.Random(seed)
     for problem in problems(rng, "train"):
         messages: list[Message] = [{"role": "user", "content": problem.question}]

@@ -1,7 +1,8 @@
 """TRL side: TRL's half of benchmarks/step.py, in an environment without agentrl.
 
-It waits on standard input for a number of steps, takes them, and answers each with a JSON line on standard output;
-0, or the end of the input, ends it. Between two blocks it waits within ``GRPOTrainer``'s own loop.
+It waits on standard input for a number of steps, takes them, and answers each with a JSON line on
+standard output; 0, or the end of the input, ends it. Between two blocks it waits within
+``GRPOTrainer``'s own loop.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ GROUP_SIZE = 8
 PROMPTS = 16
 ENDLESS = 1_000_000
 
-# GRPOTrainer always hands its tools to the chat template; this side must show the policy the same prompt as ours.
+# GRPOTrainer always hands its tools to the chat template; this side must show the policy the same
+# prompt as ours.
 SILENT_TOOLS = "{%- set tools = none %}"
 
 
@@ -58,9 +60,11 @@ def correct(
 
 
 class Blocks(TrainerCallback):  # type: ignore[misc]  # transformers has no types
-    """Holds the training loop at the start of a step until a block is asked for, and times each step of it.
+    """Holds the training loop at the start of a step until a block is asked for, and times each
+    step of it.
 
-    A step is all from its own beginning to the beginning of the next: data, generation, tools, update, logging.
+    A step is all from its own beginning to the beginning of the next: data, generation, tools,
+    update, logging.
     """
 
     def __init__(self, ask: Callable[[], int], answer: TextIO) -> None:

@@ -1,7 +1,8 @@
 """Fresh code problems: problems of the code example that no setting was chosen on.
 
-They are held out of training as all held-out problems are, come from a generator of their own seed, and have no pair
-of operands in common with the held-out problems that were looked at while the example's settings were chosen.
+They are held out of training as all held-out problems are, come from a generator of their own seed,
+and have no pair of operands in common with the held-out problems that were looked at while the
+example's settings were chosen.
 """
 
 from __future__ import annotations

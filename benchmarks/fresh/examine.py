@@ -25,7 +25,8 @@ def fresh_verdicts(run: Path, example: str) -> Verdicts:
         example: ``code`` or ``search``.
 
     Raises:
-        RuntimeError: infrastructure failed an episode, so that the verdicts would be of other problems than asked.
+        RuntimeError: infrastructure failed an episode, so that the verdicts would be of other
+            problems than asked.
     """
     kept = run.with_name(f"{run.name}.fresh.json")
     if kept.is_file():

@@ -1,7 +1,7 @@
 """Fresh search questions: questions of the search example that no setting was chosen on.
 
-They are about held-out names that occur in none of the held-out questions looked at while the example's settings were
-chosen: not as the name asked about, nor on the way, nor as the answer.
+They are about held-out names that occur in none of the held-out questions looked at while the
+example's settings were chosen: not as the name asked about, nor on the way, nor as the answer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ FACTS, NAMES, NUM_HELD_OUT, RELATIONS, questions = (
     for name in ("FACTS", "NAMES", "NUM_HELD_OUT", "RELATIONS", "questions")
 )
 
-# The held-out questions examined earlier: the example's seed, and as many as its configuration asks for.
+# The held-out questions examined earlier: the example's seed, and as many as its configuration asks
+# for.
 EARLIER_SEED = 0
 EARLIER_TASKS = 300
 
@@ -43,7 +44,9 @@ def earlier_names() -> set[str]:
 
 
 def tasks(num_tasks: int = 300) -> Iterator[Task]:
-    """The data set: always the same, no question twice, a third of one hop and two thirds of two as in training."""
+    """The data set: always the same, no question twice, a third of one hop and two thirds of two as
+    in training.
+    """
     fresh = set(NAMES[-NUM_HELD_OUT:]) - earlier_names()
     rng = random.Random("fresh")
     asked = []

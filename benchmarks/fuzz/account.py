@@ -77,7 +77,9 @@ def token_mismatches(trajectory: Trajectory, session_id: str, books: Bookkeeper)
 
 
 def mask_errors(trajectory: Trajectory, session_id: str, books: Bookkeeper) -> list[str]:
-    """What a batch of the trajectory trains, against what the engine made: each made token exactly once, none else."""
+    """What a batch of the trajectory trains, against what the engine made: each made token exactly
+    once, none else.
+    """
     batch = make_batch(
         [TrajectoryGroup(trajectory.group_index, trajectory.task, (trajectory,))],
         credit=np.ones(1, dtype=np.float32),

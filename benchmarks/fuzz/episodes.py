@@ -74,7 +74,9 @@ def _spec(renderer: Renderer, rng: random.Random) -> RolloutSpec:
 
 
 def fuzz(variant: Variant, folder: Path, *, episodes: int, seed: int) -> Outcome:
-    """Plays ``episodes`` episodes of a variant, whose tokenizer is written to ``folder``, one after another."""
+    """Plays ``episodes`` episodes of a variant, whose tokenizer is written to ``folder``, one after
+    another.
+    """
     inner, tokenizer = built_variant(variant, folder)
     added: dict[str, int] = tokenizer.get_added_vocab()
     watched = Watched(inner, added)

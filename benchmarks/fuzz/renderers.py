@@ -89,8 +89,8 @@ def built_variant(variant: Variant, folder: Path) -> tuple[Renderer, Any]:
 class Watched:
     """A renderer that is held to its promise at each call: what others say becomes no added token.
 
-    The same conversation with the text of added tokens taken out of what others say must give the same added tokens in
-    the same order, and an OBSERVATION holds none at all.
+    The same conversation with the text of added tokens taken out of what others say must give the
+    same added tokens in the same order, and an OBSERVATION holds none at all.
 
     Args:
         renderer: what renders.

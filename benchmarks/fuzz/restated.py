@@ -1,7 +1,8 @@
 """Restated history: spelled markers give no structure when a history is written again.
 
-A turn's own tokens are never encoded again, but where a template rewrites history a new sequence restates it from its
-messages. What the policy wrote in ordinary tokens must not open or end a message there, nor speak as someone else.
+A turn's own tokens are never encoded again, but where a template rewrites history a new sequence
+restates it from its messages. What the policy wrote in ordinary tokens must not open or end a
+message there, nor speak as someone else.
 """
 
 from __future__ import annotations
@@ -48,8 +49,9 @@ INSIDE_A_TURN: Mapping[str, frozenset[str]] = {
         }
     ),
 }
-"""The markers that a policy of each family may write within its turn, where they begin and end nothing but its own
-thoughts and calls; gpt-oss has none, since a turn is several messages and each marker begins or ends one."""
+"""The markers that a policy of each family may write within its turn, where they begin and end
+nothing but its own thoughts and calls; gpt-oss has none, since a turn is several messages and each
+marker begins or ends one."""
 
 _ROLES = (
     "system",
@@ -117,7 +119,9 @@ def forged_structure(
 def _spelled(
     rng: random.Random, renderer: Renderer, markers: Sequence[str], variant: Variant
 ) -> str:
-    """What the policy writes: hostile text, beside a turn as the template has it or within its words."""
+    """What the policy writes: hostile text, beside a turn as the template has it or within its
+    words.
+    """
     pieces = [hostile(rng, markers, most=4)]
     for _ in range(rng.randrange(4)):
         pieces += [

@@ -27,9 +27,9 @@ STOP = "HALT!"
 """A stop string, which no tokenizer here has as one token."""
 
 PLAIN = (
-    *("word", " two words", "naïve", "日本語", "🙂👩‍👩‍👧", "e\u0301", "\u202eabc", "\u200d", "\x00", "\x1b[31m"),
-    *("\n", "\n\n", "  ", "\t", " \n ", "1234567890", "{", "}", '{"name": "', '"arguments": ', "[]", "\\n", "'", '"'),
-    *("```json\n", "```", "<", "|", ">", "</", "<|", "|>", "｜", "\U0010fff0", "\U0010fff1", "\U0010fff2"),
+    *("word", " two words", "naïve", "日本語", "🙂👩‍👩‍👧", "e\u0301", "\u202eabc", "\u200d", "\x00", "\x1b[31m"),  # noqa: E501
+    *("\n", "\n\n", "  ", "\t", " \n ", "1234567890", "{", "}", '{"name": "', '"arguments": ', "[]", "\\n", "'", '"'),  # noqa: E501
+    *("```json\n", "```", "<", "|", ">", "</", "<|", "|>", "｜", "\U0010fff0", "\U0010fff1", "\U0010fff2"),  # noqa: E501
     *("\ufffd", "<think", "im_end|>"),
 )  # fmt: skip
 
@@ -47,7 +47,8 @@ def hostile(rng: random.Random, markers: Sequence[str], most: int = 8) -> str:
 
 
 class FuzzedEnv(Env):
-    """Answers every call and every problem with hostile text, speaks as a user, and now and then rewrites history.
+    """Answers every call and every problem with hostile text, speaks as a user, and now and then
+    rewrites history.
 
     Args:
         task: its ``info`` has ``seed``, ``markers`` and ``tools``.
@@ -101,7 +102,8 @@ class FuzzedEnv(Env):
         return StepResult(Observation(tuple(said)))
 
     def _user(self) -> Message:
-        # Qwen3's template takes a user's text that is one whole <tool_response> for a tool's: a letter keeps it apart
+        # Qwen3's template takes a user's text that is one whole <tool_response> for a tool's: a
+        # letter keeps it apart
         return {"role": "user", "content": f"Q{self._text()}"}
 
     def _text(self) -> str:
@@ -109,13 +111,15 @@ class FuzzedEnv(Env):
 
 
 class FuzzedModel:
-    """A script for ``ScriptedEngine``: turns well formed, spelt otherwise, cut, empty, broken, or any ids at all.
+    """A script for ``ScriptedEngine``: turns well formed, spelt otherwise, cut, empty, broken, or
+    any ids at all.
 
     Args:
         renderer: writes the well-formed ones.
         markers: texts of the added tokens.
         max_calls: calls of a turn.
-        thinks: whether it writes thoughts of its own; where thinking is off, the prompt has closed them.
+        thinks: whether it writes thoughts of its own; where thinking is off, the prompt has closed
+            them.
         seed: of everything it says; a request's id makes the rest.
     """
 

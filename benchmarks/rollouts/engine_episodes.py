@@ -90,7 +90,9 @@ class Episodes:
 
     @classmethod
     def draw(cls, number: int, vocab_size: int, seed: int) -> Episodes:
-        """``number`` of them; what is generated has a long-tailed length, as answers with tool calls do."""
+        """``number`` of them; what is generated has a long-tailed length, as answers with tool
+        calls do.
+        """
         rng = np.random.default_rng(seed)
 
         def ids(bounds: tuple[int, int]) -> Ids:
@@ -149,10 +151,11 @@ def by_engine(engine: RolloutEngine, episodes: Episodes, clock: Clock) -> Timed:
 def by_generate(
     module: Any, given: Sequence[Sequence[Ids]], episodes: Episodes, clock: Clock
 ) -> float:
-    """Seconds of ``generate`` turn by turn, on prompts padded to one batch, prefilled again each turn.
+    """Seconds of ``generate`` turn by turn, on prompts padded to one batch, prefilled again each
+    turn.
 
-    A turn takes as many steps as its longest completion; what the others would have said after their end is not
-    counted as generated.
+    A turn takes as many steps as its longest completion; what the others would have said after
+    their end is not counted as generated.
 
     Args:
         module: a transformers model.

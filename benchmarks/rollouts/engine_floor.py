@@ -26,8 +26,9 @@ _PRODUCTS = (
 class ProductRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
     """Notes every matrix product of the thread in which it is entered, to be done again alone.
 
-    Tensors that exist when it is made, an idle engine's weights and KV, are kept as the views that they were, so that
-    they come from memory again; short-lived operands are replaced by one tensor of the same shape, strides and dtype.
+    Tensors that exist when it is made, an idle engine's weights and KV, are kept as the views that
+    they were, so that they come from memory again; short-lived operands are replaced by one tensor
+    of the same shape, strides and dtype.
     """
 
     def __init__(self) -> None:

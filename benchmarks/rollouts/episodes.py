@@ -93,7 +93,8 @@ class Beginnings:
 
 
 class TimedEnv(Env):
-    """Episodes of a fixed number of turns, between which a tool takes a time drawn from a lognormal distribution.
+    """Episodes of a fixed number of turns, between which a tool takes a time drawn from a lognormal
+    distribution.
 
     Args:
         task: names the draw.
@@ -101,7 +102,8 @@ class TimedEnv(Env):
         turns: model calls of an episode.
         median_s: of a tool's time; 0 is an instant tool.
         p99_s: of a tool's time.
-        barrier: where all episodes meet before and after each tool, as in a loop that goes turn by turn.
+        barrier: where all episodes meet before and after each tool, as in a loop that goes turn by
+            turn.
     """
 
     def __init__(

@@ -37,12 +37,15 @@ TARGET_MS = 0.5
 CALL = '<tool_call>\n{{"name": "look", "arguments": {{"place": "{place}"}}}}\n</tool_call>'
 NOTE = (
     f"In flight: {EPISODES} episodes at once, {TURNS} turns each, on a ScriptedEngine; all but the "
-    "last turn call a tool that answers at once. The first answers come when every episode waits for "
-    "its own, the later ones after 1 to 2 s. The driver is therefore always at work: its time a turn "
+    "last turn call a tool that answers at once. The first answers come when every episode waits "
+    "for "
+    "its own, the later ones after 1 to 2 s. The driver is therefore always at work: its time a "
+    "turn "
     "bounds the turns a second of one process. It is the processor time of the whole process over "
     "the turns: rendering, parsing, tools, accounting, rewards, re-tokenisation, the engine's own "
     "account. Memory is the growth of the process over the episodes, all of which are kept. In the "
-    "row named so, each call and each answer of a tool is another text, so no cache helps. Otherwise "
+    "row named so, each call and each answer of a tool is another text, so no cache helps. "
+    "Otherwise "
     "all episodes say the same, as rollouts of a group often do."
 )
 
@@ -61,7 +64,8 @@ class _Answers:
     """The script and its latency; counts the requests that wait.
 
     Args:
-        calls: what the turns but the last ones say, each in its turn and then from the beginning again.
+        calls: what the turns but the last ones say, each in its turn and then from the beginning
+            again.
         answer: what the last turns say.
         number: of episodes; the first answers are held back until so many requests wait.
     """
@@ -118,8 +122,8 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
 
 
 def play(model: Path, number: int, *, alike: bool = True) -> tuple[int, float, list[GroupOutcome]]:
-    """Requests that waited at once at most, processor seconds, and what came of the episodes, which all say the same
-    where they are ``alike``."""
+    """Requests that waited at once at most, processor seconds, and what came of the episodes, which
+    all say the same where they are ``alike``."""
     renderer = RendererSpec(str(model)).build()
     ends = list(renderer.stop_token_ids)[:1]
     places = ["here"] if alike else [f"here {n}" for n in range(number * (TURNS - 1))]

@@ -34,7 +34,7 @@ async def main():
     async with SandboxSpec(sys.argv[1], require="none", image=sys.argv[2] or None).build() as sandbox:
         print(float((await sandbox.run({code!r})).stdout) - asked)
 asyncio.run(main())
-"""
+"""  # noqa: E501
 
 
 @dataclass(slots=True)
@@ -45,7 +45,8 @@ class Side:
         warm: where the host of the process's sandboxes runs.
         cold: where it must be started.
         new: in a process that has just imported agentrl: the backend is probed first.
-        lives: fresh sandboxes a second that were started, ran a statement and were closed, several at once.
+        lives: fresh sandboxes a second that were started, ran a statement and were closed, several
+            at once.
     """
 
     spec: SandboxSpec

@@ -1,7 +1,7 @@
 """GRPO step: what the sandbox adds to a GRPO step of the code example.
 
-Blocks of both sides take turns. An episode's calls overlap with the generation of others, so that what is measured is
-what overlap does not hide.
+Blocks of both sides take turns. An episode's calls overlap with the generation of others, so that
+what is measured is what overlap does not hide.
 """
 
 from __future__ import annotations

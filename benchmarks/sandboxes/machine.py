@@ -92,7 +92,9 @@ def living(text: str) -> list[int]:
 
 
 def processor_s(pid: int) -> float:
-    """Processor seconds of a process and of the children that it has waited for; 0 once it is gone."""
+    """Processor seconds of a process and of the children that it has waited for; 0 once it is
+    gone.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

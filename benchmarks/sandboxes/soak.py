@@ -45,7 +45,8 @@ HOSTILE: dict[str, tuple[str, float | None]] = {
     "stops itself": ("import os\nos.kill(os.getpid(), 19)", 0.5),
     "forks": ("import os\ntry:\n    while True: os.fork()\nexcept OSError: pass", 1.0),
     "leaves a daemon": (
-        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: time.sleep(600)\n    os._exit(0)",
+        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: "
+        "time.sleep(600)\n    os._exit(0)",
         None,
     ),
     "takes memory": ("x = []\nwhile True: x.append(bytearray(2**20))", None),
@@ -57,7 +58,8 @@ HOSTILE: dict[str, tuple[str, float | None]] = {
     "crashes": ("import ctypes\nctypes.string_at(0)", None),
     "kills all": ("import os\nos.kill(-1, 9)", None),
     "forges": (
-        "import os\nfor fd in range(3, 256):\n    try: os.write(fd, b'\\0' * 64)\n    except OSError: pass",
+        "import os\nfor fd in range(3, 256):\n    try: os.write(fd, b'\\0' * 64)\n    except "
+        "OSError: pass",
         None,
     ),
     "reads outside": ("try: open('/etc/shadow'); print('BREACH')\nexcept OSError: pass", None),
@@ -125,7 +127,9 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
 
 
 async def _soak(seen: Seen, arguments: argparse.Namespace) -> tuple[int, int, str]:
-    """The host's memory after the warm-up and at the end, both while nothing runs, and the backend."""
+    """The host's memory after the warm-up and at the end, both while nothing runs, and the
+    backend.
+    """
     spec = spec_of(arguments.soak_backend, arguments.image, limits=LIMITS, max_executing=AT_ONCE)
     backend = spec.check().backend
     pool = SandboxPool(spec, max_running=AT_ONCE)

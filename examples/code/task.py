@@ -55,13 +55,17 @@ def correct(episode: EpisodeView) -> float:
 
 
 def held_out(a: int, b: int) -> bool:
-    """Whether two operands belong to the held-out set, in either order: three tenths of all pairs, always the same."""
+    """Whether two operands belong to the held-out set, in either order: three tenths of all pairs,
+    always the same.
+    """
     low, high = sorted((a, b))
     return hashlib.sha256(f"{low},{high}".encode()).digest()[0] < 77
 
 
 def problems(rng: random.Random, split: str) -> Iterator[Problem]:
-    """Endless problems. Every pair of a held-out problem's operands is held out, and no pair of a training one's."""
+    """Endless problems. Every pair of a held-out problem's operands is held out, and no pair of a
+    training one's.
+    """
     while True:
         question, expression = rng.choice(TEMPLATES)
         names = [name for name in "abc" if f"{{{name}}}" in question]

@@ -22,8 +22,8 @@ FAULTS = {"guess": 40, "expression": 35, "json": 13, "digit": 12}
 def demonstrations(seed: int, noise: float = 0.7) -> Iterator[dict[str, Any]]:
     """Endless conversations that solve training problems, a share ``noise`` of them with one fault.
 
-    Of the faults, 40% guess without the tool, 35% run a wrong expression, 13% write broken JSON (half of those try
-    again), 12% get one digit of the answer wrong.
+    Of the faults, 40% guess without the tool, 35% run a wrong expression, 13% write broken JSON
+    (half of those try again), 12% get one digit of the answer wrong.
     """
     rng = random.Random(seed)
     for problem in problems(rng, "train"):
@@ -71,7 +71,9 @@ def misread(rng: random.Random, output: str) -> str:
 
 
 def wrong(rng: random.Random, expression: str) -> str:
-    """The expression with another operator: the operands stay, so no held-out pair of them appears."""
+    """The expression with another operator: the operands stay, so no held-out pair of them
+    appears.
+    """
     place = rng.choice([index for index, letter in enumerate(expression) if letter in "+-*"])
     return (
         expression[:place]

@@ -77,7 +77,9 @@ def tasks(seed: int, split: str = "train", num_tasks: int = 400) -> Iterator[Tas
 
 
 def demonstrations(seed: int, noise: float = 0.5) -> Iterator[dict[str, Any]]:
-    """Endless walks through training mazes; at each step a share ``noise`` of them goes anywhere."""
+    """Endless walks through training mazes; at each step a share ``noise`` of them goes
+    anywhere.
+    """
     rng = random.Random(seed)
     mazes = list(tasks(seed))
     while True:

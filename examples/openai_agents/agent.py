@@ -22,7 +22,9 @@ def departure(city: str) -> str:
 
 
 def main() -> None:
-    """Answers the task on standard input; the SDK reads OPENAI_BASE_URL and OPENAI_API_KEY by itself."""
+    """Answers the task on standard input; the SDK reads OPENAI_BASE_URL and OPENAI_API_KEY by
+    itself.
+    """
     agent = Agent(name="clerk", instructions="Look up departures.", tools=[departure])
     question = json.load(sys.stdin)["messages"][-1]["content"]
     print(Runner.run_sync(agent, question, max_turns=4).final_output)

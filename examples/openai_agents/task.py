@@ -21,7 +21,9 @@ TRAINS = {
     "Paris": "5:31",
     "Turin": "9:47",
 }
-"""The same as in agent.py, which is not loaded here: training does not need the agent's packages."""
+"""The same as in agent.py, which is not loaded here: training does not need the agent's
+packages.
+"""
 
 SYSTEM = "Look up departures."
 """The agent's instructions."""
@@ -37,7 +39,9 @@ TOOL = ToolSpec(
         "additionalProperties": False,
     },
 )
-"""What the SDK tells of the agent's tool: a demonstration's prompt is that of an episode, token by token."""
+"""What the SDK tells of the agent's tool: a demonstration's prompt is that of an episode, token by
+token.
+"""
 
 
 def tasks(seed: int, split: str = "train", num_tasks: int = 200) -> Iterator[Task]:
@@ -58,7 +62,9 @@ def question(rng: random.Random, city: str) -> str:
 
 
 def demonstrations(seed: int, noise: float = 0.6) -> Iterator[dict[str, Any]]:
-    """Endless conversations; a share ``noise`` of them look up another city, or guess without looking."""
+    """Endless conversations; a share ``noise`` of them look up another city, or guess without
+    looking.
+    """
     rng = random.Random(seed)
     while True:
         city = asked = rng.choice(sorted(TRAINS))
@@ -83,7 +89,9 @@ def demonstrations(seed: int, noise: float = 0.6) -> Iterator[dict[str, Any]]:
 
 
 def build_model(folder: str, seed: int = 0) -> None:
-    """``model.build``: a tiny Qwen3 whose tokenizer knows the words of the demonstrations and of the tool."""
+    """``model.build``: a tiny Qwen3 whose tokenizer knows the words of the demonstrations and of
+    the tool.
+    """
     from agentrl.render.families.chatml import (  # what the template says around it
         TOOLS_HEAD,
         TOOLS_TAIL,

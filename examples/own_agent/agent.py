@@ -41,7 +41,9 @@ def run(name: str, arguments: str) -> str:
 
 
 def main() -> None:
-    """Answers the task on standard input; the endpoint and its key come from OPENAI_BASE_URL and OPENAI_API_KEY."""
+    """Answers the task on standard input; the endpoint and its key come from OPENAI_BASE_URL and
+    OPENAI_API_KEY.
+    """
     client = OpenAI()
     offered: dict[str, Any] = (
         {"tools": TOOLS} if "--announce-tools" in sys.argv else {}

@@ -15,7 +15,9 @@ PRICES = load_object("agent.py:PRICES", HERE)
 
 
 def tasks(seed: int, split: str = "train", num_tasks: int = 200) -> Iterator[Task]:
-    """``data.train``: what does a fruit cost? The agent looks it up; the answer stays with the reward."""
+    """``data.train``: what does a fruit cost? The agent looks it up; the answer stays with the
+    reward.
+    """
     rng = random.Random(f"{seed}-{split}")
     for index in range(num_tasks):
         fruit = rng.choice(sorted(PRICES))
@@ -32,7 +34,9 @@ def question(rng: random.Random, fruit: str) -> str:
 
 
 def demonstrations(seed: int, noise: float = 0.6) -> Iterator[dict[str, Any]]:
-    """Endless conversations; a share ``noise`` of them ask for another fruit, or guess without asking."""
+    """Endless conversations; a share ``noise`` of them ask for another fruit, or guess without
+    asking.
+    """
     rng = random.Random(seed)
     while True:
         fruit = asked = rng.choice(sorted(PRICES))

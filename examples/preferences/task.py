@@ -39,8 +39,8 @@ def pairs(
 ) -> Iterator[dict[str, Any]]:
     """The reward model's data: of two answers to a question, the one that was preferred.
 
-    Half the others are a digit that was not asked about. Without them the reward model would never have learned that
-    such answers are bad, and the policy would find out.
+    Half the others are a digit that was not asked about. Without them the reward model would never
+    have learned that such answers are bad, and the policy would find out.
     """
     rng = random.Random(f"{seed}-pairs-{split}")
     for index, (a, b) in enumerate(questions(rng, split)):

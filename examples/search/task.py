@@ -21,8 +21,9 @@ NUM_HELD_OUT = 500
 def make_world() -> tuple[list[str], dict[tuple[str, str], str]]:
     """Names, and who is a name's teacher, rival, ...: always the same.
 
-    Every relation is a permutation of the training names and one of the held-out names, so that the two never meet
-    in a fact, and exactly two documents hold a name with a relation: the one that is asked for and its reverse.
+    Every relation is a permutation of the training names and one of the held-out names, so that the
+    two never meet in a fact, and exactly two documents hold a name with a relation: the one that is
+    asked for and its reverse.
     """
     rng = random.Random(0)
     syllables = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]

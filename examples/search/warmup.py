@@ -22,10 +22,12 @@ FAULTS = {"guess": 35, "stop": 20, "relation": 20, "document": 15, "json": 10}
 
 
 def demonstrations(seed: int, noise: float = 0.6) -> Iterator[dict[str, Any]]:
-    """Endless conversations that answer training questions, a share ``noise`` of them with one fault.
+    """Endless conversations that answer training questions, a share ``noise`` of them with one
+    fault.
 
-    Of the faults, 35% guess a name at some point, 20% stop one hop early, 20% look another relation up, 15% go on
-    from the wrong name of a document, 10% write broken JSON (half of those try again).
+    Of the faults, 35% guess a name at some point, 20% stop one hop early, 20% look another relation
+    up, 15% go on from the wrong name of a document, 10% write broken JSON (half of those try
+    again).
     """
     rng = random.Random(seed)
     for question in questions(rng, "train"):

@@ -48,7 +48,9 @@ def tasks(
 
 
 def demonstrations(seed: int, noise: float = 0.5, deposit: int = 0) -> Iterator[dict[str, Any]]:
-    """Endless conversations; a share ``noise`` leaves a price out, rings one up twice, or makes the total up."""
+    """Endless conversations; a share ``noise`` leaves a price out, rings one up twice, or makes the
+    total up.
+    """
     rng = random.Random(seed)
     for task in endless(seed):
         prices = [int(word) for word in task.messages[0]["content"].split() if word.isdigit()]

@@ -99,7 +99,9 @@ def answer(message: Any, *results: str) -> list[dict[str, Any]]:
 
 
 def assert_true(trajectory: Trajectory, engine: Any) -> None:
-    """Every turn's sequence is what the engine was given and made, by the engine's own account of its requests."""
+    """Every turn's sequence is what the engine was given and made, by the engine's own account of
+    its requests.
+    """
     given = [request.token_ids.tolist() for request in engine.requests]
     for turn in trajectory.turns:
         sequence = trajectory.sequence(turn.index).tolist()

@@ -43,7 +43,7 @@ def reward(value):
     post(os.environ["AGENTRL_EPISODE_URL"] + "/reward", reward=value)
 
 task = json.load(sys.stdin)
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ async def test_a_program_plays_an_episode_with_tools_and_gives_its_reward(progra
             ]
             messages = [*messages, said, *results]
         reward(float(said["content"] == "3"))
-    """)
+    """)  # noqa: E501
     engine = scripted([say(call("add", a=1, b=2)), say("3")])
     trajectory = await play(spec, engine, rubric=Rubric([]))
     assert (str(trajectory.status), trajectory.reward) == ("terminated", 1.0)
@@ -103,7 +103,7 @@ async def test_a_program_that_reads_streams_is_trained_as_any_other(program: Any
             stream = OpenAI(max_retries=0).chat.completions.create(model="policy", messages=messages, stream=True)
             said = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
             messages = [*messages, {"role": "assistant", "content": said}, {"role": "user", "content": "more"}]
-    """)
+    """)  # noqa: E501
     engine = SpeakingEngine(
         [say("one \u00e9"), say("two"), say("three")], lambda n: asyncio.sleep(0.001)
     )

@@ -1,4 +1,6 @@
-"""A turn that is still being written: what is read of it is the beginning of what the whole one says."""
+"""A turn that is still being written: what is read of it is the beginning of what the whole one
+says.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,7 @@ def llama(arguments: dict[str, object]) -> str:
 
 
 def harmony(arguments: dict[str, object]) -> str:
-    return f"<|start|>assistant to=functions.add<|channel|>commentary json<|message|>{json.dumps(arguments)}<|call|>"
+    return f"<|start|>assistant to=functions.add<|channel|>commentary json<|message|>{json.dumps(arguments)}<|call|>"  # noqa: E501
 
 
 FORMATS: dict[str, Callable[[dict[str, object]], str]] = {

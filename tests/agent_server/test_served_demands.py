@@ -1,4 +1,6 @@
-"""What a client demands of an answer: told to the model in words, held against what it made, noted in the turn."""
+"""What a client demands of an answer: told to the model in words, held against what it made, noted
+in the turn.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Agents that edit, drop and repeat their histories, on every family's real template: no account is broken."""
+"""Agents that edit, drop and repeat their histories, on every family's real template: no account is
+broken.
+"""
 
 from __future__ import annotations
 

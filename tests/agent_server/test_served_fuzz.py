@@ -1,4 +1,6 @@
-"""Agents that do whatever they like with their histories: token consistency holds, and each token is trained once."""
+"""Agents that do whatever they like with their histories: token consistency holds, and each token
+is trained once.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,9 @@ def completion(request: GenerateRequest) -> list[int]:
 
 
 async def wander(seed: int, *, rewrites: bool) -> tuple[Trajectory, Any]:
-    """One episode of an agent that extends, edits, branches, forgets, and asks several things at once."""
+    """One episode of an agent that extends, edits, branches, forgets, and asks several things at
+    once.
+    """
     rng = random.Random(seed)
     engine = scripted(completion)
     limits = {
@@ -124,7 +128,9 @@ def test_whatever_an_agent_does_each_sequence_is_what_the_engine_was_given_and_m
 
 
 async def repeat(seed: int) -> Trajectory:
-    """One episode of an agent that sends back what it was told, without thoughts, as JSON carries it."""
+    """One episode of an agent that sends back what it was told, without thoughts, as JSON carries
+    it.
+    """
     rng = random.Random(seed)
     limits = {
         "max_turns": 12,
@@ -157,7 +163,9 @@ def test_an_agent_that_repeats_what_it_was_told_has_one_sequence(seed: int) -> N
 
 
 async def repeat_items(seed: int) -> Trajectory:
-    """One episode of an agent that sends back the items of its responses, or names the last response by its id."""
+    """One episode of an agent that sends back the items of its responses, or names the last
+    response by its id.
+    """
     rng = random.Random(seed)
     limits = {
         "max_turns": 12,

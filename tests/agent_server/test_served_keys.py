@@ -1,4 +1,6 @@
-"""Whose turn a request is: the key of an open episode, of one that has ended, of none, and one that is mistyped."""
+"""Whose turn a request is: the key of an open episode, of one that has ended, of none, and one that
+is mistyped.
+"""
 
 from __future__ import annotations
 

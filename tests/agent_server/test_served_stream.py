@@ -1,4 +1,6 @@
-"""Streams as the OpenAI client sees them: pieces come while the turn is made, and say what the whole answer says."""
+"""Streams as the OpenAI client sees them: pieces come while the turn is made, and say what the
+whole answer says.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ async def test_a_stream_says_what_a_whole_answer_says() -> None:
 
 
 class Halting(TorchEngine):
-    """A real engine whose thread waits behind token ``HALT`` until the test has seen a piece of the answer."""
+    """A real engine whose thread waits behind token ``HALT`` until the test has seen a piece of the
+    answer.
+    """
 
     HALT = 30
 

@@ -41,7 +41,8 @@ def policy_loss(
 
 def test_the_surrogate_takes_the_worse_of_ratio_and_clipped_ratio() -> None:
     loss = policy_loss("grpo")(inputs([1.0, 1.5, 1.5, 0.5, 0.5], [1.0, 2.0, -2.0, 2.0, -2.0])).loss
-    # bounds .8 and 1.28: a gain is capped at 1.28 · 2, a loss at .8 · -2, and never the other way round
+    # bounds .8 and 1.28: a gain is capped at 1.28 · 2, a loss at .8 · -2, and never the other way
+    # round
     expected = [-1.0, -2.56, 3.0, -1.0, 1.6]
     assert loss.tolist() == pytest.approx(expected, abs=1e-6)
 
@@ -106,7 +107,8 @@ def test_a_capped_kl_counts_as_the_cap_and_has_no_gradient_above_it() -> None:
     logprobs = torch.full((len(DIFFERENCES),), -1.0, requires_grad=True)
     found = capped_k3(logprobs, logprobs.detach() + tensor(DIFFERENCES), 10.0)
     found.sum().backward()
-    # exp(d) - d - 1 with gradient 1 - exp(d), where that is below 10: it is 6.67 at 2.3, 8.68 at 2.5 and 11.0 at -12
+    # exp(d) - d - 1 with gradient 1 - exp(d), where that is below 10: it is 6.67 at 2.3, 8.68 at
+    # 2.5 and 11.0 at -12
     kept = [1 - math.log(2), math.exp(2.3) - 3.3, math.exp(2.5) - 3.5]
     assert found.tolist() == pytest.approx(
         [*kept, 10.0, 10.0, 10.0, math.exp(-9) + 8.0, 10.0, 10.0, 0.0], rel=1e-5
@@ -135,7 +137,9 @@ def test_an_uncapped_kl_is_k3() -> None:
 
 
 def low_var_kl(difference: float) -> float:
-    """verl's estimate of a token by its definition: the difference held to 20 nats, then k3 held to 10."""
+    """verl's estimate of a token by its definition: the difference held to 20 nats, then k3 held to
+    10.
+    """
     held = max(-20.0, min(20.0, difference))
     return min(10.0, math.exp(held) - held - 1.0)
 
@@ -154,7 +158,8 @@ def test_the_dual_clip_bounds_what_a_bad_token_costs() -> None:
     given = inputs([5.0, 2.0, 0.5, 5.0], [-1.0, -1.0, -2.0, 1.0])
     outcome = policy_loss("grpo", {"clip_dual": 3.0})(given)
     outcome.loss.sum().backward()
-    # the first would cost 5 and costs 3, without gradient; the others are as without it: 2, .8 · 2, and -1.28
+    # the first would cost 5 and costs 3, without gradient; the others are as without it: 2, .8 · 2,
+    # and -1.28
     assert outcome.loss.tolist() == pytest.approx([3.0, 2.0, 1.6, -1.28], abs=1e-6)
     assert given.logprobs.grad is not None
     assert given.logprobs.grad.tolist() == pytest.approx([0.0, 2.0, 0.0, 0.0], abs=1e-6)

@@ -1,4 +1,6 @@
-"""What the benchmarks of the engine compare with: the same episodes, the products alone, and memory's floor."""
+"""What the benchmarks of the engine compare with: the same episodes, the products alone, and
+memory's floor.
+"""
 
 from __future__ import annotations
 

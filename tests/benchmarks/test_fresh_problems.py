@@ -1,4 +1,6 @@
-"""The problems of ``benchmarks/fresh``: nothing in them was met in training, nor when settings were chosen."""
+"""The problems of ``benchmarks/fresh``: nothing in them was met in training, nor when settings were
+chosen.
+"""
 
 from __future__ import annotations
 

@@ -75,7 +75,9 @@ def two_turns() -> Trajectory:
 
 
 def failed() -> Trajectory:
-    """An episode whose engine gave up before the first turn, on a task whose name would steer a terminal."""
+    """An episode whose engine gave up before the first turn, on a task whose name would steer a
+    terminal.
+    """
     task = Task("calc-\x1b[2J", (), None, "code")
     return Trajectory(task, 5, 1, 0, "train", (), Status("failed", "engine", "no answer"))
 

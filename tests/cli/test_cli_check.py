@@ -76,7 +76,7 @@ def boolean(episode):
 
 def weighed(episode, factor):
     return None
-"""
+"""  # noqa: E501
 LINE = {
     name: n
     for n, line in enumerate(TASK.splitlines(), 1)
@@ -176,7 +176,7 @@ CALL = '{"id": "c", "type": "function", "function": {"name": "add", "arguments":
 def test_demonstrations_are_read_as_training_reads_them(
     agentrl: Agentrl, tmp_path: Path, arguments: str, code: int
 ) -> None:
-    line = f'{{"role": "assistant", "content": null, "tool_calls": [{CALL.replace("{ARGUMENTS}", arguments)}]}}'
+    line = f'{{"role": "assistant", "content": null, "tool_calls": [{CALL.replace("{ARGUMENTS}", arguments)}]}}'  # noqa: E501
     (tmp_path / "rows.jsonl").write_text(
         f'{{"messages": [{{"role": "user", "content": "?"}}, {line}]}}\n'
     )

@@ -1,4 +1,6 @@
-"""``agentrl eval MODEL CONFIG`` plays held-out tasks with a real model and writes them to a file."""
+"""``agentrl eval MODEL CONFIG`` plays held-out tasks with a real model and writes them to a
+file.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,7 @@ def test_each_set_is_played_with_its_own_settings(
     model, out = tmp_path / "model", tmp_path / "eval.parquet"
     model.mkdir()
     load_object("warmup.py:build_model", EXAMPLE)(model)
-    sets = "{data: task.py:tasks, num_tasks: 2}, bare: {data: task.py:tasks, num_tasks: 2, tools: false}"
+    sets = "{data: task.py:tasks, num_tasks: 2}, bare: {data: task.py:tasks, num_tasks: 2, tools: false}"  # noqa: E501
     cold = "cold: {data: task.py:tasks, num_tasks: 2, temperature: 0.25}"
     base = "base: {data: task.py:tasks, num_tasks: 2, baseline_only: true}"
     settings = [
@@ -71,6 +73,7 @@ def test_each_set_is_played_with_its_own_settings(
         for turn in (turn for trajectory in entry.trajectories for turn in trajectory.turns):
             assert turn.sampling is not None
             temperatures.setdefault(entry.task.data_source, set()).add(turn.sampling.temperature)
-    # one source in several sets is told apart by the set; what is examined only before training is left out
+    # one source in several sets is told apart by the set; what is examined only before training is
+    # left out
     assert temperatures == {"plain/code": {1.0}, "bare/code": {1.0}, "cold/code": {0.25}}
     assert json.loads(printed)["sources"].keys() >= temperatures.keys()

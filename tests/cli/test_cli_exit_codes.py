@@ -1,4 +1,6 @@
-"""How a command line ends: exit codes, one clear line, and a traceback only for what nobody foresaw."""
+"""How a command line ends: exit codes, one clear line, and a traceback only for what nobody
+foresaw.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,8 @@ def test_help_lists_the_commands_without_loading_anything_heavy() -> None:
         "import sys\n"
         "from agentrl.cli.main import run\n"
         "code = run(['--help'])\n"
-        "heavy = {'torch', 'ray', 'transformers', 'datasets', 'pyarrow', 'numpy', 'pydantic'} & set(sys.modules)\n"
+        "heavy = {'torch', 'ray', 'transformers', 'datasets', 'pyarrow', 'numpy', 'pydantic'} & "
+        "set(sys.modules)\n"
         "sys.exit(f'loaded: {heavy}' if heavy else code)\n"
     )
     done = subprocess.run(
@@ -189,7 +192,7 @@ def test_dry_run_makes_no_run_directory(agentrl: Agentrl, tmp_path: Path) -> Non
 
 
 def test_the_end_of_the_reader_is_no_error(run_dir: Path) -> None:
-    command = f"{sys.executable} -m agentrl show {run_dir} 5-0-0 --json | head -c 1; echo ${{PIPESTATUS[0]}}"
+    command = f"{sys.executable} -m agentrl show {run_dir} 5-0-0 --json | head -c 1; echo ${{PIPESTATUS[0]}}"  # noqa: E501
     done = subprocess.run(
         ["bash", "-c", command], capture_output=True, text=True, timeout=100, check=False
     )

@@ -1,4 +1,6 @@
-"""``agentrl rollout`` keeps the episodes of a policy in a run directory, and completes what was begun."""
+"""``agentrl rollout`` keeps the episodes of a policy in a run directory, and completes what was
+begun.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ env: {{tools: ["{TASK}:add"], describe_tools_in_prompt: false}}
 data: {{train: "{TASK}:tasks", max_prompt_tokens: 64}}
 reward: {{functions: ["{TASK}:graded"]}}
 rollout: {{group_size: 2, max_turns: 2, max_turn_tokens: 6, max_response_tokens: 40, max_running: 4}}
-"""
+"""  # noqa: E501
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -123,7 +125,9 @@ def test_the_record_says_what_was_asked_for(agentrl: Run, config: Path, tmp_path
 
 
 def rows_of(out: Path, cache: Path) -> list[dict[str, Any]]:
-    """The data set as Hugging Face's ``datasets`` loads it, by the pattern that docs/rollouts.md names."""
+    """The data set as Hugging Face's ``datasets`` loads it, by the pattern that docs/rollouts.md
+    names.
+    """
     from datasets import load_dataset
 
     pattern = str(out / "traj" / "sealed" / "*" / "*.parquet")

@@ -1,4 +1,6 @@
-"""`agentrl serve policy` as a process: a tiny model behind real HTTP, its episodes kept and shown."""
+"""`agentrl serve policy` as a process: a tiny model behind real HTTP, its episodes kept and
+shown.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ HI: Any = {"role": "user", "content": "3 and 4?"}
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """The endpoint's URL and the run directory that it fills; it is ended as a user would end it."""
+    """The endpoint's URL and the run directory that it fills; it is ended as a user would end
+    it.
+    """
     folder = tmp_path_factory.mktemp("serve")
     build_model(folder / "model", 0)
     (folder / "config.yaml").write_text(CONFIG, encoding="utf-8")

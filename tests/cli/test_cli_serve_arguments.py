@@ -1,4 +1,6 @@
-"""What `agentrl serve policy` says of its arguments before anything is loaded: nothing that it cannot do."""
+"""What `agentrl serve policy` says of its arguments before anything is loaded: nothing that it
+cannot do.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ def test_a_folder_that_holds_a_run_is_refused_without_advice_that_it_lacks(
     assert code == 2
     assert (
         err
-        == f"error: --out {run_dir} must be a new or empty folder, and it holds files; name another folder\n"
+        == f"error: --out {run_dir} must be a new or empty folder, and it holds files; name another folder\n"  # noqa: E501
     )
 
 

@@ -1,4 +1,6 @@
-"""What the commands print fits a terminal of 80 columns, in whole words; what had to be cut is told."""
+"""What the commands print fits a terminal of 80 columns, in whole words; what had to be cut is
+told.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ CODE_EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "code" / "conf
 
 @pytest.fixture
 def terminal() -> Terminal:
-    """Runs one command line in a terminal of 80 columns; its exit code and the lines that it shows."""
+    """Runs one command line in a terminal of 80 columns; its exit code and the lines that it
+    shows.
+    """
 
     def call(*tokens: str | Path) -> tuple[int, list[str]]:
         ours, theirs = pty.openpty()
@@ -61,7 +65,9 @@ def _read(fd: int) -> bytes:
 
 
 def evaluated() -> Trajectory:
-    """An episode of an evaluation: long names, a long answer without a space, and many times of its own."""
+    """An episode of an evaluation: long names, a long answer without a space, and many times of its
+    own.
+    """
     asked: Message = {"role": "user", "content": "what is 6*7"}
     said: Message = {"role": "assistant", "content": "answer" * 30}
     prompt = (Segment(SegmentKind.PROMPT, ids("<start> what is 6*7 <end>")),)

@@ -65,7 +65,8 @@ def test_a_page_maps_the_quick_start(page: str) -> None:
 def test_the_reference_is_that_of_the_schema() -> None:
     page = (DOCS / "configuration.md").read_text(encoding="utf-8")
     _, _, written = page.partition("says how to renew it -->\n\n")
-    # to renew: replace what follows the comment by print(agentrl.config.reference.settings_reference())
+    # to renew: replace what follows the comment by
+    # print(agentrl.config.reference.settings_reference())
     assert written == settings_reference()
 
 

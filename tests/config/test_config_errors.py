@@ -1,4 +1,6 @@
-"""Every fault is named with its place, its key, the rule, the value found, and what was probably meant."""
+"""Every fault is named with its place, its key, the rule, the value found, and what was probably
+meant.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def test_an_unknown_key_like_no_other_is_named_alone(problems: Problems) -> None
         ("optim: {lr: .inf}", "optim.lr must be a finite number, got inf"),
         ("optim: {betas: [0.9]}", "optim.betas must have at least 2 entries, got (0.9,)"),
         ("optim: {betas: [0.9, 1.0]}", "optim.betas.1 must be less than 1, got 1.0"),
-        ("rollout: {engine: sglnag}", "rollout.engine must be one of openai, sglang, torch, or module:name of an EngineSpec, got 'sglnag'; "
+        ("rollout: {engine: "
+         "sglnag}", "rollout.engine must be one of openai, sglang, torch, or module:name of an "
+                    "EngineSpec, got 'sglnag'; "
          "did you mean 'sglang'?"),
         ("stages: 3", "stages must be a list, got 3"),
         ("stages: [3]", "stages.0 must be a mapping of settings, got 3"),

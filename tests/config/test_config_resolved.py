@@ -16,14 +16,14 @@ ONE = """\
 run: {notes: "two lines\\n# not a comment: no"}
 rollout: {stop: ["012", "no", "1e-6"]}
 env: {tools: [t.py:f, {function: t.py:g, args: {limit: 1e-6, name: "on"}}], system_prompt: "a: b # c"}
-"""
+"""  # noqa: E501
 STAGES = """\
 algorithm: {clip_low: 0.1}
 train: {batch_prompts: 16}
 stages:
   - {name: warmup, when: built, algorithm: sft, data: demos.py:rows, steps: 5, train: {batch_prompts: 8}}
   - {name: rl, steps: 7, from: model}
-"""
+"""  # noqa: E501
 
 
 @pytest.mark.parametrize("text", [ONE, STAGES])

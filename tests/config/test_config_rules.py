@@ -15,7 +15,8 @@ Write = Callable[..., Path]
 
 def test_grpo_refuses_a_group_of_one(problems: Problems) -> None:
     assert problems("rollout: {group_size: 1}\n") == [
-        "config.yaml:3:11: algorithm.name='grpo' needs rollout.group_size >= 2 (a trajectory is compared with its "
+        "config.yaml:3:11: algorithm.name='grpo' needs rollout.group_size >= 2 (a trajectory is "
+        "compared with its "
         "siblings), got 1; raise it, or choose another algorithm"
     ]
 
@@ -30,46 +31,64 @@ def test_imitation_needs_no_siblings(write: Write) -> None:
     ("setting", "words"),
     [
         ("train: {batch_prompts: 6, mini_batch_prompts: 4}",
-         "train.mini_batch_prompts must divide train.batch_prompts=6, got 4; the divisors are 1, 2, 3, 6"),
-        ("train: {steps: 1, epochs: 2}", "train.steps and train.epochs exclude each other, got 1 and 2"),
-        ("train: {world_size: 300}", "train.world_size must be at most the episodes of a mini-batch"),
-        ("rollout: {min_group_size: 9}", "rollout.min_group_size must be at most rollout.group_size=8, got 9"),
+         "train.mini_batch_prompts must divide train.batch_prompts=6, got 4; the divisors are 1, "
+         "2, 3, 6"),
+        ("train: {steps: 1, epochs: "
+         "2}", "train.steps and train.epochs exclude each other, got 1 and 2"),
+        ("train: {world_size: "
+         "300}", "train.world_size must be at most the episodes of a mini-batch"),
+        ("rollout: {min_group_size: "
+         "9}", "rollout.min_group_size must be at most rollout.group_size=8, got 9"),
         ("rollout: {top_p: 0.9}", "set rollout.allow_biased_sampling=true to train all the same"),
         ("rollout: {top_k: 5}", "got top_p=1.0, top_k=5"),
         ("rollout: {temperature: 0}", "rollout.temperature must be more than 0 for training"),
         ("rollout: {engine: openai}", "rollout.engine='openai' cannot train"),
-        ("rollout: {max_staleness: 1}", "rollout.max_staleness must be 0 with rollout.schedule='sync', got 1"),
-        ("algorithm: {rollout_correction: {level: token}}\nrollout: {schedule: async, max_staleness: 0}",
+        ("rollout: {max_staleness: "
+         "1}", "rollout.max_staleness must be 0 with rollout.schedule='sync', got 1"),
+        ("algorithm: {rollout_correction: {level: token}}\nrollout: {schedule: async, "
+         "max_staleness: 0}",
          "rollout.max_staleness must be at least 1 with rollout.schedule='async'"),
-        ("algorithm: {rollout_correction: {level: token}}\nrollout: {schedule: one_step_off, pause_mode: retract}",
+        ("algorithm: {rollout_correction: {level: token}}\nrollout: {schedule: one_step_off, "
+         "pause_mode: retract}",
          "rollout.schedule='one_step_off' lets model calls end before a publish"),
         ("rollout: {schedule: async}", "which needs algorithm.rollout_correction.level='token'"),
         ("algorithm: {old_logprobs: rollout}\nrollout: {schedule: async}",
          "which needs algorithm.old_logprobs='recompute', got 'rollout'"),
-        ("run: {deterministic: true}\nrollout: {oversample: 0.5}", "rollout.oversample must be left out, got 0.5"),
+        ("run: {deterministic: true}\nrollout: {oversample: "
+         "0.5}", "rollout.oversample must be left out, got 0.5"),
         ("rollout: {context_tokens: 1024}", "must be more than data.max_prompt_tokens=1024"),
-        ("run: {deterministic: true}\nrollout: {engine: sglang}", "run.deterministic needs rollout.engine='torch'"),
+        ("run: {deterministic: true}\nrollout: {engine: "
+         "sglang}", "run.deterministic needs rollout.engine='torch'"),
         ("sandbox: {backend: dokcer}", "sandbox.backend='dokcer' does not exist"),
         ("sandbox: {require: [file]}", "did you mean 'files'?"),
         ("sandbox: {backend: unsafe, require: isolated}", "contradicts sandbox.backend='unsafe'"),
         ("sandbox: {limits: {open_files: 3}}", "sandbox.limits.open_files=3 is below the 16"),
-        ("sandbox: {backend: landlock, image: debian}", "sandbox.image='debian' needs a backend with images"),
+        ("sandbox: {backend: landlock, image: "
+         "debian}", "sandbox.image='debian' needs a backend with images"),
         ("sandbox: {docker: {host: ssh://there}}", "sandbox.docker.host must begin with unix://"),
         ("sandbox: {persist: all}", "sandbox.persist must be 'files' or 'interpreter', got 'all'"),
-        ("sandbox: {backend: docker, max_running: 129}", "more than sandbox.docker.max_sandboxes=128; lower it"),
-        ("sandbox: {backend: docker}\nrollout: {max_running: 129}", "more than sandbox.docker.max_sandboxes=128"),
+        ("sandbox: {backend: docker, max_running: "
+         "129}", "more than sandbox.docker.max_sandboxes=128; lower it"),
+        ("sandbox: {backend: docker}\nrollout: {max_running: "
+         "129}", "more than sandbox.docker.max_sandboxes=128"),
         ("sandbox: {max_lifetime_s: 600}", "must be more than rollout.episode_timeout_s=600"),
-        ("sandbox: {max_running: 1}\ntrain: {world_size: 2}", "must be at least train.world_size=2"),
+        ("sandbox: {max_running: 1}\ntrain: {world_size: "
+         "2}", "must be at least train.world_size=2"),
         ("algorithm: gppo", "algorithm.name='gppo' is unknown; did you mean 'grpo'?"),
-        ("algorithm: {clip_lo: 0.1}", "unknown key algorithm.clip_lo; did you mean algorithm.clip_low?"),
+        ("algorithm: {clip_lo: "
+         "0.1}", "unknown key algorithm.clip_lo; did you mean algorithm.clip_low?"),
         ("algorithm: {clip_low: yes}", "algorithm.clip_low must be a number, got 'yes'"),
         ("algorithm: {clip_low: 1.5}", "algorithm.clip_low must be less than 1, got 1.5"),
-        ("algorithm: {filter_zero_variance: no}", "algorithm.filter_zero_variance must be true or false, got 'no'"),
-        ("algorithm: {num_epochs: 2}", "algorithm.num_epochs is called train.updates_per_batch now; rename it, got 2"),
+        ("algorithm: {filter_zero_variance: "
+         "no}", "algorithm.filter_zero_variance must be true or false, got 'no'"),
+        ("algorithm: {num_epochs: "
+         "2}", "algorithm.num_epochs is called train.updates_per_batch now; rename it, got 2"),
         ("algorithm: {old_logprobs: rollout}\ntrain: {updates_per_batch: 2}",
          "algorithm.old_logprobs='rollout' allows one update a batch"),
-        ("algorithm: {old_logprobs: rollout}\ndebug: {train_on_tool_tokens: true}", "needs debug.train_on_tool_tokens=false"),
-        ("algorithm: {old_logprobs: rollout}\ntrain: {mini_batch_prompts: 8}", "in mini-batches of 8"),
+        ("algorithm: {old_logprobs: rollout}\ndebug: {train_on_tool_tokens: "
+         "true}", "needs debug.train_on_tool_tokens=false"),
+        ("algorithm: {old_logprobs: rollout}\ntrain: {mini_batch_prompts: "
+         "8}", "in mini-batches of 8"),
     ],
 )  # fmt: skip
 def test_a_broken_rule_is_told_whole(problems: Problems, setting: str, words: str) -> None:
@@ -94,7 +113,8 @@ def test_truncated_sampling_can_be_allowed(write: Write) -> None:
 def test_an_algorithm_of_ones_own_is_made_and_asked(problems: Problems, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from dataclasses import replace\nfrom agentrl.algorithms import make_algorithm\n"
-        "def trio(clip=0.2):\n    return replace(make_algorithm('grpo', {'clip_low': clip}), group_size_min=3)\n"
+        "def trio(clip=0.2):\n    return replace(make_algorithm('grpo', {'clip_low': clip}), "
+        "group_size_min=3)\n"
     )
     (line,) = problems("algorithm: mine.py:trio\nrollout: {group_size: 2}\n")
     assert "algorithm.name='mine.py:trio' needs rollout.group_size >= 3" in line

@@ -1,4 +1,6 @@
-"""Renamed keys: refused in what a user writes, and read from what a run of an older version wrote."""
+"""Renamed keys: refused in what a user writes, and read from what a run of an older version
+wrote.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from agentrl.types.section import sections_within
 from tests.run.tiny_run import TASK
 
 OLD = Path(__file__).parents[1] / "run" / "old" / "config.resolved.yaml"
-"""Written by agentrl before the keys were renamed, every renamed one with a value that is not its default."""
+"""Written by agentrl before the keys were renamed, every renamed one with a value that is not its
+default.
+"""
 
 
 @pytest.fixture

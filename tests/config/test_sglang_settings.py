@@ -1,4 +1,6 @@
-"""The settings of SGLang servers: what is passed on, and what is refused before anything is made."""
+"""The settings of SGLang servers: what is passed on, and what is refused before anything is
+made.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def stage(write: Write) -> Callable[..., StageConfig]:
-    """The one stage of a configuration with ``rollout.engine: sglang`` and an interpreter that exists."""
+    """The one stage of a configuration with ``rollout.engine: sglang`` and an interpreter that
+    exists.
+    """
 
     def make(*overrides: str, python: str = sys.executable) -> StageConfig:
         engine = ["rollout.engine=sglang", f"rollout.sglang.python={python}"]

@@ -17,7 +17,7 @@ stages:
   - {{name: sft, algorithm: sft, steps: 1}}
   - {{name: rm, from: sft, algorithm: {{name: reward_model, centring: 0.01, use_margin: false}}, steps: 1{rm}}}
   - {{name: rl, from: {origin}, steps: 1, reward: {{model: {{{model}}}}}}}
-"""
+"""  # noqa: E501
 
 
 def stages(origin: str = "sft", model: str = "stage: rm", rm: str = "") -> str:
@@ -36,7 +36,8 @@ def test_three_entries_load(write: Write) -> None:
     [
         (
             stages(origin="rm"),
-            "stages.rl.from must name a policy (model, sft), since algorithm.name='grpo' trains one",
+            "stages.rl.from must name a policy (model, sft), since algorithm.name='grpo' trains "
+            "one",
         ),
         (stages(origin="rm"), "got the reward model 'rm'"),
         (

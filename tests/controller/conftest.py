@@ -1,4 +1,6 @@
-"""One Ray for all tests of this folder, one tiny model, and rollout services that end with their test."""
+"""One Ray for all tests of this folder, one tiny model, and rollout services that end with their
+test.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The loop over trajectories that are stored already: the schedule hands them out again, everything else is real."""
+"""The loop over trajectories that are stored already: the schedule hands them out again, everything
+else is real.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ GROUPS = 6
 
 
 class Replay:
-    """``Schedule`` of given batches; their tokens were sampled by version 0, so all but the first are stale."""
+    """``Schedule`` of given batches; their tokens were sampled by version 0, so all but the first
+    are stale.
+    """
 
     overlap = OffPolicyConfig(max_staleness=99)
 

@@ -1,4 +1,6 @@
-"""Rollouts ahead of training: what is stale is dropped or cancelled, what is surplus too, and each is counted."""
+"""Rollouts ahead of training: what is stale is dropped or cancelled, what is surplus too, and each
+is counted.
+"""
 
 from __future__ import annotations
 

@@ -124,7 +124,8 @@ def test_running_groups_whose_classes_are_gone_are_refused_by_name(
     monkeypatch.delitem(sys.modules, older.__name__)
     with pytest.raises(
         DataError,
-        match=r"step=000004 cannot be resumed: .*/running_groups.pickle was written by another version of agentrl, "
+        match=r"step=000004 cannot be resumed: .*/running_groups.pickle was written by another "
+        r"version of agentrl, "
         r"and its episodes cannot go on here: No module named 'agentrl.rollouts.standing'. "
         r"Resume with the version that wrote it; delete it to start the stage again",
     ):

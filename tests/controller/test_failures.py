@@ -1,4 +1,6 @@
-"""How many failed episodes of a batch a run goes on with: counted by boundary, against a whole batch."""
+"""How many failed episodes of a batch a run goes on with: counted by boundary, against a whole
+batch.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ def test_a_batch_of_which_most_episodes_failed_for_want_of_an_engine_is_no_step(
         hold((125, ENGINE), (3, FINE), batch=128)
     assert str(caught.value) == (
         "125 of the 128 episodes of step 3 of stage 'rl' failed at one boundary, more than "
-        "rollout.max_failed_frac=0.5 of them: no server is left\nfix that, then continue with --resume"
+        "rollout.max_failed_frac=0.5 of them: no server is left\nfix that, then continue with "
+        "--resume"
     )
 
 
@@ -87,6 +90,7 @@ def test_a_cause_is_told_by_its_commonest_reason_and_the_users_line() -> None:
     other = episodes((1, Status("failed", "env", "Maze.reset raised OSError: no map")))
     (cause,) = failure_causes([*other, *episodes((2, ENV), (1, AGAIN), raised_at="maze.py:41")])
     assert str(cause) == (
-        "3 failed(env), 1 truncated(env_exception): Maze.step raised KeyError: 'exit', at maze.py:41"
+        "3 failed(env), 1 truncated(env_exception): Maze.step raised KeyError: 'exit', at "
+        "maze.py:41"
     )
     assert cause.traceback == "Traceback: maze.py:41"

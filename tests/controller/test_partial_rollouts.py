@@ -1,4 +1,6 @@
-"""Episodes that run through a publish: they go on with their tokens, and each token keeps the version that made it."""
+"""Episodes that run through a publish: they go on with their tokens, and each token keeps the
+version that made it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Rollout workers apart from the ranks that train: weights reach them, episodes come back, deaths are named."""
+"""Rollout workers apart from the ranks that train: weights reach them, episodes come back, deaths
+are named.
+"""
 
 from __future__ import annotations
 

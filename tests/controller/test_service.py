@@ -1,4 +1,6 @@
-"""Admission, intake and closing of batches, over a pool that finishes groups when a test says so."""
+"""Admission, intake and closing of batches, over a pool that finishes groups when a test says
+so.
+"""
 
 from __future__ import annotations
 

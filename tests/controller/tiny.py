@@ -1,4 +1,6 @@
-"""A tiny real model in a folder, groups of trajectories made for it, and what builds an engine of it."""
+"""A tiny real model in a folder, groups of trajectories made for it, and what builds an engine of
+it.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,9 @@ def local_cluster() -> Cluster:
 
 
 def made_groups(group_index: int, number: int, *, siblings: int = 4) -> list[TrajectoryGroup]:
-    """Groups as a rollout leaves them, of random tokens: several turns, samples of all lengths, a branching one."""
+    """Groups as a rollout leaves them, of random tokens: several turns, samples of all lengths, a
+    branching one.
+    """
     rng = np.random.default_rng(group_index)
     return [_group(group_index + n, rng, siblings) for n in range(number)]
 

@@ -1,4 +1,6 @@
-"""Families that the engine's own decoder does not compute, served by transformers' forward: same engine, same facts."""
+"""Families that the engine's own decoder does not compute, served by transformers' forward: same
+engine, same facts.
+"""
 
 from __future__ import annotations
 

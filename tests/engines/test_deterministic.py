@@ -1,4 +1,6 @@
-"""Deterministic mode: a request's tokens and logprobs depend on its ids, seed and weights alone, to the last bit."""
+"""Deterministic mode: a request's tokens and logprobs depend on its ids, seed and weights alone, to
+the last bit.
+"""
 
 from __future__ import annotations
 

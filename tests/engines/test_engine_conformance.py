@@ -1,4 +1,6 @@
-"""What every engine must do, proved on both of ours: account, abort, release, versions, refusals, ends."""
+"""What every engine must do, proved on both of ours: account, abort, release, versions, refusals,
+ends.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from tests.engines.tiny import VOCAB, make_model, random_ids, request, sampled
 
 @dataclass
 class Subject:
-    """An engine under test, whose requests of session ``slow`` don't end by themselves for a while."""
+    """An engine under test, whose requests of session ``slow`` don't end by themselves for a
+    while.
+    """
 
     engine: TorchEngine | ScriptedEngine
     tensors: dict[str, torch.Tensor]

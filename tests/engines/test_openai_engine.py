@@ -1,4 +1,6 @@
-"""OpenAIEngine: messages in, message out, over real HTTP; the same loop, and no token that could be trained."""
+"""OpenAIEngine: messages in, message out, over real HTTP; the same loop, and no token that could be
+trained.
+"""
 
 from __future__ import annotations
 

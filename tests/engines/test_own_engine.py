@@ -1,4 +1,6 @@
-"""An engine outside the package: it trains, is evaluated, is updated and is restarted, with its own section."""
+"""An engine outside the package: it trains, is evaluated, is updated and is restarted, with its own
+section.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Drawing tokens: what each parameter keeps, and a generator that is a function of seed and position."""
+"""Drawing tokens: what each parameter keeps, and a generator that is a function of seed and
+position.
+"""
 
 from __future__ import annotations
 

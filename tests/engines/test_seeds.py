@@ -11,7 +11,9 @@ from tests.engines.tiny import ROUNDING, margin, random_ids, request, sampled
 
 REQUESTS, TOKENS = 125, 180
 ALLOWED = 3e-4
-"""Share of tokens: a draw meets one of 60 ends of intervals, each moved by up to 1e-6 by rounding, in 6e-5 of them."""
+"""Share of tokens: a draw meets one of 60 ends of intervals, each moved by up to 1e-6 by rounding,
+in 6e-5 of them.
+"""
 TEMPERATURES = (1.0, 0.7, 1.3)
 
 

@@ -86,7 +86,8 @@ async def test_beyond_kv_tokens_the_least_recently_used_session_is_evicted_and_p
 async def test_a_parked_session_that_comes_back_trades_places_with_the_one_in_its_row(
     tiny, start
 ) -> None:
-    # 40 positions beside the row hold one session of 37: the other's place is free only once this one has left it
+    # 40 positions beside the row hold one session of 37: the other's place is free only once this
+    # one has left it
     engine = start(tiny, max_running=1, kv_tokens=128 + 40)
     sequences = [(await turn(engine, random_ids(n, 30), f"a{n}", f"s{n}"))[1] for n in range(2)]
     for n in (0, 1, 0):

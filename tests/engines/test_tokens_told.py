@@ -1,4 +1,6 @@
-"""``GenerateRequest.on_tokens``: who listens gets each sampled token once, in order, before the completion is there."""
+"""``GenerateRequest.on_tokens``: who listens gets each sampled token once, in order, before the
+completion is there.
+"""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def test_the_specification_is_picklable_and_frozen() -> None:
 
 
 def test_the_specification_imports_no_torch() -> None:
-    code = "import sys; from agentrl.engines.torch import TorchEngineSpec; assert 'torch' not in sys.modules"
+    code = "import sys; from agentrl.engines.torch import TorchEngineSpec; assert 'torch' not in sys.modules"  # noqa: E501
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 

@@ -20,7 +20,8 @@ from agentrl.types import GenerateRequest, SamplingParams
 VOCAB = 61
 
 ROUNDING = 1e-4
-"""How far a sampled token's logprob in float32 may lie from its float64 value, on any processor (``test_rounding.py``).
+"""How far a sampled token's logprob in float32 may lie from its float64 value, on any processor
+(``test_rounding.py``).
 """
 
 
@@ -37,7 +38,9 @@ class TinyModel:
 
     @cached_property
     def exact(self) -> Any:
-        """The same model in float64; transformers computes norms and rotary angles in float32 there too."""
+        """The same model in float64; transformers computes norms and rotary angles in float32 there
+        too.
+        """
         module = copy.deepcopy(self.module).double()
         if hasattr(module, "set_experts_implementation"):
             module.set_experts_implementation("eager")  # the others know no float64
@@ -58,7 +61,9 @@ def all_logprobs(module: Any, ids: np.ndarray, temperature: float = 1.0) -> Tens
 
 
 def make_model(architecture: str = "qwen3", *, seed: int = 0, **settings: Any) -> TinyModel:
-    """A model of a family by its ``model_type``; ``settings`` go to its configuration as they are."""
+    """A model of a family by its ``model_type``; ``settings`` go to its configuration as they
+    are.
+    """
     import transformers
 
     shape: dict[str, Any] = {
@@ -130,9 +135,11 @@ def publish(
 
 
 def margin(model: TinyModel, history: np.ndarray, seed: int, temperature: float = 1.0) -> float:
-    """How far the number that draws the token after ``history`` lies from the nearest end of a token's interval.
+    """How far the number that draws the token after ``history`` lies from the nearest end of a
+    token's interval.
 
-    Rounding moves these ends by at most the largest error of a logprob, because the probabilities sum to 1.
+    Rounding moves these ends by at most the largest error of a logprob, because the probabilities
+    sum to 1.
     """
     ends = np.cumsum(all_logprobs(model.exact, history, temperature)[-1].exp().numpy())
     drawn = uniforms(np.array([seed], dtype=np.uint64), np.array([history.size]))[0]
@@ -142,8 +149,8 @@ def margin(model: TinyModel, history: np.ndarray, seed: int, temperature: float 
 def same_draws(
     model: TinyModel, prompt: np.ndarray, seed: int, one: Any, other: Any, temperature: float = 1.0
 ) -> bool:
-    """Whether two completions are of the same draws: equal ids, or apart first where a draw is within rounding of
-    another token."""
+    """Whether two completions are of the same draws: equal ids, or apart first where a draw is
+    within rounding of another token."""
     ids, others = sampled(one)[0], sampled(other)[0]
     if ids.tolist() == others.tolist():
         return True

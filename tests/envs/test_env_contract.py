@@ -1,4 +1,6 @@
-"""The rules of an Env: what the driver enforces, and what check_env says of an env that breaks one."""
+"""The rules of an Env: what the driver enforces, and what check_env says of an env that breaks
+one.
+"""
 
 from __future__ import annotations
 

@@ -23,7 +23,9 @@ def load(example: str, name: str) -> Any:
 
 
 def operand_pairs(text: str) -> set[frozenset[int]]:
-    """Unordered pairs of the numbers in a text; templates' own constants have one digit, operands at least two."""
+    """Unordered pairs of the numbers in a text; templates' own constants have one digit, operands
+    at least two.
+    """
     return {
         frozenset(pair) for pair in combinations([int(n) for n in re.findall(r"\d\d+", text)], 2)
     }

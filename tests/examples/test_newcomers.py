@@ -1,4 +1,6 @@
-"""Projects as a newcomer would write them: a text maze, a tool with state. Their promises, and that they train."""
+"""Projects as a newcomer would write them: a text maze, a tool with state. Their promises, and that
+they train.
+"""
 
 from __future__ import annotations
 

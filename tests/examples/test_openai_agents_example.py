@@ -1,4 +1,6 @@
-"""What the example of an agent by the OpenAI Agents SDK promises about its data and its configuration."""
+"""What the example of an agent by the OpenAI Agents SDK promises about its data and its
+configuration.
+"""
 
 from __future__ import annotations
 

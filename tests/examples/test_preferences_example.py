@@ -1,4 +1,6 @@
-"""``examples/preferences``: a reward model learns what is preferred, and a policy learns from it."""
+"""``examples/preferences``: a reward model learns what is preferred, and a policy learns from
+it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The tiny model is an ordinary Hugging Face folder that every part of the framework can take for a real one."""
+"""The tiny model is an ordinary Hugging Face folder that every part of the framework can take for a
+real one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Invariants 1, 2, 7 and 8 on real episodes: a TorchEngine plays many turns while its weights are changed 100 times."""
+"""Invariants 1, 2, 7 and 8 on real episodes: a TorchEngine plays many turns while its weights are
+changed 100 times.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,9 @@ class Played:
 
 
 def variants(folder: Path) -> list[Qwen3ForCausalLM]:
-    """The model, and others that are clearly not the same; version v is served by number v mod 5."""
+    """The model, and others that are clearly not the same; version v is served by number v mod
+    5.
+    """
     models = []
     for number in range(VARIANTS):
         model = Qwen3ForCausalLM.from_pretrained(folder).eval()

@@ -22,7 +22,8 @@ from agentrl.types import (
 
 TASK = Task("t")
 
-# for each turn after the first: which earlier turn it goes on from, or none (it starts a sequence of its own)
+# for each turn after the first: which earlier turn it goes on from, or none (it starts a sequence
+# of its own)
 shapes = st.integers(1, 7).flatmap(
     lambda n: st.tuples(
         *(st.one_of(st.none(), st.integers(0, max(0, index - 1))) for index in range(n))

@@ -89,7 +89,8 @@ def test_drawing_subsets_needs_a_generator() -> None:
 
 def test_the_interval_of_single_samples_is_wilsons() -> None:
     values = [1.0] * 30 + [0.0] * 70
-    # se**2 = var/(n), var with n-1 in its denominator: effective n = 99, held at the number of tasks, 100
+    # se**2 = var/(n), var with n-1 in its denominator: effective n = 99, held at the number of
+    # tasks, 100
     wilson = stats.binomtest(30, 100).proportion_ci(0.95, method="wilson")
     estimate = interval(values)
     assert (estimate.low, estimate.high) == pytest.approx((wilson.low, wilson.high))

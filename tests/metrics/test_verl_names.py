@@ -10,7 +10,8 @@ UPDATE = {"policy/kl_old_k1": -0.5, "policy/loss": 3.0}
 
 
 def test_a_turn_of_ours_is_two_of_verls() -> None:
-    # verl counts the prompt, each assistant's message and each observation between: prompt a obs a is 4
+    # verl counts the prompt, each assistant's message and each observation between: prompt a obs a
+    # is 4
     assert with_verl_names({"turns/mean": 2.0, "reward/code/mean": 1.0}) == {
         "turns/mean": 2.0,
         "num_turns/mean": 4.0,
@@ -56,7 +57,8 @@ def test_every_name_is_made_of_ours() -> None:
 
 
 def test_what_verl_means_otherwise_has_no_name_of_its() -> None:
-    # its clip_ratio is of responses of the maximal length, its throughput is by GPU, its old_log_prob a phase alone
+    # its clip_ratio is of responses of the maximal length, its throughput is by GPU, its
+    # old_log_prob a phase alone
     named = with_verl_names(
         {"length/truncated_frac": 0.5, "perf/tokens_per_s": 9.0, "time/logprobs_s": 1.0}
     )

@@ -1,7 +1,8 @@
-"""The Python blocks of README.md and docs/*.md run as they stand, and the links between pages lead somewhere.
+"""The Python blocks of README.md and docs/*.md run as they stand, and the links between pages lead
+somewhere.
 
-The blocks of a page are one program, in order, run in an empty folder that holds ``examples``. What is not to be run
-is marked ```text.
+The blocks of a page are one program, in order, run in an empty folder that holds ``examples``. What
+is not to be run is marked ```text.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 
 def program(page: str) -> str:
-    """The page with every line that is not in a Python block made empty, so that line numbers stay the page's."""
+    """The page with every line that is not in a Python block made empty, so that line numbers stay
+    the page's.
+    """
     lines = []
     inside = False
     for line in page.splitlines():

@@ -84,7 +84,8 @@ def test_no_file_has_an_empty_name() -> None:
 def algorithm_comparisons(tree: ast.Module) -> Iterator[int]:
     """The lines that compare an algorithm's name: ``name`` of an algorithm, or text that names one.
 
-    Text counts where it is a name in the catalogue of algorithms, unless a role bears the same name.
+    Text counts where it is a name in the catalogue of algorithms, unless a role bears the same
+    name.
     """
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
@@ -182,7 +183,9 @@ def test_every_package_that_agentrl_needs_is_pinned() -> None:
 
 
 def external_imports(folder: Path) -> set[str]:
-    """The top-level packages that the modules under ``folder`` import, apart from Python's own and agentrl."""
+    """The top-level packages that the modules under ``folder`` import, apart from Python's own and
+    agentrl.
+    """
     found = set()
     for path in (path for path in folder.rglob("*.py") if "__pycache__" not in path.parts):
         for node in ast.walk(parse(path)):

@@ -16,7 +16,9 @@ def documented() -> dict[str, Path]:
 
 
 def logged() -> set[str]:
-    """The constants that stand for an event: in ``{"event": ...}``, and in calls that pass one on."""
+    """The constants that stand for an event: in ``{"event": ...}``, and in calls that pass one
+    on.
+    """
     found: set[str] = set()
     for path in (ROOT / "agentrl").rglob("*.py"):
         text = path.read_text(encoding="utf-8")

@@ -1,4 +1,6 @@
-"""The two commands of the README: what they run, when they install, and what they say where they cannot."""
+"""The two commands of the README: what they run, when they install, and what they say where they
+cannot.
+"""
 
 from __future__ import annotations
 

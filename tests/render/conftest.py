@@ -14,7 +14,9 @@ from tests.render.qwen_kind import ORDINARY, real_template, trained_tokenizer
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """``model_folder("qwen3")``: a folder with that model's kind of tokenizer and its real chat template."""
+    """``model_folder("qwen3")``: a folder with that model's kind of tokenizer and its real chat
+    template.
+    """
     made: dict[str, Path] = {}
 
     def make(name: str) -> Path:

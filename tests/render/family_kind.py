@@ -1,4 +1,6 @@
-"""Tokenizers with the real added tokens of each family, and the chat templates that its models ship."""
+"""Tokenizers with the real added tokens of each family, and the chat templates that its models
+ship.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +119,9 @@ def saved_family(name: str, folder: Path) -> Path:
 
 
 def saved_any(name: str, folder: Path) -> str:
-    """A folder whose tokenizer has every marker that a template has; those without a bar are not flagged special."""
+    """A folder whose tokenizer has every marker that a template has; those without a bar are not
+    flagged special.
+    """
     found = sorted(set(MARKER.findall(template_text(name))))
     special = tuple(marker for marker in found if "|" in marker or "｜" in marker)
     ordinary = tuple(marker for marker in found if marker not in special)

@@ -1,4 +1,6 @@
-"""Tokenizers that are Qwen's in kind: byte-level BPE behind Qwen's pattern, trained here on a few lines."""
+"""Tokenizers that are Qwen's in kind: byte-level BPE behind Qwen's pattern, trained here on a few
+lines.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from tokenizers import (
 )
 
 # The pre-tokenizer pattern of Qwen2, Qwen2.5 and Qwen3 (tokenizer.json of those models).
-QWEN_PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN_PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"  # noqa: E501
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|vision_pad|>")
 # What Qwen marks special=False; Qwen2.5 has no <tool_response> and no <think> among them.
 ORDINARY = {
@@ -30,16 +32,22 @@ ORDINARY = {
     ),
 }
 TEXT = (
-    "user assistant system tool You are Qwen, created by Alibaba Cloud. You are a helpful assistant.",
-    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n\n\nfunction signatures <tools>",
-    'return a json object {"name": <function-name>, "arguments": <args-json-object>}\n</tool_call> <tool_response>',
-    "<|im_start|> <|im_end|> <tool_call> <think> the end of it\n\n  indented\n\ttabs, naïve café, 日本語, über 🙂",
+    "user assistant system tool You are Qwen, created by Alibaba Cloud. You are a helpful "
+    "assistant.",
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n\n\nfunction "
+    "signatures <tools>",
+    'return a json object {"name": <function-name>, "arguments": <args-json-object>}\n</tool_call> '
+    "<tool_response>",
+    "<|im_start|> <|im_end|> <tool_call> <think> the end of it\n\n  indented\n\ttabs, naïve café, "
+    "日本語, über 🙂",
 ) * 4
 TEMPLATES = {"qwen2_5": "qwen2_5", "qwen3": "qwen3", "qwen3_instruct": "qwen3_instruct_2507"}
 
 
 def chat_templates() -> Path:
-    """The folder of chat templates, as their models ship them, in TRL's wheel; TRL itself is not imported."""
+    """The folder of chat templates, as their models ship them, in TRL's wheel; TRL itself is not
+    imported.
+    """
     spec = importlib.util.find_spec("trl")
     assert spec is not None, "install the [test] extra"
     assert spec.origin is not None

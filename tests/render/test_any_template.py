@@ -1,4 +1,6 @@
-"""Every chat template of TRL's wheel: rendered with the ids of the template itself, or refused by name."""
+"""Every chat template of TRL's wheel: rendered with the ids of the template itself, or refused by
+name.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +112,8 @@ def test_prompts_have_the_ids_of_the_template(built_any: Any, name: str) -> None
     assert compared or renderer.family == "deepseek"
 
 
-# Their prompt ends with "<think>\n", and a turn without thoughts goes on with a second line break: one token there.
+# Their prompt ends with "<think>\n", and a turn without thoughts goes on with a second line break:
+# one token there.
 SPLIT_BY_THE_PROMPT = {"qwen3_5_think_training", "qwen3_6_training", "qwen3_8", "qwen3_8_training"}
 
 
@@ -133,8 +136,9 @@ def test_a_sequence_that_goes_on_is_that_of_the_template(built_any: Any, name: s
         assert ours == theirs
 
 
-# Of the templates that TRL changed to keep their history before a tool's answer, these write the last turn otherwise
-# when a user speaks: an opened <think> is dropped, or <|return|> becomes <|end|>.
+# Of the templates that TRL changed to keep their history before a tool's answer, these write the
+# last turn otherwise when a user speaks: an opened <think> is dropped, or <|return|> becomes
+# <|end|>.
 CHANGED_BY_A_USER = {
     *("deepseek_r1_distill_training", "deepseekv3_training", "gptoss_training"),
     *(f"nemotron_3_{size}_training" for size in ("5_lightning", "nano", "super", "ultra")),

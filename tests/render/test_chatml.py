@@ -130,8 +130,8 @@ def test_a_prompt_without_thinking_has_the_ids_of_the_template(
     assert segment.token_ids.tolist() == expected
 
 
-# (style, messages before, the assistant's turn, what the environment said): where a sequence goes on, it is what the
-# template would have rendered of the whole.
+# (style, messages before, the assistant's turn, what the environment said): where a sequence goes
+# on, it is what the template would have rendered of the whole.
 EPISODES = {
     "a tool's response": ((user("2 + 2?"),), call("print(2 + 2)"), (tool("4\n"),)),
     "two responses": ((user("?"),), call("a", "b", content="Both."), (tool("1"), tool("\n2"))),
@@ -150,7 +150,8 @@ def test_prompt_and_target_and_extend_make_the_sequence_of_the_template(
     prompt, target = renderer.prompt(before, (PYTHON,)), renderer.target(turn)
     more = renderer.extend(target.token_ids, after)
     if name == "qwen3" and episode != "thinking":
-        # an empty thinking block, or a user who speaks: the template drops what stands in the sequence
+        # an empty thinking block, or a user who speaks: the template drops what stands in the
+        # sequence
         assert more is None
         return
     assert more is not None
@@ -206,7 +207,8 @@ def test_a_token_that_holds_template_and_content_is_observation(built: Built) ->
     renderer, tokenizer = built("qwen3_instruct")
     more = renderer.extend(renderer.target(said("Hi")).token_ids, (user("\nGo"),))
     assert more is not None
-    # "user\n" + "\nGo": the pattern takes both newlines together, and this vocabulary has a token for two
+    # "user\n" + "\nGo": the pattern takes both newlines together, and this vocabulary has a token
+    # for two
     assert tokenizer.decode(more[1].token_ids) == "\n\nGo"
     assert more[1].kind is SegmentKind.OBSERVATION
 
@@ -298,7 +300,8 @@ def test_arguments_given_as_text_are_refused(chatml: ChatMLRenderer) -> None:
             "qwen2_5",
             None,
             ChatMLStyle(
-                default_system="You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+                default_system="You are Qwen, created by Alibaba Cloud. You are a helpful "
+                "assistant."
             ),
         ),
         ("qwen3", None, ChatMLStyle(thinking=True)),

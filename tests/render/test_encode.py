@@ -25,7 +25,8 @@ MARKERS = (
     "<|fim_prefix|>",
     "<|endoftext|>",
 )
-# Text that is likely to go wrong: markers whole and in parts, white space, digits, and any Unicode at all.
+# Text that is likely to go wrong: markers whole and in parts, white space, digits, and any Unicode
+# at all.
 CONTENT = st.lists(
     st.one_of(
         st.sampled_from(MARKERS),
@@ -118,7 +119,8 @@ def test_of_two_markers_at_one_place_the_longer_counts() -> None:
 
 
 def test_a_word_that_is_in_the_vocabulary_as_a_marker_is_spelt_out() -> None:
-    # a trainer writes special tokens into the vocabulary too, where ignore_merges takes a whole word for one token
+    # a trainer writes special tokens into the vocabulary too, where ignore_merges takes a whole
+    # word for one token
     vocab = {letter: index for index, letter in enumerate("<end>")} | {"<end>": 5}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], ignore_merges=True))
     tokenizer.add_special_tokens(["<end>"])

@@ -28,7 +28,9 @@ Built = Callable[..., tuple[Renderer, Any]]
 
 @pytest.fixture(scope="module")
 def built_family(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """``built_family("glm4moe", enable_thinking=False)``: the renderer and the tokenizer that proves it."""
+    """``built_family("glm4moe", enable_thinking=False)``: the renderer and the tokenizer that
+    proves it.
+    """
     from transformers import AutoTokenizer
 
     folders: dict[str, Path] = {}
@@ -170,7 +172,8 @@ EPISODES: dict[str, tuple[tuple[Message, ...], Message, tuple[Message, ...]]] = 
     "a second call": ((user("?"), call("a"), tool("1")), call("b"), (tool("2"),)),
     "a user after a call's answer": ((user("?"),), call("x"), (tool("1"), user("Go on."))),
 }
-# Where a template drops what the model said or thought, or was prompted with, a new sequence starts.
+# Where a template drops what the model said or thought, or was prompted with, a new sequence
+# starts.
 REWRITES = {
     "llama3_1": {"thinking, then a tool", "thinking, then a user", "words beside a call"},
     "llama3_2": {"thinking, then a tool", "thinking, then a user", "words beside a call"},

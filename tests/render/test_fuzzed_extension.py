@@ -1,4 +1,6 @@
-"""A sequence that goes on is, token for token, what the template writes of the whole conversation: on fuzzed ones."""
+"""A sequence that goes on is, token for token, what the template writes of the whole conversation:
+on fuzzed ones.
+"""
 
 from __future__ import annotations
 

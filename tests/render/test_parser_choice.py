@@ -60,7 +60,8 @@ def test_a_template_without_calls_needs_none(
 def test_calls_that_no_parser_reads_are_refused(model_folder: Callable[[str], Path]) -> None:
     template = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
-        "{% for c in m.tool_calls or [] %}CALL {{ c.function.name }} WITH {{ c.function.arguments }}{% endfor %}"
+        "{% for c in m.tool_calls or [] %}CALL {{ c.function.name }} WITH {{ c.function.arguments "
+        "}}{% endfor %}"
         "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     renderer = RendererSpec(str(model_folder("qwen3")), chat_template=template).build()

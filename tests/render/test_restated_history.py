@@ -1,4 +1,6 @@
-"""A policy that spells markers in ordinary tokens gets no structure where its history is restated: on hostile turns."""
+"""A policy that spells markers in ordinary tokens gets no structure where its history is restated:
+on hostile turns.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""How an episode's ids differ from those of its text: worked by hand, stored, and in the step's metrics."""
+"""How an episode's ids differ from those of its text: worked by hand, stored, and in the step's
+metrics.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def test_changed_tokens_lie_between_what_agrees(
 
 
 class Merging(BytewiseRenderer):
-    """A tokenizer that has one token, 262, for the two letters ``ok``, which a model may also spell."""
+    """A tokenizer that has one token, 262, for the two letters ``ok``, which a model may also
+    spell.
+    """
 
     def tokenize(self, text: str) -> npt.NDArray[np.int32]:
         return ints(*(262 if token == 0 else token for token in ids(text.replace("ok", "\0"))))

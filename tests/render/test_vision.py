@@ -147,7 +147,8 @@ def test_an_image_of_a_tool_stands_in_its_response(tmp_path: Path) -> None:
     )
     assert segments is not None
     assert shown(tokenizer, segments) == (
-        "\n<|im_start|>user\n<tool_response>\nIt is<|vision_start|><|image_pad|><|vision_end|>\n</tool_response>"
+        "\n<|im_start|>user\n<tool_response>\nIt "
+        "is<|vision_start|><|image_pad|><|vision_end|>\n</tool_response>"
         "<|im_end|>\n<|im_start|>assistant\n"
     )
 

@@ -30,7 +30,9 @@ from agentrl.types import Message, SamplingParams, Segment, SegmentKind, Task, T
 END, SYSTEM, USER, ASSISTANT, TOOL = range(256, 261)
 VOCAB = 261
 MODEL_VOCAB = 264
-"""The model's embedding is padded, as real ones are: it can sample ids that the tokenizer does not have."""
+"""The model's embedding is padded, as real ones are: it can sample ids that the tokenizer does not
+have.
+"""
 
 MARKERS = {"system": SYSTEM, "user": USER, "assistant": ASSISTANT, "tool": TOOL}
 PROMPT, POLICY, OBSERVATION, TEMPLATE, TARGET = SegmentKind
@@ -67,7 +69,9 @@ def add(a: int, b: int) -> str:
 
 
 class BytewiseRenderer:
-    """``Renderer`` of one token a byte; ``rewrites`` makes it one whose template rewrites history."""
+    """``Renderer`` of one token a byte; ``rewrites`` makes it one whose template rewrites
+    history.
+    """
 
     family = "bytewise"
     vocab_size = VOCAB

@@ -59,7 +59,9 @@ def group(*trajectories: Trajectory) -> TrajectoryGroup:
 
 
 def linear(**more: Any) -> Trajectory:
-    """prompt 1 2, sampled 3 4; then an observation 5, scaffold 6, sampled 7 by two versions of the policy, and 8."""
+    """prompt 1 2, sampled 3 4; then an observation 5, scaffold 6, sampled 7 by two versions of the
+    policy, and 8.
+    """
     first = turn(
         0, None, [seg(PROMPT, [1, 2])], [seg(POLICY, [3, 4])], rewards={"step": 0.5}, state_key="0a"
     )
@@ -111,7 +113,9 @@ def test_the_columns_of_two_trajectories() -> None:
 
 
 def branching() -> Trajectory:
-    """One root turn, and two turns that go on from it: its tokens are context in the second sample."""
+    """One root turn, and two turns that go on from it: its tokens are context in the second
+    sample.
+    """
     root = turn(0, None, [seg(PROMPT, [1])], [seg(POLICY, [2])])
     left = turn(1, 0, [seg(OBSERVATION, [3])], [seg(POLICY, [4])])
     right = turn(2, 0, [seg(OBSERVATION, [5])], [seg(POLICY, [6])])

@@ -1,4 +1,6 @@
-"""How many calls of a turn are answered, and how many turns in a row may hold none that can be read."""
+"""How many calls of a turn are answered, and how many turns in a row may hold none that can be
+read.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,8 @@ async def test_calls_beyond_the_limit_get_one_answer_that_counts_them(
     told = answers(trajectory.turns[1].observed)
     assert len(told) == 33
     assert told[32] == (
-        f"Error: {left_out} more calls of this turn were not run: a turn may make 32 (rollout.max_calls_per_turn); "
+        f"Error: {left_out} more calls of this turn were not run: a turn may make 32 "
+        "(rollout.max_calls_per_turn); "
         "make those that are still needed in the next turn"
     )
     assert sum(f"{left_out} more" in text for text in told) == 1

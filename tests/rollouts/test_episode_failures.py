@@ -1,4 +1,6 @@
-"""Whose fault: what the policy spent is truncated and rewarded, what we broke is failed and never 0."""
+"""Whose fault: what the policy spent is truncated and rewarded, what we broke is failed and never
+0.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What tools and environments are told of whose episode it is: a name that no other episode of the run has."""
+"""What tools and environments are told of whose episode it is: a name that no other episode of the
+run has.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Many episodes in one loop: groups, retries, permits, cancellation, and an end that leaves nothing."""
+"""Many episodes in one loop: groups, retries, permits, cancellation, and an end that leaves
+nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The loop on a scripted model with real tools: what each turn's tokens are, and how an episode ends."""
+"""The loop on a scripted model with real tools: what each turn's tokens are, and how an episode
+ends.
+"""
 
 from __future__ import annotations
 
@@ -215,7 +217,8 @@ async def test_a_prompt_that_fills_the_context_fails_as_data() -> None:
 async def test_a_completion_is_bounded_by_what_the_response_may_still_have() -> None:
     first = call("add", a=1, b=2)
     engine = scripted([say(first), ids("y" * 500)])
-    # after the first answer of n tokens come TOOL "3" END ASSISTANT: 4 of the n + 4 + 6 are gone before the second
+    # after the first answer of n tokens come TOOL "3" END ASSISTANT: 4 of the n + 4 + 6 are gone
+    # before the second
     n = len(first) + 1
     trajectory = await play(engine, tools=[add], max_response_tokens=n + 4 + 6)
     assert [request.sampling.max_new_tokens for request in engine.requests] == [n + 10, 6]

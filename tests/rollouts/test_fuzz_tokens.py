@@ -1,6 +1,8 @@
-"""Fuzzed trajectories of every template variant: no token-consistency violation, no mask error, no forged token.
+"""Fuzzed trajectories of every template variant: no token-consistency violation, no mask error, no
+forged token.
 
-The same harness with a part broken on purpose must name what is broken (benchmarks/fuzz_tokens.py plays 10,000).
+The same harness with a part broken on purpose must name what is broken (benchmarks/fuzz_tokens.py
+plays 10,000).
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""A model on a server as a judge: a reward function asks it, and what it cannot say is no reward of 0."""
+"""A model on a server as a judge: a reward function asks it, and what it cannot say is no reward of
+0.
+"""
 
 from __future__ import annotations
 

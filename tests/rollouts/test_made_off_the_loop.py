@@ -1,4 +1,6 @@
-"""Environments and the tools that episodes own are made in threads: the event loop goes on meanwhile."""
+"""Environments and the tools that episodes own are made in threads: the event loop goes on
+meanwhile.
+"""
 
 from __future__ import annotations
 

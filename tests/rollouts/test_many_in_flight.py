@@ -144,7 +144,9 @@ def test_an_episode_that_is_kept_in_a_stage_keeps_no_other(opened: Open, stage: 
 
 
 def test_the_baseline_is_that_of_the_rollouts_that_finished(opened: Open) -> None:
-    """Rewards 1 and 4 beside a failure: the baseline is 2.5, where a failure at 0 would make it 5/3."""
+    """Rewards 1 and 4 beside a failure: the baseline is 2.5, where a failure at 0 would make it
+    5/3.
+    """
 
     def script(request: Any) -> list[int]:
         rollout_index = int(request.session_id.split("-")[1])

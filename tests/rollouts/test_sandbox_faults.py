@@ -1,4 +1,6 @@
-"""Whose fault: what the code did is a result, rewarded and trained; what the sandbox did is retried, then excluded."""
+"""Whose fault: what the code did is a result, rewarded and trained; what the sandbox did is
+retried, then excluded.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Episodes in flight that a checkpoint keeps: they go on with their tokens, their environment and their seeds."""
+"""Episodes in flight that a checkpoint keeps: they go on with their tokens, their environment and
+their seeds.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +127,9 @@ def collect(runner: EpisodeRunner) -> GroupOutcome:
 
 
 def interrupted(opened: Open, *, turn: int = 2, rollouts: int = 2, **settings: Any) -> GroupState:
-    """A group as it stood while all its rollouts waited for the completion of a turn; it was through a file."""
+    """A group as it stood while all its rollouts waited for the completion of a turn; it was
+    through a file.
+    """
     gate = Gate(turn)
     runner = opened(scripted(words, latency=gate), **settings)
     runner.submit([GroupRequest(3, TASK, rollouts)])

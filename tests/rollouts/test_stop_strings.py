@@ -9,7 +9,9 @@ from tests.rollouts.bytewise import BytewiseRenderer, ids, play, scripted
 
 
 def two_at_once(token_ids: object) -> str:
-    """Text of a tokenizer in which ``|`` is one token for a whole phrase with several stop strings in it."""
+    """Text of a tokenizer in which ``|`` is one token for a whole phrase with several stop strings
+    in it.
+    """
     return BytewiseRenderer().decode(token_ids).replace("|", "B and A and B")  # type: ignore[arg-type]
 
 

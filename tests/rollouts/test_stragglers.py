@@ -1,4 +1,6 @@
-"""Rollouts beyond a group's size: once enough have finished, the others are cut off and count with what they have."""
+"""Rollouts beyond a group's size: once enough have finished, the others are cut off and count with
+what they have.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Where there is no room: what was sampled and what a tool said are kept, and the cut is visible."""
+"""Where there is no room: what was sampled and what a tool said are kept, and the cut is
+visible.
+"""
 
 from __future__ import annotations
 

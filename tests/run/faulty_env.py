@@ -10,8 +10,8 @@ from agentrl.types import Action, Observation, StepResult, Task
 
 
 class Faulty(Env):
-    """Ends after one turn, rewarded by its digits. A step raises for every task, or for each one in FAULTY_EVERY, as
-    long as the file that FAULTY names exists."""
+    """Ends after one turn, rewarded by its digits. A step raises for every task, or for each one in
+    FAULTY_EVERY, as long as the file that FAULTY names exists."""
 
     def __init__(self, task: Task) -> None:
         self.task = task

@@ -1,4 +1,6 @@
-"""A stand-in for the Hugging Face hub: a server of this machine with one model, and programs that ask it."""
+"""A stand-in for the Hugging Face hub: a server of this machine with one model, and programs that
+ask it.
+"""
 
 from __future__ import annotations
 

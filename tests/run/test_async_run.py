@@ -1,4 +1,6 @@
-"""A whole run whose rollouts run ahead of training: staleness stays within its bound, and the ledger balances."""
+"""A whole run whose rollouts run ahead of training: staleness stays within its bound, and the
+ledger balances.
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,9 @@ TOOL_CALL = {"id": "c", "type": "function", "function": {"name": "add"}}
 
 
 class Adding(BaseHTTPRequestHandler):
-    """Asks ``add`` for the sum of the question's numbers, then says what it answered; HTTP 500 for one in three."""
+    """Asks ``add`` for the sum of the question's numbers, then says what it answered; HTTP 500 for
+    one in three.
+    """
 
     asked = 0
 

@@ -1,4 +1,6 @@
-"""What an environment of one's own is given of the configuration, and what it is not given in silence."""
+"""What an environment of one's own is given of the configuration, and what it is not given in
+silence.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ def spec(write: Write, tmp_path: Path) -> Callable[..., EnvSpec]:
 async def test_a_subclass_of_tool_env_is_given_tools_and_prompt(
     spec: Callable[..., EnvSpec],
 ) -> None:
-    text = "env: {entry_point: 'own.py:Own', tools: ['own.py:look'], system_prompt: Look!}\nrollout: {tool_timeout_s: 7}"
+    text = "env: {entry_point: 'own.py:Own', tools: ['own.py:look'], system_prompt: Look!}\nrollout: {tool_timeout_s: 7}"  # noqa: E501
     built = spec(text)
     assert built.kwargs["tool_deadline_s"] == 7
     observation = await built.build(Task("1", ({"role": "user", "content": "Where?"},))).reset(

@@ -1,4 +1,6 @@
-"""Episodes that an environment's fault ends: told below a share of the batch, above it the run stops to be mended."""
+"""Episodes that an environment's fault ends: told below a share of the batch, above it the run
+stops to be mended.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ Play = Callable[..., str]
 
 @pytest.fixture
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Play:
-    """Trains with the faulty environment; what the terminal shows. The fault is there until it is mended."""
+    """Trains with the faulty environment; what the terminal shows. The fault is there until it is
+    mended.
+    """
     monkeypatch.setenv("FAULTY", str(tmp_path / "fault"))
     (tmp_path / "fault").touch()
     tools = f'env: {{tools: ["{TASK}:add"], describe_tools_in_prompt: false}}'

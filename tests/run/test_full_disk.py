@@ -1,4 +1,6 @@
-"""A disk that is full at a checkpoint: a sentence that says so, and the checkpoint before it stands."""
+"""A disk that is full at a checkpoint: a sentence that says so, and the checkpoint before it
+stands.
+"""
 
 from __future__ import annotations
 

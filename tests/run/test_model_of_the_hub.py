@@ -1,4 +1,6 @@
-"""``model.path`` as a name on the Hugging Face hub: downloaded to the usual cache, from a server of this machine."""
+"""``model.path`` as a name on the Hugging Face hub: downloaded to the usual cache, from a server of
+this machine.
+"""
 
 from __future__ import annotations
 

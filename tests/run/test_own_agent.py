@@ -1,4 +1,6 @@
-"""An agent's own program is trained: GRPO of the example, whose every episode is a process with an OpenAI client."""
+"""An agent's own program is trained: GRPO of the example, whose every episode is a process with an
+OpenAI client.
+"""
 
 from __future__ import annotations
 
@@ -47,11 +49,13 @@ stages:
     train: {{batch_prompts: 8}}
     optim: {{name: muon, lr: 2.0e-3, muon_lr: 0.02}}
   - name: rl
-"""
+"""  # noqa: E501
 
 
 class Account:
-    """What the engine made, by its own requests, and what was trained of it; both are only watched."""
+    """What the engine made, by its own requests, and what was trained of it; both are only
+    watched.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.made: dict[tuple[int, ...], list[tuple[int, ...]]] = {}

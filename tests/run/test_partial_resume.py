@@ -1,4 +1,6 @@
-"""What outlives a kill in an asynchronous run: episodes in flight at a checkpoint, and those of a rollout worker."""
+"""What outlives a kill in an asynchronous run: episodes in flight at a checkpoint, and those of a
+rollout worker.
+"""
 
 from __future__ import annotations
 

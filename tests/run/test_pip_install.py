@@ -1,4 +1,6 @@
-"""An installation says what it brings and how far it is: a real pip, and a package index of this machine."""
+"""An installation says what it brings and how far it is: a real pip, and a package index of this
+machine.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""``data.max_prompt_tokens``: tasks with longer prompts are left out, counted and told, and never drawn."""
+"""``data.max_prompt_tokens``: tasks with longer prompts are left out, counted and told, and never
+drawn.
+"""
 
 from __future__ import annotations
 
@@ -76,8 +78,8 @@ def test_a_prompt_of_the_limit_stays_and_one_more_token_is_left_out(
     assert (found.ids, found.num_tasks, found.longest) == (("long",), 3, longest)
     assert left_out(folder, model, f"data.max_prompt_tokens={longest}").ids == ()
     assert (
-        f"left out 1 of 3 tasks of data.train, whose prompts have more than data.max_prompt_tokens={longest - 1}"
-        in (str(found))
+        "left out 1 of 3 tasks of data.train, whose prompts have more than "
+        f"data.max_prompt_tokens={longest - 1}" in (str(found))
     )
 
 

@@ -20,7 +20,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that died in its second stage, after that one's first checkpoint; the first stage is finished."""
+    """A run that died in its second stage, after that one's first checkpoint; the first stage is
+    finished.
+    """
     folder = tmp_path_factory.mktemp("killed")
     (folder / "config.yaml").write_text(CONFIG, encoding="utf-8")
     driver = start(

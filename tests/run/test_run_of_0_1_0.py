@@ -1,4 +1,6 @@
-"""A run directory that agentrl 0.1.0 wrote before its modules and keys were renamed: it opens, and goes on."""
+"""A run directory that agentrl 0.1.0 wrote before its modules and keys were renamed: it opens, and
+goes on.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Building the servers' environment: a build that fails can go on, and its stand-ins say what they are."""
+"""Building the servers' environment: a build that fails can go on, and its stand-ins say what they
+are.
+"""
 
 from __future__ import annotations
 

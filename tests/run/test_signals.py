@@ -1,4 +1,6 @@
-"""A run that is asked to end by a signal keeps a checkpoint, says how it goes on, and exits as a shell would."""
+"""A run that is asked to end by a signal keeps a checkpoint, says how it goes on, and exits as a
+shell would.
+"""
 
 from __future__ import annotations
 

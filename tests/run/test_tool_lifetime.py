@@ -1,4 +1,6 @@
-"""Tools named by ``env.tools``: what is made for each episode, what is shared, and who closes it."""
+"""Tools named by ``env.tools``: what is made for each episode, what is shared, and who closes
+it.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +86,7 @@ factory = ToolFactory(make_counters, {"start": 7})
 
 def forgotten(by: int) -> int:
     return by
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture
@@ -160,7 +162,8 @@ def test_the_end_of_a_process_closes_what_was_shared(tmp_path: Path) -> None:
     )
     program = (
         "from agentrl.envs import ToolEnv\nfrom agentrl.types import Task\n"
-        "ToolEnv(Task('1', ({'role': 'user', 'content': 'x'},)), tools=['own.py:shared'])\nprint('ends', flush=True)\n"
+        "ToolEnv(Task('1', ({'role': 'user', 'content': 'x'},)), "
+        "tools=['own.py:shared'])\nprint('ends', flush=True)\n"
     )
     ended = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False

@@ -150,7 +150,9 @@ def test_the_same_through_ray(
 
 
 def wait_for_end(pids: set[int]) -> None:
-    """Until none is left but Ray's own agents, which hold nothing of the run and try for a minute to report."""
+    """Until none is left but Ray's own agents, which hold nothing of the run and try for a minute
+    to report.
+    """
     assert len(pids) >= 3  # Ray's own, and the worker
     end = time.monotonic() + 60.0
     while left := [pid for pid in pids if name_of(pid) and not name_of(pid).endswith("Agent")]:

@@ -1,4 +1,6 @@
-"""A model that sees is refused by name where images do not reach: the engine in process, and training."""
+"""A model that sees is refused by name where images do not reach: the engine in process, and
+training.
+"""
 
 from __future__ import annotations
 

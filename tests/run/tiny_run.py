@@ -1,4 +1,6 @@
-"""Whole runs of a tiny model: a configuration of two stages, and a driver that dies where it is told to."""
+"""Whole runs of a tiny model: a configuration of two stages, and a driver that dies where it is
+told to.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,7 @@ stages:
     eval:
       every: 2
       sets: {{sums: {{data: "{TASK}:tasks", args: {{split: held_out, num_tasks: 3}}}}}}
-"""
+"""  # noqa: E501
 
 _DRIVERS = multiprocessing.get_context("forkserver")
 # drivers are forked from a process that has imported what takes long, and has started nothing
@@ -62,7 +64,9 @@ def start(
     call: int = 0,
     overrides: Iterable[str] = (),
 ) -> BaseProcess:
-    """A driver in a process of its own, which dies at call number ``call`` of ``module:Class.method``."""
+    """A driver in a process of its own, which dies at call number ``call`` of
+    ``module:Class.method``.
+    """
     driver = _DRIVERS.Process(
         target=_drive, args=(config, run_dir, resume, die_at, call, tuple(overrides))
     )
@@ -100,7 +104,9 @@ def _shoot(die_at: str, call: int) -> None:
 
 
 def metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """The rows of ``metrics.jsonl`` without what a clock measured; none where there is no file yet."""
+    """The rows of ``metrics.jsonl`` without what a clock measured; none where there is no file
+    yet.
+    """
     rows = read_jsonl(run_dir / "metrics.jsonl")
     return [{name: value for name, value in row.items() if not timed(name)} for row in rows]
 

@@ -1,4 +1,6 @@
-"""A task small enough for a test: sums with a tool, a tiny model made from nothing, a reward that varies."""
+"""A task small enough for a test: sums with a tool, a tiny model made from nothing, a reward that
+varies.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Bubblewrap against the suite: as this user, as one who is not root, and where the kernel has no Landlock."""
+"""Bubblewrap against the suite: as this user, as one who is not root, and where the kernel has no
+Landlock.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ spec = SandboxSpec("bubblewrap")
 held = spec.check().held
 results = asyncio.run(check_sandbox(spec.build, guarantees=held, only=json.loads(sys.argv[1])))
 print(json.dumps([os.getuid(), sorted(held), len(results), [str(result) for result in results if not result.passed]]))
-"""
+"""  # noqa: E501
 NOBODY = 65534
 
 
@@ -57,7 +59,8 @@ def suite_as_nobody(checks: list[str] | None) -> tuple[int, list[str], int, list
 
     if os.getuid() != 0:
         pytest.skip(
-            "only root can start a program as another user; the other tests run as one who is not root"
+            "only root can start a program as another user; the other tests run as one who is not "
+            "root"
         )
     python = f"/usr/bin/python3.{sys.version_info.minor}"
     if not os.path.exists(python):

@@ -1,4 +1,6 @@
-"""A sandbox's disk in bubblewrap: one file system of its own, bounded by the kernel in bytes and in files."""
+"""A sandbox's disk in bubblewrap: one file system of its own, bounded by the kernel in bytes and in
+files.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ async def test_bytes_in_all_folders_together_end_at_the_limit(small: SandboxSpec
 
 
 async def test_files_in_all_folders_together_end_at_the_limit(small: SandboxSpec) -> None:
-    code = "import os\nn = 0\nwhile True:\n    open(f'/tmp/{n}' if n % 2 else str(n), 'w').close(); n += 1; print(n)"
+    code = "import os\nn = 0\nwhile True:\n    open(f'/tmp/{n}' if n % 2 else str(n), 'w').close(); n += 1; print(n)"  # noqa: E501
     async with small.build() as sandbox:
         result = await sandbox.run(code)
     assert b"No space left" in result.stderr
@@ -74,7 +76,7 @@ async def test_a_run_with_limits_of_its_own_has_a_disk_of_that_size(small: Sandb
 async def test_tmp_is_empty_in_each_run_and_outlasts_the_runs_of_one_interpreter(
     small: SandboxSpec,
 ) -> None:
-    leave = "import os\nos.makedirs('/tmp/a/b'); open('/tmp/a/b/c', 'w').write('x'); os.chmod('/tmp/a', 0)"
+    leave = "import os\nos.makedirs('/tmp/a/b'); open('/tmp/a/b/c', 'w').write('x'); os.chmod('/tmp/a', 0)"  # noqa: E501
     look = "import os\nprint(os.listdir('/tmp'))"
     async with small.build() as sandbox:
         await sandbox.run(leave)

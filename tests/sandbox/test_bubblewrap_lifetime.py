@@ -1,4 +1,6 @@
-"""What is left of bubblewrap when its owner, or bubblewrap itself, is killed in the middle of a run: nothing."""
+"""What is left of bubblewrap when its owner, or bubblewrap itself, is killed in the middle of a
+run: nothing.
+"""
 
 from __future__ import annotations
 

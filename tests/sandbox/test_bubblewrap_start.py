@@ -22,7 +22,9 @@ from agentrl.sandbox.forkserver.server import ForkServer, HostSettings
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    """Puts a script in the place of bwrap; without a script there is none. Nothing is remembered from before."""
+    """Puts a script in the place of bwrap; without a script there is none. Nothing is remembered
+    from before.
+    """
     folder = Path(tempfile.mkdtemp(prefix="agentrl-stand-in-"))
     folder.chmod(0o755)  # also for a uid that is not root's
 
@@ -164,7 +166,7 @@ async def test_what_the_code_sees_of_the_machine(bubblewrap: BackendReport) -> N
         import os, socket
         print(os.getcwd(), os.environ["HOME"], os.environ["TMPDIR"], socket.gethostname(), os.listdir("/tmp"))
         print([path for path in ("/home", "/etc/passwd", "/var", "/opt", "/sys", "/run") if os.path.exists(path)])
-        """
+        """  # noqa: E501
     )
     async with SandboxSpec("bubblewrap").build() as sandbox:
         result = await sandbox.run(code)

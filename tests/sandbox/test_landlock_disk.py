@@ -1,4 +1,6 @@
-"""``landlock`` has no file system of its own: what of the disk it counts, what it refuses, and the reserve it keeps."""
+"""``landlock`` has no file system of its own: what of the disk it counts, what it refuses, and the
+reserve it keeps.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,8 @@ async def test_files_held_by_a_process_whose_first_thread_has_ended_count(
 ) -> None:
     code = (
         "import ctypes, os, platform, threading, time\nheld = []\n"
-        "for n in range(24):\n    held.append(open('f', 'wb')); held[-1].write(b'x' * 2**20); held[-1].flush()\n"
+        "for n in range(24):\n    held.append(open('f', 'wb')); held[-1].write(b'x' * 2**20); "
+        "held[-1].flush()\n"
         "    os.unlink('f')\n"
         "threading.Thread(target=time.sleep, args=(30,)).start()\n"
         "ctypes.CDLL(None).syscall(60 if platform.machine() == 'x86_64' else 93, 0)"
@@ -64,7 +67,7 @@ async def test_files_in_a_folder_that_the_code_closed_count(spec: SandboxSpec) -
 
 
 async def test_folders_nested_beyond_counting_end_the_run(spec: SandboxSpec) -> None:
-    code = "import os\nfor n in range(100):\n    os.mkdir('d'); os.chdir('d')\nopen('f', 'wb').write(b'x' * 2**20)"
+    code = "import os\nfor n in range(100):\n    os.mkdir('d'); os.chdir('d')\nopen('f', 'wb').write(b'x' * 2**20)"  # noqa: E501
     async with spec.build() as sandbox:
         result = await sandbox.run(code + HOLD, limits=SMALL)
         assert (result.status, result.detail) == ("killed", "folders nested deeper than 64")
@@ -73,7 +76,7 @@ async def test_folders_nested_beyond_counting_end_the_run(spec: SandboxSpec) -> 
 
 
 async def test_a_closed_folder_stays_closed_for_the_code(spec: SandboxSpec) -> None:
-    code = "import os, time\nos.mkdir('d', 0)\ntime.sleep(1.5)\nprint(oct(os.stat('d').st_mode & 0o777))"
+    code = "import os, time\nos.mkdir('d', 0)\ntime.sleep(1.5)\nprint(oct(os.stat('d').st_mode & 0o777))"  # noqa: E501
     async with spec.build() as sandbox:
         assert (await sandbox.run(code)).stdout == b"0o0\n"
 
@@ -100,8 +103,8 @@ async def test_below_the_reserve_a_run_that_hides_files_is_ended(
     spec: SandboxSpec, hides: str
 ) -> None:
     code = (
-        "import mmap, os, socket\nf = open('f', 'w+b')\nf.write(b'x' * 2**20); f.flush()\nos.unlink('f')\n"
-        + hides
+        "import mmap, os, socket\nf = open('f', 'w+b')\nf.write(b'x' * 2**20); "
+        "f.flush()\nos.unlink('f')\n" + hides
     )
     async with spec.build() as sandbox:
         result = await sandbox.run(code + HOLD, limits=Limits(reserve_bytes=2**60))

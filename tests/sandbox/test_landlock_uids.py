@@ -1,4 +1,6 @@
-"""A uid for each sandbox: from a block that no other host on this machine holds, given back with its host."""
+"""A uid for each sandbox: from a block that no other host on this machine holds, given back with
+its host.
+"""
 
 from __future__ import annotations
 

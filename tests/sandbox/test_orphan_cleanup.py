@@ -1,4 +1,6 @@
-"""What is left where owner and host are killed together, and that nothing of the living is touched."""
+"""What is left where owner and host are killed together, and that nothing of the living is
+touched.
+"""
 
 from __future__ import annotations
 
@@ -140,7 +142,7 @@ else:
     os.execve(sys.executable, ["python", "-I", "-S", "-c", sleep, "agentrl-sandbox-host", "OWNER", "MARKER"], {})
 import time
 time.sleep(600)
-"""
+"""  # noqa: E501
 
 
 def test_the_process_of_a_run_ends_with_its_slot(landlock: BackendReport) -> None:
@@ -236,7 +238,7 @@ def test_a_first_host_reaps_what_others_left(landlock: BackendReport) -> None:
     left = Path(f"/tmp/{FOLDER_PREFIX}{dead}-{os.getpid()}")
     left.mkdir()
     code = "import asyncio\nfrom agentrl.sandbox import SandboxSpec\n"
-    code += "async def go():\n    async with SandboxSpec('unsafe').build() as s: await s.run('pass')\nasyncio.run(go())"
+    code += "async def go():\n    async with SandboxSpec('unsafe').build() as s: await s.run('pass')\nasyncio.run(go())"  # noqa: E501
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert not left.exists()

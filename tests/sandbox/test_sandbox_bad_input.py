@@ -1,4 +1,6 @@
-"""Whatever is handed to a sandbox is a result, or a refusal that says what to mend; never the sandbox's failure."""
+"""Whatever is handed to a sandbox is a result, or a refusal that says what to mend; never the
+sandbox's failure.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Code that would rather be a failure of the sandbox than a result: many runs of each way, and no SandboxError."""
+"""Code that would rather be a failure of the sandbox than a result: many runs of each way, and no
+SandboxError.
+"""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ async def main(backend, way, marker):
     await asyncio.wait([task], timeout=1 if way == "leaves" else 600)
 
 asyncio.run(main(*sys.argv[1:]))
-"""
+"""  # noqa: E501
 
 
 def wait_until(holds: Callable[[], bool], seconds: float) -> bool:

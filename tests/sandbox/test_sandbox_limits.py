@@ -43,7 +43,7 @@ async def test_an_upload_over_the_file_limit_is_refused_before_it_is_sent() -> N
 
 async def test_files_that_fill_the_disk_end_the_run(spec: SandboxSpec) -> None:
     limits = Limits(wall_s=60, file_bytes=2**20, disk_bytes=4 * 2**20)
-    code = "import itertools\nfor n in itertools.count():\n    with open(str(n % 64), 'wb') as f: f.write(b'x' * 2**20)"
+    code = "import itertools\nfor n in itertools.count():\n    with open(str(n % 64), 'wb') as f: f.write(b'x' * 2**20)"  # noqa: E501
     async with spec.build() as sandbox:
         result = await sandbox.run(code, limits=limits)
     assert (result.status, "the limit is 4194304 bytes" in result.detail) == ("killed", True)
@@ -60,14 +60,14 @@ async def test_files_that_use_up_the_inodes_end_the_run(spec: SandboxSpec) -> No
 async def test_more_processes_than_allowed_are_refused_to_the_code_or_end_it(
     spec: SandboxSpec,
 ) -> None:
-    code = "import os, time\nfor _ in range(9):\n    if os.fork() == 0: time.sleep(60); os._exit(0)\ntime.sleep(5)"
+    code = "import os, time\nfor _ in range(9):\n    if os.fork() == 0: time.sleep(60); os._exit(0)\ntime.sleep(5)"  # noqa: E501
     async with spec.build() as sandbox:
         result = await sandbox.run(code, limits=Limits(processes=4, wall_s=60))
     assert result.status in ("error", "killed")
 
 
 async def test_no_more_files_are_open_than_allowed(spec: SandboxSpec) -> None:
-    code = "import os\nheld = []\ntry:\n    while True: held.append(open(os.devnull))\nexcept OSError: print(len(held))"
+    code = "import os\nheld = []\ntry:\n    while True: held.append(open(os.devnull))\nexcept OSError: print(len(held))"  # noqa: E501
     async with spec.build() as sandbox:
         result = await sandbox.run(code, limits=Limits(open_files=32))
     assert 0 < int(result.stdout) <= 32

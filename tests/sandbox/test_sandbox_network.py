@@ -18,7 +18,7 @@ for url in sys.argv[1:] or sys.stdin.read().split():
     try:
         with urllib.request.urlopen(url, timeout=20) as answer: print(answer.status, answer.read().decode())
     except OSError as error: print(getattr(error, 'code', error))
-"""
+"""  # noqa: E501
 
 
 class Hello(http.server.BaseHTTPRequestHandler):
@@ -60,7 +60,7 @@ async def test_listed_hosts_answer_and_others_do_not(
     open_spec: SandboxSpec, servers: tuple[int, int]
 ) -> None:
     listed, other = servers
-    urls = f"http://127.0.0.1:{listed}/ http://127.0.0.1:{other}/ http://169.254.169.254/latest/meta-data http://a.example/"
+    urls = f"http://127.0.0.1:{listed}/ http://127.0.0.1:{other}/ http://169.254.169.254/latest/meta-data http://a.example/"  # noqa: E501
     async with open_spec.build() as sandbox:
         result = await sandbox.run(FETCH, stdin=urls.encode(), timeout_s=60)
     assert result.stdout == b"200 hello\n403\n403\n403\n", result
@@ -85,7 +85,7 @@ async def test_every_attack_on_the_network_fails_with_it(open_spec: SandboxSpec,
 async def test_two_sandboxes_do_not_meet_on_the_loopback_that_they_share(
     open_spec: SandboxSpec,
 ) -> None:
-    serve = "import socket\ns = socket.socket()\ntry: s.listen(); print('BREACH')\nexcept OSError as e: print(e.errno)"
+    serve = "import socket\ns = socket.socket()\ntry: s.listen(); print('BREACH')\nexcept OSError as e: print(e.errno)"  # noqa: E501
     async with open_spec.build() as sandbox:
         assert (await sandbox.run(serve)).stdout == b"1\n"  # EPERM
 
@@ -104,7 +104,7 @@ async def test_an_interpreter_that_persists_keeps_its_way(
 
 @pytest.mark.parametrize("backend", ["landlock", "docker", "unsafe"])
 def test_a_backend_that_cannot_keep_to_a_list_is_refused_by_name(backend: str) -> None:
-    words = rf"needs a backend that can keep code to a list of hosts, SandboxSpec\.backend='{backend}' cannot; use one of bubbl"
+    words = rf"needs a backend that can keep code to a list of hosts, SandboxSpec\.backend='{backend}' cannot; use one of bubbl"  # noqa: E501
     with pytest.raises(ConfigError, match=words):
         SandboxSpec(backend, network=("pypi.org",))
 

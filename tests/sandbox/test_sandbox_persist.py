@@ -100,7 +100,7 @@ async def test_what_the_code_does_to_its_socket_costs_its_own_variables_alone(
     sandbox: Sandbox,
 ) -> None:
     await sandbox.run("x = 1")
-    forged = "import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'\\0' * 64)\n    except OSError: pass\nprint(2)"
+    forged = "import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'\\0' * 64)\n    except OSError: pass\nprint(2)"  # noqa: E501
     await sandbox.run(forged, timeout_s=5)
     for _ in range(2):  # it may take one run to be found out
         result = await sandbox.run("print(3)", timeout_s=5)
@@ -120,7 +120,7 @@ async def test_nothing_runs_between_runs(sandbox: Sandbox) -> None:
 
 
 async def test_processes_of_a_run_end_with_it_and_the_variables_stay(sandbox: Sandbox) -> None:
-    code = "import os, time\nx = 5\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        while True: "
+    code = "import os, time\nx = 5\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        while True: "  # noqa: E501
     code += "open('beat', 'a').write('.'); time.sleep(0.01)\n    os._exit(0)\ntime.sleep(0.3)"
     await sandbox.run(code)
     before = (await sandbox.list_files())["beat"]

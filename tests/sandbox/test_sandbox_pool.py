@@ -79,7 +79,8 @@ def test_a_pool_of_none_is_a_config_error(spec: SandboxSpec) -> None:
     [
         (
             SandboxSpec("docker"),
-            r"SandboxSpec\.max_running=129 .* more than DockerSettings\.max_sandboxes=128; .* raise",
+            r"SandboxSpec\.max_running=129 .* more than DockerSettings\.max_sandboxes=128; .* "
+            r"raise",
         ),
         (
             SandboxSpec("unsafe"),

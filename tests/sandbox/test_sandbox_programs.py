@@ -1,4 +1,6 @@
-"""Ordinary programs under the filter of system calls: what they need is there, and files outside stay as they are."""
+"""Ordinary programs under the filter of system calls: what they need is there, and files outside
+stay as they are.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ async def ran(backend: str, code: str, **settings: Any) -> ExecResult:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 async def test_huge_pages_are_off_and_stay_off(backend: str, landlock: BackendReport) -> None:
-    code = "import ctypes\nc = ctypes.CDLL(None)\nprint(c.prctl(42, 0, 0, 0, 0), c.prctl(41, 0, 0, 0, 0))"
+    code = "import ctypes\nc = ctypes.CDLL(None)\nprint(c.prctl(42, 0, 0, 0, 0), c.prctl(41, 0, 0, 0, 0))"  # noqa: E501
     assert (await ran(backend, code)).stdout == b"1 -1\n"
 
 
@@ -98,7 +100,7 @@ const fs = require('fs'), { execSync } = require('child_process'), { Worker } = 
 fs.writeFileSync('a', 'hello'); fs.copyFileSync('a', 'b');
 new Worker("require('worker_threads').parentPort.postMessage('thread')", { eval: true })
   .on('message', said => console.log(said, fs.readFileSync('b') + '', execSync('echo child') + ''));
-"""
+"""  # noqa: E501
     async with SandboxSpec(backend, require="none").build() as sandbox:
         limits = Limits(wall_s=60, memory_bytes=4 * 2**30, processes=64)
         result = await sandbox.run(argv=["node", "-e", script], limits=limits)
@@ -144,7 +146,7 @@ async def test_a_program_with_a_c_library_of_its_own_runs(
     subprocess.run(
         [compiler, "-static", "-pthread", "-o", built, tmp_path / "program.c"], check=True
     )
-    code = "import os, subprocess\nos.chmod('p', 0o700)\nprint(subprocess.run(['./p'], capture_output=True).stdout)"
+    code = "import os, subprocess\nos.chmod('p', 0o700)\nprint(subprocess.run(['./p'], capture_output=True).stdout)"  # noqa: E501
     result = await ran(backend, code, files={"p": built.read_bytes()})
     assert result.stdout == b"b'thread 7\\nclone3 -1\\nchild 3, system 0\\n'\n", result
 
@@ -163,14 +165,15 @@ async def test_numpy_multiplies_with_the_threads_of_its_blas(
     folders = (str(Path(numpy.__file__).parents[1]),)
     launcher = BubblewrapLauncher(folders) if backend == "bubblewrap" else LocalLauncher()
     server = ForkServer(HostSettings(confine=True, folders=folders, launcher=launcher))
-    code = "import numpy as np\na = np.eye(600) * 2\nprint(int(np.trace(a @ np.linalg.inv(a @ a) @ a)))"
+    code = "import numpy as np\na = np.eye(600) * 2\nprint(int(np.trace(a @ np.linalg.inv(a @ a) @ a)))"  # noqa: E501
     async with ForkedSandbox(lambda: server, Limits()) as sandbox:
         result = await sandbox.run(code, limits=ROOMY, env={"OPENBLAS_NUM_THREADS": "4"})
     server.close()
     assert result.stdout == b"600\n", result
 
 
-# --- where the uid is the user's -----------------------------------------------------------------------------------
+# --- where the uid is the user's
+# -----------------------------------------------------------------------------------
 
 AS_NOBODY = """
 import asyncio, os, sys
@@ -199,7 +202,7 @@ async def main():
 
 asyncio.run(main())
 server.close()
-"""
+"""  # noqa: E501
 NOBODY = 65534
 
 

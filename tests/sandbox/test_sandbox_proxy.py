@@ -1,4 +1,6 @@
-"""The proxy by itself: which hosts, which addresses, which requests; with servers of this machine."""
+"""The proxy by itself: which hosts, which addresses, which requests; with servers of this
+machine.
+"""
 
 from __future__ import annotations
 
@@ -111,8 +113,8 @@ def test_who_is_permitted(entry: str, host: str, port: int, permitted: bool) -> 
 
 @pytest.mark.parametrize(
     "entry",
-    ["", "*", "*.", "http://pypi.org", "pypi.org/x", "a b", "pypi.org:0", "pypi.org:x", "pypi.org:70000", "-a.com",
-     "*.1.2.3.4", "10.0.0.5", "169.254.169.254:80", "[fe80::1]:80", "ex*mple.com", "fec0::1", "::127.0.0.1",
+    ["", "*", "*.", "http://pypi.org", "pypi.org/x", "a b", "pypi.org:0", "pypi.org:x", "pypi.org:70000", "-a.com",  # noqa: E501
+     "*.1.2.3.4", "10.0.0.5", "169.254.169.254:80", "[fe80::1]:80", "ex*mple.com", "fec0::1", "::127.0.0.1",  # noqa: E501
      "a." * 127 + "a"],
 )  # fmt: skip
 def test_an_entry_that_is_no_host_or_no_ones_to_give_is_a_config_error(entry: str) -> None:
@@ -122,9 +124,9 @@ def test_an_entry_that_is_no_host_or_no_ones_to_give_is_a_config_error(entry: st
 
 @pytest.mark.parametrize(
     "address",
-    ["127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1",
-     "255.255.255.255", "::1", "fe80::1", "fd00:ec2::254", "::ffff:10.0.0.1", "::ffff:169.254.169.254",
-     "64:ff9b::a00:1", "2002:a00:1::1", "fe80::1%eth0", "fec0::1", "::127.0.0.1", "::8.8.8.8", "::ffff:0:127.0.0.1",
+    ["127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1",  # noqa: E501
+     "255.255.255.255", "::1", "fe80::1", "fd00:ec2::254", "::ffff:10.0.0.1", "::ffff:169.254.169.254",  # noqa: E501
+     "64:ff9b::a00:1", "2002:a00:1::1", "fe80::1%eth0", "fec0::1", "::127.0.0.1", "::8.8.8.8", "::ffff:0:127.0.0.1",  # noqa: E501
      "4000::1", "192.88.99.1", "3fff::1"],
 )  # fmt: skip
 def test_a_name_never_leads_to_an_address_that_is_not_public(address: str) -> None:
@@ -314,7 +316,8 @@ def test_headers_without_an_end_are_cut_off() -> None:
 
 def test_headers_for_the_proxy_stay_with_it() -> None:
     request = parse(
-        b"GET http://a/ HTTP/1.1\r\nProxy-Authorization: x\r\nConnection: keep-alive\r\nX: y\r\n\r\n"
+        b"GET http://a/ HTTP/1.1\r\nProxy-Authorization: x\r\nConnection: keep-alive\r\nX: "
+        b"y\r\n\r\n"
     )
     assert request.head == b"GET / HTTP/1.1\r\nHost: a\r\nX: y\r\nConnection: close\r\n\r\n"
 

@@ -1,4 +1,6 @@
-"""Folders whose contents are hostile are removed by descriptor: whatever a survivor swaps, nothing outside changes."""
+"""Folders whose contents are hostile are removed by descriptor: whatever a survivor swaps, nothing
+outside changes.
+"""
 
 from __future__ import annotations
 

@@ -121,7 +121,8 @@ def test_what_a_backend_does_not_give_is_refused_in_one_line_with_the_mend(
     message = str(refusal.value)
     assert "landlock does not give disk here" in message
     assert message.endswith(
-        "; set SandboxSpec.backend=auto, which tries all others, or require less by SandboxSpec.require"
+        "; set SandboxSpec.backend=auto, which tries all others, or require less by "
+        "SandboxSpec.require"
     )
     assert "\n" not in message
     assert refusal.value.exit_code == 4

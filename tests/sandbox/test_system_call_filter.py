@@ -1,4 +1,6 @@
-"""The filter of system calls as a program: its answer to every number, and to arguments. Nothing here installs it."""
+"""The filter of system calls as a program: its answer to every number, and to arguments. Nothing
+here installs it.
+"""
 
 from __future__ import annotations
 

@@ -35,7 +35,8 @@ def test_a_new_run_is_found_again(tmp_path: Path) -> None:
 def test_an_existing_run_is_refused_with_the_mend(run: RunDirectory) -> None:
     with pytest.raises(
         ConfigError,
-        match=r"RunDirectory\.root='.*/run' must be a new .* already holds a run; .*--resume, or name",
+        match=r"RunDirectory\.root='.*/run' must be a new .* already holds a run; .*--resume, or "
+        r"name",
     ):
         RunDirectory.create(run.root)
 

@@ -163,7 +163,8 @@ async def test_a_pattern_that_backtracks_without_an_end_is_told() -> None:
 
     assert record.result is not None
     assert record.result.error == "invalid_arguments"
-    # by the pattern's own limit in processor time, or by that of the whole check where the machine is busy
+    # by the pattern's own limit in processor time, or by that of the whole check where the machine
+    # is busy
     assert re.search(
         r"takes too long for the text given; give a shorter one|give shorter ones",
         record.result.content,

@@ -61,12 +61,12 @@ ONE_CALL: dict[type[ToolCallParser], tuple[str, ...]] = {
         f'{{"type": "function", "name": "add", "arguments": {ADD_JSON}}}',
     ),
     DeepSeekParser: (deepseek(v3("add", ADD_JSON)), deepseek(f"add<｜tool▁sep｜>{ADD_JSON}")),
-    GLMParser: (glm("add", a="1", b="é"), "<tool_call>add<arg_key>a</arg_key><arg_value>1</arg_value>"
+    GLMParser: (glm("add", a="1", b="é"), "<tool_call>add<arg_key>a</arg_key><arg_value>1</arg_value>"  # noqa: E501
                 "<arg_key>b</arg_key><arg_value>é</arg_value></tool_call>"),
     HarmonyParser: (
         harmony("add", ADD_JSON),
         f" to=functions.add<|channel|>commentary json<|message|>{ADD_JSON}",
-        f"<|channel|>analysis<|message|><|end|><|start|>assistant{harmony('add', ADD_JSON)}<|call|>",
+        f"<|channel|>analysis<|message|><|end|><|start|>assistant{harmony('add', ADD_JSON)}<|call|>",  # noqa: E501
     ),
 }  # fmt: skip
 
@@ -90,7 +90,8 @@ def test_one_call(parser: Callable[[], ToolCallParser], text: str) -> None:
         (GLMParser, f"\nI add.\n{glm('add')} There.", "I add.\n There."),
         (
             HarmonyParser,
-            f"<|channel|>commentary<|message|>I add.<|end|><|start|>assistant{harmony('add', '{}')}",
+            "<|channel|>commentary<|message|>I "
+            f"add.<|end|><|start|>assistant{harmony('add', '{}')}",
             "I add.",
         ),
     ],
@@ -204,7 +205,7 @@ def test_a_harmony_answer_is_content() -> None:
         (LlamaParser, '{"name": "f", "args": {}}', "bad_arguments", "'args' is no key of a call"),
         (LlamaParser, "<|python_tag|>print(1)", "malformed_json", "no call follows"),
         (LlamaParser, "<|python_tag|>f.call(1)", "bad_arguments", "only key=value pairs"),
-        (LlamaParser, "<|python_tag|>f.call(a=__import__('os'))", "bad_arguments", "cannot be read"),
+        (LlamaParser, "<|python_tag|>f.call(a=__import__('os'))", "bad_arguments", "cannot be read"),  # noqa: E501
         (LlamaParser, "<|python_tag|>f.call(**{})", "bad_arguments", "only key=value pairs"),
         (DeepSeekParser, "<｜tool▁call▁begin｜>function<｜tool▁sep｜>f", "unclosed", "end it with"),
         (DeepSeekParser, "<｜tool▁call▁end｜>", "unclosed", "closes nothing"),
@@ -214,8 +215,10 @@ def test_a_harmony_answer_is_content() -> None:
         (DeepSeekParser, deepseek(v3("f", "[1]")), "bad_arguments", "got a list"),
         (GLMParser, "<tool_call>f\n<arg_key>a</arg_key>", "unclosed", "not closed"),
         (GLMParser, "</tool_call>", "unclosed", "closes nothing"),
-        (GLMParser, "<tool_call></tool_call>", "missing_name", "does not begin with the tool's name"),
-        (GLMParser, "<tool_call>f <arg_key>a</arg_key> 1</tool_call>", "bad_arguments", "is no <arg_key> with its"),
+        (GLMParser, "<tool_call></tool_call>", "missing_name", "does not begin with the tool's "
+                                                               "name"),
+        (GLMParser, "<tool_call>f <arg_key>a</arg_key> "
+                    "1</tool_call>", "bad_arguments", "is no <arg_key> with its"),
         (GLMParser, "<tool_call>f {}</tool_call>", "bad_arguments", "'{}' is no <arg_key>"),
         (
             GLMParser,
@@ -226,7 +229,8 @@ def test_a_harmony_answer_is_content() -> None:
         (HarmonyParser, harmony("f", "{"), "malformed_json", "no valid JSON"),
         (HarmonyParser, harmony("f", "3"), "bad_arguments", "got a number"),
         (HarmonyParser, harmony("", "{}"), "missing_name", "has no name"),
-        (HarmonyParser, "<|channel|>commentary to=functions.f", "unclosed", "ends before its arguments"),
+        (HarmonyParser, "<|channel|>commentary "
+                        "to=functions.f", "unclosed", "ends before its arguments"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_told_by_kind(

@@ -25,7 +25,8 @@ def growth(parser: ToolCallParser, name: str) -> float:
 @pytest.mark.parametrize("parser", PARSERS)
 @pytest.mark.parametrize("name", TEXTS)
 def test_four_times_the_text_takes_about_four_times_as_long(parser: str, name: str) -> None:
-    # a machine that does other things may slow one of the two readings down, not each time the longer one
+    # a machine that does other things may slow one of the two readings down, not each time the
+    # longer one
     assert min(growth(PARSERS[parser](), name) for _ in range(3)) < 10
 
 

@@ -21,7 +21,8 @@ from agentrl.types import ParsedMessage, ToolSpec
 TOOL = ToolSpec("f", "Does it.", {"type": "object", "properties": {"a": {"type": "string"}}})
 FILLED = "word " * (READ_AT_ONCE // 5)
 CALLS = {
-    HermesParser: '<tool_call>{"name": "f", "arguments": {"a": "12"}}</tool_call><tool_call>{</tool_call>',
+    HermesParser: '<tool_call>{"name": "f", "arguments": {"a": '
+    '"12"}}</tool_call><tool_call>{</tool_call>',
     GLMParser: "<tool_call>f<arg_key>a</arg_key><arg_value>12</arg_value></tool_call></tool_call>",
     LlamaParser: '{"name": "f", "parameters": {"a": "12"}} {"name": }',
 }

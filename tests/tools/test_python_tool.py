@@ -14,7 +14,8 @@ from agentrl.types import ToolCall, ToolResult
 
 @pytest.fixture
 async def sandbox() -> AsyncIterator[Sandbox]:
-    # the tool is the same in every backend; which of them a machine has is the sandbox tests' matter
+    # the tool is the same in every backend; which of them a machine has is the sandbox tests'
+    # matter
     async with SandboxSpec(backend="unsafe", limits=Limits(output_bytes=4096)).build() as built:
         yield built
 

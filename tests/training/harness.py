@@ -1,4 +1,6 @@
-"""A tiny real model in a Hugging Face folder, batches by hand, and an actor's passes as the driver runs them."""
+"""A tiny real model in a Hugging Face folder, batches by hand, and an actor's passes as the driver
+runs them.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +43,8 @@ def make_batch(
     temperature: float = 1.0,
     seed: int = 0,
 ) -> Batch:
-    """One sample a trajectory, ``rollouts`` a group; the first third of a sample is its prompt, the rest trained but
-    for every fourth token, which a tool said."""
+    """One sample a trajectory, ``rollouts`` a group; the first third of a sample is its prompt, the
+    rest trained but for every fourth token, which a tool said."""
     rng = np.random.default_rng(seed)
     total, num = sum(lengths), len(lengths)
     kinds = np.full(total, kind, dtype=np.int8)

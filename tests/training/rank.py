@@ -27,7 +27,8 @@ def run(model_path: str, folder: Path, place: DistSpec) -> dict[str, Any]:
     ranks = {"rank": place.rank, "world_size": place.world_size}
     batches = {
         "plain": make_batch(kind=SegmentKind.TARGET),
-        # beside the one long sample two short ones don't fit one micro-batch of 30: one coordinate needs a filler
+        # beside the one long sample two short ones don't fit one micro-batch of 30: one coordinate
+        # needs a filler
         "filler": make_batch([30, 16, 15], rollouts=3, kind=SegmentKind.TARGET),
         "idle": make_batch([20], kind=SegmentKind.TARGET),  # one coordinate has no sample at all
     }
@@ -46,7 +47,8 @@ def run(model_path: str, folder: Path, place: DistSpec) -> dict[str, Any]:
     actor.export(folder / "export")
     result["checksum"] = actor.checksum("bfloat16")
     result["logprobs"] = logprobs(actor, batches["plain"], place)
-    # a batch whose every token is masked takes no step: what is published next follows a forward without gradients
+    # a batch whose every token is masked takes no step: what is published next follows a forward
+    # without gradients
     masked = replace(batches["plain"], loss_mask=np.zeros_like(batches["plain"].loss_mask))
     result["stats"]["skipped"] = [dict(update(actor, masked, 30, **ranks))]
     result["after skipped"] = actor.checksum("bfloat16")

@@ -22,7 +22,9 @@ KL_COEF, CAP = 0.3, 2.0
 
 
 def batch_of(actor: Any) -> Batch:
-    """Old, reference and rollout logprobs that lie apart, as after stale rollouts and a first update."""
+    """Old, reference and rollout logprobs that lie apart, as after stale rollouts and a first
+    update.
+    """
     random = np.random.default_rng(3)
     batch = prepared(actor, make_batch(LENGTHS))
     assert batch.old_logprobs is not None

@@ -1,4 +1,6 @@
-"""Checkpoints go on exactly, and a corrupt one is refused by name; exports are ordinary Hugging Face folders."""
+"""Checkpoints go on exactly, and a corrupt one is refused by name; exports are ordinary Hugging
+Face folders.
+"""
 
 from __future__ import annotations
 

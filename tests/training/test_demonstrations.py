@@ -108,7 +108,9 @@ def test_a_row_without_an_assistant_is_named() -> None:
 
 
 def as_openai(**changes: Any) -> list[dict[str, Any]]:
-    """The same conversation as OpenAI's files have it: arguments as text, null beside calls, ``developer``."""
+    """The same conversation as OpenAI's files have it: arguments as text, null beside calls,
+    ``developer``.
+    """
     function = {"name": "add", "arguments": '{"a": 1, "b": 2}', **changes}
     call_of_it = {"id": "call_0", "type": "function", "function": function}
     asked, _, *rest = CONVERSATION
@@ -136,7 +138,8 @@ def test_columns_that_arrow_fills_with_nulls_are_none() -> None:
     [
         (
             '{"a": 1',
-            r"demonstration 5: messages\[1\]: tool_calls\[0\]\.function\.arguments must be JSON text",
+            r"demonstration 5: messages\[1\]: tool_calls\[0\]\.function\.arguments must be JSON "
+            r"text",
         ),
         ("[1]", r"arguments must be a JSON object, got \[1\]"),
     ],

@@ -47,7 +47,8 @@ CURVES = {"sft": sft_curve, "grpo": grpo_curve}
 def test_the_curve_is_the_recorded_one(model_path: str, name: str) -> None:
     recorded = json.loads(GOLDEN.read_text())[name]
     for step, (got, expected) in enumerate(zip(CURVES[name](model_path), recorded, strict=True)):
-        # 16 units in the last place of float32; the kernels of other processors were seen to differ by 2
+        # 16 units in the last place of float32; the kernels of other processors were seen to differ
+        # by 2
         assert got == pytest.approx(expected, rel=2e-6, abs=1e-6), f"step {step}"
 
 

@@ -1,4 +1,6 @@
-"""The partition: whole groups, balanced coordinates, equally many micro-batches, columns that find their way back."""
+"""The partition: whole groups, balanced coordinates, equally many micro-batches, columns that find
+their way back.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A reward model's scores, losses, checkpoints and exports against independent computations of them."""
+"""A reward model's scores, losses, checkpoints and exports against independent computations of
+them.
+"""
 
 from __future__ import annotations
 

@@ -22,7 +22,9 @@ from tests.training.harness import layout, make_batch, write_model
 
 
 def alike(shared: int = 6) -> Batch:
-    """Two groups of four; the samples of a group begin with the same prompt, then have a token of their own."""
+    """Two groups of four; the samples of a group begin with the same prompt, then have a token of
+    their own.
+    """
     batch = make_batch([20, 18, 21, 25, 19, 30, 18, 22])
     ids, kind, mask = batch.token_ids.copy(), batch.kind.copy(), batch.loss_mask.copy()
     for row, start in enumerate(batch.cu_seqlens[:-1]):
@@ -63,7 +65,9 @@ def outcome(
 
 
 def with_turns_in_common(batch: Batch) -> Batch:
-    """Three samples of a group have a trained turn in common, and in the other group one begins as another is."""
+    """Three samples of a group have a trained turn in common, and in the other group one begins as
+    another is.
+    """
     ids, mask = batch.token_ids.copy(), batch.loss_mask.copy()
     starts = batch.cu_seqlens
     for column in (ids, mask):
@@ -79,7 +83,9 @@ def at_temperatures(batch: Batch) -> Batch:
 
 
 def assert_close_to(gradient: torch.Tensor, found: torch.Tensor, name: str) -> None:
-    """Up to the rounding of float32 sums, which is in proportion to the largest terms, not to each result."""
+    """Up to the rounding of float32 sums, which is in proportion to the largest terms, not to each
+    result.
+    """
     torch.testing.assert_close(
         found, gradient, rtol=0.0, atol=2e-5 * gradient.abs().max().item(), msg=name
     )

@@ -1,4 +1,6 @@
-"""What an update gives under verl's names, against verl's definitions computed here token by token."""
+"""What an update gives under verl's names, against verl's definitions computed here token by
+token.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Two ranks over gloo against one: losses, gradients, weights and checkpoints agree, fillers included."""
+"""Two ranks over gloo against one: losses, gradients, weights and checkpoints agree, fillers
+included.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Section: strict, frozen, picklable; a user of Python gets a ConfigError, and a file all its faults."""
+"""Section: strict, frozen, picklable; a user of Python gets a ConfigError, and a file all its faults."""  # noqa: E501
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""When publish returns, the engine serves the trainer's very weights; a corrupt engine answers nothing (invariant 9)."""
+"""When publish returns, the engine serves the trainer's very weights; a corrupt engine answers
+nothing (invariant 9).
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,8 @@ async def test_one_wrong_bit_is_seen_and_the_engine_answers_nothing(
     change(actor)
     with pytest.raises(
         EngineError,
-        match=r"after publish\(4\) the engine's weights differ from the trainer's in 1 of \d+ tensors, "
+        match=r"after publish\(4\) the engine's weights differ from the trainer's in 1 of \d+ "
+        r"tensors, "
         r"first 'model\.norm\.weight'",
     ):
         publish_in_process(actor, Through(engine, flip_one_bit), 4)  # type: ignore[arg-type]
@@ -133,7 +136,8 @@ async def test_a_server_whose_probe_differs_is_named_and_the_engine_answers_noth
 ) -> None:
     with pytest.raises(
         EngineError,
-        match=r"after publish\(4\) server 1 computes with other weights than the trainer: .* at most "
+        match=r"after publish\(4\) server 1 computes with other weights than the trainer: .* at "
+        r"most "
         r"0\.005 is rounding in float32",
     ) as caught:
         publish_in_process(actor, Scores(engine, alter), 4)  # type: ignore[arg-type]

@@ -20,7 +20,8 @@ __all__ = ["schema_fault", "schema_text"]
 
 _PATTERNS_S = 2.0
 _DEADLINE_S = 10.0
-# Threads for the checks of all episodes, called from their event loops; abandoned checks stay counted.
+# Threads for the checks of all episodes, called from their event loops; abandoned checks stay
+# counted.
 _CHECKS = BoundedThreads(2, "agentrl-answers")
 
 

@@ -12,7 +12,9 @@ __all__ = ["reading_stored_files"]
 
 @contextmanager
 def reading_stored_files() -> Iterator[None]:
-    """Turns a StoreError within into a DataError, which ends the command with exit code 3 and without a traceback."""
+    """Turns a StoreError within into a DataError, which ends the command with exit code 3 and
+    without a traceback.
+    """
     try:
         yield
     except StoreError as error:

@@ -18,7 +18,9 @@ TokenText = Callable[["npt.NDArray[np.int32]"], str]
 
 
 def token_text_of(run: RunDirectory) -> TokenText | None:
-    """What decodes a run's ids, markers shown; None where no model folder of the run is on this machine."""
+    """What decodes a run's ids, markers shown; None where no model folder of the run is on this
+    machine.
+    """
     path = next((path for path in _candidates(run) if path.is_file()), None)
     if path is None:
         return None
@@ -47,7 +49,9 @@ def _decode(decode: Callable[..., str], ids: Sequence[int]) -> str:
 
 
 def _candidates(run: RunDirectory) -> list[Path]:
-    """``tokenizer.json`` of the models that the run made, the newest first, then of the one that it was given."""
+    """``tokenizer.json`` of the models that the run made, the newest first, then of the one that it
+    was given.
+    """
     made = sorted(
         run.models_folder.glob("*/tokenizer.json"),
         key=lambda path: path.stat().st_mtime,

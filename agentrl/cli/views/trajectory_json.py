@@ -15,7 +15,9 @@ _JSON_COLUMNS = ("rewards", "turns", "task", "timings", "info")
 
 
 def trajectory_json(stored: StoredTrajectory) -> dict[str, Any]:
-    """The stored row with its JSON columns unfolded, every segment with its token ids and logprobs, and annotations."""
+    """The stored row with its JSON columns unfolded, every segment with its token ids and logprobs,
+    and annotations.
+    """
     summary = stored.summary
     trajectory = stored.trajectory
     row, _ = encode_trajectory(trajectory, step=summary.step, recorded_at=summary.recorded_at)

@@ -1,7 +1,8 @@
-"""A trajectory for people: every token by its origin, calls with latency and errors, rewards, status.
+"""A trajectory for people: every token by its origin, calls with latency and errors, rewards,
+status.
 
-Each run of tokens of one origin starts on a line of its own with the origin's name in the margin, so that origins are
-told apart without colour too.
+Each run of tokens of one origin starts on a line of its own with the origin's name in the margin,
+so that origins are told apart without colour too.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def print_trajectory(stored: StoredTrajectory, token_text: TokenText | None) -> 
 
     Args:
         stored: what to show.
-        token_text: decodes ids; without it messages are shown instead of tokens, and template tokens are counted.
+        token_text: decodes ids; without it messages are shown instead of tokens, and template
+            tokens are counted.
     """
     out = console()
     trajectory = stored.trajectory
@@ -68,7 +70,8 @@ def _print_head(out: Console, stored: StoredTrajectory) -> None:
     _print(out, f"reward     {reward}{parts}")
     _print(
         out,
-        f"tokens     {summary.num_tokens}, {summary.num_policy_tokens} of them sampled, {summary.num_turns} turns",
+        f"tokens     {summary.num_tokens}, {summary.num_policy_tokens} of them sampled, "
+        f"{summary.num_turns} turns",
     )
     if trajectory.timings:
         _print(out, f"seconds    {', '.join(_pairs(trajectory.timings))}")
@@ -119,7 +122,9 @@ def _print_turn(out: Console, turn: Turn, token_text: TokenText | None) -> None:
 
 
 def _request_notes(info: Mapping[str, object]) -> Iterator[str]:
-    """What became of an agent's request (docs/policy-server.md); an environment may keep anything under these names."""
+    """What became of an agent's request (docs/policy-server.md); an environment may keep anything
+    under these names.
+    """
     breaches = info.get("breaches")
     ignored = info.get("ignored")
     if isinstance(breaches, list):

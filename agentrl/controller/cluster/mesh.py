@@ -48,7 +48,8 @@ class MeshShape:
             return [args] * self.size
         if len(shards) != self.dp:
             raise TrainingError(
-                f"a call over {self} needs one shard for each of its {self.dp} data coordinates, got "
+                f"a call over {self} needs one shard for each of its {self.dp} data coordinates, "
+                "got "
                 f"{len(shards)}; cut the batch for dp={self.dp}"
             )
         return [(shards[self.data_coordinate(rank)], *args) for rank in range(self.size)]

@@ -57,7 +57,8 @@ class RayRoleGroup:
         self._calls = ActorCalls(
             call_timeout_s, lambda rank: f"the worker of rank {rank}", self._failure
         )
-        # the loop's thread and the service's both call; every rank must see one order, or collectives would cross
+        # the loop's thread and the service's both call; every rank must see one order, or
+        # collectives would cross
         self._ordering = threading.Lock()
         self._hosts: list[str] = []
         env_vars = thread_env(threads)

@@ -149,8 +149,9 @@ class RayRolloutPool:
         self._cancelled: set[GroupKey] = set()
         self._failures: list[Incident] = []
         self._num_deaths = 0
-        # guards everything above and the places: the service's thread submits and collects, the loop's thread updates.
-        # It is held over short calls of actors, never while ``collect`` or ``update`` waits.
+        # guards everything above and the places: the service's thread submits and collects, the
+        # loop's thread updates. It is held over short calls of actors, never while ``collect`` or
+        # ``update`` waits.
         self._lock = threading.RLock()
 
     def setup(self, spec: RolloutWorkerSpec | None) -> None:
@@ -380,8 +381,10 @@ class RayRolloutPool:
             ray.kill(actor)
             if self._num_deaths > self._max_restarts:
                 self._calls.error = EngineError(
-                    f"rollout workers died {self._num_deaths} times since weights were published last, and "
-                    f"rollout.worker_restarts={self._max_restarts} allows {self._max_restarts}; the last was: {lost}",
+                    f"rollout workers died {self._num_deaths} times since weights were published "
+                    "last, and "
+                    f"rollout.worker_restarts={self._max_restarts} allows {self._max_restarts}; "
+                    f"the last was: {lost}",
                     retryable=False,
                 )
                 raise self._calls.error

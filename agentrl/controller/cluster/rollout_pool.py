@@ -175,7 +175,8 @@ def collect_groups(
         outcomes += _collect(pool, missing, score)
         if time.monotonic() > end:
             raise EngineError(
-                f"{len(outcomes)} of {len(requests)} groups came within {deadline_s:.0f} s; look for a tool that hangs",
+                f"{len(outcomes)} of {len(requests)} groups came within {deadline_s:.0f} s; look "
+                "for a tool that hangs",
                 retryable=False,
             )
     return sorted(outcomes, key=lambda outcome: outcome.request.group_index)
@@ -215,7 +216,8 @@ def stream_groups(
         while not (found := _collect(pool, running, score)):
             if time.monotonic() > end:
                 raise EngineError(
-                    f"none of {len(running)} groups came within {deadline_s:.0f} s; look for a tool that hangs",
+                    f"none of {len(running)} groups came within {deadline_s:.0f} s; look for a "
+                    "tool that hangs",
                     retryable=False,
                 )
         yield from found

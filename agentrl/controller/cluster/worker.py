@@ -79,7 +79,8 @@ class Worker:
             return getattr(self._weights, method)(*args)
         if target not in self._roles:
             raise ConfigError(
-                f"role {target!r} is not built in this stage, which has {', '.join(self._roles) or 'none'}; "
+                f"role {target!r} is not built in this stage, which has "
+                f"{', '.join(self._roles) or 'none'}; "
                 "add its RoleSpec to the stage's roles"
             )
         return self._call_role(target, method, args)
@@ -102,7 +103,8 @@ class Worker:
             raise
         except Exception as error:  # boundary: named with the rank, for the driver
             raise TrainingError(
-                f"rank {self._place.rank}: {target}.{method} raised {type(error).__name__}: {error}",
+                f"rank {self._place.rank}: {target}.{method} raised {type(error).__name__}: "
+                f"{error}",
                 rank=self._place.rank,
                 host=socket.gethostname(),
                 traceback_text=traceback.format_exc(),
@@ -135,7 +137,8 @@ class _RankWeights:
         found = self._roles.get(role)
         if not isinstance(found, Actor):
             raise ConfigError(
-                f"role {role!r} is no policy that engines could serve, it is a {type(found).__name__}; "
+                f"role {role!r} is no policy that engines could serve, it is a "
+                f"{type(found).__name__}; "
                 "publish a learner that is an Actor"
             )
         return found

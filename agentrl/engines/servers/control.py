@@ -30,7 +30,8 @@ logger = logging.getLogger(__name__)
 
 
 class ServerControl:
-    """Everything of an engine of servers but its two faces. Coroutines run on the engine's loop alone.
+    """Everything of an engine of servers but its two faces. Coroutines run on the engine's loop
+    alone.
 
     Args:
         kind: of the servers.
@@ -53,13 +54,15 @@ class ServerControl:
         self._loop = loop
         self._receives_weights = receives_weights
 
-    # --- what any thread may call ---------------------------------------------------------------------------------
+    # --- what any thread may call
+    # ---------------------------------------------------------------------------------
 
     def submit(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
         """Runs a coroutine on the engine's loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    # --- life -----------------------------------------------------------------------------------------------------
+    # --- life
+    # -----------------------------------------------------------------------------------------------------  # noqa: E501
 
     async def start(self) -> None:
         """Brings every server up."""
@@ -74,7 +77,8 @@ class ServerControl:
         if weights.exists():
             await asyncio.to_thread(shutil.rmtree, weights)
 
-    # --- control --------------------------------------------------------------------------------------------------
+    # --- control
+    # --------------------------------------------------------------------------------------------------  # noqa: E501
 
     async def pause(self, mode: PauseMode) -> None:
         """See ``EngineControl.pause``."""
@@ -121,10 +125,12 @@ class ServerControl:
         *,
         may_lose_all: bool = False,
     ) -> None:
-        """Calls servers at once; one that is lost meanwhile is left behind, and started again later.
+        """Calls servers at once; one that is lost meanwhile is left behind, and started again
+        later.
 
         Raises:
-            EngineError: a server refused, or (unless ``may_lose_all``) none is left and none can be started.
+            EngineError: a server refused, or (unless ``may_lose_all``) none is left and none can be
+                started.
         """
         live = [
             (place, server) for place, server in enumerate(members) if self.pool.takes_part(server)
@@ -157,7 +163,8 @@ class ServerControl:
             self.pool.lose(server, why)
         self.pool.require_any_live()
 
-    # --- updates --------------------------------------------------------------------------------------------------
+    # --- updates
+    # --------------------------------------------------------------------------------------------------  # noqa: E501
 
     async def begin_update(self, version: int) -> None:
         """Opens an update; servers that are starting come up first."""
@@ -207,7 +214,9 @@ class ServerControl:
             await server.client.verify(self.state.weights)
 
     async def score(self, token_ids: Sequence[int]) -> dict[str, npt.NDArray[np.float32]]:
-        """See ``EngineControl.score``; a server that is lost meanwhile is scored when it restarts."""
+        """See ``EngineControl.score``; a server that is lost meanwhile is scored when it
+        restarts.
+        """
         self.state.life.require_whole("score")
         scores: dict[str, npt.NDArray[np.float32]] = {}
 
@@ -223,7 +232,8 @@ class ServerControl:
             self.state.score = Score(version, tuple(token_ids), first)
         return scores
 
-    # --- inside ---------------------------------------------------------------------------------------------------
+    # --- inside
+    # ---------------------------------------------------------------------------------------------------  # noqa: E501
 
     async def _start_server(self, server: Server) -> None:
         """Starts a server with the weights served now."""
@@ -252,7 +262,9 @@ class ServerControl:
             )
 
     async def _compare_score(self, server: Server, version: int) -> None:
-        """A server that was started again agrees with those that were verified after the publish."""
+        """A server that was started again agrees with those that were verified after the
+        publish.
+        """
         score = self.state.score
         if score is None or score.version != version:
             return

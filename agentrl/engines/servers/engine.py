@@ -113,7 +113,8 @@ class ServersEngine:
         """
         if self._sender is None:
             raise EngineError(
-                "begin_update: this engine was built without a sender, so its weights cannot change; "
+                "begin_update: this engine was built without a sender, so its weights cannot "
+                "change; "
                 "build it with one",
                 retryable=False,
             )

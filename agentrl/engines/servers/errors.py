@@ -12,7 +12,9 @@ _SHOWN_CHARACTERS = 400
 
 
 class ServerLostError(EngineError):
-    """A server is gone, hangs, or answers what no sound server answers; another one may serve the same request."""
+    """A server is gone, hangs, or answers what no sound server answers; another one may serve the
+    same request.
+    """
 
 
 class RefusedError(EngineError):
@@ -32,7 +34,8 @@ def refusal(server: str, route: str, status: int, body: bytes) -> EngineError:
         body: of the answer.
 
     Returns:
-        ``ServerLostError`` for 5xx, 408 and 429 (another server may do better), ``RefusedError`` for any other.
+        ``ServerLostError`` for 5xx, 408 and 429 (another server may do better), ``RefusedError``
+        for any other.
     """
     text = error_text(body)
     if status >= 500 or status in (408, 429):

@@ -1,8 +1,8 @@
 """Reaping: ends servers whose owner is dead, and removes their temporary folders.
 
-Needed only where owner and lifeline were killed together, or a lifeline was stopped. A server is known by the marker
-that its processes inherit, and by their sessions; what belongs to a process that lives, or of which nothing can be
-known, is left alone.
+Needed only where owner and lifeline were killed together, or a lifeline was stopped. A server is
+known by the marker that its processes inherit, and by their sessions; what belongs to a process
+that lives, or of which nothing can be known, is left alone.
 """
 
 from __future__ import annotations

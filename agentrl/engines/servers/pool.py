@@ -32,7 +32,8 @@ class ServerPool:
         kind: which servers, and how often their health is checked.
         labels: of weights.
         start: brings one server up with the weights served now.
-        generates: whether servers may generate now; while they are paused their health cannot be asked for.
+        generates: whether servers may generate now; while they are paused their health cannot be
+            asked for.
         changed: told when a server came or went.
     """
 

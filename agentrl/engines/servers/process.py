@@ -27,11 +27,12 @@ _LOG_TAIL_LINES = 25
 
 
 class ServerProcess:
-    """A running server; it ends with everything that it started when ``end`` is called or this process dies.
+    """A running server; it ends with everything that it started when ``end`` is called or this
+    process dies.
 
-    Between the two stands a lifeline, which is no child of this process. Where the lifeline itself is killed, the
-    kernel ends the server, and this process what is left of its session at the next look at ``exit_code``; where this
-    process died as well, ``agentrl doctor --reap`` does.
+    Between the two stands a lifeline, which is no child of this process. Where the lifeline itself
+    is killed, the kernel ends the server, and this process what is left of its session at the next
+    look at ``exit_code``; where this process died as well, ``agentrl doctor --reap`` does.
 
     Args:
         command: its command line.
@@ -143,7 +144,9 @@ class ServerProcess:
 
 
 def _caches() -> dict[str, str]:
-    """Where torch keeps compiled kernels for later starts: beside the temporary folder that ends with the server."""
+    """Where torch keeps compiled kernels for later starts: beside the temporary folder that ends
+    with the server.
+    """
     return {
         "TORCHINDUCTOR_CACHE_DIR": str(
             Path(tempfile.gettempdir(), f"torchinductor_{os.environ.get('USER') or os.getuid()}")

@@ -111,7 +111,9 @@ class Requests:
         )
 
     async def release(self, session_id: str) -> None:
-        """See ``RolloutEngine.release``. The server's cache forgets by itself: least recently used first."""
+        """See ``RolloutEngine.release``. The server's cache forgets by itself: least recently used
+        first.
+        """
         self._pool.router.forget(session_id)
         self._state.kv.pop(session_id, None)
 
@@ -152,7 +154,8 @@ class Requests:
                     },
                 )
         raise EngineError(
-            f"request {request.request_id!r} failed {_ATTEMPTS} times, on {', '.join(s.name for s in failed)}; "
+            f"request {request.request_id!r} failed {_ATTEMPTS} times, on "
+            f"{', '.join(s.name for s in failed)}; "
             f"the last time: {last}"
         ) from last
 
@@ -186,8 +189,8 @@ class Requests:
         return completion
 
     async def _server_for(self, flight: _Flight, failed: Sequence[Server]) -> Server | None:
-        """Waits until the engine serves; then for ``unavailable_s`` at most until a server does. None where the
-        request was aborted meanwhile."""
+        """Waits until the engine serves; then for ``unavailable_s`` at most until a server does.
+        None where the request was aborted meanwhile."""
         request = flight.request
         since: float | None = None
         self.waiting += 1
@@ -199,8 +202,10 @@ class Requests:
                 if life.paused is None:
                     if request.min_version > life.policy_version:
                         raise EngineError(
-                            f"request {request.request_id!r} needs min_version={request.min_version}, the engine "
-                            f"serves policy_version={life.policy_version}; send it to an engine that was updated"
+                            f"request {request.request_id!r} needs "
+                            f"min_version={request.min_version}, the engine "
+                            f"serves policy_version={life.policy_version}; send it to an engine "
+                            "that was updated"
                         )
                     if (server := self._pool.router.choose(request.session_id, failed)) is not None:
                         return server

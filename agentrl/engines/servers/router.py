@@ -1,4 +1,6 @@
-"""Which server gets a request: the one that holds the episode's KV cache, otherwise the least loaded one."""
+"""Which server gets a request: the one that holds the episode's KV cache, otherwise the least
+loaded one.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ class Router(Generic[Server]):
     def choose(self, session_id: str, avoid: Collection[Server] = ()) -> Server | None:
         """The server of a session's next request, which becomes its home; None where none serves.
 
-        Load is the requests in flight, then the sessions that live there, then the order of the servers.
+        Load is the requests in flight, then the sessions that live there, then the order of the
+        servers.
 
         Args:
             session_id: the episode.

@@ -79,7 +79,8 @@ class ServersSpec(EngineSpec):
         if self.command and self.device is None:
             raise self.broken(
                 "command",
-                f"={list(self.command)} needs device, 'cpu' or 'cuda', since it cannot be asked what "
+                f"={list(self.command)} needs device, 'cpu' or 'cuda', since it cannot be asked "
+                "what "
                 "it starts a server on; set it",
             )
         return self
@@ -106,7 +107,8 @@ class ServersSpec(EngineSpec):
                     else f"there is none at {path}"
                 )
                 raise MachineError(
-                    f"rollout.engine='{self.section}' needs an environment with {self.product}, and "
+                    f"rollout.engine='{self.section}' needs an environment with {self.product}, "
+                    "and "
                     f"{found}; run `agentrl install {self.section}`, or set {where}.python or "
                     f"{where}.urls"
                 )
@@ -114,7 +116,8 @@ class ServersSpec(EngineSpec):
             return place
         if self.api_key_env not in os.environ:
             raise ConfigError(
-                f"{where}.api_key_env='{self.api_key_env}' must name an environment variable that is "
+                f"{where}.api_key_env='{self.api_key_env}' must name an environment variable that "
+                "is "
                 "set; export it, or leave the setting out"
             )
         return replace(place, api_key=os.environ[self.api_key_env])

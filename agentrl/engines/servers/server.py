@@ -70,7 +70,8 @@ class Server:
         return self._process is not None and self._process.exit_code is not None
 
     async def start(self, model: Path, label: str) -> None:
-        """Starts it, or finds the given one, and waits until it generates; the caller lets it serve.
+        """Starts it, or finds the given one, and waits until it generates; the caller lets it
+        serve.
 
         Args:
             model: folder of the weights to serve, for a server started here.

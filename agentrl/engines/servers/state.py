@@ -1,4 +1,6 @@
-"""State of an engine of servers: what it serves, and who waits for a change. Touched from its own loop alone."""
+"""State of an engine of servers: what it serves, and who waits for a change. Touched from its own
+loop alone.
+"""
 
 from __future__ import annotations
 

@@ -1,13 +1,16 @@
 """Lifeline: runs a server as long as its owner lives, and leaves nothing of it behind.
 
-``python supervise.py OWNER STATUS COMMAND...``, with a pipe as standard input and ``MARKER`` in the environment.
+``python supervise.py OWNER STATUS COMMAND...``, with a pipe as standard input and ``MARKER`` in the
+environment.
 
-- It forks twice, so that it is no child of its owner: Ray ends a worker's children before the worker's own end is seen.
-- It is single-threaded. The server is forked from its main thread with ``PR_SET_PDEATHSIG``, so that the kernel ends
-  the server where the lifeline itself is killed, and looks for its parent afterwards, in case that came first.
-- The server leads a session of its own. When the pipe ends, or the owner's process, or the server, all processes of
-  that session and all that bear the marker are ended: first asked, then killed. Then its temporary folder is removed,
-  and what it left in shared memory.
+- It forks twice, so that it is no child of its owner: Ray ends a worker's children before the
+  worker's own end is seen.
+- It is single-threaded. The server is forked from its main thread with ``PR_SET_PDEATHSIG``, so
+  that the kernel ends the server where the lifeline itself is killed, and looks for its parent
+  afterwards, in case that came first.
+- The server leads a session of its own. When the pipe ends, or the owner's process, or the server,
+  all processes of that session and all that bear the marker are ended: first asked, then killed.
+  Then its temporary folder is removed, and what it left in shared memory.
 - The pipe STATUS gets ``pids LIFELINE SERVER`` and, at the end, ``exit CODE``.
 
 Standard library alone: any interpreter runs this file.
@@ -27,8 +30,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 MARKER = "AGENTRL_SERVER"
-"""The environment variable that all processes of a server inherit: ``owner/seconds/folder``; the seconds of the clock
-say when it was started, the folder is its temporary one."""
+"""The environment variable that all processes of a server inherit: ``owner/seconds/folder``; the
+seconds of the clock say when it was started, the folder is its temporary one."""
 
 _GRACE_S = 2.0
 _POLL_S = 0.2
@@ -36,11 +39,14 @@ _LOOK_S = 2.0  # between looks at what the server has in shared memory, in case 
 _PR_SET_PDEATHSIG = 1
 _SHARED_MEMORY = "/dev/shm"
 _LISTING = ".agentrl-shared-memory"
-_TRACKER = b"multiprocessing.resource_tracker"  # ends by itself, and only then removes what the others shared
+# ends by itself, and only then removes what the others shared
+_TRACKER = b"multiprocessing.resource_tracker"
 
 
 def main(owner: int, status: int, command: list[str]) -> int:
-    """Returns the server's exit code, 0 where its owner ended it; a shell's 127 where there is no such command."""
+    """Returns the server's exit code, 0 where its owner ended it; a shell's 127 where there is no
+    such command.
+    """
     watched = [sys.stdin.fileno(), *_watch(owner)]
     if os.fork():
         os._exit(0)
@@ -67,8 +73,9 @@ def main(owner: int, status: int, command: list[str]) -> int:
 
 
 def end_server(marker: str, session: int | None = None, *, is_ours: bool = False) -> None:
-    """Ends every process of a server: asked, then killed; but for the trackers of its shared memory, which have time
-    to clean up. Then what it left is removed. Arguments as of ``server_processes``."""
+    """Ends every process of a server: asked, then killed; but for the trackers of its shared
+    memory, which have time to clean up. Then what it left is removed. Arguments as of
+    ``server_processes``."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         end, asked = time.monotonic() + _GRACE_S, set[int]()
         while members := server_processes(marker, session, is_ours=is_ours):
@@ -87,13 +94,15 @@ def end_server(marker: str, session: int | None = None, *, is_ours: bool = False
 def server_processes(
     marker: str, session: int | None = None, *, is_ours: bool = False
 ) -> list[int]:
-    """Pids of the processes that bear a server's marker, and of all of their sessions; zombies are none.
+    """Pids of the processes that bear a server's marker, and of all of their sessions; zombies are
+    none.
 
     Args:
         marker: the server's.
         session: that it had.
-        is_ours: whether that session is certainly still the server's, since its leader was not reaped. Otherwise the
-            number may be another session's by now: one is left alone whose leader lives and does not bear the marker.
+        is_ours: whether that session is certainly still the server's, since its leader was not
+            reaped. Otherwise the number may be another session's by now: one is left alone whose
+            leader lives and does not bear the marker.
     """
     wanted = f"{MARKER}={marker}".encode()
     sessions: dict[int, int] = {}
@@ -115,7 +124,9 @@ def folder_of(marker: str) -> str:
 
 
 def note_shared(marker: str, pids: Iterable[int]) -> None:
-    """Adds what processes have in shared memory to a list in their server's folder, for whoever cleans up after it."""
+    """Adds what processes have in shared memory to a list in their server's folder, for whoever
+    cleans up after it.
+    """
     with contextlib.suppress(OSError):
         listing = Path(folder_of(marker), _LISTING)
         noted = set(listing.read_text().split("\n")) if listing.exists() else set()
@@ -125,7 +136,9 @@ def note_shared(marker: str, pids: Iterable[int]) -> None:
 
 
 def remove_leftovers(folder: str) -> None:
-    """Removes a server's temporary folder, and what it left in shared memory that nobody else has open."""
+    """Removes a server's temporary folder, and what it left in shared memory that nobody else has
+    open.
+    """
     with contextlib.suppress(OSError):
         left = {
             path for path in Path(folder, _LISTING).read_text().split("\n") if os.path.exists(path)
@@ -168,7 +181,9 @@ def _say(status: int, text: str) -> None:
 
 
 def _watch(owner: int) -> list[int]:
-    """What is readable once the owner has ended, where the system has it; a fork of the owner may keep the pipe."""
+    """What is readable once the owner has ended, where the system has it; a fork of the owner may
+    keep the pipe.
+    """
     if os.getppid() != owner:
         os._exit(1)  # it ended already
     try:
@@ -178,7 +193,9 @@ def _watch(owner: int) -> list[int]:
 
 
 def _exit_code(pid: int, *, reap: bool) -> int | None:
-    """The exit code of a child, negative for a signal; None while it runs. Unreaped, it keeps its number."""
+    """The exit code of a child, negative for a signal; None while it runs. Unreaped, it keeps its
+    number.
+    """
     done = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | (0 if reap else os.WNOWAIT))
     if done is None:
         return None

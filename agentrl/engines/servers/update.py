@@ -1,4 +1,6 @@
-"""Server update: one weight update over all servers, as senders drive it; a server that dies is left behind."""
+"""Server update: one weight update over all servers, as senders drive it; a server that dies is
+left behind.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,9 @@ __all__ = ["ServerUpdate"]
 class ServerUpdate:
     """An open update. Its calls block, and are made from the engine's owner's thread alone.
 
-    Every call goes to all servers that take part, at once. One that is lost meanwhile takes part no more: it is
-    started again with the new weights once they are whole. A server that refuses makes the engine corrupt.
+    Every call goes to all servers that take part, at once. One that is lost meanwhile takes part no
+    more: it is started again with the new weights once they are whole. A server that refuses makes
+        the engine corrupt.
 
     Args:
         core: whose servers.
@@ -67,7 +70,9 @@ class ServerUpdate:
 
     @property
     def flush(self) -> bool:
-        """Whether the servers' KV cache is emptied: not where requests were paused in place, whose KV is kept."""
+        """Whether the servers' KV cache is emptied: not where requests were paused in place, whose
+        KV is kept.
+        """
         return self._core.state.flushes_updates
 
     @property
@@ -82,7 +87,9 @@ class ServerUpdate:
 
     @property
     def member_ids(self) -> tuple[str, ...]:
-        """What tells this set of servers from another; one that was started again counts as another."""
+        """What tells this set of servers from another; one that was started again counts as
+        another.
+        """
         return tuple(f"{server.client.url}#{server.restarts}" for server in self.servers)
 
     @property
@@ -101,10 +108,12 @@ class ServerUpdate:
         return self._arrays
 
     def accept(self, array: WeightArray) -> None:
-        """Checks a tensor before any server hears of it, and keeps it: a server that is started again needs it.
+        """Checks a tensor before any server hears of it, and keeps it: a server that is started
+        again needs it.
 
         Raises:
-            EngineError: no tensor of this name or shape, or one that was put before; the update has failed.
+            EngineError: no tensor of this name or shape, or one that was put before; the update has
+                failed.
         """
         wanted = self._shapes.get(array.name)
         problem = ""
@@ -120,7 +129,9 @@ class ServerUpdate:
         self._arrays[array.name] = array
 
     def require_complete(self) -> None:
-        """Raises an EngineError, and fails the update, where a tensor was not put: servers would not notice."""
+        """Raises an EngineError, and fails the update, where a tensor was not put: servers would
+        not notice.
+        """
         missing = sorted(self._shapes.keys() - self._arrays.keys() - self._optional)
         if missing:
             problem = f"{len(missing)} tensors were not put, first {missing[0]!r}; put every one"
@@ -177,8 +188,8 @@ class ServerUpdate:
             self._blocking(self._core.mark_corrupt(f"weight update {self.version}: {problem}"))
 
     def give_up(self) -> None:
-        """The sender failed: the old weights go on being served where no server was sent a tensor; otherwise the
-        engine is corrupt. After ``finish`` or ``mark_corrupt`` it does nothing."""
+        """The sender failed: the old weights go on being served where no server was sent a tensor;
+        otherwise the engine is corrupt. After ``finish`` or ``mark_corrupt`` it does nothing."""
         if self._open:
             self.mark_corrupt("it was given up after tensors had been sent")
         elif not self._over:

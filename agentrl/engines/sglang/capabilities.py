@@ -1,8 +1,8 @@
 """Capabilities of an SGLang server: the least version, and what one can do.
 
-What can be asked without harm is asked of the server itself. The rest goes by the version since which
-it is known to work: SGLang 0.5.18 dies of a question for checksums where there is no GPU, and encodes
-the tokens around images again.
+What can be asked without harm is asked of the server itself. The rest goes by the version since
+which it is known to work: SGLang 0.5.18 dies of a question for checksums where there is no GPU, and
+encodes the tokens around images again.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def require_version(version: object, server: str) -> Version:
     if numbers < MIN_VERSION:
         raise MachineError(
             f"{server} is SGLang {version}; agentrl needs at least {shown(MIN_VERSION)}: install a "
-            "newer one (`agentrl install sglang`) and name its interpreter in SGLangEngineSpec.python"
+            "newer one (`agentrl install sglang`) and name its interpreter in "
+            "SGLangEngineSpec.python"
         )
     return numbers
 

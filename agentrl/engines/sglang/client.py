@@ -186,7 +186,9 @@ class SGLangClient(HttpClient):
             self._released |= set(wanted)
 
     async def regain(self, tags: Sequence[Tag]) -> None:
-        """Takes memory back; what was not released is left out, since resuming it kills the server."""
+        """Takes memory back; what was not released is left out, since resuming it kills the
+        server.
+        """
         if wanted := [tag for tag in tags if tag in self._released]:
             await self._act(
                 "/resume_memory_occupation",
@@ -243,7 +245,9 @@ class SGLangClient(HttpClient):
     async def join_group(
         self, name: str, *, host: str, port: int, rank: int, world_size: int, backend: str
     ) -> None:
-        """Makes the server's ranks join a process group of the trainer's; returns when all have joined."""
+        """Makes the server's ranks join a process group of the trainer's; returns when all have
+        joined.
+        """
         body = {
             "master_address": host,
             "master_port": port,
@@ -278,7 +282,8 @@ class SGLangClient(HttpClient):
             flush: empty the KV cache.
 
         Raises:
-            EngineError: it never joined, so that the call would be refused while the trainer hangs in its broadcast.
+            EngineError: it never joined, so that the call would be refused while the trainer hangs
+                in its broadcast.
         """
         if name not in self._groups:
             raise EngineError(
@@ -298,7 +303,9 @@ class SGLangClient(HttpClient):
         )
 
     async def digests(self) -> Sequence[Mapping[str, str]]:
-        """The server's own digest of each tensor under its own names, one mapping a tensor-parallel rank."""
+        """The server's own digest of each tensor under its own names, one mapping a tensor-parallel
+        rank.
+        """
         answer = await self._post(
             "/weights_checker", {"action": "checksum"}, timeout_s=self.update_timeout_s
         )

@@ -1,11 +1,13 @@
 """What a server's own digest of each of its tensors must be, given the weights that it was sent.
 
-SGLang (0.5.23, on a CPU) answers ``/weights_checker`` with the first 64 bits of the SHA-256 of each parameter's bytes,
-under its own names, for each tensor-parallel rank. Its parameters are Hugging Face's, some of them fused and each
-rank's cut out of the whole; the digests are therefore known here without asking for a single weight.
+SGLang (0.5.23, on a CPU) answers ``/weights_checker`` with the first 64 bits of the SHA-256 of each
+parameter's bytes, under its own names, for each tensor-parallel rank. Its parameters are Hugging
+Face's, some of them fused and each rank's cut out of the whole; the digests are therefore known
+here without asking for a single weight.
 
-On a CPU every size that is cut is first made up with zeros to what the ranks can share: the vocabulary to a multiple of
-64, the MLP's width to 32 a rank, attention to whole KV heads a rank (``configs/update_config.py`` of SGLang).
+On a CPU every size that is cut is first made up with zeros to what the ranks can share: the
+vocabulary to a multiple of 64, the MLP's width to 32 a rank, attention to whole KV heads a rank
+(``configs/update_config.py`` of SGLang).
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ _VOCABULARY = ("embed_tokens", "lm_head")
 _HEADS = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP = ("gate_proj", "up_proj", "down_proj")
 _COLUMNS_CUT = ("o_proj", "down_proj")
-"""Cut along the second axis, and their biases not at all; everything else along the first, biases as well."""
+"""Cut along the second axis, and their biases not at all; everything else along the first, biases
+as well.
+"""
 _VOCAB_PADDING = 64
 _MLP_PADDING = 32
 
@@ -45,8 +49,8 @@ def differing(
         num_kv_heads: of the model.
 
     Returns:
-        The server's names whose digest is another, or which are not made of ``weights`` alone; and how many were
-        compared.
+        The server's names whose digest is another, or which are not made of ``weights`` alone; and
+        how many were compared.
     """
     wrong, compared = [], 0
     for rank, digests in enumerate(ranks):
@@ -71,7 +75,9 @@ def unknown_names(own: Collection[str], ranks: Sequence[Mapping[str, str]]) -> l
 
 
 def _is_no_weight(served: str) -> bool:
-    """Whether it is the embedding under a second name, where they are tied, or a table of positions."""
+    """Whether it is the embedding under a second name, where they are tied, or a table of
+    positions.
+    """
     return served.startswith("lm_head.") or ".rotary_emb." in served
 
 

@@ -139,7 +139,8 @@ class SGLangServers:
     def _ask_environment(self) -> Literal["cpu", "cuda"]:
         """The device that the servers' environment offers."""
         remedy = (
-            "run `agentrl install sglang`, or set SGLangEngineSpec.python to the interpreter of such "
+            "run `agentrl install sglang`, or set SGLangEngineSpec.python to the interpreter of "
+            "such "
             "an environment"
         )
         if not Path(self._python).is_file():
@@ -178,7 +179,9 @@ def _require_divisor(place: EnginePlace, spec: SGLangEngineSpec) -> None:
     heads = int((config.get("text_config") or config)["num_attention_heads"])
     if not spec.urls and heads % spec.tp_size:
         raise ConfigError(
-            f"SGLangEngineSpec.tp_size must divide the model's num_attention_heads={heads} (each rank "
-            f"of a server has as many heads as the others), got {spec.tp_size}; choose a divisor, or "
+            f"SGLangEngineSpec.tp_size must divide the model's num_attention_heads={heads} (each "
+            "rank "
+            f"of a server has as many heads as the others), got {spec.tp_size}; choose a divisor, "
+            "or "
             "set it to 1"
         )

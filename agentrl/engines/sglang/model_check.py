@@ -1,4 +1,6 @@
-"""Model check: a server's own account of its model, held against the folder that it should serve."""
+"""Model check: a server's own account of its model, held against the folder that it should
+serve.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,8 @@ def model_problem(
     longest = int(info.get("max_req_input_len") or 0)
     if longest and longest < place.context_tokens:
         return (
-            f"takes prompts below {longest} tokens, EnginePlace.context_tokens={place.context_tokens} "
+            f"takes prompts below {longest} tokens, "
+            f"EnginePlace.context_tokens={place.context_tokens} "
             f"needs more; start it with --context-length {place.context_tokens + SPARE_POSITIONS} "
             "and as many --max-total-tokens, or lower it"
         )
@@ -70,7 +73,9 @@ def model_problem(
 
 
 def _config_of(folder: str) -> Mapping[str, Any] | None:
-    """Of the folder that a server was started with; None on another machine or under another path."""
+    """Of the folder that a server was started with; None on another machine or under another
+    path.
+    """
     try:
         found: Mapping[str, Any] = json.loads(
             (Path(folder) / "config.json").read_text(encoding="utf-8")

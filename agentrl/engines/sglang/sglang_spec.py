@@ -75,8 +75,8 @@ class SGLangEngineSpec(ServersSpec):
         """Starts the servers, or looks at those given, and waits until all serve.
 
         Raises:
-            MachineError: no interpreter or environment, a server that does not come up, or a version
-                below the least one.
+            MachineError: no interpreter or environment, a server that does not come up, or a
+                version below the least one.
             EngineError: a given server has another model.
         """
         build = load_object("agentrl.engines.sglang.engine:SGLangEngine")

@@ -15,7 +15,9 @@ _PREFIX, _END, _DONE = b"data: ", b"\n\n", b"[DONE]"
 
 
 async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The data of each event. Its bytes are cut at line feeds alone: a text in it may hold any other line's end."""
+    """The data of each event. Its bytes are cut at line feeds alone: a text in it may hold any
+    other line's end.
+    """
     rest = b""
     async for chunk in chunks:
         *whole, rest = (rest + chunk).split(_END)

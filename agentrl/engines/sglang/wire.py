@@ -24,7 +24,9 @@ from agentrl.types import (
 __all__ = ["generate_body", "read_answer", "read_score", "sampling_body", "score_body"]
 
 _NAN_MARK = "NaN happened"
-"""SGLang ends a request with this stop string where it sampled an id that its vocabulary does not have."""
+"""SGLang ends a request with this stop string where it sampled an id that its vocabulary does not
+have.
+"""
 
 _FINISH: Mapping[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
 
@@ -119,10 +121,12 @@ def read_answer(
         answer: the parsed JSON object.
         server: its name, for errors.
         vocab_size: ids that the model has.
-        version_of: policy version of a server's weight label; raises where the label is not this engine's.
+        version_of: policy version of a server's weight label; raises where the label is not this
+            engine's.
 
     Raises:
-        ServerLostError: a part is missing or has another shape; or the server itself failed the request.
+        ServerLostError: a part is missing or has another shape; or the server itself failed the
+            request.
         RefusedError: it sampled outside the vocabulary, or a logprob is not a finite number.
         TokenMismatchError: its parts contradict each other.
     """
@@ -145,7 +149,8 @@ def read_answer(
         timings = {"server_s": float(meta["e2e_latency"])} if "e2e_latency" in meta else {}
     except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
         raise ServerLostError(
-            f"{who}: the answer is not one of SGLang's ({type(error).__name__}: {error}); is this its /generate?"
+            f"{who}: the answer is not one of SGLang's ({type(error).__name__}: {error}); is this "
+            "its /generate?"
         ) from error
     if matched == _NAN_MARK:
         raise RefusedError(
@@ -172,7 +177,8 @@ def _number(value: object, who: str) -> float:
     number = float("nan") if value is None else float(str(value))
     if not math.isfinite(number):
         raise RefusedError(
-            f"{who}: a logprob is {value!r}, which is not a finite number; the server's weights or arithmetic are "
+            f"{who}: a logprob is {value!r}, which is not a finite number; the server's weights or "
+            "arithmetic are "
             "broken (a dtype that overflows?), and nothing can be trained on it"
         )
     return number
@@ -199,7 +205,7 @@ def _check(
 ) -> None:
     problem = ""
     if logprobs.size != ids.size or not np.array_equal(named, ids):
-        problem = f"{ids.size} ids came back and {logprobs.size} logprobs, which are not of the same tokens"
+        problem = f"{ids.size} ids came back and {logprobs.size} logprobs, which are not of the same tokens"  # noqa: E501
     elif account.completion_tokens != ids.size:
         problem = f"{ids.size} ids came back, the server counted {account.completion_tokens}"
     elif ids.size and (int(ids.min()) < 0 or int(ids.max()) >= vocab_size):

@@ -141,7 +141,9 @@ class Control:
 
 
 class TorchUpdateSession:
-    """``UpdateSession`` of a TorchEngine. A failed one leaves it corrupt: it answers nothing more."""
+    """``UpdateSession`` of a TorchEngine. A failed one leaves it corrupt: it answers nothing
+    more.
+    """
 
     def __init__(self, control: Control, version: int) -> None:
         self._control = control
@@ -160,5 +162,7 @@ class TorchUpdateSession:
         self._control.commit(self._version)
 
     def abort(self) -> None:
-        """Gives up; the engine is corrupt where anything was put, else paused at its old version."""
+        """Gives up; the engine is corrupt where anything was put, else paused at its old
+        version.
+        """
         self._control.abort()

@@ -35,9 +35,10 @@ _HOLD_BACK_STEPS = 8
 class TorchScheduler:
     """Continuous batching over ``plan.num_rows`` rows.
 
-    A request waits in the queue, is prefilled in a row, decodes there one token a step with all others, and leaves;
-    its session stays in the row for the next turn. Rows 0..span-1 decode, idle ones among them as padding, and
-    running rows are moved together once a tenth of the span is idle (``order.py``).
+    A request waits in the queue, is prefilled in a row, decodes there one token a step with all
+    others, and leaves; its session stays in the row for the next turn. Rows 0..span-1 decode, idle
+    ones among them as padding, and running rows are moved together once a tenth of the span is idle
+    (``order.py``).
     """
 
     def __init__(
@@ -129,7 +130,9 @@ class TorchScheduler:
             self._decode()
 
     def retract(self) -> None:
-        """Sends running requests back to the head of the queue with what they sampled; all KV is dropped."""
+        """Sends running requests back to the head of the queue with what they sampled; all KV is
+        dropped.
+        """
         running = [job for job in self._row_jobs if job is not None]
         for job in sorted(running, key=lambda job: job.submitted, reverse=True):
             self._leave(job)
@@ -155,7 +158,9 @@ class TorchScheduler:
             self._answer(job, EngineError(message))
 
     def fail_all(self, message: str) -> None:
-        """Fails every request after a crash, without relying on anything that the crash may have left half done."""
+        """Fails every request after a crash, without relying on anything that the crash may have
+        left half done.
+        """
         self.outbox += [(job, EngineError(message)) for job in self._jobs.values()]
         self._jobs.clear()
 
@@ -180,16 +185,20 @@ class TorchScheduler:
         for job in [job for job in self._jobs.values() if job.deadline <= now]:
             self._withdraw(job)
             message = (
-                f"request {job.request.request_id!r} spent its deadline_s={job.request.deadline_s} of engine time "
-                f"after {job.logprobs.size} tokens; raise it, or lower max_new_tokens or EnginePlace.max_running"
+                f"request {job.request.request_id!r} spent its deadline_s={job.request.deadline_s} "
+                "of engine time "
+                f"after {job.logprobs.size} tokens; raise it, or lower max_new_tokens or "
+                "EnginePlace.max_running"
             )
             self._answer(job, EngineError(message))
         self._next_expiry = min((job.deadline for job in self._jobs.values()), default=float("inf"))
 
     def _worth_prefilling(self) -> bool:
-        """Whether to prefill now, or to let the running rows go on until more has come to be prefilled together.
+        """Whether to prefill now, or to let the running rows go on until more has come to be
+        prefilled together.
 
-        A prefill of few tokens costs nearly as much as one of many, and while it runs nothing is decoded.
+        A prefill of few tokens costs nearly as much as one of many, and while it runs nothing is
+        decoded.
         """
         ready = min(self.num_waiting, self._plan.num_rows - self.num_running)
         if not ready:
@@ -209,8 +218,10 @@ class TorchScheduler:
             job = (self._returning or self._arriving).popleft()
             if job.request.min_version > self._life.policy_version:
                 message = (
-                    f"request {job.request.request_id!r} needs min_version={job.request.min_version}, the engine "
-                    f"serves policy_version={self._life.policy_version}; send it to an engine that was updated"
+                    f"request {job.request.request_id!r} needs "
+                    f"min_version={job.request.min_version}, the engine "
+                    f"serves policy_version={self._life.policy_version}; send it to an engine that "
+                    "was updated"
                 )
                 self._answer(job, EngineError(message))
                 continue
@@ -235,7 +246,8 @@ class TorchScheduler:
         lanes, ids = self._rows, job.ids
         row = lanes.cache.place(session)
         table = lanes.table
-        # the last id must be fed again for its logits, so at most n-1 positions are taken from the cache
+        # the last id must be fed again for its logits, so at most n-1 positions are taken from the
+        # cache
         reused = common_prefix(ids[:-1], table.ids[row, : table.kv_len[row]])
         if self._plan.deterministic:
             reused = self._whole_chunks(min(reused, session.pure))
@@ -316,7 +328,9 @@ class TorchScheduler:
         params: SamplingRows,
         live: npt.NDArray[np.int64],
     ) -> None:
-        """Draws for ``rows`` (one a row of logits) and lets the ``live`` ones among them go on or end."""
+        """Draws for ``rows`` (one a row of logits) and lets the ``live`` ones among them go on or
+        end.
+        """
         table, device = self._rows.table, self._weights.device
         draws = torch.from_numpy(uniforms(table.seeds[rows], table.inputs[1, rows] + 1)).to(device)
         ids_tensor, logprobs_tensor = sample(logits, draws, params)
@@ -343,7 +357,9 @@ class TorchScheduler:
         ids: npt.NDArray[np.int64],
         logprobs: npt.NDArray[np.float32],
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-        """Fails the requests whose logits are not finite; the cache is cleared of what they wrote."""
+        """Fails the requests whose logits are not finite; the cache is cleared of what they
+        wrote.
+        """
         finite = np.isfinite(logprobs)
         for row in live[~finite]:
             job = self._row_jobs[row]
@@ -355,8 +371,10 @@ class TorchScheduler:
             self._answer(
                 job,
                 EngineError(
-                    f"request {job.request.request_id!r}: the logits at position {position} are NaN or infinite under "
-                    f"policy_version={self._life.policy_version}; the weights or the sequence make the model overflow: "
+                    f"request {job.request.request_id!r}: the logits at position {position} are "
+                    "NaN or infinite under "
+                    f"policy_version={self._life.policy_version}; the weights or the sequence make "
+                    "the model overflow: "
                     "look at the gradient norm of the last update, or use model.dtype=float32",
                     retryable=False,
                 ),
@@ -364,7 +382,9 @@ class TorchScheduler:
         return live[finite], ids[finite], logprobs[finite]
 
     def _watch(self, live: npt.NDArray[np.int64]) -> None:
-        """Looks for stop strings, and tells who listens of the token that was sampled last, where more will come."""
+        """Looks for stop strings, and tells who listens of the token that was sampled last, where
+        more will come.
+        """
         for row in live.tolist():
             job = self._row_jobs[row]
             if job is None:
@@ -400,7 +420,9 @@ class TorchScheduler:
         self.outbox.append((job, answer))
 
     def _arrange(self) -> None:
-        """After a change: which rows run, how far the span reaches, and their sampling parameters."""
+        """After a change: which rows run, how far the span reaches, and their sampling
+        parameters.
+        """
         self._changed = False
         if self.num_running and not self._plan.deterministic:
             for one, other in exchanges(self._rows.table.keys(self._plan.num_rows)):

@@ -44,7 +44,8 @@ class TorchEngine:
 
     Raises:
         ConfigError: ``context_tokens`` above what the model was made for.
-        EngineError: a model that this engine does not compute, a folder that cannot be read, or incomplete weights.
+        EngineError: a model that this engine does not compute, a folder that cannot be read, or
+            incomplete weights.
     """
 
     def __init__(
@@ -63,7 +64,8 @@ class TorchEngine:
             model = load_model(place, spec.device, config, state_dict)
             if place.context_tokens > model.max_positions:
                 raise ConfigError(
-                    f"EnginePlace.context_tokens must be at most the model's max_position_embeddings="
+                    "EnginePlace.context_tokens must be at most the model's "
+                    "max_position_embeddings="
                     f"{model.max_positions}, got {place.context_tokens}; lower it"
                 )
             self._core = TorchScheduler(plan, model, self._life, place.decode)
@@ -96,8 +98,8 @@ class TorchEngine:
         self._thread.post(lambda: self._core.release(session_id))
 
     def info(self) -> EngineInfo:
-        """See ``RolloutEngine.info``. ``vocab_size`` is the model's, padding included: no id is masked, because the
-        recorded logprobs are those of the whole softmax."""
+        """See ``RolloutEngine.info``. ``vocab_size`` is the model's, padding included: no id is
+        masked, because the recorded logprobs are those of the whole softmax."""
         return EngineInfo(
             name="torch",
             model=self._place.model,
@@ -107,8 +109,8 @@ class TorchEngine:
         )
 
     def pause(self, mode: PauseMode) -> None:
-        """See ``EngineControl.pause``. ``in_place`` keeps KV across the pause; an update drops it all the same
-        (``stale_kv: never``), and interrupted requests are re-prefilled."""
+        """See ``EngineControl.pause``. ``in_place`` keeps KV across the pause; an update drops it
+        all the same (``stale_kv: never``), and interrupted requests are re-prefilled."""
         self._control.pause(mode)
 
     def resume(self) -> None:

@@ -22,7 +22,8 @@ __all__ = ["ScheduledRequest"]
 
 @dataclass(slots=True, eq=False)
 class ScheduledRequest:
-    """A request and what became of it so far. While it runs, its ids live in its row; otherwise here.
+    """A request and what became of it so far. While it runs, its ids live in its row; otherwise
+    here.
 
     Args:
         future: of the event loop that awaits the answer.

@@ -14,7 +14,9 @@ _ALIGN = 16
 
 @dataclass(frozen=True, slots=True)
 class KVShape:
-    """What one position takes: ``heads`` K keys and values of ``head_dim`` E numbers in each of ``num_layers``."""
+    """What one position takes: ``heads`` K keys and values of ``head_dim`` E numbers in each of
+    ``num_layers``.
+    """
 
     num_layers: int
     heads: int
@@ -22,11 +24,12 @@ class KVShape:
 
 
 class KVCache:
-    """Keys and values ``[layers, rows, K, capacity, E]`` and the decode mask ``bias`` ``[rows, K, capacity]``.
+    """Keys and values ``[layers, rows, K, capacity, E]`` and the decode mask ``bias``
+    ``[rows, K, capacity]``.
 
-    ``capacity`` exceeds ``max_keys`` (the context, rounded up): the last position, ``trash``, takes the writes of
-    padding and of rows that are not running, and is never read. Everything starts at zero and stays finite, because
-    a masked NaN would still poison the product with the values.
+    ``capacity`` exceeds ``max_keys`` (the context, rounded up): the last position, ``trash``, takes
+    the writes of padding and of rows that are not running, and is never read. Everything starts at
+    zero and stays finite, because a masked NaN would still poison the product with the values.
     """
 
     def __init__(
@@ -54,7 +57,9 @@ class KVCache:
         self._flat_bias = self.bias.view(-1)
 
     def show(self, positions_N: Tensor) -> Tensor:
-        """Flat index ``[N·K]`` of one position a row for rows 0..N-1, made visible to ``decode``."""
+        """Flat index ``[N·K]`` of one position a row for rows 0..N-1, made visible to
+        ``decode``.
+        """
         index = (self._row_base[: positions_N.shape[0]] + positions_N[:, None]).view(-1)
         self._flat_bias.index_fill_(0, index, 0.0)
         return index
@@ -72,13 +77,18 @@ class KVCache:
         flat_values.index_copy_(0, index, values)
 
     def write_front(self, layer: int, index: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Stores keys ``[n, e]`` and values ``[n, f]``, each at most E wide, in the front of a flat index ``[n]``."""
+        """Stores keys ``[n, e]`` and values ``[n, f]``, each at most E wide, in the front of a flat
+        index ``[n]``.
+        """
         for flat, states in zip(self._flat[layer], (keys, values), strict=True):
             flat[:, : states.shape[1]].index_copy_(0, index, states)
 
     def read(self, layer: int, rows: Tensor | int, num_keys: int) -> tuple[Tensor, Tensor]:
-        """Keys and values ``[n, K, num_keys, E]``: views of the first ``rows``, or copies of those named."""
-        # not index_select: it first makes the slice contiguous, which copies the whole cache of the layer
+        """Keys and values ``[n, K, num_keys, E]``: views of the first ``rows``, or copies of those
+        named.
+        """
+        # not index_select: it first makes the slice contiguous, which copies the whole cache of the
+        # layer
         both = self._both[:, layer, :, :, :num_keys]
         both = both[:, :rows] if isinstance(rows, int) else both[:, rows]
         return both[0], both[1]

@@ -16,7 +16,9 @@ __all__ = ["KVState"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KVState:
-    """The decode rows: their KV, their host arrays, the sessions in them, and the forward passes over them."""
+    """The decode rows: their KV, their host arrays, the sessions in them, and the forward passes
+    over them.
+    """
 
     kv: KVCache
     table: RowTable

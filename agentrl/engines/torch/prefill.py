@@ -24,7 +24,9 @@ _SCORE_BUDGET = 1 << 25
 
 @dataclass(slots=True, eq=False)
 class Pending:
-    """One row to be prefilled: ``ids[first:]`` at positions ``first``.. of ``row``, then copied to ``copies``."""
+    """One row to be prefilled: ``ids[first:]`` at positions ``first``.. of ``row``, then copied to
+    ``copies``.
+    """
 
     row: int
     ids: npt.NDArray[np.int32]
@@ -43,8 +45,8 @@ class Pending:
 class Prefiller:
     """Runs pending prefills.
 
-    In deterministic mode one row at a time, in chunks of fixed size at fixed positions with a fixed key length: a
-    position's KV is then a function of the ids up to it, to the last bit.
+    In deterministic mode one row at a time, in chunks of fixed size at fixed positions with a fixed
+    key length: a position's KV is then a function of the ids up to it, to the last bit.
     """
 
     def __init__(
@@ -114,7 +116,9 @@ class Prefiller:
         )
 
     def _limit(self, batch: Sequence[Pending]) -> int:
-        """Tokens of a chunk such that the attention scores of a long context stay within their budget."""
+        """Tokens of a chunk such that the attention scores of a long context stay within their
+        budget.
+        """
         keys = max(item.first for item in batch) + _CHUNK
         return max(16, min(_CHUNK, _SCORE_BUDGET // (self._num_heads * keys * len(batch))))
 

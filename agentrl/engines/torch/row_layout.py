@@ -1,7 +1,8 @@
-"""In which order rows lie, and how far each run of them attends: what decode does not compute costs nothing.
+"""In which order rows lie, and how far each run of them attends: what decode does not compute costs
+nothing.
 
-Rows decode as one front part of the cache, and a product over them is as wide as its longest row. So idle rows are
-moved behind the running ones, and long rows before short ones.
+Rows decode as one front part of the cache, and a product over them is as wide as its longest row.
+So idle rows are moved behind the running ones, and long rows before short ones.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import numpy.typing as npt
 __all__ = ["Blocks", "attention_blocks", "exchanges"]
 
 Blocks = tuple[tuple[int, int], ...]
-"""``(end, num_keys)`` of consecutive runs of rows: the first run starts at row 0, each other where the last ended."""
+"""``(end, num_keys)`` of consecutive runs of rows: the first run starts at row 0, each other where
+the last ended.
+"""
 
 _ALIGN = 16
 _IDLE_SHARE = 0.25
@@ -22,9 +25,11 @@ _BLOCK_COST = 1500  # keys whose attention takes as long as the operations of on
 
 
 def exchanges(lengths: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Pairs of rows to exchange, one after the other, so that running rows come first, much longer ones before all.
+    """Pairs of rows to exchange, one after the other, so that running rows come first, much longer
+    ones before all.
 
-    An exchange copies both rows' KV, which pays off within a few steps, so rows that differ little stay.
+    An exchange copies both rows' KV, which pays off within a few steps, so rows that differ little
+    stay.
 
     Args:
         lengths: keys of each row, 0 for an idle one.
@@ -55,10 +60,12 @@ def exchanges(lengths: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
 
 
 def attention_blocks(lengths: npt.NDArray[np.int64], max_keys: int) -> Blocks:
-    """One run of rows, or two where the rows behind are so much shorter that a second one is worth its operations.
+    """One run of rows, or two where the rows behind are so much shorter that a second one is worth
+    its operations.
 
     Args:
-        lengths: keys of each row of the span, 0 for an idle one; any order is right, long ones first is fast.
+        lengths: keys of each row of the span, 0 for an idle one; any order is right, long ones
+            first is fast.
         max_keys: of the cache.
     """
     rows = lengths.size

@@ -15,10 +15,12 @@ __all__ = ["RowTable"]
 
 
 class RowTable:
-    """Every array has one entry a row; ``ids`` and ``logprobs`` are ``[rows, capacity]`` by absolute position.
+    """Every array has one entry a row; ``ids`` and ``logprobs`` are ``[rows, capacity]`` by
+    absolute position.
 
-    ``ids[r, :kv_len[r]]`` are the ids whose KV the row holds, running or not. While the row runs, the token to be
-    fed next is ``inputs[0, r]`` at position ``inputs[1, r]``; of an idle row that position is the cache's trash.
+    ``ids[r, :kv_len[r]]`` are the ids whose KV the row holds, running or not. While the row runs,
+    the token to be fed next is ``inputs[0, r]`` at position ``inputs[1, r]``; of an idle row that
+    position is the cache's trash.
     """
 
     def __init__(self, rows: int, capacity: int, trash: int) -> None:
@@ -66,7 +68,9 @@ class RowTable:
         self.inputs[0, row], self.inputs[1, row] = 0, self._trash
 
     def keys(self, span: int) -> npt.NDArray[np.int64]:
-        """How many keys the next token of each of the first ``span`` rows attends to, 0 for an idle row."""
+        """How many keys the next token of each of the first ``span`` rows attends to, 0 for an idle
+        row.
+        """
         return np.where(self.busy[:span], self.inputs[1, :span] + 1, 0)
 
     def accept(
@@ -75,7 +79,9 @@ class RowTable:
         ids: npt.NDArray[np.int64],
         logprobs: npt.NDArray[np.float32],
     ) -> npt.NDArray[np.bool_]:
-        """Appends one sampled token to each of ``rows``; tells which of them sampled a stop token."""
+        """Appends one sampled token to each of ``rows``; tells which of them sampled a stop
+        token.
+        """
         positions = self.inputs[1, rows] + 1
         self.ids[rows, positions] = ids
         self.logprobs[rows, positions] = logprobs
@@ -108,7 +114,9 @@ class RowTable:
         live: npt.NDArray[np.int64],
         device: torch.device,
     ) -> SamplingRows:
-        """Parameters of the ``chosen`` rows as tensors, for features that one of the ``live`` rows uses."""
+        """Parameters of the ``chosen`` rows as tensors, for features that one of the ``live`` rows
+        uses.
+        """
 
         def column(array: npt.NDArray[np.generic]) -> torch.Tensor:
             return torch.from_numpy(array[chosen].copy()).to(device)[:, None]

@@ -27,8 +27,9 @@ def uniforms(
 ) -> npt.NDArray[np.float64]:
     """Uniform numbers in [0, 1), a pure function of (seed, absolute token position).
 
-    SplitMix64 (Steele, Lea & Flood 2014, OOPSLA, fig. 17) of the mixed seed at counter ``position``: no state, so a
-    request gives the same numbers whatever else runs, and a resumed one goes on where it stopped.
+    SplitMix64 (Steele, Lea & Flood 2014, OOPSLA, fig. 17) of the mixed seed at counter
+    ``position``: no state, so a request gives the same numbers whatever else runs, and a resumed
+    one goes on where it stopped.
 
     Args:
         seeds: ``[n]``.
@@ -43,7 +44,8 @@ def uniforms(
 
 @dataclass(frozen=True, slots=True)
 class SamplingRows:
-    """Sampling parameters of N rows; None where no row uses the feature, so that the usual case stays short.
+    """Sampling parameters of N rows; None where no row uses the feature, so that the usual case
+    stays short.
 
     Args:
         inverse_temperature: ``[N, 1]`` float32 (1 for greedy rows).
@@ -71,8 +73,9 @@ def sample(logits_NV: Tensor, uniforms_N: Tensor, rows: SamplingRows) -> tuple[T
         rows: sampling parameters.
 
     Returns:
-        ids ``[N]`` int64 and logprobs ``[N]`` float32 of log-softmax(logits / temperature) over the whole
-        vocabulary, before any truncation. Logits that are not finite give a logprob that is not finite.
+        ids ``[N]`` int64 and logprobs ``[N]`` float32 of log-softmax(logits / temperature) over the
+        whole vocabulary, before any truncation. Logits that are not finite give a logprob that is
+        not finite.
     """
     if rows.inverse_temperature is not None:
         logits_NV = logits_NV * rows.inverse_temperature
@@ -89,8 +92,9 @@ def sample(logits_NV: Tensor, uniforms_N: Tensor, rows: SamplingRows) -> tuple[T
 def _truncated(probs: Tensor, rows: SamplingRows) -> Tensor:
     """``probs`` with what top-k, top-p and min-p exclude set to 0, in the vocabulary's order.
 
-    Top-p keeps the smallest set of most probable tokens whose sum reaches p (arXiv:1904.09751), min-p those of at
-    least min_p times the most probable (arXiv:2407.01082). The three sets are intersected.
+    Top-p keeps the smallest set of most probable tokens whose sum reaches p (arXiv:1904.09751),
+    min-p those of at least min_p times the most probable (arXiv:2407.01082). The three sets are
+    intersected.
     """
     ranked, order = torch.sort(probs, dim=-1, descending=True, stable=True)
     keep = torch.ones_like(ranked, dtype=torch.bool)

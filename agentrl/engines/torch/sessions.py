@@ -22,7 +22,8 @@ class KVSession:
     Args:
         row: where it lies, if it has a row.
         parked, parked_ids: its KV and ids while it has none.
-        pure: positions whose KV came from a prefill of the ids, not from decode steps (deterministic mode).
+        pure: positions whose KV came from a prefill of the ids, not from decode steps
+            (deterministic mode).
         busy: a request of it runs.
         ending: it was released while busy.
     """
@@ -37,8 +38,8 @@ class KVSession:
 
 
 class SessionCache:
-    """Idle sessions keep their row until a running request wants it, then are parked within ``parked_tokens``, then
-    are evicted, each time the least recently used first."""
+    """Idle sessions keep their row until a running request wants it, then are parked within
+    ``parked_tokens``, then are evicted, each time the least recently used first."""
 
     def __init__(self, table: RowTable, kv: KVCache, parked_tokens: int) -> None:
         self._table = table
@@ -70,9 +71,12 @@ class SessionCache:
         return session_id in self._sessions
 
     def place(self, session: KVSession) -> int:
-        """Gives a session a row, with its KV where that is parked. There must be a row that is not running."""
+        """Gives a session a row, with its KV where that is parked. There must be a row that is not
+        running.
+        """
         if session.row is None:
-            # it leaves its parking place first: to free a row, the session there may be parked in that very place
+            # it leaves its parking place first: to free a row, the session there may be parked in
+            # that very place
             parked, parked_ids = session.parked, session.parked_ids
             self._unpark(session)
             row = self._free_row()
@@ -118,7 +122,9 @@ class SessionCache:
         self._row_prompts[row] = key
 
     def find_prompt(self, ids: npt.NDArray[np.int32]) -> tuple[int, int] | None:
-        """A row that holds KV of exactly this prompt, and for how many of its positions it is pure."""
+        """A row that holds KV of exactly this prompt, and for how many of its positions it is
+        pure.
+        """
         row = self._prompt_rows.get(ids.tobytes())
         session = None if row is None else self._rows[row]
         if row is None or session is None:

@@ -21,8 +21,9 @@ class StopStrings:
     def match(self, sampled: npt.NDArray[np.int32], stop: Sequence[str]) -> str | None:
         """The stop string that the last token completed.
 
-        Only a tail is decoded: a string of b bytes became complete just now, so it lies within the last b tokens
-        that have text; ``_SLACK`` more cover tokens without any and characters cut at the tail's start.
+        Only a tail is decoded: a string of b bytes became complete just now, so it lies within the
+        last b tokens that have text; ``_SLACK`` more cover tokens without any and characters cut at
+        the tail's start.
         """
         if self._decode is None:
             return None

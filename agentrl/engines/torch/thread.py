@@ -1,4 +1,6 @@
-"""The engine's thread: an inbox of calls, the step loop, and delivery to any number of event loops."""
+"""The engine's thread: an inbox of calls, the step loop, and delivery to any number of event
+loops.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,11 @@ T = TypeVar("T")
 
 
 class EngineThread:
-    """Runs a core on one daemon thread; whatever touches the core is posted here and runs between two steps.
+    """Runs a core on one daemon thread; whatever touches the core is posted here and runs between
+    two steps.
 
-    An exception in a step kills the engine: every request and call in flight fails, and so does every later one.
+    An exception in a step kills the engine: every request and call in flight fails, and so does
+    every later one.
     """
 
     def __init__(self, core: TorchScheduler, life: EngineLife, num_threads: int | None) -> None:
@@ -47,7 +51,9 @@ class EngineThread:
         self._thread.start()
 
     def post(self, function: Callable[[], object]) -> bool:
-        """Runs ``function`` on the thread, soon; False where the thread has ended and it never will."""
+        """Runs ``function`` on the thread, soon; False where the thread has ended and it never
+        will.
+        """
         with self._ending:
             if not self._life.closed:
                 self._inbox.put(function)

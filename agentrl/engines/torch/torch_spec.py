@@ -1,4 +1,6 @@
-"""TorchEngine's specification: the section ``rollout.torch``; it imports no torch until it is built."""
+"""TorchEngine's specification: the section ``rollout.torch``; it imports no torch until it is
+built.
+"""
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ def _assistant_body(message: Message, *, style: ChatMLStyle, think: bool) -> Ite
     for index, call in enumerate(message.get("tool_calls") or ()):
         function = call.get("function", call)
         arguments = call_arguments(function)
-        written = f'{{"name": "{function["name"]}", "arguments": {json.dumps(arguments, ensure_ascii=False)}}}'
+        written = f'{{"name": "{function["name"]}", "arguments": {json.dumps(arguments, ensure_ascii=False)}}}'  # noqa: E501
         yield Piece("\n<tool_call>\n" if content or index else "<tool_call>\n", Source.TEMPLATE)
         yield Piece(written, Source.ASSISTANT)
         yield Piece("\n</tool_call>", Source.TEMPLATE)

@@ -114,7 +114,8 @@ def detect_chatml(
             return chat.render(messages, [tool.openai() for tool in tools], generation=generation)
         except DataError as error:  # a fault of the template, or one that it raises on purpose
             raise ConfigError(
-                f"{error}; fix it, or set RendererSpec.chat_template: chatml to train with the plain "
+                f"{error}; fix it, or set RendererSpec.chat_template: chatml to train with the "
+                "plain "
                 f"ChatML format instead"
             ) from error
 
@@ -145,7 +146,8 @@ def detect_chatml(
     raise ConfigError(
         f"the chat template of {where} is not one that agentrl can render: after {agreed} "
         f"characters of a test conversation it writes {theirs!r} where the nearest known style "
-        f"writes {ours!r}; set RendererSpec.chat_template: chatml to train with the plain ChatML format "
+        f"writes {ours!r}; set RendererSpec.chat_template: chatml to train with the plain ChatML "
+        "format "
         f"instead"
     )
 

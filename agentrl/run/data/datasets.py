@@ -30,9 +30,10 @@ def load_tasks(
     """The tasks of a data set.
 
     Args:
-        reference: ``file.py:function``, ``module:function``, a ``.jsonl`` or ``.parquet`` file, or a folder
-            that ``datasets.save_to_disk`` wrote.
-        args: keyword arguments of the function; one that takes ``seed`` gets ``seed`` unless given here.
+        reference: ``file.py:function``, ``module:function``, a ``.jsonl`` or ``.parquet`` file, or
+            a folder that ``datasets.save_to_disk`` wrote.
+        args: keyword arguments of the function; one that takes ``seed`` gets ``seed`` unless given
+            here.
         base_dir: where relative references start.
         seed: ``run.seed``.
         setting: the setting that holds the reference, for errors.
@@ -89,7 +90,8 @@ def endless_rows(
                 yield row
             if not count:
                 raise DataError(
-                    f"{setting}='{reference}' holds no row; point it at a data set with at least one"
+                    f"{setting}='{reference}' holds no row; point it at a data set with at least "
+                    "one"
                 )
 
     return itertools.islice(repeated(), skip, None)
@@ -167,7 +169,8 @@ def _parquet(path: Path, setting: str) -> Iterator[Any]:
 def _folder(path: Path, setting: str) -> Iterator[Any]:
     if not path.is_dir():
         raise DataError(
-            f"{setting}='{path}' is neither file.py:function, module:function, a .jsonl or .parquet file, "
+            f"{setting}='{path}' is neither file.py:function, module:function, a .jsonl or "
+            ".parquet file, "
             "nor a folder of datasets.save_to_disk"
         )
     from datasets import load_from_disk
@@ -175,7 +178,8 @@ def _folder(path: Path, setting: str) -> Iterator[Any]:
     found = load_from_disk(str(path))
     if isinstance(found, Mapping):
         raise DataError(
-            f"{setting}='{path}' holds the splits {', '.join(found)}; name one of them: {path}/SPLIT"
+            f"{setting}='{path}' holds the splits {', '.join(found)}; name one of them: "
+            f"{path}/SPLIT"
         )
     yield from found
 
@@ -188,7 +192,8 @@ def _need(path: Path, setting: str) -> None:
 
 
 def _task(row: Any, index: int, reference: str, folder: Path) -> Task:
-    """A row as a task: a Task itself, our own columns, or verl's (data_source, prompt, reward_model, extra_info).
+    """A row as a task: a Task itself, our own columns, or verl's (data_source, prompt,
+    reward_model, extra_info).
 
     Files of images are named from ``folder`` on.
     """
@@ -203,13 +208,15 @@ def _task(row: Any, index: int, reference: str, folder: Path) -> Task:
         messages = [{"role": "user", "content": messages}]
     if messages is None:
         raise DataError(
-            f"row {index} of {reference} has no 'messages', 'prompt' or 'question'; it has {sorted(row)}"
+            f"row {index} of {reference} has no 'messages', 'prompt' or 'question'; it has "
+            f"{sorted(row)}"
         )
     if not isinstance(messages, Sequence) or not all(
         isinstance(m, Mapping) and "role" in m for m in messages
     ):
         raise DataError(
-            f"row {index} of {reference}: 'messages' must be text or a list of messages with a role, "
+            f"row {index} of {reference}: 'messages' must be text or a list of messages with a "
+            "role, "
             f"got {messages!r:.200}"
         )
     reward_model = row.get("reward_model") or {}

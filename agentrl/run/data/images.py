@@ -1,4 +1,6 @@
-"""The images of a data set's rows: files named from the data set's own folder, and a column that holds them apart."""
+"""The images of a data set's rows: files named from the data set's own folder, and a column that
+holds them apart.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +19,19 @@ _KINDS = ("image", "image_url")
 def place_images(
     messages: Sequence[Mapping[str, Any]], images: Any, folder: Path, where: str
 ) -> list[dict[str, Any]]:
-    """A row's messages with every image in its part. Files are named, and read where an episode begins.
+    """A row's messages with every image in its part. Files are named, and read where an episode
+    begins.
 
     Args:
-        messages: the row's; a part ``{"type": "image"}`` without an image takes the next of ``images``.
+        messages: the row's; a part ``{"type": "image"}`` without an image takes the next of
+            ``images``.
         images: the row's column of that name; None where it has none.
         folder: what relative names of files start from.
         where: which row, for errors.
 
     Raises:
-        DataError: ``images`` is no list, holds more or fewer images than there are parts for them, or one that cannot
-            be read.
+        DataError: ``images`` is no list, holds more or fewer images than there are parts for them,
+            or one that cannot be read.
     """
     if images is not None and (not isinstance(images, Sequence) or isinstance(images, str | bytes)):
         raise DataError(f"{where}: 'images' must be a list of images, got {type(images).__name__}")
@@ -42,7 +46,8 @@ def place_images(
     ]
     if left := sum(1 for _ in rest):
         raise DataError(
-            f"{where}: 'images' holds {len(given)} images, {left} more than the messages have parts for; write "
+            f"{where}: 'images' holds {len(given)} images, {left} more than the messages have "
+            "parts for; write "
             '{"type": "image"} where each belongs'
         )
     return placed

@@ -1,7 +1,10 @@
-"""Prompt limit: tasks whose prompt is longer than ``data.max_prompt_tokens`` are left out before they are drawn.
+"""Prompt limit: tasks whose prompt is longer than ``data.max_prompt_tokens`` are left out before
+they are drawn.
 
-- Only ``ToolEnv`` says its prompt without being played; another environment's is measured in its episodes.
-- A stage decides once. What it left out is kept in the run directory, so that a resumed run draws the same tasks.
+- Only ``ToolEnv`` says its prompt without being played; another environment's is measured in its
+  episodes.
+- A stage decides once. What it left out is kept in the run directory, so that a resumed run draws
+  the same tasks.
 """
 
 from __future__ import annotations
@@ -43,7 +46,8 @@ class LeftOut:
     def __str__(self) -> str:
         named = ", ".join(map(repr, self.ids[:3])) + (", ..." if len(self.ids) > 3 else "")
         return (
-            f"left out {len(self.ids)} of {self.num_tasks} tasks of data.train, whose prompts have more than "
+            f"left out {len(self.ids)} of {self.num_tasks} tasks of data.train, whose prompts have "
+            "more than "
             f"data.max_prompt_tokens={self.limit} tokens (the longest {self.longest}): {named}"
         )
 

@@ -15,9 +15,11 @@ __all__ = ["pairs_of_run"]
 def pairs_of_run(
     run: str, *, min_gap: float = 0.0, margin: bool = False, begin: float = 0.0, end: float = 1.0
 ) -> Iterator[dict[str, Any]]:
-    """Of each group that a run played for training, the best and the worst episode by reward, with their own tokens.
+    """Of each group that a run played for training, the best and the worst episode by reward, with
+    their own tokens.
 
-    A data set for ``algorithm: reward_model``: ``data: {train: "agentrl.run.data.stored_pairs:pairs_of_run",
+    A data set for ``algorithm: reward_model``:
+    ``data: {train: "agentrl.run.data.stored_pairs:pairs_of_run",
     args: {run:
     runs/code}}``. Failed episodes and groups whose rewards are all equal are passed over.
 
@@ -25,8 +27,8 @@ def pairs_of_run(
         run: the run directory, from the current folder.
         min_gap: pass over pairs whose rewards differ by less.
         margin: give each pair the difference of its rewards as its margin.
-        begin, end: the part of the groups to take, in order of their draws, as shares from 0 to 1; ``end=0.9`` in
-            training and ``begin=0.9`` in evaluation hold a tenth out.
+        begin, end: the part of the groups to take, in order of their draws, as shares from 0 to 1;
+            ``end=0.9`` in training and ``begin=0.9`` in evaluation hold a tenth out.
 
     Raises:
         ConfigError: ``begin`` and ``end`` are no part of the groups.
@@ -42,7 +44,8 @@ def pairs_of_run(
     part = chosen[round(begin * len(chosen)) : round(end * len(chosen))]
     if not part:
         raise DataError(
-            f"{run} has no group for training with two episodes whose rewards differ by more than {min_gap:g} "
+            f"{run} has no group for training with two episodes whose rewards differ by more than "
+            f"{min_gap:g} "
             f"between shares {begin:g} and {end:g} of its groups; widen them, or lower min_gap"
         )
     stored = reader.get_many(name for best, worst, _ in part for name in (best, worst))

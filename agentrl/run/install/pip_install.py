@@ -1,4 +1,5 @@
-"""Runs ``pip install`` and says how far it is: what is downloaded, how much of it, what is installed.
+"""Runs ``pip install`` and says how far it is: what is downloaded, how much of it, what is
+installed.
 
 ``make`` runs this file before anything is installed, so that it needs the standard library alone.
 """
@@ -22,7 +23,8 @@ __all__ = ["Progress", "pip_install"]
 
 _UNITS = {"bytes": 1, "B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 _FILE = re.compile(
-    r"\s*(?P<how>Downloading|Using cached|Processing) (?P<file>\S+)( \((?P<size>[\d.]+) (?P<unit>\w+)\))?"
+    r"\s*(?P<how>Downloading|Using cached|Processing) (?P<file>\S+)( \((?P<size>[\d.]+) "
+    r"(?P<unit>\w+)\))?"
 )
 _LISTED = re.compile(r"Installing collected packages: (?P<names>.+)")
 _LARGE = 10e6  # bytes of a file that is named
@@ -113,7 +115,8 @@ def pip_install(
         python: the interpreter.
         arguments: of ``pip install``.
         tell: told lines that stay.
-        refresh: told twice a second where it stands; None tells that as a line that stays, now and then.
+        refresh: told twice a second where it stands; None tells that as a line that stays, now and
+            then.
         site: the environment's packages, which are counted while they are installed.
 
     Raises:

@@ -55,7 +55,7 @@ class Interruption:
         text = f"interrupted by {by}"
         if not isinstance(error, RunInterruptedError | KeyboardInterrupt):
             first = str(error).partition("\n")[0]
-            text += f"; what runs ended before a checkpoint could be made ({type(error).__name__}: {first})"
+            text += f"; what runs ended before a checkpoint could be made ({type(error).__name__}: {first})"  # noqa: E501
         checkpoint = self._newest_checkpoint()
         text += f"; {self.how_on(checkpoint)}"
         self._told = (

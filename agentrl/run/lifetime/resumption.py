@@ -1,4 +1,6 @@
-"""What a resumed run may change: settings that differ are compared with those that ran, recorded, or refused."""
+"""What a resumed run may change: settings that differ are compared with those that ran, recorded,
+or refused.
+"""
 
 from __future__ import annotations
 
@@ -65,8 +67,9 @@ def resume_directory(
 ) -> tuple[RunDirectory, Changes]:
     """Opens the run that is to go on, with the settings that it goes on with.
 
-    Where settings changed, ``config.resolved.yaml`` holds the new ones (a finished stage's stay as they ran), the
-    file as it was is kept as ``config.resolved.N.yaml``, and ``run.json`` has what changed under ``resumed``.
+    Where settings changed, ``config.resolved.yaml`` holds the new ones (a finished stage's stay as
+    they ran), the file as it was is kept as ``config.resolved.N.yaml``, and ``run.json`` has what
+    changed under ``resumed``.
 
     Args:
         config: the whole configuration as asked for now.
@@ -148,14 +151,14 @@ def _fixed(
     names, now = [stage.name for stage in old], [stage.name for stage in new]
     last = max((index for index, name in enumerate(names) if name in begun), default=-1)
     if names[: last + 1] != now[: last + 1]:
-        yield f"stages must begin with {', '.join(names[: last + 1])}, which have run, got {', '.join(now)}{mend}"
+        yield f"stages must begin with {', '.join(names[: last + 1])}, which have run, got {', '.join(now)}{mend}"  # noqa: E501
         return
     for was_stage, stage in zip(old, new, strict=False):
         if stage.name not in begun - finished:
             continue
         for key, (was, found) in _differing(_own(was_stage), _own(stage)).items():
             if key in _STAGE_FIXED:
-                yield f"stages.{stage.name}.{key} must stay {was!r} once the stage has begun, got {found!r}{mend}"
+                yield f"stages.{stage.name}.{key} must stay {was!r} once the stage has begun, got {found!r}{mend}"  # noqa: E501
 
 
 def _data(
@@ -168,8 +171,10 @@ def _data(
     ).items():
         if name.endswith("/train") and kept.get(name, found) != found:
             yield (
-                f"stages.{name.removesuffix('/train')}.data.train must give the same tasks as when the stage began "
-                f"(SHA-256 {kept[name][:12]}), got others ({found[:12]}); bring them back, or begin a run of its own"
+                f"stages.{name.removesuffix('/train')}.data.train must give the same tasks as when "
+                "the stage began "
+                f"(SHA-256 {kept[name][:12]}), got others ({found[:12]}); bring them back, or "
+                "begin a run of its own"
             )
 
 

@@ -93,7 +93,8 @@ def _check_inline(ranks: int, workers: int) -> None:
         )
     if workers:
         raise ConfigError(
-            f"controller.mode=inline runs everything in one process, got rollout.num_workers={workers}; "
+            "controller.mode=inline runs everything in one process, got "
+            f"rollout.num_workers={workers}; "
             "set rollout.num_workers=0, or controller.mode=ray"
         )
 

@@ -1,4 +1,6 @@
-"""Signals that ask a run to end: SIGTERM (scancel, Kubernetes) and SIGUSR1 (``sbatch --signal=B:USR1@120``)."""
+"""Signals that ask a run to end: SIGTERM (scancel, Kubernetes) and SIGUSR1
+(``sbatch --signal=B:USR1@120``).
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,15 @@ _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 @contextmanager
 def stopping_signals(stop: StopRequest) -> Iterator[Callable[[], None]]:
-    """Within, such a signal asks ``stop``; where nothing has begun that could be lost it ends the run at once.
+    """Within, such a signal asks ``stop``; where nothing has begun that could be lost it ends the
+    run at once.
 
-    A handler that whoever runs the trainer has installed stays theirs, and outside of the main thread nothing is
-    installed, since Python allows it there alone.
+    A handler that whoever runs the trainer has installed stays theirs, and outside of the main
+    thread nothing is installed, since Python allows it there alone.
 
     Yields:
-        Installs the handlers once more, for after Ray has started: it takes SIGTERM to print a native stack.
+        Installs the handlers once more, for after Ray has started: it takes SIGTERM to print a
+        native stack.
 
     Raises:
         RunInterruptedError: in the main thread, by a signal.

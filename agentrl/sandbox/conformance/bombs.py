@@ -221,7 +221,7 @@ for folder in ('.', '..', tempfile.gettempdir(), '/tmp', '/var/tmp', '/dev/shm',
     if found: print('BREACH', folder, found)
     for trace in (name, '.' + name):
         if os.path.exists(os.path.join(folder, trace)): print('BREACH', folder)
-"""
+"""  # noqa: E501
 
 # what a process made and unmapped again, save for a page of it, while the rest stays
 _HOARD = """
@@ -305,7 +305,7 @@ for kind in (socket.SOCK_DGRAM, socket.SOCK_STREAM):
         heard = ear.recv(9) if kind == socket.SOCK_DGRAM else ear.accept()
     except OSError: continue
     print('BREACH', heard)
-"""
+"""  # noqa: E501
 
 SAY = """
 import socket, sys, time

@@ -59,10 +59,12 @@ for s in sockets():
     "writes an exit code": "each(forge)",
     "writes an exit code and ends itself": "each(forge)\nend()",
     "writes an exit code, then ends itself": "each(forge)\ntime.sleep(0.01)\nend()",
-    "writes an exit code and goes on": "each(forge)\nend = time.monotonic() + 0.2\nwhile time.monotonic() < end: pass",
+    "writes an exit code and goes "
+    "on": "each(forge)\nend = time.monotonic() + 0.2\nwhile time.monotonic() < end: pass",
     "writes half an exit code": "each(lambda s: s.send(b'00'))",
     "sends urgent data": "each(lambda s: s.send(b'!', socket.MSG_OOB))",
-    "asks for credentials on its socket": "each(lambda s: s.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1))",
+    "asks for credentials on its "
+    "socket": "each(lambda s: s.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1))",
     "gives its socket a deadline": """
 each(lambda s: s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack('ll', 0, 1000)))
 """,

@@ -30,7 +30,8 @@ async def _round_trip(factory: Factory) -> None:
             "other bytes",
         )
         result = await sandbox.run(
-            "a = open('deep/er/in.bin', 'rb').read() + open('second', 'rb').read()\nopen('out', 'wb').write(a[::-1])",
+            "a = open('deep/er/in.bin', 'rb').read() + open('second', 'rb').read()\nopen('out', "
+            "'wb').write(a[::-1])",
             files={"second": b"two"},
             fetch=["out", "absent"],
         )
@@ -87,7 +88,8 @@ async def _paths_outside(factory: Factory) -> None:
 
 async def _links_and_devices(factory: Factory) -> None:
     plant = (
-        "import os\nos.symlink('/etc/hostname', 'link')\nos.symlink('/', 'folder')\nos.symlink('/dev/zero', 'zero')\n"
+        "import os\nos.symlink('/etc/hostname', 'link')\nos.symlink('/', "
+        "'folder')\nos.symlink('/dev/zero', 'zero')\n"
         "os.mkfifo('pipe')\nos.mkdir('real')\nos.symlink('link', 'chain')"
     )
     async with factory() as sandbox:
@@ -142,7 +144,8 @@ async def _closed_folder(factory: Factory) -> None:
 
 async def _hard_to_remove(factory: Factory) -> None:
     code = (
-        "import os\nfor n in range(3):\n    os.mkdir(f'd{n}'); open(f'd{n}/f', 'w').close(); os.chmod(f'd{n}', 0)\n"
+        "import os\nfor n in range(3):\n    os.mkdir(f'd{n}'); open(f'd{n}/f', 'w').close(); "
+        "os.chmod(f'd{n}', 0)\n"
         "for _ in range(1100):\n    os.mkdir('d' * 50); os.chdir('d' * 50)"
     )
     sandbox: Sandbox

@@ -24,7 +24,7 @@ def syscall(name, x86_64, aarch64, *args):
 
 import atexit
 atexit.register(lambda: print("DONE", flush=True))
-"""
+"""  # noqa: E501
 
 
 def prelude(target: str) -> str:
@@ -53,7 +53,7 @@ attempt("rename in", lambda: os.rename(T["canary"], "stolen"))
 for path in T["made"]:  # it may have such folders of its own: the owner looks whether it sees these files
     try: open(path, "x").close()
     except OSError: pass
-""",
+""",  # noqa: E501
     "change the mode of a file outside": """
 for change in (lambda: os.chmod(T["canary"], 0o600), lambda: os.utime(T["canary"], (1, 1)),
                lambda: os.chmod(T["folder"], 0o700)):
@@ -76,7 +76,7 @@ for path in ("/dev/mem", "/dev/kmsg", "/dev/port", "/dev/sda", "/dev/vda", "/dev
              "/dev/fuse", "/dev/vsock", "/dev/net/tun"):
     attempt(path, lambda: os.close(os.open(path, os.O_RDONLY)))
 attempt("mknod", lambda: os.mknod("device", 0o600 | 0o020000, os.makedev(1, 1)))
-""",
+""",  # noqa: E501
     "chroot": """
 attempt("chroot", lambda: os.chroot("."))
 attempt("chdir out", lambda: (os.chdir(T["folder"]), open("canary").read()))
@@ -110,16 +110,16 @@ for path in tried:
     attempt("lease", lambda: fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK))
     if libc.syscall(ctypes.c_long(452), fd, b"", info.st_mode & 0o7777, 0x1000) == 0: print("BREACH fchmodat2")
     os.close(fd)
-""",
+""",  # noqa: E501
     "the mount table": """
 request, found = struct.pack("=IIQQ", 24, 0, 2**64 - 1, 0), ctypes.create_string_buffer(4096)
 if libc.syscall(ctypes.c_long(458), request, found, ctypes.c_long(100), 0) >= 0: print("BREACH listmount")
-""",
+""",  # noqa: E501
     "outside by a program": """
 import subprocess
 seen = subprocess.run(["sh", "-c", "cat " + T["canary"] + " /etc/shadow; ls " + T["folder"]], capture_output=True)
 if seen.stdout: print("BREACH", seen.stdout[:200])
-""",
+""",  # noqa: E501
 }
 
 SECRETS = {
@@ -131,7 +131,7 @@ for pid in {1, PARENT, T["owner"]}:
     "environment of the run": """
 extra = set(os.environ) - {"PATH", "HOME", "TMPDIR", "LANG", "USER", "LOGNAME", "LC_CTYPE", "PWD", "SHLVL", "_"}
 if extra: print("BREACH", extra)
-""",
+""",  # noqa: E501
     "kernel log": """
 buffer = ctypes.create_string_buffer(256)
 if libc.klogctl(3, buffer, 256) > 0: print("BREACH", buffer.raw)
@@ -156,7 +156,7 @@ attempt("abstract", lambda: connect("\\0" + T["abstract"]))
 attempt("named", lambda: connect(T["unix"]))
 for path in ("/run/docker.sock", "/var/run/docker.sock", "/run/dbus/system_bus_socket", "/run/systemd/private"):
     attempt(path, lambda: connect(path))
-""",
+""",  # noqa: E501
     "datagrams by a socket pair": """
 places = [T["datagrams"], "\\0" + T["abstract_datagrams"]]
 places += ["/run/systemd/journal/socket", "/run/systemd/journal/dev-log", "/dev/log", "/run/systemd/notify"]
@@ -167,7 +167,7 @@ for place in places:
         attempt("sendmsg", lambda: sender(kind).sendmsg([b""], [], 0, place))
     for kind in (socket.SOCK_DGRAM, socket.SOCK_RAW, socket.SOCK_STREAM, socket.SOCK_SEQPACKET):
         attempt("connect", lambda: sender(kind).connect(place))
-""",
+""",  # noqa: E501
     "the internet and metadata": """
 for host in ("169.254.169.254", "1.1.1.1"):
     attempt(host, lambda: socket.create_connection((host, 80), timeout=1).close())
@@ -178,7 +178,7 @@ for family in (40, 16, 17, 38, 31, 30, 44, 39):  # vsock, netlink, packet, alg, 
     attempt(family, lambda: socket.socket(family, socket.SOCK_RAW if family in (16, 17) else socket.SOCK_DGRAM))
     attempt(family, lambda: socket.socket(family, socket.SOCK_STREAM))
 attempt("raw", lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1))
-""",
+""",  # noqa: E501
 }
 
 PROCESSES = {
@@ -186,7 +186,7 @@ PROCESSES = {
 for pid in {T["owner"], PARENT, 1 if os.getppid() else PARENT}:  # in a pid namespace of its own, 1 is its own
     attempt(pid, lambda: os.kill(pid, 0))
 attempt("pidfd", lambda: signal.pidfd_send_signal(os.pidfd_open(T["owner"]), 0))
-""",
+""",  # noqa: E501
     "trace others": """
 for pid in (T["owner"], PARENT):
     if libc.ptrace(0x4206, pid, None, None) == 0: print("BREACH seize")
@@ -200,7 +200,7 @@ for pid in (T["owner"], PARENT):
     attempt("prlimit", lambda: resource.prlimit(pid, resource.RLIMIT_NOFILE))
     attempt("affinity", lambda: os.sched_setaffinity(pid, os.sched_getaffinity(0)))
     attempt("priority", lambda: os.setpriority(os.PRIO_PROCESS, pid, os.getpriority(os.PRIO_PROCESS, pid)))
-""",
+""",  # noqa: E501
     "stay below the host": """
 if os.getppid() == 1: print("BREACH")
 try: os.setpgid(0, os.getppid()); print("BREACH joined the host's group")
@@ -268,5 +268,5 @@ if 0 in (os.getuid(), os.geteuid(), os.getgid(), os.getegid()) or os.getuid() ==
 if os.getgroups() not in ([], [os.getgid()]): print("BREACH groups", os.getgroups())
 attempt("setuid", lambda: os.setuid(0))
 attempt("setgroups", lambda: os.setgroups([0]))
-""",
+""",  # noqa: E501
 }

@@ -21,7 +21,8 @@ _MEMORY = Limits(memory_bytes=64 * 2**20)
 _SECRET = "AGENTRL_CONFORMANCE_SECRET"
 _SEGFAULT = "import ctypes; print('here', flush=True); ctypes.string_at(0)"
 _STUBBORN = {
-    "ignores signals": "import signal\nfor n in (1, 2, 15, 20): signal.signal(n, signal.SIG_IGN)\nwhile 1: pass",
+    "ignores signals": "import signal\nfor n in (1, 2, 15, 20): signal.signal(n, "
+    "signal.SIG_IGN)\nwhile 1: pass",
     "stops itself": "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)",
     "holds the interpreter lock in C": "import re\nre.match(r'(a+)+$', 'a' * 64 + 'b')",
 }
@@ -32,13 +33,15 @@ _MAIN = (
     "if __name__ == '__main__': threading.Timer(0.05, late).start(); print('main')"
 )
 _LEAVE = (
-    "import builtins, os, random, sys, json\nbuiltins.print = None\nbuiltins.left = 1\nsys.modules['json'] = None\n"
+    "import builtins, os, random, sys, json\nbuiltins.print = None\nbuiltins.left = "
+    "1\nsys.modules['json'] = None\n"
     "os.environ['LEFT'] = '1'\nos.chdir('/')\nsys.path.insert(0, '/left')\nos.umask(0)\n"
     "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))"
 )
 _LOOK = (
     "import builtins, json, os, resource, sys\n"
-    "print(hasattr(builtins, 'left'), json is None, 'LEFT' in os.environ, os.getcwd() == '/', '/left' in sys.path,"
+    "print(hasattr(builtins, 'left'), json is None, 'LEFT' in os.environ, os.getcwd() == '/', "
+    "'/left' in sys.path,"
     " 'left' in globals(), resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 20)"
 )
 

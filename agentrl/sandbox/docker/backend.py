@@ -45,7 +45,8 @@ def host_settings(spec: SandboxSpec) -> HostSettings:
     if room is not None and room < HOST_BYTES + spec.limits.memory_bytes:
         raise ConfigError(
             f"DockerSettings.memory_bytes={room} is below the {HOST_BYTES} bytes of the host and "
-            f"Limits.memory_bytes={spec.limits.memory_bytes} of one run together; raise it, or leave it out"
+            f"Limits.memory_bytes={spec.limits.memory_bytes} of one run together; raise it, or "
+            "leave it out"
         )
     executing = HostSettings(confine=True, max_executing=spec.max_executing).permits
     launcher = DockerLauncher(

@@ -49,7 +49,8 @@ def connect(settings: DockerSettings) -> Client:
         raise _unreachable(error, place) from error
     if tuple(map(int, version.split("."))) < _OLDEST_API:
         raise MachineError(
-            f"the container engine at {place} speaks Docker API {version}; {oldest} (Docker 19.03, podman 3) or later "
+            f"the container engine at {place} speaks Docker API {version}; {oldest} (Docker 19.03, "
+            "podman 3) or later "
             "is needed; update it"
         )
     with _lock:
@@ -92,7 +93,8 @@ def _way(settings: DockerSettings) -> dict[str, Any]:
         found = dict(docker.context.ContextAPI.kwargs_from_context())
     except (docker.errors.DockerException, OSError, ValueError) as error:
         raise MachineError(
-            f"the way to the container engine cannot be used: {error}; correct DOCKER_CERT_PATH or the current Docker "
+            f"the way to the container engine cannot be used: {error}; correct DOCKER_CERT_PATH or "
+            "the current Docker "
             "context (docker context ls), or set DOCKER_HOST"
         ) from error
     if context not in (None, "", "default") and not found:
@@ -105,7 +107,7 @@ def _way(settings: DockerSettings) -> dict[str, Any]:
 def _reason(error: BaseException, place: str) -> tuple[str, str]:
     """What went wrong and what to do, by the first cause that says so."""
     causes = list(_causes(error))
-    start = "start it (systemctl start docker, or Docker Desktop), or name one in DOCKER_HOST or DockerSettings.host"
+    start = "start it (systemctl start docker, or Docker Desktop), or name one in DOCKER_HOST or DockerSettings.host"  # noqa: E501
     if any(isinstance(cause, FileNotFoundError) for cause in causes):
         return "the socket does not exist", start
     if any(isinstance(cause, ConnectionRefusedError) for cause in causes):
@@ -113,7 +115,8 @@ def _reason(error: BaseException, place: str) -> tuple[str, str]:
     if any(isinstance(cause, PermissionError) for cause in causes):
         return (
             "permission denied",
-            'let this user speak to it (sudo usermod -aG docker "$USER", then log in again), or set DOCKER_HOST to '
+            'let this user speak to it (sudo usermod -aG docker "$USER", then log in again), or '
+            "set DOCKER_HOST to "
             "an engine of your own (podman system service)",
         )
     if any(isinstance(cause, socket.gaierror) for cause in causes):

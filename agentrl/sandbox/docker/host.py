@@ -126,7 +126,7 @@ class ContainerHost:
         except SandboxError as error:
             return said or str(error)
         if code == _SIGKILLED:
-            return f"its container was killed, by its limit DockerSettings.memory_bytes or from outside; {said}"
+            return f"its container was killed, by its limit DockerSettings.memory_bytes or from outside; {said}"  # noqa: E501
         return f"its container ended with exit code {code}{': ' + said if said else ''}"
 
     def end(self, patience_s: float) -> None:

@@ -80,7 +80,8 @@ def lacks_python(name: str, why: str) -> MachineError:
     """The error for an image in which the host cannot be started."""
     oldest = ".".join(map(str, OLDEST_PYTHON))
     return MachineError(
-        f"the image {name} {why}, and the host of the sandboxes needs Python {oldest} or later; to put one beside what "
+        f"the image {name} {why}, and the host of the sandboxes needs Python {oldest} or later; to "
+        "put one beside what "
         f"the image holds, type: {_command(name)}"
     )
 
@@ -151,7 +152,8 @@ def _bring(client: Client, name: str) -> str:
     except (docker.errors.APIError, requests.RequestException) as error:
         why = getattr(error, "explanation", None) or error
         raise MachineError(
-            f"the image {name} could not be brought: {why}; check the name and the way to its registry"
+            f"the image {name} could not be brought: {why}; check the name and the way to its "
+            "registry"
         ) from error
     return "pulled"
 
@@ -213,7 +215,8 @@ def _graft(client: Client, image: Image) -> None:
     own_arch = os.uname().machine
     if {"amd64": "x86_64", "arm64": "aarch64"}.get(engine_arch, engine_arch) != own_arch:
         raise MachineError(
-            f"the image {image.name} has no Python and is for {engine_arch}, this machine is {own_arch}: its Python "
+            f"the image {image.name} has no Python and is for {engine_arch}, this machine is "
+            f"{own_arch}: its Python "
             "cannot be added; add python3 in a Dockerfile and name that folder"
         )
     context, command = graft_tar(f"FROM {image.id}\nCOPY {GRAFT_FOLDER} {GRAFT_FOLDER}\n")

@@ -52,7 +52,7 @@ sys.path.insert(0, "/run/host.zip")
 from host.relay import main
 sys.path.remove("/run/host.zip")
 main()
-"""
+"""  # noqa: E501
 
 
 @dataclass(frozen=True)

@@ -53,13 +53,16 @@ class DockerSettings(Section):
         if self.host is not None and self.host.partition("://")[0] not in _SCHEMES:
             raise self.broken(
                 "host",
-                f" must begin with unix://, tcp://, http:// or https://, got {self.host!r}; the socket of an engine "
-                "behind ssh can be forwarded: ssh -nNT -L /tmp/engine.sock:/var/run/docker.sock HOST",
+                f" must begin with unix://, tcp://, http:// or https://, got {self.host!r}; the "
+                "socket of an engine "
+                "behind ssh can be forwarded: ssh -nNT -L /tmp/engine.sock:/var/run/docker.sock "
+                "HOST",
             )
         for folder in self.readable:
             if not folder.startswith("/") or folder.rstrip("/") in ("", "/proc", "/sys", "/dev"):
                 raise self.broken(
                     "readable",
-                    f": {folder!r} must be an absolute folder below / and none of the kernel's own (/proc, /sys, /dev)",
+                    f": {folder!r} must be an absolute folder below / and none of the kernel's own "
+                    "(/proc, /sys, /dev)",
                 )
         return self

@@ -46,7 +46,7 @@ _DEVICES = (
     "urandom",
 )  # no zero: a mapping of it is shared memory that no process shows
 _ISOLATION = (
-    "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try",
+    "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try",  # noqa: E501
     "--hostname", "sandbox", "--die-with-parent", "--new-session",
 )  # fmt: skip
 _REFUSAL = (
@@ -58,8 +58,10 @@ _SWITCHES = (
     (
         "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
         "1",
-        "AppArmor allows user namespaces to named programs only (Ubuntu 23.10 and later): sudo sysctl "
-        "kernel.apparmor_restrict_unprivileged_userns=0, or give bwrap a profile that allows userns",
+        "AppArmor allows user namespaces to named programs only (Ubuntu 23.10 and later): sudo "
+        "sysctl "
+        "kernel.apparmor_restrict_unprivileged_userns=0, or give bwrap a profile that allows "
+        "userns",
     ),
     (
         "/proc/sys/kernel/unprivileged_userns_clone",
@@ -96,7 +98,8 @@ def find_bwrap() -> str:
     found = shutil.which("bwrap")
     if found is None:
         raise MachineError(
-            "bubblewrap is not installed: no bwrap in PATH; install the system's package bubblewrap (apt install "
+            "bubblewrap is not installed: no bwrap in PATH; install the system's package "
+            "bubblewrap (apt install "
             "bubblewrap, dnf install bubblewrap)"
         )
     return os.path.realpath(found)
@@ -175,7 +178,8 @@ def _own_folders(modules: Sequence[str]) -> dict[str, str]:
     for path in folders:
         if _is_below(path, (namespaced_slot.TEMP, namespaced_slot.PLACE)):
             raise MachineError(
-                f"{path} is needed, and each run has a {namespaced_slot.TEMP} of its own; install it elsewhere"
+                f"{path} is needed, and each run has a {namespaced_slot.TEMP} of its own; install "
+                "it elsewhere"
             )
     return {f"{_HOST}/host": str(HOST_FOLDER), **folders}
 
@@ -286,8 +290,10 @@ def _remedy(said: str) -> str:
         return "a setuid bwrap cannot be used here: chmod u-s it where user namespaces are allowed"
     if os.path.exists("/.dockerenv") or os.path.exists("/run/.containerenv"):
         return (
-            "this container refuses namespaces: start it with --security-opt seccomp=unconfined --security-opt "
-            "apparmor=unconfined --security-opt systempaths=unconfined (and --cap-add SYS_ADMIN where it runs as "
+            "this container refuses namespaces: start it with --security-opt seccomp=unconfined "
+            "--security-opt "
+            "apparmor=unconfined --security-opt systempaths=unconfined (and --cap-add SYS_ADMIN "
+            "where it runs as "
             "root)"
         )
-    return "this machine refuses what bubblewrap needs; bwrap --unshare-all --ro-bind / / true shows it as well"
+    return "this machine refuses what bubblewrap needs; bwrap --unshare-all --ro-bind / / true shows it as well"  # noqa: E501

@@ -28,7 +28,7 @@ OnEnd = Callable[[], None]
 
 _REMOVE_S = 5.0
 _LISTENER_S = 10.0
-_BOOT = "import sys; sys.path.insert(0, {folder!r}); from host.{module} import main; sys.path.remove({folder!r}); main()"
+_BOOT = "import sys; sys.path.insert(0, {folder!r}); from host.{module} import main; sys.path.remove({folder!r}); main()"  # noqa: E501
 FOLDER_PREFIX = "agentrl-sandbox-"  # of a host's folder, before its owner
 HOST_FOLDER = Path(__file__).parents[1] / "host"
 
@@ -76,7 +76,9 @@ class Host(Protocol):
 
 
 class Launcher(Protocol):
-    """Starts a host somewhere. Hashable: sandboxes with equal launchers and settings share a host."""
+    """Starts a host somewhere. Hashable: sandboxes with equal launchers and settings share a
+    host.
+    """
 
     @property
     def host_settings(self) -> Mapping[str, Any]:

@@ -177,7 +177,8 @@ class ForkedSandbox(Sandbox):
         except TimeoutError:
             self.kill_now()
             raise SandboxError(
-                f"a sandbox was not ready within SandboxSpec.start_timeout_s={self._start_timeout_s:g}; "
+                "a sandbox was not ready within "
+                f"SandboxSpec.start_timeout_s={self._start_timeout_s:g}; "
                 "raise it, or start fewer at one time (SandboxSpec.max_starting)"
             ) from None
 
@@ -261,7 +262,8 @@ def _check_program(
     for name, value in env.items():
         if not name or "=" in name or "\0" in name + value or not _is_encodable(name + value):
             raise ValueError(
-                f"env: {name!r}={value!r} cannot be a variable; a name holds no '=', and both are UTF-8 without a NUL"
+                f"env: {name!r}={value!r} cannot be a variable; a name holds no '=', and both are "
+                "UTF-8 without a NUL"
             )
 
 
@@ -269,8 +271,10 @@ def _check_lasting(limits: Limits, own: Limits) -> None:
     for name in _SET_AT_START:
         if getattr(limits, name) != getattr(own, name):
             raise ConfigError(
-                f"{name}={getattr(limits, name)} cannot be set for one run of an interpreter that keeps its variables "
-                f"(it was started with {getattr(own, name)}); set Limits.{name}, or run with persist='files'"
+                f"{name}={getattr(limits, name)} cannot be set for one run of an interpreter that "
+                "keeps its variables "
+                f"(it was started with {getattr(own, name)}); set Limits.{name}, or run with "
+                "persist='files'"
             )
 
 
@@ -285,5 +289,6 @@ def _is_encodable(text: str) -> bool:
 def _check_size(path: str, data: bytes, limits: Limits) -> None:
     if len(data) > limits.file_bytes:
         raise FileRefusedError(
-            f"{path!r}: {len(data)} bytes exceed the limit of {limits.file_bytes}; raise Limits.file_bytes"
+            f"{path!r}: {len(data)} bytes exceed the limit of {limits.file_bytes}; raise "
+            "Limits.file_bytes"
         )

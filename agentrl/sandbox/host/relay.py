@@ -1,7 +1,7 @@
 """Relay: the first process of a container; stands in for the owner there.
 
-The owner speaks over standard input and output, in chunks of ``mux``; the relay gives the supervisor a
-control socket and each slot a socket of its own, as an owner on this machine would.
+The owner speaks over standard input and output, in chunks of ``mux``; the relay gives the
+supervisor a control socket and each slot a socket of its own, as an owner on this machine would.
 
     owner ──stdin, stdout of the container──► relay (pid 1) ──a socket each──► supervisor, slots
 

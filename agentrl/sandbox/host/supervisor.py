@@ -277,7 +277,9 @@ class Supervisor:
         )
 
     def _counts_for_itself(self, uid: int | None) -> bool:
-        """Whether RLIMIT_NPROC counts nothing but the slot's own processes, or is not set at all."""
+        """Whether RLIMIT_NPROC counts nothing but the slot's own processes, or is not set at
+        all.
+        """
         return self.abi is None or uid is not None or self.namespaced
 
     def reap(self) -> None:

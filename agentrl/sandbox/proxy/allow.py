@@ -93,7 +93,8 @@ def _parse(entry: str) -> _Entry:
     address = _address(name)
     if port == 0 or not is_host(name) or (below and address is not None):
         raise ConfigError(
-            f"NetworkSpec.allow: {entry!r} is no host; write host, host:port, *.domain or an address with its port"
+            f"NetworkSpec.allow: {entry!r} is no host; write host, host:port, *.domain or an "
+            "address with its port"
         )
     if address is not None and address.is_link_local:
         raise ConfigError(

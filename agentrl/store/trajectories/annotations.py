@@ -45,7 +45,8 @@ def encode_annotation(
     for name, array in annotation.arrays.items():
         if array.ndim != 1 or array.dtype.kind not in "biuf":
             raise StoreError(
-                f"annotation {name!r} of trajectory {annotation.trajectory_id!r} must be a one-dimensional array of "
+                f"annotation {name!r} of trajectory {annotation.trajectory_id!r} must be a "
+                "one-dimensional array of "
                 f"numbers, got dtype {array.dtype} and shape {array.shape}"
             )
     record = {

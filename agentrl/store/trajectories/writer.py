@@ -256,7 +256,8 @@ class TrajectoryWriter:
         )
         if not moved:
             raise StoreError(
-                f"the store has taken nothing for {self._timeout_s:g} s ({self._issued - handled} entries wait); is "
+                f"the store has taken nothing for {self._timeout_s:g} s ({self._issued - handled} "
+                "entries wait); is "
                 f"the disk of {self._run.root} there?"
             )
 
@@ -269,7 +270,8 @@ class TrajectoryWriter:
         waiting = self._issued - self._handled
         failure = write_failure(what, self._run.root, error)
         self._error = type(failure)(
-            f"{failure}; {waiting} entries for {self._run.root} were not stored: fix that, then --resume"
+            f"{failure}; {waiting} entries for {self._run.root} were not stored: fix that, then "
+            "--resume"
         )
         self._error.__cause__ = error
         self._changed.notify_all()

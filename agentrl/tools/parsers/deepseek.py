@@ -28,7 +28,7 @@ _FENCE = "```"
 class DeepSeekParser:
     """Reads the calls between ``<｜tool▁calls▁begin｜>`` and ``<｜tool▁calls▁end｜>``, or without these
     two.
-    """
+    """  # noqa: E501
 
     marks = Marks(opens=(_OPEN,), closes=(_CLOSE,), others=_BLOCKS)
 

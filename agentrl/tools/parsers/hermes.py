@@ -66,7 +66,7 @@ def _read_block(text: str, start: int, reading: Reading) -> int:
             "malformed_json", f"the call is no valid JSON: {fault}; write it as {_FORM}", raw
         )
     elif end and (extra := text[body_end : end.start()].strip()):
-        detail = f"one block holds one call, but {extra[:40]!r} follows its JSON; put it into another one"
+        detail = f"one block holds one call, but {extra[:40]!r} follows its JSON; put it into another one"  # noqa: E501
         reading.problem("malformed_json", detail, raw)
     else:
         reading.object_call(value, raw, key="arguments", form=_FORM)

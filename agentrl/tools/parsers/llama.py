@@ -78,7 +78,7 @@ def _read_tagged(text: str, start: int, reading: Reading) -> int:
         reading.problem("malformed_json", f"no call follows {_TAG}; write it as {_TAG}{_FORM}", raw)
         return len(text)
     if (written := len(match.group(2))) > _MAX_WRITTEN:
-        detail = f"arguments in brackets may have {_MAX_WRITTEN} characters, got {written}; write {_TAG}{_FORM}"
+        detail = f"arguments in brackets may have {_MAX_WRITTEN} characters, got {written}; write {_TAG}{_FORM}"  # noqa: E501
         reading.problem("bad_arguments", detail, raw)
         return len(text)
     try:

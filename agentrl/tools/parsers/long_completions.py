@@ -25,7 +25,7 @@ PARSER_THREADS = BoundedThreads(2, "agentrl-parser")
 """The threads in which longer ones are waited for, or read where the parser is a user's own."""
 
 _DEADLINE_S = 300.0
-_BOOT = "import sys; sys.path[:] = sys.argv[1:]; from agentrl.tools.parsers.long_completions import serve; serve()"
+_BOOT = "import sys; sys.path[:] = sys.argv[1:]; from agentrl.tools.parsers.long_completions import serve; serve()"  # noqa: E501
 
 
 async def read_completion(
@@ -59,8 +59,10 @@ def _in_process(asked: bytes) -> ParsedMessage:
     if ended.returncode != 0:
         said = ended.stderr.decode(errors="replace").strip()[-400:]
         raise MachineError(
-            f"a process that reads a long completion of {len(asked)} bytes ended with status {ended.returncode}: "
-            f"{said or 'it said nothing'}; where it was killed, give the machine more memory or lower "
+            f"a process that reads a long completion of {len(asked)} bytes ended with status "
+            f"{ended.returncode}: "
+            f"{said or 'it said nothing'}; where it was killed, give the machine more memory or "
+            "lower "
             "rollout.max_turn_tokens"
         )
     answer: ParsedMessage = pickle.loads(ended.stdout)

@@ -64,7 +64,8 @@ def parser_for(
         if parsed.tool_calls == (call,) and not parsed.problems and parsed.message["content"] == "":
             return parser
     raise ConfigError(
-        f"RolloutSpec.parser: auto finds no parser for the calls that the model's chat template writes: {written!r}; "
+        "RolloutSpec.parser: auto finds no parser for the calls that the model's chat template "
+        f"writes: {written!r}; "
         "name your own as package.module:Class, or none for a task without tools"
     )
 

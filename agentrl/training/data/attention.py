@@ -61,7 +61,8 @@ class Masks:
                 hidden, -torch.inf
             )
             self._made[window] = mask
-        # the mask depends on distances alone, so that of a span nearer to the beginning lies further right
+        # the mask depends on distances alone, so that of a span nearer to the beginning lies
+        # further right
         return mask[: span.size, self._deepest - span.first : self._deepest + span.size]
 
 
@@ -101,7 +102,8 @@ def segment_attention(
     for name in ("softcap", "s_aux"):
         if extras.get(name) is not None:
             raise ConfigError(
-                f"ActorSpec.model_path: this family's attention uses {name!r}, which attention='segments' "
+                f"ActorSpec.model_path: this family's attention uses {name!r}, which "
+                "attention='segments' "
                 f"lacks; train it on a GPU with attention='flash_attention_2'"
             )
     outputs: list[Tensor] = []

@@ -45,7 +45,8 @@ def demonstration_group(
     if not turns:
         raise DataError(
             f"demonstration {group_index} has no assistant's message within {max_tokens} tokens "
-            f"(EpisodeLimits.max_prompt_tokens + EpisodeLimits.max_response_tokens); raise them or leave the row "
+            "(EpisodeLimits.max_prompt_tokens + EpisodeLimits.max_response_tokens); raise them or "
+            "leave the row "
             f"out"
         )
     task = Task(
@@ -114,8 +115,10 @@ def tool_specs(tools: Any, where: str) -> tuple[ToolSpec, ...]:
         return tuple(_spec(tool) for tool in given)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DataError(
-            f'{where}: \'tools\' must be a list of {{"name", "description", "parameters"}}, also as '
-            f'{{"type": "function", "function": ...}}, got {tools!r:.200} ({type(error).__name__}: {error})'
+            f'{where}: \'tools\' must be a list of {{"name", "description", "parameters"}}, also '
+            "as "
+            f'{{"type": "function", "function": ...}}, got {tools!r:.200} ({type(error).__name__}: '
+            f"{error})"
         ) from None
 
 
@@ -145,7 +148,8 @@ def read_demonstration(
     messages: Any = row.get("messages") if isinstance(row, Mapping) else row
     if not is_conversation(messages):
         raise DataError(
-            f"{where} must be a list of chat messages or a mapping with 'messages', got {row!r:.200}"
+            f"{where} must be a list of chat messages or a mapping with 'messages', got "
+            f"{row!r:.200}"
         )
     read = stored_messages(messages, f"{where}: messages")
     if not any(message["role"] == "assistant" for message in read):

@@ -149,7 +149,8 @@ def partition_groups(
     totals = np.bincount(owner, weights=np.asarray(lengths)).astype(np.int64)
     if int(totals.max(initial=0)) > layout.micro_batch_tokens:
         raise ConfigError(
-            f"StageSettings.micro_batch_tokens must be at least the longest pair (the two are compared in "
+            "StageSettings.micro_batch_tokens must be at least the longest pair (the two are "
+            "compared in "
             f"one micro-batch), got {layout.micro_batch_tokens} for a pair of {int(totals.max())} "
             f"tokens; raise it, or leave long pairs out of the data"
         )
@@ -209,7 +210,9 @@ def union(plans: Sequence[Plan]) -> Plan:
 
 
 def sample_weights(batch: Batch, plan: Plan, reduction: Callable[[Counts], F64]) -> F64:
-    """``[S]`` float64 w_s by row of ``batch``, for the mini-batch of ``plan``; 0 for other samples."""
+    """``[S]`` float64 w_s by row of ``batch``, for the mini-batch of ``plan``; 0 for other
+    samples.
+    """
     rows = plan.samples
     ends = np.concatenate([[0], np.cumsum(batch.loss_mask != 0)])[batch.cu_seqlens]
     weights = np.zeros(batch.num_samples, dtype=np.float64)
@@ -271,9 +274,11 @@ def _check_fits(sizes: I64, layout: Layout) -> None:
     longest = int(sizes.max(initial=0))
     if longest > layout.micro_batch_tokens:
         raise ConfigError(
-            f"StageSettings.micro_batch_tokens must be at least the longest sample (a sample is never "
+            "StageSettings.micro_batch_tokens must be at least the longest sample (a sample is "
+            "never "
             f"split), got {layout.micro_batch_tokens} for a sample of {longest} tokens; raise it "
-            f"(and StageSettings.logprob_micro_batch_tokens), or lower EpisodeLimits.max_prompt_tokens or "
+            "(and StageSettings.logprob_micro_batch_tokens), or lower "
+            "EpisodeLimits.max_prompt_tokens or "
             f"EpisodeLimits.max_response_tokens"
         )
 

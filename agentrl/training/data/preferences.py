@@ -62,7 +62,8 @@ def preference_group(
         if length > max_tokens:
             raise DataError(
                 f"preference pair {group_index}: its {side} conversation has {length} tokens, "
-                f"more than {max_tokens} (EpisodeLimits.max_prompt_tokens + EpisodeLimits.max_response_tokens); "
+                f"more than {max_tokens} (EpisodeLimits.max_prompt_tokens + "
+                "EpisodeLimits.max_response_tokens); "
                 f"raise them or leave the row out"
             )
     if _ids(both[0]) == _ids(both[1]):

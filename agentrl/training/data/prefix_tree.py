@@ -56,7 +56,8 @@ def shared_spans(
     alike = [_common(samples[one], samples[other]) for one, other in itertools.pairwise(order)]
     spans: list[Span] = []
     paths: list[tuple[int, ...]] = [()] * len(samples)
-    # ranges of ``order`` whose samples are alike at least up to ``first``, with their path up to there
+    # ranges of ``order`` whose samples are alike at least up to ``first``, with their path up to
+    # there
     waiting: list[tuple[int, int, int, tuple[int, ...]]] = [(0, len(order), 0, ())]
     while waiting:
         low, high, first, path = waiting.pop()

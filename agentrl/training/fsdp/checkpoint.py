@@ -106,7 +106,8 @@ def load_checkpoint(
     if set(state) != set(stored):
         odd = sorted(set(state) ^ set(stored))[0]
         raise StoreError(
-            f"{folder} belongs to another model or optimizer: {odd!r} is {'missing' if odd in state else 'too much'} "
+            f"{folder} belongs to another model or optimizer: {odd!r} is "
+            f"{'missing' if odd in state else 'too much'} "
             "there; resume with the configuration that wrote it"
         )
     try:

@@ -112,7 +112,8 @@ def load_policy(
     )
     if missing:
         raise DataError(
-            f"ActorSpec.model_path={str(path)!r} lacks weights of a causal model ({sorted(missing)[0]!r}); "
+            f"ActorSpec.model_path={str(path)!r} lacks weights of a causal model "
+            f"({sorted(missing)[0]!r}); "
             f"a reward model is no policy to start from"
         )
     model = PolicyModel(hf, attention, device)
@@ -122,6 +123,7 @@ def load_policy(
     if attention == "flash_attention_2" or model.check(ids, rows, lambda logits: logits[0, rows]):
         return model
     raise ConfigError(
-        f"ActorSpec.model_path={str(path)!r}: {type(model.hf).__name__} changes logits after its output "
+        f"ActorSpec.model_path={str(path)!r}: {type(model.hf).__name__} changes logits after its "
+        "output "
         f"layer (capping or scaling), which the trainer doesn't do; choose another family"
     )

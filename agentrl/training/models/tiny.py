@@ -18,8 +18,8 @@ SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 # Qwen marks these special=False, and so does a model that should behave as its models do.
 MARKERS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
-# Single digits, so that numbers are copied digit by digit. Unlike Qwen's, a word does not include the
-# space before it, so that a name has the same tokens in a question, a call and a document.
+# Single digits, so that numbers are copied digit by digit. Unlike Qwen's, a word does not include
+# the space before it, so that a name has the same tokens in a question, a call and a document.
 _WORDS = r"\p{N}|\p{L}+| ?[^\s\p{L}\p{N}]+|\s+"
 
 

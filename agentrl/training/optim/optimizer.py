@@ -14,10 +14,11 @@ __all__ = ["build_optimizers", "learning_rate_factor"]
 
 
 def learning_rate_factor(spec: OptimSpec, step: int, total_steps: int | None) -> float:
-    """The share of the learning rate in optimizer step ``step``, counted from 0; a pure function, so resume is exact.
+    """The share of the learning rate in optimizer step ``step``, counted from 0; a pure function,
+    so resume is exact.
 
-    Rises linearly over ``warmup_steps``, stays until ``flat_fraction`` of ``total_steps``, and decays to
-    ``final_fraction`` at the last step, where it stays.
+    Rises linearly over ``warmup_steps``, stays until ``flat_fraction`` of ``total_steps``, and
+    decays to ``final_fraction`` at the last step, where it stays.
 
     Raises:
         ConfigError: the schedule decays, and ``total_steps`` is None.
@@ -39,7 +40,8 @@ def learning_rate_factor(spec: OptimSpec, step: int, total_steps: int | None) ->
 def build_optimizers(
     spec: OptimSpec, model: nn.Module, head: nn.Module
 ) -> list[torch.optim.Optimizer]:
-    """One optimizer, or Muon and AdamW side by side; every group knows its top learning rate as ``base_lr``.
+    """One optimizer, or Muon and AdamW side by side; every group knows its top learning rate as
+    ``base_lr``.
 
     Args:
         spec: what to build.
@@ -73,7 +75,9 @@ def build_optimizers(
 
 
 def _hidden_matrices(model: nn.Module, head: nn.Module) -> set[str]:
-    """Names of the matrices that take one hidden vector to another: every linear layer's but the output layer's."""
+    """Names of the matrices that take one hidden vector to another: every linear layer's but the
+    output layer's.
+    """
     return {
         f"{name}.weight"
         for name, module in model.named_modules()

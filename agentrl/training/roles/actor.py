@@ -85,7 +85,8 @@ class Actor(LearningRole):
             use_deterministic_kernels()
         if spec.algorithm.policy_loss is None:
             raise ConfigError(
-                f"algorithm {spec.algorithm.name!r} trains no policy, so no actor can be built for it"
+                f"algorithm {spec.algorithm.name!r} trains no policy, so no actor can be built for "
+                "it"
             )
         self.spec = spec
         self._policy_loss = spec.algorithm.policy_loss

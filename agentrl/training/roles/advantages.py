@@ -42,7 +42,8 @@ def shard_advantages(
     trained = credit.mask != 0
     if not bool(torch.isfinite(advantages[trained]).all()):
         raise ValueError(
-            "an advantage of a trained token is not finite; look at batch.credit and batch.turn_credit"
+            "an advantage of a trained token is not finite; look at batch.credit and "
+            "batch.turn_credit"
         )
     if algorithm.normalize_advantages:
         advantages = _normalize(advantages, trained)

@@ -64,7 +64,8 @@ class Learner:
         if not math.isfinite(grad_norm):
             self._zero_grad()
             raise TrainingError(
-                f"the gradient of optimizer step {self.steps} has norm {grad_norm}; no step was taken. Look for "
+                f"the gradient of optimizer step {self.steps} has norm {grad_norm}; no step was "
+                "taken. Look for "
                 "infinite logits or advantages in the batch, or lower OptimSpec.lr",
                 rank=dist.get_rank(),
             )

@@ -153,7 +153,8 @@ class RewardLearner(RewardModel, LearningRole):
     def __init__(self, spec: RewardLearnerSpec, place: DistSpec) -> None:
         if spec.algorithm.pair_loss is None:
             raise ConfigError(
-                f"algorithm {spec.algorithm.name!r} has no pair_loss, which a reward model learns by"
+                f"algorithm {spec.algorithm.name!r} has no pair_loss, which a reward model learns "
+                "by"
             )
         super().__init__(spec, place)
         self.folder = Path(spec.model_path)
@@ -225,7 +226,8 @@ def _pairs(
     whole = first.size == second.size and first.size + second.size == rows.size
     if not whole or bool((group[owners[first]] != group[owners[second]]).any()):
         raise DataError(
-            f"a reward model learns from pairs, one sample each, but {rows.size} samples of a micro-batch are "
+            f"a reward model learns from pairs, one sample each, but {rows.size} samples of a "
+            "micro-batch are "
             f"{first.size} better and {second.size} other ones"
         )
     return first, second

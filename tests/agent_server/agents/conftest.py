@@ -1,4 +1,6 @@
-"""Agent programs of the SDKs that people use, in an environment of their own, on the real endpoint."""
+"""Agent programs of the SDKs that people use, in an environment of their own, on the real
+endpoint.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ Play: TypeAlias = Callable[..., Awaitable[Trajectory]]
 
 @pytest.fixture(scope="session")
 def python() -> str:
-    """The interpreter of the agents' environment: ``AGENTRL_AGENTS_PYTHON``, or where `make agents` puts it."""
+    """The interpreter of the agents' environment: ``AGENTRL_AGENTS_PYTHON``, or where `make agents`
+    puts it.
+    """
     path = Path(os.environ.get("AGENTRL_AGENTS_PYTHON") or ROOT / ".venv-agents" / "bin" / "python")
     if not path.is_file():
         pytest.skip(f"no environment of agents' SDKs at {path}: run `make agents`")

@@ -1,4 +1,6 @@
-"""Each SDK's agent as it comes plays an episode: it understands the policy's turns, and they stay one sequence."""
+"""Each SDK's agent as it comes plays an episode: it understands the policy's turns, and they stay
+one sequence.
+"""
 
 from __future__ import annotations
 

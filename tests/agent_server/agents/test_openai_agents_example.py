@@ -1,4 +1,6 @@
-"""The example's agent by the OpenAI Agents SDK, as it comes, on a model that generates: what it samples is trained."""
+"""The example's agent by the OpenAI Agents SDK, as it comes, on a model that generates: what it
+samples is trained.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ OVERRIDES = (
     *("run.seed=0", "controller.mode=inline", "rollout.max_running=2"),
     *("stages.warmup.steps=40", "stages.warmup.train.batch_prompts=8"),
     *("stages.rl.train.steps=2", "stages.rl.train.batch_prompts=1", "stages.rl.eval.sets={}"),
-    "stages.rl.reward.functions=[tests.rollouts.bytewise:length_reward]",  # answers of different length are a signal
+    # answers of different length are a signal
+    "stages.rl.reward.functions=[tests.rollouts.bytewise:length_reward]",
 )
 
 
@@ -64,7 +67,9 @@ def test_the_agent_is_trained_on_what_the_engine_sampled(
 
 
 def prompts_differ(run: Path) -> list[str]:
-    """Opening prompts that are not those of the demonstrations: a changed SDK would tell of its tool otherwise."""
+    """Opening prompts that are not those of the demonstrations: a changed SDK would tell of its
+    tool otherwise.
+    """
     renderer = RendererSpec(str(next(run.rglob("tokenizer.json")).parent)).build()
     tool, system = (load_object(f"task.py:{name}", EXAMPLE) for name in ("TOOL", "SYSTEM"))
     wrong = []

@@ -74,7 +74,9 @@ class BrokenServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
     def vanish(self) -> None:
-        """Ends as a process that is killed: nothing listens any more, and every connection breaks."""
+        """Ends as a process that is killed: nothing listens any more, and every connection
+        breaks.
+        """
         self.ending.set()
         self.shutdown()
         self.server_close()

@@ -1,4 +1,6 @@
-"""Answers of SGLang 0.5.23 and 0.5.18 to ``/generate`` as they were recorded, and requests for them."""
+"""Answers of SGLang 0.5.23 and 0.5.18 to ``/generate`` as they were recorded, and requests for
+them.
+"""
 
 from __future__ import annotations
 

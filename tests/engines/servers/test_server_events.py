@@ -1,4 +1,6 @@
-"""Events of a server's life: each is a log line with its fields, and a notice where a person should know."""
+"""Events of a server's life: each is a log line with its fields, and a notice where a person should
+know.
+"""
 
 from __future__ import annotations
 

@@ -97,7 +97,8 @@ async def test_a_server_below_the_least_version_is_refused_by_name(version: str)
     async with client_of(server_info=info) as (client, _):
         with pytest.raises(
             MachineError,
-            match=rf"server 0 is SGLang {version}; agentrl needs at least 0\.5\.18: install a newer",
+            match=rf"server 0 is SGLang {version}; agentrl needs at least 0\.5\.18: install a "
+            r"newer",
         ):
             await client.probe()
 

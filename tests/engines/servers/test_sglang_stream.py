@@ -1,4 +1,6 @@
-"""An answer that comes as it grows: what is new in it is told, and a server that is lost then is named."""
+"""An answer that comes as it grows: what is new in it is told, and a server that is lost then is
+named.
+"""
 
 from __future__ import annotations
 

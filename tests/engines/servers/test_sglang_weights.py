@@ -1,4 +1,6 @@
-"""Weights as bytes: files that the safetensors library reads, and the digests that a server must answer with."""
+"""Weights as bytes: files that the safetensors library reads, and the digests that a server must
+answer with.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ def padded(value: np.ndarray, rows: int) -> np.ndarray:
 
 
 def served(values: dict[str, np.ndarray], rank: int = 0, ranks: int = 1) -> dict[str, str]:
-    """What a server has: fused, cut over ranks, the vocabulary padded to 64 rows a multiple, the MLP to 32 a rank."""
+    """What a server has: fused, cut over ranks, the vocabulary padded to 64 rows a multiple, the
+    MLP to 32 a rank.
+    """
 
     def rows(name: str) -> np.ndarray:
         value = values[f"{LAYER}.{name}"]

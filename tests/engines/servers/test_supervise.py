@@ -18,8 +18,9 @@ from agentrl.engines.servers.process import FOLDER_PREFIX, ServerProcess
 
 DEADLINE_S = 60
 
-# A server as far as processes go: a child in its session, one in a session of its own, one that lost its environment,
-# shared memory that a tracker looks after, shared memory that nobody does, and a temporary file.
+# A server as far as processes go: a child in its session, one in a session of its own, one that
+# lost its environment, shared memory that a tracker looks after, shared memory that nobody does,
+# and a temporary file.
 SERVER = """
 import mmap, os, subprocess, sys, tempfile, time
 from multiprocessing import shared_memory

@@ -35,7 +35,9 @@ WARM_UP_S = 800
 
 @pytest.fixture(scope="session")
 def python() -> str:
-    """The interpreter of the servers' environment: ``AGENTRL_SGLANG_PYTHON``, or where `agentrl install` puts it."""
+    """The interpreter of the servers' environment: ``AGENTRL_SGLANG_PYTHON``, or where `agentrl
+    install` puts it.
+    """
     path = Path(os.environ.get("AGENTRL_SGLANG_PYTHON") or default_python())
     if not path.is_file():
         pytest.skip(f"no environment for SGLang servers at {path}: run `agentrl install sglang`")
@@ -168,7 +170,9 @@ Neighbour: TypeAlias = Callable[..., BrokenServer]
 
 @pytest.fixture
 def neighbour(server: str) -> Iterator[Neighbour]:
-    """Starts a server that does what the real one does, but something else on one route, where requests come."""
+    """Starts a server that does what the real one does, but something else on one route, where
+    requests come.
+    """
     with ExitStack() as stack:
 
         def start(behaviour: Behaviour, route: str = "/generate") -> BrokenServer:

@@ -1,4 +1,6 @@
-"""Real servers end with whoever runs them, whichever process is killed, and leave nothing on the machine."""
+"""Real servers end with whoever runs them, whichever process is killed, and leave nothing on the
+machine.
+"""
 
 from __future__ import annotations
 

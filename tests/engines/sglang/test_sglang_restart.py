@@ -1,4 +1,6 @@
-"""Servers of our own that are killed: requests go on, and a server comes back with the current weights."""
+"""Servers of our own that are killed: requests go on, and a server comes back with the current
+weights.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ RESTART_S = 400
 
 
 def servers_of(folder: Path) -> list[int]:
-    """Processes of SGLang servers that were started with a model below ``folder``, the launching one of each."""
+    """Processes of SGLang servers that were started with a model below ``folder``, the launching
+    one of each.
+    """
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,4 +1,6 @@
-"""Rollouts that run ahead of training on a real SGLang server: what a publish interrupts goes on, with its versions."""
+"""Rollouts that run ahead of training on a real SGLang server: what a publish interrupts goes on,
+with its versions.
+"""
 
 from __future__ import annotations
 

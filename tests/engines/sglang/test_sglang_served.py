@@ -1,4 +1,6 @@
-"""`agentrl serve policy` over a real SGLang server: an agent's turns and streams, with ids and logprobs."""
+"""`agentrl serve policy` over a real SGLang server: an agent's turns and streams, with ids and
+logprobs.
+"""
 
 from __future__ import annotations
 

@@ -21,7 +21,8 @@ PROMPT = [5, 17, 200, 33, 8]
 
 @pytest.mark.parametrize(
     "sampling",
-    # not top_k=1 at another temperature: the server takes that for greedy decoding, with logprobs at temperature 1
+    # not top_k=1 at another temperature: the server takes that for greedy decoding, with logprobs
+    # at temperature 1
     [{"temperature": 0.0}, {"top_k": 1}, {"top_p": 1e-6}, {"temperature": 0.7, "top_p": 1e-6}],
     ids=[
         "greedy",

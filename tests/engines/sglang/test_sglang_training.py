@@ -50,7 +50,9 @@ def test_the_code_example_learns(tmp_path: Path, python: str, warmed_up: Path) -
 
 
 def rewards_of_groups(run_dir: Path) -> list[tuple[int, float]]:
-    """The step and the mean reward of each group that was played for training; siblings are no independent samples."""
+    """The step and the mean reward of each group that was played for training; siblings are no
+    independent samples.
+    """
     rewards = defaultdict[tuple[int, int], list[float]](list)
     for row in TrajectoryReader(RunDirectory.open(run_dir)).summaries(purpose="train"):
         if row.reward is not None:

@@ -1,4 +1,6 @@
-"""A rollout worker that dies takes its SGLang server along; another worker and server go on where it was."""
+"""A rollout worker that dies takes its SGLang server along; another worker and server go on where
+it was.
+"""
 
 from __future__ import annotations
 

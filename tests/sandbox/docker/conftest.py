@@ -1,4 +1,6 @@
-"""A real engine for the session: the one of DOCKER_HOST, or one started here with a folder and socket of its own."""
+"""A real engine for the session: the one of DOCKER_HOST, or one started here with a folder and
+socket of its own.
+"""
 
 from __future__ import annotations
 

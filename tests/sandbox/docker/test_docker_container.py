@@ -104,7 +104,7 @@ async def test_the_owners_environment_does_not_reach_the_container(
 
 async def test_each_sandbox_has_a_file_system_of_its_own(own: Make) -> None:
     spec = own().replace(limits=Limits(disk_bytes=8 * 2**20, file_bytes=8 * 2**20))
-    fill = "import os\nfor n in range(64):\n    with open(f'f{n}', 'wb') as file: file.write(bytes(2**20))"
+    fill = "import os\nfor n in range(64):\n    with open(f'f{n}', 'wb') as file: file.write(bytes(2**20))"  # noqa: E501
     async with spec.build() as full, spec.build() as other:
         result = await full.run(fill, limits=Limits())
         assert b"No space left on device" in result.stderr
@@ -142,7 +142,8 @@ async def test_sandboxes_beyond_the_containers_number_are_refused_and_their_plac
 async def test_resting_interpreters_at_their_limit_of_threads_leave_room_for_all_others(
     own: Make,
 ) -> None:
-    # one process a sandbox and one run at its limit would be 8 + 16 of the container's own, far below 8 * (1 + 16)
+    # one process a sandbox and one run at its limit would be 8 + 16 of the container's own, far
+    # below 8 * (1 + 16)
     limits = Limits(processes=16, memory_bytes=2**32)  # of which each thread reserves 64 MiB
     spec = own().replace(limits=limits, max_executing=1, persist="interpreter")
     spec = spec.replace(docker=spec.docker.replace(max_sandboxes=8))
@@ -272,7 +273,7 @@ async def test_without_landlock_the_container_keeps_its_guarantees(own: Make) ->
 
     async with build() as sandbox:
         held = await measure(sandbox)
-        places = "import os\nprint([p for p in ('/dev/shm', '/dev/mqueue', '/tmp', '/run') if os.access(p, os.W_OK)])"
+        places = "import os\nprint([p for p in ('/dev/shm', '/dev/mqueue', '/tmp', '/run') if os.access(p, os.W_OK)])"  # noqa: E501
         assert (await sandbox.run(places)).stdout == b"[]\n"
     # the image's own files can be read, as the suite's attacks on `files` and `secrets` see
     claimed = {name for name, holds in held.items() if holds}
@@ -288,7 +289,7 @@ async def test_what_a_sandbox_leaves_takes_no_room_of_the_next(own: Make) -> Non
     room = "import os\nprint(os.statvfs('.').f_bfree)"
     async with spec.build() as sandbox:
         fresh = int((await sandbox.run(room)).stdout)
-        leave = "import os\nos.mkdir('d')\nopen('d/f', 'wb').write(bytes(2**22))\nos.chmod('d', 0)\nos.chmod('.', 0)"
+        leave = "import os\nos.mkdir('d')\nopen('d/f', 'wb').write(bytes(2**22))\nos.chmod('d', 0)\nos.chmod('.', 0)"  # noqa: E501
         assert (await sandbox.run(leave)).status == "ok"
         assert int((await sandbox.run(room)).stdout) <= fresh - 2**22 // 4096
     async with spec.build() as following:

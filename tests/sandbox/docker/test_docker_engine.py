@@ -80,7 +80,7 @@ def test_a_socket_that_this_user_may_not_use_is_named_with_the_mend(tmp_path: Pa
 
 def test_an_engine_that_is_too_old_is_named_with_its_version(tmp_path: Path) -> None:
     body = json.dumps({"ApiVersion": "1.38", "Version": "18.06"}).encode()
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"  # noqa: E501
     with (
         listening(tmp_path / "s", head % len(body) + body),
         pytest.raises(MachineError, match=r"speaks Docker API 1\.38; 1\.40 .* or later is needed"),

@@ -46,7 +46,7 @@ async def say():
     print("running", flush=True)
 
 asyncio.run(main())
-"""
+"""  # noqa: E501
 
 
 @pytest.fixture

@@ -117,7 +117,8 @@ def podman(folder: Path) -> Iterator[str]:
         pytest.skip("podman is missing: apt-get install -y podman")
     if os.getuid() != 0:
         pytest.skip("podman is tried as root")
-    limits = '["nofile=1024:1024", "nproc=16384:16384"]'  # podman's defaults pass what small machines allow
+    # podman's defaults pass what small machines allow
+    limits = '["nofile=1024:1024", "nproc=16384:16384"]'
     (folder / "containers.conf").write_text(f"[containers]\ndefault_ulimits = {limits}\n")
     address = f"unix://{folder}/s.sock"
     runtime = shutil.which("runc", path="/usr/sbin:/usr/bin") or "crun"

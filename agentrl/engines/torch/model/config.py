@@ -48,8 +48,8 @@ class DecoderConfig:
         """Reads a configuration as ``PretrainedConfig.to_dict()`` or ``config.json`` has it.
 
         Raises:
-            EngineError: an architecture, activation, attention or rotary scaling that this decoder does not
-                compute, or a missing key; never a silent approximation.
+            EngineError: an architecture, activation, attention or rotary scaling that this decoder
+                does not compute, or a missing key; never a silent approximation.
         """
         problem = not_computed(config)
         if problem is not None:
@@ -87,7 +87,9 @@ class DecoderConfig:
 
 
 def not_computed(config: Mapping[str, Any]) -> str | None:
-    """What of a model the engine's own decoder does not compute: the key, what it must be and what it is; or None."""
+    """What of a model the engine's own decoder does not compute: the key, what it must be and what
+    it is; or None.
+    """
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     layers = set(config.get("layer_types") or ())
     rules: tuple[tuple[str, object, bool, str], ...] = (

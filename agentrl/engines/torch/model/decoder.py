@@ -1,7 +1,8 @@
-"""The engine's own forward pass: one token a row (``decode``), or a chunk of tokens a row (``prefill``).
+"""The engine's own forward pass: one token a row (``decode``), or a chunk of tokens a row
+(``prefill``).
 
-Legend: N decode rows, M rows being prefilled, T tokens of a chunk, L keys attended to, D width, H heads,
-K key-value heads, G = H/K queries a key-value head, E head_dim, V vocabulary.
+Legend: N decode rows, M rows being prefilled, T tokens of a chunk, L keys attended to, D width, H
+heads, K key-value heads, G = H/K queries a key-value head, E head_dim, V vocabulary.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ __all__ = ["DecoderTensors", "LayerWeights", "NativeDecoder"]
 class LayerWeights:
     """One layer. Legend: D width, H heads, K key-value heads, E head_dim, F ffn width.
 
-    Queries and keys are stored with the two halves of each head interleaved (0, E/2, 1, E/2+1, ...), so that the
-    rotary embedding is one complex product.
+    Queries and keys are stored with the two halves of each head interleaved (0, E/2, 1, E/2+1,
+    ...), so that the rotary embedding is one complex product.
 
     Args:
         qkv: ``[(H+2K)·E, D]``. qkv_bias: ``[(H+2K)·E]`` or None.
@@ -62,8 +63,9 @@ class DecoderTensors(Protocol):
 class NativeDecoder:
     """A Llama-family decoder over a static KV cache.
 
-    Attention is two batched matrix products, not ``scaled_dot_product_attention``: with one query a row they are
-    faster on a CPU, and they do not slow down under ``torch.set_float32_matmul_precision("medium")``.
+    Attention is two batched matrix products, not ``scaled_dot_product_attention``: with one query a
+    row they are faster on a CPU, and they do not slow down under
+    ``torch.set_float32_matmul_precision("medium")``.
     """
 
     def __init__(self, weights: DecoderTensors, kv: KVCache) -> None:
@@ -76,7 +78,8 @@ class NativeDecoder:
         self._eps = config.norm_eps
         self._fp32 = weights.dtype == torch.float32
         device = weights.device
-        # oneDNN's bf16 product of keys that lie apart takes three times as long as copying them together first
+        # oneDNN's bf16 product of keys that lie apart takes three times as long as copying them
+        # together first
         self._dense_keys = not self._fp32 and device.type == "cpu"
         angles = torch.outer(torch.arange(kv.capacity).float(), config.rope.frequencies(self._E))
         self._rope = torch.polar(torch.ones_like(angles), angles).to(device)  # [capacity, E/2]
@@ -112,8 +115,8 @@ class NativeDecoder:
     def prefill(
         self, tokens_MT: Tensor, positions_MT: Tensor, rows_M: Tensor, last_M: Tensor, num_keys: int
     ) -> Tensor:
-        """See ``Forward.prefill``; ``num_keys`` is L. In the last layer all tokens but each row's last give keys and
-        values alone."""
+        """See ``Forward.prefill``; ``num_keys`` is L. In the last layer all tokens but each row's
+        last give keys and values alone."""
         kv, K, E = self._kv, self._K, self._E
         M, T = tokens_MT.shape
         hidden = self._weights.embedding.index_select(0, tokens_MT.view(-1))
@@ -146,7 +149,9 @@ class NativeDecoder:
     def _project(
         self, hidden: Tensor, layer: LayerWeights, rope: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries ``[n, H, E]`` and keys ``[n, K, E]``, contiguous, and values ``[n, K·E]``, a view."""
+        """Rotated queries ``[n, H, E]`` and keys ``[n, K, E]``, contiguous, and values
+        ``[n, K·E]``, a view.
+        """
         normed = functional.rms_norm(hidden, (hidden.shape[-1],), layer.attention_norm, self._eps)
         qkv = functional.linear(normed, layer.qkv, layer.qkv_bias)
         heads = qkv[:, : self._qk_width].view(

@@ -24,7 +24,8 @@ class Forward(Protocol):
 
         Args:
             tokens_N: int64 ids.
-            positions_N: int64 position of each token; a row's ``kv.trash`` writes where nothing is read.
+            positions_N: int64 position of each token; a row's ``kv.trash`` writes where nothing is
+                read.
             blocks: keys that each run of rows must attend to, at least every live position + 1.
         """
         ...
@@ -98,5 +99,7 @@ class ServedModel(Protocol):
         ...
 
     def empty_rows(self, rows: int, context_tokens: int) -> tuple[KVCache, Forward]:
-        """KV memory for ``rows`` sequences of ``context_tokens``, and the forward passes over it."""
+        """KV memory for ``rows`` sequences of ``context_tokens``, and the forward passes over
+        it.
+        """
         ...

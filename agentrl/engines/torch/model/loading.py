@@ -25,7 +25,8 @@ def load_model(
     config: Mapping[str, Any] | None = None,
     state_dict: Mapping[str, Tensor] | None = None,
 ) -> ServedModel:
-    """The engine's own decoder where it computes the model, else transformers' forward, which is slower.
+    """The engine's own decoder where it computes the model, else transformers' forward, which is
+    slower.
 
     Args:
         place: names the folder and the dtype.
@@ -61,7 +62,8 @@ def _read_config(folder: Path) -> Mapping[str, Any]:
         config: Mapping[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise EngineError(
-            f"EnginePlace.model_path must be a Hugging Face folder with a config.json, {folder} is not: {error}",
+            f"EnginePlace.model_path must be a Hugging Face folder with a config.json, {folder} is "
+            f"not: {error}",
             retryable=False,
         ) from error
     return config

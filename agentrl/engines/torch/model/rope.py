@@ -20,11 +20,13 @@ class Rope:
     """A rotary embedding (arXiv:2104.09864), with the scalings that leave its amplitude as it is.
 
     Args:
-        kind: ``default``, ``linear`` (arXiv:2306.15595) or ``llama3`` (by wavelength, as Llama 3.1 was trained).
+        kind: ``default``, ``linear`` (arXiv:2306.15595) or ``llama3`` (by wavelength, as Llama 3.1
+            was trained).
         theta: the base.
-        factor: by which ``linear`` stretches all positions, and ``llama3`` those of long wavelengths.
-        low, high: ``llama3`` stretches wavelengths above original / low, leaves those below original / high, and
-            goes smoothly between.
+        factor: by which ``linear`` stretches all positions, and ``llama3`` those of long
+            wavelengths.
+        low, high: ``llama3`` stretches wavelengths above original / low, leaves those below
+            original / high, and goes smoothly between.
         original: positions before the stretching.
     """
 

@@ -1,7 +1,9 @@
-"""Whether the engine's rows can serve a transformers model: tried out with the model itself, once, when it is loaded.
+"""Whether the engine's rows can serve a transformers model: tried out with the model itself, once,
+when it is loaded.
 
-A family may want its masks in another form, count positions by itself, or keep a state that is no keys and values.
-So a short sequence is computed whole and without a cache, then in pieces over rows, and both must give the same.
+A family may want its masks in another form, count positions by itself, or keep a state that is no
+keys and values. So a short sequence is computed whole and without a cache, then in pieces over
+rows, and both must give the same.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ _TOLERANCE = {
 def unserved(model_type: str, cause: str) -> EngineError:
     """The refusal of a model, with what it lacks."""
     return EngineError(
-        f"TorchEngine cannot serve model_type={model_type!r}: {cause}; choose another model, or rollout.engine=sglang",
+        f"TorchEngine cannot serve model_type={model_type!r}: {cause}; choose another model, or "
+        "rollout.engine=sglang",
         retryable=False,
     )
 
@@ -45,7 +48,8 @@ def prove(module: Any, kinds: tuple[MaskKind, ...]) -> tuple[KVShape, Masks]:
         kinds: forms of its masks, tried in this order.
 
     Raises:
-        EngineError: none of them gives what the model computes alone, or it keeps no keys and values.
+        EngineError: none of them gives what the model computes alone, or it keeps no keys and
+            values.
     """
     config = module.config.get_text_config(decoder=True)
     shape = _kv_shape(module, config.model_type)
@@ -125,7 +129,9 @@ def _disagreement(module: Any, shape: KVShape, masks: Masks) -> str | None:
 
 
 def _over_rows(module: Any, shape: KVShape, masks: Masks, ids: Tensor) -> Tensor:
-    """Logits after two padded chunks in the second of two rows, then token by token beside an idle row."""
+    """Logits after two padded chunks in the second of two rows, then token by token beside an idle
+    row.
+    """
     kv = KVCache(shape, 2, _LENGTH, module.dtype, module.device)
     decoder = TransformersDecoder(module, kv, masks)
     row = torch.tensor([1], device=ids.device)
@@ -146,7 +152,9 @@ def _over_rows(module: Any, shape: KVShape, masks: Masks, ids: Tensor) -> Tensor
 
 @contextmanager
 def _short_window(config: Any) -> Iterator[int]:
-    """A sliding window that the short sequence outgrows, for as long as it is tried out; 0 where there is none."""
+    """A sliding window that the short sequence outgrows, for as long as it is tried out; 0 where
+    there is none.
+    """
     window = getattr(config, "sliding_window", None)
     if not window:
         yield 0

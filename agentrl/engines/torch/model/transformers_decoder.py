@@ -1,6 +1,8 @@
-"""Transformers' own forward over the engine's rows: slower than ``decoder.py``, for any decoder with keys and values.
+"""Transformers' own forward over the engine's rows: slower than ``decoder.py``, for any decoder
+with keys and values.
 
-Legend: N decode rows, M rows being prefilled, T tokens of a chunk, L keys attended to, K key-value heads, E head_dim.
+Legend: N decode rows, M rows being prefilled, T tokens of a chunk, L keys attended to, K key-value
+heads, E head_dim.
 """
 
 from __future__ import annotations
@@ -24,8 +26,9 @@ MaskKind = Literal["full", "sliding", "by_layer"]
 class RowCache(Cache):  # type: ignore[misc]  # transformers' classes are untyped here
     """A transformers cache that writes into chosen rows of a ``KVCache`` and reads them back.
 
-    Positions and masks are always given to the model, so it is never asked how long it is. Layers may differ in
-    heads and head size, and keys from values: all lie in the front part of the widest.
+    Positions and masks are always given to the model, so it is never asked how long it is. Layers
+    may differ in heads and head size, and keys from values: all lie in the front part of the
+    widest.
     """
 
     def __init__(self, kv: KVCache) -> None:
@@ -39,7 +42,8 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers' classes are untype
         """What the next forward writes and reads.
 
         Args:
-            rows: int64 rows ``[n]``, or a number n for the first n, which are then read without a copy.
+            rows: int64 rows ``[n]``, or a number n for the first n, which are then read without a
+                copy.
             index: ``[n, T, K]`` int64 flat index of what is written.
             num_keys: L.
         """
@@ -68,7 +72,9 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers' classes are untype
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """Which keys a query sees: ``kind`` as the model's family wants it, ``window`` keys in a sliding layer."""
+    """Which keys a query sees: ``kind`` as the model's family wants it, ``window`` keys in a
+    sliding layer.
+    """
 
     kind: MaskKind
     window: int
@@ -82,7 +88,8 @@ class Masks:
         full = _additive(keys > queries, dtype)
         if self.kind == "full":
             return full
-        # padding stands at the trash, behind all keys: key 0 stays visible, for a softmax over none would be NaN
+        # padding stands at the trash, behind all keys: key 0 stays visible, for a softmax over none
+        # would be NaN
         gone = (keys <= queries - self.window) & ((queries < num_keys) | (keys > 0))
         sliding = _additive((keys > queries) | gone, dtype)
         return (
@@ -96,7 +103,8 @@ class TransformersDecoder:
     """``Forward`` by a transformers model.
 
     Args:
-        module: takes ``position_ids``, masks of four dimensions, a ``Cache`` and ``logits_to_keep``.
+        module: takes ``position_ids``, masks of four dimensions, a ``Cache`` and
+            ``logits_to_keep``.
         masks: the form of its masks.
     """
 

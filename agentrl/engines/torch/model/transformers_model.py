@@ -31,10 +31,12 @@ _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 class TransformersModel:
-    """``ServedModel`` by transformers' own forward, with the engine's rows as its cache (the slower path).
+    """``ServedModel`` by transformers' own forward, with the engine's rows as its cache (the slower
+    path).
 
     Args:
-        module: of a causal language model, with its weights; its output layer is replaced by one in float32.
+        module: of a causal language model, with its weights; its output layer is replaced by one in
+            float32.
         device: where it goes.
         deterministic: whether the engine is to be exact to the last bit.
 
@@ -79,7 +81,8 @@ class TransformersModel:
             )
         if missing := sorted(found["missing_keys"]):
             raise EngineError(
-                f"EnginePlace.model_path: {folder} lacks {len(missing)} weights of the model, the first is {missing[0]!r}; "
+                f"EnginePlace.model_path: {folder} lacks {len(missing)} weights of the model, the "
+                f"first is {missing[0]!r}; "
                 "save the model again with save_pretrained",
                 retryable=False,
             )
@@ -127,8 +130,8 @@ class TransformersModel:
         self._written.begin()
 
     def put(self, name: str, tensor: Tensor) -> None:
-        """See ``ServedModel``. Names are those of the module's parameters; a tied weight may come under any of its
-        names, and a buffer's value may be sent too."""
+        """See ``ServedModel``. Names are those of the module's parameters; a tied weight may come
+        under any of its names, and a buffer's value may be sent too."""
         name = self._aliases.get(name, name)
         self._written.note(name, tuple(tensor.shape))
         place = self._parameters[name] if name in self._parameters else self._buffers[name]
@@ -157,7 +160,8 @@ class TransformersModel:
             self._head.renew()
         self._shape, self._masks = prove(self._module, _mask_kinds(self._config))
         _log.warning(
-            "TorchEngine has no decoder of its own for model_type=%r with this configuration: transformers' forward "
+            "TorchEngine has no decoder of its own for model_type=%r with this configuration: "
+            "transformers' forward "
             "is used, which is slower (docs/engines.md)",
             self._config.model_type,
         )
@@ -219,12 +223,15 @@ def _refuse_what_cannot_be(module: Any, *, deterministic: bool) -> None:
     if deterministic and any(getattr(config, name, 0) for name in _EXPERTS):
         raise unserved(
             config.model_type,
-            "run.deterministic needs forward passes of fixed shapes, but its tokens are shared out among experts",
+            "run.deterministic needs forward passes of fixed shapes, but its tokens are shared out "
+            "among experts",
         )
 
 
 def _positions(config: Any) -> int:
-    """The longest sequence: rotary scalings that follow the longest sequence of a batch are not scaled here."""
+    """The longest sequence: rotary scalings that follow the longest sequence of a batch are not
+    scaled here.
+    """
     longest = int(getattr(config, "max_position_embeddings", None) or 1 << 31)
     parameters = getattr(config, "rope_parameters", None) or {}
     kinds = [parameters, *(value for value in parameters.values() if isinstance(value, dict))]
@@ -265,7 +272,9 @@ def _built(what: str, build: Callable[[], Any]) -> Any:
 
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """Keeps transformers' progress bars and table of missing weights off the terminal; what is missing is an error."""
+    """Keeps transformers' progress bars and table of missing weights off the terminal; what is
+    missing is an error.
+    """
     shown, level = (
         transformers_logging.is_progress_bar_enabled(),
         transformers_logging.get_verbosity(),

@@ -66,7 +66,8 @@ class Written:
         missing = [name for name in self._shapes if name not in self._names]
         if missing:
             raise EngineError(
-                f"weight update: {len(missing)} of {len(self._shapes)} tensors were not sent, the first is "
+                f"weight update: {len(missing)} of {len(self._shapes)} tensors were not sent, the "
+                "first is "
                 f"{missing[0]!r}; put every tensor before commit",
                 retryable=False,
             )

@@ -1,4 +1,6 @@
-"""The model's weights in the layout that the decoder multiplies with, addressed by their Hugging Face names."""
+"""The model's weights in the layout that the decoder multiplies with, addressed by their Hugging
+Face names.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ __all__ = ["DecoderWeights", "bits_checksum", "folder_tensors"]
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a Hugging Face tensor lies: ``view`` has its elements in its order (copies along axis 0 if ``copies``)."""
+    """Where a Hugging Face tensor lies: ``view`` has its elements in its order (copies along axis 0
+    if ``copies``).
+    """
 
     shape: tuple[int, ...]
     view: Tensor
@@ -120,7 +124,8 @@ class DecoderWeights:
             EngineError: a tensor was not written.
         """
         self._written.require_all()
-        # Logits are always computed in fp32: a bf16 result would round logprobs by up to 2**-9 of a logit.
+        # Logits are always computed in fp32: a bf16 result would round logprobs by up to 2**-9 of a
+        # logit.
         self.head_fp32 = self.head.float()
 
     def checksum(self) -> dict[str, int]:
@@ -198,7 +203,8 @@ def bits_checksum(tensor: Tensor) -> int:
 
 
 def folder_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Names and tensors of a Hugging Face folder's safetensors files, one tensor in memory at a time.
+    """Names and tensors of a Hugging Face folder's safetensors files, one tensor in memory at a
+    time.
 
     Raises:
         EngineError: no safetensors file, or an index that names a missing one.
@@ -216,7 +222,8 @@ def folder_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
     if not files or absent:
         what = f"lacks {absent[0]}" if absent else "holds no *.safetensors file"
         raise EngineError(
-            f"EnginePlace.model_path: {folder} {what}; save the model with save_pretrained(safe_serialization=True)",
+            f"EnginePlace.model_path: {folder} {what}; save the model with "
+            "save_pretrained(safe_serialization=True)",
             retryable=False,
         )
     for file in files:

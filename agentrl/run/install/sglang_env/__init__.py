@@ -1,4 +1,6 @@
-"""The environment that SGLang servers run in: its recipes, its default place, and how it is built."""
+"""The environment that SGLang servers run in: its recipes, its default place, and how it is
+built.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Builds an environment for SGLang servers with pip, and proves that the server can be loaded in it."""
+"""Builds an environment for SGLang servers with pip, and proves that the server can be loaded in
+it.
+"""
 
 from __future__ import annotations
 
@@ -59,8 +61,10 @@ def build_environment(
         )
     if found is not None and {**found, "complete": True} != record:
         raise ConfigError(
-            f"--dir={folder} holds an environment of SGLang {found.get('sglang')} for {found.get('recipe')}, "
-            f"{SGLANG_VERSION} for {recipe.name} was asked for; name another folder, or delete that one"
+            f"--dir={folder} holds an environment of SGLang {found.get('sglang')} for "
+            f"{found.get('recipe')}, "
+            f"{SGLANG_VERSION} for {recipe.name} was asked for; name another folder, or delete "
+            "that one"
         )
     folder.mkdir(parents=True, exist_ok=True)
     mark.write_text(json.dumps({**record, "complete": False}), encoding="utf-8")
@@ -85,7 +89,9 @@ def build_environment(
 
 
 def installed_environments() -> list[str]:
-    """A line for each environment of SGLang servers at its default place, the one that is used first."""
+    """A line for each environment of SGLang servers at its default place, the one that is used
+    first.
+    """
     lines = []
     for recipe in (GPU, CPU):
         folder = default_folder(recipe)

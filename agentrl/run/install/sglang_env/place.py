@@ -17,7 +17,9 @@ def default_folder(recipe: Recipe) -> Path:
 
 
 def default_python() -> Path:
-    """The interpreter of the default environment: the GPU's where it is there, otherwise the CPU's."""
+    """The interpreter of the default environment: the GPU's where it is there, otherwise the
+    CPU's.
+    """
     found = [interpreter(default_folder(recipe)) for recipe in (GPU, CPU)]
     return next((python for python in found if python.exists()), found[-1])
 

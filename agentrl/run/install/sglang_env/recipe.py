@@ -16,8 +16,10 @@ class Recipe:
     Args:
         name: ``cpu`` or ``gpu``.
         steps: arguments of ``pip install``, one call each.
-        torch_index: an index that has this recipe's build of torch beside pip's own ones; None needs none.
-        stand_ins: whether two modules of ours take the places of what a machine without a GPU cannot load.
+        torch_index: an index that has this recipe's build of torch beside pip's own ones; None
+            needs none.
+        stand_ins: whether two modules of ours take the places of what a machine without a GPU
+            cannot load.
     """
 
     name: str
@@ -95,4 +97,6 @@ CPU = Recipe(
     torch_index="https://download.pytorch.org/whl/cpu",
     stand_ins=True,
 )
-"""Without a GPU: the CPU build of torch, SGLang's wheel without its CUDA packages, and two stand-ins. Linux, x86-64."""
+"""Without a GPU: the CPU build of torch, SGLang's wheel without its CUDA packages, and two
+stand-ins. Linux, x86-64.
+"""

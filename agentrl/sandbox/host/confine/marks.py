@@ -43,7 +43,9 @@ def orphans() -> set[int]:
 
 
 def end_orphans(deadline_s: float) -> tuple[set[int], set[int]]:
-    """End them; those that were found, and of those the ones that are left after so many seconds."""
+    """End them; those that were found, and of those the ones that are left after so many
+    seconds.
+    """
     ended: set[int] = set()
     found = orphans()
     end = time.monotonic() + deadline_s
@@ -79,7 +81,9 @@ def _is_orphan(pid: int) -> bool:
 
 
 def _is_host(pid: int) -> bool:
-    """Whether it is a supervisor or a slot; what the code started may bear any name, and its mark."""
+    """Whether it is a supervisor or a slot; what the code started may bear any name, and its
+    mark.
+    """
     words = proc.read(pid, "cmdline").split(b"\0")
     return HOST_TITLE.encode() in words and not _is_marked(pid)
 

@@ -70,7 +70,7 @@ _PR_SET_THP_DISABLE = 41
 # CHILD_SUBREAPER, NO_NEW_PRIVS, THP_DISABLE (read), CAP_AMBIENT, SVE, SPECULATION_CTRL, PAC,
 # TAGGED_ADDR, SME, MDWE, SET_VMA (names)
 _PRCTLS = (
-    1, 2, 3, 4, 7, 8, 15, 16, 21, 22, 23, 25, 26, 27, 29, 30, 36, 37, 38, 39, 42, 47, 50, 51, 52, 53, 54, 55, 56, 60,
+    1, 2, 3, 4, 7, 8, 15, 16, 21, 22, 23, 25, 26, 27, 29, 30, 36, 37, 38, 39, 42, 47, 50, 51, 52, 53, 54, 55, 56, 60,  # noqa: E501
     61, 63, 64, 65, 66, 0x53564D41,
 )  # fmt: skip
 # TCGETS, TIOCGPGRP, TIOCOUTQ, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX, FIOASYNC, FIOQSIZE,
@@ -147,7 +147,8 @@ _RULES = (
     _Rule(("socketpair",), 1, (_SOCK_STREAM, _SOCK_SEQPACKET), _SOCK_TYPE, allow=True),
     _Rule(("sendto",), 4, (0,), allow=True),
     _Rule(("sendto",), 4, (0,), allow=True, high_word=True),
-    _Rule(("sendto", "sendmmsg"), 3, (_MSG_FASTOPEN,), _MSG_FASTOPEN),  # connects, by an address in memory
+    # connects, by an address in memory
+    _Rule(("sendto", "sendmmsg"), 3, (_MSG_FASTOPEN,), _MSG_FASTOPEN),
     _Rule(("sendmsg",), 2, (_MSG_FASTOPEN,), _MSG_FASTOPEN),
     # a buffer of the kernel's counts for no limit, and may hold megabytes where it is made larger
     _Rule(("setsockopt",), 2, (_SO_SNDBUF, _SO_RCVBUF, _SO_ZEROCOPY)),

@@ -20,7 +20,8 @@ PLACE = (
     | os.O_NOFOLLOW
     | os.O_CLOEXEC
 )
-_IN_PLACE = 32  # levels; deeper folders are moved to the top first, so that neither recursion nor descriptors grow
+# levels; deeper folders are moved to the top first, so that neither recursion nor descriptors grow
+_IN_PLACE = 32
 
 
 def open_folder(name: str, parent: int | None = None, *, mode: int = 0o700) -> int:

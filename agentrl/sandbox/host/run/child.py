@@ -41,7 +41,8 @@ class Confinement:
     ruleset: int | None
     own_uid: bool
     namespaced: bool = False
-    proxied: bool = False  # TCP connections may be made; the namespace leaves them nowhere to lead but to the proxy
+    # TCP connections may be made; the namespace leaves them nowhere to lead but to the proxy
+    proxied: bool = False
 
     def filter(self) -> bytes:
         """The seccomp program for this process."""

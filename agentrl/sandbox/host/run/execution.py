@@ -337,7 +337,8 @@ class _Execution:
         if self.slot.memory_is_spent:
             return (
                 "oom",
-                f"the kernel ended a process: all together passed {self.limits['memory_bytes']} bytes",
+                f"the kernel ended a process: all together passed {self.limits['memory_bytes']} "
+                "bytes",
             )
         if self.reason:
             return self.reason, self.detail

@@ -40,7 +40,9 @@ def _children_by_scan(pid: int) -> list[int]:
 
 
 def children(pid: int) -> list[int]:
-    """The living and unreaped children of every thread of ``pid``; empty where there is no /proc."""
+    """The living and unreaped children of every thread of ``pid``; empty where there is no
+    /proc.
+    """
     if not _LINUX:
         return []
     try:
@@ -79,7 +81,9 @@ def memory_beyond_own(pids: Collection[int]) -> int:
 
 
 def _made_bytes(pid: int) -> int:
-    """Anonymous and shared memory of a process, without the files that it maps; 0 where it is gone."""
+    """Anonymous and shared memory of a process, without the files that it maps; 0 where it is
+    gone.
+    """
     lines = proc.read(pid, "status", strict=True)
     return 1024 * sum(proc.number(lines, name) for name in _MADE)
 

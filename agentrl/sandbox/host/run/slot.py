@@ -121,7 +121,8 @@ class Slot:
             signals = None if config.namespaced else landlock.signal_ruleset(config.abi)
         if config.uid is not None and not config.namespaced:
             uids.become(config.uid)
-            if config.abi:  # or the kernel hides its runs' /proc files from it; Landlock hides both from the code
+            # or the kernel hides its runs' /proc files from it; Landlock hides both from the code
+            if config.abi:
                 prctl(_PR_SET_DUMPABLE, 1)
         if config.abi is None:
             return
@@ -140,7 +141,9 @@ class Slot:
         )
 
     def receive(self) -> None:
-        """Read what the owner sent; requests queue, a cancel is noted, end of file ends the slot."""
+        """Read what the owner sent; requests queue, a cancel is noted, end of file ends the
+        slot.
+        """
         try:
             data = self.sock.recv(1 << 20)
         except ConnectionResetError:
@@ -221,7 +224,9 @@ class Slot:
 
     @property
     def memory_is_spent(self) -> bool:
-        """Whether the kernel ended a process of this run in its cgroup; False where there is none."""
+        """Whether the kernel ended a process of this run in its cgroup; False where there is
+        none.
+        """
         return self.bound is not None and self.bound.is_spent
 
     def bound_memory(self, limits: dict[str, Any], *, fresh: bool) -> None:
@@ -240,7 +245,9 @@ class Slot:
 
 
 def _is_refused(pid: int) -> bool:
-    """Whether a signal to ``pid`` is refused: proof that ``kill(-1)`` stays in this domain and uid."""
+    """Whether a signal to ``pid`` is refused: proof that ``kill(-1)`` stays in this domain and
+    uid.
+    """
     try:
         os.kill(pid, 0)
     except PermissionError:

@@ -1,4 +1,6 @@
-"""inspect_ai as it comes: a task of one sample, its basic loop of tools, python inspect_program.py [chat|responses]"""
+"""inspect_ai as it comes: a task of one sample, its basic loop of tools, python inspect_program.py
+[chat|responses]
+"""
 
 import os
 import sys

@@ -1,4 +1,6 @@
-"""LangChain as it comes: langchain_program.py [agent|structured|called|responses|response_format]"""
+"""LangChain as it comes: langchain_program.py
+[agent|structured|called|responses|response_format]
+"""
 
 import os
 import sys

@@ -1,4 +1,6 @@
-"""The OpenAI Agents SDK as it comes: python openai_agents.py [plain|streamed|by_id|chat|output|handoff]"""
+"""The OpenAI Agents SDK as it comes: python openai_agents.py
+[plain|streamed|by_id|chat|output|handoff]
+"""
 
 import asyncio
 import sys

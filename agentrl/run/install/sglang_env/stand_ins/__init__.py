@@ -1,1 +1,3 @@
-"""Modules that are copied into an SGLang environment without a GPU; nothing here is imported by agentrl itself."""
+"""Modules that are copied into an SGLang environment without a GPU; nothing here is imported by
+agentrl itself.
+"""

@@ -1,7 +1,7 @@
 """Becomes ``sgl_kernel``, SGLang's compiled GPU kernels, where there is no GPU.
 
-SGLang 0.5.23 imports names from it at load time on some processors too, and calls none of them there. Each name is
-a function that says so when it is called.
+SGLang 0.5.23 imports names from it at load time on some processors too, and calls none of them
+there. Each name is a function that says so when it is called.
 """
 
 from __future__ import annotations

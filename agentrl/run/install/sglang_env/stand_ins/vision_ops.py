@@ -1,8 +1,9 @@
 """Becomes a module that each start of the environment's interpreter imports (by a ``.pth`` file).
 
-The torchvision wheel is built against torch's CUDA build; beside the CPU build its import fails, because two
-operators that it wants to describe are not there. SGLang's Qwen3.5, which is loaded with every model that sees, looks
-up four of its GPU kernels. All are declared, without a body, right before torchvision is loaded, which comes first.
+The torchvision wheel is built against torch's CUDA build; beside the CPU build its import fails,
+because two operators that it wants to describe are not there. SGLang's Qwen3.5, which is loaded
+with every model that sees, looks up four of its GPU kernels. All are declared, without a body,
+right before torchvision is loaded, which comes first.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ def algorithm_faults(stage: StageConfig, base_dir: Path) -> Iterator[Fault]:
     A user's own algorithm (``file.py:function``) is made, which imports its file; a built-in one is
     not.
     """
-    name, checked = stage.algorithm.name, stage.algorithm.checked
+    name = stage.algorithm.name
+    checked = stage.algorithm.checked
     if checked is not None:
         yield from _group_size_fault(stage, checked.group_size_min)
         yield from _built_in_faults(stage, checked)
@@ -84,7 +85,8 @@ def _staleness_faults(stage: StageConfig, settings: AlgorithmSettings) -> Iterat
 
 def _own_staleness_faults(stage: StageConfig, spec: AlgorithmSpec) -> Iterator[Fault]:
     """The same of a user's own algorithm, which says itself what it can learn from."""
-    name, staleness = stage.algorithm.name, stage.rollout.max_staleness
+    name = stage.algorithm.name
+    staleness = stage.rollout.max_staleness
     if spec.max_staleness is not None and staleness > spec.max_staleness:
         yield Fault(
             (("rollout", "max_staleness"),),

@@ -105,7 +105,8 @@ def parse_value(text: str) -> Any:
 
 
 def _syntax_problem(error: YAMLError, name: str) -> Problem:
-    place, words = name, "is not YAML"
+    place = name
+    words = "is not YAML"
     if isinstance(error, MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
         place = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
@@ -151,13 +152,15 @@ def _convert(
 
 
 def _origin(node: Node, name: str) -> Origin:
-    line, column = node.start_mark.line + 1, node.start_mark.column + 1
+    line = node.start_mark.line + 1
+    column = node.start_mark.column + 1
     return Origin(f"{name}:{line}:{column}", (line, column))
 
 
 def _scalar(node: Node, key: Key, problems: list[Problem], name: str) -> Any:
     """A scalar of YAML 1.2's core schema: null, bool, int, float, and text for everything else."""
-    text, tag = str(node.value), str(node.tag)
+    text = str(node.value)
+    tag = str(node.tag)
     if tag == f"{_TAG}null":
         return None
     if tag == f"{_TAG}bool":

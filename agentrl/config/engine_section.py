@@ -64,7 +64,8 @@ def engine_faults(stage: StageConfig, base_dir: Path, *, trains: bool) -> Iterat
 
 
 def _trait_faults(stage: StageConfig, spec: EngineSpec, *, trains: bool) -> Iterator[Fault]:
-    rollout, traits = stage.rollout, spec.traits()
+    rollout = stage.rollout
+    traits = spec.traits()
     engine = ("rollout", "engine")
     if trains and not traits.returns_ids:
         yield Fault(

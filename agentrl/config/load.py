@@ -78,7 +78,8 @@ def load_with_origins(
     """As ``load_config``, keeping where every value came from."""
     problems: list[Problem] = []
     if isinstance(source, Mapping):
-        name, folder = "run", Path.cwd()
+        name = "run"
+        folder = Path.cwd()
         document = _document_of(source)
     else:
         path = Path(source)
@@ -131,7 +132,8 @@ def _problems(document: Document, folder: Path, trains: bool) -> list[Problem]:
         problems += [_located(document, fault) for fault in run_faults(top, trains=trains)]
     if not _stages_are_readable(document.tree):
         return problems
-    base_dir, sound = folder / (top.run.base_dir or ".") if top is not None else folder, []
+    base_dir = folder / (top.run.base_dir or ".") if top is not None else folder
+    sound = []
     for index, tree in enumerate(stage_trees(document.tree)):
         stage, faults = _validate(StageConfig, tree)
         number = index if document.tree.get("stages") else None

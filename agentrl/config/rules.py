@@ -267,7 +267,8 @@ def _sandbox_faults(stage: StageConfig) -> Iterator[Fault]:
             "hosts "
             f"episodes, got {cap}; raise it",
         )
-    lifetime_s, episode_s = stage.sandbox.max_lifetime_s, stage.rollout.episode_timeout_s
+    lifetime_s = stage.sandbox.max_lifetime_s
+    episode_s = stage.rollout.episode_timeout_s
     if lifetime_s is not None and lifetime_s <= episode_s:
         yield Fault(
             (("sandbox", "max_lifetime_s"), ("rollout", "episode_timeout_s")),
@@ -341,7 +342,8 @@ def _is_skipped(stage: StageConfig) -> bool:
 
 def _learns_from(stage: StageConfig, base_dir: Path) -> LearnsFrom:
     """Known without torch for a built-in algorithm; a user's own is made."""
-    name, checked = stage.algorithm.name, stage.algorithm.checked
+    name = stage.algorithm.name
+    checked = stage.algorithm.checked
     if checked is not None:
         return checked.learns_from
     return make_algorithm(name, stage.algorithm.settings, base_dir=base_dir).learns_from

@@ -93,7 +93,8 @@ def _without_owned(top: Tree, patch: Tree) -> Tree:
     """``top`` without the settings that belong to something that ``patch`` replaces."""
     kept = dict(top)
     for (section, key), owned in _OWNED.items():
-        base, own = kept.get(section), patch.get(section)
+        base = kept.get(section)
+        own = patch.get(section)
         if not isinstance(base, dict) or not isinstance(own, dict) or key not in own:
             continue
         if own[key] == base.get(key, _DEFAULTS.get((section, key))):

@@ -111,7 +111,8 @@ class _Checked:
 
     def _information(self) -> None:
         with self.rule("info() and layout() are those of the place"):
-            info, dtype = self._built.info(), self._built.layout().dtype
+            info = self._built.info()
+            dtype = self._built.layout().dtype
             found = (info.context_tokens, info.returns_ids, dtype)
             wanted = (
                 self._place.context_tokens,
@@ -250,7 +251,9 @@ def check_request(
     Raises:
         EngineError: not retryable; names the request, the rule, the value and the mend.
     """
-    ids, sampling, context = request.token_ids, request.sampling, info.context_tokens
+    ids = request.token_ids
+    sampling = request.sampling
+    context = info.context_tokens
     problem = ""
     if ids.ndim != 1 or ids.size < 1 or ids.dtype.kind not in "iu":
         problem = f"token_ids must be one dimension of at least one integer, got {ids.dtype} of shape {ids.shape}"  # noqa: E501

@@ -196,7 +196,8 @@ class ScriptedEngine:
     def health(self) -> EngineHealth:
         """See ``EngineControl.health``."""
         kv_tokens = sum(ids.size for ids in self._kv.values())
-        waiting, version = len(self._sleepers), self._life.policy_version
+        waiting = len(self._sleepers)
+        version = self._life.policy_version
         return EngineHealth(self._life.state, len(self._running), waiting, kv_tokens, version)
 
     def close(self) -> None:
@@ -257,7 +258,8 @@ class ScriptedEngine:
 
     def _wake_sleepers(self) -> None:
         with self._state:
-            sleepers, self._sleepers = self._sleepers, []
+            sleepers = self._sleepers
+            self._sleepers = []
         for loop, future in sleepers:
             loop.call_soon_threadsafe(_settle, future)
 
@@ -309,13 +311,16 @@ class ScriptedEngine:
     def _completion(self, request: GenerateRequest, *, aborted: bool) -> Completion:
         ids = [] if aborted else [int(token) for token in self._answer(request)]
         reason: FinishReason = "abort" if aborted else "stop"
-        stop_ids, most = request.sampling.stop_token_ids, request.sampling.max_new_tokens
+        stop_ids = request.sampling.stop_token_ids
+        most = request.sampling.max_new_tokens
         stop = next((index for index, token in enumerate(ids) if token in stop_ids), None)
         ids = ids if stop is None else ids[: stop + 1]
         ids, stop_string = self._cut(ids, request.sampling.stop)
         ended = bool(stop_string) or (stop is not None and ids[-1] in stop_ids)
         if len(ids) > most or (len(ids) == most and not ended):
-            ids, reason, stop_string = ids[:most], "length", None
+            ids = ids[:most]
+            reason = "length"
+            stop_string = None
         held = self._kv.get(request.session_id, request.token_ids[:0])
         size = min(held.size, request.token_ids.size)
         differ = held[:size] != request.token_ids[:size]

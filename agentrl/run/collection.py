@@ -196,7 +196,8 @@ def _directory(config: RunConfig, out: Path, tasks: Sequence[Task], samples: int
     Raises:
         ConfigError: it holds something else.
     """
-    text, data = to_yaml(config), {"train": rows_hash(tasks)}
+    text = to_yaml(config)
+    data = {"train": rows_hash(tasks)}
     if not (out / "run.json").is_file():
         record = run_record(seed=config.run.seed, data=data, parent=config.model.path, sandbox={})
         directory = RunDirectory.create(out, {**record, "collection": {"samples": samples}})

@@ -41,7 +41,8 @@ def engine_plan(stage: StageConfig, model: Path) -> EnginePlan:
         MachineError: the machine lacks what the engine needs.
     """
     base_dir = Path(stage.run.base_dir or ".")
-    rollout, spec = stage.rollout, stage_engine(stage, base_dir)
+    rollout = stage.rollout
+    spec = stage_engine(stage, base_dir)
     traits = spec.traits()
     if not traits.returns_ids:
         raise ConfigError(

@@ -166,7 +166,8 @@ def _schema() -> Any:
 
 
 def _row(entry: EvaluatedTask, index: int) -> dict[str, Any]:
-    task, opening = entry.task, entry.task.messages
+    task = entry.task
+    opening = entry.task.messages
     if entry.trajectories and entry.trajectories[0].turns:
         opening = entry.trajectories[0].turns[0].observed or opening
     return {
@@ -221,7 +222,8 @@ def read_eval_file(path: Path) -> list[EvaluatedTask]:
 
 def _read_row(row: Mapping[str, Any], index: int, path: Path) -> EvaluatedTask:
     try:
-        responses, extra = row["responses"], row.get("extra_info") or {}
+        responses = row["responses"]
+        extra = row.get("extra_info") or {}
         task = Task(
             id=str(extra.get("task_id", extra.get("index", index))),
             messages=tuple(row["prompt"]),

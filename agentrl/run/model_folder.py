@@ -19,7 +19,8 @@ _HUB_NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)(@(?P<revision>[\w.
 _WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 _UNWANTED = ("*/*", "consolidated*")  # other formats of the same weights
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_LINE_EVERY_S, _LINE_WIDTH = 15.0, 80
+_LINE_EVERY_S = 15.0
+_LINE_WIDTH = 80
 
 
 def given_model(setting: str, base_dir: Path, *, key: str = "model.path") -> Path:

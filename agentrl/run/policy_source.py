@@ -35,7 +35,8 @@ def named_policy(
     if (
         config is not None and "=" in config and not Path(config).is_file()
     ):  # an override, and no configuration
-        overrides, config = [config, *overrides], None
+        overrides = [config, *overrides]
+        config = None
     if named.is_file() and config is None:  # a configuration alone
         stage = played_stage(load_config(named, overrides, trains=False))
         if plays_by_messages(stage):

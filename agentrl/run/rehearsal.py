@@ -64,7 +64,8 @@ class ScriptedPolicy:
         message: Message = {"role": "assistant", "content": self._text}
         calls: tuple[ToolCall, ...] = ()
         if self._calls and request.tools:
-            self._calls, calls = False, (_UNKNOWN,)
+            self._calls = False
+            calls = (_UNKNOWN,)
             message = {"role": "assistant", "content": "", "tool_calls": [_UNKNOWN.openai()]}
         return Completion(
             request_id=request.request_id,
@@ -103,7 +104,8 @@ def rehearse(
         ConfigError: an episode failed, such as by a reward function that raised or gave no finite
             number.
     """
-    base_dir, live = Path(stage.run.base_dir or "."), LiveObjects()
+    base_dir = Path(stage.run.base_dir or ".")
+    live = LiveObjects()
     spec = rollout_spec(stage, live, base_dir=base_dir, model=None)
     limits = replace(spec.limits, max_turns=min(spec.limits.max_turns, _MAX_TURNS))
     for setting, (task, with_tools) in sets.items():
@@ -120,7 +122,8 @@ def rehearse(
 async def _play(
     spec: RolloutSpec, task: Task, env: EnvSpec | DriverSpec | None, said: str, where: str
 ) -> Rehearsed:
-    engine, rubric = ScriptedPolicy(said, calls=said == _WRONG), spec.rubric.build()
+    engine = ScriptedPolicy(said, calls=said == _WRONG)
+    rubric = spec.rubric.build()
     parts = EpisodeContext(spec, engine, None, load_parser("none"), rubric)
     try:
         trajectory = await run_episode(parts, task, EpisodeKey(0, 0, label="check"), env=env)

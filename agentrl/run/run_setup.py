@@ -138,11 +138,13 @@ def roll_back(directory: RunDirectory, stages: Sequence[StageConfig], ledger: Le
     """Takes a run back to its newest checkpoint: later ledger rows are rolled back, later metrics
     taken out.
     """
-    offset, steps = 0, {stage.name: -1 for stage in stages}
+    offset = 0
+    steps = {stage.name: -1 for stage in stages}
     for stage in stages:
         manifest = last_manifest(directory, stage)
         if manifest is not None:
-            offset, steps[stage.name] = manifest.rollouts.ledger_offset, manifest.step
+            offset = manifest.rollouts.ledger_offset
+            steps[stage.name] = manifest.step
     ledger.restore(offset)
     if directory.metrics_path.exists():
         keep_lines(

@@ -413,8 +413,6 @@ def finished_stage(parts: RunContext, stage: StageConfig) -> StageOutcome | None
     if stage.train.steps is not None and manifest.step < stage.train.steps:
         return None  # more steps are asked for than that attempt was to make
     plays = stage.make_algorithm().learns_from == "rollouts"
-    next_draw, without_signal = (
-        manifest.rollouts.next_draw if plays else 0,
-        int(manifest.progress.get(WITHOUT_SIGNAL, 0)),
-    )
+    next_draw = manifest.rollouts.next_draw if plays else 0
+    without_signal = int(manifest.progress.get(WITHOUT_SIGNAL, 0))
     return StageOutcome(next_draw, manifest.results, manifest.step, without_signal)

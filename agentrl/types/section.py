@@ -210,7 +210,8 @@ def section_faults(
         at: where ``section`` is in ``root``.
     """
     for detail in error.errors(include_url=False):
-        kind, key = detail["type"], (*at, *detail["loc"])
+        kind = detail["type"]
+        key = (*at, *detail["loc"])
         cause = detail.get("ctx", {}).get("error")
         if kind == "default_factory_not_called":  # it only follows from another fault
             continue
@@ -245,7 +246,8 @@ def meant(section: type[Section], loc: Key, root: type[Section], at: Key) -> str
     """What an unknown key was probably meant to be: the same name in another section, or a near one
     in this.
     """
-    name, here = str(loc[-1]), (*at, *loc[:-1])
+    name = str(loc[-1])
+    here = (*at, *loc[:-1])
     leaves = {str(known[-1]): known for known in _known_keys(root)}
     owner = _section_at(section, loc[:-1])
     near = nearest(name, [f.alias or own for own, f in owner.model_fields.items()] if owner else [])
@@ -277,7 +279,8 @@ def _known_keys(root: type[Section], prefix: Key = ()) -> Iterator[Key]:
 
 def _config_error(section: type[Section], error: ValidationError) -> ConfigError:
     """All faults of a section that a user of Python made, with its fields in place of keys."""
-    lines, fields = [], []
+    lines = []
+    fields = []
     for fault in section_faults(error, section):
         *outer, last = fault.keys[0] or ("",)
         owner = _section_at(section, tuple(outer)) or section

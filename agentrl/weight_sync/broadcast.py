@@ -57,7 +57,8 @@ class BroadcastSender:
     def __init__(
         self, backend: Literal["gloo", "nccl"] = "gloo", address: str = "127.0.0.1"
     ) -> None:
-        self._backend, self._address = backend, address
+        self._backend = backend
+        self._address = address
         self._group: _Group | None = None
 
     def begin(self, update: ServerUpdate) -> UpdateSession:
@@ -67,7 +68,8 @@ class BroadcastSender:
             EngineError: a server did not join; the update is given up.
         """
         if self._group is None or self._group.members != update.member_ids:
-            stale, self._group = self._group, None
+            stale = self._group
+            self._group = None
             try:
                 if stale is not None:
                     update.on_all(lambda client, _: client.leave_group(stale.name))
@@ -85,7 +87,8 @@ class BroadcastSender:
 
     def close(self) -> None:
         """Leaves the group."""
-        group, self._group = self._group, None
+        group = self._group
+        self._group = None
         if (
             group is not None and group.process_group in _world.pg_map
         ):  # leaving the default group ends all others
@@ -162,7 +165,9 @@ class _BroadcastSession(BatchSession):
         self, update: ServerUpdate, group: _Group, *, device: str, broken: Callable[[], None]
     ) -> None:
         super().__init__(update)
-        self._group, self._device, self._broken = group, device, broken
+        self._group = group
+        self._device = device
+        self._broken = broken
 
     def send(self, batch: Sequence[WeightArray], *, label: str | None, flush: bool) -> None:
         update = self.update

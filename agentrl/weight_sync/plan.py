@@ -50,7 +50,8 @@ class BatchSession(ABC):
         self.update.give_up()
 
     def _send_batch(self, *, last: bool) -> None:
-        batch, self._batch = self._batch, []
+        batch = self._batch
+        self._batch = []
         label, flush = (self.update.label, self.update.flush) if last else (None, False)
         self.send(batch, label=label, flush=flush)
 

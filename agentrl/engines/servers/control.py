@@ -228,7 +228,8 @@ class ServerControl:
 
         await asyncio.gather(*(one(server) for server in self.pool.serving))
         if scores:
-            version, first = self.state.life.policy_version, next(iter(scores.values()))
+            version = self.state.life.policy_version
+            first = next(iter(scores.values()))
             self.state.score = Score(version, tuple(token_ids), first)
         return scores
 
@@ -237,12 +238,14 @@ class ServerControl:
 
     async def _start_server(self, server: Server) -> None:
         """Starts a server with the weights served now."""
-        life, kind = self.state.life, self.state.kind
+        life = self.state.life
+        kind = self.state.kind
         while life.updating:
             await self.state.wait_changed(timeout_s=0.2)
         if life.fault:
             raise EngineError(life.fault, retryable=False)
-        weights, version = self.state.weights, life.policy_version
+        weights = self.state.weights
+        version = life.policy_version
         model = Path(kind.place.model)
         if weights is None and server.given and not self._receives_weights:
             # no update will bring them

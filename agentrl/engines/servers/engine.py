@@ -140,7 +140,8 @@ class ServersEngine:
 
     def health(self) -> EngineHealth:
         """See ``EngineControl.health``; answers at once, from what is known on this side."""
-        own, requests = self._core.state, self._core.requests
+        own = self._core.state
+        requests = self._core.requests
         return EngineHealth(
             state=own.life.state if self._thread.is_alive() else "closed",
             running=requests.running,

@@ -172,7 +172,8 @@ class ServerPool:
     async def _watch(self, server: Server) -> None:
         """Looks at a server as long as the engine lives."""
         loop = asyncio.get_running_loop()
-        last_look, misses = loop.time(), 0
+        last_look = loop.time()
+        misses = 0
         while server.state != "gone":
             await asyncio.sleep(_EXIT_POLL_S)
             if not server.serving:
@@ -195,7 +196,8 @@ class ServerPool:
 
     async def _restart(self, server: Server, problem: str) -> None:
         """Starts a lost server again, a bounded number of times."""
-        most, lost = self._spec.max_restarts, time.monotonic()
+        most = self._spec.max_restarts
+        lost = time.monotonic()
         waiting = "" if self.serving else ", requests wait for it"
         again = f"it is started again{waiting} (restart {server.restarts + 1} of at most {most})"
         self._tell(

@@ -160,7 +160,8 @@ class Requests:
         ) from last
 
     async def _attempt(self, flight: _Flight, server: Server) -> Completion:
-        request, stale_before = flight.request, self._state.stale_kv
+        request = flight.request
+        stale_before = self._state.stale_kv
         call = asyncio.ensure_future(server.client.generate(request, flight.rid))
         server.calls.add(call)
         server.running += 1

@@ -115,8 +115,10 @@ class Server:
 
     async def end(self) -> None:
         """Ends what was started here; a given server goes on."""
-        process, self._process = self._process, None
-        client, self._client = self._client, None
+        process = self._process
+        self._process = None
+        client = self._client
+        self._client = None
         if process is not None:
             await asyncio.to_thread(process.end)
         if client is not None:

@@ -52,7 +52,8 @@ def main(owner: int, status: int, command: list[str]) -> int:
         os._exit(0)
     os.setsid()
     server = _start(command, keep_out=[status])
-    marker, looked = os.environ[MARKER], 0.0
+    marker = os.environ[MARKER]
+    looked = 0.0
     _say(status, f"pids {os.getpid()} {server}")
     asked: list[int] = []
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
@@ -77,7 +78,8 @@ def end_server(marker: str, session: int | None = None, *, is_ours: bool = False
     memory, which have time to clean up. Then what it left is removed. Arguments as of
     ``server_processes``."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        end, asked = time.monotonic() + _GRACE_S, set[int]()
+        end = time.monotonic() + _GRACE_S
+        asked = set[int]()
         while members := server_processes(marker, session, is_ours=is_ours):
             note_shared(marker, members)
             late = time.monotonic() > end

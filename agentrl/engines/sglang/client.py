@@ -329,7 +329,8 @@ class SGLangClient(HttpClient):
 
     async def _stream(self, body: Mapping[str, Any], grows: TokenStream) -> Mapping[str, Any]:
         """The last of the answers of a request that tells its tokens as they come."""
-        route, answer = "/generate", None
+        route = "/generate"
+        answer = None
         with self.named(route, None):
             timeout = httpx.Timeout(None, connect=CONNECT_S)
             async with self.http.stream(

@@ -52,7 +52,8 @@ def differing(
         The server's names whose digest is another, or which are not made of ``weights`` alone; and
         how many were compared.
     """
-    wrong, compared = [], 0
+    wrong = []
+    compared = 0
     for rank, digests in enumerate(ranks):
         for served, digest in digests.items():
             parts = _parts(served, weights)

@@ -69,7 +69,8 @@ class SGLangServers:
             port: where it listens.
             label: of those weights.
         """
-        spec, place = self.spec, self.place
+        spec = self.spec
+        place = self.place
         needs_tokenizer = place.stop_strings or self.sizes.sees_images
         arguments: dict[str, object] = dict(_CPU_ARGUMENTS) if self.device == "cpu" else {}
         arguments |= {

@@ -11,7 +11,9 @@ from agentrl.types import GenerateRequest
 
 __all__ = ["TokenStream", "events"]
 
-_PREFIX, _END, _DONE = b"data: ", b"\n\n", b"[DONE]"
+_PREFIX = b"data: "
+_END = b"\n\n"
+_DONE = b"[DONE]"
 
 
 async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
@@ -46,7 +48,8 @@ class TokenStream:
         meta = answer.get("meta_info")
         if not isinstance(meta, Mapping) or meta.get("finish_reason") is not None:
             return
-        ids, triples = answer.get("output_ids") or [], meta.get("output_token_logprobs") or []
+        ids = answer.get("output_ids") or []
+        triples = meta.get("output_token_logprobs") or []
         end = min(len(ids), len(triples))
         if end > self.told and self._request.on_tokens is not None:
             logprobs = [triple[0] for triple in triples[self.told : end]]

@@ -132,8 +132,10 @@ def read_answer(
     """
     who = f"{server}, request {request.request_id!r}"
     try:
-        meta, finish = answer["meta_info"], answer["meta_info"]["finish_reason"]
-        reason, matched = _FINISH[finish["type"]], finish.get("matched")
+        meta = answer["meta_info"]
+        finish = answer["meta_info"]["finish_reason"]
+        reason = _FINISH[finish["type"]]
+        matched = finish.get("matched")
         status = finish.get("status_code")
         if reason == "abort" and status is not None and int(status) >= 400:
             raise ServerLostError(

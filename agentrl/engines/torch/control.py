@@ -56,7 +56,8 @@ class Control:
         return self._thread.call(lambda: self._score(token_ids))
 
     def health(self) -> EngineHealth:
-        core, life = self._core, self._life
+        core = self._core
+        life = self._life
         return EngineHealth(
             life.state, core.num_running, core.num_waiting, core.kv_tokens, life.policy_version
         )

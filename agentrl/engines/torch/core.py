@@ -210,7 +210,8 @@ class TorchScheduler:
         return True
 
     def _admit(self) -> None:
-        lanes, skipped = self._rows, []
+        lanes = self._rows
+        skipped = []
         pending: list[Pending] = []
         whole: dict[bytes, Pending] = {}  # those of them that prefill a whole prompt, by its ids
         free = self._plan.num_rows - self.num_running
@@ -243,7 +244,8 @@ class TorchScheduler:
         whole: dict[bytes, Pending],
     ) -> None:
         """Gives the job a row and what KV there is, and notes what is left to prefill."""
-        lanes, ids = self._rows, job.ids
+        lanes = self._rows
+        ids = job.ids
         row = lanes.cache.place(session)
         table = lanes.table
         # the last id must be fed again for its logits, so at most n-1 positions are taken from the
@@ -275,7 +277,8 @@ class TorchScheduler:
         table.logprobs[row, ids.size - sampled : ids.size] = job.logprobs
         table.begin(row, job.request.seed, job.request.sampling)
         table.count[row] = sampled
-        job.row, self._row_jobs[row] = row, job
+        job.row = row
+        self._row_jobs[row] = job
         self.num_running += 1
         job.mark(self._life.policy_version)
         job.started = self.now() if job.started is None else job.started
@@ -286,9 +289,12 @@ class TorchScheduler:
         return tokens // DETERMINISTIC_CHUNK * DETERMINISTIC_CHUNK
 
     def _prefill(self, pending: Sequence[Pending]) -> None:
-        lanes, table, began = self._rows, self._rows.table, self.now()
+        lanes = self._rows
+        table = self._rows.table
+        began = self.now()
         for items, logits in lanes.prefiller.run(pending):
-            rows, sources = [], []
+            rows = []
+            sources = []
             for index, item in enumerate(items):
                 if item.fresh:
                     lanes.cache.remember_prompt(item.row, item.ids)
@@ -310,7 +316,9 @@ class TorchScheduler:
 
     def _decode(self) -> None:
         """One token for every running row, in one forward over the span."""
-        lanes, table, live = self._rows, self._rows.table, self._live
+        lanes = self._rows
+        table = self._rows.table
+        live = self._live
         kv = lanes.kv
         inputs = torch.from_numpy(table.inputs[:, : self._span]).to(self._weights.device)
         if self._plan.deterministic:
@@ -331,7 +339,8 @@ class TorchScheduler:
         """Draws for ``rows`` (one a row of logits) and lets the ``live`` ones among them go on or
         end.
         """
-        table, device = self._rows.table, self._weights.device
+        table = self._rows.table
+        device = self._weights.device
         draws = torch.from_numpy(uniforms(table.seeds[rows], table.inputs[1, rows] + 1)).to(device)
         ids_tensor, logprobs_tensor = sample(logits, draws, params)
         both = (
@@ -339,9 +348,11 @@ class TorchScheduler:
             .cpu()
             .numpy()
         )
-        ids, logprobs = both[0].astype(np.int64), both[1].view(np.float32)
+        ids = both[0].astype(np.int64)
+        logprobs = both[1].view(np.float32)
         if live is not rows and live.size < rows.size:
-            ids, logprobs = ids[live], logprobs[live]
+            ids = ids[live]
+            logprobs = logprobs[live]
         if not bool(np.isfinite(logprobs).all()):
             live, ids, logprobs = self._reject(live, ids, logprobs)
         stopped = table.accept(live, ids, logprobs)
@@ -389,7 +400,8 @@ class TorchScheduler:
             job = self._row_jobs[row]
             if job is None:
                 continue
-            listener, stop = job.request.on_tokens, job.request.sampling.stop
+            listener = job.request.on_tokens
+            stop = job.request.sampling.stop
             ids, logprobs = self._rows.table.sampled(row)
             if stop and (found := self._stops.match(ids, stop)) is not None:
                 self._finish(row, "stop", found)
@@ -404,12 +416,14 @@ class TorchScheduler:
 
     def _leave(self, job: ScheduledRequest) -> None:
         """Takes a running job out of its row; the row keeps its KV for the session's next turn."""
-        table, row = self._rows.table, job.row
+        table = self._rows.table
+        row = job.row
         assert row is not None
         job.logprobs = table.sampled(row)[1].copy()
         job.ids = table.ids[row, : int(table.start[row]) + job.logprobs.size].copy()
         job.kv_tokens = int(table.kv_len[row])
-        job.row, self._row_jobs[row] = None, None
+        job.row = None
+        self._row_jobs[row] = None
         self.num_running -= 1
         table.end(row)
         self._rows.cache.rest(job.request.session_id)

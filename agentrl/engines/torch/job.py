@@ -66,7 +66,8 @@ class ScheduledRequest:
         self, finish_reason: FinishReason, now: float, stop_string: str | None = None
     ) -> Completion:
         """The answer: one POLICY segment a version that made at least one token."""
-        ids, count = self.ids[self.num_prompt :], int(self.logprobs.size)
+        ids = self.ids[self.num_prompt :]
+        count = int(self.logprobs.size)
         ends = [first for _, first in self.marks[1:]] + [count]
         segments = tuple(
             Segment(SegmentKind.POLICY, ids[first:end], self.logprobs[first:end], version)

@@ -43,11 +43,13 @@ class KVCache:
         self.max_keys = -(-context_tokens // _ALIGN) * _ALIGN
         self.capacity = self.max_keys + _ALIGN
         self.trash = self.capacity - 1
-        K, E = shape.heads, shape.head_dim
+        K = shape.heads
+        E = shape.head_dim
         self._both = torch.zeros(
             (2, shape.num_layers, rows, K, self.capacity, E), dtype=dtype, device=device
         )
-        self.keys, self.values = self._both[0], self._both[1]
+        self.keys = self._both[0]
+        self.values = self._both[1]
         self.bias = torch.full((rows, K, self.capacity), float("-inf"), dtype=dtype, device=device)
         self.bias[:, :, 0] = 0.0  # a row without any visible key would be NaN
         self._row_base = (torch.arange(rows * K, device=device) * self.capacity).view(rows, K)

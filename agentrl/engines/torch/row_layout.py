@@ -53,7 +53,8 @@ def exchanges(lengths: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
     if live.size:
         long = order > _LONG * float(live.mean()) + _LONG_KEYS
         front = int(np.count_nonzero(long))
-        places, rows = np.flatnonzero(~long[:front]), front + np.flatnonzero(long[front:])
+        places = np.flatnonzero(~long[:front])
+        rows = front + np.flatnonzero(long[front:])
         for place, row in zip(places.tolist(), rows.tolist(), strict=True):
             exchange(place, row)
     return pairs

@@ -49,11 +49,9 @@ class RowTable:
         self.seeds[row] = np.uint64(seed % 2**64)
         self._greedy[row] = sampling.temperature == 0.0
         self._inverse_temperature[row] = 1.0 / sampling.temperature if sampling.temperature else 1.0
-        self._top_p[row], self._top_k[row], self._min_p[row] = (
-            sampling.top_p,
-            sampling.top_k,
-            sampling.min_p,
-        )
+        self._top_p[row] = sampling.top_p
+        self._top_k[row] = sampling.top_k
+        self._min_p[row] = sampling.min_p
         stops = sampling.stop_token_ids
         if len(stops) > self.stop_ids.shape[1]:
             wider = np.full((len(self.busy), len(stops)), -1, dtype=np.int64)
@@ -65,7 +63,8 @@ class RowTable:
     def end(self, row: int) -> None:
         """The row is idle: what it computes from now on is written to the trash."""
         self.busy[row] = False
-        self.inputs[0, row], self.inputs[1, row] = 0, self._trash
+        self.inputs[0, row] = 0
+        self.inputs[1, row] = self._trash
 
     def keys(self, span: int) -> npt.NDArray[np.int64]:
         """How many keys the next token of each of the first ``span`` rows attends to, 0 for an idle
@@ -93,12 +92,14 @@ class RowTable:
 
     def sampled(self, row: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
         """Views of the ids and logprobs that the row's request sampled so far."""
-        first, end = int(self.start[row]), int(self.start[row] + self.count[row])
+        first = int(self.start[row])
+        end = int(self.start[row] + self.count[row])
         return self.ids[row, first:end], self.logprobs[row, first:end]
 
     def swap(self, one: int, other: int) -> None:
         """Exchanges two rows."""
-        pair, turned = [one, other], [other, one]
+        pair = [one, other]
+        turned = [other, one]
         self.inputs[:, pair] = self.inputs[:, turned]
         arrays: tuple[npt.NDArray[Any], ...] = (
             *(self.ids, self.logprobs, self.kv_len, self.busy, self.start, self.count, self.limit),

@@ -77,10 +77,12 @@ class SessionCache:
         if session.row is None:
             # it leaves its parking place first: to free a row, the session there may be parked in
             # that very place
-            parked, parked_ids = session.parked, session.parked_ids
+            parked = session.parked
+            parked_ids = session.parked_ids
             self._unpark(session)
             row = self._free_row()
-            session.row, self._rows[row] = row, session
+            session.row = row
+            self._rows[row] = session
             if parked is not None and parked_ids is not None:
                 self._kv.give(row, parked)
                 self._table.kv_len[row] = parked_ids.size
@@ -135,7 +137,8 @@ class SessionCache:
 
     def swap(self, one: int, other: int) -> None:
         """Exchanges two rows with their KV and the prompts that they hold."""
-        length_one, length_other = int(self._table.kv_len[one]), int(self._table.kv_len[other])
+        length_one = int(self._table.kv_len[one])
+        length_other = int(self._table.kv_len[other])
         kept = self._kv.take(other, length_other)
         self._kv.copy(one, other, length_one)
         self._kv.give(one, kept)

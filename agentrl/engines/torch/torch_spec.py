@@ -38,7 +38,8 @@ class RowPlan:
         Raises:
             ConfigError: a value outside its range, named.
         """
-        context, kv_tokens = place.context_tokens, place.kv_tokens
+        context = place.context_tokens
+        kv_tokens = place.kv_tokens
         dtypes = ("float32", "bfloat16")
         rules = (
             ("model.dtype", place.dtype in dtypes, place.dtype, "'float32' or 'bfloat16'"),

@@ -50,7 +50,8 @@ def pairs_of_run(
         )
     stored = reader.get_many(name for best, worst, _ in part for name in (best, worst))
     for _, _, gap in part:
-        better, other = next(stored), next(stored)
+        better = next(stored)
+        other = next(stored)
         yield {
             "chosen": better.trajectory,
             "rejected": other.trajectory,

@@ -90,14 +90,16 @@ class Progress:
 
     def _here(self) -> int:
         """Bytes of the file that is being downloaded."""
-        newest, size = 0, 0
+        newest = 0
+        size = 0
         for path in self._folder.rglob("*.whl"):
             try:
                 stat = path.stat()
             except FileNotFoundError:  # pip moves on
                 continue
             if stat.st_mtime_ns >= newest:
-                newest, size = stat.st_mtime_ns, stat.st_size
+                newest = stat.st_mtime_ns
+                size = stat.st_size
         return size
 
 
@@ -133,11 +135,9 @@ def pip_install(
         "off",
         *arguments,
     ]
-    progress, said, started = (
-        Progress(folder, site),
-        deque[str](maxlen=_KEPT_LINES),
-        time.monotonic(),
-    )
+    progress = Progress(folder, site)
+    said = deque[str](maxlen=_KEPT_LINES)
+    started = time.monotonic()
     ended = threading.Event()
 
     def watch() -> None:

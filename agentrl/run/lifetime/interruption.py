@@ -36,8 +36,11 @@ class Interruption:
         display: StepDisplay,
         events: EventLog,
     ) -> None:
-        self._stop, self._directory, self._stages = stop, directory, stages
-        self._display, self._events = display, events
+        self._stop = stop
+        self._directory = directory
+        self._stages = stages
+        self._display = display
+        self._events = events
         self._told: BaseException | None = None
 
     def tell(self, error: BaseException) -> BaseException | None:

@@ -85,7 +85,8 @@ def resume_directory(
     before = load_config(directory.config_path)
     begun = {stage.name for stage in stages if last_manifest(directory, stage) is not None}
     finished = {name for name in begun if (directory.models_folder / name).is_dir()}
-    old, new = whole_stages(before, ()), whole_stages(config, stages)
+    old = whole_stages(before, ())
+    new = whole_stages(config, stages)
     finished -= {stage.name for stage in new if _asks_for_more(stage, directory)}
     problems = list(_fixed(before, config, old, new, begun, finished)) or list(
         _data(directory, rollouts, base_dir, begun)
@@ -148,7 +149,8 @@ def _fixed(
     for key, (was, found) in _differing(_shared(before), _shared(config)).items():
         if key in _RUN_FIXED or key.startswith("model.build_args."):
             yield f"{key} must stay {was!r} for the whole run, got {found!r}{mend}"
-    names, now = [stage.name for stage in old], [stage.name for stage in new]
+    names = [stage.name for stage in old]
+    now = [stage.name for stage in new]
     last = max((index for index, name in enumerate(names) if name in begun), default=-1)
     if names[: last + 1] != now[: last + 1]:
         yield f"stages must begin with {', '.join(names[: last + 1])}, which have run, got {', '.join(now)}{mend}"  # noqa: E501

@@ -217,10 +217,8 @@ def _pairs(
         DataError: a group of the micro-batch is no pair of one sample each.
     """
     owners = trajectory[rows]
-    first, second = (
-        np.flatnonzero(rollout_index[owners] == 0),
-        np.flatnonzero(rollout_index[owners] == 1),
-    )
+    first = np.flatnonzero(rollout_index[owners] == 0)
+    second = np.flatnonzero(rollout_index[owners] == 1)
     first = first[np.argsort(group[owners[first]], kind="stable")]
     second = second[np.argsort(group[owners[second]], kind="stable")]
     whole = first.size == second.size and first.size + second.size == rows.size

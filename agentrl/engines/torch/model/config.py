@@ -58,7 +58,8 @@ class DecoderConfig:
             )
         model_type = str(config["model_type"])
         try:
-            heads, width = int(config["num_attention_heads"]), int(config["hidden_size"])
+            heads = int(config["num_attention_heads"])
+            width = int(config["hidden_size"])
             attention_bias = bool(config.get("attention_bias", False))
             return cls(
                 architecture=model_type,

@@ -72,7 +72,9 @@ class NativeDecoder:
         config = weights.config
         self._weights = weights
         self._kv = kv
-        self._H, self._K, self._E = config.num_heads, config.num_kv_heads, config.head_dim
+        self._H = config.num_heads
+        self._K = config.num_kv_heads
+        self._E = config.head_dim
         self._qk_width = (self._H + self._K) * self._E
         self._scale = self._E**-0.5
         self._eps = config.norm_eps
@@ -87,7 +89,9 @@ class NativeDecoder:
 
     def decode(self, tokens_N: Tensor, positions_N: Tensor, blocks: Blocks) -> Tensor:
         """See ``Forward.decode``."""
-        kv, K, E = self._kv, self._K, self._E
+        kv = self._kv
+        K = self._K
+        E = self._E
         N = tokens_N.shape[0]
         index = kv.show(positions_N)
         hidden = self._weights.embedding.index_select(0, tokens_N)
@@ -100,7 +104,8 @@ class NativeDecoder:
             keys, values = (
                 kind[number, :N].view(N * K, kv.capacity, E) for kind in (kv.keys, kv.values)
             )
-            parts, first = [], 0
+            parts = []
+            first = 0
             for end, num_keys in blocks:
                 rows = slice(first * K, end * K)
                 scores = self._scores(
@@ -117,7 +122,9 @@ class NativeDecoder:
     ) -> Tensor:
         """See ``Forward.prefill``; ``num_keys`` is L. In the last layer all tokens but each row's
         last give keys and values alone."""
-        kv, K, E = self._kv, self._K, self._E
+        kv = self._kv
+        K = self._K
+        E = self._E
         M, T = tokens_MT.shape
         hidden = self._weights.embedding.index_select(0, tokens_MT.view(-1))
         rope = self._rope.index_select(0, positions_MT.view(-1)).unsqueeze(1)
@@ -131,8 +138,10 @@ class NativeDecoder:
             if number == len(self._weights.layers) - 1:
                 each = torch.arange(M, device=hidden.device)
                 ends = each * T + last_M
-                hidden, queries = hidden.index_select(0, ends), queries.index_select(0, ends)
-                mask, T = mask[each, last_M], 1
+                hidden = hidden.index_select(0, ends)
+                queries = queries.index_select(0, ends)
+                mask = mask[each, last_M]
+                T = 1
             keys, values = (
                 states.flatten(0, 1) for states in kv.read(number, rows_M, num_keys)
             )  # [M·K, L, E]
@@ -165,7 +174,8 @@ class NativeDecoder:
         queries = torch.view_as_real(pairs[:, : self._H] * rope).flatten(-2)
         keys = torch.view_as_real(pairs[:, self._H :] * rope).flatten(-2)
         if not self._fp32:
-            queries, keys = queries.to(hidden.dtype), keys.to(hidden.dtype)
+            queries = queries.to(hidden.dtype)
+            keys = keys.to(hidden.dtype)
         return queries, keys, qkv[:, self._qk_width :]
 
     def _scores(self, queries: Tensor, keys: Tensor, bias: Tensor) -> Tensor:

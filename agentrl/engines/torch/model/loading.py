@@ -39,7 +39,8 @@ def load_model(
     """
     folder = Path(place.model)
     values = _read_config(folder) if config is None else config
-    dtype, device = getattr(torch, place.dtype), torch.device(device_name)
+    dtype = getattr(torch, place.dtype)
+    device = torch.device(device_name)
     if not_computed(values) is None:
         weights = DecoderWeights(DecoderConfig.from_hugging_face(values), dtype, device)
         for name, tensor in folder_tensors(folder) if state_dict is None else state_dict.items():

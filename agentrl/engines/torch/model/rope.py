@@ -51,7 +51,8 @@ class Rope:
             return cls(theta=theta)
         if kind != "llama3":
             return cls(kind, theta, float(values["factor"]))
-        low, high = float(values["low_freq_factor"]), float(values["high_freq_factor"])
+        low = float(values["low_freq_factor"])
+        high = float(values["high_freq_factor"])
         return cls(
             kind,
             theta,

@@ -24,7 +24,8 @@ __all__ = ["prove", "unserved"]
 
 _LENGTH = 20
 _WINDOW = 6
-_FIRST, _SECOND = 7, 12
+_FIRST = 7
+_SECOND = 12
 _TOLERANCE = {
     torch.float32: 1e-3,
     torch.bfloat16: 0.15,
@@ -119,7 +120,8 @@ def _disagreement(module: Any, shape: KVShape, masks: Masks) -> str | None:
     except Exception as error:  # noqa: BLE001  (a family's own code, given masks that it may not know: refused by name)
         return f"it raises {type(error).__name__}: {error}"
     expected = alone[[_FIRST - 1, *range(_SECOND - 1, _LENGTH)]]
-    difference, spread = float((over_rows - expected).abs().max()), float(expected.std())
+    difference = float((over_rows - expected).abs().max())
+    spread = float(expected.std())
     allowed = _TOLERANCE[module.dtype] * spread
     return (
         None

@@ -47,17 +47,17 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers' classes are untype
             index: ``[n, T, K]`` int64 flat index of what is written.
             num_keys: L.
         """
-        self._rows, self._index, self._num_keys = rows, index, num_keys
+        self._rows = rows
+        self._index = index
+        self._num_keys = num_keys
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Stores ``[n, K, T, E]`` of a layer; all keys and values ``[n, K, L, E]`` of the rows."""
-        heads, key_width, value_width = (
-            key_states.shape[1],
-            key_states.shape[3],
-            value_states.shape[3],
-        )
+        heads = key_states.shape[1]
+        key_width = key_states.shape[3]
+        value_width = value_states.shape[3]
         index = self._index[:, :, :heads].reshape(-1)
         keys, values = (
             states.transpose(1, 2).flatten(0, 2) for states in (key_states, value_states)
@@ -116,7 +116,8 @@ class TransformersDecoder:
 
     def decode(self, tokens_N: Tensor, positions_N: Tensor, blocks: Blocks) -> Tensor:
         """See ``Forward.decode``; all rows attend to as many keys as the longest."""
-        N, num_keys = tokens_N.shape[0], max(keys for _, keys in blocks)
+        N = tokens_N.shape[0]
+        num_keys = max(keys for _, keys in blocks)
         index = self._kv.flat_index(torch.arange(N, device=tokens_N.device), positions_N[:, None])
         self._cache.bind(N, index.view(N, 1, -1), num_keys)
         return self._logits(tokens_N[:, None], positions_N[:, None], num_keys, 1)[:, 0]

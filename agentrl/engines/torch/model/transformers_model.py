@@ -275,10 +275,8 @@ def _quiet_transformers() -> Iterator[None]:
     """Keeps transformers' progress bars and table of missing weights off the terminal; what is
     missing is an error.
     """
-    shown, level = (
-        transformers_logging.is_progress_bar_enabled(),
-        transformers_logging.get_verbosity(),
-    )
+    shown = transformers_logging.is_progress_bar_enabled()
+    level = transformers_logging.get_verbosity()
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     try:

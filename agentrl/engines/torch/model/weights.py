@@ -142,8 +142,11 @@ class DecoderWeights:
 
     def _layer(self, prefix: str) -> LayerWeights:
         config = self.config
-        D, E, F = config.width, config.head_dim, config.ffn_width
-        H, K = config.num_heads, config.num_kv_heads
+        D = config.width
+        E = config.head_dim
+        F = config.ffn_width
+        H = config.num_heads
+        K = config.num_kv_heads
         layer = LayerWeights(
             qkv=self._empty((H + 2 * K) * E, D),
             output=self._empty(D, H * E),
@@ -157,7 +160,8 @@ class DecoderWeights:
             down_bias=self._empty(D) if config.mlp_bias else None,
             qk_norm=self._empty(H + K, E) if config.qk_norm else None,
         )
-        attention, mlp = prefix + "self_attn.", prefix + "mlp."
+        attention = prefix + "self_attn."
+        mlp = prefix + "mlp."
         for fused, suffix in ((layer.qkv, "weight"), (layer.qkv_bias, "bias")):
             if fused is not None:
                 tail = tuple(fused.shape[1:])

@@ -48,7 +48,8 @@ def build_environment(
         ConfigError: the folder holds something else.
         MachineError: pip failed, or the server cannot be loaded afterwards.
     """
-    mark, python = folder / _MARK, interpreter(folder)
+    mark = folder / _MARK
+    python = interpreter(folder)
     record = {"sglang": SGLANG_VERSION, "recipe": recipe.name, "complete": True}
     found = _read(mark)
     if found == record and python.exists():

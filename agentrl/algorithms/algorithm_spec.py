@@ -4,7 +4,7 @@ read and return.
 The driver's functions work in numpy, the ranks' in torch without communication. Nothing outside
 this package compares an algorithm's name: whatever the trainer must do is declared here.
 
-Axes: G siblings, J trajectories, S samples, U turns, N trained tokens and C pairs of a micro-batch,
+Axes: G rollouts, J trajectories, S samples, U turns, N trained tokens and C pairs of a micro-batch,
 T packed tokens.
 """
 
@@ -58,7 +58,7 @@ class GroupSummary:
 
     Args:
         draw: its position in the data order.
-        rewards: ``[G]`` float64, of the siblings that finished; failed and cancelled ones are
+        rewards: ``[G]`` float64, of the rollouts that finished; failed and cancelled ones are
             absent.
     """
 
@@ -80,7 +80,7 @@ class Rewards:
 
     Args:
         reward: ``[J]`` float64, totals of finished trajectories.
-        group: ``[J]`` int64, equal for siblings.
+        group: ``[J]`` int64, equal for rollouts.
         turn_trajectory: ``[U]`` int64, row of a turn's trajectory.
         turn_reward: ``[U]`` float64, the steps' own rewards (already part of the totals).
         seed: for whatever the algorithm draws at random.
@@ -251,7 +251,7 @@ class AlgorithmSpec:
         num_epochs: passes over a batch; ``train.updates_per_batch`` of a run decides.
         critic_warmup_steps: steps in which the critic alone is updated; refused until a critic is
             built.
-        group_size_min: siblings that a group needs at least.
+        group_size_min: rollouts that a group needs at least.
         max_staleness: published versions that a token may lie back; None sets no bound of the
             algorithm's own.
     """

@@ -64,7 +64,7 @@ def load_config(
 
     Raises:
         ConfigError: all that is wrong, each with its place, key, rule, value and, where there is
-            one, a likely mend.
+            one, a likely remedy.
     """
     return load_with_origins(source, overrides, trains=trains).config
 

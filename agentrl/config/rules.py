@@ -221,7 +221,7 @@ def _sampling_faults(stage: StageConfig) -> Iterator[Fault]:
             (("rollout", "temperature"), ("rollout", "group_size")),
             "rollout.temperature must be more than 0 for training (greedy siblings are all alike), "
             "got 0; "
-            "eval.greedy examines the greedy policy",
+            "eval.greedy evaluates the greedy policy",
         )
 
 
@@ -284,7 +284,7 @@ def _divisors(number: int) -> str:
 
 
 def lineage_faults(stages: Sequence[StageConfig], base_dir: Path) -> Iterator[tuple[int, Fault]]:
-    """What is wrong between whole stages, each with the position of the stage to mend.
+    """What is wrong between whole stages, each with the position of the stage to fix.
 
     Args:
         stages: all of a run, also those skipped because ``model.path`` is given.

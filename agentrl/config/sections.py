@@ -77,7 +77,7 @@ class EvalSetConfig(Section):
 
 
 class EvalConfig(Section):
-    """When and how the policy is examined."""
+    """When and how the policy is evaluated."""
 
     sets: dict[str, EvalSetConfig] = Field(default_factory=dict)
     """Held-out sets by name."""

@@ -21,7 +21,7 @@ class Admission:
 
     Args:
         batch_groups: B, groups a batch.
-        group_size: siblings of a group that must come to their end.
+        group_size: rollouts of a group that must come to their end.
         last_step: no more is in flight than its batch and those before it need.
         oversample_per_group: played beside them; those that still play when the others have
             finished are cut off.

@@ -58,7 +58,7 @@ class PlannedBatch:
 
         Where both micro-batch sizes are equal, a forward pass meets the very micro-batches of the
         update, so that recomputed and current logprobs are equal to the last bit before the first
-        step. With ``whole_groups`` siblings are never in different micro-batches.
+        step. With ``whole_groups`` rollouts are never in different micro-batches.
         """
         layout = Layout(num_ranks, micro_batch_tokens, length_scale)
         groups = batch.group[batch.trajectory]

@@ -49,7 +49,7 @@ class Ledger:
         path: ``ledger.jsonl``; an existing one is read back and must balance.
 
     Raises:
-        StoreError: a row that is no ledger row (a torn last line is cut off: it never happened).
+        StoreError: a row that is no ledger row (a partial last line is cut off: it never happened).
     """
 
     def __init__(self, path: Path) -> None:
@@ -71,7 +71,7 @@ class Ledger:
         """Rows written so far; a checkpoint remembers it."""
         return self._rows
 
-    def issue(self, group_index: int, siblings: int, **detail: object) -> None:
+    def issue(self, group_index: int, num_rollouts: int, **detail: object) -> None:
         """A draw is given to a runner.
 
         Raises:
@@ -79,23 +79,23 @@ class Ledger:
                 rolled back.
         """
         with self._lock:
-            again = [s for s in range(siblings) if (group_index, s) in self._trained]
+            again = [s for s in range(num_rollouts) if (group_index, s) in self._trained]
             if again:
                 raise StoreError(
                     f"{self._path}: draw {group_index} was trained before (siblings {again}); it "
                     "is never again"
                 )
-            self.move(group_index, range(siblings), "running", **detail)
+            self.move(group_index, range(num_rollouts), "running", **detail)
 
     def move(
-        self, group_index: int, siblings: Iterable[int], to: LedgerState, **detail: object
+        self, group_index: int, rollout_indices: Iterable[int], to: LedgerState, **detail: object
     ) -> None:
         """Moves siblings of a draw to a state.
 
         Raises:
             StoreError: a transition that cannot be, such as training a trajectory twice.
         """
-        chosen = list(siblings)
+        chosen = list(rollout_indices)
         if chosen:
             with self._lock:
                 self._append(
@@ -110,8 +110,8 @@ class Ledger:
 
     def trained(self, group_indices: Mapping[int, Sequence[int]], step: int) -> None:
         """The given siblings of each draw were trained in ``step``; durable when this returns."""
-        for group_index, siblings in group_indices.items():
-            self.move(group_index, siblings, "trained", step=step)
+        for group_index, rollout_indices in group_indices.items():
+            self.move(group_index, rollout_indices, "trained", step=step)
         self.sync()
 
     def sync(self) -> None:
@@ -158,10 +158,10 @@ class Ledger:
 
     def _apply(self, row: Mapping[str, object]) -> None:
         to = row["to"]
-        siblings = row["siblings"]
-        if to not in get_args(LedgerState) or not isinstance(siblings, list):
+        rollout_indices = row["siblings"]
+        if to not in get_args(LedgerState) or not isinstance(rollout_indices, list):
             raise StoreError(f"{self._path}: row {self._rows} is no ledger row: {row!r:.200}")
-        for rollout_index in siblings:
+        for rollout_index in rollout_indices:
             key = (int(str(row["attempt"])), int(str(row["draw"])), int(rollout_index))
             state = self._states.get(key, "")
             if to != "rolled_back" and to not in _NEXT.get(state, frozenset()):

@@ -80,7 +80,7 @@ class RolloutService:
         on_poll: Callable[[], None] = lambda: None,
         score: Score = unscored,
     ) -> None:
-        self.overlap = OffPolicyConfig(admission.max_staleness, pause_mode, admission.on_stale)
+        self.off_policy = OffPolicyConfig(admission.max_staleness, pause_mode, admission.on_stale)
         self._pool = pool
         self._sampler = sampler
         self._ledger = ledger
@@ -167,7 +167,7 @@ class RolloutService:
             state = state.published()
             self.before_publish(state.policy_version)
             try:
-                self._publish(state.policy_version, self.overlap.pause_mode)
+                self._publish(state.policy_version, self.off_policy.pause_mode)
             except WeightMismatchError:  # the step is kept: its groups are not played again
                 self.make_room(state.policy_version)
                 raise
@@ -398,7 +398,7 @@ class RolloutService:
                 oversample=bounds.oversample_per_group,
             )
             if saved is not None and len(saved.rollouts) != request.num_rollouts:
-                saved = None  # a resumed run may have other numbers of siblings
+                saved = None  # a resumed run may have other numbers of rollouts
             if again:
                 self._counts += _resumed(saved, request.num_rollouts)
             detail = {} if saved is None else {"resumed": True}

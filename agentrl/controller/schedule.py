@@ -41,7 +41,7 @@ class Schedule(Protocol):
     """``next_groups`` blocks until a batch may be trained, ``publish`` until the engines serve the
     new weights."""
 
-    overlap: OffPolicyConfig
+    off_policy: OffPolicyConfig
 
     def start(self, state: TrainState) -> None:
         """Engines serve these weights; admission opens."""
@@ -92,7 +92,7 @@ class DemonstrationSchedule:
         start: draw that the rows begin at.
     """
 
-    overlap = OffPolicyConfig()
+    off_policy = OffPolicyConfig()
 
     def __init__(
         self,

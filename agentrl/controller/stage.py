@@ -188,7 +188,7 @@ class StageRun:
             return None
         if self.settings.shuffle_rewards:
             groups = _shuffled(groups, seed_for(self.settings.seed, "shuffle_rewards", state.step))
-        if self.schedule.overlap.on_stale == "drop":
+        if self.schedule.off_policy.on_stale == "drop":
             self._assert_fresh(groups, state)
         rewards = _rewards_of(groups, seed_for(self.settings.seed, "credit", state.step))
         credit = self.algorithm.credit(rewards, state.algorithm)
@@ -200,7 +200,7 @@ class StageRun:
             credit=credit.trajectory.astype(np.float32),
             turn_credit=credit.turn.astype(np.float32),
             trained=trained,
-            oldest_version=state.policy_version - self.schedule.overlap.max_staleness,
+            oldest_version=state.policy_version - self.schedule.off_policy.max_staleness,
         )
         return PlannedBatch.plan(
             batch,
@@ -233,7 +233,7 @@ class StageRun:
 
     def _assert_fresh(self, groups: Sequence[TrajectoryGroup], state: TrainState) -> None:
         """No trained token is staler than the schedule allows."""
-        oldest = state.policy_version - self.schedule.overlap.max_staleness
+        oldest = state.policy_version - self.schedule.off_policy.max_staleness
         for trajectory in (t for group in groups for t in group.finished if t.policy_versions):
             if min(trajectory.policy_versions) < oldest:
                 raise TrainingError(
@@ -264,9 +264,9 @@ class StageRun:
         """Annotations, metrics and the display's line of a step."""
         self._recorder.record_failures(self.schedule.take_failures())
         counts = dict(self.schedule.take_counts())
-        if batch is not None and self.schedule.overlap.on_stale == "mask_tokens":
+        if batch is not None and self.schedule.off_policy.on_stale == "mask_tokens":
             versions = batch.batch.policy_versions  # those that the published weights were made of
-            oldest = state.policy_version - 1 - self.schedule.overlap.max_staleness
+            oldest = state.policy_version - 1 - self.schedule.off_policy.max_staleness
             counts["async/masked_tokens"] = int(
                 np.count_nonzero((versions >= 0) & (versions < oldest))
             )

@@ -249,7 +249,7 @@ def check_request(
         images: whether it takes images.
 
     Raises:
-        EngineError: not retryable; names the request, the rule, the value and the mend.
+        EngineError: not retryable; names the request, the rule, the value and the remedy.
     """
     ids = request.token_ids
     sampling = request.sampling

@@ -34,7 +34,7 @@ class Env(ABC):
         """The opening conversation and the tools on offer.
 
         Args:
-            seed: all that is random here comes from it: siblings of a group get the same.
+            seed: all that is random here comes from it: rollouts of a group get the same.
         """
 
     @abstractmethod

@@ -306,7 +306,7 @@ def scorer_spec(stage: StageConfig, *, policy: Path, reward_model: Path) -> Rewa
 def eval_plan(
     stage: StageConfig, live: LiveObjects, base_dir: Path, *, only: Collection[str] | None = None
 ) -> EvalPlan:
-    """How the stage's policy is examined: on every set, or on those named by ``only``."""
+    """How the stage's policy is evaluated: on every set, or on those named by ``only``."""
     own = stage.eval
     sets = []
     for name, item in own.sets.items():

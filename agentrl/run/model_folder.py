@@ -110,7 +110,7 @@ def _downloaded(setting: str, repo: str, revision: str | None, path: Path, key: 
         why = f"has no revision {revision!r} on {constants.ENDPOINT}; leave it out for the newest"
     except Exception as error:  # noqa: BLE001  the boundary: whatever the network, the hub and its client come to
         why = (
-            f"could not be downloaded from {constants.ENDPOINT}: {_reason(error)}; mend the "
+            f"could not be downloaded from {constants.ENDPOINT}: {_reason(error)}; fix the "
             "network, or download it "
             f"elsewhere (hf download {repo} --local-dir FOLDER) and name that folder"
         )

@@ -1,7 +1,7 @@
 """JSON lines: append-only files of one object a line.
 
-A line is there from its first byte to its newline, or it was torn by a death and never counted:
-reading passes over one torn last line, opening for append cuts it off.
+A line is there from its first byte to its newline, or it was partial by a death and never counted:
+reading passes over one partial last line, opening for append cuts it off.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class JsonlWriter:
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a file in order, but for a torn last line; nothing where there is no file.
+    """The objects of a file in order, but for a partial last line; nothing where there is no file.
 
     Raises:
         StoreError: the file cannot be read, or a whole line is no JSON object.

@@ -44,7 +44,7 @@ class Replay:
     are stale.
     """
 
-    overlap = OffPolicyConfig(max_staleness=99)
+    off_policy = OffPolicyConfig(max_staleness=99)
 
     def __init__(self, batches: Sequence[list[TrajectoryGroup]]) -> None:
         self._batches = batches

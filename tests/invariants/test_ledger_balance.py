@@ -22,11 +22,11 @@ def history(path: Path, seed: int) -> list[tuple[int, int]]:
     for step in range(1, 6):
         taken = []
         for _ in range(4):
-            siblings = list(range(3))
+            rollout_indices = list(range(3))
             ledger.issue(group_index, 3)
-            lost = [s for s in siblings if rng.random() < 0.2]
+            lost = [s for s in rollout_indices if rng.random() < 0.2]
             ledger.move(group_index, lost, rng.choice(["failed", "cancelled"]), reason="engine")
-            rest = [s for s in siblings if s not in lost]
+            rest = [s for s in rollout_indices if s not in lost]
             ledger.move(group_index, rest, "finished")
             if rng.random() < 0.3:
                 ledger.move(group_index, rest, "dropped", reason="zero_std")

@@ -1,9 +1,9 @@
 """Reaping: ends servers whose owner is dead, and removes their temporary folders.
 
-Needed only where owner and lifeline were killed together, or a lifeline was stopped. A server is
+Needed only where owner and supervisor were killed together, or a supervisor was stopped. A server is
 known by the marker that its processes inherit, and by their sessions; what belongs to a process
 that lives, or of which nothing can be known, is left alone.
-"""
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from agentrl.sandbox.owner_id import Owner
 __all__ = ["reap_servers"]
 
 _GRACE_S = 6.0
-"""For lifelines that are ending their server."""
+"""For supervisors that are ending their server."""
 
 
 def reap_servers() -> list[str]:

@@ -105,7 +105,7 @@ class ServerPool:
             server.lose()
         await asyncio.gather(*(server.end() for server in self.servers))
 
-    async def examine(self, server: Server, why: str) -> None:
+    async def check_health(self, server: Server, why: str) -> None:
         """After a failure: a server that does not answer is lost, one that does goes on."""
         if server.serving and not await server.healthy() and server.serving:
             self.lose(server, why)

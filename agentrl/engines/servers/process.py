@@ -1,4 +1,4 @@
-"""Server process: a server behind its lifeline, as its owner sees it."""
+"""Server process: a server behind its supervisor, as its owner sees it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ServerProcess:
     """A running server; it ends with everything that it started when ``end`` is called or this
     process dies.
 
-    Between the two stands a lifeline, which is no child of this process. Where the lifeline itself
+    Between the two stands a supervisor, which is no child of this process. Where the supervisor itself
     is killed, the kernel ends the server, and this process what is left of its session at the next
     look at ``exit_code``; where this process died as well, ``agentrl doctor --reap`` does.
 
@@ -41,7 +41,7 @@ class ServerProcess:
 
     Raises:
         MachineError: it cannot be started at all.
-    """
+    """  # noqa: E501
 
     def __init__(self, command: list[str], environment: Mapping[str, str], log: Path) -> None:
         self.log = log
@@ -71,7 +71,7 @@ class ServerProcess:
                     pass_fds=(told,),
                 )
             self._pipe = starter.stdin
-            starter.wait(_START_S)  # the lifeline is not this process, but a grandchild of it
+            starter.wait(_START_S)  # the supervisor is not this process, but a grandchild of it
         except (OSError, subprocess.TimeoutExpired) as error:
             os.close(self._status)
             supervise.remove_leftovers(folder)
@@ -84,7 +84,7 @@ class ServerProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; -9 where its lifeline was killed, and the server with it."""
+        """None while it runs; -9 where its supervisor was killed, and the server with it."""
         if self._exit_code is None and self._listen():
             words = self._said.split()
             known = words[-1:] if b"exit" in words else []
@@ -115,7 +115,7 @@ class ServerProcess:
             self._status = -1
 
     def _listen(self) -> bool:
-        """Takes what the lifeline said; whether it ended."""
+        """Takes what the supervisor said; whether it ended."""
         while True:
             try:
                 data = os.read(self._status, 4096)
@@ -137,7 +137,7 @@ class ServerProcess:
         return True
 
     def _end_orphans(self) -> None:
-        """The lifeline is gone: what is left of the server is ended from here."""
+        """The supervisor is gone: what is left of the server is ended from here."""
         words = self._said.split()
         session = int(words[2]) if words[:1] == [b"pids"] and len(words) > 2 else None
         supervise.end_server(self._marker, session)

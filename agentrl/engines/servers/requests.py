@@ -134,7 +134,7 @@ class Requests:
             except ServerLostError as error:
                 failed.append(server)
                 last = error
-                await self._pool.examine(server, str(error))
+                await self._pool.check_health(server, str(error))
                 if flight.told:
                     raise EngineError(
                         f"{error}; {flight.told} of its tokens were told already, so no other "
@@ -226,7 +226,7 @@ class Requests:
         try:
             await server.client.abort(rid)
         except EngineError as error:
-            await self._pool.examine(server, str(error))
+            await self._pool.check_health(server, str(error))
 
     async def drained(self) -> None:
         """Waits until no server has a request.

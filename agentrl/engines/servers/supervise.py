@@ -6,7 +6,7 @@ environment.
 - It forks twice, so that it is no child of its owner: Ray ends a worker's children before the
   worker's own end is seen.
 - It is single-threaded. The server is forked from its main thread with ``PR_SET_PDEATHSIG``, so
-  that the kernel ends the server where the lifeline itself is killed, and looks for its parent
+  that the kernel ends the server where the supervisor itself is killed, and looks for its parent
   afterwards, in case that came first.
 - The server leads a session of its own. When the pipe ends, or the owner's process, or the server,
   all processes of that session and all that bear the marker are ended: first asked, then killed.

@@ -145,22 +145,22 @@ def _fixed(
     finished: set[str],
 ) -> Iterator[str]:
     """What differs and must not."""
-    mend = "; set it back, or begin a run of its own by another run.dir"
+    remedy = "; set it back, or start a new run with another run.dir"
     for key, (was, found) in _differing(_shared(before), _shared(config)).items():
         if key in _RUN_FIXED or key.startswith("model.build_args."):
-            yield f"{key} must stay {was!r} for the whole run, got {found!r}{mend}"
+            yield f"{key} must stay {was!r} for the whole run, got {found!r}{remedy}"
     names = [stage.name for stage in old]
     now = [stage.name for stage in new]
     last = max((index for index, name in enumerate(names) if name in begun), default=-1)
     if names[: last + 1] != now[: last + 1]:
-        yield f"stages must begin with {', '.join(names[: last + 1])}, which have run, got {', '.join(now)}{mend}"  # noqa: E501
+        yield f"stages must begin with {', '.join(names[: last + 1])}, which have run, got {', '.join(now)}{remedy}"  # noqa: E501
         return
     for was_stage, stage in zip(old, new, strict=False):
         if stage.name not in begun - finished:
             continue
         for key, (was, found) in _differing(_own(was_stage), _own(stage)).items():
             if key in _STAGE_FIXED:
-                yield f"stages.{stage.name}.{key} must stay {was!r} once the stage has begun, got {found!r}{mend}"  # noqa: E501
+                yield f"stages.{stage.name}.{key} must stay {was!r} once the stage has begun, got {found!r}{remedy}"  # noqa: E501
 
 
 def _data(

@@ -105,8 +105,8 @@ class AnnotationIndex:
         for path in sorted(self._folder.glob("*.jsonl")):
             with path.open("rb") as file:
                 file.seek(self._seen.get(path, 0))
-                *lines, torn = file.read().split(b"\n")
+                *lines, partial = file.read().split(b"\n")
                 for line in lines:
                     record = parse_line(f"a line of {path}", line)
                     self._records.setdefault(record["id"], []).append((path, record))
-                self._seen[path] = file.tell() - len(torn)
+                self._seen[path] = file.tell() - len(partial)

@@ -58,7 +58,7 @@ class FramedWriter:
             self._lines = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
             self._frames = os.open(frames_path(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
             cut_torn_line(self._lines)
-            # a frame whose line was torn stays as a gap that no line names
+            # a frame whose line was partial stays as a gap that no line names
             self._end = os.fstat(self._frames).st_size
         except OSError as error:
             raise StoreError(f"{path} cannot be opened: {error.strerror or error}") from error
@@ -67,7 +67,7 @@ class FramedWriter:
         """Write one record; it survives the death of the process as soon as this returns.
 
         Raises:
-            OSError: it cannot be written; the files may then end in a torn record.
+            OSError: it cannot be written; the files may then end in a partial record.
         """
         write_all(self._frames, record.frame)
         line = f'{record.text[:-1]},"frame":[{self._end},{len(record.frame)}]}}\n'

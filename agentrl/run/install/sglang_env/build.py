@@ -134,7 +134,7 @@ def _run(command: list[str], seconds: float, what: str) -> str:
         said = (getattr(error, "stderr", None) or str(error)).strip()
         shown = "\n".join(said.splitlines()[-_SHOWN_LINES:])
         raise MachineError(
-            f"{what} failed; call the command again to go on, or mend this first:\n{shown}"
+            f"{what} failed; call the command again to go on, or fix this first:\n{shown}"
         ) from error
     return done.stdout
 

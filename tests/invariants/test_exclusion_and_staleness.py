@@ -71,7 +71,7 @@ def test_a_batch_staler_than_the_schedule_allows_is_refused(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        Replay, "overlap", OffPolicyConfig()
+        Replay, "off_policy", OffPolicyConfig()
     )  # version 0's tokens may be trained while it is published, alone
     group = LocalRoleGroup(threads=1)
     try:

@@ -1,9 +1,9 @@
 """Reaping: ends servers whose owner is dead, and removes their temporary folders.
 
-Needed only where owner and supervisor were killed together, or a supervisor was stopped. A server is
-known by the marker that its processes inherit, and by their sessions; what belongs to a process
+Needed only where owner and supervisor were killed together, or a supervisor was stopped. A server
+is known by the marker that its processes inherit, and by their sessions; what belongs to a process
 that lives, or of which nothing can be known, is left alone.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 

@@ -30,9 +30,9 @@ class ServerProcess:
     """A running server; it ends with everything that it started when ``end`` is called or this
     process dies.
 
-    Between the two stands a supervisor, which is no child of this process. Where the supervisor itself
-    is killed, the kernel ends the server, and this process what is left of its session at the next
-    look at ``exit_code``; where this process died as well, ``agentrl doctor --reap`` does.
+    Between the two stands a supervisor, which is no child of this process. Where the supervisor
+    itself is killed, the kernel ends the server, and this process what is left of its session at
+    the next look at ``exit_code``; where this process died as well, ``agentrl doctor --reap`` does.
 
     Args:
         command: its command line.
@@ -41,7 +41,7 @@ class ServerProcess:
 
     Raises:
         MachineError: it cannot be started at all.
-    """  # noqa: E501
+    """
 
     def __init__(self, command: list[str], environment: Mapping[str, str], log: Path) -> None:
         self.log = log

@@ -206,5 +206,5 @@ async def test_memory_is_kept_while_requests_run(engine: SGLangEngine) -> None:
 async def test_an_engine_that_was_closed_says_so(engine: SGLangEngine) -> None:
     await asyncio.to_thread(engine.close)
     assert engine.health().state == "closed"
-    with pytest.raises(EngineError, match="was closed"):
+    with pytest.raises(EngineError, match="is closed"):
         await engine.generate(request("late", PROMPT))

@@ -19,8 +19,7 @@ def close(episode: EpisodeView) -> float:
 
 
 def main(overrides: list[str]) -> None:
-    config = load_config(CONFIG, overrides)
-    with Trainer(config, tools=[PythonTool(timeout_s=5.0)], reward=close) as trainer:
+    with Trainer(load_config(CONFIG, overrides), tools=[PythonTool()], reward=close) as trainer:
         print(trainer.train().eval)
         question = Task("mine", ({"role": "user", "content": "12 times 34?"},), answer="408")
         for trajectory in trainer.rollout([question]):

@@ -35,13 +35,10 @@ ROUNDS = 3
 BYTES = 2
 NOTE = (
     f"Episodes of {TURNS} turns; prompts of 32 to 64 ids, tool results of 8 to 32, completions of "
-    "a lognormal length "
-    "(median 16, at most 64). generate gets the same ids as one padded batch a turn and prefills "
-    "it again; medians of "
-    f"{ROUNDS} rounds, both sides in turn. The floor is the least that memory allows: each step of "
-    "the longest episode "
-    "reads every weight once, and each token the keys and values before it, at the speed of a copy "
-    "on this device."
+    "a lognormal length (median 16, at most 64). generate gets the same ids as one padded batch a "
+    f"turn and prefills it again; medians of {ROUNDS} rounds, both sides in turn. The floor is the "
+    "least that memory allows: each step of the longest episode reads every weight once, and each "
+    "token the keys and values before it, at the speed of a copy on this device."
 )
 
 

@@ -70,35 +70,26 @@ NOISY = "code, noise .9, 350 warm-up and 120 steps at 4e-4"
 
 NOTES = (
     "The settings of both examples were chosen after looking at the held-out sets, so the figures "
-    "on those are not of"
-    " settings fixed beforehand. Code, seed 0, by warm-up steps, RL steps and learning rate: 250, "
-    "50, 3e-4 was "
-    "stopped at step 28 with reward about .3; 400, 60, 4e-4 ended at sampled .707, greedy .813; "
-    "500, 60, 4e-4 falling"
-    " ended at .80 to .83 in three runs, and shipped until 75 steps (.854) and 6e-4 (.845) were "
-    "tried beside it on "
-    "1,000 problems, of which the latter ships. Search: 350, 50, 2e-4 ended at .397; 500, 70, 3e-4 "
-    "falling is what "
+    "on those are not of settings fixed beforehand. Code, seed 0, by warm-up steps, RL steps and "
+    "learning rate: 250, 50, 3e-4 was stopped at step 28 with reward about .3; 400, 60, 4e-4 "
+    "ended at sampled .707, greedy .813; 500, 60, 4e-4 falling ended at .80 to .83 in three runs, "
+    "and shipped until 75 steps (.854) and 6e-4 (.845) were tried beside it on 1,000 problems, of "
+    "which the latter ships. Search: 350, 50, 2e-4 ended at .397; 500, 70, 3e-4 falling is what "
     "ships. Seeds 1 and 2 of the code task were run with the shipped settings alone.",
     "Noise .9 was run four times: 500 warm-up and 60 steps, greedy .837 to .869; 350 and 60, .670 "
-    "to .706; that last "
-    "run resumed to 120 steps, which also stretched its learning-rate schedule, .670 to .771; and "
-    "350 and 120 in one "
-    "unbroken run, given here. Its p is not corrected for the earlier tries.",
+    "to .706; that last run resumed to 120 steps, which also stretched its learning-rate "
+    "schedule, .670 to .771; and 350 and 120 in one unbroken run, given here. Its p is not "
+    "corrected for the earlier tries.",
     "Each line is one run of one seed where it does not say otherwise. Seed 0 of the code task had "
     "the machine to "
     "itself, since its seconds count; the other runs shared it with each other.",
     "Much of the gain is sharpening: the warm-up alone, sampled at temperature 0.5, is given "
-    "beside it, and greedy "
-    "accuracy everywhere.",
+    "beside it, and greedy accuracy everywhere.",
     "The fresh problems are a split that no setting was chosen on: 1,000 code problems of a "
-    "generator seed of their "
-    "own, none of whose operand pairs occurs in training or in the held-out problems of any seed, "
-    "and 300 search "
-    "questions about names that occur in no training question and in no other held-out one. "
-    "Leaving out the operand "
-    "pairs used before leaves out many short numbers: the fresh code problems have 2.92 digits an "
-    "operand where the "
+    "generator seed of their own, none of whose operand pairs occurs in training or in the "
+    "held-out problems of any seed, and 300 search questions about names that occur in no "
+    "training question and in no other held-out one. Leaving out the operand pairs used before "
+    "leaves out many short numbers: the fresh code problems have 2.92 digits an operand where the "
     "held-out ones of seed 0 have 2.67, and so are harder.",
 )
 

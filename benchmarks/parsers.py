@@ -22,9 +22,8 @@ LIMIT_MS = 50.0
 REPEATS = 3
 
 NOTE = (
-    "The best of three readings, in processor time of the thread. Linear time gives a ratio near 2 "
-    "for twice the text; "
-    "small times scatter."
+    "The best of three readings, in processor time of the thread. Linear time gives a ratio near "
+    "2 for twice the text; small times scatter."
 )
 
 

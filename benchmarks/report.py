@@ -44,8 +44,7 @@ def load(path: Path) -> dict[str, Any]:
     if missing:
         raise ValueError(
             f"{path.name} must have {', '.join(sorted(KEYS))}; it lacks "
-            f"{', '.join(sorted(missing))}: "
-            "record it again with --record"
+            f"{', '.join(sorted(missing))}: record it again with --record"
         )
     return result
 

@@ -50,14 +50,12 @@ NOTES = (
     "tokens that end at the first turn without a call. Temperature is 1, every episode is trained "
     "once, in fp32 with matmul precision 'highest'.",
     "Not like for like: agentrl checks each call against a JSON Schema and runs it under a "
-    "deadline. "
-    "It keeps the sampler's logprobs, verifies token ids and published weights, and stores every "
-    "trajectory. It takes two processes (Ray's worker, and the driver that stores) where TRL takes "
-    "one. Each side samples by its own random numbers and continues with its own policy: tokens "
-    "agree on average only.",
+    "deadline. It keeps the sampler's logprobs, verifies token ids and published weights, and "
+    "stores every trajectory. It takes two processes (Ray's worker, and the driver that stores) "
+    "where TRL takes one. Each side samples by its own random numbers and continues with its own "
+    "policy: tokens agree on average only.",
     "TRL generates by transformers' generate; its vLLM path takes no release that runs on a CPU, "
-    "and "
-    "transformers' continuous batching took 60 s a step where generate took 4.",
+    "and transformers' continuous batching took 60 s a step where generate took 4.",
 )
 
 Row = Mapping[str, Any]

@@ -71,9 +71,8 @@ class AgentProgramSpec:
         if found is None:
             raise ConfigError(
                 f"AgentProgramSpec.command={list(self.command)} must name a program that may be "
-                "run from "
-                f"{self.cwd or os.getcwd()}, and {name!r} is none; give its path, or make it "
-                f"executable"
+                f"run from {self.cwd or os.getcwd()}, and {name!r} is none; give its path, or make "
+                "it executable"
             )
         return found
 

@@ -54,8 +54,7 @@ def settings_of(name: str) -> type[AlgorithmSettings] | None:
     raise AlgorithmSettings.broken(
         "name",
         f"={name!r} is unknown{did_you_mean(name, ALGORITHMS)}; choose one of "
-        f"{', '.join(sorted(ALGORITHMS))}, or "
-        "name your own as 'module:function'",
+        f"{', '.join(sorted(ALGORITHMS))}, or name your own as 'module:function'",
     )
 
 

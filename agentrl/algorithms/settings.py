@@ -58,8 +58,7 @@ class _Reduced(AlgorithmSettings):
             raise self.broken(
                 "constant_tokens",
                 " is needed by reduction='constant' (the tokens that each trajectory is divided "
-                "by), got none; set it, "
-                "for instance to the most tokens of a response",
+                "by), got none; set it, for instance to the most tokens of a response",
             )
         return self
 

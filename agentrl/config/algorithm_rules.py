@@ -53,13 +53,12 @@ def _built_in_faults(stage: StageConfig, settings: AlgorithmSettings) -> Iterato
                 ("train", "updates_per_batch"),
                 ("train", "mini_batch_prompts"),
             ),
-            "algorithm.old_logprobs='rollout' allows one update a batch, train.updates_per_batch=1 "
-            "and "
-            "train.mini_batch_prompts=train.batch_prompts (after the first, the sampler's policy "
-            "is no longer the one "
-            f"trained), got {train.updates_per_batch} passes over {train.batch_prompts} prompts in "
-            "mini-batches of "
-            f"{train.mini_batch_prompts}; change these, or set algorithm.old_logprobs='recompute'",
+            "algorithm.old_logprobs='rollout' allows one update a batch, "
+            "train.updates_per_batch=1 and train.mini_batch_prompts=train.batch_prompts (after "
+            "the first, the sampler's policy is no longer the one trained), got "
+            f"{train.updates_per_batch} passes over {train.batch_prompts} prompts in mini-batches "
+            f"of {train.mini_batch_prompts}; change these, or set "
+            "algorithm.old_logprobs='recompute'",
         )
 
 
@@ -78,8 +77,7 @@ def _staleness_faults(stage: StageConfig, settings: AlgorithmSettings) -> Iterat
         yield Fault(
             (("algorithm", "rollout_correction", "level"), ("rollout", "max_staleness")),
             f"{why}, which needs algorithm.rollout_correction.level='token' (truncated importance "
-            "weights), got "
-            "'none'; set it, or rollout.schedule=sync",
+            "weights), got 'none'; set it, or rollout.schedule=sync",
         )
 
 
@@ -101,11 +99,9 @@ def _own_staleness_faults(stage: StageConfig, spec: AlgorithmSpec) -> Iterator[F
         yield Fault(
             (("algorithm", "name"), ("rollout", "max_staleness")),
             f"{_why(stage)}, but algorithm.name={name!r} returns an AlgorithmSpec without "
-            "`correction`, the factor "
-            "that makes up for their age; give it one "
-            "(agentrl.algorithms.losses.truncated_importance is GRPO's, and "
-            "one of ones is for a loss that weighs by rollout_logprobs itself), or set "
-            "rollout.schedule=sync",
+            "`correction`, the factor that makes up for their age; give it one "
+            "(agentrl.algorithms.losses.truncated_importance is GRPO's, and one of ones is for a "
+            "loss that weighs by rollout_logprobs itself), or set rollout.schedule=sync",
         )
 
 
@@ -118,7 +114,6 @@ def _group_size_fault(stage: StageConfig, least: int) -> Iterator[Fault]:
         yield Fault(
             (("rollout", "group_size"),),
             f"algorithm.name={stage.algorithm.name!r} needs rollout.group_size >= {least} (a "
-            "trajectory is compared "
-            f"with its siblings), got {stage.rollout.group_size}; raise it, or choose another "
-            "algorithm",
+            f"trajectory is compared with its siblings), got {stage.rollout.group_size}; raise it, "
+            "or choose another algorithm",
         )

@@ -71,8 +71,7 @@ def _trait_faults(stage: StageConfig, spec: EngineSpec, *, trains: bool) -> Iter
         yield Fault(
             (engine,),
             f"rollout.engine={rollout.engine!r} cannot train (such a server returns neither token "
-            "ids "
-            "nor logprobs); use 'torch' or 'sglang' here",
+            "ids nor logprobs); use 'torch' or 'sglang' here",
         )
     if stage.run.deterministic and not traits.deterministic:
         yield Fault(
@@ -88,7 +87,6 @@ def _trait_faults(stage: StageConfig, spec: EngineSpec, *, trains: bool) -> Iter
         yield Fault(
             (given, owner),
             f"{'.'.join(given)} needs {'.'.join(owner)} of at most {most} (the engine has one "
-            "owner, "
-            f"and each of these processes plays episodes), got {stage.num_hosts}; let them start "
-            f"servers of their own, or set {'.'.join(owner)}={most}",
+            f"owner, and each of these processes plays episodes), got {stage.num_hosts}; let them "
+            f"start servers of their own, or set {'.'.join(owner)}={most}",
         )

@@ -20,8 +20,7 @@ def run_faults(config: RunConfig, *, trains: bool = True) -> Iterator[Fault]:
         yield Fault(
             (("model", "path"),),
             "model.path or model.build is required: name a folder in Hugging Face's layout, or a "
-            "function that "
-            "writes one; got neither",
+            "function that writes one; got neither",
         )
     if config.run.deterministic and config.model.dtype != "float32":
         yield Fault(
@@ -84,8 +83,7 @@ def _reward_faults(stage: StageConfig) -> Iterator[Fault]:
         yield Fault(
             (("reward", "model", "path"), ("reward", "model", "stage")),
             f"reward.model.stage and reward.model.path exclude each other, got {own.stage!r} and "
-            f"{own.path!r}; "
-            "keep one",
+            f"{own.path!r}; keep one",
         )
     for index, function in enumerate(stage.reward.functions):
         if (
@@ -130,10 +128,8 @@ def _size_faults(stage: StageConfig) -> Iterator[Fault]:
         yield Fault(
             (("train", "world_size"), ("train", "mini_batch_prompts"), ("rollout", "group_size")),
             "train.world_size must be at most the episodes of a mini-batch, "
-            "train.mini_batch_prompts * "
-            f"rollout.group_size = {episodes} (a rank without one would only wait), got "
-            f"{train.world_size}; "
-            "lower it, or raise the mini-batch",
+            f"train.mini_batch_prompts * rollout.group_size = {episodes} (a rank without one would "
+            f"only wait), got {train.world_size}; lower it, or raise the mini-batch",
         )
 
 
@@ -156,8 +152,7 @@ def _rollout_faults(stage: StageConfig) -> Iterator[Fault]:
         yield Fault(
             (("rollout", "num_workers"), ("run", "deterministic")),
             "run.deterministic needs rollout.num_workers=0 (groups of several workers come in any "
-            "order), got "
-            f"{rollout.num_workers}; set it, or run.deterministic=false",
+            f"order), got {rollout.num_workers}; set it, or run.deterministic=false",
         )
     yield from _schedule_faults(stage)
     if (
@@ -198,9 +193,8 @@ def _schedule_faults(stage: StageConfig) -> Iterator[Fault]:
         yield Fault(
             (("rollout", name), ("run", "deterministic")),
             "run.deterministic closes batches in the order of their draws, whatever finishes "
-            "first, so that rollout."
-            f"{name} must be left out, got {getattr(rollout, name)!r}; leave it out, or set "
-            "run.deterministic=false",
+            f"first, so that rollout.{name} must be left out, got {getattr(rollout, name)!r}; "
+            "leave it out, or set run.deterministic=false",
         )
 
 
@@ -219,9 +213,8 @@ def _sampling_faults(stage: StageConfig) -> Iterator[Fault]:
     if rollout.temperature == 0 and rollout.group_size > 1:
         yield Fault(
             (("rollout", "temperature"), ("rollout", "group_size")),
-            "rollout.temperature must be more than 0 for training (greedy siblings are all alike), "
-            "got 0; "
-            "eval.greedy evaluates the greedy policy",
+            "rollout.temperature must be more than 0 for training (greedy siblings are all "
+            "alike), got 0; eval.greedy evaluates the greedy policy",
         )
 
 
@@ -264,8 +257,7 @@ def _sandbox_faults(stage: StageConfig) -> Iterator[Fault]:
         yield Fault(
             (("sandbox", "max_running"), tuple(setting.split("."))),
             f"sandbox.max_running must be at least {setting}={stage.num_hosts}, since each of them "
-            "hosts "
-            f"episodes, got {cap}; raise it",
+            f"hosts episodes, got {cap}; raise it",
         )
     lifetime_s = stage.sandbox.max_lifetime_s
     episode_s = stage.rollout.episode_timeout_s
@@ -273,9 +265,8 @@ def _sandbox_faults(stage: StageConfig) -> Iterator[Fault]:
         yield Fault(
             (("sandbox", "max_lifetime_s"), ("rollout", "episode_timeout_s")),
             f"sandbox.max_lifetime_s must be more than rollout.episode_timeout_s={episode_s:g} "
-            "(else a slow policy's "
-            f"episodes would fail instead of being truncated and trained), got {lifetime_s:g}; "
-            "raise it",
+            "(else a slow policy's episodes would fail instead of being truncated and trained), "
+            f"got {lifetime_s:g}; raise it",
         )
 
 
@@ -302,8 +293,7 @@ def lineage_faults(stages: Sequence[StageConfig], base_dir: Path) -> Iterator[tu
                 Fault(
                     (("starts_from",),),
                     f"stages.{stage.name}.from must name a policy ({policies}), since "
-                    "algorithm.name="
-                    f"{stage.algorithm.name!r} trains one, got the reward model "
+                    f"algorithm.name={stage.algorithm.name!r} trains one, got the reward model "
                     f"{stage.starts_from!r}; name one",
                 ),
             )
@@ -316,9 +306,8 @@ def lineage_faults(stages: Sequence[StageConfig], base_dir: Path) -> Iterator[tu
                 position,
                 Fault(
                     (("reward", "model", "stage"),),
-                    f"{{key}} must name an earlier stage that trains a reward model (those are: "
-                    f"{known}), "
-                    f"got {scorer!r}; name one, or a folder by reward.model.path",
+                    "{key} must name an earlier stage that trains a reward model (those are: "
+                    f"{known}), got {scorer!r}; name one, or a folder by reward.model.path",
                 ),
             )
         if scorer is not None and any(
@@ -329,8 +318,7 @@ def lineage_faults(stages: Sequence[StageConfig], base_dir: Path) -> Iterator[tu
                 Fault(
                     (("reward", "model", "stage"), ("model", "path")),
                     f"{{key}}={scorer!r} is skipped, since it is `when: built` and model.path is "
-                    "given; "
-                    f"set stages.{scorer}.when=always, or reward.model.path",
+                    f"given; set stages.{scorer}.when=always, or reward.model.path",
                 ),
             )
         kinds[stage.name] = own

@@ -167,8 +167,7 @@ class Ledger:
             if to != "rolled_back" and to not in _NEXT.get(state, frozenset()):
                 raise StoreError(
                     f"{self._path}: trajectory {key[1]}-{key[2]} of attempt {key[0]} cannot go "
-                    "from "
-                    f"{state or 'nothing'} to {to} (row {self._rows})"
+                    f"from {state or 'nothing'} to {to} (row {self._rows})"
                 )
             self._states[key] = str(to)
             if to == "trained":

@@ -229,8 +229,7 @@ class Recorder:
             self._events.log(
                 "unsaved_episodes",
                 f"the checkpoint holds {sum(len(group.resumable) for group in groups)} episodes in "
-                "flight as they "
-                f"stand; {reasons.total()} would start again after a resume: {told}",
+                f"flight as they stand; {reasons.total()} would start again after a resume: {told}",
                 boundary="env",
                 level="info",
                 stage=self._stage,

@@ -306,8 +306,7 @@ class RolloutService:
             if not changed and time.monotonic() >= end:
                 raise EngineError(
                     f"waited {deadline_s:.0f} s for {what}: {state}; look for a tool that hangs, "
-                    "or raise "
-                    "rollout.episode_timeout_s",
+                    "or raise rollout.episode_timeout_s",
                     retryable=False,
                 )
 

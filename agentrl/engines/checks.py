@@ -260,8 +260,7 @@ def check_request(
     elif (wrong := first_outside(ids, info.vocab_size)) is not None:
         problem = (
             f"token_ids must lie in [0, {info.vocab_size}), the vocabulary of {info.model}, got "
-            f"{wrong}; "
-            "encode with the model's own tokenizer"
+            f"{wrong}; encode with the model's own tokenizer"
         )
     elif ids.size + sampling.max_new_tokens > context:
         problem = (
@@ -272,8 +271,7 @@ def check_request(
     elif request.media and not images:
         problem = (
             f"engine {info.name!r} with {info.model} takes no images, got {len(request.media)}; "
-            "use "
-            "rollout.engine: sglang and a model that sees"
+            "use rollout.engine: sglang and a model that sees"
         )
     elif (request.media or request.images) and [span.sha256 for span in request.media] != [
         image.sha256 for image in request.images
@@ -282,14 +280,12 @@ def check_request(
     elif sampling.stop and not stop_strings:
         problem = (
             f"engine {info.name!r} was built without a way to decode, so it cannot match stop "
-            "strings, got "
-            f"{sampling.stop}; use stop_token_ids, or give its specification decode="
+            f"strings, got {sampling.stop}; use stop_token_ids, or give its specification decode="
         )
     elif sampling.json_schema and not info.grammars:
         problem = (
             f"engine {info.name!r} has no grammars, so it cannot force a completion to fit "
-            "json_schema, got "
-            f"{sampling.json_schema:.80}; ask for it in words"
+            f"json_schema, got {sampling.json_schema:.80}; ask for it in words"
         )
     if problem:
         raise EngineError(f"request {request.request_id!r}: {problem}", retryable=False)

@@ -34,8 +34,7 @@ def find_engine(name: str, base_dir: str | Path | None = None) -> type[EngineSpe
     if name not in BUILT_IN and ":" not in name:
         raise ConfigError(
             f"rollout.engine must be one of {', '.join(BUILT_IN)}, or module:name of an "
-            "EngineSpec, "
-            f"got {name!r}"
+            f"EngineSpec, got {name!r}"
         )
     found = load_object(BUILT_IN.get(name, name), base_dir)
     if callable(found) and not isinstance(found, type):
@@ -48,7 +47,6 @@ def find_engine(name: str, base_dir: str | Path | None = None) -> type[EngineSpe
     if name not in BUILT_IN and (not found.section or found.section in BUILT_IN):
         raise ConfigError(
             f"rollout.engine={name!r} needs a section of its own: set {found.__name__}.section to "
-            "a "
-            f"name other than {', '.join(BUILT_IN)}, got {found.section!r}"
+            f"a name other than {', '.join(BUILT_IN)}, got {found.section!r}"
         )
     return found

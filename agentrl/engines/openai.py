@@ -61,9 +61,8 @@ class OpenAIEngine:
             if not asking.done():
                 raise EngineError(
                     f"request {request.request_id!r} spent its deadline_s={request.deadline_s} "
-                    "without an answer of "
-                    f"model {self.client.spec.model!r} at {self.client.spec.base_url}; raise it, "
-                    "or ask for less"
+                    f"without an answer of model {self.client.spec.model!r} at "
+                    f"{self.client.spec.base_url}; raise it, or ask for less"
                 )
             return (
                 _aborted(request) if asking.cancelled() else _completion(request, asking.result())

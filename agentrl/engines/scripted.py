@@ -107,9 +107,8 @@ class ScriptedEngine:
             if not aborted and request.min_version > self._life.policy_version:
                 raise EngineError(
                     f"request {request.request_id!r} needs min_version={request.min_version}, the "
-                    "engine serves "
-                    f"policy_version={self._life.policy_version}; send it to an engine that was "
-                    "updated"
+                    f"engine serves policy_version={self._life.policy_version}; send it to an "
+                    "engine that was updated"
                 )
             return self._completion(request, aborted=aborted)
         finally:

@@ -48,8 +48,7 @@ def observation_findings(observation: object, *, verb: str) -> Iterator[Finding]
         yield Finding(
             "something-to-answer",
             f"{verb} must give at least one message (or a rewrite) while the episode goes on, got "
-            "none; "
-            "add one, or end the episode with terminated=True",
+            "none; add one, or end the episode with terminated=True",
         )
     yield from _message_findings(
         observation.messages, f"{verb}: messages", own_turns=verb == "reset"
@@ -196,8 +195,7 @@ def _json_findings(info: object, where: str) -> Iterator[Finding]:
         yield Finding(
             "json-info",
             f"{where} must be JSON, since it is stored with the turn, got {_short(info)} "
-            f"({error}); "
-            "convert it to str, int, float, bool, list and dict",
+            f"({error}); convert it to str, int, float, bool, list and dict",
         )
 
 

@@ -80,9 +80,8 @@ class ChatServerSpec:
         if not key and self.api_key_env is not None:
             raise ConfigError(
                 f"api_key_env={self.api_key_env!r} must name an environment variable that holds a "
-                "key, and it is not "
-                f"set; export {self.api_key_env}, or leave api_key_env out for a server without "
-                "keys"
+                f"key, and it is not set; export {self.api_key_env}, or leave api_key_env out for "
+                "a server without keys"
             )
         return key or None
 

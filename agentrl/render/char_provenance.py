@@ -85,8 +85,7 @@ class Provenance:
         raise DataError(
             "the chat template cuts or reorders the content of a message, so its text cannot be "
             "distinguished from the template's own; set RendererSpec.chat_template to one that "
-            "writes "
-            "each message whole"
+            "writes each message whole"
         )
 
 

@@ -68,8 +68,7 @@ class RendererSpec:
             if self.family not in ("auto", "chatml"):
                 raise ConfigError(
                     "RendererSpec.chat_template: chatml is rendered by RendererSpec.family: "
-                    "chatml, got "
-                    f"{self.family!r}; set RendererSpec.family: auto"
+                    f"chatml, got {self.family!r}; set RendererSpec.family: auto"
                 )
             return _chatml(tokenizer, ChatMLStyle(), self.model, vision)
         template = _template_text(self, tokenizer)
@@ -99,8 +98,8 @@ class RendererSpec:
         if missing := _missing_signs(family, added, template):
             raise ConfigError(
                 f"RendererSpec.family: {family.name} needs {', '.join(missing)} in the chat "
-                "template "
-                f"and among the added tokens of {self.model}; set RendererSpec.family: auto"
+                f"template and among the added tokens of {self.model}; set RendererSpec.family: "
+                "auto"
             )
         return family
 
@@ -116,8 +115,7 @@ def load_tokenizer(model: str) -> Any:
     if not folder.is_dir():
         raise DataError(
             f"RendererSpec.model: there is no folder {model}; name a folder in Hugging Face's "
-            "layout "
-            "(hf download NAME --local-dir FOLDER makes one)"
+            "layout (hf download NAME --local-dir FOLDER makes one)"
         )
     if missing := [name for name in _TOKENIZER_FILES if not (folder / name).is_file()]:
         raise DataError(
@@ -160,8 +158,7 @@ def _template_text(spec: RendererSpec, tokenizer: Any) -> str:
         if not path.is_file():
             raise ConfigError(
                 "RendererSpec.chat_template must be chatml, a Jinja file or Jinja text; there is "
-                "no "
-                f"file {given!r}"
+                f"no file {given!r}"
             )
         return path.read_text(encoding="utf-8")
     own: str | dict[str, str] | None = tokenizer.chat_template

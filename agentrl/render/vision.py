@@ -80,8 +80,7 @@ class Vision:
             raise DataError(
                 f"the chat template writes {places.size} placeholders for {len(images)} images; "
                 "set RendererSpec.chat_template: chatml, or to one that writes each image of a "
-                "message "
-                f"once"
+                "message once"
             )
         counts = [self.num_tokens(image) for image in images]
         repeats = np.ones(ids.size, dtype=np.int64)
@@ -133,9 +132,8 @@ def read_vision(folder: Path, tokenizer: Any) -> Vision | None:
     if placeholder is None or added.get(_PLACEHOLDER) != placeholder:
         raise DataError(
             f"RendererSpec.model: {folder} sees images by image_token_id={placeholder}, and its "
-            "tokenizer "
-            f"has {_PLACEHOLDER} as {added.get(_PLACEHOLDER)}; use the tokenizer that the model "
-            f"was published with"
+            f"tokenizer has {_PLACEHOLDER} as {added.get(_PLACEHOLDER)}; use the tokenizer that "
+            "the model was published with"
         )
     processor = load_image_processor(folder)
     reserved = (placeholder, config.get("video_token_id"))

@@ -294,9 +294,8 @@ def scorer_spec(stage: StageConfig, *, policy: Path, reward_model: Path) -> Rewa
     if own != other:
         raise DataError(
             f"the reward model in {reward_model} must have the policy's tokenizer, since it reads "
-            "the policy's own "
-            f"tokens, but {len(set(own.items()) ^ set(other.items()))} entries differ; train it "
-            "from the same model"
+            f"the policy's own tokens, but {len(set(own.items()) ^ set(other.items()))} entries "
+            "differ; train it from the same model"
         )
     return RewardModelSpec(
         str(reward_model), dtype=stage.model.dtype, deterministic=stage.run.deterministic

@@ -122,8 +122,7 @@ def collect(
         first = collected[0]
         raise EngineError(
             f"every one of the {len(collected)} episodes ended as "
-            f"{first.status}({first.status_reason}); "
-            f"see {directory.events_path}",
+            f"{first.status}({first.status_reason}); see {directory.events_path}",
             retryable=False,
         )
     return collected
@@ -214,7 +213,6 @@ def _directory(config: RunConfig, out: Path, tasks: Sequence[Task], samples: int
         if before != now:
             raise ConfigError(
                 f"--out {out} holds episodes of other {what}, and a data set has one kind alone; "
-                "name another folder, "
-                f"or bring back those in {directory.config_path.name}"
+                f"name another folder, or bring back those in {directory.config_path.name}"
             )
     return directory

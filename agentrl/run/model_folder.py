@@ -42,8 +42,7 @@ def given_model(setting: str, base_dir: Path, *, key: str = "model.path") -> Pat
     if named is None:
         raise DataError(
             f"{key}='{setting}' is no folder ({path}); name one in Hugging Face's layout, or a "
-            "model of its hub as "
-            "organisation/name"
+            "model of its hub as organisation/name"
         )
     return _downloaded(setting, named["repo"], named["revision"], path, key)
 

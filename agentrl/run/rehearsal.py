@@ -132,8 +132,7 @@ async def _play(
     if not trajectory.status.finished:
         raise ConfigError(
             f"stage {where}: an episode of task {task.id!r} with a scripted policy that says "
-            f"{said!r} failed "
-            f"({trajectory.status.reason}): {trajectory.status.detail}"
+            f"{said!r} failed ({trajectory.status.reason}): {trajectory.status.detail}"
         )
     return Rehearsed(said, trajectory, rubric.bools)
 

@@ -114,8 +114,7 @@ def held_out_pairs(stage: StageConfig, *, base_dir: Path, model: Path) -> list[P
         except DataError as error:
             raise DataError(
                 f"{setting}='{item.data}' of stage {stage.name!r}, which trains a reward model, "
-                "must hold preference "
-                f"pairs: {error}"
+                f"must hold preference pairs: {error}"
             ) from error
         sets.append(PairSet(name, tuple(pairs)))
     return sets

@@ -353,8 +353,7 @@ class Trainer:
         if without_signal:
             display.alert(
                 f"{without_signal} of {played} steps had no signal: the rewards of each group were "
-                "equal, so that "
-                "nothing could be learned"
+                "equal, so that nothing could be learned"
             )
         display.finish(result_rows(results), summary.seconds, hints)
         return summary

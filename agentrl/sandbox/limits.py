@@ -52,8 +52,7 @@ class Limits(Section):
             raise self.broken(
                 "memory_bytes",
                 f"={self.memory_bytes} is below the {MIN_MEMORY_BYTES} bytes that an interpreter "
-                "needs by itself; "
-                "raise it",
+                "needs by itself; raise it",
             )
         if self.open_files < _MIN_OPEN_FILES:
             raise self.broken(
@@ -65,7 +64,6 @@ class Limits(Section):
             raise self.broken(
                 "file_bytes",
                 f"={self.file_bytes} exceeds disk_bytes={self.disk_bytes}, which holds all files "
-                "together; lower "
-                "file_bytes or raise disk_bytes",
+                "together; lower file_bytes or raise disk_bytes",
             )
         return self

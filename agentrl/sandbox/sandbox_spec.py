@@ -125,8 +125,7 @@ class SandboxSpec(Section):
             raise self.broken(
                 "backend",
                 f"={self.backend!r} does not exist; use one of {', '.join(('auto', *BACKENDS))}, "
-                "or module:function "
-                "of your own",
+                "or module:function of your own",
             )
         row = BACKENDS.get(self.backend)
         if self.network.allow and row is not None and not row.network:
@@ -154,8 +153,7 @@ class SandboxSpec(Section):
             raise self.broken(
                 "require",
                 f"={', '.join(self.require or ())!r} contradicts SandboxSpec.backend='unsafe', "
-                "which guarantees nothing; remove one of "
-                "the two",
+                "which guarantees nothing; remove one of the two",
             )
         return self
 
@@ -329,6 +327,5 @@ def _shortfall(report: BackendReport, required: frozenset[str]) -> str:
 def _warn_of_unsafe() -> None:
     _log.warning(
         "sandbox backend 'unsafe': the code runs with all rights of this user, files and network "
-        "included; "
-        "only limits on time, memory and output hold"
+        "included; only limits on time, memory and output hold"
     )

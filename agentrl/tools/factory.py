@@ -58,8 +58,7 @@ class ToolFactory:
             if not isinstance(made_tool, Tool):
                 raise ToolError(
                     f"{self._name} must make tools, got {made_tool!r}; decorate it with @tool, or, "
-                    "where "
-                    f"{self._name} itself is the tool, put @tool above it"
+                    f"where {self._name} itself is the tool, put @tool above it"
                 )
         return tools
 

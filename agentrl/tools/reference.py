@@ -79,8 +79,7 @@ def _made_of(found: Any, name: str, args: Mapping[str, Any]) -> Tool | ToolFacto
         if args:
             raise ToolError(
                 f"ToolEnv.tools: {name} is one object that all episodes share, and takes no args, "
-                f"got {sorted(args)}; "
-                "name a class or a factory, which makes each episode its own"
+                f"got {sorted(args)}; name a class or a factory, which makes each episode its own"
             )
         return found
     try:

@@ -78,9 +78,8 @@ def read_signature(function: Callable[..., Any], name: str) -> Signature:
         if parameter.name not in hints:
             raise ToolError(
                 f"tool {name!r}: parameter {parameter.name!r} needs a type hint, from which the "
-                "model's JSON Schema is "
-                f"made; write for example {parameter.name}: str, or give a schema with "
-                "Tool.from_schema"
+                f"model's JSON Schema is made; write for example {parameter.name}: str, or give a "
+                "schema with Tool.from_schema"
             )
         adapters[parameter.name], schema = _adapt(hints[parameter.name], parameter, name)
         text = documented.get(parameter.name) or _annotated_text(hints[parameter.name])
@@ -121,8 +120,7 @@ def typed_parameters(function: Callable[..., Any], name: str) -> dict[str, inspe
         ):
             raise ToolError(
                 f"tool {name!r}: parameter {str(parameter)!r} is {parameter.kind.description}; a "
-                "model passes "
-                "arguments by name, so give each one a name and a type hint"
+                "model passes arguments by name, so give each one a name and a type hint"
             )
     return parameters
 
@@ -149,8 +147,7 @@ def _hints(function: Callable[..., Any], name: str) -> dict[str, Any]:
     except (NameError, AttributeError, SyntaxError, TypeError) as error:
         raise ToolError(
             f"tool {name!r}: a type hint cannot be resolved ({error}); import the type at the "
-            "module's top level, "
-            "outside TYPE_CHECKING, or define it there"
+            "module's top level, outside TYPE_CHECKING, or define it there"
         ) from error
 
 
@@ -184,15 +181,13 @@ def _adapt(
         reason = str(error).partition("\n")[0]
         raise ToolError(
             f"tool {name!r}: parameter {parameter.name!r} has type {hint!r}, which makes no JSON "
-            f"Schema ({reason}); "
-            "use str, int, float, bool, list, dict, Literal, Enum, Optional, TypedDict or a "
-            "dataclass of these"
+            f"Schema ({reason}); use str, int, float, bool, list, dict, Literal, Enum, Optional, "
+            "TypedDict or a dataclass of these"
         ) from error
     except PydanticSerializationError as error:
         raise ToolError(
             f"tool {name!r}: the default of parameter {parameter.name!r} must be of its type "
-            f"{hint!r}, "
-            f"got {parameter.default!r}"
+            f"{hint!r}, got {parameter.default!r}"
         ) from error
     return adapter, schema
 

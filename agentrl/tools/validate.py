@@ -109,8 +109,7 @@ def _check_parts(schema: Mapping[str, Any], registry: Registry[Any], name: str) 
         if "unevaluatedProperties" in rules and "patternProperties" in rules:
             raise ToolError(
                 f"tool {name!r}: unevaluatedProperties beside patternProperties is not supported "
-                "in its parameters; "
-                "use additionalProperties"
+                "in its parameters; use additionalProperties"
             )
 
 

@@ -64,8 +64,7 @@ def verify_probe(engine: EngineControl, probe: Probe, dtype: ServedDtype, versio
         if distance > PROBE_TOLERANCE[dtype]:
             raise WeightMismatchError(
                 f"after publish({version}) {server} computes with other weights than the trainer: "
-                "its "
-                f"logprobs of the probe differ by {distance:.3g} on average, at most "
+                f"its logprobs of the probe differ by {distance:.3g} on average, at most "
                 f"{PROBE_TOLERANCE[dtype]:g} is rounding in {dtype}; restart it, and look at its "
                 "log",
             )

@@ -38,16 +38,12 @@ CASES: tuple[tuple[str, DType], ...] = (("tiny", "float32"), ("100M", "bfloat16"
 NOTE = (
     f"Engine: {EPISODES} episodes at once of {TURNS} turns on {THREADS} thread, random weights, "
     "temperature 1. Prompts have 32 to 64 ids, tool results 8 to 32, completions a lognormal "
-    "length "
-    "(median 16, at most 64). transformers' generate gets the engine's ids as one padded batch a "
-    "turn, which it prefills again. It takes as many steps as the turn's longest completion; "
-    "tokens "
-    "after an episode's own end are not counted. Seconds are the whole process's processor time, "
-    f"medians of {ROUNDS} rounds, all sides in turn. The floor is every matrix product that "
-    "occurred "
-    "(attention included, prefill too), done again alone in the same order with the same weights "
-    "and "
-    "KV."
+    "length (median 16, at most 64). transformers' generate gets the engine's ids as one padded "
+    "batch a turn, which it prefills again. It takes as many steps as the turn's longest "
+    "completion; tokens after an episode's own end are not counted. Seconds are the whole "
+    f"process's processor time, medians of {ROUNDS} rounds, all sides in turn. The floor is every "
+    "matrix product that occurred (attention included, prefill too), done again alone in the same "
+    "order with the same weights and KV."
 )
 
 

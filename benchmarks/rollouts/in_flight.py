@@ -38,15 +38,12 @@ CALL = '<tool_call>\n{{"name": "look", "arguments": {{"place": "{place}"}}}}\n</
 NOTE = (
     f"In flight: {EPISODES} episodes at once, {TURNS} turns each, on a ScriptedEngine; all but the "
     "last turn call a tool that answers at once. The first answers come when every episode waits "
-    "for "
-    "its own, the later ones after 1 to 2 s. The driver is therefore always at work: its time a "
-    "turn "
-    "bounds the turns a second of one process. It is the processor time of the whole process over "
-    "the turns: rendering, parsing, tools, accounting, rewards, re-tokenisation, the engine's own "
-    "account. Memory is the growth of the process over the episodes, all of which are kept. In the "
-    "row named so, each call and each answer of a tool is another text, so no cache helps. "
-    "Otherwise "
-    "all episodes say the same, as rollouts of a group often do."
+    "for its own, the later ones after 1 to 2 s. The driver is therefore always at work: its time "
+    "a turn bounds the turns a second of one process. It is the processor time of the whole "
+    "process over the turns: rendering, parsing, tools, accounting, rewards, re-tokenisation, the "
+    "engine's own account. Memory is the growth of the process over the episodes, all of which "
+    "are kept. In the row named so, each call and each answer of a tool is another text, so no "
+    "cache helps. Otherwise all episodes say the same, as rollouts of a group often do."
 )
 
 

@@ -48,12 +48,10 @@ TARGET = 0.9
 NOTE = (
     f"Tool latency: episodes of {TURNS} turns of at most {TURN_TOKENS} tokens by a tiny model with "
     f"random weights, in TorchEngine with {SLOTS} slots and one thread. At most {IN_FLIGHT} "
-    "episodes "
-    f"are in flight; a tool takes a lognormal time, median {MEDIAN_S * 1000:.0f} ms, p99 "
-    f"{P99_S:.0f} "
-    "s. Tokens/s of a stream are those of the time between the starts of a quarter of the episodes "
-    "and of the last one; the drain follows. A turn-synchronous loop waits for every episode's "
-    "completion, then for every tool."
+    f"episodes are in flight; a tool takes a lognormal time, median {MEDIAN_S * 1000:.0f} ms, p99 "
+    f"{P99_S:.0f} s. Tokens/s of a stream are those of the time between the starts of a quarter of "
+    "the episodes and of the last one; the drain follows. A turn-synchronous loop waits for every "
+    "episode's completion, then for every tool."
 )
 
 

@@ -16,8 +16,7 @@ Write = Callable[..., Path]
 def test_grpo_refuses_a_group_of_one(problems: Problems) -> None:
     assert problems("rollout: {group_size: 1}\n") == [
         "config.yaml:3:11: algorithm.name='grpo' needs rollout.group_size >= 2 (a trajectory is "
-        "compared with its "
-        "siblings), got 1; raise it, or choose another algorithm"
+        "compared with its siblings), got 1; raise it, or choose another algorithm"
     ]
 
 

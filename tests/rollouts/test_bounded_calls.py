@@ -64,8 +64,7 @@ async def test_calls_beyond_the_limit_get_one_answer_that_counts_them(
     assert len(told) == 33
     assert told[32] == (
         f"Error: {left_out} more calls of this turn were not run: a turn may make 32 "
-        "(rollout.max_calls_per_turn); "
-        "make those that are still needed in the next turn"
+        "(rollout.max_calls_per_turn); make those that are still needed in the next turn"
     )
     assert sum(f"{left_out} more" in text for text in told) == 1
 

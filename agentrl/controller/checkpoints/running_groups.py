@@ -44,6 +44,5 @@ def read_running(path: Path) -> tuple[GroupState, ...]:
 def _of_another_version(path: Path, why: str) -> StoreError:
     return StoreError(
         f"{path} was written by another version of agentrl, and its episodes cannot go on here: "
-        f"{why}. "
-        "Resume with the version that wrote it"
+        f"{why}. Resume with the version that wrote it"
     )

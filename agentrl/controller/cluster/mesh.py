@@ -49,8 +49,7 @@ class MeshShape:
         if len(shards) != self.dp:
             raise TrainingError(
                 f"a call over {self} needs one shard for each of its {self.dp} data coordinates, "
-                "got "
-                f"{len(shards)}; cut the batch for dp={self.dp}"
+                f"got {len(shards)}; cut the batch for dp={self.dp}"
             )
         return [(shards[self.data_coordinate(rank)], *args) for rank in range(self.size)]
 

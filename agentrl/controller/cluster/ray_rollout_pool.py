@@ -382,9 +382,8 @@ class RayRolloutPool:
             if self._num_deaths > self._max_restarts:
                 self._calls.error = EngineError(
                     f"rollout workers died {self._num_deaths} times since weights were published "
-                    "last, and "
-                    f"rollout.worker_restarts={self._max_restarts} allows {self._max_restarts}; "
-                    f"the last was: {lost}",
+                    f"last, and rollout.worker_restarts={self._max_restarts} allows "
+                    f"{self._max_restarts}; the last was: {lost}",
                     retryable=False,
                 )
                 raise self._calls.error

@@ -80,8 +80,7 @@ class Worker:
         if target not in self._roles:
             raise ConfigError(
                 f"role {target!r} is not built in this stage, which has "
-                f"{', '.join(self._roles) or 'none'}; "
-                "add its RoleSpec to the stage's roles"
+                f"{', '.join(self._roles) or 'none'}; add its RoleSpec to the stage's roles"
             )
         return self._call_role(target, method, args)
 
@@ -138,7 +137,6 @@ class _RankWeights:
         if not isinstance(found, Actor):
             raise ConfigError(
                 f"role {role!r} is no policy that engines could serve, it is a "
-                f"{type(found).__name__}; "
-                "publish a learner that is an Actor"
+                f"{type(found).__name__}; publish a learner that is an Actor"
             )
         return found

@@ -114,8 +114,7 @@ class ServersEngine:
         if self._sender is None:
             raise EngineError(
                 "begin_update: this engine was built without a sender, so its weights cannot "
-                "change; "
-                "build it with one",
+                "change; build it with one",
                 retryable=False,
             )
         self._call(self._core.begin_update(version))

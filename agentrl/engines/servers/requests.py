@@ -155,8 +155,7 @@ class Requests:
                 )
         raise EngineError(
             f"request {request.request_id!r} failed {_ATTEMPTS} times, on "
-            f"{', '.join(s.name for s in failed)}; "
-            f"the last time: {last}"
+            f"{', '.join(s.name for s in failed)}; the last time: {last}"
         ) from last
 
     async def _attempt(self, flight: _Flight, server: Server) -> Completion:

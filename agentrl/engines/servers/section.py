@@ -80,8 +80,7 @@ class ServersSpec(EngineSpec):
             raise self.broken(
                 "command",
                 f"={list(self.command)} needs device, 'cpu' or 'cuda', since it cannot be asked "
-                "what "
-                "it starts a server on; set it",
+                "what it starts a server on; set it",
             )
         return self
 
@@ -108,8 +107,7 @@ class ServersSpec(EngineSpec):
                 )
                 raise MachineError(
                     f"rollout.engine='{self.section}' needs an environment with {self.product}, "
-                    "and "
-                    f"{found}; run `agentrl install {self.section}`, or set {where}.python or "
+                    f"and {found}; run `agentrl install {self.section}`, or set {where}.python or "
                     f"{where}.urls"
                 )
         if self.api_key_env is None:
@@ -117,8 +115,7 @@ class ServersSpec(EngineSpec):
         if self.api_key_env not in os.environ:
             raise ConfigError(
                 f"{where}.api_key_env='{self.api_key_env}' must name an environment variable that "
-                "is "
-                "set; export it, or leave the setting out"
+                "is set; export it, or leave the setting out"
             )
         return replace(place, api_key=os.environ[self.api_key_env])
 

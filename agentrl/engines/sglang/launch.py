@@ -141,8 +141,7 @@ class SGLangServers:
         """The device that the servers' environment offers."""
         remedy = (
             "run `agentrl install sglang`, or set SGLangEngineSpec.python to the interpreter of "
-            "such "
-            "an environment"
+            "such an environment"
         )
         if not Path(self._python).is_file():
             raise MachineError(
@@ -181,8 +180,6 @@ def _require_divisor(place: EnginePlace, spec: SGLangEngineSpec) -> None:
     if not spec.urls and heads % spec.tp_size:
         raise ConfigError(
             f"SGLangEngineSpec.tp_size must divide the model's num_attention_heads={heads} (each "
-            "rank "
-            f"of a server has as many heads as the others), got {spec.tp_size}; choose a divisor, "
-            "or "
-            "set it to 1"
+            f"rank of a server has as many heads as the others), got {spec.tp_size}; choose a "
+            "divisor, or set it to 1"
         )

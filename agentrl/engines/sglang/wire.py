@@ -180,8 +180,7 @@ def _number(value: object, who: str) -> float:
     if not math.isfinite(number):
         raise RefusedError(
             f"{who}: a logprob is {value!r}, which is not a finite number; the server's weights or "
-            "arithmetic are "
-            "broken (a dtype that overflows?), and nothing can be trained on it"
+            "arithmetic are broken (a dtype that overflows?), and nothing can be trained on it"
         )
     return number
 

@@ -186,9 +186,8 @@ class TorchScheduler:
             self._withdraw(job)
             message = (
                 f"request {job.request.request_id!r} spent its deadline_s={job.request.deadline_s} "
-                "of engine time "
-                f"after {job.logprobs.size} tokens; raise it, or lower max_new_tokens or "
-                "EnginePlace.max_running"
+                f"of engine time after {job.logprobs.size} tokens; raise it, or lower "
+                "max_new_tokens or EnginePlace.max_running"
             )
             self._answer(job, EngineError(message))
         self._next_expiry = min((job.deadline for job in self._jobs.values()), default=float("inf"))
@@ -383,10 +382,9 @@ class TorchScheduler:
                 job,
                 EngineError(
                     f"request {job.request.request_id!r}: the logits at position {position} are "
-                    "NaN or infinite under "
-                    f"policy_version={self._life.policy_version}; the weights or the sequence make "
-                    "the model overflow: "
-                    "look at the gradient norm of the last update, or use model.dtype=float32",
+                    f"NaN or infinite under policy_version={self._life.policy_version}; the "
+                    "weights or the sequence make the model overflow: look at the gradient norm "
+                    "of the last update, or use model.dtype=float32",
                     retryable=False,
                 ),
             )

@@ -80,9 +80,8 @@ class ChatMLRenderer(TokenizerRenderer):
         if missing := [marker for marker in (TURN_START, TURN_END) if marker not in added]:
             raise DataError(
                 f"the ChatML family needs {' and '.join(missing)} among the tokenizer's added "
-                f"tokens, and {tokenizer.name_or_path} has "
-                f"{', '.join(added) or 'none'}; add them to the tokenizer and "
-                f"resize the model's embeddings, or use a model that has them"
+                f"tokens, and {tokenizer.name_or_path} has {', '.join(added) or 'none'}; add them "
+                "to the tokenizer and resize the model's embeddings, or use a model that has them"
             )
         self._turn_end_id = added[TURN_END]
         # base models end with <|endoftext|>

@@ -115,8 +115,7 @@ def detect_chatml(
         except DataError as error:  # a fault of the template, or one that it raises on purpose
             raise ConfigError(
                 f"{error}; fix it, or set RendererSpec.chat_template: chatml to train with the "
-                "plain "
-                f"ChatML format instead"
+                "plain ChatML format instead"
             ) from error
 
     opening = rendered(*_PROBES[0], True)
@@ -147,8 +146,7 @@ def detect_chatml(
         f"the chat template of {where} is not one that agentrl can render: after {agreed} "
         f"characters of a test conversation it writes {theirs!r} where the nearest known style "
         f"writes {ours!r}; set RendererSpec.chat_template: chatml to train with the plain ChatML "
-        "format "
-        f"instead"
+        "format instead"
     )
 
 

@@ -170,8 +170,7 @@ def _folder(path: Path, setting: str) -> Iterator[Any]:
     if not path.is_dir():
         raise DataError(
             f"{setting}='{path}' is neither file.py:function, module:function, a .jsonl or "
-            ".parquet file, "
-            "nor a folder of datasets.save_to_disk"
+            ".parquet file, nor a folder of datasets.save_to_disk"
         )
     from datasets import load_from_disk
 
@@ -216,8 +215,7 @@ def _task(row: Any, index: int, reference: str, folder: Path) -> Task:
     ):
         raise DataError(
             f"row {index} of {reference}: 'messages' must be text or a list of messages with a "
-            "role, "
-            f"got {messages!r:.200}"
+            f"role, got {messages!r:.200}"
         )
     reward_model = row.get("reward_model") or {}
     known = {"id", "messages", "prompt", "question", "images", "answer", "data_source", "info"}

@@ -47,8 +47,8 @@ class LeftOut:
         named = ", ".join(map(repr, self.ids[:3])) + (", ..." if len(self.ids) > 3 else "")
         return (
             f"left out {len(self.ids)} of {self.num_tasks} tasks of data.train, whose prompts have "
-            "more than "
-            f"data.max_prompt_tokens={self.limit} tokens (the longest {self.longest}): {named}"
+            f"more than data.max_prompt_tokens={self.limit} tokens (the longest {self.longest}): "
+            f"{named}"
         )
 
     def record(self) -> dict[str, Any]:

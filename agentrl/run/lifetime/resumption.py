@@ -174,9 +174,8 @@ def _data(
         if name.endswith("/train") and kept.get(name, found) != found:
             yield (
                 f"stages.{name.removesuffix('/train')}.data.train must give the same tasks as when "
-                "the stage began "
-                f"(SHA-256 {kept[name][:12]}), got others ({found[:12]}); bring them back, or "
-                "begin a run of its own"
+                f"the stage began (SHA-256 {kept[name][:12]}), got others ({found[:12]}); bring "
+                "them back, or begin a run of its own"
             )
 
 

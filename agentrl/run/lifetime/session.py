@@ -94,8 +94,7 @@ def _check_inline(ranks: int, workers: int) -> None:
     if workers:
         raise ConfigError(
             "controller.mode=inline runs everything in one process, got "
-            f"rollout.num_workers={workers}; "
-            "set rollout.num_workers=0, or controller.mode=ray"
+            f"rollout.num_workers={workers}; set rollout.num_workers=0, or controller.mode=ray"
         )
 
 

@@ -13,9 +13,13 @@ from .verdict import Check, Factory, Run, Step, steps
 _PATIENCE_S = 30.0
 _HAS_X = "print('x' in globals())"
 _BEAT = (
-    "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n        while "
-    "True:\n"
-    "            open('beat', 'a').write('.'); time.sleep(0.01)\n    os._exit(0)\n"
+    "import os, time\n"
+    "if os.fork() == 0:\n"
+    "    os.setsid()\n"
+    "    if os.fork() == 0:\n"
+    "        while True:\n"
+    "            open('beat', 'a').write('.'); time.sleep(0.01)\n"
+    "    os._exit(0)\n"
     "while not os.path.exists('beat'): time.sleep(0.01)"
 )
 _LOOK = "import os, time\nbefore = os.path.getsize('beat')\ntime.sleep(0.3)\nprint(os.path.getsize('beat') - before)"  # noqa: E501

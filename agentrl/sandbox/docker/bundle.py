@@ -85,8 +85,7 @@ def _interpreter() -> tuple[str, str]:
     if sys.platform != "linux":
         raise MachineError(
             "this machine's Python can be put into an image on Linux alone, this is "
-            f"{sys.platform}; set "
-            "SandboxSpec.image to an image that has Python 3.10 or later"
+            f"{sys.platform}; set SandboxSpec.image to an image that has Python 3.10 or later"
         )
     return os.path.realpath(sys.executable), os.path.dirname(os.path.realpath(os.__file__))
 

@@ -138,8 +138,7 @@ def named_refusal(error: Any, settings: DockerSettings) -> MachineError | Sandbo
 def _no_runtime(name: str | None, why: str) -> MachineError:
     return MachineError(
         f"DockerSettings.runtime={name!r}: the engine has no such runtime ({why}); install it and "
-        "name it in the "
-        "engine's settings (daemon.json, containers.conf), or remove the setting"
+        "name it in the engine's settings (daemon.json, containers.conf), or remove the setting"
     )
 
 

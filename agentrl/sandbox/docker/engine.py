@@ -50,8 +50,7 @@ def connect(settings: DockerSettings) -> Client:
     if tuple(map(int, version.split("."))) < _OLDEST_API:
         raise MachineError(
             f"the container engine at {place} speaks Docker API {version}; {oldest} (Docker 19.03, "
-            "podman 3) or later "
-            "is needed; update it"
+            "podman 3) or later is needed; update it"
         )
     with _lock:
         _answered.add(place)
@@ -94,8 +93,7 @@ def _way(settings: DockerSettings) -> dict[str, Any]:
     except (docker.errors.DockerException, OSError, ValueError) as error:
         raise MachineError(
             f"the way to the container engine cannot be used: {error}; correct DOCKER_CERT_PATH or "
-            "the current Docker "
-            "context (docker context ls), or set DOCKER_HOST"
+            "the current Docker context (docker context ls), or set DOCKER_HOST"
         ) from error
     if context not in (None, "", "default") and not found:
         raise MachineError(

@@ -81,8 +81,7 @@ def lacks_python(name: str, why: str) -> MachineError:
     oldest = ".".join(map(str, OLDEST_PYTHON))
     return MachineError(
         f"the image {name} {why}, and the host of the sandboxes needs Python {oldest} or later; to "
-        "put one beside what "
-        f"the image holds, type: {_command(name)}"
+        f"put one beside what the image holds, type: {_command(name)}"
     )
 
 

@@ -54,9 +54,8 @@ class DockerSettings(Section):
             raise self.broken(
                 "host",
                 f" must begin with unix://, tcp://, http:// or https://, got {self.host!r}; the "
-                "socket of an engine "
-                "behind ssh can be forwarded: ssh -nNT -L /tmp/engine.sock:/var/run/docker.sock "
-                "HOST",
+                "socket of an engine behind ssh can be forwarded: ssh -nNT -L "
+                "/tmp/engine.sock:/var/run/docker.sock HOST",
             )
         for folder in self.readable:
             if not folder.startswith("/") or folder.rstrip("/") in ("", "/proc", "/sys", "/dev"):

@@ -59,9 +59,8 @@ _SWITCHES = (
         "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
         "1",
         "AppArmor allows user namespaces to named programs only (Ubuntu 23.10 and later): sudo "
-        "sysctl "
-        "kernel.apparmor_restrict_unprivileged_userns=0, or give bwrap a profile that allows "
-        "userns",
+        "sysctl kernel.apparmor_restrict_unprivileged_userns=0, or give bwrap a profile that "
+        "allows userns",
     ),
     (
         "/proc/sys/kernel/unprivileged_userns_clone",
@@ -99,8 +98,7 @@ def find_bwrap() -> str:
     if found is None:
         raise MachineError(
             "bubblewrap is not installed: no bwrap in PATH; install the system's package "
-            "bubblewrap (apt install "
-            "bubblewrap, dnf install bubblewrap)"
+            "bubblewrap (apt install bubblewrap, dnf install bubblewrap)"
         )
     return os.path.realpath(found)
 
@@ -291,9 +289,7 @@ def _remedy(said: str) -> str:
     if os.path.exists("/.dockerenv") or os.path.exists("/run/.containerenv"):
         return (
             "this container refuses namespaces: start it with --security-opt seccomp=unconfined "
-            "--security-opt "
-            "apparmor=unconfined --security-opt systempaths=unconfined (and --cap-add SYS_ADMIN "
-            "where it runs as "
-            "root)"
+            "--security-opt apparmor=unconfined --security-opt systempaths=unconfined (and "
+            "--cap-add SYS_ADMIN where it runs as root)"
         )
     return "this machine refuses what bubblewrap needs; bwrap --unshare-all --ro-bind / / true shows it as well"  # noqa: E501

@@ -272,9 +272,8 @@ def _check_lasting(limits: Limits, own: Limits) -> None:
         if getattr(limits, name) != getattr(own, name):
             raise ConfigError(
                 f"{name}={getattr(limits, name)} cannot be set for one run of an interpreter that "
-                "keeps its variables "
-                f"(it was started with {getattr(own, name)}); set Limits.{name}, or run with "
-                "persist='files'"
+                f"keeps its variables (it was started with {getattr(own, name)}); set "
+                f"Limits.{name}, or run with persist='files'"
             )
 
 

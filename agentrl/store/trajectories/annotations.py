@@ -46,8 +46,7 @@ def encode_annotation(
         if array.ndim != 1 or array.dtype.kind not in "biuf":
             raise StoreError(
                 f"annotation {name!r} of trajectory {annotation.trajectory_id!r} must be a "
-                "one-dimensional array of "
-                f"numbers, got dtype {array.dtype} and shape {array.shape}"
+                f"one-dimensional array of numbers, got dtype {array.dtype} and shape {array.shape}"
             )
     record = {
         "id": annotation.trajectory_id,

@@ -257,8 +257,7 @@ class TrajectoryWriter:
         if not moved:
             raise StoreError(
                 f"the store has taken nothing for {self._timeout_s:g} s ({self._issued - handled} "
-                "entries wait); is "
-                f"the disk of {self._run.root} there?"
+                f"entries wait); is the disk of {self._run.root} there?"
             )
 
     def _count(self, *, wait_s: float = 0.0, **more: int) -> None:

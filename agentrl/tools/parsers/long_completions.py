@@ -60,10 +60,8 @@ def _in_process(asked: bytes) -> ParsedMessage:
         said = ended.stderr.decode(errors="replace").strip()[-400:]
         raise MachineError(
             f"a process that reads a long completion of {len(asked)} bytes ended with status "
-            f"{ended.returncode}: "
-            f"{said or 'it said nothing'}; where it was killed, give the machine more memory or "
-            "lower "
-            "rollout.max_turn_tokens"
+            f"{ended.returncode}: {said or 'it said nothing'}; where it was killed, give the "
+            "machine more memory or lower rollout.max_turn_tokens"
         )
     answer: ParsedMessage = pickle.loads(ended.stdout)
     return answer

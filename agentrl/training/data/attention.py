@@ -103,8 +103,7 @@ def segment_attention(
         if extras.get(name) is not None:
             raise ConfigError(
                 f"ActorSpec.model_path: this family's attention uses {name!r}, which "
-                "attention='segments' "
-                f"lacks; train it on a GPU with attention='flash_attention_2'"
+                "attention='segments' lacks; train it on a GPU with attention='flash_attention_2'"
             )
     outputs: list[Tensor] = []
     seen: list[tuple[Tensor, Tensor]] = []  # keys and values of each span's path

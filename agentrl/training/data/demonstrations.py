@@ -46,8 +46,7 @@ def demonstration_group(
         raise DataError(
             f"demonstration {group_index} has no assistant's message within {max_tokens} tokens "
             "(EpisodeLimits.max_prompt_tokens + EpisodeLimits.max_response_tokens); raise them or "
-            "leave the row "
-            f"out"
+            "leave the row out"
         )
     task = Task(
         id=f"demonstration-{group_index}", messages=messages[:1], data_source="demonstrations"

@@ -150,9 +150,8 @@ def partition_groups(
     if int(totals.max(initial=0)) > layout.micro_batch_tokens:
         raise ConfigError(
             "StageSettings.micro_batch_tokens must be at least the longest pair (the two are "
-            "compared in "
-            f"one micro-batch), got {layout.micro_batch_tokens} for a pair of {int(totals.max())} "
-            f"tokens; raise it, or leave long pairs out of the data"
+            f"compared in one micro-batch), got {layout.micro_batch_tokens} for a pair of "
+            f"{int(totals.max())} tokens; raise it, or leave long pairs out of the data"
         )
     members = [np.flatnonzero(owner == unit) for unit in range(units.size)]
     plans = partition(
@@ -275,11 +274,9 @@ def _check_fits(sizes: I64, layout: Layout) -> None:
     if longest > layout.micro_batch_tokens:
         raise ConfigError(
             "StageSettings.micro_batch_tokens must be at least the longest sample (a sample is "
-            "never "
-            f"split), got {layout.micro_batch_tokens} for a sample of {longest} tokens; raise it "
-            "(and StageSettings.logprob_micro_batch_tokens), or lower "
-            "EpisodeLimits.max_prompt_tokens or "
-            f"EpisodeLimits.max_response_tokens"
+            f"never split), got {layout.micro_batch_tokens} for a sample of {longest} tokens; "
+            "raise it (and StageSettings.logprob_micro_batch_tokens), or lower "
+            "EpisodeLimits.max_prompt_tokens or EpisodeLimits.max_response_tokens"
         )
 
 

@@ -61,10 +61,9 @@ def preference_group(
         length = sum(len(segment) for turn in turns for segment in turn.segments)
         if length > max_tokens:
             raise DataError(
-                f"preference pair {group_index}: its {side} conversation has {length} tokens, "
-                f"more than {max_tokens} (EpisodeLimits.max_prompt_tokens + "
-                "EpisodeLimits.max_response_tokens); "
-                f"raise them or leave the row out"
+                f"preference pair {group_index}: its {side} conversation has {length} tokens, more "
+                f"than {max_tokens} (EpisodeLimits.max_prompt_tokens + "
+                "EpisodeLimits.max_response_tokens); raise them or leave the row out"
             )
     if _ids(both[0]) == _ids(both[1]):
         raise DataError(

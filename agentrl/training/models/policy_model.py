@@ -113,8 +113,7 @@ def load_policy(
     if missing:
         raise DataError(
             f"ActorSpec.model_path={str(path)!r} lacks weights of a causal model "
-            f"({sorted(missing)[0]!r}); "
-            f"a reward model is no policy to start from"
+            f"({sorted(missing)[0]!r}); a reward model is no policy to start from"
         )
     model = PolicyModel(hf, attention, device)
     ids = torch.arange(4) % int(model.config.get_text_config().vocab_size)
@@ -124,6 +123,5 @@ def load_policy(
         return model
     raise ConfigError(
         f"ActorSpec.model_path={str(path)!r}: {type(model.hf).__name__} changes logits after its "
-        "output "
-        f"layer (capping or scaling), which the trainer doesn't do; choose another family"
+        "output layer (capping or scaling), which the trainer doesn't do; choose another family"
     )

@@ -225,7 +225,6 @@ def _pairs(
     if not whole or bool((group[owners[first]] != group[owners[second]]).any()):
         raise DataError(
             f"a reward model learns from pairs, one sample each, but {rows.size} samples of a "
-            "micro-batch are "
-            f"{first.size} better and {second.size} other ones"
+            f"micro-batch are {first.size} better and {second.size} other ones"
         )
     return first, second

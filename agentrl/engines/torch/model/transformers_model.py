@@ -82,8 +82,7 @@ class TransformersModel:
         if missing := sorted(found["missing_keys"]):
             raise EngineError(
                 f"EnginePlace.model_path: {folder} lacks {len(missing)} weights of the model, the "
-                f"first is {missing[0]!r}; "
-                "save the model again with save_pretrained",
+                f"first is {missing[0]!r}; save the model again with save_pretrained",
                 retryable=False,
             )
         model = cls(module, device, deterministic=deterministic)
@@ -161,8 +160,7 @@ class TransformersModel:
         self._shape, self._masks = prove(self._module, _mask_kinds(self._config))
         _log.warning(
             "TorchEngine has no decoder of its own for model_type=%r with this configuration: "
-            "transformers' forward "
-            "is used, which is slower (docs/engines.md)",
+            "transformers' forward is used, which is slower (docs/engines.md)",
             self._config.model_type,
         )
 

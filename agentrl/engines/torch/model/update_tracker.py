@@ -67,7 +67,6 @@ class Written:
         if missing:
             raise EngineError(
                 f"weight update: {len(missing)} of {len(self._shapes)} tensors were not sent, the "
-                "first is "
-                f"{missing[0]!r}; put every tensor before commit",
+                f"first is {missing[0]!r}; put every tensor before commit",
                 retryable=False,
             )

@@ -63,9 +63,8 @@ def build_environment(
     if found is not None and {**found, "complete": True} != record:
         raise ConfigError(
             f"--dir={folder} holds an environment of SGLang {found.get('sglang')} for "
-            f"{found.get('recipe')}, "
-            f"{SGLANG_VERSION} for {recipe.name} was asked for; name another folder, or delete "
-            "that one"
+            f"{found.get('recipe')}, {SGLANG_VERSION} for {recipe.name} was asked for; name "
+            "another folder, or delete that one"
         )
     folder.mkdir(parents=True, exist_ok=True)
     mark.write_text(json.dumps({**record, "complete": False}), encoding="utf-8")

@@ -10,9 +10,8 @@ import socket
 BLOCK = 1024
 SLOTS = 1000  # sandboxes of one host, each with a uid of the block
 NONE_TO_SPARE = (
-    "runs as root, and this user namespace has no other uids to run the code under; run agentrl as "
-    "another user, or in "
-    "a container that was given more uids"
+    "runs as root, and this user namespace has no other uids to run the code under; run agentrl "
+    "as another user, or in a container that was given more uids"
 )
 _FIRST = 1 << 30
 _LAST = (1 << 31) - 1

@@ -63,7 +63,12 @@ class LogFile(logging.Handler):
         super().close()
 
     def _fields(self, record: logging.LogRecord) -> dict[str, Any]:
-        extra = {name: value for name, value in record.__dict__.items() if name not in _OWN}
+        # a name that begins with _ is another library's, such as Ray's own time
+        extra = {
+            name: value
+            for name, value in record.__dict__.items()
+            if name not in _OWN and not name.startswith("_")
+        }
         fields = {
             **extra,
             "time": record.created,

@@ -121,9 +121,8 @@ def _syntax_problem(error: YAMLError, name: str) -> Problem:
 def _convert(
     node: Node, key: Key, origins: dict[Key, Origin], problems: list[Problem], name: str
 ) -> Any:
-    origins.setdefault(
-        key, _origin(node, name)
-    )  # a mapping's entries have their key's place already
+    # a mapping's entries have their key's place already
+    origins.setdefault(key, _origin(node, name))
     if isinstance(node, SequenceNode):
         return [
             _convert(item, (*key, i), origins, problems, name) for i, item in enumerate(node.value)

@@ -303,9 +303,8 @@ def _staleness(batch: Batch, state: TrainState) -> dict[str, float]:
     versions = batch.policy_versions[(batch.loss_mask != 0) & (batch.policy_versions >= 0)]
     if not versions.size:
         return {}
-    behind = (
-        state.policy_version - 1 - versions
-    )  # the update's own version is the one before its publish
+    # the update's own version is the one before its publish
+    behind = state.policy_version - 1 - versions
     return {
         "async/staleness/mean": float(behind.mean()),
         "async/staleness/max": float(behind.max()),

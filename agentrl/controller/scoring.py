@@ -78,9 +78,8 @@ def _last_sequences(groups: Sequence[TrajectoryGroup]) -> Batch:
         plain, credit=np.zeros(sum(len(group.trajectories) for group in plain), dtype=np.float32)
     )
     last = np.zeros(batch.num_trajectories, dtype=np.int64)
-    last[batch.trajectory] = np.arange(
-        batch.num_samples
-    )  # a later sample of a trajectory goes over an earlier one
+    # a later sample of a trajectory goes over an earlier one
+    last[batch.trajectory] = np.arange(batch.num_samples)
     return batch.select(last)
 
 

@@ -131,9 +131,8 @@ class StageRun:
         self._stop = stop or StopRequest()
         self._interrupted = restored[1].evaluating if restored else ""
         """The evaluation that started and did not end."""
-        facts = [
-            learner.facts() for learner in self.learners
-        ]  # a role that is not built is named here
+        # a role that is not built is named here
+        facts = [learner.facts() for learner in self.learners]
         self._length_scale = facts[0].length_scale
 
     @property

@@ -114,9 +114,8 @@ def stored_message(value: Mapping[str, Any], where: str) -> Message:
     Raises:
         DataError: a call without a name, or arguments that are no JSON object.
     """
-    message: dict[str, Any] = {
-        name: own for name, own in value.items() if own is not None
-    }  # Arrow has every column
+    # Arrow has every column
+    message: dict[str, Any] = {name: own for name, own in value.items() if own is not None}
     message["role"] = _ROLES.get(str(value["role"]), value["role"])
     if message["role"] == "assistant":
         message.setdefault("content", "")

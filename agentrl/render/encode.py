@@ -22,9 +22,8 @@ _CACHED_CHARACTERS = 4096  # of the longest text in a cache
 _Parts = tuple[tuple[str, int | None], ...]  # text cut at its markers, each with its id
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _Run = tuple[tuple[str, bool], ...]  # adjacent ordinary text by author, and whether that is content
-_Encoded = tuple[
-    npt.NDArray[np.int32], npt.NDArray[np.bool_]
-]  # ids [n], whether each covers content [n]
+# ids [n], whether each covers content [n]
+_Encoded = tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]
 
 
 class Source(Enum):

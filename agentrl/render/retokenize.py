@@ -45,9 +45,8 @@ def retok_frac(turns: Sequence[Turn], renderer: Renderer) -> float | None:
         if ids.size and int(ids[-1]) in renderer.stop_token_ids:
             ids = ids[:-1]
         sampled += ids.size
-        whole = (
-            turn.sampling is not None and not turn.sampling.stop
-        )  # else the text may have been cut
+        # else the text may have been cut
+        whole = turn.sampling is not None and not turn.sampling.stop
         changed += min(
             ids.size,
             changed_tokens(ids, renderer.tokenize(turn.text if whole else renderer.decode(ids))),

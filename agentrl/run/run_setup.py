@@ -63,9 +63,8 @@ def make_directory(
         parent = with_commit(parent, given_model(parent, base_dir))
     sandbox: Mapping[str, Any] = {}
     for stage in rollouts:
-        engine_plan(
-            stage, Path(config.run.dir)
-        )  # an engine that is not to be had is refused before anything is made
+        # an engine that is not to be had is refused before anything is made
+        engine_plan(stage, Path(config.run.dir))
         driver = player_spec(stage, live, base_dir)
         if isinstance(driver, AgentProgramSpec):
             driver.check()

@@ -174,12 +174,10 @@ class Trainer:
                     if interruption.tell(error) is None:
                         _record_failure(events, error)
                         interruption.tell_failure()
-                    self._close_after(
-                        error
-                    )  # a group that failed answers no more; the next call has a fresh one
-                    instead = interruption.tell(
-                        error
-                    )  # the same signal may have ended a rank before it came here
+                    # a group that failed answers no more; the next call has a fresh one
+                    self._close_after(error)
+                    # the same signal may have ended a rank before it came here
+                    instead = interruption.tell(error)
                     if instead is not None:
                         raise instead from error
                     raise

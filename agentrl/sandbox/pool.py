@@ -165,9 +165,8 @@ class SandboxPool:
         if lifetime_s is None:
             return lambda: None
         # One daemon thread a sandbox; released sandboxes stop theirs.
-        timer = threading.Timer(
-            lifetime_s, self._end_overdue, (sandbox,)
-        )  # its user's event loop may be what hangs
+        # its user's event loop may be what hangs
+        timer = threading.Timer(lifetime_s, self._end_overdue, (sandbox,))
         timer.daemon = True
         timer.start()
         return timer.cancel

@@ -47,9 +47,8 @@ def write_failure(what: str, path: Path, error: BaseException) -> StoreError:
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
     """An error, what it was raised from, and what several ranks raised."""
-    ranks = getattr(
-        error, "failures", None
-    )  # torch's CheckpointException: by rank the error and its traceback
+    # torch's CheckpointException: by rank the error and its traceback
+    ranks = getattr(error, "failures", None)
     for one in ranks.values() if isinstance(ranks, dict) else ():
         yield one[0] if isinstance(one, tuple) else one
     while error is not None:

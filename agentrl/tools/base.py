@@ -147,9 +147,8 @@ class FunctionTool(Tool):
         self.function = function
         self.deadline_s = deadline_s
         self.max_output_chars = max_output_chars
-        self.keeps_deadline = not _is_async(
-            function
-        )  # a thread's time counts from when the thread takes it up
+        # a thread's time counts from when the thread takes it up
+        self.keeps_deadline = not _is_async(function)
         self._context = context
         self._signature = signature
         self.__doc__ = inspect.getdoc(function)

@@ -105,9 +105,8 @@ class ToolExecutor:
             ...); ids of another form keep their order, behind those.
         """
         works = [self._record(call, seed, episode_id, sandbox) for call in calls]
-        done = (
-            [await works[0]] if len(works) == 1 else await _all(works)
-        )  # one has nothing to run beside
+        # one has nothing to run beside
+        done = [await works[0]] if len(works) == 1 else await _all(works)
         return tuple(sorted([*done, *map(_answer_problem, problems)], key=_position))
 
     async def _record(
@@ -155,9 +154,8 @@ class ToolExecutor:
                 "invalid_arguments", f"{error}. Mend the arguments of {call.name} and call again."
             )
         except DeadlineError:
-            self._num_abandoned += (
-                tool.keeps_deadline
-            )  # only a thread keeps its deadline by leaving the call behind
+            # only a thread keeps its deadline by leaving the call behind
+            self._num_abandoned += tool.keeps_deadline
             return _error(
                 "timeout", f"{call.name} took longer than {context.deadline_s:g} s and was ended."
             )

@@ -143,9 +143,8 @@ def argument_faults(
     except SlowPatternError as error:
         return (f"{error}; give a shorter one",)
     errors = sorted(found, key=lambda error: (list(map(str, error.path)), error.message))
-    sentences = dict.fromkeys(
-        _sentence(error) for error in errors
-    )  # two missing arguments are two equal sentences
+    # two missing arguments are two equal sentences
+    sentences = dict.fromkeys(_sentence(error) for error in errors)
     return tuple(sentences)[:_MAX_FAULTS]
 
 

@@ -150,9 +150,8 @@ def _join(
         timeout=timeout,
     )
     assert isinstance(group, ProcessGroup)
-    _world.pg_group_ranks[group] = {
-        rank: rank for rank in range(world_size)
-    }  # destroy_process_group() asks for it
+    # destroy_process_group() asks for it
+    _world.pg_group_ranks[group] = {rank: rank for rank in range(world_size)}
     return group
 
 

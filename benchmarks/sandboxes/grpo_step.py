@@ -40,9 +40,8 @@ def measure(figures: Figures, arguments: argparse.Namespace) -> None:
     """Both sizes."""
     arguments.cache.mkdir(parents=True, exist_ok=True)
     for size, overrides in SIZES.items():
-        name = (
-            f"code-{size}" if overrides else "code"
-        )  # the example's own, which benchmarks.step has too
+        # the example's own, which benchmarks.step has too
+        name = f"code-{size}" if overrides else "code"
         model = checkpoint(arguments.cache, name, CODE, seed=arguments.seed, overrides=overrides)
         sides = {name: Side() for name in SIDES}
         with scratch() as folder:

@@ -81,9 +81,8 @@ class Seen:
         """One result, which must be that of the run with this token."""
         self.answered += 1
         self.statuses[f"{hostile or 'benign'}: {result.status}"] += 1
-        cut_short = (
-            result.status == "timeout" and not result.stdout
-        )  # before it could say whose run it is
+        # before it could say whose run it is
+        cut_short = result.status == "timeout" and not result.stdout
         own = result.stdout.startswith(f"{token}\n".encode()) or (hostile is not None and cut_short)
         plain = hostile is not None or (
             result.status == "ok" and result.stdout == f"{token}\n{token}\n".encode()

@@ -45,9 +45,8 @@ def main() -> None:
     OPENAI_API_KEY.
     """
     client = OpenAI()
-    offered: dict[str, Any] = (
-        {"tools": TOOLS} if "--announce-tools" in sys.argv else {}
-    )  # the tiny model was taught them, and is slow
+    # the tiny model was taught them, and is slow
+    offered: dict[str, Any] = {"tools": TOOLS} if "--announce-tools" in sys.argv else {}
     messages = json.load(sys.stdin)["messages"]
     while True:
         asked = client.chat.completions.create(model="policy", messages=messages, **offered)

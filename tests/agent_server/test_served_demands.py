@@ -228,9 +228,8 @@ async def test_of_parallel_calls_that_were_not_asked_for_the_client_is_told_the_
         trajectory = await episode.end()
     assert [made.function.arguments for made in first.tool_calls] == ['{"a": 1}']
     assert breaches(trajectory) == ["parallel_tool_calls is false, made 2 calls"]
-    assert (
-        trajectory.turns[1].parent == 0
-    )  # the model's own conversation goes on: both calls are answered there
+    # the model's own conversation goes on: both calls are answered there
+    assert trajectory.turns[1].parent == 0
     not_run = "This call was not run, since it was not asked for."
     given = served.engine.requests[1].token_ids.tolist()
     assert ids(TOOL, "one", END, TOOL, not_run) == given[-len(not_run) - 8 : -2]

@@ -101,16 +101,14 @@ def test_a_part_that_does_not_exist_is_refused() -> None:
 def test_creation_is_measured_warm_cold_and_in_a_new_process(
     landlock: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        creation, "usable_backends", lambda *_: ["landlock"]
-    )  # the others cost seconds
+    # the others cost seconds
+    monkeypatch.setattr(creation, "usable_backends", lambda *_: ["landlock"])
     figures = Figures()
     creation.measure(figures, argparse.Namespace(rounds=1, creations=5, image="absent:0"))
     warm, cold, tail, new, lives = (row.value for row in figures.rows)
     assert 0 < warm <= tail
-    assert warm < min(
-        cold, new
-    )  # a host is started; in a new process the backend is probed before that
+    # a host is started; in a new process the backend is probed before that
+    assert warm < min(cold, new)
     assert lives > 0
     assert [row.target for row in figures.rows[:2]] == ["<= 50", "<= 150"]
 

@@ -29,10 +29,11 @@ from tests.rollouts.bytewise import KEY, TASK, rollout_spec
 from tests.run.tiny_run import CONFIG
 from tests.run.tiny_task import build_model
 
+# a model is built, and torch loaded by two processes
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(600),
-]  # a model is built, and torch loaded by two processes
+]
 
 HI: Any = {"role": "user", "content": "3 and 4?"}
 

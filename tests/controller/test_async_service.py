@@ -70,9 +70,8 @@ def test_a_group_that_cannot_meet_the_bound_is_cancelled_before_the_publish(
         batch.get()
         w.service.before_publish(step)
         if step == 2:
-            assert w.pool.cancelled == [
-                0
-            ]  # its tokens may be of version 0, two versions behind the next batch
+            # its tokens may be of version 0, two versions behind the next batch
+            assert w.pool.cancelled == [0]
         w.service.make_room(step)
     until(lambda: any(o.group.trajectories[0].status.kind == "cancelled" for o in w.taken_in))
     (cut,) = [o.group.trajectories[0] for o in w.taken_in if o.request.group_index == 0]

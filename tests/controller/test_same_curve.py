@@ -88,9 +88,8 @@ def test_micro_batches_change_nothing(
 ) -> None:
     found = curve(LocalRoleGroup(threads=1), kind, model, tmp_path / "run", tokens)
     for row, expected in zip(found, inline, strict=True):
-        assert row == pytest.approx(
-            expected, rel=5e-6, abs=1e-5
-        )  # 40 units in the last place of float32
+        # 40 units in the last place of float32
+        assert row == pytest.approx(expected, rel=5e-6, abs=1e-5)
 
 
 @pytest.mark.slow
@@ -108,6 +107,5 @@ def test_the_world_size_changes_nothing(
 
     found = curve(RayRoleGroup(world_size, threads=1), kind, model, tmp_path / "run")
     for row, expected in zip(found, inline, strict=True):
-        assert row == pytest.approx(
-            expected, rel=5e-6, abs=1e-5
-        )  # 40 units in the last place of float32
+        # 40 units in the last place of float32
+        assert row == pytest.approx(expected, rel=5e-6, abs=1e-5)

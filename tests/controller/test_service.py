@@ -245,9 +245,8 @@ def test_a_snapshot_holds_what_runs_as_it_stands(world: MakeWorld) -> None:
     w.pool.finish(0)
     until(lambda: w.ledger.counts()["buffered"] == 2)
     snapshot = w.service.snapshot()
-    assert [group.group_index for group in snapshot.running] == [
-        1
-    ]  # 0 waits to be trained, and 7 is nobody's
+    # 0 waits to be trained, and 7 is nobody's
+    assert [group.group_index for group in snapshot.running] == [1]
     assert (snapshot.outstanding, [group.group_index for group in snapshot.groups]) == ((1,), [0])
 
 
@@ -274,9 +273,8 @@ def test_a_restored_service_hands_out_what_was_saved_with_its_version(world: Mak
         2: None,
         5: saved,
     }
-    assert w.service.take_counts() == {
-        "count/restarted_episodes": 3
-    }  # both of draw 2, and the one with the lock
+    # both of draw 2, and the one with the lock
+    assert w.service.take_counts() == {"count/restarted_episodes": 3}
     assert w.service._running[5] == 3
 
 
@@ -391,9 +389,8 @@ def test_draws_of_a_batch_that_is_not_trained_are_played_again(world: MakeWorld)
         w.pool.finish(group_index)
     assert batch.group_indices() == [0, 1]
     snapshot = w.service.snapshot(again=[0, 1, 2])
-    assert [group.group_index for group in snapshot.groups] == [
-        2
-    ]  # it waits to be trained, and is not played again
+    # it waits to be trained, and is not played again
+    assert [group.group_index for group in snapshot.groups] == [2]
     assert snapshot.outstanding == (0, 1, 3)
 
 

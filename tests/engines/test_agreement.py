@@ -60,9 +60,8 @@ async def test_a_later_turn_agrees_although_only_its_pending_tokens_were_prefill
         new, logprobs = sampled(completion)
         whole = np.concatenate([ids, new])
         assert np.abs(logprobs - tiny.logprobs(whole, ids.size)).max() <= ROUNDING
-        assert completion.cached_tokens == (
-            0 if turn == 0 else ids.size - 4
-        )  # 3 tool ids and the last sampled one
+        # 3 tool ids and the last sampled one
+        assert completion.cached_tokens == (0 if turn == 0 else ids.size - 4)
         ids = np.concatenate([whole, random_ids(turn, 3)])
 
 

@@ -44,9 +44,8 @@ async def test_thirty_sets_of_neighbours_change_no_bit(dtype, tiny, start) -> No
             )
             for n in range(int(rng.integers(1, 12)))
         ]
-        place = int(
-            rng.integers(len(neighbours) + 1)
-        )  # which row it gets depends on who came before
+        # which row it gets depends on who came before
+        place = int(rng.integers(len(neighbours) + 1))
         neighbours.insert(place, episode(engine, f"probe{trial}", prompt))
         results = await asyncio.gather(*neighbours)
         assert results[place] == alone, f"trial {trial}, {len(neighbours)} episodes"
@@ -80,9 +79,8 @@ async def test_a_run_resumed_in_mid_episode_equals_one_that_was_not_killed(tiny,
 
 async def test_eviction_and_parking_change_no_bit(tiny, start) -> None:
     roomy = start(tiny, deterministic=True, max_running=4)
-    tight = start(
-        tiny, deterministic=True, max_running=4, kv_tokens=4 * 128
-    )  # nothing can be parked
+    # nothing can be parked
+    tight = start(tiny, deterministic=True, max_running=4, kv_tokens=4 * 128)
     prompts = [random_ids(n, 20 + n) for n in range(9)]
     one = await asyncio.gather(
         *(episode(roomy, f"{n}", prompt) for n, prompt in enumerate(prompts))

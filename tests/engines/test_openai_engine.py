@@ -50,9 +50,8 @@ def tool_call(name: Any, arguments: Any) -> dict[str, Any]:
 
 
 async def test_an_episode_on_another_agentrl_over_http() -> None:
-    script = iter(
-        [say(call("add", a=1, b=2)), say("3")]
-    )  # each request there is an episode of its own
+    # each request there is an episode of its own
+    script = iter([say(call("add", a=1, b=2)), say("3")])
     async with serving(lambda request: next(script)) as served:
         trajectory = await play_at(f"{served.url}/v1")
     assert [turn.text for turn in trajectory.turns] == ["", "3"]

@@ -28,9 +28,8 @@ async def test_siblings_share_the_prefill_of_their_prompt(tiny, start) -> None:
     for completion in completions:
         ids, logprobs = sampled(completion)
         assert np.abs(logprobs - tiny.logprobs(np.concatenate([prompt, ids]), 40)).max() <= ROUNDING
-    assert (
-        len({sampled(completion)[0].tobytes() for completion in completions}) == 4
-    )  # each its own seed
+    # each its own seed
+    assert len({sampled(completion)[0].tobytes() for completion in completions}) == 4
 
 
 async def test_a_sibling_that_comes_later_copies_the_prompts_kv(tiny, start) -> None:
@@ -128,9 +127,8 @@ async def test_released_sessions_hold_nothing(tiny, start) -> None:
         await turn(engine, random_ids(n, 30), f"{n}", f"s{n}")
     for n in range(5):
         await engine.release(f"s{n}")
-    await turn(
-        engine, random_ids(9, 3), "last", "last", max_new_tokens=1
-    )  # the releases ran before it
+    # the releases ran before it
+    await turn(engine, random_ids(9, 3), "last", "last", max_new_tokens=1)
     assert engine.health().kv_tokens == 3
 
 

@@ -90,9 +90,8 @@ async def test_each_token_of_an_interrupted_request_is_of_the_one_version_record
         for segment in completion.segments:
             expected = models[segment.policy_version].logprobs(whole, prompt.size)
             own = slice(position, position + len(segment))
-            assert (
-                np.abs(logprobs[own] - expected[own]).max() <= ROUNDING
-            )  # another version's are whole nats away
+            # another version's are whole nats away
+            assert np.abs(logprobs[own] - expected[own]).max() <= ROUNDING
             position += len(segment)
         versions = [segment.policy_version for segment in completion.segments]
         assert versions == sorted(set(versions))

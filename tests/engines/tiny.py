@@ -79,9 +79,8 @@ def make_model(architecture: str = "qwen3", *, seed: int = 0, **settings: Any) -
         "tie_word_embeddings": True,
     } | settings
     torch.manual_seed(seed)
-    shape = {
-        name: value for name, value in shape.items() if value is not None
-    }  # None: left to the family
+    # None: left to the family
+    shape = {name: value for name, value in shape.items() if value is not None}
     config = transformers.AutoConfig.for_model(architecture, **shape)
     module = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():

@@ -70,9 +70,8 @@ def test_a_groups_fate_is_decided_by_those_that_finished() -> None:
 def test_a_batch_staler_than_the_schedule_allows_is_refused(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        Replay, "off_policy", OffPolicyConfig()
-    )  # version 0's tokens may be trained while it is published, alone
+    # version 0's tokens may be trained while it is published, alone
+    monkeypatch.setattr(Replay, "off_policy", OffPolicyConfig())
     group = LocalRoleGroup(threads=1)
     try:
         with pytest.raises(

@@ -125,9 +125,8 @@ def test_every_line_fits_a_terminal_of_80_columns() -> None:
 
     lines = [plain(line) for line in output(console)]
     assert max(map(len, lines)) <= 80
-    assert "excluded step 3: 41.0%" in " ".join(
-        line.strip() for line in lines
-    )  # whole words, none of them lost
+    # whole words, none of them lost
+    assert "excluded step 3: 41.0%" in " ".join(line.strip() for line in lines)
 
 
 def test_a_path_longer_than_the_terminal_stays_whole() -> None:

@@ -80,9 +80,8 @@ def test_ids_are_those_of_the_template_with_each_placeholder_expanded(made: Made
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl"])
 def test_ids_are_those_that_the_models_own_template_gives(name: str, tmp_path: Path) -> None:
     tokenizer = write_vision_tokenizer(tmp_path, template_text(name))
-    tools = (
-        (LOOK,) if name == "qwen3_vl" else ()
-    )  # the template of Qwen2.5-VL has no place for tools
+    # the template of Qwen2.5-VL has no place for tools
+    tools = (LOOK,) if name == "qwen3_vl" else ()
     answered: Any = {"role": "tool", "content": parts("It is ", picture(28, 28, seed=1))}
     conversation = with_images(
         [

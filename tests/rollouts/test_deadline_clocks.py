@@ -74,9 +74,8 @@ async def test_a_wait_on_another_thread_stops_the_clock_too() -> None:
         context = contextvars.copy_context()
         thread = threading.Thread(target=context.run, args=(on_a_loop_of_its_own,))
         thread.start()
-        await asyncio.sleep(
-            LONG_S
-        )  # the loop hears of the stop within the deadline, or this ends it
+        # the loop hears of the stop within the deadline, or this ends it
+        await asyncio.sleep(LONG_S)
         release.set()
         while thread.is_alive():
             await asyncio.sleep(0.01)

@@ -72,11 +72,12 @@ async def test_a_straggler_is_truncated_and_rewarded_with_what_it_has(play: Play
         "truncated(straggler)",
         "terminated",
     ]
+    # the length of the last message
     assert [t.reward for t in outcome.group.trajectories] == [
         1.0,
         2.0,
         2.0,
-    ]  # the length of the last message
+    ]
 
 
 async def test_the_baseline_counts_the_straggler(play: Play) -> None:

@@ -103,9 +103,8 @@ def test_the_tokens_trained_are_those_that_the_engine_sampled(
             for turn in trajectory.turns:
                 completion = tuple(concat_ids(turn.completion).tolist())
                 given = trajectory.sequence(turn.index)[: -len(completion)]
-                assert (
-                    completion in account.made[tuple(given.tolist())]
-                )  # by the engine's own account
+                # by the engine's own account
+                assert completion in account.made[tuple(given.tolist())]
                 sampled[completion] += 1
                 turns_of_two += turn.parent is not None
         trained: Counter[tuple[int, ...]] = Counter()
@@ -116,9 +115,8 @@ def test_the_tokens_trained_are_those_that_the_engine_sampled(
         assert int(np.count_nonzero(batch.loss_mask)) == sum(
             t.num_policy_tokens for t in trajectories
         )
-    assert (
-        turns_of_two > 0
-    )  # an agent asked again with a tool's answer, and its sequence was gone on with
+    # an agent asked again with a tool's answer, and its sequence was gone on with
+    assert turns_of_two > 0
     rows = [row for row in metrics(tmp_path / "run") if row["stage"] == "rl"]
     assert [row["step"] for row in rows] == [1, 2]
     stored = TrajectoryReader(RunDirectory(tmp_path / "run"))
@@ -128,10 +126,11 @@ def test_the_tokens_trained_are_those_that_the_engine_sampled(
         if found.label == ""
         for v in stored.get(found.id).trajectory.policy_versions
     }
+    # the second step was played by the weights that the first one trained
     assert versions == {
         0,
         1,
-    }  # the second step was played by the weights that the first one trained
+    }
 
 
 def test_a_program_stands_in_place_of_an_environment(tmp_path: Path) -> None:

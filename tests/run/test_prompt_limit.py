@@ -130,9 +130,8 @@ def drawn(run: Path) -> set[str]:
 def test_long_tasks_are_never_drawn_and_told(folder: Path) -> None:
     run, shown = trained(folder, "data.max_prompt_tokens=40", "train.steps=null", "train.epochs=2")
     assert drawn(run) == {"train-0", "train-2"}
-    assert (
-        len([row for row in read_jsonl(run / "metrics.jsonl") if row["stage"] == "rl"]) == 2
-    )  # 2 epochs of 2 tasks
+    # 2 epochs of 2 tasks
+    assert len([row for row in read_jsonl(run / "metrics.jsonl") if row["stage"] == "rl"]) == 2
     (event,) = [row for row in read_jsonl(run / "events.jsonl") if row["event"] == "tasks_left_out"]
     assert (event["ids"], event["num_tasks"], event["level"]) == (
         ["train-1", "train-3"],

@@ -76,10 +76,11 @@ def test_changed_settings_are_what_runs_and_what_is_written(run: Path) -> None:
     assert entry["changed"]["stages.rl.optim.lr"] == [1.0e-3, 5.0e-4]
     assert entry["changed"]["stages.rl.train.steps"] == [5, 6]
     assert entry["changed"]["stages.rl.rollout.max_retries"] == [2, 1]
+    # finished: it stays as it ran
     assert entry["without_effect"]["stages.warmup.optim.lr"] == [
         1.0e-2,
         0.5,
-    ]  # finished: it stays as it ran
+    ]
     assert (run / entry["config_before"]).read_text() == was
     warmup, rl = load_config(run / "config.resolved.yaml").resolved_stages()
     assert (rl.optim.lr, rl.train.steps, rl.rollout.max_retries) == (5.0e-4, 6, 1)

@@ -196,12 +196,13 @@ async def test_what_is_made_to_look_at_it_is_closed(
 ) -> None:
     env = make("'own.py:Counter'")
     await env.close()
+    # one by env_spec, one by the episode
     assert sorted(log(tmp_path)) == [
         "closed",
         "closed",
         "made",
         "made",
-    ]  # one by env_spec, one by the episode
+    ]
 
 
 def test_an_environment_that_cannot_be_made_closes_the_tools_that_it_made(tmp_path: Path) -> None:

@@ -52,9 +52,8 @@ async def test_a_uid_rests_before_another_sandbox_gets_it(own_uid: None) -> None
 def test_a_block_is_held_until_its_socket_is_closed(
     own_uid: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        os, "urandom", lambda count: b"\x05" * count
-    )  # the same block is drawn each time
+    # the same block is drawn each time
+    monkeypatch.setattr(os, "urandom", lambda count: b"\x05" * count)
     taken = uids.reserve()
     assert taken is not None
     first, reservation = taken

@@ -148,9 +148,8 @@ time.sleep(600)
 def test_the_process_of_a_run_ends_with_its_slot(landlock: BackendReport) -> None:
     marker = f"marker-{os.urandom(6).hex()}"
     with running(f"import os\nos.execv('/bin/sh', ['sh', '-c', 'sleep 600; : {marker}'])") as run:
-        assert wait_until(
-            lambda: len(living(marker)) == 2
-        )  # the owner's command line names it as well
+        # the owner's command line names it as well
+        assert wait_until(lambda: len(living(marker)) == 2)
         end_together(run)
         assert wait_until(lambda: not living(marker))
 

@@ -41,9 +41,8 @@ def batch_of(actor: Any) -> Batch:
 
 
 def padded(column: np.ndarray, cu_seqlens: np.ndarray) -> Tensor:
-    rows = [
-        torch.from_numpy(column[a + 1 : b].copy()) for a, b in pairwise(cu_seqlens)
-    ]  # without the first token
+    # without the first token
+    rows = [torch.from_numpy(column[a + 1 : b].copy()) for a, b in pairwise(cu_seqlens)]
     return nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
@@ -152,6 +151,5 @@ def test_the_loss_is_told_in_its_parts(model_path: str) -> None:
     assert means["policy/loss"] == pytest.approx(
         means["policy/pg_loss"] + KL_COEF * means["policy/kl_loss"], rel=1e-9
     )
-    assert means["policy/kl_loss"] == pytest.approx(
-        means["policy/kl_ref"], rel=1e-6
-    )  # token_mean: the same mean
+    # token_mean: the same mean
+    assert means["policy/kl_loss"] == pytest.approx(means["policy/kl_ref"], rel=1e-6)

@@ -77,9 +77,8 @@ def verls(samples: list[list[dict[str, float]]], mode: str) -> dict[str, float]:
     def aggregate(values: list[list[float]]) -> float:
         if mode == "token-mean":
             return mean(values)
-        return sum(sum(sample) / len(sample) for sample in values) / len(
-            values
-        )  # seq-mean-token-mean
+        # seq-mean-token-mean
+        return sum(sum(sample) / len(sample) for sample in values) / len(values)
 
     losses, clipped, dual, kl_old, kl_ref = ([[] for _ in samples] for _ in range(5))
     for row, sample in enumerate(samples):

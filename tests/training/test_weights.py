@@ -51,9 +51,8 @@ def test_what_is_published_after_a_forward_without_gradients_is_the_weights_them
     prepared(actor, make_batch())
     after = dict(actor.weights("float32"))
     assert after.keys() == before.keys()
-    assert all(
-        torch.equal(after[name], before[name]) for name in before
-    )  # not rounded to the forward's bfloat16
+    # not rounded to the forward's bfloat16
+    assert all(torch.equal(after[name], before[name]) for name in before)
 
 
 def test_after_a_forward_that_failed_nothing_is_published(

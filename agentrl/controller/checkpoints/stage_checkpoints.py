@@ -103,9 +103,8 @@ class Checkpoints:
         del record["rollouts"]["groups"], record["rollouts"]["running"]  # their files hold them
         write_json(folder / "manifest.json", record)
         if self._keep_last:
-            newest = {
-                path.name.partition(".")[0]: path for path in self._complete()
-            }  # of each step
+            # of each step
+            newest = {path.name.partition(".")[0]: path for path in self._complete()}
             kept = list(newest.values())[-self._keep_last :]
             for old in set(self._folder.glob("step=*")) - set(kept):
                 (old / "manifest.json").unlink(missing_ok=True)

@@ -53,9 +53,8 @@ class Requests:
         self._state = state
         self._pool = pool
         self._flights: dict[str, _Flight] = {}
-        self._numbers = (
-            itertools.count()
-        )  # what is aborted is never a later request of the same name
+        # what is aborted is never a later request of the same name
+        self._numbers = itertools.count()
         self._idle = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 

@@ -55,9 +55,8 @@ class TorchScheduler:
         self._life = life
         self._stops = StopStrings(decode)
         self._lanes: KVState | None = KVState.build(plan, weights)
-        self._returning: deque[ScheduledRequest] = (
-            deque()
-        )  # of sessions with KV here: they go first, so that it is not evicted
+        # of sessions with KV here: they go first, so that it is not evicted
+        self._returning: deque[ScheduledRequest] = deque()
         self._arriving: deque[ScheduledRequest] = deque()
         self._held_back = 0
         self._jobs: dict[str, ScheduledRequest] = {}

@@ -131,9 +131,8 @@ def _bring(client: Client, name: str) -> str:
     """Pull, build or make an image; the word for it."""
     try:
         if name == LOCAL_PYTHON:
-            said = json.loads(
-                client.api.import_image_from_data(image_tar(), repository=name)
-            )  # podman takes no tag
+            # podman takes no tag
+            said = json.loads(client.api.import_image_from_data(image_tar(), repository=name))
             if "error" in said:
                 raise MachineError(f"the engine could not import the image {name}: {said['error']}")
             return "made"

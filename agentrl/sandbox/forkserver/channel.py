@@ -169,9 +169,8 @@ class Stream:
             if not data:
                 self._end()
                 return
-            more = isinstance(
-                self._sock, ssl.SSLSocket
-            )  # TLS holds back what the selector does not see
+            # TLS holds back what the selector does not see
+            more = isinstance(self._sock, ssl.SSLSocket)
 
     def _flush(self) -> None:
         with self._lock:

@@ -181,14 +181,12 @@ def main() -> NoReturn:
             os.dup2(theirs.fileno(), _STDIN)
             os.dup2(nothing.fileno(), _STDOUT)
         with open("/proc/self/oom_score_adj", "w") as file:
-            file.write(
-                "1000"
-            )  # the kernel ends a run before it ends the relay, and with it the container
+            # the kernel ends a run before it ends the relay, and with it the container
+            file.write("1000")
         supervisor.main()
         os._exit(0)
     theirs.close()
-    signal.signal(
-        signal.SIGTERM, lambda *_: os._exit(0)
-    )  # the first process has no default action for it
+    # the first process has no default action for it
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     Relay(ours).serve()
     os._exit(0)

@@ -38,9 +38,8 @@ def orthogonalize(matrix: Tensor) -> Tensor:
     """
     tall = matrix.shape[0] > matrix.shape[1]
     current = matrix.T if tall else matrix
-    current = current / current.norm().clamp(
-        min=1e-7
-    )  # the Frobenius norm bounds the largest singular value
+    # the Frobenius norm bounds the largest singular value
+    current = current / current.norm().clamp(min=1e-7)
     a, b, c = _QUINTIC
     for _ in range(_ITERATIONS):
         gram = current @ current.T

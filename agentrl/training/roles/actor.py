@@ -136,9 +136,8 @@ class Actor(LearningRole):
             raise ValueError("an update needs sample weights: shards(batch, plan, weights)")
         if self._trained_tokens(shard) == 0:
             return Stats({"optim/skipped": Stat.of([1.0])} if dist.get_rank() == 0 else {})
-        weights = torch.tensor(
-            shard.sample_weight, device=self.device
-        )  # a copy: what Ray hands over is read-only
+        # a copy: what Ray hands over is read-only
+        weights = torch.tensor(shard.sample_weight, device=self.device)
         stats = StatSum()
         losses = torch.zeros(3, dtype=torch.float64, device=self.device)
         for packed in micro_batches(shard, self.device, share_prefixes=self.model.shares_prefixes):

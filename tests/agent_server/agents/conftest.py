@@ -55,10 +55,11 @@ def play(python: str, tmp_path: Path) -> Play:
             "max_response_tokens": 30_000,
             "context_tokens": 90_000,
         }
+        # an SDK is slow to load on a busy machine
         room |= {
             "episode_timeout_s": 240,
             "turn_timeout_s": 240,
-        }  # an SDK is slow to load on a busy machine
+        }
         engine = scripted(
             Script([say(turn) for turn in turns]),
             decode=lambda ids: bytes(i for i in ids.tolist() if i < 256).decode(),

@@ -57,9 +57,8 @@ def test_the_agent_is_trained_on_what_the_engine_sampled(
             for turn in trajectory.turns:
                 made = concat_ids(turn.completion)
                 given = trajectory.sequence(turn.index)[: -made.size]
-                assert (
-                    tuple(made.tolist()) in account.made[tuple(given.tolist())]
-                )  # by the engine's own account
+                # by the engine's own account
+                assert tuple(made.tolist()) in account.made[tuple(given.tolist())]
                 extended += turn.parent is not None
     assert extended > 0  # the SDK brought a tool's answer, and its sequence was gone on with
     assert [row["step"] for row in metrics(tmp_path / "run") if row["stage"] == "rl"] == [1, 2]

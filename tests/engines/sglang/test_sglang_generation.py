@@ -183,9 +183,8 @@ async def test_a_request_in_flight_survives_a_pause(
 
 
 async def test_memory_is_released_and_taken_back(engine: SGLangEngine) -> None:
-    await asyncio.to_thread(
-        engine.wake, ["kv_cache"]
-    )  # nothing was released: the server must not hear of it
+    # nothing was released: the server must not hear of it
+    await asyncio.to_thread(engine.wake, ["kv_cache"])
     await asyncio.to_thread(engine.pause, "retract")
     await asyncio.to_thread(engine.sleep, ["kv_cache", "graphs"])
     assert engine.health().state == "asleep"

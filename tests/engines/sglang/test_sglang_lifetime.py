@@ -39,10 +39,11 @@ class Server:
     """
 
     def __init__(self, folder: Path, model: Path, others: set[str]) -> None:
+        # a server that is started again has its weights in the run directory
         own = (
             str(folder),
             str(model),
-        )  # a server that is started again has its weights in the run directory
+        )
         launched = [pid for pid in processes() if "sglang.launch_server" in words(pid)]
         started = [pid for pid in launched if any(word.startswith(own) for word in words(pid))]
         (self.marker,) = {marker_of(pid) for pid in started} - others - {""}

@@ -128,8 +128,7 @@ async def test_a_grammar_forces_the_shape_of_an_answer_that_is_not_trained(
             model="policy", messages=[HI], response_format=shape, max_tokens=150
         )
         (await http.post(f"{url}/end")).raise_for_status()
-    assert list(json.loads(made.choices[0].message.content or "")) == [
-        "a"
-    ]  # of a model with random weights
+    # of a model with random weights
+    assert list(json.loads(made.choices[0].message.content or "")) == ["a"]
     assert "breaches" not in kept[0].turns[0].info
     assert kept[0].turns[0].sampling.json_schema  # type: ignore[union-attr]

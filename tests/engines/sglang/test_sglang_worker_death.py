@@ -38,8 +38,7 @@ def test_a_worker_is_killed_in_the_middle_of_a_step_and_the_run_goes_on(
     assert killed.exists()
     assert [row["policy_version"] for row in rows] == [1, 2, 3]
     assert sum(row.get("count/lost_workers", 0) for row in rows) == 1
-    assert (
-        max(row["mismatch/logp_abs/max"] for row in rows) < 1e-4
-    )  # played by the weights that were published last
+    # played by the weights that were published last
+    assert max(row["mismatch/logp_abs/max"] for row in rows) < 1e-4
     assert "worker_lost" in {row["event"] for row in read_jsonl(run_dir / "events.jsonl")}
     assert_each_was_trained_once(run_dir)

@@ -82,9 +82,8 @@ async def test_the_first_process_has_few_capabilities_and_cannot_gain_any(
             .splitlines()
         )
     status = dict(line.split(":\t", 1) for line in lines)
-    few = sum(
-        1 << number for number in (0, 1, 3, 5, 6, 7)
-    )  # CHOWN DAC_OVERRIDE FOWNER KILL SETGID SETUID
+    # CHOWN DAC_OVERRIDE FOWNER KILL SETGID SETUID
+    few = sum(1 << number for number in (0, 1, 3, 5, 6, 7))
     assert int(status["CapBnd"], 16) == int(status["CapEff"], 16) == few
     assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
 
@@ -293,6 +292,5 @@ async def test_what_a_sandbox_leaves_takes_no_room_of_the_next(own: Make) -> Non
         assert (await sandbox.run(leave)).status == "ok"
         assert int((await sandbox.run(room)).stdout) <= fresh - 2**22 // 4096
     async with spec.build() as following:
-        assert (
-            int((await following.run(room)).stdout) > fresh - 16
-        )  # blocks of what is still on its way out
+        # blocks of what is still on its way out
+        assert int((await following.run(room)).stdout) > fresh - 16

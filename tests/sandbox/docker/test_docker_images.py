@@ -112,9 +112,8 @@ async def test_an_image_is_built_of_a_folder_and_found_by_it(
         f"FROM {LOCAL_PYTHON}\nCOPY greeting /opt/greeting\nENV TOOL=/opt\n"
     )
     (tmp_path / "greeting").write_text("hello\n")
-    (tmp_path / "new").write_bytes(
-        os.urandom(8)
-    )  # an engine may hold what an earlier session built
+    # an engine may hold what an earlier session built
+    (tmp_path / "new").write_bytes(os.urandom(8))
     spec = SandboxSpec("docker", image=str(tmp_path), docker=settings)
     with pytest.raises(MachineError, match=f"type: agentrl doctor --prepare {tmp_path}"):
         spec.check()
@@ -191,9 +190,8 @@ async def test_a_program_of_an_image_without_any_library_runs_once_it_is_prepare
     settings: DockerSettings, client: docker.DockerClient
 ) -> None:
     image = "agentrl-test:static"
-    import_image(
-        client, bundle._tar({"sbin/alone": "/sbin/ldconfig"}, {}, {}, ()), image
-    )  # linked to nothing
+    # linked to nothing
+    import_image(client, bundle._tar({"sbin/alone": "/sbin/ldconfig"}, {}, {}, ()), image)
     try:
         assert prepare([image], settings) == [Prepared(image, "present", grafted=True)]
         async with SandboxSpec("docker", image=image, docker=settings).build() as sandbox:

@@ -82,9 +82,8 @@ async def test_an_engine_behind_tls_serves_runs_and_large_files(
         settings = DockerSettings(host=address, max_sandboxes=4)
         with pytest.raises(MachineError, match="no container engine answers"):
             connect(settings)
-        monkeypatch.setenv(
-            "REQUESTS_CA_BUNDLE", str(folder / "extension")
-        )  # another authority's, as companies set
+        # another authority's, as companies set
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(folder / "extension"))
         monkeypatch.setenv("DOCKER_TLS_VERIFY", "1")
         monkeypatch.setenv("DOCKER_CERT_PATH", str(folder))
         prepare([LOCAL_PYTHON], settings)

@@ -142,12 +142,10 @@ class NativeDecoder:
                 queries = queries.index_select(0, ends)
                 mask = mask[each, last_M]
                 T = 1
-            keys, values = (
-                states.flatten(0, 1) for states in kv.read(number, rows_M, num_keys)
-            )  # [M·K, L, E]
-            grouped = (
-                queries.view(M, T, K, -1, E).permute(0, 2, 3, 1, 4).reshape(M * K, -1, E)
-            )  # [M·K, G·T, E]
+            # [M·K, L, E]
+            keys, values = (states.flatten(0, 1) for states in kv.read(number, rows_M, num_keys))
+            # [M·K, G·T, E]
+            grouped = queries.view(M, T, K, -1, E).permute(0, 2, 3, 1, 4).reshape(M * K, -1, E)
             scores = torch.bmm(grouped, keys.transpose(1, 2)).mul_(self._scale)
             scores.view(M, K, -1, T, num_keys).add_(mask.view(M, 1, 1, T, num_keys))
             attended = torch.bmm(self._softmax(scores), values).view(M, K, -1, T, E)
@@ -163,9 +161,8 @@ class NativeDecoder:
         """
         normed = functional.rms_norm(hidden, (hidden.shape[-1],), layer.attention_norm, self._eps)
         qkv = functional.linear(normed, layer.qkv, layer.qkv_bias)
-        heads = qkv[:, : self._qk_width].view(
-            -1, self._H + self._K, self._E
-        )  # HF's order of heads, halves interleaved
+        # HF's order of heads, halves interleaved
+        heads = qkv[:, : self._qk_width].view(-1, self._H + self._K, self._E)
         if layer.qk_norm is not None:
             heads = functional.rms_norm(heads, (self._E,), None, self._eps) * layer.qk_norm
         pairs = torch.view_as_complex(

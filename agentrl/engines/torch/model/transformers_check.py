@@ -26,10 +26,11 @@ _LENGTH = 20
 _WINDOW = 6
 _FIRST = 7
 _SECOND = 12
+# of the logits' standard deviation; a wrong mask gives about 1
 _TOLERANCE = {
     torch.float32: 1e-3,
     torch.bfloat16: 0.15,
-}  # of the logits' standard deviation; a wrong mask gives about 1
+}
 
 
 def unserved(model_type: str, cause: str) -> EngineError:

@@ -170,10 +170,11 @@ class _FP32Head(nn.Module):
 
     def __init__(self, source: nn.Linear) -> None:
         super().__init__()
+        # in a tuple, so that they are not this module's parameters
         self._source = (
             source.weight,
             source.bias,
-        )  # in a tuple, so that they are not this module's parameters
+        )
         self.renew()
 
     @classmethod

@@ -14,12 +14,13 @@ from typing import Any, NoReturn
 
 from . import namespaces, uids
 
+# any folder will do: what it holds is hidden from bubblewrap alone
 _PLACES = (
     "/mnt",
     "/media",
     "/srv",
     "/tmp",
-)  # any folder will do: what it holds is hidden from bubblewrap alone
+)
 
 
 def staged(number: int) -> str:

@@ -15,9 +15,8 @@ _PR_SET_THP_DISABLE = 41
 _FIRST_TO_DIE = 1000
 _TMPFS = 0x01021994
 _RAMFS = 0x858458F6
-_SPARE_BYTES = (
-    64 * 2**20
-)  # the kernel's own for a run's processes, and their copies of the warm interpreter's pages
+# the kernel's own for a run's processes, and their copies of the warm interpreter's pages
+_SPARE_BYTES = 64 * 2**20
 
 
 def without_huge_pages() -> None:

@@ -132,9 +132,8 @@ def start_idle_child() -> int:
         OSError: the kernel refused.
     """
     top = (ctypes.addressof(_idle_stack) + len(_idle_stack)) & ~0xF
-    handler = signal.signal(
-        signal.SIGCHLD, signal.SIG_IGN
-    )  # the child's own; nothing ends here meanwhile
+    # the child's own; nothing ends here meanwhile
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         flags = ctypes.c_int(_CLONE_VM | _CLONE_FILES | signal.SIGCHLD)

@@ -11,9 +11,8 @@ from ..proc import opened
 from .removal import FOLDER
 
 MAX_DEPTH = 64
-_MAX_NAMES_BYTES = (
-    2**20
-)  # of one listing: a name of the code's choosing may be long, and longer as JSON
+# of one listing: a name of the code's choosing may be long, and longer as JSON
+_MAX_NAMES_BYTES = 2**20
 
 
 class PathRefused(ValueError):  # noqa: N818  what is refused is the caller's path; nothing here failed

@@ -15,10 +15,11 @@ import time
 
 from ..proc import number
 
+# cgroup 2, cgroup 1
 _COUNTERS = (
     "/sys/fs/cgroup/memory.events",
     "/sys/fs/cgroup/memory/memory.oom_control",
-)  # cgroup 2, cgroup 1
+)
 _NUMBER = struct.Struct("=Q")
 _CLAIM_S = 1.0  # in which the run to blame, which the kernel just ended, says so
 
@@ -38,9 +39,8 @@ class Claims:
     def put(self, index: int, before: int, last: int) -> None:
         """Slot ``index`` claims the kills after ``before`` up to ``last``."""
         at = 2 * _NUMBER.size * index
-        _NUMBER.pack_into(
-            self._memory, at, before
-        )  # first, so that a range that is half written is empty
+        # first, so that a range that is half written is empty
+        _NUMBER.pack_into(self._memory, at, before)
         _NUMBER.pack_into(self._memory, at + _NUMBER.size, last)
 
     def cover(self, before: int, last: int) -> bool:

@@ -77,9 +77,8 @@ class Slot:
         self.work = os.path.join(config.root, "work")
         self.temp = os.path.join(config.root, "tmp")
         self.own_folders = (self.work, self.temp)
-        self.seen_work, self.seen_temp = (
-            (WORK, TEMP) if config.namespaced else self.own_folders
-        )  # by a run
+        # by a run
+        self.seen_work, self.seen_temp = (WORK, TEMP) if config.namespaced else self.own_folders
         self.namespaces: SlotNamespaces | None = None
         self.confinement: Confinement | None = None
         self.pressure = None if config.claims is None else Pressure(config.claims, config.index)
@@ -205,10 +204,11 @@ class Slot:
         if self.session is not None:
             if self.session.pid:
                 pid = self.session.pid
+                # a first process ends when the others have been reaped
                 pids = [
                     pid,
                     *(self.with_first(pid) - {pid}),
-                ]  # a first process ends when the others have been reaped
+                ]
                 for pid in pids:
                     process_tree.kill(pid)
                 for pid in pids:

@@ -34,7 +34,9 @@ def logged() -> set[str]:
                     and isinstance(value, ast.Constant)
                 }
             elif isinstance(node, ast.Constant) and "engines/servers" in str(path):
-                found |= set(re.findall(r"^server_[a-z]+$", str(node.value)))
+                found |= set(
+                    re.findall(r"^server_(?:gone|lost|re[a-z]+|start[a-z_]*)$", str(node.value))
+                )
     return found
 
 

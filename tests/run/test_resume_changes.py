@@ -118,8 +118,8 @@ def test_what_a_run_keeps_for_good_is_refused_all_at_once(run: Path) -> None:
         "stages.rl.optim.name",
     ]
     assert (
-        "run.seed must stay 0 for the whole run, got 3; set it back, or begin a run of its own"
-        in found[0]
+        "run.seed must stay 0 for the whole run, got 3; set it back, or start a new run with "
+        "another run.dir" in found[0]
     )
 
 

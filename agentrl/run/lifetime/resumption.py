@@ -175,7 +175,7 @@ def _data(
             yield (
                 f"stages.{name.removesuffix('/train')}.data.train must give the same tasks as when "
                 f"the stage began (SHA-256 {kept[name][:12]}), got others ({found[:12]}); bring "
-                "them back, or begin a run of its own"
+                "them back, or start a new run with another run.dir"
             )
 
 

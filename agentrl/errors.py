@@ -10,27 +10,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-__all__ = [
-    "AgentRLError",
-    "ConfigError",
-    "DataError",
-    "DiskFullError",
-    "EngineError",
-    "EnvError",
-    "EpisodesFailedError",
-    "MachineError",
-    "RewardError",
-    "RunInterruptedError",
-    "SandboxError",
-    "ServerError",
-    "StoreError",
-    "TokenMismatchError",
-    "ToolError",
-    "TrainingError",
-    "did_you_mean",
-    "nearest",
-]
-
 
 class AgentRLError(Exception):
     """Root of every error that agentrl raises on purpose; it keeps its attributes when it crosses

@@ -12,8 +12,6 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 
-__all__ = ["warnings_on"]
-
 _PACKAGE = "agentrl"
 _TOLD_AS_INCIDENTS = ("agentrl.engines.", "agentrl.controller.cluster.")
 

@@ -19,8 +19,6 @@ from agentrl.errors import ConfigError, EnvError
 from agentrl.rollouts.turns import TurnGenerator
 from agentrl.types import Status, Turn
 
-__all__ = ["AgentProgramSpec", "ProgramDriver"]
-
 _TAIL_BYTES = 4096
 _LEAVE_S = 2.0
 _PIPE_LEFT_OPEN_S = 1.0

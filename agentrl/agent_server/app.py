@@ -24,8 +24,6 @@ from agentrl.agent_server.response_threads import ResponseThreads
 from agentrl.agent_server.stream_writer import StreamWriter
 from agentrl.rollouts.turns import TurnResult
 
-__all__ = ["make_app"]
-
 _NO_EPISODE = ("none", "empty")
 """API keys of a request without an episode, since OpenAI's clients need some key."""
 

@@ -12,8 +12,6 @@ from agentrl.errors import EnvError
 from agentrl.rollouts.turns import TurnGenerator
 from agentrl.types import Status
 
-__all__ = ["ServedDriver"]
-
 
 class ServedDriver:
     """Opens an episode on its host's endpoint and waits for its end.

@@ -23,8 +23,6 @@ from agentrl.rollouts.turns import TurnGenerator, TurnRequest, TurnResult
 from agentrl.tools.parsers import PlainParser
 from agentrl.types import Message, SamplingParams, Status, ToolCall
 
-__all__ = ["ServedEpisode"]
-
 
 class ServedEpisode:
     """Generates turns for an agent's requests, and keeps the rewards that the agent reports.

@@ -16,8 +16,6 @@ from agentrl.agent_server.api.constraints import AnswerConstraints
 from agentrl.rollouts.builder import SequenceState
 from agentrl.types import Message, ToolCall, ToolSpec
 
-__all__ = ["HistoryEntry", "HistoryIndex"]
-
 
 @dataclass(slots=True, eq=False)
 class HistoryEntry:

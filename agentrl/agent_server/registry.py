@@ -10,8 +10,6 @@ from agentrl.agent_server.stream_writer import StreamWriter
 from agentrl.engines.base import RolloutEngine
 from agentrl.rollouts.turns import TurnResult
 
-__all__ = ["EpisodeRegistry"]
-
 _MOST_ENDED = 4096
 """Ended episodes that are remembered; a client asks again within seconds."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from agentrl.agent_server.api.api_error import ApiError
 from agentrl.types import Message
 
-__all__ = ["ResponseThreads"]
-
 
 class ResponseThreads:
     """An episode's conversations by the id of their last response.

@@ -20,7 +20,6 @@ from agentrl.errors import MachineError
 if TYPE_CHECKING:
     import uvicorn
 
-__all__ = ["PolicyServer"]
 
 _CLOSE_S = 10.0
 

@@ -21,8 +21,6 @@ from agentrl.rollouts.rollout_spec import EpisodeKey
 from agentrl.rollouts.turns import TurnGenerator, TurnResult
 from agentrl.types import Task, Trajectory
 
-__all__ = ["StandaloneServer"]
-
 _LABEL = "served"
 
 

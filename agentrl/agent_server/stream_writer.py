@@ -24,8 +24,6 @@ from agentrl.rollouts.tool_calls import renumbered
 from agentrl.rollouts.turns import TurnGenerator, TurnRequest, TurnResult
 from agentrl.types import Completion, Message, concat_ids
 
-__all__ = ["StreamWriter"]
-
 
 class StreamWriter:
     """The deltas of one turn; created in the event loop that answers.

@@ -12,8 +12,6 @@ from agentrl.rollouts.builder import SequenceState, TrajectoryBuilder
 from agentrl.rollouts.turns import TurnResult
 from agentrl.types import CallRecord, Message, ToolResult
 
-__all__ = ["note_results", "note_turn"]
-
 
 def note_turn(builder: TrajectoryBuilder, turn: TurnResult, notes: Mapping[str, Any]) -> None:
     """Stores the calls of a turn, without results, and the notes that are not empty."""

@@ -25,23 +25,6 @@ from agentrl.types import SegmentKind, Stats
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = [
-    "Advantages",
-    "AlgorithmSpec",
-    "AlgorithmState",
-    "Counts",
-    "Credit",
-    "FilterResult",
-    "GroupSummary",
-    "Needs",
-    "PairInputs",
-    "PairLoss",
-    "PolicyInputs",
-    "Rewards",
-    "TokenCredit",
-    "TokenLoss",
-    "TokenStat",
-]
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]

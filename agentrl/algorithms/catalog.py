@@ -20,8 +20,6 @@ from agentrl.algorithms.settings import (
 from agentrl.errors import did_you_mean
 from agentrl.types import load_object
 
-__all__ = ["ALGORITHMS", "Entry", "make_algorithm", "settings_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Entry:

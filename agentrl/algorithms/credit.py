@@ -10,8 +10,6 @@ import numpy.typing as npt
 from agentrl.algorithms.algorithm_spec import FilterResult, GroupSummary
 from agentrl.errors import RewardError
 
-__all__ = ["finite_rewards", "group_advantages", "keep_informative_group"]
-
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 

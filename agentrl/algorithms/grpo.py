@@ -14,8 +14,6 @@ from agentrl.algorithms.reductions import reduction_of
 from agentrl.algorithms.settings import GRPOSettings
 from agentrl.types import SegmentKind
 
-__all__ = ["make_grpo"]
-
 
 def make_grpo(settings: GRPOSettings) -> AlgorithmSpec:
     """GRPO with ``settings`` (arXiv:2402.03300, arXiv:2503.14476)."""

@@ -18,15 +18,6 @@ from agentrl.algorithms.algorithm_spec import (
     TokenStat,
 )
 
-__all__ = [
-    "broadcast_to_tokens",
-    "capped_k3",
-    "clipped_policy_loss",
-    "imitation_loss",
-    "k3",
-    "truncated_importance",
-]
-
 _K1_LIMIT = 20.0
 """Nats of one token beyond which that token alone would dominate a mean."""
 

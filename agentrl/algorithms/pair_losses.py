@@ -10,8 +10,6 @@ from torch.nn.functional import logsigmoid
 
 from agentrl.algorithms.algorithm_spec import PairInputs, PairLoss, TokenStat
 
-__all__ = ["bradley_terry_loss"]
-
 
 def bradley_terry_loss(inputs: PairInputs, *, centring: float) -> PairLoss:
     """-log sigmoid(r_chosen - r_rejected - margin) (arXiv:1706.03741, sec. 2.2.3; arXiv:2203.02155,

@@ -15,8 +15,6 @@ import numpy.typing as npt
 from agentrl.algorithms.algorithm_spec import Counts
 from agentrl.algorithms.settings import Reduction
 
-__all__ = ["constant", "pair_mean", "reduction_of", "token_mean", "trajectory_mean"]
-
 F64 = npt.NDArray[np.float64]
 
 

@@ -14,8 +14,6 @@ from agentrl.algorithms.settings import RewardModelSettings
 from agentrl.algorithms.sft import keep_all
 from agentrl.types import SegmentKind
 
-__all__ = ["make_reward_model"]
-
 
 def make_reward_model(settings: RewardModelSettings) -> AlgorithmSpec:
     """A reward model with ``settings``; groups are pairs whose first trajectory is the better

@@ -10,16 +10,6 @@ from pydantic import Field, model_validator
 
 from agentrl.types.section import Count, Decay, Section, Weight
 
-__all__ = [
-    "AlgorithmSettings",
-    "GRPOSettings",
-    "LearnsFrom",
-    "Reduction",
-    "RewardModelSettings",
-    "RolloutCorrection",
-    "SFTSettings",
-]
-
 LearnsFrom: TypeAlias = Literal["rollouts", "demonstrations", "preferences"]
 """Where an algorithm's tokens come from: episodes of the policy, conversations to imitate, or pairs
 to compare.

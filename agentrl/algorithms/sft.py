@@ -18,8 +18,6 @@ from agentrl.algorithms.reductions import reduction_of
 from agentrl.algorithms.settings import SFTSettings
 from agentrl.types import SegmentKind
 
-__all__ = ["make_sft"]
-
 
 def make_sft(settings: SFTSettings) -> AlgorithmSpec:
     """Imitation with ``settings``; rewards in the data are not used."""

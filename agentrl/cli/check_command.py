@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from agentrl.config import StageConfig
     from agentrl.types import Task
 
-__all__ = ["check_command"]
 
 _NUM_ROWS = 100
 

@@ -10,8 +10,6 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-__all__ = ["doctor_command"]
-
 _PACKAGES = ("agentrl", "torch", "ray", "transformers", "tokenizers")
 
 

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from agentrl.controller.evaluator import EvalResult
     from agentrl.run.eval_file import EvaluatedTask
 
-__all__ = ["eval_command"]
-
 
 def eval_command(
     model: Path | None = None,

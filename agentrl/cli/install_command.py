@@ -7,8 +7,6 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-__all__ = ["install_command"]
-
 
 def install_command(
     what: Literal["sglang"],

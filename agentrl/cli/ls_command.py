@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from agentrl.store import TrajectorySummary
 
-__all__ = ["ls_command"]
-
 
 def ls_command(
     run: Path,

@@ -13,8 +13,6 @@ from cyclopts import App, CycloptsError
 
 from agentrl.errors import AgentRLError, ConfigError, RunInterruptedError
 
-__all__ = ["app", "main", "run"]
-
 app = App(
     name="agentrl",
     help="Train language-model agents by reinforcement learning over multi-turn tool use.",

@@ -12,8 +12,6 @@ from agentrl.errors import ConfigError
 if TYPE_CHECKING:
     from agentrl.store import TrajectorySummary
 
-__all__ = ["rollout_command"]
-
 
 def rollout_command(
     model: Path,

@@ -6,8 +6,6 @@ from pathlib import Path
 
 from agentrl.errors import ConfigError
 
-__all__ = ["serve_policy_command"]
-
 
 def serve_policy_command(
     model: Path,

@@ -7,8 +7,6 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-__all__ = ["show_command"]
-
 
 def show_command(
     run: Path,

@@ -14,8 +14,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["console", "fitted", "print_json", "print_table", "say", "shown"]
-
 _CONTROL = {code: 0x2400 + code for code in range(0x20) if code not in (0x09, 0x0A)} | {
     0x7F: 0x2421
 }

@@ -7,8 +7,6 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-__all__ = ["train_command"]
-
 
 def train_command(
     config: Path,

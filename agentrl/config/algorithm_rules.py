@@ -10,8 +10,6 @@ from agentrl.config.schema import StageConfig
 from agentrl.errors import ConfigError
 from agentrl.types.section import Fault
 
-__all__ = ["algorithm_faults"]
-
 
 def algorithm_faults(stage: StageConfig, base_dir: Path) -> Iterator[Fault]:
     """Settings of a stage that do not fit its algorithm.

@@ -15,8 +15,6 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from agentrl.config.problems import Problem
 from agentrl.types.section import Key
 
-__all__ = ["Document", "Origin", "dotted", "parse_document", "parse_value"]
-
 _TAG = "tag:yaml.org,2002:"
 _BASES = {"0b": 2, "0o": 8, "0x": 16}
 

@@ -14,8 +14,6 @@ from ruamel.yaml.representer import RoundTripRepresenter
 from agentrl.config.schema import RunConfig, StageConfig
 from agentrl.types.section import Key
 
-__all__ = ["SHARED_SECTIONS", "to_yaml"]
-
 SHARED_SECTIONS = ("run", "controller", "model", "metrics")
 """What belongs to the run and not to a stage."""
 

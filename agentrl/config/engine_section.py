@@ -17,8 +17,6 @@ from agentrl.engines.find import BUILT_IN, find_engine
 from agentrl.errors import ConfigError, did_you_mean
 from agentrl.types.section import Fault, meant, section_faults
 
-__all__ = ["engine_faults", "engine_section_faults", "stage_engine"]
-
 
 def stage_engine(stage: StageConfig, base_dir: Path) -> EngineSpec:
     """The specification of the stage's engine, with the settings of its section.

@@ -12,8 +12,6 @@ from agentrl.config.schema import RunConfig
 from agentrl.errors import AgentRLError
 from agentrl.types.section import Section, sections_within
 
-__all__ = ["naming_keys", "with_keys"]
-
 _FIELD = re.compile(r"\b([A-Z]\w+)\.([a-z]\w*)\b")
 
 

@@ -22,8 +22,6 @@ from agentrl.config.stage_merge import stage_trees
 from agentrl.errors import ConfigError
 from agentrl.types.section import Fault, Key, Section, section_faults
 
-__all__ = ["LoadedConfig", "load_config", "load_with_origins"]
-
 
 class LoadedConfig:
     """A checked configuration, and where each of its values was written."""

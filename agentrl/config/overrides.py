@@ -14,8 +14,6 @@ from agentrl.config.stage_merge import SHORT_FORMS, owner_of
 from agentrl.errors import did_you_mean
 from agentrl.types.section import Key
 
-__all__ = ["apply_overrides", "expand_short_forms"]
-
 
 def apply_overrides(
     document: Document, overrides: Sequence[str] | Mapping[str, Any]

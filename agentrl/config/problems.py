@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from agentrl.errors import ConfigError
 
-__all__ = ["Problem", "raise_problems"]
-
 
 @dataclass(frozen=True, slots=True)
 class Problem:

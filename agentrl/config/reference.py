@@ -15,8 +15,6 @@ from agentrl.algorithms import ALGORITHMS
 from agentrl.config.schema import RunConfig, StageEntry
 from agentrl.types.section import Section, plain_section, sections_within
 
-__all__ = ["settings_reference"]
-
 
 def settings_reference() -> str:
     """A table a section: key, default, meaning; then those of each algorithm, and one for a stage's

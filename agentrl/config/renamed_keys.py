@@ -15,8 +15,6 @@ from agentrl.engines.servers.section import RENAMED_VALUES
 from agentrl.engines.sglang.sglang_spec import RENAMED_KEYS
 from agentrl.types.section import Fault, Key
 
-__all__ = ["rename_keys", "with_new_name"]
-
 RENAMED: Mapping[str, str] = {  # * is any entry of eval.sets
     "algorithm.correction": "algorithm.rollout_correction.level",
     "algorithm.correction_cap": "algorithm.rollout_correction.cap",

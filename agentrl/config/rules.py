@@ -11,8 +11,6 @@ from agentrl.errors import ConfigError
 from agentrl.metrics import REWARD_MODEL_PART
 from agentrl.types.section import Fault
 
-__all__ = ["lineage_faults", "run_faults", "stage_faults"]
-
 
 def run_faults(config: RunConfig, *, trains: bool = True) -> Iterator[Fault]:
     """Rules about the run as a whole, and those that only matter where something is trained."""

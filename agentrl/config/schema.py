@@ -28,8 +28,6 @@ from agentrl.sandbox import SandboxSpec
 from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.types.section import Count, Listed, Section
 
-__all__ = ["RunConfig", "StageConfig", "StageEntry", "When"]
-
 When = Literal["always", "built"]
 
 

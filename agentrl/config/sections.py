@@ -10,24 +10,6 @@ from pydantic import Field
 
 from agentrl.types.section import Arguments, Count, Listed, Natural, Section, Weight
 
-__all__ = [
-    "CheckpointConfig",
-    "ControllerConfig",
-    "DataConfig",
-    "DebugConfig",
-    "Dtype",
-    "EnvConfig",
-    "EvalConfig",
-    "EvalSetConfig",
-    "MetricsConfig",
-    "ModelConfig",
-    "RewardConfig",
-    "RewardFunctionConfig",
-    "RewardModelConfig",
-    "RunSection",
-    "ToolConfig",
-]
-
 Dtype = Literal["float32", "bfloat16"]
 
 

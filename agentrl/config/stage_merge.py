@@ -7,8 +7,6 @@ from typing import Any, TypeAlias
 
 from agentrl.config.train_sections import AlgorithmConfig
 
-__all__ = ["SHORT_FORMS", "Tree", "merge", "owner_of", "stage_trees"]
-
 Tree: TypeAlias = dict[str, Any]
 
 # Where a text may stand for a mapping, and the key that it is short for; * is any entry of a list

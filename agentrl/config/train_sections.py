@@ -23,8 +23,6 @@ from agentrl.types.section import (
     Weight,
 )
 
-__all__ = ["AlgorithmConfig", "RolloutConfig", "TrainConfig"]
-
 
 class RolloutConfig(Section):
     """How episodes are played."""

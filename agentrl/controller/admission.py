@@ -8,8 +8,6 @@ from typing import Literal
 from agentrl.rollouts import GroupState
 from agentrl.types import TrajectoryGroup
 
-__all__ = ["Admission", "RolloutState", "StaleRule"]
-
 StaleRule = Literal["drop", "mask_tokens"]
 """What becomes of a group with tokens that are too old: it is dropped, or those of its tokens are
 not trained."""

@@ -13,8 +13,6 @@ from agentrl.training import Layout, Plan, partition_groups, repack, sample_weig
 from agentrl.training.data.partition import partition
 from agentrl.types import Batch, BatchShard
 
-__all__ = ["MiniBatch", "PlannedBatch"]
-
 Reduction = Callable[[Counts], npt.NDArray[np.float64]]
 
 

@@ -11,8 +11,6 @@ from agentrl.metrics import correctness
 from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.types import SamplingParams, Task, Trajectory
 
-__all__ = ["EvalPlan", "EvalResult", "EvalSet", "Evaluation", "Evaluator", "RolloutEvaluator"]
-
 
 @dataclass(frozen=True, slots=True)
 class EvalSet:

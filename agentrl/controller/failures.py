@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from agentrl.errors import EpisodesFailedError
 from agentrl.types import Trajectory
 
-__all__ = ["FailureBound", "FailureCause", "failure_causes"]
-
 
 @dataclass(frozen=True, slots=True)
 class FailureCause:

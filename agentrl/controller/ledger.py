@@ -18,8 +18,6 @@ from typing import IO, Literal, get_args
 
 from agentrl.errors import StoreError
 
-__all__ = ["Ledger", "LedgerState"]
-
 LedgerState = Literal[
     "running",
     "finished",

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from agentrl.controller.stage import StageRun
     from agentrl.controller.state import TrainState
 
-__all__ = ["train"]
-
 
 def train(run: StageRun) -> TrainState:
     """PPO; without a critic and a reference it is GRPO, with demonstrations it is supervised

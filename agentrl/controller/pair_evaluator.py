@@ -10,8 +10,6 @@ import numpy as np
 from agentrl.controller.scoring import SequenceScores
 from agentrl.types import TrajectoryGroup
 
-__all__ = ["PairEvaluator", "PairResult", "PairSet"]
-
 
 @dataclass(frozen=True, slots=True)
 class PairSet:

@@ -9,8 +9,6 @@ import numpy as np
 from agentrl.errors import DataError
 from agentrl.types import Task, seed_for
 
-__all__ = ["PromptSampler"]
-
 
 class PromptSampler:
     """Draw ``first_draw + d`` is position d mod n of epoch d // n.

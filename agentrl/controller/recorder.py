@@ -20,8 +20,6 @@ from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState
 from agentrl.store import Annotation, EventLog, TrajectoryWriter
 from agentrl.types import Batch, SegmentKind, Stats, Trajectory, TrajectoryGroup
 
-__all__ = ["Recorder", "StepView"]
-
 _WITH_MAX = frozenset({"mismatch/logp_abs"})
 
 

@@ -27,8 +27,6 @@ from agentrl.errors import AgentRLError, EngineError, WeightMismatchError
 from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState
 from agentrl.types import TrajectoryGroup
 
-__all__ = ["KeepGroup", "OnOutcome", "RolloutService"]
-
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.2

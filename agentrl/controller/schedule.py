@@ -17,8 +17,6 @@ from agentrl.engines import PauseMode
 from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.types import TrajectoryGroup
 
-__all__ = ["DemonstrationSchedule", "OffPolicyConfig", "Schedule"]
-
 
 @dataclass(frozen=True, slots=True)
 class OffPolicyConfig:

@@ -17,8 +17,6 @@ from agentrl.training import Layout, ModelInfo, RewardModel, shards
 from agentrl.training.data.partition import partition
 from agentrl.types import Batch, Status, Trajectory, TrajectoryGroup
 
-__all__ = ["RewardScorer", "SequenceScores"]
-
 
 class SequenceScores:
     """Scores of trajectories by a reward model, each read at the end of its last sequence.

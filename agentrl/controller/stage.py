@@ -37,8 +37,6 @@ from agentrl.store.atomic import replacing_folder
 from agentrl.training import Actor, LearningRole, Reference
 from agentrl.types import SegmentKind, Stats, TrajectoryGroup, seed_for
 
-__all__ = ["WITHOUT_SIGNAL", "StageRun", "StageSettings"]
-
 _PASSES: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("old_logprobs", "actor", Actor.logprobs),  # the policy's own, before the first update
     ("reference", "reference", Reference.logprobs),

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 
 from agentrl.errors import RunInterruptedError
 
-__all__ = ["StopRequest"]
-
 
 class StopRequest:
     """Set once, by a signal's handler or another thread; looked at by the loop wherever it waits.

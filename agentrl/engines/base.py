@@ -18,26 +18,6 @@ from agentrl.types.section import Section
 if TYPE_CHECKING:
     import torch
 
-__all__ = [
-    "EngineControl",
-    "EngineHealth",
-    "EngineLayout",
-    "EngineNotice",
-    "EnginePlace",
-    "EnginePlan",
-    "EngineSpec",
-    "EngineState",
-    "EngineTraits",
-    "HostedEngine",
-    "MessageEngine",
-    "PauseMode",
-    "RolloutEngine",
-    "ServedDtype",
-    "Tag",
-    "Transport",
-    "UpdateSession",
-    "WeightSender",
-]
 
 PauseMode: TypeAlias = Literal["drain", "retract", "in_place"]
 Tag: TypeAlias = Literal["weights", "kv_cache", "graphs"]

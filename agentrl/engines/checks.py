@@ -15,8 +15,6 @@ from agentrl.engines.base import EnginePlace, EngineSpec, EngineTraits, WeightSe
 from agentrl.errors import ConfigError, EngineError
 from agentrl.types import Completion, EngineInfo, GenerateRequest, SamplingParams, concat_ids
 
-__all__ = ["check_engine", "check_request", "first_outside"]
-
 T = TypeVar("T")
 
 _METHODS = (

@@ -11,8 +11,6 @@ from agentrl.engines.base import EngineSpec
 from agentrl.errors import ConfigError
 from agentrl.types.user_code.load import load_object
 
-__all__ = ["BUILT_IN", "find_engine"]
-
 BUILT_IN: Mapping[str, str] = {
     "openai": "agentrl.engines.openai_spec:OpenAIEngineSpec",
     "sglang": "agentrl.engines.sglang.sglang_spec:SGLangEngineSpec",

@@ -16,8 +16,6 @@ from agentrl.engines.base import EngineState, PauseMode, Tag
 from agentrl.errors import EngineError
 from agentrl.types.clock import PausableClock
 
-__all__ = ["EngineLife"]
-
 
 class EngineLife:
     """State of an engine, and the moves that its owner may make.

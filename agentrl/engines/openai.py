@@ -21,8 +21,6 @@ from agentrl.types import (
     TokenUsage,
 )
 
-__all__ = ["OpenAIEngine"]
-
 
 class OpenAIEngine:
     """``RolloutEngine`` that takes ``GenerateRequest.messages`` and gives a message: no ids, no

@@ -14,8 +14,6 @@ from agentrl.errors import ConfigError
 from agentrl.llm import ChatServerSpec
 from agentrl.types.user_code.load import load_object
 
-__all__ = ["OpenAIEngineSpec"]
-
 
 class OpenAIEngineSpec(EngineSpec):
     """An OpenAI-compatible server (``rollout.engine: openai``), never trained: the fields of

@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from agentrl.engines.base import ServedDtype
 
-__all__ = ["PROBE_TOLERANCE", "probe_distance", "probe_ids"]
-
 PROBE_TOLERANCE: Mapping[ServedDtype, float] = {"float32": 5e-3, "bfloat16": 0.2}
 """Largest mean difference of a token's logprob, in nats, that rounding explains; by served
 dtype.

@@ -28,7 +28,6 @@ from agentrl.types.checksum import tensor_checksum
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Script", "ScriptedEngine", "ScriptedUpdateSession"]
 
 Script: TypeAlias = (
     Callable[[GenerateRequest], Sequence[int]]

@@ -19,14 +19,6 @@ from agentrl.errors import DataError
 from agentrl.store.atomic import replacing_folder
 from agentrl.types.checksum import tensor_checksum
 
-__all__ = [
-    "WeightArray",
-    "array_checksum",
-    "open_weights",
-    "tensor_shapes",
-    "write_weights",
-]
-
 _CODES: Mapping[ServedDtype, str] = {"float32": "F32", "bfloat16": "BF16"}
 _BITS: Mapping[ServedDtype, type[np.unsignedinteger[Any]]] = {
     "float32": np.uint32,

@@ -17,8 +17,6 @@ from agentrl.errors import AgentRLError, EnvError
 from agentrl.tools import BoundedThreads
 from agentrl.types import Action, Observation, StepResult
 
-__all__ = ["ENV_THREADS", "AsyncEnv", "build_env", "call_env"]
-
 ENV_THREADS = BoundedThreads(32, "agentrl-env")
 """The threads of every environment with synchronous methods in this process."""
 

@@ -17,8 +17,6 @@ from agentrl.envs.env_spec import EnvSpec
 from agentrl.errors import EnvError
 from agentrl.types import Action, CallProblem, Observation, StepResult, Task, ToolCall
 
-__all__ = ["check_env", "env_findings"]
-
 _MAX_STEPS = 8
 
 

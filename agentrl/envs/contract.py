@@ -12,8 +12,6 @@ from typing import Any
 from agentrl.errors import DataError
 from agentrl.types import CallRecord, Observation, StepResult, ToolSpec, with_images
 
-__all__ = ["Finding", "observation_findings", "step_findings"]
-
 _ROLES = ("system", "user", "assistant", "tool")
 
 

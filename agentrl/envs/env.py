@@ -8,8 +8,6 @@ from typing import Any
 
 from agentrl.types import Action, Observation, StepResult
 
-__all__ = ["Env"]
-
 
 class Env(ABC):
     """The world of one episode. It acts on parsed messages, never on tokens, and owns its tools and

@@ -12,8 +12,6 @@ from agentrl.errors import AgentRLError, EnvError
 from agentrl.sandbox import SandboxPool, SandboxSpec
 from agentrl.types import Task, load_object
 
-__all__ = ["EnvSpec"]
-
 
 @dataclass(frozen=True)
 class EnvSpec:

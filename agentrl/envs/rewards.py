@@ -8,8 +8,6 @@ from decimal import Decimal, InvalidOperation
 from agentrl.envs.view import EpisodeView
 from agentrl.errors import RewardError
 
-__all__ = ["exact_answer", "stated_answer"]
-
 _LABEL = re.compile(r"\banswer\s*(?:is|:|=)\s*:?\s*(.+)", re.IGNORECASE)
 _NUMBER = re.compile(r"(?:(?<!\d)[-+])?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:[eE][-+]?\d+)?")
 _EDGES = " \t\r\n.,;:!?\"'`*_$()[]{}<>"

@@ -16,8 +16,6 @@ from agentrl.envs.view import EpisodeView
 from agentrl.errors import ConfigError, RewardError
 from agentrl.types import place_of_object, raised_at
 
-__all__ = ["RewardFn", "Rubric"]
-
 logger = logging.getLogger(__name__)
 
 RewardFn = Callable[[EpisodeView], float | Awaitable[float]]

@@ -24,8 +24,6 @@ from agentrl.tools import (
 )
 from agentrl.types import Action, CallRecord, Message, Observation, StepResult, Task, seed_for
 
-__all__ = ["ToolEnv"]
-
 _MADE_BY_INIT = frozenset(
     {
         "task",

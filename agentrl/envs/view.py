@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from agentrl.envs.env import Env
 from agentrl.types import Message, Status, Task, Turn
 
-__all__ = ["EpisodeView"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpisodeView:

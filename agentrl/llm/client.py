@@ -28,7 +28,6 @@ from agentrl.types import Message, ToolSpec
 if TYPE_CHECKING:
     import openai
 
-__all__ = ["ChatAnswer", "ChatClient", "ChatUsage"]
 
 logger = logging.getLogger(__name__)
 

@@ -14,16 +14,6 @@ from typing import Any
 from agentrl.llm.wire import WireFault, from_wire, to_wire, tool_from_wire
 from agentrl.types import Message, ToolSpec
 
-__all__ = [
-    "call_item",
-    "from_items",
-    "message_item",
-    "reasoning_item",
-    "text_part",
-    "to_items",
-    "tool_from_item",
-]
-
 _TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 
 

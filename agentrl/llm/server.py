@@ -8,8 +8,6 @@ from urllib.parse import urlsplit
 
 from agentrl.errors import ConfigError
 
-__all__ = ["ChatServerSpec"]
-
 _DEFAULT_KEY = "OPENAI_API_KEY"
 
 

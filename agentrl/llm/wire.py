@@ -15,15 +15,6 @@ from typing import Any, cast
 from agentrl.errors import DataError
 from agentrl.types import Image, Message, ToolSpec, with_images
 
-__all__ = [
-    "CONTEXT_EXCEEDED",
-    "WireFault",
-    "from_wire",
-    "stored_message",
-    "to_wire",
-    "tool_from_wire",
-]
-
 CONTEXT_EXCEEDED = "context_length_exceeded"
 """The error's name where a conversation is too long for the model."""
 

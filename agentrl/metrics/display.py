@@ -17,17 +17,6 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-__all__ = [
-    "PAIR_COLUMNS",
-    "RL_COLUMNS",
-    "SFT_COLUMNS",
-    "Column",
-    "ResultRow",
-    "StepDisplay",
-    "format_duration",
-    "result_rows",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Column:

@@ -16,15 +16,6 @@ from statistics import NormalDist
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "Estimate",
-    "TaskScores",
-    "evaluation_report",
-    "interval",
-    "maj_at_k",
-    "pass_at_k",
-]
-
 F64 = npt.NDArray[np.float64]
 
 ALL_SOURCES = "all"

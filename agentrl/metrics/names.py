@@ -10,8 +10,6 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
-__all__ = ["NAMES", "REWARD_MODEL_PART", "VERL_NAMES", "describe", "with_verl_names"]
-
 REWARD_MODEL_PART = "reward_model"
 """The part of a reward that is a reward model's score."""
 

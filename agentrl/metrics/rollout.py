@@ -13,8 +13,6 @@ import numpy as np
 
 from agentrl.types import CallRecord, Segment, Trajectory, TrajectoryGroup
 
-__all__ = ["correctness", "no_signal", "rollout_metrics"]
-
 CORRECT = "correct"
 """The rubric's part that scores the answer, from 0 to 1."""
 

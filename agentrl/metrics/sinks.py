@@ -11,8 +11,6 @@ from typing import Any, Protocol
 from agentrl.errors import MachineError
 from agentrl.metrics.names import with_verl_names
 
-__all__ = ["JsonlSink", "LineWriter", "Sink", "Sinks", "TensorBoardSink"]
-
 
 class Sink(Protocol):
     """Receives the metrics of a step."""

@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["PhaseTimer", "tokens_per_s"]
-
 
 class PhaseTimer:
     """Sums wall-clock seconds by phase; its methods may be called from any thread.

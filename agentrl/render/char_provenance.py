@@ -16,8 +16,6 @@ from typing import Any
 from agentrl.errors import DataError
 from agentrl.render.encode import Piece, Source
 
-__all__ = ["Provenance"]
-
 # Private use, plane 16; in a text, they are quoted like the text of an added token.
 _QUOTE = "\U0010fff0"
 _BEGIN = "\U0010fff1"

@@ -8,8 +8,6 @@ from typing import Any
 
 from agentrl.errors import DataError
 
-__all__ = ["ChatTemplate", "check_same_ids"]
-
 
 @dataclass(frozen=True)
 class ChatTemplate:

@@ -14,8 +14,6 @@ import numpy.typing as npt
 
 from agentrl.errors import DataError
 
-__all__ = ["Piece", "PieceEncoder", "Source"]
-
 _CACHED_TEXTS = 4096
 _CACHED_CHARACTERS = 4096  # of the longest text in a cache
 

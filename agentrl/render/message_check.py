@@ -8,8 +8,6 @@ from typing import Any
 from agentrl.errors import DataError
 from agentrl.types import Message
 
-__all__ = ["call_arguments", "text_content"]
-
 
 def text_content(message: Message) -> str:
     """The content of a message of text alone.

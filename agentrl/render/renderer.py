@@ -10,8 +10,6 @@ import numpy.typing as npt
 
 from agentrl.types import Message, Segment, ToolSpec
 
-__all__ = ["Renderer"]
-
 
 class Renderer(Protocol):
     """Converts messages to token segments, and never re-encodes the model's own text.

@@ -22,8 +22,6 @@ from agentrl.render.families.template_check import checked_renderer
 from agentrl.render.renderer import Renderer
 from agentrl.render.vision import Vision, read_vision
 
-__all__ = ["RendererSpec"]
-
 _FAMILIES = (LLAMA, DEEPSEEK, GLM, GPTOSS, GENERIC)
 _NAMES = ("chatml", *(family.name for family in _FAMILIES))
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")

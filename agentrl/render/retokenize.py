@@ -15,8 +15,6 @@ from agentrl.errors import DataError
 from agentrl.render import Renderer
 from agentrl.types import Message, ToolSpec, Turn, concat_ids
 
-__all__ = ["changed_tokens", "retok_frac", "template_frac"]
-
 
 def changed_tokens(recorded: npt.NDArray[np.int32], reencoded: npt.NDArray[np.int32]) -> int:
     """The number of ``recorded`` ids between the common prefix and suffix; at least 1 if they

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from agentrl.render.families.chatml import TOOLS_HEAD, TOOLS_TAIL
 
-__all__ = ["CHATML_TEMPLATE"]
-
 
 def _quoted(text: str) -> str:
     """A Jinja string literal."""

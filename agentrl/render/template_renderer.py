@@ -22,8 +22,6 @@ from agentrl.render.vision import Vision, shown_images
 from agentrl.render.vocabulary import context_segments
 from agentrl.types import Message, Segment, SegmentKind, ToolSpec, images_in
 
-__all__ = ["TemplateRenderer"]
-
 _OPEN_THINKING = "<think>"
 _CLOSE_THINKING = "</think>"
 

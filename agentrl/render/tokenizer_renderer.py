@@ -13,8 +13,6 @@ from agentrl.render.vision import Vision, shown_images
 from agentrl.render.vocabulary import Vocabulary
 from agentrl.types import MediaSpan, Message
 
-__all__ = ["TokenizerRenderer"]
-
 
 class TokenizerRenderer:
     """The base of every ``Renderer``.

@@ -14,15 +14,6 @@ import numpy.typing as npt
 from agentrl.errors import DataError
 from agentrl.types import Image, MediaSpan, Message, images_in
 
-__all__ = [
-    "IMAGE_TEXT",
-    "Vision",
-    "load_image_processor",
-    "read_vision",
-    "sees_images",
-    "shown_images",
-]
-
 IMAGE_TEXT = "<|vision_start|><|image_pad|><|vision_end|>"
 """The text for one image in the templates of Qwen's vision models."""
 

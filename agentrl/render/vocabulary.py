@@ -13,8 +13,6 @@ import numpy.typing as npt
 
 from agentrl.types import MediaSpan, Segment, SegmentKind, frozen_ints
 
-__all__ = ["Vocabulary", "context_segments"]
-
 _CACHED_TEXTS = 4096
 _CACHED_CHARACTERS = 4096  # of the longest text in a cache
 _CACHED_IDS = 16  # such as the end of a prompt, which is the same for every turn

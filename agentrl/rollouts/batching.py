@@ -21,8 +21,6 @@ from agentrl.types import (
     concat_ids,
 )
 
-__all__ = ["POLICY_ONLY", "make_batch", "turns_of"]
-
 POLICY_ONLY: AbstractSet[SegmentKind] = frozenset({SegmentKind.POLICY})
 
 

@@ -28,8 +28,6 @@ from agentrl.types import (
     images_in,
 )
 
-__all__ = ["SequenceState", "TrajectoryBuilder"]
-
 _as_json = json.JSONEncoder(sort_keys=True, default=str).encode
 
 

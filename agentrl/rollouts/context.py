@@ -14,8 +14,6 @@ from agentrl.rollouts.rollout_spec import RolloutSpec
 from agentrl.sandbox import SandboxPool
 from agentrl.tools.parsers import ToolCallParser
 
-__all__ = ["EpisodeContext", "HostService", "PhaseSemaphores"]
-
 
 class HostService(Protocol):
     """A service that the drivers of one host share, such as the endpoint of agent programs."""

@@ -14,8 +14,6 @@ from types import TracebackType
 
 from agentrl.types.clock import PausableClock, PausableTimeout, counted_by
 
-__all__ = ["Deadlines", "LimitSpentError", "StragglerCancel", "within"]
-
 
 class LimitSpentError(Exception):
     """A deadline of the episode or turn has passed; its text is the reason of the truncation."""

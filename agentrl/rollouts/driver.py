@@ -12,8 +12,6 @@ from typing import Any, Protocol
 from agentrl.envs import Env
 from agentrl.types import Status
 
-__all__ = ["DriverSpec", "EpisodeDriver"]
-
 
 class EpisodeDriver(Protocol):
     """Plays one episode with the turns of one ``TurnGenerator``.

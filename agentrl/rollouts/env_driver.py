@@ -15,8 +15,6 @@ from agentrl.rollouts.tool_calls import num_bad_turns
 from agentrl.rollouts.turns import TurnGenerator, TurnResult
 from agentrl.types import Message, Observation, Status, StepResult, ToolSpec, seed_for, with_images
 
-__all__ = ["EnvDriver"]
-
 
 class EnvDriver:
     """Alternates observation, turn and action until the environment or a limit ends the episode.

@@ -20,8 +20,6 @@ from agentrl.rollouts.snapshots import EpisodeState, NotResumable, StateSlot
 from agentrl.rollouts.turns import TurnGenerator
 from agentrl.types import SamplingParams, Status, Task, Trajectory, raised_at, users_traceback
 
-__all__ = ["run_episode"]
-
 _DEADLINES = frozenset({"episode_timeout", "turn_timeout"})
 
 

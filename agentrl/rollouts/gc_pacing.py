@@ -7,8 +7,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["paced_collector"]
-
 _THRESHOLDS = (50_000, 20, 100)
 # Guards ``_usual`` and the collector's settings; taken on entry and exit, from any thread.
 _lock = threading.Lock()

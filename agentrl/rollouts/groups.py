@@ -11,8 +11,6 @@ from agentrl.rollouts.snapshots import GroupState, NotResumable, StateSlot
 from agentrl.sandbox import PoolCounts
 from agentrl.types import Purpose, SamplingParams, Status, Task, Trajectory, TrajectoryGroup
 
-__all__ = ["GroupInFlight", "GroupOutcome", "GroupRequest", "cancelled_outcome"]
-
 
 @dataclass(frozen=True, slots=True)
 class GroupRequest:

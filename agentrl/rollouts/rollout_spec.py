@@ -10,15 +10,6 @@ from agentrl.render import Renderer
 from agentrl.rollouts.driver import DriverSpec
 from agentrl.types import Purpose, SamplingParams
 
-__all__ = [
-    "EpisodeKey",
-    "EpisodeLimits",
-    "RendererFactory",
-    "RolloutSpec",
-    "RubricFactory",
-    "StagePermits",
-]
-
 
 class RubricFactory(Protocol):
     """Builds a Rubric in the process that hosts the episodes."""

@@ -28,8 +28,6 @@ from agentrl.tools import TOOL_THREADS
 from agentrl.tools.parsers import parser_for
 from agentrl.types import Trajectory, TrajectoryGroup
 
-__all__ = ["EpisodeRunner"]
-
 logger = logging.getLogger(__name__)
 
 _CLOSE_DEADLINE_S = 30.0

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from agentrl.rollouts.builder import SequenceState
 from agentrl.types import StepResult, ToolSpec, Trajectory, Turn
 
-__all__ = ["EpisodeState", "GroupState", "NotResumable", "StateSlot"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpisodeState:

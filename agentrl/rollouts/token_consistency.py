@@ -15,8 +15,6 @@ from agentrl.engines.checks import first_outside
 from agentrl.errors import TokenMismatchError
 from agentrl.types import Completion, GenerateRequest, SegmentKind
 
-__all__ = ["assert_extends_context", "assert_token_consistency"]
-
 
 def assert_token_consistency(
     request: GenerateRequest, completion: Completion, vocab_size: int

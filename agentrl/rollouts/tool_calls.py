@@ -7,8 +7,6 @@ from dataclasses import replace
 
 from agentrl.types import CallProblem, ParsedMessage, ToolCall, Turn
 
-__all__ = ["bounded", "num_bad_turns", "renumbered"]
-
 
 def bounded(parsed: ParsedMessage, most: int) -> ParsedMessage:
     """The first ``most`` calls and problems of a message, in the order written.

@@ -40,8 +40,6 @@ from agentrl.types import (
     seed_for,
 )
 
-__all__ = ["TurnGenerator", "TurnRequest", "TurnResult"]
-
 OnTokens: TypeAlias = Callable[[npt.NDArray[np.int32], npt.NDArray[np.float32]], None]
 
 _PROMPT_END = 16

@@ -22,18 +22,6 @@ from agentrl.tools import Tool, ToolFactory, ToolReference, close_tools, resolve
 from agentrl.training import RewardModelSpec
 from agentrl.types import SamplingParams, load_object
 
-__all__ = [
-    "LiveObjects",
-    "RubricSpec",
-    "env_spec",
-    "eval_plan",
-    "player_spec",
-    "renderer_spec",
-    "reward_model_folder",
-    "rollout_spec",
-    "scorer_spec",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class LiveObjects:

@@ -12,8 +12,6 @@ from agentrl.controller.cluster.rollout_pool import RolloutWorkerSpec
 from agentrl.engines import EnginePlace, EnginePlan
 from agentrl.run.build import LiveObjects, rollout_spec
 
-__all__ = ["chat_rollouts"]
-
 
 def chat_rollouts(stage: StageConfig, live: LiveObjects, base_dir: Path) -> EpisodeHost:
     """A pool that plays a stage's groups on its server.

@@ -28,8 +28,6 @@ from agentrl.store import (
 )
 from agentrl.types import Task
 
-__all__ = ["collect"]
-
 _SEAL_EVERY = 256
 """Episodes between two shards."""
 _STEP = 0

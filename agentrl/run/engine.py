@@ -17,8 +17,6 @@ from agentrl.run.build import renderer_spec
 from agentrl.run.install.sglang_env import default_python
 from agentrl.store import RunDirectory
 
-__all__ = ["engine_plan", "plays_by_messages"]
-
 _LONGEST_WAIT_S = 60.0
 """Of a request for an engine to come back; after that its episode is tried again as a whole."""
 

@@ -26,15 +26,6 @@ from agentrl.store import TokenArrays, decode_trajectory, encode_trajectory, rep
 from agentrl.store.json_text import from_json, to_json
 from agentrl.types import Message, Status, Task, Trajectory, Turn
 
-__all__ = [
-    "EvaluatedTask",
-    "evaluated_tasks",
-    "read_eval_file",
-    "rescored",
-    "task_scores",
-    "write_eval_file",
-]
-
 _NO_TOKENS = TokenArrays(
     token_ids=np.zeros(0, np.int32),
     logprobs=np.zeros(0, np.float32),

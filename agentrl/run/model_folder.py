@@ -13,8 +13,6 @@ from typing import Any
 
 from agentrl.errors import DataError
 
-__all__ = ["cached_model", "given_model", "pinned", "with_commit"]
-
 _HUB_NAME = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.ASCII)
 _WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model")
 _UNWANTED = ("*/*", "consolidated*")  # other formats of the same weights

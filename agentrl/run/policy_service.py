@@ -24,8 +24,6 @@ from agentrl.store import RunDirectory, TrajectoryWriter, write_text
 from agentrl.tools.parsers import parser_for
 from agentrl.types import Trajectory
 
-__all__ = ["serve_policy"]
-
 
 def serve_policy(
     model: Path,

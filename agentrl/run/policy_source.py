@@ -14,8 +14,6 @@ from agentrl.run.engine import plays_by_messages
 from agentrl.run.model_folder import given_model
 from agentrl.store import RunDirectory
 
-__all__ = ["named_policy", "played_stage", "policy_folder", "stage_alone"]
-
 
 def named_policy(
     named: Path, config: str | None, overrides: Sequence[str], *, command: str

@@ -25,8 +25,6 @@ from agentrl.types import (
     Trajectory,
 )
 
-__all__ = ["Rehearsed", "rehearse"]
-
 _MAX_TURNS = 32
 _UNKNOWN = ToolCall("call_0", "no_such_tool_agentrl_check", {"x": 1})
 

@@ -24,15 +24,6 @@ from agentrl.store import RunDirectory, keep_lines, write_text
 from agentrl.store.atomic import replacing_folder
 from agentrl.types import load_object
 
-__all__ = [
-    "data_hashes",
-    "last_manifest",
-    "make_directory",
-    "roll_back",
-    "start_model",
-    "whole_stages",
-]
-
 
 def make_directory(
     config: RunConfig,

@@ -35,15 +35,6 @@ from agentrl.training.data.demonstrations import demonstration_group
 from agentrl.training.data.preferences import preference_group
 from agentrl.types import Task, TrajectoryGroup
 
-__all__ = [
-    "conversations",
-    "held_out_pairs",
-    "rollout_deadline_s",
-    "rollouts",
-    "score_of",
-    "sequence_scores",
-]
-
 
 def conversations(
     stage: StageConfig,

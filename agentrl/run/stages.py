@@ -60,16 +60,6 @@ from agentrl.training import (
 )
 from agentrl.types import Task, seed_for
 
-__all__ = [
-    "RunContext",
-    "StageOutcome",
-    "StageRecipe",
-    "finished_stage",
-    "role_specs",
-    "rollout_worker_spec",
-    "run_stage",
-]
-
 _COLUMNS: Mapping[LearnsFrom, tuple[Column, ...]] = {
     "rollouts": RL_COLUMNS,
     "demonstrations": SFT_COLUMNS,

@@ -68,8 +68,6 @@ from agentrl.terminal_log import warnings_on
 from agentrl.tools import Tool, ToolFactory
 from agentrl.types import Task, Trajectory
 
-__all__ = ["Summary", "Trainer"]
-
 
 @dataclass(frozen=True, slots=True)
 class Summary:

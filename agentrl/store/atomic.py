@@ -16,15 +16,6 @@ from typing import Any
 from agentrl.errors import StoreError
 from agentrl.store.write_error import write_failure
 
-__all__ = [
-    "replacing",
-    "replacing_folder",
-    "sync_folder",
-    "write_bytes",
-    "write_json",
-    "write_text",
-]
-
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:

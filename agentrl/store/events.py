@@ -10,8 +10,6 @@ from agentrl.store.jsonl import JsonlWriter
 from agentrl.store.masking import SecretMask
 from agentrl.store.run_directory import RunDirectory
 
-__all__ = ["EventLevel", "EventLog"]
-
 EventLevel = Literal["info", "warning", "error"]
 
 

@@ -18,8 +18,6 @@ import numpy as np
 
 from agentrl.types import Image
 
-__all__ = ["from_json", "to_json"]
-
 _IMAGE_FIELDS = tuple(field.name for field in fields(Image) if field.name != "data")
 _MAX_DEPTH = 64
 _MAX_REPR = 1000

@@ -18,8 +18,6 @@ from agentrl.store.json_text import from_json, to_json
 from agentrl.store.masking import SecretMask
 from agentrl.store.write_error import write_failure
 
-__all__ = ["JsonlWriter", "keep_lines", "read_jsonl", "write_all"]
-
 
 class JsonlWriter:
     """Appends objects to a file; safe to use from several threads.

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from agentrl.errors import StoreError
 
-__all__ = ["hold_name"]
-
 
 def hold_name(path: Path) -> int:
     """Hold a lock file until the returned descriptor is closed or the process dies.

@@ -20,8 +20,6 @@ from agentrl.errors import StoreError
 from agentrl.store.jsonl import JsonlWriter
 from agentrl.store.masking import SecretMask
 
-__all__ = ["LogFile", "logging_to"]
-
 _PACKAGE = "agentrl"
 _OWN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime"}
 """Attributes that every record has; the others were passed as ``extra``."""

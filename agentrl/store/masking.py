@@ -11,8 +11,6 @@ import os
 import re
 from collections.abc import Mapping
 
-__all__ = ["SecretMask", "mask_secrets"]
-
 _SECRET_NAME = re.compile(
     r"(^|_)(API_?KEY|KEY|KEY_ID|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE
 )

@@ -14,8 +14,6 @@ from agentrl.errors import ConfigError, StoreError
 from agentrl.store.atomic import write_bytes, write_json
 from agentrl.store.json_text import from_json
 
-__all__ = ["FORMAT", "RunDirectory"]
-
 FORMAT = 1
 """The layout's version, in ``run.json``; it grows when a reader of the old one would misread the
 new one.

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from agentrl.errors import DiskFullError, StoreError
 
-__all__ = ["write_failure"]
-
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _ALMOST_NOTHING = 2**16
 """Bytes that are left where a file did not fit, below its file system's blocks and reserve."""

@@ -22,8 +22,6 @@ from agentrl.tools.threads import TOOL_THREADS
 from agentrl.tools.validate import schema_validator
 from agentrl.types import Image, ToolSpec
 
-__all__ = ["FunctionTool", "InvalidArgumentsError", "Tool", "find_tool", "object_in_module"]
-
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 

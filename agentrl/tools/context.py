@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from agentrl.sandbox import Sandbox
 from agentrl.types import ToolErrorKind
 
-__all__ = ["ToolContext", "ToolOutput"]
-
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:

@@ -12,8 +12,6 @@ from agentrl.tools.base import FunctionTool
 from agentrl.tools.factory import ToolFactory, ToolOfClass
 from agentrl.tools.signature import read_signature
 
-__all__ = ["tool"]
-
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 

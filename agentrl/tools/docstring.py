@@ -7,8 +7,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["read_docstring"]
-
 _SECTION = re.compile(r"^(Args|Arguments|Parameters|Returns|Yields|Raises|Examples?|Notes?):\s*$")
 _ENTRY = re.compile(r"^\*{0,2}(\w+)\s*(?:\([^)]*\))?:\s*(.*)$")
 

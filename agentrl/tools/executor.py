@@ -27,8 +27,6 @@ from agentrl.types import (
     seed_for,
 )
 
-__all__ = ["ToolExecutor"]
-
 _NUMBERED = re.compile(r"call_(\d+)")
 _CANCEL_GRACE_S = 5.0
 _LONGEST_NAME = 64

@@ -11,8 +11,6 @@ from agentrl.errors import ToolError
 from agentrl.tools.base import FunctionTool, Tool, find_tool, object_in_module
 from agentrl.types import place_of_object
 
-__all__ = ["ToolFactory", "ToolOfClass"]
-
 
 @dataclass(frozen=True)
 class ToolOfClass:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["clip_text", "valid_text"]
-
 
 def valid_text(content: str | bytes) -> str:
     """``content`` as text that UTF-8 can carry; what is no character becomes U+FFFD."""

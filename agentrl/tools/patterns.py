@@ -20,8 +20,6 @@ from jsonschema.validators import extend
 
 from agentrl.errors import ToolError
 
-__all__ = ["BoundedValidator", "SlowPatternError", "check_pattern", "pattern_budget"]
-
 _ENDS_AT: contextvars.ContextVar[float] = contextvars.ContextVar("_ENDS_AT", default=float("inf"))
 _LEAST_S = 0.001
 

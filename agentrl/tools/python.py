@@ -12,8 +12,6 @@ from agentrl.tools.context import ToolContext, ToolOutput
 from agentrl.tools.signature import closed_schema
 from agentrl.types import ToolErrorKind, ToolSpec
 
-__all__ = ["PythonTool"]
-
 _KINDS: Mapping[str, ToolErrorKind] = {"timeout": "timeout", "output_limit": "output_limit"}
 _LOST = "Note: variables of earlier calls are lost; the interpreter was started afresh."
 _NO_OUTPUT = "(no output; print what you want to see)"

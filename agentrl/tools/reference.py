@@ -17,8 +17,6 @@ from agentrl.tools.python import PythonTool
 from agentrl.tools.search import SearchTool, load_index
 from agentrl.types import load_object, place_of_object
 
-__all__ = ["ToolReference", "resolve_tools"]
-
 
 @dataclass(frozen=True)
 class ToolReference:

@@ -18,8 +18,6 @@ from agentrl.tools.signature import closed_schema
 from agentrl.tools.threads import TOOL_THREADS
 from agentrl.types import ToolSpec, load_object
 
-__all__ = ["Document", "Hit", "SearchIndex", "SearchTool", "load_index"]
-
 _WORD = re.compile(r"\w+")
 
 

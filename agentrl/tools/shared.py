@@ -11,8 +11,6 @@ from collections.abc import Iterable
 
 from agentrl.tools.base import Tool
 
-__all__ = ["close_shared_tools", "close_tools", "share"]
-
 logger = logging.getLogger(__name__)
 _lock = threading.Lock()  # guards _shared: episodes share tools on any thread
 _shared: weakref.WeakValueDictionary[int, Tool] = weakref.WeakValueDictionary()

@@ -16,8 +16,6 @@ from agentrl.errors import ToolError, did_you_mean
 from agentrl.tools.context import ToolContext
 from agentrl.tools.docstring import read_docstring
 
-__all__ = ["Signature", "closed_schema", "context_parameter", "read_signature", "typed_parameters"]
-
 _LITERAL_KEYS = ("default", "enum", "const", "examples")
 
 

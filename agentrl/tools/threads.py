@@ -21,8 +21,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-__all__ = ["TOOL_THREADS", "BoundedThreads", "DeadlineError"]
-
 R = TypeVar("R")
 
 

@@ -20,8 +20,6 @@ from agentrl.errors import ToolError, did_you_mean
 from agentrl.tools.patterns import BoundedValidator, SlowPatternError, check_pattern, pattern_budget
 from agentrl.tools.threads import BoundedThreads, DeadlineError
 
-__all__ = ["argument_faults", "found_faults", "schema_validator"]
-
 _MAX_FAULTS = 3
 _PATTERNS_S = 1.0
 _DEADLINE_S = 10.0

@@ -6,8 +6,6 @@ import os
 
 import torch
 
-__all__ = ["use_deterministic_kernels"]
-
 
 def use_deterministic_kernels() -> None:
     """Refuses kernels whose result depends on timing, and seeds torch, in this process.

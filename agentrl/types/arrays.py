@@ -7,8 +7,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BoolArray", "FloatArray", "IntArray", "frozen_floats", "frozen_ints"]
-
 IntArray: TypeAlias = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 FloatArray: TypeAlias = npt.NDArray[np.float32] | npt.NDArray[np.float64]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]

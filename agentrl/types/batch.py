@@ -11,8 +11,6 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Batch", "BatchShard"]
-
 I32 = npt.NDArray[np.int32]
 F32 = npt.NDArray[np.float32]
 

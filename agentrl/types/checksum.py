@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["tensor_checksum"]
-
 _BLOCK = 1 << 20
 
 

@@ -19,8 +19,6 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Protocol
 
-__all__ = ["Clock", "PausableClock", "PausableTimeout", "clock_paused", "counted_by"]
-
 
 class Clock(Protocol):
     """Something that can be stopped; calls nest, and may come from any thread."""

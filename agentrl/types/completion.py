@@ -13,16 +13,6 @@ from agentrl.types.image import Image
 from agentrl.types.messages import Message, ParsedMessage, ToolSpec
 from agentrl.types.segment import MediaSpan, Segment
 
-__all__ = [
-    "Completion",
-    "EngineInfo",
-    "FinishReason",
-    "GenerateRequest",
-    "SamplingParams",
-    "StaleKV",
-    "TokenUsage",
-]
-
 FinishReason = Literal["stop", "length", "abort"]
 StaleKV = Literal["never", "within_call", "always"]
 

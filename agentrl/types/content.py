@@ -15,8 +15,6 @@ from agentrl.errors import DataError
 from agentrl.types.image import Image
 from agentrl.types.messages import Message
 
-__all__ = ["content_text", "images_in", "with_images"]
-
 
 def with_images(
     messages: Iterable[Message], named: Mapping[str, object] | None = None

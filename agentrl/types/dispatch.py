@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
 
-__all__ = ["Collect", "Dispatch", "Registration", "register", "registration"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

@@ -9,8 +9,6 @@ from typing import Any
 from agentrl.types.completion import FinishReason
 from agentrl.types.messages import CallProblem, CallRecord, Message, ToolCall, ToolSpec
 
-__all__ = ["Action", "Observation", "StepResult", "Task"]
-
 
 @dataclass(frozen=True, slots=True)
 class Task:

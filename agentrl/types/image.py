@@ -15,8 +15,6 @@ from typing import Any
 
 from agentrl.errors import DataError
 
-__all__ = ["Image"]
-
 _MEDIA_TYPES = {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp"}
 _MODES = ("RGB", "L")
 _ORIENTATION = 0x0112  # of EXIF

@@ -8,18 +8,6 @@ from typing import Any, Literal, Required, TypedDict
 
 from agentrl.types.image import Image
 
-__all__ = [
-    "CallProblem",
-    "CallRecord",
-    "Message",
-    "ParsedMessage",
-    "ProblemKind",
-    "ToolCall",
-    "ToolErrorKind",
-    "ToolResult",
-    "ToolSpec",
-]
-
 ProblemKind = Literal[
     "malformed_json", "missing_name", "bad_arguments", "unclosed", "second_call", "too_many"
 ]

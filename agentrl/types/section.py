@@ -20,27 +20,6 @@ from pydantic_core import ErrorDetails
 
 from agentrl.errors import AgentRLError, ConfigError, did_you_mean, nearest
 
-__all__ = [
-    "Arguments",
-    "Count",
-    "Decay",
-    "Fault",
-    "Fraction",
-    "Key",
-    "Listed",
-    "Natural",
-    "Positive",
-    "Seconds",
-    "Section",
-    "Weight",
-    "Words",
-    "entry_section",
-    "meant",
-    "plain_section",
-    "section_faults",
-    "sections_within",
-]
-
 T = TypeVar("T")
 
 

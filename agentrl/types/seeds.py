@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 
-__all__ = ["seed_for"]
-
 
 def seed_for(root: int, purpose: str, *keys: int | str) -> int:
     """A 64-bit seed for ``purpose`` and ``keys`` under ``root``.

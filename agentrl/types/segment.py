@@ -12,8 +12,6 @@ import numpy.typing as npt
 
 from agentrl.types.arrays import frozen_floats, frozen_ints
 
-__all__ = ["MediaSpan", "Segment", "SegmentKind", "concat_ids", "concat_media"]
-
 _NO_SIDE: Mapping[str, npt.NDArray[np.generic]] = MappingProxyType({})
 _NO_IDS = frozen_ints(np.zeros(0, dtype=np.int32))
 

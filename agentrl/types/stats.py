@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-__all__ = ["Stat", "Stats"]
-
 
 @dataclass(frozen=True, slots=True)
 class Stat:

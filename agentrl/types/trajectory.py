@@ -16,8 +16,6 @@ from agentrl.types.image import Image
 from agentrl.types.messages import CallRecord, Message
 from agentrl.types.segment import Segment, SegmentKind, concat_ids
 
-__all__ = ["Purpose", "Sample", "Status", "StatusKind", "Trajectory", "TrajectoryGroup", "Turn"]
-
 Purpose = Literal["train", "baseline", "eval"]
 StatusKind = Literal["terminated", "truncated", "failed", "cancelled"]
 

@@ -28,8 +28,6 @@ from agentrl.engines.weights import WeightArray
 from agentrl.errors import EngineError
 from agentrl.weight_sync.plan import BatchSession
 
-__all__ = ["BroadcastSender"]
-
 _POLL_S = 0.002
 _numbers = itertools.count()
 

@@ -11,8 +11,6 @@ from agentrl.engines.servers.update import ServerUpdate
 from agentrl.engines.weights import open_weights, write_weights
 from agentrl.weight_sync.tensor_bytes import to_array
 
-__all__ = ["DiskSender"]
-
 
 class DiskSender:
     """``WeightSender`` for servers that see the same file system. The newest folder alone is

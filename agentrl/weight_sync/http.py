@@ -13,8 +13,6 @@ from agentrl.engines.servers.update import ServerUpdate
 from agentrl.engines.weights import WeightArray
 from agentrl.weight_sync.plan import BatchSession
 
-__all__ = ["HttpSender", "flattened_bucket"]
-
 _METADATA = b"csglang.srt.weight_sync.tensor_bucket\nFlattenedTensorMetadata\n"
 
 

@@ -26,13 +26,6 @@ if TYPE_CHECKING:
 
     from agentrl.training import Actor
 
-__all__ = [
-    "TrainerWeights",
-    "WeightsReport",
-    "export_weights",
-    "publish_in_process",
-    "update_engine",
-]
 
 logger = logging.getLogger(__name__)
 

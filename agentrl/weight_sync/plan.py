@@ -11,8 +11,6 @@ from agentrl.engines.servers.update import ServerUpdate
 from agentrl.engines.weights import WeightArray
 from agentrl.weight_sync.tensor_bytes import to_array
 
-__all__ = ["BATCH_BYTES", "BatchSession"]
-
 BATCH_BYTES = 256 * 2**20
 """Of tensors in one call; a larger tensor goes alone."""
 

@@ -8,8 +8,6 @@ from torch import Tensor
 from agentrl.engines import ServedDtype
 from agentrl.engines.weights import WeightArray
 
-__all__ = ["to_array", "to_tensor"]
-
 
 @torch.no_grad()
 def to_array(name: str, tensor: Tensor, dtype: ServedDtype) -> WeightArray:

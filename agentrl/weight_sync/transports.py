@@ -7,8 +7,6 @@ from agentrl.weight_sync.broadcast import BroadcastSender
 from agentrl.weight_sync.disk import DiskSender
 from agentrl.weight_sync.http import HttpSender
 
-__all__ = ["make_sender"]
-
 
 def make_sender(transport: Transport | None) -> WeightSender | None:
     """The sender of a transport; None where weights are put in this process."""

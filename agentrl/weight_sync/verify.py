@@ -24,8 +24,6 @@ from agentrl.types import Batch, BatchShard, SegmentKind
 if TYPE_CHECKING:
     from agentrl.training import Actor
 
-__all__ = ["Probe", "Reference", "trainer_reference", "verify_checksums", "verify_probe"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Probe:

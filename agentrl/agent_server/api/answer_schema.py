@@ -16,8 +16,6 @@ from agentrl.agent_server.api.api_error import bad_request
 from agentrl.tools.patterns import BoundedValidator, SlowPatternError, pattern_budget
 from agentrl.tools.threads import BoundedThreads, DeadlineError
 
-__all__ = ["schema_fault", "schema_text"]
-
 _PATTERNS_S = 2.0
 _DEADLINE_S = 10.0
 # Threads for the checks of all episodes, called from their event loops; abandoned checks stay

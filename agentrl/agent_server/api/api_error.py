@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["ApiError", "bad_request"]
-
 
 class ApiError(Exception):
     """A request that gets an error in place of a completion.

@@ -16,8 +16,6 @@ from agentrl.agent_server.stream_writer import StreamWriter
 from agentrl.llm import to_wire
 from agentrl.rollouts.turns import TurnResult
 
-__all__ = ["ChatAnswer"]
-
 
 @dataclass(frozen=True, slots=True)
 class ChatAnswer:

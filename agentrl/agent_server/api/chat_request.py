@@ -23,8 +23,6 @@ from agentrl.agent_server.api.options import (
 from agentrl.llm import WireFault, from_wire, tool_from_wire
 from agentrl.types import Message, ToolSpec
 
-__all__ = ["ChatRequest", "given_keys", "parse_request", "request_of", "tools_of"]
-
 _TAKEN = frozenset(
     {"model", "messages", "tools", "max_tokens", "max_completion_tokens", "stop"}
     | {"stream", "stream_options", "logprobs"}

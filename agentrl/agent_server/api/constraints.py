@@ -13,8 +13,6 @@ from typing import Any, Literal
 
 from agentrl.types import Action, Message, ToolCall
 
-__all__ = ["AnswerConstraints", "with_instruction"]
-
 
 @dataclass(frozen=True, slots=True)
 class AnswerConstraints:

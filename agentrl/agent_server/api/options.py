@@ -15,8 +15,6 @@ from agentrl.agent_server.api.api_error import bad_request
 from agentrl.agent_server.api.constraints import AnswerConstraints
 from agentrl.types import ToolSpec
 
-__all__ = ["SAMPLING", "check_keys", "constraints_of", "flag", "listed", "number", "whole_number"]
-
 SAMPLING = frozenset({"temperature", "top_p", "seed"})
 _OF_NO_EFFECT = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier"}

@@ -10,8 +10,6 @@ import numpy.typing as npt
 from agentrl.tools.parsers import READ_AT_ONCE, MarkedFormat, Marks, ToolCallParser, stable_length
 from agentrl.types import ParsedMessage, ToolSpec
 
-__all__ = ["PartialMessage", "PartialText"]
-
 _GROWTH = 32
 """A turn is parsed again after it has grown by 1/32, which takes linear time over its length."""
 

@@ -18,8 +18,6 @@ from agentrl.agent_server.stream_writer import StreamWriter
 from agentrl.llm import call_item, message_item, reasoning_item, text_part, to_items
 from agentrl.rollouts.turns import TurnResult
 
-__all__ = ["ResponseAnswer"]
-
 _Event = tuple[str, dict[str, Any]]
 """The type of an event and its body."""
 

@@ -15,8 +15,6 @@ from agentrl.agent_server.api.options import check_keys, listed, whole_number
 from agentrl.llm import WireFault, from_items, tool_from_item
 from agentrl.types import Message
 
-__all__ = ["ResponseRequest", "parse_response_request"]
-
 _TAKEN = frozenset(
     {"model", "input", "instructions", "previous_response_id", "tools", "max_output_tokens"}
     | {"include", "text", "stream", "stream_options", "tool_choice", "parallel_tool_calls"}

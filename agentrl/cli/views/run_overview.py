@@ -10,8 +10,6 @@ from agentrl.cli.terminal import print_table, say, shown
 from agentrl.store import RunDirectory, TrajectoryReader, read_jsonl
 from agentrl.store.json_text import from_json
 
-__all__ = ["overview", "print_overview"]
-
 _HEADLINES = (
     "reward",
     "eval",

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 
 from agentrl.errors import DataError, StoreError
 
-__all__ = ["reading_stored_files"]
-
 
 @contextmanager
 def reading_stored_files() -> Iterator[None]:

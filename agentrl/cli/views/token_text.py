@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-__all__ = ["TokenText", "token_text_of"]
 
 TokenText = Callable[["npt.NDArray[np.int32]"], str]
 

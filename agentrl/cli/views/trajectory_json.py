@@ -9,8 +9,6 @@ from agentrl.store.json_text import from_json
 from agentrl.store.trajectories.turn_record import fields_of
 from agentrl.types import Segment, SegmentKind
 
-__all__ = ["trajectory_json"]
-
 _JSON_COLUMNS = ("rewards", "turns", "task", "timings", "info")
 
 

@@ -18,8 +18,6 @@ from agentrl.cli.views.token_text import TokenText
 from agentrl.store import StoredTrajectory
 from agentrl.types import CallRecord, Image, Segment, SegmentKind, Trajectory, Turn, content_text
 
-__all__ = ["print_trajectory"]
-
 _ORIGINS: Mapping[SegmentKind, tuple[str, str, str]] = {
     SegmentKind.PROMPT: ("prompt", "cyan", "the opening context"),
     SegmentKind.POLICY: ("policy", "bold green", "sampled by the policy: trained"),

@@ -11,8 +11,6 @@ from agentrl.errors import StoreError
 from agentrl.rollouts import GroupState
 from agentrl.store import write_bytes
 
-__all__ = ["read_running", "write_running"]
-
 
 def write_running(path: Path, groups: Sequence[GroupState]) -> None:
     """Writes the state of every rollout of every group, durably.

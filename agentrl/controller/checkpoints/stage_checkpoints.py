@@ -16,8 +16,6 @@ from agentrl.controller.checkpoints.waiting_groups import read_groups, write_gro
 from agentrl.errors import DataError, StoreError
 from agentrl.store import write_json
 
-__all__ = ["Checkpoints", "Manifest"]
-
 _GROUPS = "waiting_groups.parquet"
 _RUNNING = "running_groups.pickle"
 

@@ -11,8 +11,6 @@ from pathlib import Path
 from agentrl.store import decode_trajectory, encode_trajectory, read_shard, write_shard
 from agentrl.types import TrajectoryGroup
 
-__all__ = ["read_groups", "write_groups"]
-
 
 def write_groups(path: Path, groups: Sequence[TrajectoryGroup]) -> None:
     """Writes every sibling of every group, durably.

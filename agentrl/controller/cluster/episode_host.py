@@ -25,8 +25,6 @@ from agentrl.rollouts import (
 )
 from agentrl.weight_sync import TrainerWeights, WeightsReport, make_sender, to_tensor, update_engine
 
-__all__ = ["EpisodeHost"]
-
 
 class EpisodeHost:
     """``RolloutPool`` of one engine, with its episodes beside it in a thread of their own.

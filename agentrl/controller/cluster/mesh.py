@@ -8,8 +8,6 @@ from typing import Any
 
 from agentrl.errors import TrainingError
 
-__all__ = ["MeshShape"]
-
 
 @dataclass(frozen=True, slots=True)
 class MeshShape:

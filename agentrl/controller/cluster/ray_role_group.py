@@ -21,8 +21,6 @@ from agentrl.errors import TrainingError
 from agentrl.training import DistSpec, LearningRole
 from agentrl.weight_sync import WeightsReport
 
-__all__ = ["ObjectStoreSync", "RayRoleGroup"]
-
 _KEEP_FREED_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(2**25),  # the largest that glibc takes
     "MALLOC_TRIM_THRESHOLD_": str(2**40),

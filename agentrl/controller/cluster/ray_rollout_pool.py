@@ -44,8 +44,6 @@ from agentrl.errors import AgentRLError, EngineError
 from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState, cancelled_outcome
 from agentrl.weight_sync import WeightsReport
 
-__all__ = ["RayRolloutPool", "rollout_workers"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -26,18 +26,6 @@ from agentrl.tools import close_shared_tools
 from agentrl.training import DistSpec
 from agentrl.types import file_modules
 
-__all__ = [
-    "ActorCalls",
-    "ActorLostError",
-    "Collected",
-    "rank_actor",
-    "rollout_actor",
-    "shared",
-    "shut_down_ray",
-    "start_ray",
-    "thread_env",
-]
-
 logger = logging.getLogger(__name__)
 
 Collected: TypeAlias = tuple[list[GroupOutcome], list[Incident]]

@@ -14,8 +14,6 @@ from agentrl.controller.cluster.worker import RoleSpec, Worker
 from agentrl.errors import TrainingError, WeightMismatchError
 from agentrl.training import DistSpec
 
-__all__ = ["LocalRoleGroup", "RoleGroup"]
-
 
 class RoleGroup(Protocol):
     """Collective calls run first in, first out.

@@ -14,8 +14,6 @@ from agentrl.controller.cluster.role_group import RoleGroup
 from agentrl.training import LearningRole, ModelInfo, merge_columns
 from agentrl.types import Collect, Dispatch, Stats, registration
 
-__all__ = ["RoleHandle"]
-
 R = TypeVar("R", covariant=True)
 
 

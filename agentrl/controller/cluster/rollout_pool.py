@@ -13,21 +13,6 @@ from agentrl.errors import EngineError
 from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState, RolloutSpec
 from agentrl.weight_sync import WeightsReport
 
-__all__ = [
-    "GroupKey",
-    "Incident",
-    "ProcessInfo",
-    "RolloutPool",
-    "RolloutWorkerSpec",
-    "Score",
-    "WeightSource",
-    "WorkerFailure",
-    "collect_groups",
-    "group_key",
-    "stream_groups",
-    "unscored",
-]
-
 GroupKey: TypeAlias = tuple[str, int]
 """A group in flight: its label (empty in training) and its index."""
 

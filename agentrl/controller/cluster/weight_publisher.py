@@ -12,8 +12,6 @@ from agentrl.engines import PauseMode
 from agentrl.training import LearningRole
 from agentrl.weight_sync import WeightsReport
 
-__all__ = ["ColocatedSync", "WeightSync", "publish_weights"]
-
 logger = logging.getLogger(__name__)
 
 

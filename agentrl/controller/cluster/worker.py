@@ -24,8 +24,6 @@ from agentrl.weight_sync import (
     publish_in_process,
 )
 
-__all__ = ["RoleSpec", "Worker"]
-
 
 class RoleSpec(Protocol):
     """What a role is made of; picklable."""

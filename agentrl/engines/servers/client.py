@@ -17,8 +17,6 @@ from agentrl.engines.weights import WeightArray
 from agentrl.errors import ConfigError, DataError, EngineError
 from agentrl.types import Completion, GenerateRequest
 
-__all__ = ["ModelSizes", "ServerClient", "ServerKind", "WeightLabels", "read_config"]
-
 
 def read_config(model: str | Path) -> Mapping[str, Any]:
     """The model's ``config.json``.

@@ -24,8 +24,6 @@ from agentrl.engines.servers.state import Score, ServersState
 from agentrl.engines.weights import WeightArray, open_weights, write_weights
 from agentrl.errors import EngineError
 
-__all__ = ["ServerControl"]
-
 logger = logging.getLogger(__name__)
 
 

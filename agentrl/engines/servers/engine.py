@@ -27,8 +27,6 @@ from agentrl.engines.weights import array_checksum, tensor_shapes
 from agentrl.errors import EngineError
 from agentrl.types import Completion, EngineInfo, GenerateRequest
 
-__all__ = ["ServersEngine"]
-
 T = TypeVar("T")
 
 _CLOSE_S = 60.0

@@ -6,8 +6,6 @@ import json
 
 from agentrl.errors import EngineError
 
-__all__ = ["RefusedError", "ServerLostError", "error_text", "refusal"]
-
 _SHOWN_CHARACTERS = 400
 
 

@@ -11,8 +11,6 @@ import httpx
 
 from agentrl.engines.servers.errors import ServerLostError, refusal
 
-__all__ = ["CONNECT_S", "HttpClient"]
-
 CONNECT_S = 10.0
 _KEPT_S = 2.0
 """Of an idle connection: servers close one after 5 s, and a call that it closes under would look

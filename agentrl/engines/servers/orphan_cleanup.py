@@ -18,8 +18,6 @@ from agentrl.engines.servers import supervise
 from agentrl.engines.servers.process import FOLDER_PREFIX
 from agentrl.sandbox.owner_id import Owner
 
-__all__ = ["reap_servers"]
-
 _GRACE_S = 6.0
 """For supervisors that are ending their server."""
 

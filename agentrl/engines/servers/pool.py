@@ -16,8 +16,6 @@ from agentrl.engines.servers.router import Router
 from agentrl.engines.servers.server import Server
 from agentrl.errors import AgentRLError, EngineError
 
-__all__ = ["ServerPool"]
-
 logger = logging.getLogger(__name__)
 
 _EXIT_POLL_S = 0.5

@@ -16,8 +16,6 @@ from agentrl.engines.servers import supervise
 from agentrl.errors import MachineError
 from agentrl.sandbox.owner_id import Owner
 
-__all__ = ["FOLDER_PREFIX", "ServerProcess"]
-
 FOLDER_PREFIX = "agentrl-server-"
 """Of a server's temporary folder; its owner follows."""
 

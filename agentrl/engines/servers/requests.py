@@ -21,8 +21,6 @@ from agentrl.errors import EngineError
 from agentrl.types import Completion, GenerateRequest, TokenUsage
 from agentrl.types.clock import PausableTimeout
 
-__all__ = ["Requests"]
-
 logger = logging.getLogger(__name__)
 
 _ATTEMPTS = 4

@@ -7,8 +7,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Generic, Protocol, TypeVar
 
-__all__ = ["Loaded", "Router"]
-
 
 class Loaded(Protocol):
     """What the router must know of a server."""

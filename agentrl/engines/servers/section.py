@@ -14,8 +14,6 @@ from agentrl.engines.base import EnginePlace, EngineSpec, EngineTraits, Transpor
 from agentrl.errors import ConfigError, MachineError
 from agentrl.types.section import Count, Listed, Natural, Seconds
 
-__all__ = ["RENAMED_VALUES", "ServersSpec"]
-
 RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
     "weight_sync": {"tensor": "http", "group": "broadcast"}
 }

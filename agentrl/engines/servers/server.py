@@ -11,8 +11,6 @@ from agentrl.engines.servers.client import ServerClient, ServerKind, WeightLabel
 from agentrl.engines.servers.process import ServerProcess
 from agentrl.errors import EngineError, MachineError
 
-__all__ = ["HOST", "Server", "ServerState", "free_port", "server_url"]
-
 ServerState: TypeAlias = Literal["starting", "serving", "lost", "gone"]
 """``lost``: it does not answer, and may come back; ``gone``: it was given up."""
 

@@ -18,8 +18,6 @@ from agentrl.engines.servers.client import ServerKind, WeightLabels
 from agentrl.engines.weights import WeightArray
 from agentrl.types import EngineInfo, StaleKV
 
-__all__ = ["Score", "ServersState"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Score:

@@ -15,8 +15,6 @@ from agentrl.engines.servers.control import ServerControl
 from agentrl.engines.weights import WeightArray
 from agentrl.errors import EngineError
 
-__all__ = ["ServerUpdate"]
-
 
 class ServerUpdate:
     """An open update. Its calls block, and are made from the engine's owner's thread alone.

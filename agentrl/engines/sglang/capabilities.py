@@ -12,8 +12,6 @@ from dataclasses import dataclass
 
 from agentrl.errors import MachineError
 
-__all__ = ["MIN_VERSION", "Capabilities", "require_version"]
-
 MIN_VERSION = (0, 5, 18)
 _DIGESTS_SINCE = (0, 5, 23)
 _SPANS_SINCE = (0, 5, 23)

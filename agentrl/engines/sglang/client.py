@@ -24,8 +24,6 @@ from agentrl.engines.weights import WeightArray
 from agentrl.errors import EngineError
 from agentrl.types import Completion, GenerateRequest
 
-__all__ = ["SGLangClient"]
-
 _SERVER_TAGS: Mapping[Tag, str] = {
     "weights": "weights",
     "kv_cache": "kv_cache",

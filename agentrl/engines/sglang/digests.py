@@ -21,8 +21,6 @@ import numpy.typing as npt
 
 from agentrl.engines.weights import WeightArray
 
-__all__ = ["differing", "unknown_names"]
-
 _FUSED: Mapping[str, tuple[str, ...]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),

@@ -12,8 +12,6 @@ from agentrl.engines.servers.engine import ServersEngine
 from agentrl.engines.sglang.launch import SGLangServers
 from agentrl.engines.sglang.sglang_spec import SGLangEngineSpec
 
-__all__ = ["SGLangEngine"]
-
 
 class SGLangEngine(ServersEngine):
     """``RolloutEngine`` and ``EngineControl`` over SGLang servers; see ``ServersEngine``.

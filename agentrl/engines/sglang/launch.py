@@ -17,8 +17,6 @@ from agentrl.engines.sglang.model_check import SPARE_POSITIONS
 from agentrl.engines.sglang.sglang_spec import SGLangEngineSpec
 from agentrl.errors import ConfigError, MachineError
 
-__all__ = ["SGLangServers"]
-
 _PROBE = (
     "import importlib.metadata as m, torch; "
     "print(m.version('sglang'), 'cuda' if torch.cuda.is_available() else 'cpu')"

@@ -14,8 +14,6 @@ from agentrl.engines.servers.client import read_config
 from agentrl.engines.sglang.digests import unknown_names
 from agentrl.engines.weights import tensor_shapes
 
-__all__ = ["SPARE_POSITIONS", "model_problem"]
-
 SPARE_POSITIONS = 8
 """SGLang refuses a prompt that leaves fewer than seven positions of its context; servers get these
 in addition."""

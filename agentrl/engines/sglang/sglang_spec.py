@@ -11,8 +11,6 @@ from agentrl.engines.servers.section import ServersSpec
 from agentrl.types.section import Arguments, Count, Fraction
 from agentrl.types.user_code.load import load_object
 
-__all__ = ["RENAMED_KEYS", "SGLangEngineSpec"]
-
 RENAMED_KEYS = {
     "rollout.engine_args": "rollout.openai",
     "rollout.num_engines": "rollout.sglang.num_servers",

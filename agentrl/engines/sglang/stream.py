@@ -9,8 +9,6 @@ import numpy as np
 
 from agentrl.types import GenerateRequest
 
-__all__ = ["TokenStream", "events"]
-
 _PREFIX = b"data: "
 _END = b"\n\n"
 _DONE = b"[DONE]"

@@ -21,8 +21,6 @@ from agentrl.types import (
     TokenUsage,
 )
 
-__all__ = ["generate_body", "read_answer", "read_score", "sampling_body", "score_body"]
-
 _NAN_MARK = "NaN happened"
 """SGLang ends a request with this stop string where it sampled an id that its vocabulary does not
 have.

@@ -16,8 +16,6 @@ from agentrl.engines.torch.model.interface import ServedModel
 from agentrl.engines.torch.thread import EngineThread
 from agentrl.errors import EngineError
 
-__all__ = ["Control", "TorchUpdateSession"]
-
 
 class Control:
     """Moves of a TorchEngine's life. Called by its owner; each runs on the engine's thread."""

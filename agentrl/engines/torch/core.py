@@ -26,8 +26,6 @@ from agentrl.engines.torch.torch_spec import RowPlan
 from agentrl.errors import EngineError
 from agentrl.types import Completion, FinishReason
 
-__all__ = ["TorchScheduler"]
-
 _BATCH_SHARE = 4
 _HOLD_BACK_STEPS = 8
 

@@ -30,8 +30,6 @@ from agentrl.engines.torch.torch_spec import RowPlan, TorchEngineSpec
 from agentrl.errors import ConfigError
 from agentrl.types import Completion, EngineInfo, GenerateRequest
 
-__all__ = ["TorchEngine"]
-
 
 class TorchEngine:
     """``RolloutEngine`` and ``EngineControl`` over a decoder in this process (docs/engines.md).

@@ -17,8 +17,6 @@ from agentrl.types import (
     TokenUsage,
 )
 
-__all__ = ["ScheduledRequest"]
-
 
 @dataclass(slots=True, eq=False)
 class ScheduledRequest:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["KVCache", "KVShape"]
-
 _ALIGN = 16
 
 

@@ -11,8 +11,6 @@ from agentrl.engines.torch.rows import RowTable
 from agentrl.engines.torch.sessions import SessionCache
 from agentrl.engines.torch.torch_spec import RowPlan
 
-__all__ = ["KVState"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KVState:

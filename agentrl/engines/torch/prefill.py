@@ -13,8 +13,6 @@ from torch import Tensor
 from agentrl.engines.torch.kv_cache import KVCache
 from agentrl.engines.torch.model.interface import Forward
 
-__all__ = ["Pending", "Prefiller"]
-
 DETERMINISTIC_CHUNK = 32
 _CHUNK = 512
 _BATCH_TOKENS = 2048

@@ -10,8 +10,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Blocks", "attention_blocks", "exchanges"]
-
 Blocks = tuple[tuple[int, int], ...]
 """``(end, num_keys)`` of consecutive runs of rows: the first run starts at row 0, each other where
 the last ended.

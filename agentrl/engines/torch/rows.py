@@ -11,8 +11,6 @@ import torch
 from agentrl.engines.torch.sampling import SamplingRows
 from agentrl.types import SamplingParams
 
-__all__ = ["RowTable"]
-
 
 class RowTable:
     """Every array has one entry a row; ``ids`` and ``logprobs`` are ``[rows, capacity]`` by

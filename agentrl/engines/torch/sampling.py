@@ -9,8 +9,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["SamplingRows", "sample", "uniforms"]
-
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)

@@ -12,8 +12,6 @@ from torch import Tensor
 from agentrl.engines.torch.kv_cache import KVCache
 from agentrl.engines.torch.rows import RowTable
 
-__all__ = ["KVSession", "SessionCache", "common_prefix"]
-
 
 @dataclass(slots=True, eq=False)
 class KVSession:

@@ -7,8 +7,6 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["StopStrings"]
-
 _SLACK = 16
 
 

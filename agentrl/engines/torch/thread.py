@@ -20,8 +20,6 @@ from agentrl.engines.torch.job import ScheduledRequest
 from agentrl.errors import EngineError
 from agentrl.types import Completion
 
-__all__ = ["EngineThread"]
-
 T = TypeVar("T")
 
 

@@ -12,8 +12,6 @@ from agentrl.errors import ConfigError
 from agentrl.types.section import Count
 from agentrl.types.user_code.load import load_object
 
-__all__ = ["RowPlan", "TorchEngineSpec"]
-
 
 @dataclass(frozen=True, slots=True)
 class RowPlan:

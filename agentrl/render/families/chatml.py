@@ -18,8 +18,6 @@ from agentrl.render.vision import IMAGE_TEXT, Vision
 from agentrl.render.vocabulary import context_segments
 from agentrl.types import Image, Message, Segment, SegmentKind, ToolSpec
 
-__all__ = ["ChatMLRenderer", "ChatMLStyle", "chatml_pieces"]
-
 TURN_START = "<|im_start|>"
 TURN_END = "<|im_end|>"
 DOCUMENT_END = "<|endoftext|>"

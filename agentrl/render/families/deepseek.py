@@ -12,8 +12,6 @@ from typing import Any
 from agentrl.render.families.family import Family, as_they_are
 from agentrl.types import Message
 
-__all__ = ["DEEPSEEK"]
-
 
 def _adapt(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Converts a call's arguments to text, which the template concatenates."""

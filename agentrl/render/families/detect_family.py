@@ -12,8 +12,6 @@ from agentrl.render.families.chatml import ChatMLRenderer, ChatMLStyle, chatml_p
 from agentrl.render.families.probe_messages import TOOL
 from agentrl.types import Image, Message, ToolCall, ToolSpec
 
-__all__ = ["check_ids", "detect_chatml"]
-
 _FIRST_TURN = re.compile(
     r"(?:<\|im_start\|>system\n(?P<system>.*)<\|im_end\|>\n)?"
     r"<\|im_start\|>user\nHello<\|im_end\|>\n<\|im_start\|>assistant\n(?P<prefix>.*)",

@@ -8,8 +8,6 @@ from typing import Any
 
 from agentrl.types import Message
 
-__all__ = ["Family", "as_they_are"]
-
 
 def as_they_are(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Messages in the OpenAI shape with ``arguments`` as a mapping, which most templates take."""

@@ -4,6 +4,4 @@ from __future__ import annotations
 
 from agentrl.render.families.family import Family
 
-__all__ = ["GENERIC"]
-
 GENERIC = Family(name="generic")

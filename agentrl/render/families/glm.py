@@ -8,8 +8,6 @@ from __future__ import annotations
 from agentrl.render.families.family import Family
 from agentrl.types import Message
 
-__all__ = ["GLM"]
-
 _USER = "<|user|>"
 _OBSERVATION = "<|observation|>"
 

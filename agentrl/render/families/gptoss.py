@@ -13,8 +13,6 @@ from agentrl.errors import DataError
 from agentrl.render.families.family import Family, as_they_are
 from agentrl.types import Message
 
-__all__ = ["GPTOSS"]
-
 
 def _adapt(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Converts messages to the template's shape.

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from agentrl.render.families.family import Family
 
-__all__ = ["LLAMA"]
-
 LLAMA = Family(
     name="llama",
     signs=("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),

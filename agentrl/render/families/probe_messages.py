@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from agentrl.types import Message, ToolCall, ToolSpec
 
-__all__ = ["ANSWER", "CALL", "QUESTION", "RESULT", "THOUGHT", "TOOL", "WORD"]
-
 WORD = "thereupon"
 """A word that no template contains."""
 

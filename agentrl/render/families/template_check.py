@@ -12,8 +12,6 @@ from agentrl.render.template_renderer import TemplateRenderer
 from agentrl.render.vision import Vision
 from agentrl.types import Message, ToolSpec
 
-__all__ = ["checked_renderer"]
-
 _Conversation = tuple[tuple[Message, ...], tuple[ToolSpec, ...]]
 
 

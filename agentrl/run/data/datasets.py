@@ -15,8 +15,6 @@ from agentrl.llm.wire import stored_message
 from agentrl.run.data.images import place_images
 from agentrl.types import Task, load_object
 
-__all__ = ["endless_rows", "finite_rows", "load_tasks", "rows_hash"]
-
 
 def load_tasks(
     reference: str,

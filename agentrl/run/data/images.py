@@ -11,8 +11,6 @@ from typing import Any
 from agentrl.errors import DataError
 from agentrl.types import Image
 
-__all__ = ["place_images"]
-
 _KINDS = ("image", "image_url")
 
 

@@ -24,8 +24,6 @@ from agentrl.store import RunDirectory, write_json
 from agentrl.store.json_text import from_json
 from agentrl.types import Task, ToolSpec, load_object, with_images
 
-__all__ = ["LeftOut", "fitting_tasks", "left_out_tasks", "long_prompts"]
-
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:

@@ -9,8 +9,6 @@ from typing import Any
 from agentrl.errors import ConfigError, DataError
 from agentrl.store import RunDirectory, TrajectoryReader, TrajectorySummary
 
-__all__ = ["pairs_of_run"]
-
 
 def pairs_of_run(
     run: str, *, min_gap: float = 0.0, margin: bool = False, begin: float = 0.0, end: float = 1.0

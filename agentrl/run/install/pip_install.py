@@ -19,8 +19,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-__all__ = ["Progress", "pip_install"]
-
 _UNITS = {"bytes": 1, "B": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 _FILE = re.compile(
     r"\s*(?P<how>Downloading|Using cached|Processing) (?P<file>\S+)( \((?P<size>[\d.]+) "

@@ -14,8 +14,6 @@ from agentrl.errors import RunInterruptedError, StoreError
 from agentrl.metrics import StepDisplay
 from agentrl.store import EventLog, RunDirectory, write_json
 
-__all__ = ["Interruption", "resume_command"]
-
 
 class Interruption:
     """Of one run.

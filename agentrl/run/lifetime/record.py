@@ -15,8 +15,6 @@ from typing import Any
 
 import agentrl
 
-__all__ = ["command_line", "git_state", "run_record"]
-
 _PACKAGES = ("agentrl", "torch", "transformers", "ray", "numpy", "tokenizers")
 
 

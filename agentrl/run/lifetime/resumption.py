@@ -17,8 +17,6 @@ from agentrl.run.lifetime.record import command_line, git_state
 from agentrl.run.run_setup import data_hashes, last_manifest, whole_stages
 from agentrl.store import RunDirectory, write_json, write_text
 
-__all__ = ["Changes", "resume_directory"]
-
 # What has shaped a run from its first number on.
 _RUN_FIXED = ("run.seed", "model.path", "model.build", "model.build_args", "model.dtype")
 # What decides a stage's draws, or what its checkpoint holds.

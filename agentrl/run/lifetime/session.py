@@ -14,8 +14,6 @@ from agentrl.controller.cluster.weight_publisher import ColocatedSync, WeightSyn
 from agentrl.controller.cluster.worker import RoleSpec
 from agentrl.errors import AgentRLError, ConfigError
 
-__all__ = ["RunProcesses", "close_after"]
-
 
 class RunProcesses:
     """Opens what a configuration asks for; ends what it started.

@@ -13,8 +13,6 @@ from typing import Any
 
 from agentrl.controller.stop_request import StopRequest
 
-__all__ = ["stopping_signals"]
-
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 

@@ -15,8 +15,6 @@ from agentrl.errors import StoreError
 from agentrl.store.jsonl import parse_line
 from agentrl.store.trajectories.live import FramedRecord, read_frame
 
-__all__ = ["Annotation", "AnnotationIndex", "encode_annotation"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Annotation:

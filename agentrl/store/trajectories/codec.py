@@ -20,8 +20,6 @@ from agentrl.store.trajectories.turn_record import (
 )
 from agentrl.types import Message, Status, Task, Trajectory, content_text
 
-__all__ = ["Row", "decode_trajectory", "encode_trajectory"]
-
 Row = dict[str, Any]
 """The columns of a trajectory but for its arrays, by name (``shard.SCHEMA``)."""
 

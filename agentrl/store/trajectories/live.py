@@ -18,16 +18,6 @@ from agentrl.errors import StoreError
 from agentrl.store.json_text import to_json
 from agentrl.store.jsonl import cut_torn_line, read_jsonl, write_all
 
-__all__ = [
-    "FramedRecord",
-    "FramedWriter",
-    "frames_path",
-    "read_frame",
-    "read_framed",
-    "read_with_arrays",
-    "remove_framed",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class FramedRecord:

@@ -17,8 +17,6 @@ from agentrl.store.trajectories.shard import SUMMARY_COLUMNS, read_shard_row, re
 from agentrl.store.trajectories.token_arrays import TokenArrays
 from agentrl.types import Purpose, StatusKind, Trajectory
 
-__all__ = ["StoredTrajectory", "TrajectoryReader", "TrajectorySummary"]
-
 
 @dataclass(frozen=True, slots=True)
 class TrajectorySummary:

@@ -22,8 +22,6 @@ from agentrl.store.trajectories.live import (
 from agentrl.store.trajectories.shard import write_shard
 from agentrl.store.trajectories.token_arrays import TokenArrays
 
-__all__ = ["StepFiles", "read_live_rows"]
-
 
 class StepFiles:
     """One writer's trajectories by the step in which they finished. Used by one thread.

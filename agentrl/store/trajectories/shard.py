@@ -15,15 +15,6 @@ from agentrl.store.atomic import replacing
 from agentrl.store.trajectories.codec import Row
 from agentrl.store.trajectories.token_arrays import TokenArrays
 
-__all__ = [
-    "ROW_GROUP_SIZE",
-    "SCHEMA",
-    "SUMMARY_COLUMNS",
-    "read_shard_row",
-    "read_summaries",
-    "write_shard",
-]
-
 ROW_GROUP_SIZE = 32
 
 _SUMMARY = {

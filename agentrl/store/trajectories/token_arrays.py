@@ -13,8 +13,6 @@ import numpy.typing as npt
 from agentrl.errors import StoreError
 from agentrl.types import Trajectory
 
-__all__ = ["TokenArrays", "token_arrays"]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenArrays:

@@ -23,8 +23,6 @@ from agentrl.types import (
     Turn,
 )
 
-__all__ = ["SegmentReader", "decode_turn", "encode_turn", "fields_of"]
-
 _Flat: TypeAlias = (
     Task | SamplingParams | CallRecord | ToolCall | CallProblem | ToolResult | MediaSpan
 )

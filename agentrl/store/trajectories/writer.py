@@ -32,8 +32,6 @@ from agentrl.store.trajectories.sealing import StepFiles
 from agentrl.store.write_error import write_failure
 from agentrl.types import Trajectory
 
-__all__ = ["TrajectoryWriter", "WriterCounts"]
-
 _MASKED_COLUMNS = ("status_detail", "prompt", "final_text", "turns", "task", "info")
 
 

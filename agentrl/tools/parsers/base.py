@@ -15,8 +15,6 @@ from agentrl.tools.parsers.llama import LlamaParser
 from agentrl.tools.parsers.plain import PlainParser
 from agentrl.types import ParsedMessage, ToolSpec, load_object
 
-__all__ = ["BUILT_IN", "ToolCallParser", "load_parser"]
-
 
 @runtime_checkable
 class ToolCallParser(Protocol):

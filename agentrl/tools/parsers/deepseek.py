@@ -14,8 +14,6 @@ from agentrl.tools.parsers.reasoning import split_reasoning
 from agentrl.tools.parsers.stable_prefix import Marks
 from agentrl.types import ParsedMessage, ToolSpec
 
-__all__ = ["DeepSeekParser"]
-
 _OPEN = "<｜tool▁call▁begin｜>"
 _CLOSE = "<｜tool▁call▁end｜>"
 _SEP = "<｜tool▁sep｜>"

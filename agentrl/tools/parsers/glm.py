@@ -18,8 +18,6 @@ from agentrl.tools.parsers.stable_prefix import Marks
 from agentrl.tools.parsers.strict_json import JSONFault
 from agentrl.types import ParsedMessage, ToolSpec
 
-__all__ = ["GLMParser"]
-
 _OPEN = "<tool_call>"
 _CLOSE = "</tool_call>"
 _FORM = "<tool_call>NAME\\n<arg_key>KEY</arg_key>\\n<arg_value>VALUE</arg_value>\\n</tool_call>"

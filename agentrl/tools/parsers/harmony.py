@@ -15,8 +15,6 @@ from agentrl.tools.parsers.reading import Reading
 from agentrl.tools.parsers.stable_prefix import Marks
 from agentrl.types import ParsedMessage, ToolSpec
 
-__all__ = ["HarmonyParser"]
-
 _START = "<|start|>"
 _MESSAGE = "<|message|>"
 _END = re.compile(r"<\|(?:end|call|return)\|>|(?=<\|start\|>)")

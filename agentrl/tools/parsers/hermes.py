@@ -16,8 +16,6 @@ from agentrl.tools.parsers.stable_prefix import Marks
 from agentrl.tools.parsers.strict_json import JSONFault, read_json
 from agentrl.types import ParsedMessage, ToolSpec
 
-__all__ = ["HermesParser"]
-
 _OPEN = "<tool_call>"
 _CLOSE = "</tool_call>"
 _TAG = re.compile(r"</?tool_call>")

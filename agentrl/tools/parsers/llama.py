@@ -17,8 +17,6 @@ from agentrl.tools.parsers.stable_prefix import Marks
 from agentrl.tools.parsers.strict_json import JSONFault, read_json
 from agentrl.types import ParsedMessage, ToolSpec
 
-__all__ = ["LlamaParser"]
-
 _TAG = "<|python_tag|>"
 _FORM = '{"name": "...", "parameters": {...}}'
 _OBJECT = r'\{\s*"(?:name|parameters|type|function)"\s*:'

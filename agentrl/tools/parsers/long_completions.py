@@ -16,8 +16,6 @@ from agentrl.tools.parsers.base import BUILT_IN, ToolCallParser
 from agentrl.tools.threads import BoundedThreads
 from agentrl.types import ParsedMessage, ToolSpec
 
-__all__ = ["PARSER_THREADS", "READ_AT_ONCE", "read_completion", "serve"]
-
 READ_AT_ONCE = 128 * 1024
 """Characters of a completion that are read on the event loop itself."""
 

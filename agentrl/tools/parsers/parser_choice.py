@@ -13,7 +13,6 @@ from agentrl.types import Message, ToolCall, ToolSpec
 if TYPE_CHECKING:
     from agentrl.render import Renderer
 
-__all__ = ["parser_for"]
 
 _ORDER = ("hermes", "glm", "deepseek", "harmony", "llama")
 _WORDS = {"text": "a word", "digits": "12", "number": 3, "list": ["naïve", None, True]}

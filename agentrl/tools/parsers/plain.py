@@ -8,8 +8,6 @@ from agentrl.tools.parsers.reasoning import split_reasoning
 from agentrl.tools.parsers.stable_prefix import Marks
 from agentrl.types import Message, ParsedMessage, ToolSpec
 
-__all__ = ["PlainParser"]
-
 
 class PlainParser:
     """Finds no calls; only a leading ``<think>`` block is set apart."""

@@ -10,8 +10,6 @@ from typing import Any
 from agentrl.tools.parsers.strict_json import JSONFault, read_json
 from agentrl.types import CallProblem, Message, ParsedMessage, ProblemKind, ToolCall
 
-__all__ = ["Reading", "kind_of", "whole_json"]
-
 _MAX_DETAIL = 600
 _MOST = 256
 """Calls of one completion that are read: far more than any turn may make, and few enough to take no

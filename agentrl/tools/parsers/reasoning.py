@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["THOUGHTS_CLOSE", "THOUGHTS_OPEN", "opened_thoughts", "split_reasoning"]
-
 THOUGHTS_OPEN = "<think>"
 THOUGHTS_CLOSE = "</think>"
 

@@ -8,8 +8,6 @@ from typing import Protocol, runtime_checkable
 
 from agentrl.tools.parsers.reasoning import THOUGHTS_CLOSE, THOUGHTS_OPEN
 
-__all__ = ["MarkedFormat", "Marks", "stable_length"]
-
 
 @dataclass(frozen=True, slots=True)
 class Marks:

@@ -8,8 +8,6 @@ import sys
 from collections import Counter
 from typing import Any
 
-__all__ = ["JSONFault", "read_json"]
-
 _MAX_DEPTH = 64
 _TOO_DEEP = f"it is nested too deeply, by more than {_MAX_DEPTH} levels"
 _SPACE = re.compile(r"[ \t\n\r]*")

@@ -21,8 +21,6 @@ from transformers import AttentionInterface
 from agentrl.errors import ConfigError
 from agentrl.training.data.prefix_tree import ROOT, Span
 
-__all__ = ["SEGMENTS", "Masks", "attention_arguments", "segment_attention"]
-
 SEGMENTS = "segments"
 
 

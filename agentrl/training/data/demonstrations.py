@@ -11,15 +11,6 @@ from agentrl.llm.wire import stored_message
 from agentrl.render import Renderer
 from agentrl.types import Message, Status, Task, ToolSpec, Trajectory, TrajectoryGroup, Turn
 
-__all__ = [
-    "assistant_turns",
-    "demonstration_group",
-    "is_conversation",
-    "read_demonstration",
-    "stored_messages",
-    "tool_specs",
-]
-
 
 def demonstration_group(
     row: Any, group_index: int, renderer: Renderer, *, max_tokens: int

@@ -21,8 +21,6 @@ from agentrl.errors import DataError
 from agentrl.training.data.prefix_tree import ROOT, Span, shared_spans
 from agentrl.types import Batch, BatchShard, SegmentKind
 
-__all__ = ["Packed", "micro_batches"]
-
 I64 = npt.NDArray[np.int64]
 
 _NOTHING: I64 = np.zeros(0, dtype=np.int64)

@@ -19,19 +19,6 @@ from agentrl.errors import ConfigError
 from agentrl.types import Batch, BatchShard
 from agentrl.types.batch import token_rows
 
-__all__ = [
-    "Layout",
-    "Plan",
-    "ShardPlan",
-    "merge_columns",
-    "partition",
-    "partition_groups",
-    "repack",
-    "sample_weights",
-    "shards",
-    "union",
-]
-
 I64 = npt.NDArray[np.int64]
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]

@@ -26,8 +26,6 @@ from agentrl.types import (
     Turn,
 )
 
-__all__ = ["check_pair", "preference_group"]
-
 Conversation: TypeAlias = tuple[Message, ...]
 
 

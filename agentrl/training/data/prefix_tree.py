@@ -15,8 +15,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ROOT", "Span", "shared_spans"]
-
 ROOT = -1
 """The parent of a span that begins a sample."""
 

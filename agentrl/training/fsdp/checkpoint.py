@@ -26,8 +26,6 @@ from agentrl.errors import StoreError
 from agentrl.store import write_failure, write_text
 from agentrl.training.fsdp.sharding import sharded_parameters
 
-__all__ = ["load_checkpoint", "save_checkpoint"]
-
 _LISTING = "files.json"
 
 

@@ -14,8 +14,6 @@ from agentrl.store import write_failure
 from agentrl.training.fsdp.weights import full_weights
 from agentrl.training.models.packed_model import PackedModel, no_progress_bars
 
-__all__ = ["export_model"]
-
 _BESIDE_THE_WEIGHTS = (
     "tokenizer*",
     "special_tokens_map.json",

@@ -9,8 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-__all__ = ["clip_gradients"]
-
 
 @torch.no_grad()
 def clip_gradients(parameters: Iterable[nn.Parameter], limit: float | None) -> float:

@@ -13,8 +13,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from agentrl.errors import TrainingError
 
-__all__ = ["DistSpec", "data_mesh", "join", "leave"]
-
 
 @dataclass(frozen=True, slots=True)
 class DistSpec:

@@ -22,8 +22,6 @@ from torch.distributed.tensor import DTensor
 from agentrl.errors import TrainingError
 from agentrl.training.models.packed_model import PREFIX, PackedModel
 
-__all__ = ["shard_over", "sharded_parameters", "without_gradients"]
-
 
 def shard_over(model: PackedModel, mesh: DeviceMesh, *, dtype: torch.dtype) -> None:
     """Applies FSDP2 to every layer and to the root; gradients are SUMMED over ranks, never

@@ -13,8 +13,6 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from agentrl.training.fsdp.sharding import sharded_parameters
 from agentrl.training.models.packed_model import PREFIX, PackedModel
 
-__all__ = ["checksums", "full_weights", "tensor_checksum"]
-
 
 @torch.no_grad()
 def full_weights(model: PackedModel, dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:

@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["MLP_ROWS", "skip_mlp_rows"]
-
 MLP_ROWS = "mlp_rows"
 """The argument of a trunk's forward that chooses rows: ``[R]`` int64, different ones."""
 

@@ -22,16 +22,6 @@ from agentrl.training.data.prefix_tree import ROOT, Span
 from agentrl.training.models.mlp_row_skip import MLP_ROWS, skip_mlp_rows
 from agentrl.training.models.patch_rmsnorm import patch_rmsnorm
 
-__all__ = [
-    "CPU",
-    "PREFIX",
-    "DType",
-    "PackedModel",
-    "load_pretrained",
-    "no_progress_bars",
-    "torch_dtype",
-]
-
 CPU = torch.device("cpu")
 
 PREFIX = "hf."

@@ -13,8 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-__all__ = ["RMSNorm", "patch_rmsnorm"]
-
 
 class RMSNorm(nn.Module):
     """``weight · x / sqrt(mean(x²) + eps)`` (arXiv:1910.07467, eq. 4), normalised in float32.

@@ -16,8 +16,6 @@ from agentrl.errors import ConfigError, DataError
 from agentrl.training.data.packing import Packed
 from agentrl.training.models.packed_model import CPU, PackedModel, load_pretrained
 
-__all__ = ["PolicyModel", "load_policy"]
-
 _CHUNK_ELEMENTS = 2**25
 """Logits that exist at once: 128 MiB in float32."""
 

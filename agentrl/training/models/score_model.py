@@ -16,8 +16,6 @@ from agentrl.errors import ConfigError, DataError
 from agentrl.training.data.packing import Packed
 from agentrl.training.models.packed_model import CPU, PackedModel, load_pretrained
 
-__all__ = ["ScoreModel", "load_score_model"]
-
 
 class ScoreModel(PackedModel):
     """A trunk, then one number of the hidden state at each sample's last token."""

@@ -12,8 +12,6 @@ from agentrl.errors import DataError
 from agentrl.render import CHATML_TEMPLATE, ChatMLStyle, chatml_pieces
 from agentrl.types import seed_for
 
-__all__ = ["build_tiny_model"]
-
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 # Qwen marks these special=False, and so does a model that should behave as its models do.
 MARKERS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")

@@ -18,8 +18,6 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-__all__ = ["Muon", "orthogonalize"]
-
 _QUINTIC = (3.4445, -4.7750, 2.0315)
 """a, b, c of p(x) = ax + bx³ + cx⁵, whose iteration moves every singular value of (0, 1] near 1 in
 few

@@ -8,8 +8,6 @@ from pydantic import Field
 
 from agentrl.types.section import Decay, Fraction, Listed, Natural, Positive, Section, Weight
 
-__all__ = ["OptimSpec"]
-
 
 class OptimSpec(Section):
     """The optimizer and its learning-rate schedule."""

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from agentrl.training.optim.muon import Muon
 from agentrl.training.optim.optim_spec import OptimSpec
 
-__all__ = ["build_optimizers", "learning_rate_factor"]
-
 
 def learning_rate_factor(spec: OptimSpec, step: int, total_steps: int | None) -> float:
     """The share of the learning rate in optimizer step ``step``, counted from 0; a pure function,

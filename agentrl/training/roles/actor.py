@@ -33,8 +33,6 @@ from agentrl.training.roles.model_info import ModelInfo, model_facts
 from agentrl.training.roles.update_stats import StatSum
 from agentrl.types import BatchShard, Collect, Dispatch, Stat, Stats, register
 
-__all__ = ["Actor", "ActorSpec"]
-
 F32 = npt.NDArray[np.float32]
 
 

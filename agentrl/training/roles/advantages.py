@@ -13,8 +13,6 @@ from torch import Tensor
 from agentrl.algorithms import AlgorithmSpec, TokenCredit
 from agentrl.types import Batch
 
-__all__ = ["shard_advantages"]
-
 _EPS = 1e-8
 
 

@@ -20,8 +20,6 @@ from agentrl.training.optim.optimizer import build_optimizers, learning_rate_fac
 from agentrl.training.roles.model_info import ModelInfo
 from agentrl.types import BatchShard, Collect, Dispatch, Stat, Stats, register
 
-__all__ = ["Learner", "LearningRole"]
-
 
 class Learner:
     """The optimizers of a role's model; every method is called on all ranks alike.

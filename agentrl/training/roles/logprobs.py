@@ -11,8 +11,6 @@ from agentrl.training.fsdp.sharding import without_gradients
 from agentrl.training.models.policy_model import PolicyModel
 from agentrl.types import BatchShard
 
-__all__ = ["trained_logprobs"]
-
 
 def trained_logprobs(
     model: PolicyModel, shard: BatchShard, device: torch.device

@@ -7,8 +7,6 @@ from typing import Any
 
 from agentrl.training.models.packed_model import PackedModel
 
-__all__ = ["ModelInfo", "model_facts"]
-
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:

@@ -16,8 +16,6 @@ from agentrl.training.models.policy_model import load_policy
 from agentrl.training.roles.logprobs import trained_logprobs
 from agentrl.types import BatchShard, Collect, Dispatch, register
 
-__all__ = ["Reference", "ReferenceSpec"]
-
 
 @dataclass(frozen=True, slots=True)
 class ReferenceSpec:

@@ -28,8 +28,6 @@ from agentrl.training.roles.model_info import ModelInfo, model_facts
 from agentrl.training.roles.update_stats import StatSum
 from agentrl.types import BatchShard, Collect, Dispatch, Stats, register
 
-__all__ = ["RewardLearner", "RewardLearnerSpec", "RewardModel", "RewardModelSpec"]
-
 I64 = npt.NDArray[np.int64]
 
 

@@ -10,8 +10,6 @@ from torch import Tensor
 from agentrl.algorithms import PolicyInputs
 from agentrl.types import Stat
 
-__all__ = ["StatSum"]
-
 
 @dataclass(slots=True)
 class _Entry:

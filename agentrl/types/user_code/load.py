@@ -15,8 +15,6 @@ from typing import Any
 from agentrl.errors import AgentRLError, ConfigError, did_you_mean
 from agentrl.types.user_code.raise_place import raised_at
 
-__all__ = ["file_modules", "load_object"]
-
 _FILE_PREFIX = "agentrl_file_"
 # Held while a file is run, by one thread; reentrant, as a file may load another.
 _file_lock = threading.RLock()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-__all__ = ["place_of_object"]
-
 
 def place_of_object(target: Any) -> str:
     """``path/to/file.py:12`` where a function, a class or an object's class is defined; empty

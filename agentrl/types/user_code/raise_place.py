@@ -10,8 +10,6 @@ from types import TracebackType
 
 from agentrl.errors import AgentRLError
 
-__all__ = ["raised_at", "users_traceback"]
-
 _OWN = str(Path(__file__).resolve().parents[2]) + os.sep
 _STDLIB = sysconfig.get_path("stdlib")
 _PACKAGES = ("site-packages", "dist-packages")  # of whatever environment: one may stand on another

@@ -9,8 +9,6 @@ from typing import Any
 from agentrl.engines.torch.model.rope import ROPE_TYPES, Rope
 from agentrl.errors import EngineError
 
-__all__ = ["DecoderConfig", "not_computed"]
-
 SUPPORTED = ("llama", "qwen2", "qwen3")
 
 

@@ -18,8 +18,6 @@ from agentrl.engines.torch.kv_cache import KVCache
 from agentrl.engines.torch.model.config import DecoderConfig
 from agentrl.engines.torch.row_layout import Blocks
 
-__all__ = ["DecoderTensors", "LayerWeights", "NativeDecoder"]
-
 
 @dataclass(slots=True)
 class LayerWeights:

@@ -10,8 +10,6 @@ from torch import Tensor
 from agentrl.engines.torch.kv_cache import KVCache
 from agentrl.engines.torch.row_layout import Blocks
 
-__all__ = ["Forward", "ServedModel"]
-
 
 class Forward(Protocol):
     """Forward passes over the rows of a KV cache.

@@ -16,8 +16,6 @@ from agentrl.engines.torch.model.interface import ServedModel
 from agentrl.engines.torch.model.weights import DecoderWeights, folder_tensors
 from agentrl.errors import EngineError
 
-__all__ = ["load_model"]
-
 
 def load_model(
     place: EnginePlace,

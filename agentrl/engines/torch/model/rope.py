@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["ROPE_TYPES", "Rope"]
-
 ROPE_TYPES = ("default", "linear", "llama3")
 
 

@@ -20,8 +20,6 @@ from agentrl.engines.torch.kv_cache import KVCache, KVShape
 from agentrl.engines.torch.model.transformers_decoder import MaskKind, Masks, TransformersDecoder
 from agentrl.errors import EngineError
 
-__all__ = ["prove", "unserved"]
-
 _LENGTH = 20
 _WINDOW = 6
 _FIRST = 7

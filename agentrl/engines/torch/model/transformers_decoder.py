@@ -18,8 +18,6 @@ from transformers import Cache
 from agentrl.engines.torch.kv_cache import KVCache
 from agentrl.engines.torch.row_layout import Blocks
 
-__all__ = ["MaskKind", "Masks", "TransformersDecoder"]
-
 MaskKind = Literal["full", "sliding", "by_layer"]
 
 

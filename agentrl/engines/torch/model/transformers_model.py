@@ -21,8 +21,6 @@ from agentrl.engines.torch.model.update_tracker import Written
 from agentrl.engines.torch.model.weights import bits_checksum
 from agentrl.errors import EngineError
 
-__all__ = ["TransformersModel"]
-
 _log = logging.getLogger(__name__)
 
 _LAYERS = {"full_attention", "sliding_attention"}

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 from agentrl.errors import EngineError
 
-__all__ = ["Written"]
-
 
 class Written:
     """Holds what is sent against what the model has.

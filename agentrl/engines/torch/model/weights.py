@@ -20,8 +20,6 @@ from agentrl.engines.torch.model.update_tracker import Written
 from agentrl.errors import EngineError
 from agentrl.types.checksum import tensor_checksum
 
-__all__ = ["DecoderWeights", "bits_checksum", "folder_tensors"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Place:

@@ -17,8 +17,6 @@ from agentrl.errors import ConfigError, MachineError
 from agentrl.run.install.sglang_env.place import default_folder, interpreter
 from agentrl.run.install.sglang_env.recipe import CPU, GPU, SGLANG_VERSION, Recipe
 
-__all__ = ["build_environment", "installed_environments"]
-
 _MARK = "agentrl-sglang.json"
 _STEP_S = 3600.0
 _PROOF_S = 600.0

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from agentrl.run.install.sglang_env.recipe import CPU, GPU, SGLANG_VERSION, Recipe
 
-__all__ = ["default_folder", "default_python", "interpreter"]
-
 
 def default_folder(recipe: Recipe) -> Path:
     """Below the user's data folder (``XDG_DATA_HOME``, by default ``~/.local/share``)."""

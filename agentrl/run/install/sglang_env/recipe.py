@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["CPU", "GPU", "SGLANG_VERSION", "Recipe"]
-
 SGLANG_VERSION = "0.5.23"
 
 

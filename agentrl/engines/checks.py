@@ -130,7 +130,7 @@ class _Checked:
                 for segment in completion.segments
                 if segment.logprobs is not None
             )
-            usage = completion.account
+            usage = completion.usage
             counts = (usage.prompt_tokens, usage.completion_tokens, logprobs)
             _hold(
                 counts == (3, ids.size, ids.size),

@@ -158,7 +158,7 @@ def _completion(request: GenerateRequest, answer: ChatAnswer) -> Completion:
         request_id=request.request_id,
         segments=(),
         finish_reason=reason,
-        account=TokenUsage(answer.usage.prompt_tokens, answer.usage.completion_tokens),
+        usage=TokenUsage(answer.usage.prompt_tokens, answer.usage.completion_tokens),
         text=str(parsed.message["content"]),
         parsed=parsed,
         cached_tokens=answer.usage.cached_tokens,

@@ -1,4 +1,4 @@
-"""ScriptedEngine: answers from a script, with true account, versions and states; for tests."""
+"""ScriptedEngine: answers from a script, with true usage, versions and states; for tests."""
 
 from __future__ import annotations
 
@@ -333,7 +333,7 @@ class ScriptedEngine:
             segments=(segment,) if ids else (),
             finish_reason=reason,
             stop_string=stop_string,
-            account=TokenUsage(int(request.token_ids.size), len(ids), int(sequence.size) - 1),
+            usage=TokenUsage(int(request.token_ids.size), len(ids), int(sequence.size) - 1),
             cached_tokens=first if size and differ[first] else size,
         )
 

@@ -29,19 +29,19 @@ def assert_token_consistency(
     Raises:
         TokenMismatchError: the first rule that does not hold, with both values.
     """
-    account = completion.account
+    usage = completion.usage
     sampled = sum(map(len, completion.segments))
     sent = int(request.token_ids.size)
     length = sent + sampled
     if completion.request_id != request.request_id:
         _fail(request, f"the answer is for request {completion.request_id!r}")
-    if account.prompt_tokens != sent:
-        _fail(request, f"{sent} ids were sent, the engine was given {account.prompt_tokens}")
-    if account.completion_tokens != sampled:
-        _fail(request, f"{sampled} ids came back, the engine made {account.completion_tokens}")
+    if usage.prompt_tokens != sent:
+        _fail(request, f"{sent} ids were sent, the engine was given {usage.prompt_tokens}")
+    if usage.completion_tokens != sampled:
+        _fail(request, f"{sampled} ids came back, the engine made {usage.completion_tokens}")
     # the last sampled token has no KV unless the engine has run it through the model
-    if account.kv_tokens is not None and account.kv_tokens not in (length - 1, length):
-        _fail(request, f"the sequence has {length} ids, the engine's KV cache {account.kv_tokens}")
+    if usage.kv_tokens is not None and usage.kv_tokens not in (length - 1, length):
+        _fail(request, f"the sequence has {length} ids, the engine's KV cache {usage.kv_tokens}")
     most = request.sampling.max_new_tokens
     if sampled > most:
         _fail(request, f"{sampled} ids came back, max_new_tokens was {most}")

@@ -69,7 +69,7 @@ class ScriptedPolicy:
             request_id=request.request_id,
             segments=(),
             finish_reason="stop",
-            account=TokenUsage(0, 0),
+            usage=TokenUsage(0, 0),
             text=str(message["content"]),
             parsed=ParsedMessage(message, calls, ()),
         )

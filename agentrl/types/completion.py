@@ -131,7 +131,7 @@ class Completion:
             the text.
         finish_reason: ``stop`` (a stop token or string), ``length``, or ``abort``.
         stop_string: the stop string that matched, if one did.
-        account: the engine's own token counts.
+        usage: the engine's own token counts.
         cached_tokens: prompt tokens whose KV was reused.
         stale_kv: the rule under which KV of an older version was used.
         timings: seconds by stage, such as ``queue_s``, ``prefill_s`` and ``decode_s``.
@@ -140,7 +140,7 @@ class Completion:
     request_id: str
     segments: tuple[Segment, ...]
     finish_reason: FinishReason
-    account: TokenUsage
+    usage: TokenUsage
     text: str | None = None
     parsed: ParsedMessage | None = None
     stop_string: str | None = None

@@ -153,7 +153,7 @@ class Counted:
 
     async def generate(self, request: GenerateRequest) -> Completion:
         completion = await self._engine.generate(request)
-        self.tokens.append((time.perf_counter(), completion.account.completion_tokens))
+        self.tokens.append((time.perf_counter(), completion.usage.completion_tokens))
         return completion
 
     async def abort(self, request_ids: Sequence[str]) -> None:

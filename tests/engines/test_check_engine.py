@@ -55,7 +55,7 @@ class ForgetsTheVersion(Sound):
 
 class CountsWrongly(Sound):
     async def generate(self, request: GenerateRequest) -> Completion:
-        return replace(await super().generate(request), account=TokenUsage(1, 4, 6))
+        return replace(await super().generate(request), usage=TokenUsage(1, 4, 6))
 
 
 class TakesAnyId(Sound):

@@ -1,4 +1,4 @@
-"""What every engine must do, proved on both of ours: account, abort, release, versions, refusals,
+"""What every engine must do, proved on both of ours: usage, abort, release, versions, refusals,
 ends.
 """
 
@@ -76,9 +76,9 @@ async def test_the_account_agrees_with_what_was_sent_and_made(subject) -> None:
             request(ids, name=f"{turn}", session="s", max_new_tokens=5)
         )
         new, logprobs = sampled(completion)
-        account = completion.account
-        assert (account.prompt_tokens, account.completion_tokens) == (ids.size, new.size)
-        assert account.kv_tokens == ids.size + new.size - 1
+        usage = completion.usage
+        assert (usage.prompt_tokens, usage.completion_tokens) == (ids.size, new.size)
+        assert usage.kv_tokens == ids.size + new.size - 1
         assert completion.request_id == f"{turn}"
         assert (logprobs <= 0).all()
         assert all(segment.kind is SegmentKind.POLICY for segment in completion.segments)
@@ -112,7 +112,7 @@ async def test_an_aborted_request_ends_with_what_it_has(subject) -> None:
     await subject.engine.abort(["r", "unknown"])
     completion = await slow
     assert completion.finish_reason == "abort"
-    assert completion.account.completion_tokens == sampled(completion)[0].size < 500
+    assert completion.usage.completion_tokens == sampled(completion)[0].size < 500
 
 
 async def test_a_waiting_request_can_be_aborted_while_paused(subject) -> None:

@@ -41,7 +41,7 @@ async def test_a_script_that_is_over_says_so() -> None:
 async def test_an_answer_may_be_empty() -> None:
     completion = await ScriptedEngine([[]]).generate(request([1]))
     assert (completion.segments, completion.finish_reason) == ((), "stop")
-    assert completion.account.completion_tokens == 0
+    assert completion.usage.completion_tokens == 0
 
 
 async def test_an_answer_is_cut_at_its_stop_token_and_at_max_new_tokens() -> None:

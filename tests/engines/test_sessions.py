@@ -56,7 +56,7 @@ async def test_a_shorter_history_forgets_the_rest(tiny, start) -> None:
     completion, whole = await turn(engine, prompt[:10], "second", "s")
     assert completion.cached_tokens == 9
     assert np.abs(sampled(completion)[1] - tiny.logprobs(whole, 10)).max() <= ROUNDING
-    assert completion.account.kv_tokens == whole.size - 1
+    assert completion.usage.kv_tokens == whole.size - 1
 
 
 async def test_a_session_without_a_row_is_parked_and_comes_back_with_its_kv(tiny, start) -> None:

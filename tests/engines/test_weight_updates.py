@@ -95,8 +95,8 @@ async def test_each_token_of_an_interrupted_request_is_of_the_one_version_record
             position += len(segment)
         versions = [segment.policy_version for segment in completion.segments]
         assert versions == sorted(set(versions))
-        assert completion.account.completion_tokens == position == 240
-        assert completion.account.kv_tokens == prompt.size + 239
+        assert completion.usage.completion_tokens == position == 240
+        assert completion.usage.kv_tokens == prompt.size + 239
     assert any(len(completion.segments) > 1 for completion in completions)
 
 

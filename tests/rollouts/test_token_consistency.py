@@ -43,7 +43,7 @@ async def test_a_true_answer_passes() -> None:
 async def test_an_engine_that_ran_the_last_token_through_passes() -> None:
     answer = await true_answer()
     assert_token_consistency(
-        request(), replace(answer, account=replace(answer.account, kv_tokens=5)), VOCAB
+        request(), replace(answer, usage=replace(answer.usage, kv_tokens=5)), VOCAB
     )
 
 
@@ -62,22 +62,22 @@ Mutation = Callable[[Completion], Completion]
             lambda c: replace(c, request_id="q"), "the answer is for request 'q'", id="request_id"
         ),
         pytest.param(
-            lambda c: replace(c, account=replace(c.account, prompt_tokens=2)),
+            lambda c: replace(c, usage=replace(c.usage, prompt_tokens=2)),
             "3 ids were sent, the engine was given 2",
             id="prompt_tokens",
         ),
         pytest.param(
-            lambda c: replace(c, account=replace(c.account, completion_tokens=3)),
+            lambda c: replace(c, usage=replace(c.usage, completion_tokens=3)),
             "2 ids came back, the engine made 3",
             id="completion_tokens",
         ),
         pytest.param(
-            lambda c: replace(c, account=replace(c.account, kv_tokens=3)),
+            lambda c: replace(c, usage=replace(c.usage, kv_tokens=3)),
             "the sequence has 5 ids, the engine's KV cache 3",
             id="kv_short",
         ),
         pytest.param(
-            lambda c: replace(c, account=replace(c.account, kv_tokens=6)),
+            lambda c: replace(c, usage=replace(c.usage, kv_tokens=6)),
             "the sequence has 5 ids, the engine's KV cache 6",
             id="kv_long",
         ),
@@ -105,7 +105,7 @@ Mutation = Callable[[Completion], Completion]
             lambda c: replace(
                 c,
                 segments=(policy([8] * 5, 3),),
-                account=replace(c.account, completion_tokens=5, kv_tokens=7),
+                usage=replace(c.usage, completion_tokens=5, kv_tokens=7),
             ),
             "5 ids came back, max_new_tokens was 4",
             id="too_many",
@@ -152,7 +152,7 @@ class Lying:
 
 
 async def test_a_broken_rule_fails_the_episode_for_good() -> None:
-    engine = Lying(lambda c: replace(c, account=replace(c.account, prompt_tokens=99)))
+    engine = Lying(lambda c: replace(c, usage=replace(c.usage, prompt_tokens=99)))
     trajectory = await play(engine)
     assert (str(trajectory.status), trajectory.reward) == ("failed(engine)", None)
     assert "token consistency" in trajectory.status.detail

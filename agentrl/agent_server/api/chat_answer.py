@@ -94,10 +94,10 @@ def _finish_reason(turn: TurnResult) -> str:
 
 
 def _usage(turn: TurnResult) -> dict[str, Any]:
-    account = turn.completion.account
+    usage = turn.completion.usage
     return {
-        "prompt_tokens": account.prompt_tokens,
-        "completion_tokens": account.completion_tokens,
-        "total_tokens": account.prompt_tokens + account.completion_tokens,
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": turn.completion.cached_tokens},
     }

@@ -194,12 +194,12 @@ def _item_added(index: int, item: Mapping[str, Any], **empty: Any) -> _Event:
 
 
 def _usage(turn: TurnResult) -> dict[str, Any]:
-    account = turn.completion.account
+    usage = turn.completion.usage
     cached = turn.completion.cached_tokens
     return {
-        "input_tokens": account.prompt_tokens,
+        "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
-        "output_tokens": account.completion_tokens,
+        "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": account.prompt_tokens + account.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     }

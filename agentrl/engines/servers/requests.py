@@ -120,8 +120,8 @@ class Requests:
         for _ in range(_ATTEMPTS):
             server = await self._server_for(flight, failed)
             if server is None:
-                account = TokenUsage(int(request.token_ids.size), 0)
-                return Completion(request.request_id, (), "abort", account)
+                usage = TokenUsage(int(request.token_ids.size), 0)
+                return Completion(request.request_id, (), "abort", usage)
             flight.server, flight.rid = (
                 server,
                 f"{request.request_id}#{self._state.labels.owner}.{next(self._numbers)}",
@@ -181,7 +181,7 @@ class Requests:
         if stale_before != "never" or self._state.stale_kv != "never":
             completion = replace(completion, stale_kv="always")
         self._state.kv[request.session_id] = (
-            completion.account.prompt_tokens + completion.account.completion_tokens
+            completion.usage.prompt_tokens + completion.usage.completion_tokens
         )
         return completion
 

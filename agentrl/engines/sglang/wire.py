@@ -144,7 +144,7 @@ def read_answer(
         logprobs = np.asarray([_number(triple[0], who) for triple in triples], dtype=np.float32)
         named = np.asarray([triple[1] for triple in triples], dtype=np.int32)
         spans = _spans(meta, ids.size)
-        account = TokenUsage(int(meta["prompt_tokens"]), int(meta["completion_tokens"]))
+        usage = TokenUsage(int(meta["prompt_tokens"]), int(meta["completion_tokens"]))
         cached = int(meta.get("cached_tokens") or 0)
         timings = {"server_s": float(meta["e2e_latency"])} if "e2e_latency" in meta else {}
     except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
@@ -156,7 +156,7 @@ def read_answer(
         raise RefusedError(
             f"{who}: the server sampled from logits that are not numbers; look at the weights"
         )
-    _check(ids, logprobs, named, spans, account, vocab_size, who)
+    _check(ids, logprobs, named, spans, usage, vocab_size, who)
     segments = tuple(
         Segment(SegmentKind.POLICY, ids[start:end], logprobs[start:end], version_of(label))
         for label, start, end in spans
@@ -167,7 +167,7 @@ def read_answer(
         segments=segments,
         finish_reason=reason,
         stop_string=matched if reason == "stop" and isinstance(matched, str) else None,
-        account=account,
+        usage=usage,
         cached_tokens=cached,
         timings=timings,
     )
@@ -198,15 +198,15 @@ def _check(
     logprobs: npt.NDArray[np.float32],
     named: npt.NDArray[np.int32],
     spans: Sequence[tuple[str, int, int]],
-    account: TokenUsage,
+    usage: TokenUsage,
     vocab_size: int,
     who: str,
 ) -> None:
     problem = ""
     if logprobs.size != ids.size or not np.array_equal(named, ids):
         problem = f"{ids.size} ids came back and {logprobs.size} logprobs, which are not of the same tokens"  # noqa: E501
-    elif account.completion_tokens != ids.size:
-        problem = f"{ids.size} ids came back, the server counted {account.completion_tokens}"
+    elif usage.completion_tokens != ids.size:
+        problem = f"{ids.size} ids came back, the server counted {usage.completion_tokens}"
     elif ids.size and (int(ids.min()) < 0 or int(ids.max()) >= vocab_size):
         problem = f"an id is outside the vocabulary of {vocab_size}; the server has another model"
     elif [start for _, start, _ in spans] != [0, *(end for _, _, end in spans)][: len(spans)] or (

@@ -79,7 +79,7 @@ class ScheduledRequest:
             request_id=self.request.request_id,
             segments=segments,
             finish_reason=finish_reason,
-            account=TokenUsage(self.num_prompt, count, self.kv_tokens),
+            usage=TokenUsage(self.num_prompt, count, self.kv_tokens),
             stop_string=stop_string,
             cached_tokens=self.cached_tokens or 0,
             timings={

@@ -101,7 +101,7 @@ async def test_the_second_turn_of_a_session_finds_its_cache(engine: SGLangEngine
 
 async def test_a_sequence_may_fill_the_whole_context(engine: SGLangEngine) -> None:
     answer = await engine.generate(request("full", [9] * (CONTEXT - 2), max_new_tokens=2))
-    assert answer.account.prompt_tokens == CONTEXT - 2
+    assert answer.usage.prompt_tokens == CONTEXT - 2
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ class SequenceScores:
         micro_batch_tokens: tokens of one forward of a rank.
     """
 
-    def __init__(self, model: RoleHandle[RewardModel], micro_batch_tokens: int) -> None:
+    def __init__(self, model: RoleHandle, micro_batch_tokens: int) -> None:
         self._model = model
         self._micro_batch_tokens = micro_batch_tokens
         self._facts: ModelInfo | None = None

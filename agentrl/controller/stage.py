@@ -34,7 +34,7 @@ from agentrl.errors import (
 from agentrl.metrics import PhaseTimer
 from agentrl.rollouts import make_batch, turns_of
 from agentrl.store.atomic import replacing_folder
-from agentrl.training import Actor, LearningRole, Reference
+from agentrl.training import Actor, LearningRole, ModelInfo, Reference
 from agentrl.types import SegmentKind, Stats, TrajectoryGroup, seed_for
 
 _PASSES: tuple[tuple[str, str, Callable[..., Any]], ...] = (
@@ -92,8 +92,8 @@ class StageRun:
         settings: numbers.
         algorithm: what is learned.
         schedule: what overlaps.
-        learners: the roles that are trained. The first is the model that the stage is about: it is
-            exported, its sizes set the partition, and its metrics have no prefix.
+        learners: the roles that are trained. The first is the model that the stage is about: its
+            sizes set the partition, and its metrics have no prefix.
         checkpoints: of this stage.
         evaluator: evaluates the model; None where nothing is held out.
         recorder: store, metrics and display.
@@ -108,7 +108,7 @@ class StageRun:
         *,
         algorithm: AlgorithmSpec,
         schedule: Schedule,
-        learners: Sequence[RoleHandle[LearningRole]],
+        learners: Sequence[RoleHandle],
         checkpoints: Checkpoints,
         evaluator: Evaluator | None,
         recorder: Recorder,
@@ -130,7 +130,7 @@ class StageRun:
         self._interrupted = restored[1].evaluating if restored else ""
         """The evaluation that started and did not end."""
         # a role that is not built is named here
-        facts = [learner.facts() for learner in self.learners]
+        facts: list[ModelInfo] = [learner.call(LearningRole.facts) for learner in self.learners]
         self._length_scale = facts[0].length_scale
 
     @property
@@ -138,7 +138,7 @@ class StageRun:
         return self._recorder.timer
 
     @property
-    def _first(self) -> RoleHandle[LearningRole]:
+    def _first(self) -> RoleHandle:
         return self.learners[0]
 
     @property
@@ -151,7 +151,7 @@ class StageRun:
             return TrainState(algorithm=self.algorithm.initial_state)
         folder, manifest = self._restored
         for learner in self.learners:
-            learner.load(folder / learner.name)
+            learner.call(LearningRole.load, folder / learner.name)
         return TrainState(
             manifest.step, manifest.policy_version, manifest.algorithm, manifest.progress
         )
@@ -215,17 +215,18 @@ class StageRun:
         """The batch with the columns of every pass that the algorithm needs before the update."""
         for need, role, method in _PASSES:
             if getattr(self.algorithm.needs, need):
-                handle = RoleHandle[object](self._first.group, role, object)
+                handle = RoleHandle(self._first.group, role)
                 batch = batch.join(handle.columns(method, batch))
         return batch
 
     def update(self, mini_batch: MiniBatch) -> Stats:
         """One optimizer step of every learner; metrics of those after the first are prefixed by
         their names."""
-        stats = self._first.update(mini_batch)
-        for learner in self.learners[1:]:
-            own = learner.update(mini_batch)
-            stats += Stats({f"{learner.name}/{name}": stat for name, stat in own.items()})
+        stats = Stats()
+        for learner in self.learners:
+            own: Stats = learner.call(LearningRole.update, mini_batch.shards)
+            prefix = "" if learner is self._first else f"{learner.name}/"
+            stats += Stats({prefix + name: stat for name, stat in own.items()})
         return stats
 
     def _assert_fresh(self, groups: Sequence[TrajectoryGroup], state: TrainState) -> None:
@@ -337,7 +338,7 @@ class StageRun:
             folder = self._checkpoints.begin(state.step)
             try:
                 for learner in self.learners:
-                    learner.save(folder / learner.name)
+                    learner.call(LearningRole.save, folder / learner.name)
                 self._recorder.sync()
                 self._recorder.record_unsaved(snapshot.running)
                 self._checkpoints.commit(folder, self._manifest(state, snapshot))
@@ -367,14 +368,17 @@ class StageRun:
         )
 
     def finish(self, state: TrainState) -> TrainState:
-        """Exports the model as an ordinary Hugging Face folder.
+        """Exports the model as an ordinary Hugging Face folder that exists whole or not at all; the
+        models of further learners lie in folders of their names within.
 
         Raises:
             RunInterruptedError: the run was asked to end.
         """
         self._stop.check()
-        with self.timer.phase("checkpoint"):
-            export_whole(self._first, self._model_folder)
+        with self.timer.phase("checkpoint"), replacing_folder(self._model_folder) as part:
+            for learner in self.learners:
+                folder = part if learner is self._first else part / learner.name
+                learner.call(LearningRole.export, folder)
         return state
 
     def _evaluate(self, when: str, state: TrainState, done: Collection[str] = ()) -> None:
@@ -389,7 +393,7 @@ class StageRun:
             self._interrupted = ""
 
 
-def _check_names(stage: str, learners: Sequence[RoleHandle[LearningRole]]) -> None:
+def _check_names(stage: str, learners: Sequence[RoleHandle]) -> None:
     """Raises where two learners would write one folder of a checkpoint."""
     counts = Counter(learner.name for learner in learners)
     if not learners or max(counts.values()) > 1:
@@ -432,9 +436,3 @@ def _shuffled(groups: Sequence[TrajectoryGroup], seed: int) -> list[TrajectoryGr
         )
         for group in groups
     ]
-
-
-def export_whole(learner: RoleHandle[LearningRole], folder: Path) -> None:
-    """Exports the model so that the folder exists whole or not at all."""
-    with replacing_folder(folder) as part:
-        learner.export(part)

@@ -30,7 +30,6 @@ from agentrl.render import Renderer
 from agentrl.run.build import renderer_spec
 from agentrl.run.data.datasets import endless_rows, finite_rows
 from agentrl.run.lifetime.session import RunProcesses
-from agentrl.training import LearningRole, RewardModel
 from agentrl.training.data.demonstrations import demonstration_group
 from agentrl.training.data.preferences import preference_group
 from agentrl.types import Task, TrajectoryGroup
@@ -117,7 +116,7 @@ def rollouts(
     tasks: list[Task],
     *,
     processes: RunProcesses,
-    policy: RoleHandle[LearningRole],
+    policy: RoleHandle,
     ledger: Ledger,
     recorder: Recorder,
     first_draw: int,
@@ -204,7 +203,7 @@ def score_of(group: RoleGroup, stage: StageConfig) -> Score:
 
 def sequence_scores(group: RoleGroup, stage: StageConfig) -> SequenceScores:
     """Scores by the reward model that the stage hosts."""
-    model = RoleHandle(group, "reward_model", RewardModel)
+    model = RoleHandle(group, "reward_model")
     return SequenceScores(model, stage.train.logprob_micro_batch_tokens)
 
 

@@ -50,14 +50,7 @@ from agentrl.run.run_setup import last_manifest
 from agentrl.run.schedule_factory import conversations, held_out_pairs, rollouts, sequence_scores
 from agentrl.store import EventLog, RunDirectory, TrajectoryWriter
 from agentrl.tools import parser_for
-from agentrl.training import (
-    Actor,
-    ActorSpec,
-    LearningRole,
-    ReferenceSpec,
-    RewardLearner,
-    RewardLearnerSpec,
-)
+from agentrl.training import ActorSpec, ReferenceSpec, RewardLearnerSpec
 from agentrl.types import Task, seed_for
 
 _COLUMNS: Mapping[LearnsFrom, tuple[Column, ...]] = {
@@ -65,10 +58,10 @@ _COLUMNS: Mapping[LearnsFrom, tuple[Column, ...]] = {
     "demonstrations": SFT_COLUMNS,
     "preferences": PAIR_COLUMNS,
 }
-_LEARNERS: Mapping[LearnsFrom, Mapping[str, type[LearningRole]]] = {
-    "rollouts": {"actor": Actor},
-    "demonstrations": {"actor": Actor},
-    "preferences": {"reward_model": RewardLearner},
+_LEARNERS: Mapping[LearnsFrom, tuple[str, ...]] = {
+    "rollouts": ("actor",),
+    "demonstrations": ("actor",),
+    "preferences": ("reward_model",),
 }
 """The roles that a stage trains; the first is the model that it is about."""
 
@@ -144,7 +137,7 @@ def _actor(recipe: StageRecipe) -> RoleSpec | None:
 def _reference(recipe: StageRecipe) -> RoleSpec | None:
     if not recipe.algorithm.needs.reference:
         return None
-    return ReferenceSpec(str(recipe.model), recipe.stage.model.dtype)
+    return ReferenceSpec(str(recipe.model), dtype=recipe.stage.model.dtype)
 
 
 def _reward_model(recipe: StageRecipe) -> RoleSpec | None:
@@ -239,8 +232,7 @@ def run_stage(
     with parts.timer.phase("setup"):
         parts.processes.setup(role_specs(recipe), rollout_worker_spec(recipe, parts.live, base_dir))
     learners = [
-        RoleHandle(parts.processes.roles, name, kind)
-        for name, kind in _LEARNERS[algorithm.learns_from].items()
+        RoleHandle(parts.processes.roles, name) for name in _LEARNERS[algorithm.learns_from]
     ]
     recorder = _recorder(parts, stage, manifest)
     snapshot = (

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from agentrl.training.fsdp.process_group import DistSpec, join, leave
     from agentrl.training.optim.optim_spec import OptimSpec
     from agentrl.training.roles.actor import Actor, ActorSpec
-    from agentrl.training.roles.learner import LearningRole
-    from agentrl.training.roles.model_info import ModelInfo
+    from agentrl.training.roles.learner import LearnerSpec, LearningRole
     from agentrl.training.roles.reference import Reference, ReferenceSpec
     from agentrl.training.roles.reward_model import (
         RewardLearner,
@@ -33,12 +32,14 @@ if TYPE_CHECKING:
         RewardModel,
         RewardModelSpec,
     )
+    from agentrl.training.roles.role import ModelInfo, Role
 
 __all__ = [
     "Actor",
     "ActorSpec",
     "DistSpec",
     "Layout",
+    "LearnerSpec",
     "LearningRole",
     "ModelInfo",
     "OptimSpec",
@@ -49,6 +50,7 @@ __all__ = [
     "RewardLearnerSpec",
     "RewardModel",
     "RewardModelSpec",
+    "Role",
     "ShardPlan",
     "join",
     "leave",
@@ -61,36 +63,23 @@ __all__ = [
     "union",
 ]
 
-_HOMES = {
-    "data.partition": (
-        "Layout",
-        "Plan",
-        "ShardPlan",
-        "merge_columns",
-        "partition",
-        "partition_groups",
-        "repack",
-        "sample_weights",
-        "shards",
-        "union",
-    ),
-    "fsdp.process_group": ("DistSpec", "join", "leave"),
-    "optim.optim_spec": ("OptimSpec",),
-    "roles.actor": ("Actor", "ActorSpec"),
-    "roles.learner": ("LearningRole",),
-    "roles.model_info": ("ModelInfo",),
-    "roles.reference": ("Reference", "ReferenceSpec"),
-    "roles.reward_model": (
-        "RewardLearner",
-        "RewardLearnerSpec",
-        "RewardModel",
-        "RewardModelSpec",
-    ),
-}
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+_HOMES = (
+    "optim.optim_spec",
+    "data.partition",
+    "fsdp.process_group",
+    "roles.role",
+    "roles.learner",
+    "roles.actor",
+    "roles.reference",
+    "roles.reward_model",
+)
+"""Where the names are; those without torch come first."""
 
 
 def __getattr__(name: str) -> object:
-    if name in _HOME_OF:
-        return getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    if name in __all__:
+        for home in _HOMES:
+            module = importlib.import_module(f"{__name__}.{home}")
+            if hasattr(module, name):
+                return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -25,14 +25,7 @@ from agentrl.controller.state import TrainState
 from agentrl.metrics import JsonlSink, PhaseTimer
 from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.store import EventLog, JsonlWriter, RunDirectory, TrajectoryWriter
-from agentrl.training import (
-    Actor,
-    ActorSpec,
-    LearningRole,
-    OptimSpec,
-    RewardLearner,
-    RewardLearnerSpec,
-)
+from agentrl.training import ActorSpec, OptimSpec, RewardLearnerSpec
 from agentrl.types import TrajectoryGroup
 from tests.controller.tiny import made_groups
 
@@ -100,22 +93,21 @@ def learn(
     deterministic: bool = False,
     reward_model: bool = False,
     beside: Mapping[str, RoleSpec] | None = None,
-    others: Sequence[tuple[str, type[LearningRole]]] = (),
+    others: Sequence[str] = (),
     restored: tuple[Path, Manifest] | None = None,
 ) -> list[dict[str, Any]]:
     """Trains on the same groups whatever the group of workers is; the rows of metrics."""
     algorithm = make_algorithm("reward_model" if reward_model else "grpo", settings or {})
     optim = OptimSpec(lr=3e-3)
-    learners: list[RoleHandle[LearningRole]]
     if reward_model:
         group.setup({"reward_model": RewardLearnerSpec(str(model), algorithm, optim)})
-        learners = [RoleHandle(group, "reward_model", RewardLearner)]
+        learners = [RoleHandle(group, "reward_model")]
     else:
         spec = ActorSpec(str(model), algorithm, optim, deterministic=deterministic)
         group.setup({"actor": spec, **(beside or {})})
         learners = [
-            RoleHandle(group, "actor", Actor),
-            *(RoleHandle(group, name, kind) for name, kind in others),
+            RoleHandle(group, "actor"),
+            *(RoleHandle(group, name) for name in others),
         ]
     directory = RunDirectory.create(run_dir)
     sink = JsonlSink(JsonlWriter(directory.metrics_path))

@@ -22,7 +22,7 @@ from agentrl.controller.cluster.rollout_pool import ProcessInfo, collect_groups
 from agentrl.controller.cluster.weight_publisher import publish_weights
 from agentrl.errors import ConfigError, DataError, EngineError, TrainingError
 from agentrl.rollouts import GroupRequest
-from agentrl.training import Actor, ReferenceSpec
+from agentrl.training import ReferenceSpec
 from agentrl.types import Collect, Dispatch, Stat, Stats, register
 from tests.controller.tiny import TASKS, Cluster, actor_spec, local_cluster, roles, rollouts
 
@@ -78,7 +78,7 @@ def called(
     answer: Callable[..., Any] = lambda rank, *args: rank,
 ) -> Any:
     group = CallGroup(mesh, answer)
-    result = RoleHandle(group, "role", Role).call(method, *args)  # type: ignore[arg-type]
+    result = RoleHandle(group, "role").call(method, *args)  # type: ignore[arg-type]
     return result, group.calls
 
 
@@ -212,9 +212,7 @@ def test_a_role_that_no_engine_could_serve_is_not_published(model: Path) -> None
     try:
         cluster.group.setup({"reference": ReferenceSpec(str(model))})
         with pytest.raises(ConfigError, match="role 'reference' is no policy that engines could"):
-            cluster.sync.publish(
-                RoleHandle(cluster.group, "reference", Actor), cluster.pool, 1, "retract"
-            )
+            cluster.sync.publish(RoleHandle(cluster.group, "reference"), cluster.pool, 1, "retract")
     finally:
         cluster.close()
 

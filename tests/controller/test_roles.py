@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import AutoModelForSequenceClassification
 
+from agentrl.algorithms import make_algorithm
 from agentrl.controller.checkpoints import Checkpoints
 from agentrl.controller.cluster.role_group import LocalRoleGroup
 from agentrl.errors import ConfigError
-from agentrl.training import DistSpec, LearningRole, ModelInfo, OptimSpec
-from agentrl.training.data.packing import micro_batches
-from agentrl.training.fsdp.process_group import data_mesh
-from agentrl.training.fsdp.sharding import shard_over
-from agentrl.training.models.score_model import load_score_model
-from agentrl.training.roles.learner import Learner
-from agentrl.training.roles.model_info import model_facts
+from agentrl.training import DistSpec, LearningRole, OptimSpec
+from agentrl.training.models.score_model import ScoreModel, load_score_model
+from agentrl.training.roles.learner import LearnerSpec
 from agentrl.types import BatchShard, Collect, Dispatch, Stat, Stats, register
 from tests.controller.replay import learn
 from tests.controller.tiny import made_groups
 
 
 @dataclass(frozen=True)
-class CriticSpec:
-    model_path: str
-
+class CriticSpec(LearnerSpec):
     def build(self, place: DistSpec) -> Critic:
         return Critic(self, place)
 
@@ -36,41 +31,31 @@ class CriticSpec:
 class Critic(LearningRole):
     """Learns each trajectory's credit from its tokens, by least squares."""
 
-    def __init__(self, spec: CriticSpec, place: DistSpec) -> None:
-        self.folder = Path(spec.model_path)
-        self.dtype = torch.float32
-        self.model = load_score_model(
-            spec.model_path, "critic.path", attention="segments", head_seed=5
-        )
-        self._facts = model_facts(self.model)
-        shard_over(self.model, data_mesh(place), dtype=self.dtype)
-        self.learner = Learner(OptimSpec(lr=1e-3), self.model, self.model.head, "critic", None)
+    name = "critic"
 
-    @register(Dispatch.FIRST)
-    def facts(self) -> ModelInfo:
-        return self._facts
+    def load_model(self) -> ScoreModel:
+        return load_score_model(self.spec, self.device, head_seed=5)
 
     @register(Dispatch.DATA, collect=Collect.STATS)
     def update(self, shard: BatchShard) -> Stats:
         loss = 0.0
-        for packed in micro_batches(
-            shard, torch.device("cpu"), share_prefixes=self.model.shares_prefixes
-        ):
+        for packed in self.packed(shard):
             values = self.model(packed)
             credit = torch.from_numpy(shard.batch.credit[shard.batch.trajectory[packed.rows]])
             error = ((values - credit) ** 2).sum()
             torch.autograd.backward(error / shard.batch.num_samples)
             loss += error.item()
-        return Stats({"loss": Stat.of([loss])}) + self.learner.step()
+        return Stats({"loss": Stat.of([loss])}) + self.step()
 
 
-OTHERS: Sequence[tuple[str, type[LearningRole]]] = [("critic", Critic)]
+OTHERS = ["critic"]
 
 
 def train(model: Path, run_dir: Path, num_steps: int, **settings: Any) -> list[dict[str, Any]]:
     group = LocalRoleGroup(threads=1)
     try:
-        settings = {"beside": {"critic": CriticSpec(str(model))}, "others": OTHERS} | settings
+        critic = CriticSpec(str(model), make_algorithm("sft"), OptimSpec(lr=1e-3))
+        settings = {"beside": {"critic": critic}, "others": OTHERS} | settings
         return learn(group, model, run_dir, num_steps=num_steps, **settings)
     finally:
         group.close()
@@ -110,6 +95,10 @@ def test_a_checkpoint_has_a_folder_a_role_and_both_go_on_from_it(
         "actor",
         "critic",
     ]
+    exported = tmp_path / "first" / "models" / "rl"
+    assert (exported / "config.json").is_file()
+    scores = AutoModelForSequenceClassification.from_pretrained(exported / "critic")
+    assert scores.config.num_labels == 1
     rows = train(model, tmp_path / "second", 4, batches=batches(4), restored=restored)
     names = ("policy/loss", "critic/loss", "optim/grad_norm", "critic/optim/grad_norm")
     assert [[row[name] for name in names] for row in rows] == [
@@ -125,7 +114,7 @@ def test_two_learners_of_one_name_are_refused(model: Path, tmp_path: Path) -> No
     with pytest.raises(
         ConfigError, match=r"stage 'rl' must train .* of different names, got actor, actor"
     ):
-        train(model, tmp_path / "run", 1, others=[("actor", Critic)])
+        train(model, tmp_path / "run", 1, others=["actor"])
 
 
 def test_a_learner_that_no_rank_has_built_is_refused_by_name(model: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from agentrl.controller.cluster.rollout_pool import collect_groups, stream_group
 from agentrl.controller.scoring import RewardScorer, SequenceScores
 from agentrl.errors import RewardError
 from agentrl.rollouts import GroupOutcome, GroupRequest
-from agentrl.training import RewardModel, RewardModelSpec
+from agentrl.training import RewardModelSpec
 from agentrl.types import SamplingParams, Status, TrajectoryGroup
 from tests.controller.hand_pool import HandPool, MakeWorld, bounds
 from tests.controller.tiny import made_groups
@@ -45,7 +45,7 @@ def outcome_of(group: TrajectoryGroup) -> GroupOutcome:
 
 
 def sequence_scores(workers: LocalRoleGroup, tokens: int) -> SequenceScores:
-    return SequenceScores(RoleHandle(workers, "reward_model", RewardModel), tokens)
+    return SequenceScores(RoleHandle(workers, "reward_model"), tokens)
 
 
 def scored(

@@ -18,7 +18,7 @@ from agentrl.controller.cluster.worker import RoleSpec
 from agentrl.engines import EnginePlace, EnginePlan, PauseMode
 from agentrl.engines.torch import TorchEngineSpec
 from agentrl.rollouts import RolloutSpec
-from agentrl.training import Actor, ActorSpec, OptimSpec
+from agentrl.training import ActorSpec, OptimSpec
 from agentrl.types import (
     SamplingParams,
     Segment,
@@ -71,7 +71,7 @@ class Cluster:
         self.group = group
         self.pool = pool
         self.sync = sync or ColocatedSync()
-        self.actor = RoleHandle(group, "actor", Actor)
+        self.actor = RoleHandle(group, "actor")
 
     def setup(self, model: Path) -> None:
         self.group.setup(roles(model))

@@ -62,9 +62,7 @@ CHECKPOINTS = "agentrl.controller.checkpoints:Checkpoints"
         pytest.param("agentrl.run.trainer:run_stage", 0, id="before_the_first_step"),
         pytest.param(f"{STAGE}.record", 0, id="before_the_first_checkpoint"),
         pytest.param(f"{CHECKPOINTS}.commit", 0, id="during_the_first_checkpoint"),
-        pytest.param(
-            "agentrl.controller.stage:export_whole", 0, id="before_the_first_stage_is_exported"
-        ),
+        pytest.param(f"{STAGE}.finish", 0, id="before_the_first_stage_is_exported"),
         pytest.param("agentrl.run.trainer:run_stage", 1, id="between_the_stages"),
         pytest.param(f"{STAGE}.record", 12, id="before_the_first_checkpoint_of_the_second_stage"),
         pytest.param(f"{SERVICE}._enter", 10, id="while_groups_are_played"),

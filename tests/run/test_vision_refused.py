@@ -11,6 +11,7 @@ import pytest
 from agentrl.config.load import load_config
 from agentrl.errors import ConfigError
 from agentrl.run.engine import engine_plan
+from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.models.policy_model import load_policy
 from tests.tiny_vision import write_qwen_vl
 
@@ -32,4 +33,4 @@ def test_training_is_refused(folder: Path) -> None:
     with pytest.raises(
         ConfigError, match="sees images, and only models of text alone can be trained"
     ):
-        load_policy(folder, attention="segments")
+        load_policy(ModelSpec(str(folder)))

@@ -14,6 +14,7 @@ from agentrl.errors import ConfigError, DataError
 from agentrl.training import shards
 from agentrl.training.data.partition import partition
 from agentrl.training.models import policy_model
+from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.models.policy_model import load_policy
 from agentrl.types import Batch
 from tests.tiny_models import SLIDING
@@ -142,13 +143,13 @@ def test_a_temperature_without_logprobs_is_refused(model_path: str, temperature:
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"it has no config\.json"):
-        load_policy(tmp_path, attention="segments")
+        load_policy(ModelSpec(str(tmp_path)))
 
 
 def test_a_torn_model_is_refused(tmp_path: Path) -> None:
     (write_model(tmp_path) / "model.safetensors").unlink()
     with pytest.raises(DataError, match="could not be loaded as a causal model"):
-        load_policy(tmp_path, attention="segments")
+        load_policy(ModelSpec(str(tmp_path)))
 
 
 def test_a_family_that_changes_logits_after_its_head_is_refused(tmp_path: Path) -> None:
@@ -165,4 +166,4 @@ def test_a_family_that_changes_logits_after_its_head_is_refused(tmp_path: Path) 
     )
     GraniteForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="changes logits after its output layer"):
-        load_policy(tmp_path, attention="segments")
+        load_policy(ModelSpec(str(tmp_path)))

@@ -14,6 +14,7 @@ from agentrl.training.data.attention import attention_arguments
 from agentrl.training.data.packing import Packed, micro_batches
 from agentrl.training.data.partition import partition
 from agentrl.training.models.mlp_row_skip import skip_mlp_rows
+from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.models.policy_model import PolicyModel, load_policy
 from tests.training.harness import layout, make_batch, write_model
 
@@ -57,9 +58,7 @@ def gradients(model: PolicyModel, hidden: Tensor) -> dict[str, Tensor]:
 def test_chosen_rows_and_their_gradients_are_those_of_the_whole(
     tmp_path: Path, recompute: bool
 ) -> None:
-    model = load_policy(
-        write_model(tmp_path), attention="segments", gradient_checkpointing=recompute
-    )
+    model = load_policy(ModelSpec(str(write_model(tmp_path)), gradient_checkpointing=recompute))
     row = whole_row()
     chosen, whole = chosen_rows(model, row), whole_trunk(model, row).index_select(0, ROWS)
     torch.testing.assert_close(chosen, whole, rtol=1e-5, atol=1e-6)
@@ -71,7 +70,7 @@ def test_chosen_rows_and_their_gradients_are_those_of_the_whole(
 
 
 def test_only_the_last_mlp_skips_rows(tmp_path: Path) -> None:
-    model, row = load_policy(write_model(tmp_path), attention="segments"), whole_row()
+    model, row = load_policy(ModelSpec(str(write_model(tmp_path)))), whole_row()
     seen: list[int] = []
     blocks: list[Any] = model.blocks()
     for block in blocks:
@@ -92,7 +91,7 @@ def test_a_mixture_of_experts_is_left_as_it_is() -> None:
 
 def test_a_model_for_a_gpu_computes_every_row(tmp_path: Path) -> None:
     """Loaded on the CPU, as every model is, for a device that is not one."""
-    model = load_policy(write_model(tmp_path), attention="segments", device=torch.device("cuda", 0))
+    model = load_policy(ModelSpec(str(write_model(tmp_path))), device=torch.device("cuda", 0))
     seen: list[int] = []
     blocks: list[Any] = model.blocks()
     blocks[-1].mlp.gate_proj.register_forward_pre_hook(

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
+from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.models.patch_rmsnorm import RMSNorm, patch_rmsnorm
 from agentrl.training.models.policy_model import load_policy
 from tests.training.harness import write_model
@@ -60,7 +61,7 @@ def test_a_row_of_zeros_stays_finite() -> None:
 
 
 def test_a_models_norms_are_replaced_and_its_names_stay(tmp_path: Path) -> None:
-    model = load_policy(write_model(tmp_path), attention="segments")
+    model = load_policy(ModelSpec(str(write_model(tmp_path))))
     assert not any(isinstance(module, Qwen3RMSNorm) for module in model.modules())
     assert "hf.model.layers.0.self_attn.q_norm.weight" in dict(model.named_parameters())
 
@@ -72,5 +73,5 @@ def test_a_norm_that_differs_is_kept() -> None:
 
 
 def test_a_model_for_a_gpu_keeps_its_own_norms(tmp_path: Path) -> None:
-    model = load_policy(write_model(tmp_path), attention="segments", device=torch.device("cuda", 0))
+    model = load_policy(ModelSpec(str(write_model(tmp_path))), device=torch.device("cuda", 0))
     assert not any(isinstance(module, RMSNorm) for module in model.modules())

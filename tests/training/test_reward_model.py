@@ -32,7 +32,7 @@ from agentrl.training import (
     sample_weights,
     shards,
 )
-from agentrl.training.models.packed_model import DType
+from agentrl.training.models.packed_model import DType, ModelSpec
 from agentrl.training.models.policy_model import load_policy
 from agentrl.training.models.score_model import load_score_model
 from agentrl.types import Batch, BatchShard, Stats
@@ -191,7 +191,7 @@ def test_a_checkpoint_goes_on_to_the_last_bit(model_path: str, tmp_path: Path) -
     resumed = learner(model_path, optim=optim, head_seed=99)
     resumed.load(tmp_path / "kept")
     assert [dict(resumed.update(shard_of(pairs()))) for _ in range(2)] == expected
-    assert resumed.learner.steps == 3
+    assert resumed.steps == 3
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -229,7 +229,7 @@ def test_a_causal_model_is_no_reward_model(model_path: str) -> None:
         DataError,
         match=r"RewardModelSpec\.model_path=.* lacks weights of a reward model \('score\.weight'\)",
     ):
-        load_score_model(model_path, "RewardModelSpec.model_path", attention="segments")
+        load_score_model(RewardModelSpec(model_path))
 
 
 def test_a_reward_model_is_no_policy(model_path: str, tmp_path: Path) -> None:
@@ -237,7 +237,7 @@ def test_a_reward_model_is_no_policy(model_path: str, tmp_path: Path) -> None:
     role = learner(str(untied))
     role.export(tmp_path / "rm")
     with pytest.raises(DataError, match="a reward model is no policy to start from"):
-        load_policy(tmp_path / "rm", attention="segments")
+        load_policy(ModelSpec(str(tmp_path / "rm")))
 
 
 def test_a_policys_algorithm_trains_no_reward_model(model_path: str) -> None:

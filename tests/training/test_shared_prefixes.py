@@ -15,6 +15,7 @@ from agentrl.training.data.packing import Packed, micro_batches
 from agentrl.training.data.partition import partition
 from agentrl.training.data.prefix_tree import ROOT, Span, shared_spans
 from agentrl.training.models import policy_model
+from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.models.policy_model import load_policy
 from agentrl.types import Batch, BatchShard, SegmentKind
 from tests.tiny_models import SLIDING
@@ -52,7 +53,7 @@ def outcome(
 ) -> tuple[npt.NDArray[np.float32], dict[str, torch.Tensor]]:
     """Logprobs by token, and the gradient of a sum of them with different weights."""
     model, row = (
-        load_policy(model_path, attention="segments"),
+        load_policy(ModelSpec(model_path)),
         packed(batch, share_prefixes=share_prefixes),
     )
     logprobs, _ = model(row)

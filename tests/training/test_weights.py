@@ -71,7 +71,7 @@ ENDS: dict[str, Callable[[Actor, Path], object]] = {
     "export": lambda actor, folder: actor.export(folder),
     "weights": lambda actor, _: dict(actor.weights()),
     "checksum": lambda actor, _: actor.checksum(),
-    "update": lambda actor, _: actor.learner.step(),
+    "update": lambda actor, _: actor.step(),
 }
 
 

@@ -147,7 +147,7 @@ def test_a_checkpoint_of_two_ranks_goes_on_in_one(
     for _ in range(4):
         update(uninterrupted, batch, 30)
     resumed.load(two_folder / optimizer)
-    assert resumed.learner.steps == 4
+    assert resumed.steps == 4
     loss = update(resumed, batch, 30)["policy/loss"].mean
     assert loss == pytest.approx(update(uninterrupted, batch, 30)["policy/loss"].mean, abs=1e-5)
 

@@ -18,7 +18,7 @@ from agentrl.controller.cluster.rollout_pool import ProcessInfo, RolloutPool
 from agentrl.controller.cluster.worker import RoleSpec
 from agentrl.engines import PauseMode
 from agentrl.errors import TrainingError
-from agentrl.training import DistSpec, LearningRole
+from agentrl.training import DistSpec
 from agentrl.weight_sync import WeightsReport
 
 _KEEP_FREED_MEMORY = {
@@ -151,7 +151,7 @@ class ObjectStoreSync:
         self._group = group
 
     def publish(
-        self, learner: RoleHandle[LearningRole], pool: RolloutPool, version: int, mode: PauseMode
+        self, learner: RoleHandle, pool: RolloutPool, version: int, mode: PauseMode
     ) -> list[WeightsReport]:
         layout = pool.layout()
         if layout is None:

@@ -9,7 +9,6 @@ from typing import Protocol
 from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.cluster.rollout_pool import RolloutPool
 from agentrl.engines import PauseMode
-from agentrl.training import LearningRole
 from agentrl.weight_sync import WeightsReport
 
 logger = logging.getLogger(__name__)
@@ -19,7 +18,7 @@ class WeightSync(Protocol):
     """How weights get from the ranks that train to the engines."""
 
     def publish(
-        self, learner: RoleHandle[LearningRole], pool: RolloutPool, version: int, mode: PauseMode
+        self, learner: RoleHandle, pool: RolloutPool, version: int, mode: PauseMode
     ) -> list[WeightsReport]:
         """Every engine of ``pool``, paused by ``mode`` meanwhile, serves the learner's weights when
         this returns.
@@ -38,7 +37,7 @@ class ColocatedSync:
     gather."""
 
     def publish(
-        self, learner: RoleHandle[LearningRole], pool: RolloutPool, version: int, mode: PauseMode
+        self, learner: RoleHandle, pool: RolloutPool, version: int, mode: PauseMode
     ) -> list[WeightsReport]:
         del pool  # its engines are those of the learner's ranks
         reports = learner.group.call("weights", "publish", args=(learner.name, version, mode))
@@ -47,7 +46,7 @@ class ColocatedSync:
 
 def publish_weights(
     sync: WeightSync,
-    learner: RoleHandle[LearningRole],
+    learner: RoleHandle,
     pool: RolloutPool,
     version: int,
     mode: PauseMode = "retract",

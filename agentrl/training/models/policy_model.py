@@ -5,8 +5,6 @@ Shapes: T packed tokens, R rows of logits, N chosen tokens, V vocabulary, D widt
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -14,7 +12,12 @@ from transformers import AutoModelForCausalLM
 
 from agentrl.errors import ConfigError, DataError
 from agentrl.training.data.packing import Packed
-from agentrl.training.models.packed_model import CPU, PackedModel, load_pretrained
+from agentrl.training.models.packed_model import (
+    CPU,
+    ModelSpec,
+    PackedModel,
+    load_pretrained,
+)
 
 _CHUNK_ELEMENTS = 2**25
 """Logits that exist at once: 128 MiB in float32."""
@@ -77,49 +80,32 @@ class PolicyModel(PackedModel):
         return logprobs[logit_of, targets], entropy[logit_of]
 
 
-def load_policy(
-    path: str | Path,
-    *,
-    attention: str,
-    gradient_checkpointing: bool = False,
-    device: torch.device = CPU,
-) -> PolicyModel:
+def load_policy(spec: ModelSpec, device: torch.device = CPU) -> PolicyModel:
     """Loads a causal model from a Hugging Face folder; see ``load_pretrained``.
 
     Trunk and head are compared with the model's own logits. A family with capping or scaling after
     its head is refused, because it would be trained on other probabilities.
 
     Args:
-        path: the folder.
-        attention: ``segments`` or ``flash_attention_2``.
-        gradient_checkpointing: recompute each layer in the backward pass.
+        spec: the folder, and how its model runs.
         device: the device that the model will run on.
 
     Raises:
         DataError: the folder holds no loadable causal model.
         ConfigError: the family cannot be trained packed.
     """
-    hf, missing = load_pretrained(
-        AutoModelForCausalLM,
-        path,
-        "ActorSpec.model_path",
-        "a causal model",
-        attention=attention,
-        gradient_checkpointing=gradient_checkpointing,
-        device=device,
-    )
+    hf, missing = load_pretrained(AutoModelForCausalLM, spec, "a causal model", device)
     if missing:
         raise DataError(
-            f"ActorSpec.model_path={str(path)!r} lacks weights of a causal model "
+            f"{spec.setting}={spec.model_path!r} lacks weights of a causal model "
             f"({sorted(missing)[0]!r}); a reward model is no policy to start from"
         )
-    model = PolicyModel(hf, attention, device)
+    model = PolicyModel(hf, spec.attention, device)
     ids = torch.arange(4) % int(model.config.get_text_config().vocab_size)
     rows = torch.tensor([1, 3])
-    # flash_attention_2 has no CPU kernel, and the family's answer is the same
-    if attention == "flash_attention_2" or model.check(ids, rows, lambda logits: logits[0, rows]):
+    if model.check(ids, rows, lambda logits: logits[0, rows]):
         return model
     raise ConfigError(
-        f"ActorSpec.model_path={str(path)!r}: {type(model.hf).__name__} changes logits after its "
+        f"{spec.setting}={spec.model_path!r}: {type(model.hf).__name__} changes logits after its "
         "output layer (capping or scaling), which the trainer doesn't do; choose another family"
     )

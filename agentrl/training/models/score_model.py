@@ -6,7 +6,6 @@ Shapes: T packed tokens, M samples of a row, D width.
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +13,12 @@ from transformers import AutoModelForSequenceClassification
 
 from agentrl.errors import ConfigError, DataError
 from agentrl.training.data.packing import Packed
-from agentrl.training.models.packed_model import CPU, PackedModel, load_pretrained
+from agentrl.training.models.packed_model import (
+    CPU,
+    ModelSpec,
+    PackedModel,
+    load_pretrained,
+)
 
 
 class ScoreModel(PackedModel):
@@ -43,64 +47,49 @@ class ScoreModel(PackedModel):
 
 
 def load_score_model(
-    path: str | Path,
-    setting: str,
-    *,
-    attention: str,
-    head_seed: int | None = None,
-    gradient_checkpointing: bool = False,
-    device: torch.device = CPU,
+    spec: ModelSpec, device: torch.device = CPU, *, head_seed: int | None = None
 ) -> ScoreModel:
     """Loads a reward model from a Hugging Face folder (``AutoModelForSequenceClassification``, one
     label).
 
     Args:
-        path: the folder. A causal model's has no head, and gets one from ``head_seed``.
-        setting: the setting that names the folder, for errors.
-        attention: ``segments`` or ``flash_attention_2``.
+        spec: the folder, and how its model runs. A causal model's folder has no head, and gets one
+            from ``head_seed``.
+        device: the device that the model will run on.
         head_seed: the seed of a new head's weights, which are normal with deviation 1/sqrt(D + 1)
             (arXiv:2009.01325, app. B); None refuses a folder without a head.
-        gradient_checkpointing: recompute each layer in the backward pass.
-        device: the device that the model will run on.
 
     Raises:
         DataError: the folder holds no loadable reward model, or weights of it are missing.
         ConfigError: the family cannot be trained packed, or scores sequences in another way.
     """
     hf, missing = load_pretrained(
-        AutoModelForSequenceClassification,
-        path,
-        setting,
-        "a sequence classifier",
-        attention=attention,
-        gradient_checkpointing=gradient_checkpointing,
-        device=device,
-        num_labels=1,
+        AutoModelForSequenceClassification, spec, "a sequence classifier", device, num_labels=1
     )
+    named = f"{spec.setting}={spec.model_path!r}"
     head = getattr(hf, "score", None)
     if not isinstance(head, nn.Linear):
         raise ConfigError(
-            f"{setting}={str(path)!r}: {type(hf).__name__} has no linear layer `score` on its "
+            f"{named}: {type(hf).__name__} has no linear layer `score` on its "
             f"last token, as reward models need; choose another family"
         )
     new = {f"score.{name}" for name, _ in head.named_parameters()}
     if missing - new or (missing and head_seed is None):
         raise DataError(
-            f"{setting}={str(path)!r} lacks weights of a reward model ({sorted(missing)[0]!r}); "
+            f"{named} lacks weights of a reward model ({sorted(missing)[0]!r}); "
             f"name a folder that a reward_model stage wrote, or another sequence classifier with "
             f"one label"
         )
     if missing and head_seed is not None:
         _init_head(head, head_seed)
-    model = ScoreModel(hf, attention, device)
+    model = ScoreModel(hf, spec.attention, device)
     text = model.config.get_text_config()
     tokens = [token for token in range(8) if token != text.pad_token_id][:4]
     ids = torch.tensor(tokens) % int(text.vocab_size)
-    # flash_attention_2 has no CPU kernel, and the family's answer is the same
-    if attention == "flash_attention_2" or model.check(ids, torch.tensor([3]), lambda score: score):
+    if model.check(ids, torch.tensor([3]), lambda score: score):
         return model
     raise ConfigError(
-        f"{setting}={str(path)!r}: {type(hf).__name__} does not score the last token by its layer "
+        f"{named}: {type(hf).__name__} does not score the last token by its layer "
         "`score` alone; choose another family"
     )
 

@@ -1,51 +1,66 @@
-"""Learner: turns a role's gradients into optimizer steps, and keeps model and optimizer
-together."""
+"""Learning role: turns gradients into optimizer steps, and keeps model and optimizer together."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 
+from agentrl.algorithms import AlgorithmSpec
 from agentrl.errors import TrainingError
 from agentrl.training.fsdp.checkpoint import load_checkpoint, save_checkpoint
 from agentrl.training.fsdp.export import export_model
 from agentrl.training.fsdp.gradients import clip_gradients
+from agentrl.training.fsdp.process_group import DistSpec
 from agentrl.training.fsdp.sharding import sharded_parameters
-from agentrl.training.models.packed_model import PackedModel
+from agentrl.training.models.packed_model import ModelSpec
 from agentrl.training.optim.optim_spec import OptimSpec
 from agentrl.training.optim.optimizer import build_optimizers, learning_rate_factor
-from agentrl.training.roles.model_info import ModelInfo
+from agentrl.training.roles.role import Role
 from agentrl.types import BatchShard, Collect, Dispatch, Stat, Stats, register
 
 
-class Learner:
-    """The optimizers of a role's model; every method is called on all ranks alike.
+@dataclass(frozen=True, slots=True)
+class LearnerSpec(ModelSpec):
+    """What a role that learns is built from; parameters and optimizer are float32.
 
     Args:
-        spec: how weights move.
-        head: its output layer, which AdamW takes whatever else moves.
-        role: whose weights these are, for messages.
+        algorithm: whose losses it minimises.
+        optim: how weights move.
         total_steps: optimizer steps after which the schedule ends; None for a constant one alone.
     """
 
-    def __init__(
-        self,
-        spec: OptimSpec,
-        model: PackedModel,
-        head: torch.nn.Module,
-        role: str,
-        total_steps: int | None,
-    ) -> None:
-        learning_rate_factor(spec, 0, total_steps)  # a schedule without an end is refused here
-        self.spec = spec
-        self.role = role
-        self.total_steps = total_steps
-        self.model = model
-        self.optimizers = build_optimizers(spec, model, head)
+    algorithm: AlgorithmSpec
+    optim: OptimSpec = field(default_factory=OptimSpec)
+    total_steps: int | None = None
+
+
+class LearningRole(Role):
+    """One rank of a role that learns; every method is called on all ranks alike.
+
+    Attributes:
+        name: whose weights these are, for messages.
+        optimizers: of its weights.
+        steps: optimizer steps taken.
+    """
+
+    name = "role"
+    trains = True
+    spec: LearnerSpec
+
+    def __init__(self, spec: LearnerSpec, place: DistSpec) -> None:
+        super().__init__(spec, place)
+        # a schedule without an end is refused here
+        learning_rate_factor(spec.optim, 0, spec.total_steps)
+        self.optimizers = build_optimizers(spec.optim, self.model, self.model.head)
         self.steps = 0
+
+    @register(Dispatch.DATA, collect=Collect.STATS)
+    def update(self, shard: BatchShard) -> Stats:
+        """One optimizer step on a mini-batch; the statistics of this rank."""
+        raise NotImplementedError
 
     def step(self) -> dict[str, Stat]:
         """Clips the gradients, takes a step, and forgets them.
@@ -56,79 +71,42 @@ class Learner:
         Raises:
             TrainingError: the gradient is not finite, or weights are gathered; no step was taken.
         """
-        grad_norm = clip_gradients(
-            sharded_parameters(self.model).values(), self.spec.clip_grad_norm
-        )
-        if not math.isfinite(grad_norm):
-            self._zero_grad()
+        optim = self.spec.optim
+        grad_norm = clip_gradients(sharded_parameters(self.model).values(), optim.clip_grad_norm)
+        finite = math.isfinite(grad_norm)
+        factor = learning_rate_factor(optim, self.steps, self.spec.total_steps)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["base_lr"] * factor
+            if finite:
+                optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        if not finite:
             raise TrainingError(
                 f"the gradient of optimizer step {self.steps} has norm {grad_norm}; no step was "
                 "taken. Look for "
                 "infinite logits or advantages in the batch, or lower OptimSpec.lr",
                 rank=dist.get_rank(),
             )
-        factor = learning_rate_factor(self.spec, self.steps, self.total_steps)
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = group["base_lr"] * factor
-            optimizer.step()
-        self._zero_grad()
         self.steps += 1
         if dist.get_rank() != 0:
             return {}
-        return {
-            "optim/grad_norm": Stat.of([grad_norm]),
-            "optim/lr": Stat.of([self.spec.lr * factor]),
-        }
-
-    def save(self, folder: Path) -> None:
-        """Write weights, optimizer state and step; see ``save_checkpoint``."""
-        save_checkpoint(folder, self.model, self.optimizers, step=self.steps, purpose=self.role)
-
-    def load(self, folder: Path) -> None:
-        """Go on from a checkpoint, exactly; see ``load_checkpoint``."""
-        self.steps = load_checkpoint(folder, self.model, self.optimizers)
-
-    def _zero_grad(self) -> None:
-        for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=True)
-
-
-class LearningRole:
-    """What every role that learns keeps; every method is called on all ranks alike.
-
-    Attributes:
-        learner: of its weights.
-        folder: the Hugging Face folder that it was loaded from.
-        dtype: that it is exported in.
-    """
-
-    learner: Learner
-    folder: Path
-    dtype: torch.dtype
-
-    @register(Dispatch.FIRST)
-    def facts(self) -> ModelInfo:
-        """Sizes of the model."""
-        raise NotImplementedError
-
-    @register(Dispatch.DATA, collect=Collect.STATS)
-    def update(self, shard: BatchShard) -> Stats:
-        """One optimizer step on a mini-batch; the statistics of this rank."""
-        raise NotImplementedError
+        return {"optim/grad_norm": Stat.of([grad_norm]), "optim/lr": Stat.of([optim.lr * factor])}
 
     @register(Dispatch.FIRST)
     def save(self, folder: str | Path) -> None:
         """Write weights, optimizer state and step; see ``save_checkpoint``."""
-        self.learner.save(Path(folder))
+        save_checkpoint(
+            Path(folder), self.model, self.optimizers, step=self.steps, purpose=self.name
+        )
 
     @register(Dispatch.FIRST)
     def load(self, folder: str | Path) -> None:
         """Go on from a checkpoint, exactly; see ``load_checkpoint``."""
-        self.learner.load(Path(folder))
+        self.steps = load_checkpoint(Path(folder), self.model, self.optimizers)
 
     @register(Dispatch.FIRST)
     def export(self, folder: str | Path) -> None:
         """Write a Hugging Face folder that transformers' own class loads, tokenizer included; see
         ``export_model``."""
-        export_model(self.learner.model, self.folder, Path(folder), self.dtype)
+        export_model(self.model, Path(self.spec.model_path), Path(folder), self.dtype)

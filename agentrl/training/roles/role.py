@@ -1,0 +1,89 @@
+"""Role: a model on one rank, loaded, measured and sharded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from agentrl.training.data.packing import Packed, micro_batches
+from agentrl.training.determinism import use_deterministic_kernels
+from agentrl.training.fsdp.process_group import DistSpec, data_mesh
+from agentrl.training.fsdp.sharding import shard_over
+from agentrl.training.models.packed_model import ModelSpec, PackedModel, torch_dtype
+from agentrl.types import BatchShard, Dispatch, register
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the driver must know of a model.
+
+    Args:
+        num_parameters: in all, tied ones once.
+        vocab_size: of the output layer, padding included.
+        length_scale: ℓ of the partition's cost n + n²/ℓ, tokens.
+        max_tokens: longest sequence that it has positions for; None where it sets no bound.
+    """
+
+    num_parameters: int
+    vocab_size: int
+    length_scale: float
+    max_tokens: int | None = None
+
+
+class Role:
+    """One rank of a role. ``process_group.join`` comes first; every method is called on all ranks
+    alike.
+
+    Args:
+        spec: what to build.
+        place: this rank's place.
+
+    Raises:
+        DataError: the folder holds no model of the kind.
+        ConfigError: the family can't be read packed.
+    """
+
+    trains = False
+    """Whether its weights move; those of others are frozen."""
+    model: PackedModel
+
+    def __init__(self, spec: ModelSpec, place: DistSpec) -> None:
+        if spec.deterministic:
+            use_deterministic_kernels()
+        self.spec = spec
+        self.device = torch.device(place.device)
+        self.dtype = torch_dtype(spec.dtype)
+        self.model = self.load_model()
+        if not self.trains:
+            self.model.requires_grad_(False)
+        self._facts = _facts_of(self.model)
+        shard_over(self.model, data_mesh(place), dtype=self.dtype)
+
+    def load_model(self) -> PackedModel:
+        """The model of ``spec`` for ``device``, not sharded yet."""
+        raise NotImplementedError
+
+    @register(Dispatch.FIRST)
+    def facts(self) -> ModelInfo:
+        """Sizes of the model."""
+        return self._facts
+
+    def packed(self, shard: BatchShard) -> Iterator[Packed]:
+        """The micro-batches of a shard as rows for the model."""
+        return micro_batches(shard, self.device, share_prefixes=self.model.shares_prefixes)
+
+
+def _facts_of(model: PackedModel) -> ModelInfo:
+    """Sizes of a model that is not sharded yet."""
+    config: Any = model.config.get_text_config()
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    # a token costs 6P in its products, and 6·2·n/2·width in the scores of each layer at length n
+    width = config.num_attention_heads * getattr(
+        config, "head_dim", config.hidden_size // config.num_attention_heads
+    )
+    scale = num_parameters / (config.num_hidden_layers * width)
+    longest = getattr(config, "max_position_embeddings", None)
+    return ModelInfo(num_parameters, int(config.vocab_size), float(scale), longest)

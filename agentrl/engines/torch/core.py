@@ -21,11 +21,12 @@ from agentrl.engines.torch.model.served_model import ServedModel
 from agentrl.engines.torch.prefill import DETERMINISTIC_CHUNK, Pending
 from agentrl.engines.torch.row_layout import Blocks, attention_blocks, exchanges
 from agentrl.engines.torch.sampling import SamplingRows, sample, uniforms
-from agentrl.engines.torch.sessions import KVSession, common_prefix
+from agentrl.engines.torch.sessions import KVSession
 from agentrl.engines.torch.stops import completed_stop
 from agentrl.engines.torch.torch_spec import RowPlan
 from agentrl.errors import EngineError
 from agentrl.types import Completion, FinishReason
+from agentrl.types.arrays import common_prefix
 
 _BATCH_SHARE = 4
 _HOLD_BACK_STEPS = 8

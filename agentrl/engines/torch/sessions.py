@@ -10,6 +10,7 @@ from torch import Tensor
 
 from agentrl.engines.torch.kv_cache import KVCache
 from agentrl.engines.torch.rows import RowTable
+from agentrl.types.arrays import common_prefix
 
 
 @dataclass(slots=True, eq=False)
@@ -173,10 +174,3 @@ class SessionCache:
     def _forget_prompt(self, session: KVSession) -> None:
         if self._prompts.get(session.prompt) is session:
             del self._prompts[session.prompt]
-
-
-def common_prefix(one: npt.NDArray[np.int32], other: npt.NDArray[np.int32]) -> int:
-    """How many leading ids two sequences share."""
-    length = min(one.size, other.size)
-    differ = np.flatnonzero(one[:length] != other[:length])
-    return int(differ[0]) if differ.size else length

@@ -20,6 +20,7 @@ _DERIVED: Mapping[str, str] = {
     "ActorSpec.model_path": "model.path",
     "AgentProgramSpec.command": "env.agent_command",
     "EnginePlace.context_tokens": "rollout.context_tokens",
+    "EnginePlace.deterministic": "run.deterministic",
     "EnginePlace.dtype": "rollout.dtype",
     "EnginePlace.kv_tokens": "rollout.kv_tokens",
     "EnginePlace.max_running": "rollout.max_running",

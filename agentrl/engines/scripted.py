@@ -23,6 +23,7 @@ from agentrl.types import (
     SegmentKind,
     TokenUsage,
 )
+from agentrl.types.arrays import common_prefix
 from agentrl.types.checksum import tensor_checksum
 
 if TYPE_CHECKING:
@@ -81,14 +82,14 @@ class ScriptedEngine:
         self._turns: dict[str, int] = {}
         self._kv: dict[str, npt.NDArray[np.int32]] = {}
         self._checksums: dict[str, int] = {}
-        self._waits: dict[str, _Wait] = {}
+        self._waits: dict[str, asyncio.Task[None]] = {}
         self._life = EngineLife(policy_version)
         # guards what runs and who waits: requests come from any event loop, moves from the owner's
         # thread
         self._state = threading.Condition()
         self._running: set[str] = set()
         self._draining = False
-        self._sleepers: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
+        self._sleepers: list[asyncio.Future[None]] = []
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """The script's answer; see ``RolloutEngine.generate``."""
@@ -101,16 +102,30 @@ class ScriptedEngine:
         self.requests.append(request)
         if call in self._failures:
             raise self._failures[call]
+        waiting = asyncio.ensure_future(self._ready(request))
+        self._waits[request.request_id] = waiting
         try:
-            aborted = await self._wait(request)
-            if not aborted and request.min_version > self._life.policy_version:
+            await asyncio.wait([waiting], timeout=request.deadline_s)
+            if not waiting.done():
+                raise EngineError(
+                    f"request {request.request_id!r} spent its deadline_s={request.deadline_s}; "
+                    "raise it"
+                )
+            if waiting.cancelled() and self._life.closed:
+                raise self._life.error()
+            if waiting.cancelled():
+                return self._completion(request, [], "abort")
+            waiting.result()
+            if request.min_version > self._life.policy_version:
                 raise EngineError(
                     f"request {request.request_id!r} needs min_version={request.min_version}, the "
                     f"engine serves policy_version={self._life.policy_version}; send it to an "
                     "engine that was updated"
                 )
-            return self._completion(request, aborted=aborted)
+            return self._completion(request, *self._answer(request))
         finally:
+            waiting.cancel()
+            del self._waits[request.request_id]
             with self._state:
                 self._running.discard(request.request_id)
                 self._state.notify_all()
@@ -118,9 +133,8 @@ class ScriptedEngine:
     async def abort(self, request_ids: Sequence[str]) -> None:
         """Ends requests that wait for their latency, with finish_reason ``abort`` and no token."""
         for request_id in request_ids:
-            wait = self._waits.get(request_id)
-            if wait is not None:
-                wait.end_soon()
+            if request_id in self._waits:
+                _cancel(self._waits[request_id])
 
     async def release(self, session_id: str) -> None:
         """Forgets a session's KV; its script goes on at the next turn."""
@@ -177,7 +191,7 @@ class ScriptedEngine:
         """See ``EngineControl.begin_update``."""
         with self._state:
             self._life.begin_update(version)
-        return ScriptedUpdateSession(self, version)
+        return ScriptedUpdateSession(self, version, self._shapes)
 
     def checksum(self) -> Mapping[str, int]:
         """Of the tensors of the last update."""
@@ -203,43 +217,21 @@ class ScriptedEngine:
         with self._state:
             self._life.close("it was closed")
         for wait in list(self._waits.values()):
-            wait.end_soon()
+            _cancel(wait)
+
+    def mark_corrupt(self, cause: str) -> None:
+        """Gives an update up halfway: nothing is answered any more."""
+        with self._state:
+            self._life.mark_corrupt(cause)
         self._wake_sleepers()
 
-    def finish_update(self, version: int, put: Mapping[str, int] | None) -> None:
-        """Ends an update: with the checksums of what was put, or None where it was given up
-        halfway.
-        """
+    def end_update(self, version: int | None, checksums: Mapping[str, int]) -> None:
+        """Serves ``version`` with the checksums of what was put; None where nothing was."""
         with self._state:
-            wanted = self._shapes or {}
-            missing = [name for name in wanted if name not in (put or {})]
-            problem = f"{missing[0]!r} was not sent; put every tensor" if missing else ""
-            if put is None or missing:
-                self._life.mark_corrupt(problem or "an update was given up after tensors were put")
-                self._wake_sleepers()
-            if put is not None and missing:
-                raise EngineError(f"weight update: {problem}", retryable=False)
-            if put is not None:
-                self._life.end_update(version)
-                self._checksums = dict(put)
+            self._life.end_update(version)
+            if version is not None:
+                self._checksums = dict(checksums)
                 self._kv.clear()
-
-    def cancel_update(self) -> None:
-        """Ends an update in which nothing was put."""
-        with self._state:
-            self._life.end_update(None)
-
-    def expected_shape(self, name: str) -> tuple[int, ...] | None:
-        """The shape that ``name`` must have, None for any.
-
-        Raises:
-            EngineError: no such tensor.
-        """
-        if self._shapes is None:
-            return None
-        if name not in self._shapes:
-            raise EngineError(f"weight update: there is no tensor {name!r}", retryable=False)
-        return self._shapes[name]
 
     async def _serving(self) -> None:
         """Waits until the engine serves."""
@@ -249,38 +241,16 @@ class ScriptedEngine:
                     raise self._life.error()
                 if self._life.paused is None:
                     return
-                loop = asyncio.get_running_loop()
-                future: asyncio.Future[None] = loop.create_future()
-                self._sleepers.append((loop, future))
-            await future
+                woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                self._sleepers.append(woken)
+            await asyncio.wait([woken])
 
     def _wake_sleepers(self) -> None:
         with self._state:
             sleepers = self._sleepers
             self._sleepers = []
-        for loop, future in sleepers:
-            loop.call_soon_threadsafe(_settle, future)
-
-    async def _wait(self, request: GenerateRequest) -> bool:
-        """Waits for the latency and for a pause to end; True where the request was aborted."""
-        wait = self._waits[request.request_id] = _Wait(request.deadline_s)
-        try:
-            async with wait.scope:
-                await self._ready(request)
-        except TimeoutError:
-            if not wait.scope.expired():
-                raise
-            if self._life.closed:
-                raise self._life.error() from None
-            if not wait.ended:
-                raise EngineError(
-                    f"request {request.request_id!r} spent its deadline_s={request.deadline_s}; "
-                    "raise it"
-                ) from None
-        finally:
-            del self._waits[request.request_id]
-            wait.over = True
-        return wait.ended
+        for woken in sleepers:
+            _cancel(woken)
 
     async def _ready(self, request: GenerateRequest) -> None:
         await self._serving()
@@ -291,7 +261,22 @@ class ScriptedEngine:
             if not self._draining:
                 await self._serving()
 
-    def _answer(self, request: GenerateRequest) -> Sequence[int]:
+    def _answer(self, request: GenerateRequest) -> tuple[Sequence[int], FinishReason, str | None]:
+        """The script's answer up to where it ends, and why it ends there."""
+        ids = self._scripted(request)
+        sampling = request.sampling
+        for length in range(1, min(len(ids), sampling.max_new_tokens) + 1):
+            text = ""
+            if sampling.stop and self._decode is not None:
+                text = self._decode(np.asarray(ids[:length], dtype=np.int32))
+            found = next((string for string in sampling.stop if string in text), None)
+            if found is not None or ids[length - 1] in sampling.stop_token_ids:
+                return ids[:length], "stop", found
+        if len(ids) >= sampling.max_new_tokens:
+            return ids[: sampling.max_new_tokens], "length", None
+        return ids, "stop", None
+
+    def _scripted(self, request: GenerateRequest) -> Sequence[int]:
         session = request.session_id
         if callable(self._script):
             return self._script(request)
@@ -306,23 +291,14 @@ class ScriptedEngine:
         self._turns[session] = turn + 1
         return turns[turn]
 
-    def _completion(self, request: GenerateRequest, *, aborted: bool) -> Completion:
-        ids = [] if aborted else [int(token) for token in self._answer(request)]
-        reason: FinishReason = "abort" if aborted else "stop"
-        stop_ids = request.sampling.stop_token_ids
-        most = request.sampling.max_new_tokens
-        stop = next((index for index, token in enumerate(ids) if token in stop_ids), None)
-        ids = ids if stop is None else ids[: stop + 1]
-        ids, stop_string = self._cut(ids, request.sampling.stop)
-        ended = bool(stop_string) or (stop is not None and ids[-1] in stop_ids)
-        if len(ids) > most or (len(ids) == most and not ended):
-            ids = ids[:most]
-            reason = "length"
-            stop_string = None
+    def _completion(
+        self,
+        request: GenerateRequest,
+        ids: Sequence[int],
+        reason: FinishReason,
+        stop_string: str | None = None,
+    ) -> Completion:
         held = self._kv.get(request.session_id, request.token_ids[:0])
-        size = min(held.size, request.token_ids.size)
-        differ = held[:size] != request.token_ids[:size]
-        first = int(differ.argmax()) if size else 0
         sampled = np.array(ids, dtype=np.int32)
         sequence = np.concatenate([request.token_ids, sampled])
         self._kv[request.session_id] = sequence[:-1]
@@ -330,50 +306,23 @@ class ScriptedEngine:
         segment = Segment(SegmentKind.POLICY, sampled, logprobs, self._life.policy_version)
         return Completion(
             request_id=request.request_id,
-            segments=(segment,) if ids else (),
+            segments=(segment,) if sampled.size else (),
             finish_reason=reason,
             stop_string=stop_string,
             usage=TokenUsage(int(request.token_ids.size), len(ids), int(sequence.size) - 1),
-            cached_tokens=first if size and differ[first] else size,
+            cached_tokens=common_prefix(held, request.token_ids),
         )
-
-    def _cut(self, ids: list[int], stop: Sequence[str]) -> tuple[list[int], str | None]:
-        """The ids up to the token that completes a stop string, and that string."""
-        if self._decode is None or not stop:
-            return ids, None
-        for length in range(1, len(ids) + 1):
-            text = self._decode(np.asarray(ids[:length], dtype=np.int32))
-            if found := next((string for string in stop if string in text), None):
-                return ids[:length], found
-        return ids, None
-
-
-class _Wait:
-    """A request's wait for its answer, which an abort ends."""
-
-    __slots__ = ("_loop", "ended", "over", "scope")
-
-    def __init__(self, seconds: float | None) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.ended = self.over = False
-        self.scope = asyncio.timeout(seconds)
-
-    def end_soon(self) -> None:
-        """From any thread; later than the answer it changes nothing."""
-        self._loop.call_soon_threadsafe(self._end)
-
-    def _end(self) -> None:
-        if not self.over and not self.scope.expired():
-            self.ended = True
-            self.scope.reschedule(self._loop.time())
 
 
 class ScriptedUpdateSession:
     """``UpdateSession`` of a ScriptedEngine: checks names and shapes, keeps checksums."""
 
-    def __init__(self, engine: ScriptedEngine, version: int) -> None:
+    def __init__(
+        self, engine: ScriptedEngine, version: int, shapes: Mapping[str, tuple[int, ...]] | None
+    ) -> None:
         self._engine = engine
         self._version = version
+        self._shapes = shapes
         self._put: dict[str, int] = {}
 
     def put(self, name: str, tensor: torch.Tensor) -> None:
@@ -382,32 +331,34 @@ class ScriptedUpdateSession:
         Raises:
             EngineError: an unknown name or another shape; the engine is corrupt.
         """
-        try:
-            shape = self._engine.expected_shape(name)
-            if shape is not None and tuple(tensor.shape) != shape:
-                raise EngineError(
-                    f"weight update: {name} must have shape {shape}, got {tuple(tensor.shape)}",
-                    retryable=False,
-                )
-        except EngineError:
-            self._engine.finish_update(self._version, None)
-            raise
+        shape = tuple(tensor.shape)
+        if self._shapes is not None and name not in self._shapes:
+            self._fail(f"there is no tensor {name!r}")
+        if self._shapes is not None and shape != self._shapes[name]:
+            self._fail(f"{name} must have shape {self._shapes[name]}, got {shape}")
         self._put[name] = tensor_checksum(
             tensor.detach().float().cpu().contiguous().numpy().view(np.uint32)
         )
 
     def commit(self) -> None:
         """Serves the new version."""
-        self._engine.finish_update(self._version, self._put)
+        missing = [name for name in self._shapes or () if name not in self._put]
+        if missing:
+            self._fail(f"{missing[0]!r} was not sent; put every tensor")
+        self._engine.end_update(self._version, self._put)
 
     def abort(self) -> None:
         """Gives up; the engine is corrupt where anything was put."""
         if self._put:
-            self._engine.finish_update(self._version, None)
+            self._engine.mark_corrupt("an update was given up after tensors were put")
         else:
-            self._engine.cancel_update()
+            self._engine.end_update(None, {})
+
+    def _fail(self, problem: str) -> None:
+        self._engine.mark_corrupt(problem)
+        raise EngineError(f"weight update: {problem}", retryable=False)
 
 
-def _settle(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
+def _cancel(future: asyncio.Future[None]) -> None:
+    """From any thread; a finished one is left as it is."""
+    future.get_loop().call_soon_threadsafe(future.cancel)

@@ -1,4 +1,4 @@
-"""Arrays: type aliases, and constructors of read-only arrays."""
+"""Arrays: type aliases, constructors of read-only arrays, and what two sequences share."""
 
 from __future__ import annotations
 
@@ -20,6 +20,13 @@ def frozen_ints(values: Any) -> npt.NDArray[np.int32]:
 def frozen_floats(values: Any) -> npt.NDArray[np.float32]:
     """A read-only float32 array ``[n]`` of ``values``."""
     return _frozen(values, np.float32)
+
+
+def common_prefix(one: npt.NDArray[np.int32], other: npt.NDArray[np.int32]) -> int:
+    """How many leading ids two sequences share."""
+    length = min(one.size, other.size)
+    differ = np.flatnonzero(one[:length] != other[:length])
+    return int(differ[0]) if differ.size else length
 
 
 def _frozen(values: Any, dtype: Any) -> npt.NDArray[Any]:

@@ -34,7 +34,7 @@ def test_the_specification_imports_no_torch() -> None:
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"dtype": "float16"}, "model.dtype"),
+        ({"dtype": "float16"}, "EnginePlace.dtype"),
         ({"max_running": 0}, "EnginePlace.max_running"),
         ({"context_tokens": 1}, "EnginePlace.context_tokens"),
         (

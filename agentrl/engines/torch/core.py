@@ -13,18 +13,20 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from agentrl.engines.base import PauseMode, Tag
 from agentrl.engines.life import EngineLife
 from agentrl.engines.torch.job import ScheduledRequest
 from agentrl.engines.torch.kv_state import KVState
-from agentrl.engines.torch.model.interface import ServedModel
+from agentrl.engines.torch.model.served_model import ServedModel
 from agentrl.engines.torch.prefill import DETERMINISTIC_CHUNK, Pending
 from agentrl.engines.torch.row_layout import Blocks, attention_blocks, exchanges
 from agentrl.engines.torch.sampling import SamplingRows, sample, uniforms
-from agentrl.engines.torch.sessions import KVSession, common_prefix
-from agentrl.engines.torch.stops import StopStrings
+from agentrl.engines.torch.sessions import KVSession
+from agentrl.engines.torch.stops import completed_stop
 from agentrl.engines.torch.torch_spec import RowPlan
 from agentrl.errors import EngineError
 from agentrl.types import Completion, FinishReason
+from agentrl.types.arrays import common_prefix
 
 _BATCH_SHARE = 4
 _HOLD_BACK_STEPS = 8
@@ -36,7 +38,7 @@ class TorchScheduler:
     A request waits in the queue, is prefilled in a row, decodes there one token a step with all
     others, and leaves; its session stays in the row for the next turn. Rows 0..span-1 decode, idle
     ones among them as padding, and running rows are moved together once a tenth of the span is idle
-    (``order.py``).
+    (``row_layout.py``).
     """
 
     def __init__(
@@ -51,21 +53,24 @@ class TorchScheduler:
         self._plan = plan
         self._weights = weights
         self._life = life
-        self._stops = StopStrings(decode)
-        self._lanes: KVState | None = KVState.build(plan, weights)
+        self._as_text = decode
+        self._lanes: KVState | None = KVState(plan, weights)
         # of sessions with KV here: they go first, so that it is not evicted
         self._returning: deque[ScheduledRequest] = deque()
         self._arriving: deque[ScheduledRequest] = deque()
         self._held_back = 0
         self._jobs: dict[str, ScheduledRequest] = {}
-        self._row_jobs: list[ScheduledRequest | None] = [None] * plan.num_rows
-        self.num_running = 0
+        self._running: dict[int, ScheduledRequest] = {}  # by row
         self._next_expiry = float("inf")
         self._watched = False  # whether any request wants more after a token than that it is kept
         self._live: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._span = 0
         self._sampling = SamplingRows()
         self._changed = False
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
 
     @property
     def num_waiting(self) -> int:
@@ -100,10 +105,9 @@ class TorchScheduler:
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Ends requests with what they have; unknown ids are ignored."""
-        for job in [
-            self._jobs[request_id] for request_id in request_ids if request_id in self._jobs
-        ]:
-            self.abort_job(job)
+        for request_id in request_ids:
+            if request_id in self._jobs:
+                self.abort_job(self._jobs[request_id])
 
     def abort_job(self, job: ScheduledRequest) -> None:
         """Ends this very request, where it is still in flight."""
@@ -130,7 +134,7 @@ class TorchScheduler:
         """Sends running requests back to the head of the queue with what they sampled; all KV is
         dropped.
         """
-        running = [job for job in self._row_jobs if job is not None]
+        running = [self._running[row] for row in sorted(self._running)]
         for job in sorted(running, key=lambda job: job.submitted, reverse=True):
             self._leave(job)
             self._returning.appendleft(job)
@@ -138,21 +142,37 @@ class TorchScheduler:
             self._lanes.cache.forget_all()
         self._arrange()
 
-    def free_kv(self) -> None:
-        """Drops KV memory; nothing may run."""
-        self.retract()
-        self._lanes = None
+    def pause(self, mode: PauseMode) -> None:
+        """See ``EngineControl.pause``; nothing is waited for."""
+        self._life.pause(mode)
+        if mode == "retract":
+            self.retract()
 
-    def allocate_kv(self) -> None:
-        """Takes KV memory again."""
-        if self._lanes is None:
-            self._lanes = KVState.build(self._plan, self._weights)
+    def sleep(self, tags: Sequence[Tag]) -> None:
+        """See ``EngineControl.sleep``: drops KV memory."""
+        if self._running:
+            raise EngineError(
+                f"sleep: {self.num_running} requests are running or interrupted in place; "
+                "call pause('drain') or pause('retract') first",
+                retryable=False,
+            )
+        if "kv_cache" in tags:
+            self._life.sleep(["kv_cache"])
+            self.retract()
+            self._lanes = None
 
-    def fail_requests(self, message: str) -> None:
+    def wake(self, tags: Sequence[Tag]) -> None:
+        """See ``EngineControl.wake``: takes KV memory again."""
+        if "kv_cache" in tags and self._life.asleep:
+            self._lanes = KVState(self._plan, self._weights)
+            self._life.wake(["kv_cache"])
+
+    def mark_corrupt(self, cause: str) -> None:
         """Fails every request: the weights are no longer those of one version."""
+        self._life.mark_corrupt(cause)
         for job in list(self._jobs.values()):
             self._withdraw(job)
-            self._answer(job, EngineError(message))
+            self._answer(job, self._life.error())
 
     def fail_all(self, message: str) -> None:
         """Fails every request after a crash, without relying on anything that the crash may have
@@ -163,10 +183,7 @@ class TorchScheduler:
 
     @property
     def _rows(self) -> KVState:
-        if self._lanes is None:
-            raise EngineError(
-                "the engine's KV memory is asleep; call wake(['kv_cache']) first", retryable=True
-            )
+        assert self._lanes is not None  # without KV memory the engine is paused and nothing runs
         return self._lanes
 
     def _withdraw(self, job: ScheduledRequest) -> None:
@@ -246,9 +263,7 @@ class TorchScheduler:
         table = lanes.table
         # the last id must be fed again for its logits, so at most n-1 positions are taken from the
         # cache
-        reused = common_prefix(ids[:-1], table.ids[row, : table.kv_len[row]])
-        if self._plan.deterministic:
-            reused = self._whole_chunks(min(reused, session.pure))
+        reused = self._reusable(common_prefix(ids[:-1], table.held(row)), session.pure)
         sibling = None if reused else whole.get(ids.tobytes())
         if sibling is not None:
             sibling.copies.append(row)
@@ -256,16 +271,12 @@ class TorchScheduler:
         else:
             if reused == 0 and (found := lanes.cache.find_prompt(ids)) is not None:
                 source, pure = found
-                reused = (
-                    self._whole_chunks(min(pure, ids.size - 1))
-                    if self._plan.deterministic
-                    else ids.size - 1
-                )
+                reused = self._reusable(ids.size - 1, pure)
                 lanes.kv.copy(source, row, reused)
             pending.append(Pending(row, ids, reused))
             if reused == 0:
                 whole[ids.tobytes()] = pending[-1]
-        job.cached_tokens = reused if job.cached_tokens is None else job.cached_tokens
+                lanes.cache.remember_prompt(session, ids)
         session.pure = ids.size
         table.kv_len[row] = 0
         table.ids[row, : ids.size] = ids
@@ -274,26 +285,27 @@ class TorchScheduler:
         table.begin(row, job.request.seed, job.request.sampling)
         table.count[row] = sampled
         job.row = row
-        self._row_jobs[row] = job
-        self.num_running += 1
+        self._running[row] = job
         job.mark(self._life.policy_version)
-        job.started = self.now() if job.started is None else job.started
+        if job.started is None:
+            job.started = self.now()
+            job.cached_tokens = reused
         self._changed = True
 
-    @staticmethod
-    def _whole_chunks(tokens: int) -> int:
-        return tokens // DETERMINISTIC_CHUNK * DETERMINISTIC_CHUNK
+    def _reusable(self, tokens: int, pure: int) -> int:
+        """How many of the ``tokens`` positions that agree may be used again."""
+        if not self._plan.deterministic:
+            return tokens
+        return min(tokens, pure) // DETERMINISTIC_CHUNK * DETERMINISTIC_CHUNK
 
     def _prefill(self, pending: Sequence[Pending]) -> None:
         lanes = self._rows
-        table = self._rows.table
+        table = lanes.table
         began = self.now()
         for items, logits in lanes.prefiller.run(pending):
             rows = []
             sources = []
             for index, item in enumerate(items):
-                if item.fresh:
-                    lanes.cache.remember_prompt(item.row, item.ids)
                 for row in (item.row, *item.copies):
                     table.kv_len[row] = item.first
                     table.start[row] = item.first - table.count[row]
@@ -301,9 +313,7 @@ class TorchScheduler:
                     lanes.kv.set_visible(row, item.first)
                     rows.append(row)
                     sources.append(index)
-                    job = self._row_jobs[row]
-                    assert job is not None
-                    job.prefill_s += self.now() - began
+                    self._running[row].prefill_s += self.now() - began
             chosen = np.array(rows, dtype=np.int64)
             spread = logits if len(rows) == len(items) else logits[sources]
             self._sample(
@@ -313,7 +323,7 @@ class TorchScheduler:
     def _decode(self) -> None:
         """One token for every running row, in one forward over the span."""
         lanes = self._rows
-        table = self._rows.table
+        table = lanes.table
         live = self._live
         kv = lanes.kv
         inputs = torch.from_numpy(table.inputs[:, : self._span]).to(self._weights.device)
@@ -369,22 +379,18 @@ class TorchScheduler:
         """
         finite = np.isfinite(logprobs)
         for row in live[~finite]:
-            job = self._row_jobs[row]
-            assert job is not None
+            job = self._running[int(row)]
             position = int(self._rows.table.inputs[1, row]) + 1
             self._leave(job)
             self._rows.kv.clear_row(int(row))
             self._rows.cache.release(job.request.session_id)
-            self._answer(
-                job,
-                EngineError(
-                    f"request {job.request.request_id!r}: the logits at position {position} are "
-                    f"NaN or infinite under policy_version={self._life.policy_version}; the "
-                    "weights or the sequence make the model overflow: look at the gradient norm "
-                    "of the last update, or use model.dtype=float32",
-                    retryable=False,
-                ),
+            message = (
+                f"request {job.request.request_id!r}: the logits at position {position} are "
+                f"NaN or infinite under policy_version={self._life.policy_version}; the "
+                "weights or the sequence make the model overflow: look at the gradient norm "
+                "of the last update, or use EnginePlace.dtype=float32"
             )
+            self._answer(job, EngineError(message, retryable=False))
         return live[finite], ids[finite], logprobs[finite]
 
     def _watch(self, live: npt.NDArray[np.int64]) -> None:
@@ -392,20 +398,22 @@ class TorchScheduler:
         more will come.
         """
         for row in live.tolist():
-            job = self._row_jobs[row]
+            job = self._running.get(row)
             if job is None:
                 continue
             listener = job.request.on_tokens
             stop = job.request.sampling.stop
             ids, logprobs = self._rows.table.sampled(row)
-            if stop and (found := self._stops.match(ids, stop)) is not None:
+            found = None
+            if stop and self._as_text is not None:
+                found = completed_stop(self._as_text, ids, stop)
+            if found is not None:
                 self._finish(row, "stop", found)
             elif listener is not None:
                 listener(ids[-1:].copy(), logprobs[-1:].copy())
 
     def _finish(self, row: int, reason: FinishReason, stop_string: str | None = None) -> None:
-        job = self._row_jobs[row]
-        assert job is not None
+        job = self._running[row]
         self._leave(job)
         self._answer(job, job.completion(reason, self.now(), stop_string))
 
@@ -418,8 +426,7 @@ class TorchScheduler:
         job.ids = table.ids[row, : int(table.start[row]) + job.logprobs.size].copy()
         job.kv_tokens = int(table.kv_len[row])
         job.row = None
-        self._row_jobs[row] = None
-        self.num_running -= 1
+        del self._running[row]
         table.end(row)
         self._rows.cache.rest(job.request.session_id)
         self._changed = True
@@ -435,8 +442,13 @@ class TorchScheduler:
         self._changed = False
         if self.num_running and not self._plan.deterministic:
             for one, other in exchanges(self._rows.table.keys(self._plan.num_rows)):
-                self._exchange(one, other)
-        running = [row for row, job in enumerate(self._row_jobs) if job is not None]
+                self._rows.cache.swap(one, other)
+                jobs = {other: self._running.pop(one, None), one: self._running.pop(other, None)}
+                for row, job in jobs.items():
+                    if job is not None:
+                        job.row = row
+                        self._running[row] = job
+        running = sorted(self._running)
         self._live = np.array(running, dtype=np.int64)
         self._span = (
             self._plan.num_rows if self._plan.deterministic else (running[-1] + 1 if running else 0)
@@ -445,12 +457,3 @@ class TorchScheduler:
             self._sampling = self._rows.table.sampling(
                 slice(0, self._span), self._live, self._weights.device
             )
-
-    def _exchange(self, one: int, other: int) -> None:
-        self._rows.cache.swap(one, other)
-        jobs = self._row_jobs
-        jobs[one], jobs[other] = jobs[other], jobs[one]
-        for index in (one, other):
-            job = jobs[index]
-            if job is not None:
-                job.row = index

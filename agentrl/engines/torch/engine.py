@@ -21,12 +21,12 @@ from agentrl.engines.base import (
 )
 from agentrl.engines.checks import check_request
 from agentrl.engines.life import EngineLife
-from agentrl.engines.torch.control import Control, TorchUpdateSession
 from agentrl.engines.torch.core import TorchScheduler
 from agentrl.engines.torch.job import ScheduledRequest
 from agentrl.engines.torch.model.loading import load_model
 from agentrl.engines.torch.thread import EngineThread
 from agentrl.engines.torch.torch_spec import RowPlan, TorchEngineSpec
+from agentrl.engines.torch.update import TorchUpdateSession
 from agentrl.errors import ConfigError
 from agentrl.types import Completion, EngineInfo, GenerateRequest
 
@@ -67,10 +67,8 @@ class TorchEngine:
                     f"{model.max_positions}, got {place.context_tokens}; lower it"
                 )
             self._core = TorchScheduler(plan, model, self._life, place.decode)
-        self._vocab_size = model.vocab_size
+        self._model = model
         self._thread = EngineThread(self._core, self._life, spec.num_threads or place.num_threads)
-        self._control = Control(self._life, self._core, model, self._thread)
-        self._thread.start()
 
     async def generate(self, request: GenerateRequest) -> Completion:
         """See ``RolloutEngine.generate``. A session's requests run one after the other."""
@@ -101,7 +99,7 @@ class TorchEngine:
         return EngineInfo(
             name="torch",
             model=self._place.model,
-            vocab_size=self._vocab_size,
+            vocab_size=self._model.vocab_size,
             context_tokens=self._place.context_tokens,
             policy_version=self._life.policy_version,
         )
@@ -109,19 +107,22 @@ class TorchEngine:
     def pause(self, mode: PauseMode) -> None:
         """See ``EngineControl.pause``. ``in_place`` keeps KV across the pause; an update drops it
         all the same (``stale_kv: never``), and interrupted requests are re-prefilled."""
-        self._control.pause(mode)
+        if mode == "drain" and self._life.paused is None:
+            self._thread.drain()
+        else:
+            self._thread.call(lambda: self._core.pause(mode))
 
     def resume(self) -> None:
         """Goes on; see ``EngineControl.resume``."""
-        self._control.resume()
+        self._thread.call(self._life.resume)
 
     def sleep(self, tags: Sequence[Tag]) -> None:
         """Frees KV memory for ``kv_cache``; weights stay, because an update writes into them."""
-        self._control.sleep(tags)
+        self._thread.call(lambda: self._core.sleep(tags))
 
     def wake(self, tags: Sequence[Tag]) -> None:
         """Takes back what ``sleep`` freed."""
-        self._control.wake(tags)
+        self._thread.call(lambda: self._core.wake(tags))
 
     def layout(self) -> EngineLayout:
         """Whole tensors under Hugging Face names; the engine fuses them."""
@@ -129,15 +130,26 @@ class TorchEngine:
 
     def begin_update(self, version: int) -> TorchUpdateSession:
         """See ``EngineControl.begin_update``."""
-        return self._control.begin_update(version)
+
+        def begin() -> None:
+            self._life.begin_update(version)
+            self._model.begin()
+
+        self._thread.call(begin)
+        return TorchUpdateSession(version, self._life, self._core, self._model, self._thread)
 
     def checksum(self) -> Mapping[str, int]:
         """See ``EngineControl.checksum``."""
-        return self._control.checksum()
+        return self._thread.call(self._model.checksum)
 
     def score(self, token_ids: Sequence[int]) -> Mapping[str, npt.NDArray[np.float32]]:
         """See ``EngineControl.score``."""
-        return {"torch": self._control.score(token_ids)}
+
+        def score() -> npt.NDArray[np.float32]:
+            self._life.require_whole("score")
+            return self._model.score(token_ids)
+
+        return {"torch": self._thread.call(score)}
 
     def take_notices(self) -> list[EngineNotice]:
         """Nothing: it either works or fails."""
@@ -145,7 +157,11 @@ class TorchEngine:
 
     def health(self) -> EngineHealth:
         """See ``EngineControl.health``; answers at once, even while a step runs."""
-        return self._control.health()
+        core = self._core
+        life = self._life
+        return EngineHealth(
+            life.state, core.num_running, core.num_waiting, core.kv_tokens, life.policy_version
+        )
 
     def close(self) -> None:
         """Ends the thread; requests in flight fail."""

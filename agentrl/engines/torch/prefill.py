@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from agentrl.engines.torch.kv_cache import KVCache
-from agentrl.engines.torch.model.interface import Forward
+from agentrl.engines.torch.model.served_model import Forward
 
 DETERMINISTIC_CHUNK = 32
 _CHUNK = 512
@@ -30,10 +30,6 @@ class Pending:
     ids: npt.NDArray[np.int32]
     first: int
     copies: list[int] = field(default_factory=list)
-    fresh: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.fresh = self.first == 0
 
     @property
     def remaining(self) -> int:

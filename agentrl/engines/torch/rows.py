@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,15 @@ import torch
 
 from agentrl.engines.torch.sampling import SamplingRows
 from agentrl.types import SamplingParams
+
+_OFF: Mapping[str, np.generic] = {
+    "inverse_temperature": np.float32(1.0),
+    "greedy": np.False_,
+    "top_p": np.float32(1.0),
+    "top_k": np.int64(0),
+    "min_p": np.float32(0.0),
+}
+"""Fields of ``SamplingRows`` with the values that leave a row as it is."""
 
 
 class RowTable:
@@ -34,27 +44,26 @@ class RowTable:
         self.limit = np.zeros(rows, dtype=np.int64)
         self.seeds = np.zeros(rows, dtype=np.uint64)
         self.stop_ids = np.full((rows, 1), -1, dtype=np.int64)
-        self._inverse_temperature = np.ones(rows, dtype=np.float32)
-        self._greedy = np.zeros(rows, dtype=np.bool_)
-        self._top_p = np.ones(rows, dtype=np.float32)
-        self._top_k = np.zeros(rows, dtype=np.int64)
-        self._min_p = np.zeros(rows, dtype=np.float32)
+        self._sampling = {name: np.full(rows, off) for name, off in _OFF.items()}
 
     def begin(self, row: int, seed: int, sampling: SamplingParams) -> None:
         """Sets a row's sampling parameters."""
         self.busy[row] = True
         self.limit[row] = sampling.max_new_tokens
         self.seeds[row] = np.uint64(seed % 2**64)
-        self._greedy[row] = sampling.temperature == 0.0
-        self._inverse_temperature[row] = 1.0 / sampling.temperature if sampling.temperature else 1.0
-        self._top_p[row] = sampling.top_p
-        self._top_k[row] = sampling.top_k
-        self._min_p[row] = sampling.min_p
+        greedy = sampling.temperature == 0.0
+        values = (
+            1.0 if greedy else 1.0 / sampling.temperature,
+            greedy,
+            sampling.top_p,
+            sampling.top_k,
+            sampling.min_p,
+        )
+        for column, value in zip(self._sampling.values(), values, strict=True):
+            column[row] = value
         stops = sampling.stop_token_ids
-        if len(stops) > self.stop_ids.shape[1]:
-            wider = np.full((len(self.busy), len(stops)), -1, dtype=np.int64)
-            wider[:, : self.stop_ids.shape[1]] = self.stop_ids
-            self.stop_ids = wider
+        more = max(len(stops) - self.stop_ids.shape[1], 0)
+        self.stop_ids = np.pad(self.stop_ids, ((0, 0), (0, more)), constant_values=-1)
         self.stop_ids[row] = -1
         self.stop_ids[row, : len(stops)] = stops
 
@@ -63,6 +72,10 @@ class RowTable:
         self.busy[row] = False
         self.inputs[0, row] = 0
         self.inputs[1, row] = self._trash
+
+    def held(self, row: int) -> npt.NDArray[np.int32]:
+        """View of the ids whose KV the row holds."""
+        return self.ids[row, : self.kv_len[row]]
 
     def keys(self, span: int) -> npt.NDArray[np.int64]:
         """How many keys the next token of each of the first ``span`` rows attends to, 0 for an idle
@@ -101,8 +114,7 @@ class RowTable:
         self.inputs[:, pair] = self.inputs[:, turned]
         arrays: tuple[npt.NDArray[Any], ...] = (
             *(self.ids, self.logprobs, self.kv_len, self.busy, self.start, self.count, self.limit),
-            *(self.seeds, self.stop_ids),
-            *(self._inverse_temperature, self._greedy, self._top_p, self._top_k, self._min_p),
+            *(self.seeds, self.stop_ids, *self._sampling.values()),
         )
         for array in arrays:
             array[pair] = array[turned]
@@ -116,18 +128,10 @@ class RowTable:
         """Parameters of the ``chosen`` rows as tensors, for features that one of the ``live`` rows
         uses.
         """
-
-        def column(array: npt.NDArray[np.generic]) -> torch.Tensor:
-            return torch.from_numpy(array[chosen].copy()).to(device)[:, None]
-
-        def used(array: npt.NDArray[np.generic], off: float) -> torch.Tensor | None:
-            return column(array) if bool((array[live] != off).any()) else None
-
-        greedy = used(self._greedy, False)
         return SamplingRows(
-            inverse_temperature=used(self._inverse_temperature, 1.0),
-            greedy=None if greedy is None else greedy[:, 0],
-            top_p=used(self._top_p, 1.0),
-            top_k=used(self._top_k, 0),
-            min_p=used(self._min_p, 0.0),
+            **{
+                name: torch.from_numpy(column[chosen].copy()).to(device)[:, None]
+                for name, column in self._sampling.items()
+                if (column[live] != _OFF[name]).any()
+            }
         )

@@ -51,7 +51,7 @@ class SamplingRows:
 
     Args:
         inverse_temperature: ``[N, 1]`` float32 (1 for greedy rows).
-        greedy: ``[N]`` bool.
+        greedy: ``[N, 1]`` bool.
         top_p, min_p: ``[N, 1]`` float32. top_k: ``[N, 1]`` int64, 0 for off.
     """
 
@@ -87,7 +87,7 @@ def sample(logits_NV: Tensor, uniforms_N: Tensor, rows: SamplingRows) -> tuple[T
     threshold = uniforms_N[:, None] * cumulative[:, -1:]
     ids = torch.searchsorted(cumulative, threshold, right=True).clamp_(max=logits_NV.shape[-1] - 1)
     if rows.greedy is not None:
-        ids = torch.where(rows.greedy[:, None], logits_NV.argmax(-1, keepdim=True), ids)
+        ids = torch.where(rows.greedy, logits_NV.argmax(-1, keepdim=True), ids)
     return ids.view(-1), probs.gather(1, ids).log_().view(-1)
 
 

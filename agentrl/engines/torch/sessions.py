@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from agentrl.engines.torch.kv_cache import KVCache
 from agentrl.engines.torch.rows import RowTable
+from agentrl.types.arrays import common_prefix
 
 
 @dataclass(slots=True, eq=False)
@@ -19,20 +19,19 @@ class KVSession:
 
     Args:
         row: where it lies, if it has a row.
-        parked, parked_ids: its KV and ids while it has none.
         pure: positions whose KV came from a prefill of the ids, not from decode steps
             (deterministic mode).
         busy: a request of it runs.
         ending: it was released while busy.
+        prompt: the bytes of the prompt's ids that its row was prefilled with.
     """
 
     session_id: str
     row: int | None = None
-    parked: Tensor | None = None
-    parked_ids: npt.NDArray[np.int32] | None = None
     pure: int = 0
     busy: bool = False
     ending: bool = False
+    prompt: bytes = b""
 
 
 class SessionCache:
@@ -46,11 +45,10 @@ class SessionCache:
         self._parked_tokens = 0
         self._sessions: dict[str, KVSession] = {}
         self._idle: dict[str, KVSession] = {}  # with a row, in order of their last use
-        self._parked: dict[str, KVSession] = {}  # likewise
+        # KV and ids of those without a row, likewise
+        self._parked: dict[str, tuple[Tensor, npt.NDArray[np.int32]]] = {}
         self._rows: list[KVSession | None] = [None] * len(table.busy)
-        self._free = list(range(len(table.busy)))  # a heap: low rows first, so that few rows decode
-        self._prompt_rows: dict[bytes, int] = {}
-        self._row_prompts: dict[int, bytes] = {}
+        self._prompts: dict[bytes, KVSession] = {}
 
     @property
     def kv_tokens(self) -> int:
@@ -59,10 +57,7 @@ class SessionCache:
 
     def open(self, session_id: str) -> KVSession:
         """The session of that id, new where unknown."""
-        session = self._sessions.get(session_id)
-        if session is None:
-            session = self._sessions[session_id] = KVSession(session_id)
-        return session
+        return self._sessions.setdefault(session_id, KVSession(session_id))
 
     def holds(self, session_id: str) -> bool:
         """Whether the session has KV here."""
@@ -75,16 +70,14 @@ class SessionCache:
         if session.row is None:
             # it leaves its parking place first: to free a row, the session there may be parked in
             # that very place
-            parked = session.parked
-            parked_ids = session.parked_ids
-            self._unpark(session)
-            row = self._free_row()
-            session.row = row
-            self._rows[row] = session
-            if parked is not None and parked_ids is not None:
-                self._kv.give(row, parked)
-                self._table.kv_len[row] = parked_ids.size
-                self._table.ids[row, : parked_ids.size] = parked_ids
+            parked = self._unpark(session.session_id)
+            session.row = self._free_row()
+            self._rows[session.row] = session
+            if parked is not None:
+                kv, ids = parked
+                self._kv.give(session.row, kv)
+                self._table.kv_len[session.row] = ids.size
+                self._table.ids[session.row, : ids.size] = ids
         self._idle.pop(session.session_id, None)
         session.busy = True
         return session.row
@@ -106,7 +99,7 @@ class SessionCache:
             session.ending = True
             return
         del self._sessions[session_id]
-        self._unpark(session)
+        self._unpark(session_id)
         self._vacate(session)
 
     def forget_all(self) -> None:
@@ -114,96 +107,70 @@ class SessionCache:
         for session_id in list(self._sessions):
             self.release(session_id)
 
-    def remember_prompt(self, row: int, ids: npt.NDArray[np.int32]) -> None:
-        """Siblings that come later find the prompt in this row."""
-        key = ids.tobytes()
-        self._forget_prompt(row)
-        self._prompt_rows[key] = row
-        self._row_prompts[row] = key
+    def remember_prompt(self, session: KVSession, ids: npt.NDArray[np.int32]) -> None:
+        """Siblings that come after its prefill find the prompt in the session's row."""
+        self._forget_prompt(session)
+        session.prompt = ids.tobytes()
+        self._prompts[session.prompt] = session
 
     def find_prompt(self, ids: npt.NDArray[np.int32]) -> tuple[int, int] | None:
         """A row that holds KV of exactly this prompt, and for how many of its positions it is
         pure.
         """
-        row = self._prompt_rows.get(ids.tobytes())
-        session = None if row is None else self._rows[row]
-        if row is None or session is None:
+        session = self._prompts.get(ids.tobytes())
+        if session is None or session.row is None:
             return None
-        if common_prefix(ids, self._table.ids[row, : self._table.kv_len[row]]) < ids.size:
+        if common_prefix(ids, self._table.held(session.row)) < ids.size:
             return None
-        return row, min(session.pure, int(ids.size))
+        return session.row, min(session.pure, int(ids.size))
 
     def swap(self, one: int, other: int) -> None:
-        """Exchanges two rows with their KV and the prompts that they hold."""
-        length_one = int(self._table.kv_len[one])
-        length_other = int(self._table.kv_len[other])
-        kept = self._kv.take(other, length_other)
-        self._kv.copy(one, other, length_one)
+        """Exchanges two rows with their KV."""
+        length = int(self._table.kv_len[one])
+        kept = self._kv.take(other, int(self._table.kv_len[other]))
+        self._kv.copy(one, other, length)
         self._kv.give(one, kept)
         self._table.swap(one, other)
-        prompts = self._row_prompts
-        keys = prompts.pop(one, None), prompts.pop(other, None)
-        for row, key in ((other, keys[0]), (one, keys[1])):
-            if key is not None:
-                prompts[row] = key
-        for row, before in ((other, one), (one, other)):
-            if (key := prompts.get(row)) is not None and self._prompt_rows.get(key) == before:
-                self._prompt_rows[key] = row
         self._rows[one], self._rows[other] = self._rows[other], self._rows[one]
-        if other in self._free or one in self._free:
-            self._free = [{one: other, other: one}.get(row, row) for row in self._free]
-            heapify(self._free)
         for row in (one, other):
             if (session := self._rows[row]) is not None:
                 session.row = row
             self._kv.set_visible(row, int(self._table.kv_len[row]))
 
     def _free_row(self) -> int:
-        if not self._free:
+        """The lowest free row, so that few rows decode."""
+        if None not in self._rows:
             self._park(next(iter(self._idle.values())))
-        return heappop(self._free)
+        return self._rows.index(None)
 
     def _park(self, session: KVSession) -> None:
         """Moves an idle session out of its row, or drops it where it is too long to be parked."""
-        row = session.row
-        assert row is not None
-        length = int(self._table.kv_len[row])
-        if length > self._budget:
+        assert session.row is not None
+        ids = self._table.held(session.row).copy()
+        if ids.size > self._budget:
             self.release(session.session_id)
             return
-        while self._parked_tokens + length > self._budget:
+        while self._parked_tokens + ids.size > self._budget:
             self.release(next(iter(self._parked)))
-        session.parked = self._kv.take(row, length)
-        session.parked_ids = self._table.ids[row, :length].copy()
-        self._parked[session.session_id] = session
-        self._parked_tokens += length
+        self._parked[session.session_id] = (self._kv.take(session.row, ids.size), ids)
+        self._parked_tokens += ids.size
         self._vacate(session)
 
-    def _unpark(self, session: KVSession) -> None:
-        if (
-            self._parked.pop(session.session_id, None) is not None
-            and session.parked_ids is not None
-        ):
-            self._parked_tokens -= int(session.parked_ids.size)
-        session.parked = session.parked_ids = None
+    def _unpark(self, session_id: str) -> tuple[Tensor, npt.NDArray[np.int32]] | None:
+        """Takes what is parked of a session out of its place."""
+        parked = self._parked.pop(session_id, None)
+        if parked is not None:
+            self._parked_tokens -= parked[1].size
+        return parked
 
     def _vacate(self, session: KVSession) -> None:
         self._idle.pop(session.session_id, None)
         if session.row is not None:
             self._table.kv_len[session.row] = 0
-            self._forget_prompt(session.row)
+            self._forget_prompt(session)
             self._rows[session.row] = None
-            heappush(self._free, session.row)
             session.row = None
 
-    def _forget_prompt(self, row: int) -> None:
-        key = self._row_prompts.pop(row, None)
-        if key is not None and self._prompt_rows.get(key) == row:
-            del self._prompt_rows[key]
-
-
-def common_prefix(one: npt.NDArray[np.int32], other: npt.NDArray[np.int32]) -> int:
-    """How many leading ids two sequences share."""
-    length = min(one.size, other.size)
-    differ = np.flatnonzero(one[:length] != other[:length])
-    return int(differ[0]) if differ.size else length
+    def _forget_prompt(self, session: KVSession) -> None:
+        if self._prompts.get(session.prompt) is session:
+            del self._prompts[session.prompt]

@@ -10,21 +10,17 @@ import numpy.typing as npt
 _SLACK = 16
 
 
-class StopStrings:
-    """Looks for stop strings in the text of the last tokens."""
+def completed_stop(
+    decode: Callable[[npt.NDArray[np.int32]], str],
+    sampled: npt.NDArray[np.int32],
+    stop: Sequence[str],
+) -> str | None:
+    """The stop string that the last token completed.
 
-    def __init__(self, decode: Callable[[npt.NDArray[np.int32]], str] | None) -> None:
-        self._decode = decode
-
-    def match(self, sampled: npt.NDArray[np.int32], stop: Sequence[str]) -> str | None:
-        """The stop string that the last token completed.
-
-        Only a tail is decoded: a string of b bytes became complete just now, so it lies within the
-        last b tokens that have text; ``_SLACK`` more cover tokens without any and characters cut at
-        the tail's start.
-        """
-        if self._decode is None:
-            return None
-        tail = 2 * max(len(string.encode()) for string in stop) + _SLACK
-        text = self._decode(sampled[-tail:])
-        return next((string for string in stop if string in text), None)
+    Only a tail is decoded: a string of b bytes became complete just now, so it lies within the
+    last b tokens that have text; ``_SLACK`` more cover tokens without any and characters cut at
+    the tail's start.
+    """
+    tail = 2 * max(len(string.encode()) for string in stop) + _SLACK
+    text = decode(sampled[-tail:])
+    return next((string for string in stop if string in text), None)

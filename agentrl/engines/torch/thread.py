@@ -43,9 +43,6 @@ class EngineThread:
         self._calls: set[Future[Any]] = set()
         self._drained: Future[None] | None = None
         self._thread = threading.Thread(target=self._main, name="agentrl-torch-engine", daemon=True)
-
-    def start(self) -> None:
-        """Starts the step loop."""
         self._thread.start()
 
     def post(self, function: Callable[[], object]) -> bool:

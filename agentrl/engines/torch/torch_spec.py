@@ -31,33 +31,29 @@ class RowPlan:
 
     @classmethod
     def of(cls, place: EnginePlace) -> RowPlan:
-        """Each running request has ``context_tokens`` of ``kv_tokens``; the rest parks sessions.
+        """Each running request has ``context_tokens`` of ``kv_tokens``; the rest parks sessions. By
+        default that is as much again.
 
         Raises:
             ConfigError: a value outside its range, named.
         """
         context = place.context_tokens
-        kv_tokens = place.kv_tokens
-        dtypes = ("float32", "bfloat16")
+        rows = place.max_running
+        kv_tokens = 2 * rows * context if place.kv_tokens is None else place.kv_tokens
+        enough = f"at least EnginePlace.context_tokens={context}, one request's KV"
         rules = (
-            ("model.dtype", place.dtype in dtypes, place.dtype, "'float32' or 'bfloat16'"),
-            ("EnginePlace.context_tokens", context >= 2, context, "at least 2"),
-            ("EnginePlace.max_running", place.max_running >= 1, place.max_running, "at least 1"),
-            (
-                "EnginePlace.kv_tokens",
-                kv_tokens is None or kv_tokens >= context,
-                kv_tokens,
-                f"at least EnginePlace.context_tokens={context}, one request's KV",
-            ),
+            ("dtype", place.dtype in ("float32", "bfloat16"), "'float32' or 'bfloat16'"),
+            ("context_tokens", context >= 2, "at least 2"),
+            ("max_running", rows >= 1, "at least 1"),
+            ("kv_tokens", kv_tokens >= context, enough),
         )
-        for name, holds, value, rule in rules:
+        for name, holds, rule in rules:
             if not holds:
                 raise ConfigError(
-                    f"{name} must be {rule}, got {value!r}; change it in the configuration"
+                    f"EnginePlace.{name} must be {rule}, got {getattr(place, name)!r}; change it "
+                    "in the configuration"
                 )
-        if kv_tokens is None:
-            return cls(context, place.max_running, place.max_running * context, place.deterministic)
-        num_rows = min(place.max_running, kv_tokens // context)
+        num_rows = min(rows, kv_tokens // context)
         return cls(context, num_rows, kv_tokens - num_rows * context, place.deterministic)
 
 

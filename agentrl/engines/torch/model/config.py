@@ -43,17 +43,12 @@ class DecoderConfig:
 
     @classmethod
     def from_hugging_face(cls, config: Mapping[str, Any]) -> DecoderConfig:
-        """Reads a configuration as ``PretrainedConfig.to_dict()`` or ``config.json`` has it.
+        """Reads a configuration as ``PretrainedConfig.to_dict()`` or ``config.json`` has it, of a
+        model that this decoder computes (``not_computed``).
 
         Raises:
-            EngineError: an architecture, activation, attention or rotary scaling that this decoder
-                does not compute, or a missing key; never a silent approximation.
+            EngineError: a missing key.
         """
-        problem = not_computed(config)
-        if problem is not None:
-            raise EngineError(
-                f"the engine's own decoder {problem}; choose such a model", retryable=False
-            )
         model_type = str(config["model_type"])
         try:
             heads = int(config["num_attention_heads"])
@@ -90,37 +85,26 @@ def not_computed(config: Mapping[str, Any]) -> str | None:
     it is; or None.
     """
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    layers = set(config.get("layer_types") or ())
-    rules: tuple[tuple[str, object, bool, str], ...] = (
-        (
-            "model_type",
-            config.get("model_type"),
-            config.get("model_type") in SUPPORTED,
-            f"one of {SUPPORTED}",
-        ),
-        (
-            "hidden_act",
-            config.get("hidden_act", "silu"),
-            config.get("hidden_act", "silu") == "silu",
-            "silu",
-        ),
-        (
-            "use_sliding_window",
-            config.get("use_sliding_window"),
-            not config.get("use_sliding_window"),
-            "false",
-        ),
+    model_type = config.get("model_type")
+    activation = config.get("hidden_act", "silu")
+    sliding = config.get("use_sliding_window")
+    layers = sorted(set(config.get("layer_types") or ()))
+    rope_type = scaling.get("rope_type", scaling.get("type", "default"))
+    rules = (
+        ("model_type", model_type, model_type in SUPPORTED, f"one of {SUPPORTED}"),
+        ("hidden_act", activation, activation == "silu", "silu"),
+        ("use_sliding_window", sliding, not sliding, "false"),
         (
             "layer_types",
-            sorted(layers),
-            layers <= {"full_attention"},
+            layers,
+            layers in ([], ["full_attention"]),
             "full attention in every layer",
         ),
         (
             "rope_parameters.rope_type",
-            kind := scaling.get("rope_type", scaling.get("type", "default")),
-            kind in ROPE_TYPES,
-            f"one of {ROPE_TYPES}",
+            rope_type,
+            rope_type in ROPE_TYPES,
+            f"one of {tuple(ROPE_TYPES)}",
         ),
     )
     for key, value, holds, rule in rules:

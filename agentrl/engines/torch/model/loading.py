@@ -12,7 +12,7 @@ from torch import Tensor
 
 from agentrl.engines.base import EnginePlace
 from agentrl.engines.torch.model.config import DecoderConfig, not_computed
-from agentrl.engines.torch.model.interface import ServedModel
+from agentrl.engines.torch.model.served_model import ServedModel
 from agentrl.engines.torch.model.weights import DecoderWeights, folder_tensors
 from agentrl.errors import EngineError
 
@@ -41,19 +41,16 @@ def load_model(
     device = torch.device(device_name)
     if not_computed(values) is None:
         weights = DecoderWeights(DecoderConfig.from_hugging_face(values), dtype, device)
-        for name, tensor in folder_tensors(folder) if state_dict is None else state_dict.items():
-            weights.put(name, tensor)
-        weights.finish()
+        weights.load(folder_tensors(folder) if state_dict is None else state_dict.items())
         return weights
-    from agentrl.engines.torch.model.transformers_model import TransformersModel
-
-    if state_dict is None:
-        return TransformersModel.from_folder(
-            folder, dtype, device, deterministic=place.deterministic
-        )
-    return TransformersModel.from_tensors(
-        values, state_dict, dtype, device, deterministic=place.deterministic
+    from agentrl.engines.torch.model.transformers_model import (
+        TransformersModel,
+        config_module,
+        folder_module,
     )
+
+    module = folder_module(folder, dtype) if state_dict is None else config_module(values, dtype)
+    return TransformersModel(module, device, state_dict, deterministic=place.deterministic)
 
 
 def _read_config(folder: Path) -> Mapping[str, Any]:

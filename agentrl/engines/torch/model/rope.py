@@ -10,7 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ROPE_TYPES = ("default", "linear", "llama3")
+ROPE_TYPES: Mapping[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": (
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "original_max_position_embeddings",
+    ),
+}
+"""Scalings, and the numbers that each needs, in the order of ``Rope``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +43,7 @@ class Rope:
     factor: float = 1.0
     low: float = 1.0
     high: float = 1.0
-    original: int = 0
+    original: float = 0.0
 
     @classmethod
     def from_hugging_face(cls, config: Mapping[str, Any]) -> Rope:
@@ -45,20 +55,7 @@ class Rope:
         values = config.get("rope_parameters") or config.get("rope_scaling") or {}
         kind = str(values.get("rope_type", values.get("type", "default")))
         theta = float(values.get("rope_theta", config.get("rope_theta", 10_000.0)))
-        if kind == "default":
-            return cls(theta=theta)
-        if kind != "llama3":
-            return cls(kind, theta, float(values["factor"]))
-        low = float(values["low_freq_factor"])
-        high = float(values["high_freq_factor"])
-        return cls(
-            kind,
-            theta,
-            float(values["factor"]),
-            low,
-            high,
-            int(values["original_max_position_embeddings"]),
-        )
+        return cls(kind, theta, *(float(values[name]) for name in ROPE_TYPES[kind]))
 
     def frequencies(self, head_dim: int) -> Tensor:
         """``[head_dim / 2]`` float32 radians a position."""

@@ -35,7 +35,7 @@ def unserved(model_type: str, cause: str) -> EngineError:
     """The refusal of a model, with what it lacks."""
     return EngineError(
         f"TorchEngine cannot serve model_type={model_type!r}: {cause}; choose another model, or "
-        "rollout.engine=sglang",
+        "the engine 'sglang'",
         retryable=False,
     )
 

@@ -1,0 +1,193 @@
+"""What the scheduler needs of a model, whichever code computes it, and how its weights are
+updated.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from agentrl.engines.torch.kv_cache import KVCache, KVShape
+from agentrl.engines.torch.row_layout import Blocks
+from agentrl.errors import EngineError
+from agentrl.types.checksum import tensor_checksum
+
+
+class Forward(Protocol):
+    """Forward passes over the rows of a KV cache.
+
+    Legend: N decode rows, M rows being prefilled, T tokens of a chunk, V vocabulary.
+    """
+
+    def decode(self, tokens_N: Tensor, positions_N: Tensor, blocks: Blocks) -> Tensor:
+        """Logits ``[N, V]`` fp32 after one token each of rows 0..N-1, whose KV is written.
+
+        Args:
+            tokens_N: int64 ids.
+            positions_N: int64 position of each token; a row's ``kv.trash`` writes where nothing is
+                read.
+            blocks: keys that each run of rows must attend to, at least every live position + 1.
+        """
+        ...
+
+    def prefill(
+        self, tokens_MT: Tensor, positions_MT: Tensor, rows_M: Tensor, last_M: Tensor, num_keys: int
+    ) -> Tensor:
+        """Logits ``[M, V]`` fp32 after a chunk a row, whose KV is written.
+
+        Args:
+            tokens_MT: int64 ids, padded at the end.
+            positions_MT: int64, increasing along T; padding has ``kv.trash``.
+            rows_M: int64 rows of the cache.
+            last_M: int64 index within T of each row's last real token.
+            num_keys: at least every real position + 1.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WeightPlace:
+    """Where a Hugging Face tensor lies: ``view`` has its elements in its order (copies along axis 0
+    if ``copies``).
+    """
+
+    shape: tuple[int, ...]
+    view: Tensor
+    copies: bool = False
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> WeightPlace:
+        """The tensor as it is."""
+        return cls(tuple(tensor.shape), tensor)
+
+    def write(self, tensor: Tensor) -> None:
+        shape = self.view.shape[1:] if self.copies else self.view.shape
+        self.view.copy_(tensor.reshape(shape))
+
+    def checksum(self) -> int:
+        """``tensor_checksum`` of the float32 or bfloat16 tensor's bits."""
+        read = (self.view[0] if self.copies else self.view).contiguous().cpu().view(-1)
+        width = read.element_size()
+        signed = read.view({2: torch.int16, 4: torch.int32}[width]).numpy()
+        return tensor_checksum(signed.view({2: np.uint16, 4: np.uint32}[width]))
+
+
+class ServedModel(ABC):
+    """A model's weights under their Hugging Face names, and its forward passes.
+
+    Attributes:
+        kind: its model type, for messages.
+        vocab_size: logits of a token, padding included.
+        max_positions: positions that the model was made for.
+        num_heads: query heads of a layer.
+        kv_shape: of its KV at one position.
+        places: of every tensor that an update must put, by its Hugging Face name.
+        optional: of those that it may put too.
+        aliases: other names of tensors in ``places``.
+    """
+
+    kind: str
+    vocab_size: int
+    max_positions: int
+    num_heads: int
+    kv_shape: KVShape
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self.dtype = dtype
+        self.device = device
+        self.places: dict[str, WeightPlace] = {}
+        self.optional: dict[str, WeightPlace] = {}
+        self.aliases: dict[str, str] = {}
+        self._put: set[str] = set()
+
+    @abstractmethod
+    def forward_over(self, kv: KVCache) -> Forward:
+        """The forward passes over a cache's rows."""
+
+    @abstractmethod
+    def renew(self) -> None:
+        """Computes what depends on the weights, after they have changed."""
+
+    @property
+    def touched(self) -> bool:
+        """Whether anything was put since ``begin``."""
+        return bool(self._put)
+
+    def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Puts all weights; see ``put`` and ``finish``."""
+        for name, tensor in tensors:
+            self.put(name, tensor)
+        self.finish()
+
+    def begin(self) -> None:
+        """Starts an update: nothing counts as put."""
+        self._put.clear()
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        """Copies one whole tensor into its place, cast to the served dtype.
+
+        Raises:
+            EngineError: an unknown name, or another shape.
+        """
+        name = self.aliases.get(name, name)
+        place = self.places.get(name) or self.optional.get(name)
+        if place is None:
+            raise EngineError(
+                f"weight update: this {self.kind} model has no tensor {name!r}; "
+                f"its names are like {next(iter(self.places))!r}",
+                retryable=False,
+            )
+        if tuple(tensor.shape) != place.shape:
+            raise EngineError(
+                f"weight update: {name} must have shape {place.shape}, got {tuple(tensor.shape)}; "
+                "send the whole tensor under its Hugging Face name",
+                retryable=False,
+            )
+        self._put.add(name)
+        place.write(tensor)
+
+    def finish(self) -> None:
+        """Ends an update.
+
+        Raises:
+            EngineError: a tensor was not put.
+        """
+        missing = [name for name in self.places if name not in self._put]
+        if missing:
+            raise EngineError(
+                f"weight update: {len(missing)} of {len(self.places)} tensors were not sent, the "
+                f"first is {missing[0]!r}; put every tensor before commit",
+                retryable=False,
+            )
+        self.renew()
+
+    def checksum(self) -> dict[str, int]:
+        """The checksum of each tensor in the served dtype and Hugging Face order."""
+        return {name: place.checksum() for name, place in self.places.items()}
+
+    def empty_rows(self, rows: int, context_tokens: int) -> tuple[KVCache, Forward]:
+        """KV memory for ``rows`` sequences of ``context_tokens``, and the forward passes over
+        it.
+        """
+        kv = KVCache(self.kv_shape, rows, context_tokens, self.dtype, self.device)
+        return kv, self.forward_over(kv)
+
+    def score(self, token_ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """See ``EngineControl.score``: one token after the other over a row of its own, so that no
+        request's KV is touched.
+        """
+        ids = torch.tensor(list(token_ids), dtype=torch.int64, device=self.device)
+        kv, forward = self.empty_rows(1, ids.numel())
+        logprobs = []
+        for position in range(ids.numel() - 1):
+            place = torch.tensor([position], device=ids.device)
+            logits = forward.decode(ids[position : position + 1], place, ((1, kv.max_keys),))
+            logprobs.append(logits[0].log_softmax(-1)[ids[position + 1]])
+        return torch.stack(logprobs).float().cpu().numpy()

@@ -1,0 +1,73 @@
+"""Weight updates of a TorchEngine, each move run on the engine's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from agentrl.engines.life import EngineLife
+from agentrl.engines.torch.core import TorchScheduler
+from agentrl.engines.torch.model.served_model import ServedModel
+from agentrl.engines.torch.thread import EngineThread
+from agentrl.errors import EngineError
+
+
+class TorchUpdateSession:
+    """``UpdateSession`` of a TorchEngine. A failed one leaves it corrupt: it answers nothing
+    more.
+    """
+
+    def __init__(
+        self,
+        version: int,
+        life: EngineLife,
+        core: TorchScheduler,
+        model: ServedModel,
+        thread: EngineThread,
+    ) -> None:
+        self._version = version
+        self._life = life
+        self._core = core
+        self._model = model
+        self._thread = thread
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        """Copies one whole tensor, in any dtype and from any device, under its Hugging Face name.
+
+        Raises:
+            EngineError: an unknown name or another shape; the engine is corrupt.
+        """
+        self._move("put", lambda: self._model.put(name, tensor))
+
+    def commit(self) -> None:
+        """Serves the new weights; see ``UpdateSession.commit``."""
+        self._move("commit", self._commit)
+
+    def abort(self) -> None:
+        """Gives up; the engine is corrupt where anything was put, else paused at its old
+        version.
+        """
+        self._move("abort", self._abort)
+
+    def _move(self, what: str, move: Callable[[], None]) -> None:
+        def run() -> None:
+            self._life.require_open(what)
+            try:
+                move()
+            except EngineError as error:
+                self._core.mark_corrupt(str(error))
+                raise
+
+        self._thread.call(run)
+
+    def _commit(self) -> None:
+        self._model.finish()
+        self._core.retract()  # KV of an older version is never read under a newer one
+        self._life.end_update(self._version)
+
+    def _abort(self) -> None:
+        if self._model.touched:
+            self._core.mark_corrupt("an update was given up after tensors had been put")
+        else:
+            self._life.end_update(None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
@@ -126,7 +126,10 @@ class ContainerHost:
         except SandboxError as error:
             return said or str(error)
         if code == _SIGKILLED:
-            return f"its container was killed, by its limit DockerSettings.memory_bytes or from outside; {said}"  # noqa: E501
+            return (
+                "its container was killed, by its limit DockerSettings.memory_bytes or from "
+                f"outside; {said}"
+            )
         return f"its container ended with exit code {code}{': ' + said if said else ''}"
 
     def end(self, patience_s: float) -> None:
@@ -145,7 +148,7 @@ class ContainerHost:
 
     def _on_data(self, data: bytes) -> None:
         self._buffer += data
-        for source, part in self._cut():
+        for (source, _), part in frames.cut(self._buffer, _HEAD, lambda _, length: length):
             if source == _STDERR:
                 self._stderr = (self._stderr + part)[-_KEPT_STDERR_BYTES:]
                 continue
@@ -157,18 +160,6 @@ class ContainerHost:
                     link = self._links.get(number)
                 if link is not None:
                     link.on_data(body)
-
-    def _cut(self) -> Iterator[tuple[int, bytes]]:
-        """The parts of the engine's stream that are whole, each with its source."""
-        start = 0
-        while len(self._buffer) - start >= _HEAD.size:
-            source, length = _HEAD.unpack_from(self._buffer, start)
-            end = start + _HEAD.size + length
-            if len(self._buffer) < end:
-                break
-            yield source, bytes(self._buffer[start + _HEAD.size : end])
-            start = end
-        del self._buffer[:start]
 
     def _end_link(self, number: int) -> None:
         with self._lock:

@@ -80,8 +80,6 @@ class DockerLauncher:
             {
                 "roots": containers.root_paths(self.settings),
                 "readable": (*_READABLE, *self.settings.readable),
-                "image_env": True,
-                "contained": True,
             }
         )
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
-import selectors
 import socket
 import ssl
 import threading
@@ -20,69 +21,35 @@ _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class IOThread:
-    """A daemon thread with a selector; everything that it does is a callable on that thread.
+    """A daemon thread with an event loop; everything that it does is a callable on that thread.
 
     It lives as long as the server that it spawned, since a death signal of the kernel's follows the
     spawning thread, not the process.
+
+    Attributes:
+        loop: watches the sockets; on the thread only.
     """
 
     def __init__(self, name: str) -> None:
-        self._selector = selectors.DefaultSelector()
-        # Filled by any thread, emptied by this one; a deque's append and popleft are atomic.
-        self._calls: deque[Callable[[], None]] = deque()
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_write, False)
-        os.set_blocking(self._wake_read, False)
-        self._selector.register(self._wake_read, selectors.EVENT_READ, self._run_calls)
-        self._stopping = False
-        # Serves the selector until stop(); a daemon, as a forked child may never stop it.
+        self.loop = asyncio.new_event_loop()
+        # Runs the loop until stop(); a daemon, as a forked child may never stop it.
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
     def call(self, function: Callable[[], None]) -> None:
-        """Run ``function`` on the thread, soon."""
-        self._calls.append(function)
-        try:
-            os.write(self._wake_write, b"!")
-        except BlockingIOError:
-            return  # the pipe is full of wake-ups already
-
-    def watch(self, sock: socket.socket, events: int, function: Callable[[int], None]) -> None:
-        """Call ``function(events)`` whenever the socket is ready; on the thread only."""
-        if sock in self._selector.get_map():
-            self._selector.modify(sock, events, function)
-        else:
-            self._selector.register(sock, events, function)
-
-    def forget(self, sock: socket.socket) -> None:
-        """Stop watching; on the thread only."""
-        if sock.fileno() >= 0 and sock in self._selector.get_map():
-            self._selector.unregister(sock)
+        """Run ``function`` on the thread, soon; from any thread."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing is left to do
+            self.loop.call_soon_threadsafe(function)
 
     def stop(self) -> None:
         """End the thread; waits for it unless called on it. A second call does nothing."""
-        if not self._thread.is_alive():
-            return
-
-        def end() -> None:
-            self._stopping = True
-
-        self.call(end)
+        self.call(self.loop.stop)
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _run_calls(self, _: int) -> None:
-        os.read(self._wake_read, 4096)
-        while self._calls:
-            self._calls.popleft()()
-
     def _serve(self) -> None:
-        while not self._stopping:
-            for key, events in self._selector.select():
-                key.data(events)
-        self._selector.close()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        self.loop.run_forever()
+        self.loop.close()
 
 
 class Stream:
@@ -145,16 +112,14 @@ class Stream:
 
     def _start(self) -> None:
         if not self._ended:
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._out else 0)
-            self._io.watch(self._sock, events, self._ready)
+            self._io.loop.add_reader(self._sock, self._receive)
+            if self._out:
+                self._io.loop.add_writer(self._sock, self._flush)
+            else:
+                self._io.loop.remove_writer(self._sock)
 
-    def _ready(self, events: int) -> None:
-        if events & selectors.EVENT_WRITE:
-            self._flush()
-        if not events & selectors.EVENT_READ:
-            return
-        more = True
-        while more and not self._ended:
+    def _receive(self) -> None:
+        while not self._ended:
             try:
                 with self._lock:  # one TLS connection may not be read and written at once
                     data = self._sock.recv(_READ_BYTES)
@@ -168,9 +133,8 @@ class Stream:
                 data = b""
             if not data:
                 self._end()
-                return
-            # TLS holds back what the selector does not see
-            more = isinstance(self._sock, ssl.SSLSocket)
+            elif not isinstance(self._sock, ssl.SSLSocket):
+                return  # TLS alone holds back what the selector does not see
 
     def _flush(self) -> None:
         with self._lock:
@@ -201,7 +165,8 @@ class Stream:
         self._out.clear()
 
     def _end(self) -> None:
-        self._io.forget(self._sock)
+        self._io.loop.remove_reader(self._sock)
+        self._io.loop.remove_writer(self._sock)
         with self._lock:
             self._ended = True
             self._drop_waiting()

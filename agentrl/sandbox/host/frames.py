@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 _PREFIX = struct.Struct("!IQ")
@@ -25,6 +25,26 @@ def encode(header: Header, blobs: Sequence[bytes] = ()) -> bytes:
     return b"".join((_PREFIX.pack(len(head), body), head, *blobs))
 
 
+def cut(
+    buffer: bytearray, head: struct.Struct, body_bytes: Callable[..., int]
+) -> Iterator[tuple[Any, bytes]]:
+    """Take what is whole off the start of a buffer: the fields of each head, and the body.
+
+    Args:
+        buffer: what was read.
+        head: how a body is announced.
+        body_bytes: the length of a body, by the fields of its head.
+    """
+    while len(buffer) >= head.size:
+        fields = head.unpack_from(buffer)
+        end = head.size + body_bytes(*fields)
+        if len(buffer) < end:
+            return
+        body = bytes(buffer[head.size : end])
+        del buffer[:end]
+        yield fields, body
+
+
 class FrameDecoder:
     """Cuts a byte stream into frames.
 
@@ -38,20 +58,17 @@ class FrameDecoder:
     def feed(self, data: bytes) -> Iterator[tuple[Header, list[bytes]]]:
         """Add what was read; yields every frame that is now whole."""
         self._buffer += data
-        while len(self._buffer) >= _PREFIX.size:
-            head_len, body_len = _PREFIX.unpack_from(self._buffer)
-            if head_len > MAX_HEADER_BYTES or body_len > MAX_FRAME_BYTES:
-                raise FrameError(
-                    f"a frame announces {head_len} + {body_len} bytes; the stream is corrupt"
-                )
-            total = _PREFIX.size + head_len + body_len
-            if len(self._buffer) < total:
-                return
-            header: Header = json.loads(self._buffer[_PREFIX.size : _PREFIX.size + head_len])
-            offset = _PREFIX.size + head_len
+        for (head_len, _), body in cut(self._buffer, _PREFIX, _body_bytes):
+            header: Header = json.loads(body[:head_len])
             blobs = []
+            start = head_len
             for size in header.pop("sizes"):
-                blobs.append(bytes(self._buffer[offset : offset + size]))
-                offset += size
-            del self._buffer[:total]
+                blobs.append(body[start : start + size])
+                start += size
             yield header, blobs
+
+
+def _body_bytes(head_len: int, blobs_len: int) -> int:
+    if head_len > MAX_HEADER_BYTES or blobs_len > MAX_FRAME_BYTES:
+        raise FrameError(f"a frame announces {head_len} + {blobs_len} bytes; the stream is corrupt")
+    return head_len + blobs_len

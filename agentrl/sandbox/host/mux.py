@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-from .frames import FrameError
+from .frames import FrameError, cut
 
 CONTROL = 0  # the link to the supervisor; the link to slot n has the number n + 1
 OPEN, DATA, END = range(3)  # a slot is wanted; bytes of a link; a link has ended
@@ -40,18 +40,11 @@ class ChunkDecoder:
     def feed(self, data: bytes) -> Iterator[Chunk]:
         """Add what was read; yields every chunk that is now whole."""
         self._buffer += data
-        start = 0
-        try:
-            while len(self._buffer) - start >= _HEAD.size:
-                kind, link, length = _HEAD.unpack_from(self._buffer, start)
-                if kind > END or length > MAX_CHUNK_BYTES:
-                    raise FrameError(
-                        f"a chunk announces kind {kind} and {length} bytes; the stream is corrupt"
-                    )
-                end = start + _HEAD.size + length
-                if len(self._buffer) < end:
-                    return
-                yield kind, link, bytes(self._buffer[start + _HEAD.size : end])
-                start = end
-        finally:
-            del self._buffer[:start]
+        for (kind, link, _), body in cut(self._buffer, _HEAD, _body_bytes):
+            yield kind, link, body
+
+
+def _body_bytes(kind: int, _: int, length: int) -> int:
+    if kind > END or length > MAX_CHUNK_BYTES:
+        raise FrameError(f"a chunk announces kind {kind} and {length} bytes; the stream is corrupt")
+    return length

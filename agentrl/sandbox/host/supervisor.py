@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from . import frames
@@ -32,16 +32,11 @@ _CGROUP_FDS = 3
 
 
 class Refused(Exception):  # noqa: N818
-    """This machine, or a setting, cannot be served; the owner names it to the user.
+    """This machine cannot be served; the owner names it to the user in one line."""
 
-    Args:
-        why: one line.
-        setting: whether a setting is to blame rather than the machine.
-    """
 
-    def __init__(self, why: str, *, setting: bool = False) -> None:
-        super().__init__(why)
-        self.setting = setting
+class SettingRefused(Refused):
+    """A setting is to blame rather than the machine."""
 
 
 @dataclass
@@ -60,10 +55,10 @@ class Supervisor:
     Args:
         control: the owner's socket; its end of file ends everything.
         settings: the owner's first frame: ``confine``, ``abi_cap``, ``preload``, ``folders``; where
-            they are given also ``roots``, file systems of which each slot gets one for itself,
-            ``readable``, further folders that the code may read and execute, ``image_env``, whether
-            every run has the variables of this process, and ``contained``, whether a container
-            keeps what Landlock cannot, and has a memory limit of its own.
+            they are given also ``namespaced``, ``proxied``, ``readable``, further folders that the
+            code may read and execute, and ``roots``, file systems of which each slot gets one for
+            itself. With roots, this is a container: it keeps what Landlock cannot, has a memory
+            limit of its own, and its variables are those of every run.
     """
 
     def __init__(self, control: socket.socket, settings: frames.Header) -> None:
@@ -72,32 +67,28 @@ class Supervisor:
         self.slots: dict[int, _SlotEntry] = {}
         self.unswept: list[_SlotEntry] = []  # ended, while something that they ran lives on
         self.cleaners: dict[int, _SlotEntry] = {}
-        self.abi: int | None = None
         self.first_uid: int | None = None
         self.namespaced = bool(settings.get("namespaced"))
-        self.contained = bool(settings.get("contained"))
-        self.claims: Claims | None = None
+        self.roots = tuple(settings.get("roots", ()))
         self._fds: list[int] = []
         self._decoder = frames.FrameDecoder()
-        if settings["confine"]:
-            self._find_confinement(settings["abi_cap"])
-        self.roots = tuple(settings.get("roots", ()))
-        # whether the files of each slot are bounded by a file system
-        self.bounded = self.namespaced or bool(self.roots)
-        if self.contained:
-            self.claims = Claims(len(self.roots))
+        abi = self._find_confinement(settings["abi_cap"]) if settings["confine"] else None
+        env: dict[str, str] = {}
+        if self.roots:
             memory.withhold_zero()
-        self.readable = tuple(settings.get("readable", ()))
-        self.env = _image_env() if settings.get("image_env") else {}
-        self.listener = self._listen() if settings.get("proxied") else None
-        extra = tuple(settings["folders"])
-        self.interpreter = Interpreter(
-            other_uid=self.first_uid is not None and not self.namespaced, extra=extra
+            env = _image_env()
+        self.listener: socket.socket | None = None
+        if settings.get("proxied"):
+            self.listener = self._listen()
+            url = "http://{}:{}".format(*self.listener.getsockname())
+            env |= dict.fromkeys(_PROXY_VARIABLES, url)
+        interpreter = Interpreter(
+            other_uid=self.first_uid is not None and not self.namespaced,
+            extra=tuple(settings["folders"]),
         )
         if failed := preload(tuple(settings["preload"])):
-            raise Refused(
-                f"SandboxSpec.preload_modules: {failed}; correct the name or remove it",
-                setting=True,
+            raise SettingRefused(
+                f"SandboxSpec.preload_modules: {failed}; correct the name or remove it"
             )
         self.base: str | None = None
         if not self.namespaced:
@@ -105,20 +96,32 @@ class Supervisor:
             os.chmod(self.base, 0o711)
         self.wake = process_tree.adopt_orphans()
         child.warm_up()
-        if self.abi is not None:
-            child.Confinement(  # whose filter is made before any fork
-                abi=self.abi,
-                ruleset=None,
-                own_uid=self.first_uid is not None,
-                namespaced=self.namespaced,
-                proxied=self.listener is not None,
-            ).filter()
+        self.config = SlotConfig(  # of each slot, which is then given what is its own
+            root=namespaced_slot.STORE,
+            uid=self.first_uid,
+            abi=abi,
+            namespaced=self.namespaced,
+            index=0,
+            claims=Claims(len(self.roots)) if self.roots else None,
+            read_exec=(*interpreter.read_exec, *settings.get("readable", ())),
+            read=interpreter.read,
+            proxy_port=None if self.listener is None else self.listener.getsockname()[1],
+            path=interpreter.path,
+            env=env,
+            keep=interpreter.keep,
+            cgroup=(),
+            process_base=None,
+            bounded=self.namespaced or bool(self.roots),
+        )
+        if abi is not None:
+            self.config.filter()  # made before any fork
         gc.disable()
         gc.freeze()
 
-    def _find_confinement(self, abi_cap: int | None) -> None:
-        self.abi = min(landlock.abi_version(), sys.maxsize if abi_cap is None else abi_cap)
-        if not self.abi and not self.namespaced and not self.contained:
+    def _find_confinement(self, abi_cap: int | None) -> int:
+        """The Landlock ABI to use, 0 for none, and the first uid of the slots."""
+        abi = min(landlock.abi_version(), sys.maxsize if abi_cap is None else abi_cap)
+        if not abi and not self.namespaced and not self.roots:
             raise Refused(
                 "the kernel offers no Landlock (Linux 5.13 or later, landlock among its lsm=)"
             )
@@ -131,6 +134,7 @@ class Supervisor:
             if reserved is None:
                 raise Refused(uids.NONE_TO_SPARE)
             self.first_uid, self._reservation = reserved
+        return abi
 
     def _listen(self) -> socket.socket:
         """The socket of the proxy, on a loopback interface that is the sandboxes' alone; the owner
@@ -140,10 +144,7 @@ class Supervisor:
             raise Refused(
                 "a proxy alone bounds nothing here: the code would share this machine's network"
             )
-        listener = socket.create_server(("127.0.0.1", 0), backlog=128)
-        url = "http://{}:{}".format(*listener.getsockname())
-        self.env = {**self.env, **dict.fromkeys(_PROXY_VARIABLES, url)}
-        return listener
+        return socket.create_server(("127.0.0.1", 0), backlog=128)
 
     def serve(self) -> None:
         """Until the owner is gone."""
@@ -153,10 +154,10 @@ class Supervisor:
         self.reply(
             {
                 "op": "ready",
-                "abi": self.abi,
+                "abi": self.config.abi,
                 "own_uid": self.first_uid is not None,
                 "namespaced": self.namespaced,
-                "bounded": self.bounded,
+                "bounded": self.config.bounded,
                 "pid": os.getpid(),
                 "base": self.base,
             }
@@ -192,9 +193,11 @@ class Supervisor:
             elif header["op"] == "listener" and self.listener is not None:
                 with socket.socket(fileno=self._fds.pop(0)) as way:
                     socket.send_fds(way, [b"."], [self.listener.fileno()])
-            elif header["op"] == "kill" and (entry := self.find(header["slot"])):
-                entry.killed_at = time.monotonic()
-                process_tree.kill(entry.pid)
+            elif header["op"] == "kill":
+                for entry in self.slots.values():
+                    if entry.number == header["slot"]:
+                        entry.killed_at = time.monotonic()
+                        process_tree.kill(entry.pid)
         return bool(data)
 
     def reply(self, header: frames.Header) -> None:
@@ -202,9 +205,6 @@ class Supervisor:
             self.control.sendall(frames.encode(header))
         except (BrokenPipeError, ConnectionResetError):
             return  # the next read sees the end of file
-
-    def find(self, number: int) -> _SlotEntry | None:
-        return next((entry for entry in self.slots.values() if entry.number == number), None)
 
     def open(self, number: int, sock: socket.socket, cgroup: Sequence[int]) -> None:
         """Fork a slot that listens on ``sock``, and has the descriptors of its cgroup where it has
@@ -227,7 +227,14 @@ class Supervisor:
                 )
                 uid = None if self.first_uid is None else self.first_uid + index
                 root = self._make_root(number, index, uid)
-                config = self.slot_config(root or namespaced_slot.STORE, index, uid, cgroup)
+                config = replace(
+                    self.config,
+                    root=root or self.config.root,
+                    index=index,
+                    uid=uid,
+                    cgroup=tuple(cgroup),
+                    process_base=self._process_base(uid),
+                )
                 pid = namespaced_slot.fork_namespaced(uid) if self.namespaced else os.fork()
             except OSError as error:
                 self.reply({"op": "open_failed", "slot": number, "error": str(error)})
@@ -244,43 +251,20 @@ class Supervisor:
         if parent is None:
             return None
         root = os.path.join(parent, f"{number}-{os.urandom(6).hex()}")
-        folders = (root, os.path.join(root, "work"), os.path.join(root, "tmp"))
-        for path in folders:
+        for path in reversed(_folders(root)):
             os.mkdir(path, 0o700)
         if uid is not None:
-            for path in reversed(
-                folders
-            ):  # the outer one last: what is in it is out of reach meanwhile
+            for path in _folders(root):  # what is in the outer one is out of reach meanwhile
                 os.chown(path, uid, uid, follow_symlinks=False)
         return root
 
-    def slot_config(
-        self, root: str, index: int, uid: int | None, cgroup: Sequence[int]
-    ) -> SlotConfig:
-        host = self.interpreter
-        return SlotConfig(
-            root=root,
-            uid=uid,
-            abi=self.abi,
-            namespaced=self.namespaced,
-            index=index,
-            claims=self.claims,
-            read_exec=(*host.read_exec, *self.readable),
-            read=host.read,
-            proxy_port=None if self.listener is None else self.listener.getsockname()[1],
-            path=host.path,
-            env=self.env,
-            keep=host.keep,
-            cgroup=tuple(cgroup),
-            process_base=None if self._counts_for_itself(uid) else _threads_of(os.getuid()),
-            bounded=self.bounded,
-        )
-
-    def _counts_for_itself(self, uid: int | None) -> bool:
-        """Whether RLIMIT_NPROC counts nothing but the slot's own processes, or is not set at
-        all.
+    def _process_base(self, uid: int | None) -> int | None:
+        """What RLIMIT_NPROC counts beside the slot's own processes; None where that is nothing, or
+        the limit is not set at all.
         """
-        return self.abi is None or uid is not None or self.namespaced
+        if self.config.abi is None or uid is not None or self.namespaced:
+            return None
+        return _threads_of(os.getuid())
 
     def reap(self) -> None:
         """Collect what has ended; a slot's strays and folder go with it."""
@@ -320,23 +304,12 @@ class Supervisor:
         """Remove a slot's folder: an empty one here, a full one in a process of its own, since it
         may take long.
         """
-        if entry.root is None:
+        if entry.root is None or _remove_empty(entry.root):
             self.reply({"op": "closed", "slot": entry.number})
-            return
-        try:
-            for path in (
-                os.path.join(entry.root, "work"),
-                os.path.join(entry.root, "tmp"),
-                entry.root,
-            ):
-                os.rmdir(path)
-        except OSError:
-            pid = os.fork()
-            if pid == 0:
-                _remove_and_exit(entry.root)
-            self.cleaners[pid] = entry
+        elif (pid := os.fork()) == 0:
+            _remove_and_exit(entry.root)
         else:
-            self.reply({"op": "closed", "slot": entry.number})
+            self.cleaners[pid] = entry
 
     def end_overdue(self) -> None:
         now = time.monotonic()
@@ -392,6 +365,21 @@ def _threads_of(uid: int) -> int:
     return total
 
 
+def _folders(root: str) -> tuple[str, ...]:
+    """A slot's folders, the outer one last."""
+    return os.path.join(root, "tmp"), os.path.join(root, "work"), root
+
+
+def _remove_empty(root: str) -> bool:
+    """Remove the folders of a slot that left them empty; whether it did."""
+    try:
+        for path in _folders(root):
+            os.rmdir(path)
+    except OSError:
+        return False
+    return True
+
+
 def _remove_and_exit(root: str) -> NoReturn:
     try:
         removal.remove(root)
@@ -423,7 +411,13 @@ def main() -> None:
         supervisor = Supervisor(control, settings)
     except Refused as refusal:
         control.sendall(
-            frames.encode({"op": "refused", "why": str(refusal), "setting": refusal.setting})
+            frames.encode(
+                {
+                    "op": "refused",
+                    "why": str(refusal),
+                    "setting": isinstance(refusal, SettingRefused),
+                }
+            )
         )
         return
     try:

@@ -240,6 +240,9 @@ async def _within(action: Coroutine[Any, Any, Any]) -> Any:
 
 async def _answer(writer: asyncio.StreamWriter, status: str, why: str) -> None:
     body = f"{why}\n".encode()
-    head = f"HTTP/1.1 {status}\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"  # noqa: E501
+    head = (
+        f"HTTP/1.1 {status}\r\nContent-Type: text/plain\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
     writer.write(head.encode() + body)
     await _within(writer.drain())

@@ -30,6 +30,8 @@ _SECCOMP_MODE_FILTER = 2
 _RET_KILL_PROCESS = 0x80000000
 _RET_ERRNO = 0x00050000
 _RET_ALLOW = 0x7FFF0000
+_REFUSED = _RET_ERRNO | errno.EPERM
+_ABSENT = _RET_ERRNO | errno.ENOSYS
 _LD_W_ABS = 0x20
 _JA = 0x05
 _JEQ = 0x15
@@ -70,8 +72,8 @@ _PR_SET_THP_DISABLE = 41
 # CHILD_SUBREAPER, NO_NEW_PRIVS, THP_DISABLE (read), CAP_AMBIENT, SVE, SPECULATION_CTRL, PAC,
 # TAGGED_ADDR, SME, MDWE, SET_VMA (names)
 _PRCTLS = (
-    1, 2, 3, 4, 7, 8, 15, 16, 21, 22, 23, 25, 26, 27, 29, 30, 36, 37, 38, 39, 42, 47, 50, 51, 52, 53, 54, 55, 56, 60,  # noqa: E501
-    61, 63, 64, 65, 66, 0x53564D41,
+    1, 2, 3, 4, 7, 8, 15, 16, 21, 22, 23, 25, 26, 27, 29, 30, 36, 37, 38, 39, 42, 47, 50, 51, 52,
+    53, 54, 55, 56, 60, 61, 63, 64, 65, 66, 0x53564D41,
 )  # fmt: skip
 # TCGETS, TIOCGPGRP, TIOCOUTQ, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX, FIOASYNC, FIOQSIZE,
 # TCGETS2, FIGETBSZ, FICLONE, FICLONERANGE (into a file that is open for writing), FS_IOC_GETFLAGS,
@@ -158,25 +160,12 @@ _TCP_ALONE = (  # over IPv4
     _Rule(("socket",), 1, (_SOCK_STREAM,), _SOCK_TYPE, allow=True),
     _Rule(("socket",), 2, (0,), ~_IPPROTO_TCP & 0xFFFFFFFF, allow=True),
 )
-
-
-def _signal_rules(pid: int) -> tuple[_Rule, ...]:
-    """Where the kernel does not scope signals: a process may signal itself only."""
-    return (
-        _Rule(
-            ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"),
-            0,
-            (pid,),
-            allow=True,
-        ),
-        _Rule(("fcntl",), 1, (_F_SETOWN, _F_SETOWN_EX)),
-    )
-
-
-def _truncation_rules() -> tuple[_Rule, ...]:
-    """Truncation by opening: O_TRUNC with O_RDONLY needs no write right before ABI 3."""
-    flags = os.O_TRUNC | os.O_ACCMODE
-    return _Rule(("open",), 1, (os.O_TRUNC,), flags), _Rule(("openat",), 2, (os.O_TRUNC,), flags)
+_SIGNALS = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo")
+# by opening: O_TRUNC with O_RDONLY needs no write right before ABI 3
+_NO_TRUNCATION = tuple(
+    _Rule((name,), arg, (os.O_TRUNC,), os.O_TRUNC | os.O_ACCMODE)
+    for name, arg in (("open", 1), ("openat", 2))
+)
 
 
 def _op(code: int, k: int, jt: int = 0, jf: int = 0) -> bytes:
@@ -209,53 +198,48 @@ def build_filter(
     """
     audit_arch, column = _ARCHES[platform.machine()]
     rules = [*_RULES]
-    answers: dict[str, int] = dict.fromkeys(syscalls.ALLOWED, _RET_ALLOW)
-    answers |= dict.fromkeys(syscalls.OWNERS, _RET_ALLOW if own_uid else _RET_ERRNO | errno.EPERM)
-    answers |= dict.fromkeys(
-        {**syscalls.REFUSED, **syscalls.NAMED_SOCKETS}, _RET_ERRNO | errno.EPERM
-    )
-    answers |= dict.fromkeys(syscalls.UNCOPIED, _RET_ERRNO | errno.EINVAL)
+    numbers: syscalls.Table = {}
+    answers: dict[str, int] = {}
+    for table, answer in (
+        (syscalls.ALLOWED, _RET_ALLOW),
+        (syscalls.OWNERS, _RET_ALLOW if own_uid else _REFUSED),
+        (syscalls.REFUSED, _REFUSED),
+        (syscalls.NAMED_SOCKETS, _REFUSED),
+        (syscalls.UNCOPIED, _RET_ERRNO | errno.EINVAL),
+    ):
+        numbers |= table
+        answers |= dict.fromkeys(table, answer)
     # libc then falls back to clone, whose flags can be seen here
-    answers["clone3"] = _RET_ERRNO | errno.ENOSYS
+    answers["clone3"] = _ABSENT
     if not preallocates:
         answers["fallocate"] = _RET_ERRNO | errno.EOPNOTSUPP
     if proxied:
         rules += _TCP_ALONE
         answers |= {"socket": _RET_ALLOW, "connect": _RET_ALLOW}
-    if pid is not None:
-        rules += _signal_rules(pid)
+    if pid is not None:  # the kernel does not scope signals: a process may signal itself only
+        rules.append(_Rule(_SIGNALS, 0, (pid,), allow=True))
+        rules.append(_Rule(("fcntl",), 1, (_F_SETOWN, _F_SETOWN_EX)))
     if names_pid(abi):
-        answers["pidfd_send_signal"] = _RET_ERRNO | errno.EPERM
+        answers["pidfd_send_signal"] = _REFUSED
     if abi < 3:
-        rules += _truncation_rules()
-        answers |= {"truncate": _RET_ERRNO | errno.EPERM, "openat2": _RET_ERRNO | errno.ENOSYS}
+        rules += _NO_TRUNCATION
+        answers |= {"truncate": _REFUSED, "openat2": _ABSENT}
 
-    ends = {name: _op(_RET, answer) for name, answer in answers.items()}
-    for name in {name for rule in rules for name in rule.names}:
-        if answers[name] == _RET_ALLOW:
-            ends[name] = b"".join(rule.code() for rule in rules if name in rule.names) + ends[name]
-    by_number = {numbers[column]: ends[name] for name, numbers in _all_tables().items()}
-    program = _search(
-        _segments({number: end for number, end in by_number.items() if number is not None}, column)
-    )
+    ends: dict[int, bytes] = {}
+    for name, answer in answers.items():
+        number = numbers[name][column]
+        if number is not None:
+            bounded = answer == _RET_ALLOW
+            code = [rule.code() for rule in rules if bounded and name in rule.names]
+            ends[number] = b"".join(code) + _op(_RET, answer)
+    program = _search(_segments(ends, column))
     start = [_op(_LD_W_ABS, _OFF_ARCH), _op(_JEQ, audit_arch, 1, 0), _op(_RET, _RET_KILL_PROCESS)]
     return b"".join([*start, _op(_LD_W_ABS, _OFF_NR), program])
 
 
-def _all_tables() -> syscalls.Table:
-    return {
-        **syscalls.ALLOWED,
-        **syscalls.OWNERS,
-        **syscalls.REFUSED,
-        **syscalls.NAMED_SOCKETS,
-        **syscalls.UNCOPIED,
-    }
-
-
 def _segments(ends: Mapping[int, bytes], column: int) -> list[tuple[int, bytes]]:
     """Ranges of numbers with one end, each by its first: together they cover every number."""
-    absent = _op(_RET, _RET_ERRNO | errno.ENOSYS)
-    found = [(number, ends.get(number, absent)) for number in range(max(ends) + 2)]
+    found = [(number, ends.get(number, _op(_RET, _ABSENT))) for number in range(max(ends) + 2)]
     if column == 0:
         found.append((_X32_BIT, _op(_RET, _RET_KILL_PROCESS)))
     return [

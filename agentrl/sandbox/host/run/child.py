@@ -11,71 +11,26 @@ import linecache
 import os
 import resource
 import signal
-import socket
 import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Sequence
-from dataclasses import dataclass, field
 from types import ModuleType, TracebackType
 from typing import Any, NoReturn
 
-from ..confine import landlock, marks, memory, namespaced_slot, namespaces, seccomp
+from .. import frames
+from ..confine import landlock, marks, namespaced_slot, namespaces, seccomp
 from ..confine.libc import prctl
-from . import session
+from .session import InterpreterSession, serve
+from .slot import Slot
 
 CODE_NAME = "main.py"
 NOT_EXECUTABLE = 126
 NOT_FOUND = 127
 _OOM_HEADROOM = 16 * 2**20  # lets an interpreter that ran out of memory still print that it did
+_SHARED_UID_MARGIN = 256  # processes that the user may start meanwhile
 _PR_SET_PDEATHSIG = 1
 _PR_SET_DUMPABLE = 4
-
-
-@dataclass(frozen=True)
-class Confinement:
-    """What the child enters before it runs anything: made once a slot."""
-
-    abi: int
-    ruleset: int | None
-    own_uid: bool
-    namespaced: bool = False
-    # TCP connections may be made; the namespace leaves them nowhere to lead but to the proxy
-    proxied: bool = False
-
-    def filter(self) -> bytes:
-        """The seccomp program for this process."""
-        if (
-            self.namespaced
-        ):  # no file and no process of others is in sight, whatever Landlock can do
-            return seccomp.build_filter(
-                own_uid=True,
-                abi=seccomp.NEWEST_ABI,
-                pid=None,
-                proxied=self.proxied,
-                preallocates=True,
-            )
-        pid = os.getpid() if seccomp.names_pid(self.abi) else None
-        return seccomp.build_filter(own_uid=self.own_uid, abi=self.abi, pid=pid)
-
-
-@dataclass(frozen=True)
-class RunJob:
-    """One run, as the child sees it."""
-
-    code: bytes | None
-    argv: tuple[str, ...]
-    env: dict[str, str]
-    cwd: str
-    limits: dict[str, Any]
-    confinement: Confinement | None
-    address_space: int | None  # bytes mapped already; the memory limit counts from here
-    process_limit: int | None
-    keep: Sequence[int] = field(default=())
-    slot: int = 0  # the pid of its parent, as it sees it
-    control: socket.socket | None = None  # of the session whose interpreter this child becomes
-    bound: memory.Bound | None = None
 
 
 def warm_up() -> None:
@@ -87,73 +42,122 @@ def warm_up() -> None:
     linecache.clearcache()
 
 
-def run(job: RunJob, stdio: tuple[int, int, int], status: int) -> NoReturn:
+def run(
+    slot: Slot,
+    header: frames.Header,
+    code: bytes,
+    session: InterpreterSession | None,
+    stdio: tuple[int, int, int],
+    status: int,
+) -> NoReturn:
     """Never returns. What fails before the code starts is written to ``status``; nothing written
     means it started.
+
+    Args:
+        slot: the parent.
+        header: the request.
+        code: the source, where the request names no program.
+        session: whose interpreter this process becomes; None runs the code once.
+        stdio: the pipes of the run.
+        status: a pipe.
     """
-    code = 1
+    exit_code = 1
     try:
         try:
-            _prepare(job, stdio, status)
-        except BaseException as error:  # noqa: BLE001  the boundary: reported to the slot, which names it
+            _prepare(slot, header, session, stdio, status)
+        except BaseException as error:  # noqa: BLE001  the boundary: the slot names it
             os.write(status, f"{type(error).__name__}: {error}".encode())
             os._exit(1)
-        if job.code is None:
-            code = _execute(job.argv, job.env)  # the status pipe closes on exec
+        if header["argv"] is not None:
+            exit_code = _execute(header["argv"])  # the status pipe closes on exec
         else:
             os.close(status)
-            if job.control is not None:
-                session.serve(job.control, _Interpreter().run)
-            code = _interpret(job.code)
+            if session is not None:
+                serve(session.theirs, _Interpreter().run)
+            exit_code = _interpret(code)
     finally:
-        os._exit(code)
+        os._exit(exit_code)
 
 
-def _prepare(job: RunJob, stdio: tuple[int, int, int], status: int) -> None:
+def _prepare(
+    slot: Slot,
+    header: frames.Header,
+    session: InterpreterSession | None,
+    stdio: tuple[int, int, int],
+    status: int,
+) -> None:
     os.setsid()
-    if job.bound is not None:
-        job.bound.enter()
+    config = slot.config
+    mapped_bytes = _mapped_bytes()  # before /proc is out of sight
+    if slot.bound is not None:
+        slot.bound.enter()
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.set_wakeup_fd(-1)
     for target, fd in enumerate(stdio):
         os.dup2(fd, target)
-    confinement = job.confinement
-    ruleset = None if confinement is None else confinement.ruleset
-    kept = (ruleset, job.control.fileno() if job.control else None)
-    _close_all_but({0, 1, 2, status, *job.keep, *(fd for fd in kept if fd is not None)})
-    if confinement is not None and confinement.namespaced:
+    kept = {0, 1, 2, status, *config.keep}
+    if slot.ruleset is not None:
+        kept.add(slot.ruleset)
+    if session is not None:
+        kept.add(session.theirs.fileno())
+    _close_all_but(kept)
+    if config.namespaced:
         namespaced_slot.enter_run()
     elif sys.platform == "linux":
-        _belong_to(job)
-    os.chdir(job.cwd)
+        _belong_to(slot)
+    os.chdir(slot.seen_work)
     os.environ.clear()
-    os.environ.update(job.env)
-    _set_limits(job)
-    if confinement is not None:
-        _confine(confinement)
+    os.environ.update(
+        {
+            "PATH": config.path,
+            **config.env,
+            "HOME": slot.seen_work,
+            "TMPDIR": slot.seen_temp,
+            "LANG": "C.UTF-8",
+            "USER": "sandbox",
+            "LOGNAME": "sandbox",
+            **header["env"],
+        }
+    )
+    # the owner sees to it that the other limits are the same in each run of an interpreter
+    cpu_s = None if session is not None else header["limits"]["cpu_s"]
+    _set_limits(slot, {**header["limits"], "cpu_s": cpu_s}, mapped_bytes)
+    if config.abi is not None:
+        _confine(slot, config.abi)
 
 
-def _confine(confinement: Confinement) -> None:
+def _confine(slot: Slot, abi: int) -> None:
     """Give up for ever what a run may not do."""
-    if confinement.namespaced or confinement.ruleset is None:  # else the slot counts files it holds
+    config = slot.config
+    if config.namespaced or slot.ruleset is None:  # else the slot counts files it holds
         prctl(_PR_SET_DUMPABLE, 0)
-    if confinement.namespaced:
+    if config.namespaced:
         namespaces.drop_capabilities()
-    if confinement.ruleset is not None:
-        landlock.restrict_self(confinement.abi, confinement.ruleset)
-        os.close(confinement.ruleset)
-    seccomp.install(confinement.filter())
+    if slot.ruleset is not None:
+        landlock.restrict_self(abi, slot.ruleset)
+        os.close(slot.ruleset)
+    seccomp.install(config.filter())
 
 
-def _belong_to(job: RunJob) -> None:
+def _belong_to(slot: Slot) -> None:
     """End with the slot; what this process starts need not, and is known by its mark."""
-    if job.confinement is None or job.confinement.ruleset is not None:
+    if slot.config.abi != 0:
         marks.mark_self()
     prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != job.slot:
+    if os.getppid() != slot.pid:
         os._exit(1)  # it ended before
+
+
+def _mapped_bytes() -> int | None:
+    """What this process has mapped, from which the memory limit counts; None where RLIMIT_AS does
+    not work (macOS).
+    """
+    if sys.platform != "linux":
+        return None
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _close_all_but(keep: set[int]) -> None:
@@ -166,8 +170,8 @@ def _close_all_but(keep: set[int]) -> None:
     os.closerange(start, os.sysconf("SC_OPEN_MAX"))
 
 
-def _set_limits(job: RunJob) -> None:
-    limits = job.limits
+def _set_limits(slot: Slot, limits: dict[str, Any], mapped_bytes: int | None) -> None:
+    config = slot.config
     wanted: list[tuple[int, int, int]] = [
         (resource.RLIMIT_CORE, 0, 0),
         (resource.RLIMIT_FSIZE, limits["file_bytes"], limits["file_bytes"]),
@@ -176,10 +180,15 @@ def _set_limits(job: RunJob) -> None:
     if limits["cpu_s"] is not None:
         seconds = max(1, -int(-limits["cpu_s"] // 1))
         wanted.append((resource.RLIMIT_CPU, seconds, seconds + 1))
-    if job.process_limit is not None:
-        wanted.append((resource.RLIMIT_NPROC, job.process_limit, job.process_limit))
-    if job.address_space is not None:
-        soft = job.address_space + limits["memory_bytes"]
+    processes = None
+    if config.uid is not None or (config.namespaced and namespaces.count_processes_apart()):
+        processes = limits["processes"] + slot.num_own_processes
+    elif config.process_base is not None:
+        processes = limits["processes"] + config.process_base + _SHARED_UID_MARGIN
+    if processes is not None:
+        wanted.append((resource.RLIMIT_NPROC, processes, processes))
+    if mapped_bytes is not None:
+        soft = mapped_bytes + limits["memory_bytes"]
         wanted.append((resource.RLIMIT_AS, soft, soft + _OOM_HEADROOM))
     for kind, soft, hard in wanted:
         ceiling = resource.getrlimit(kind)[1]
@@ -189,11 +198,11 @@ def _set_limits(job: RunJob) -> None:
         resource.setrlimit(kind, (soft, hard))
 
 
-def _execute(argv: tuple[str, ...], env: dict[str, str]) -> int:
+def _execute(argv: list[str]) -> int:
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     try:
-        os.execvpe(argv[0], argv, env)
+        os.execvp(argv[0], argv)
     except FileNotFoundError:
         os.write(2, f"{argv[0]}: not found\n".encode(errors="replace"))
         return NOT_FOUND

@@ -14,7 +14,6 @@ from typing import Any
 from .. import frames
 from ..files import safe_fs
 from . import child, process_tree
-from .job import job_of
 from .output import CHUNK, Output
 from .session import InterpreterSession, SessionBroken
 from .slot import Slot
@@ -80,10 +79,9 @@ class _Execution:
         status_w: int,
         session: InterpreterSession | None,
     ) -> None:
-        job = job_of(self.slot, self.header, code, session)
         self.pid = self.slot.fork()
         if self.pid == 0:
-            child.run(job, stdio, status_w)
+            child.run(self.slot, self.header, code, session, stdio, status_w)
 
     def hand_over(self, code: bytes, stdio: tuple[int, int, int], status_w: int) -> None:
         """Give the run to the interpreter that keeps its variables; to a new one where that cannot
@@ -263,7 +261,7 @@ class _Execution:
     @property
     def _group(self) -> int | None:
         """What to kill where nothing else holds a run together."""
-        return self.pid if self.slot.confinement is None else None
+        return self.pid if self.slot.config.abi is None else None
 
     def settle(self, session: InterpreterSession) -> bool:
         """End all but the interpreter; whether that was done, and it rests."""

@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import frames
-from ..confine import landlock, memory, uids
+from ..confine import landlock, memory, seccomp, uids
 from ..confine.libc import prctl
 from ..confine.namespaced_slot import TEMP, WORK, SlotNamespaces
 from ..files import removal
 from . import process_tree
-from .child import Confinement
 from .pressure import Claims, Pressure
 from .session import InterpreterSession
 
@@ -67,6 +66,18 @@ class SlotConfig:
     process_base: int | None
     bounded: bool
 
+    def filter(self) -> bytes:
+        """The seccomp program of a run, for the process that asks."""
+        # no file and no process of others is in sight in namespaces, whatever Landlock can do
+        abi = seccomp.NEWEST_ABI if self.namespaced else self.abi or 0
+        return seccomp.build_filter(
+            own_uid=self.namespaced or self.uid is not None,
+            abi=abi,
+            pid=os.getpid() if seccomp.names_pid(abi) else None,
+            proxied=self.proxy_port is not None,
+            preallocates=self.namespaced,
+        )
+
 
 class Slot:
     """The state of a slot process; see the module."""
@@ -74,13 +85,14 @@ class Slot:
     def __init__(self, sock: socket.socket, config: SlotConfig) -> None:
         self.sock = sock
         self.config = config
+        self.pid = os.getpid()
         self.work = os.path.join(config.root, "work")
         self.temp = os.path.join(config.root, "tmp")
         self.own_folders = (self.work, self.temp)
         # by a run
         self.seen_work, self.seen_temp = (WORK, TEMP) if config.namespaced else self.own_folders
         self.namespaces: SlotNamespaces | None = None
-        self.confinement: Confinement | None = None
+        self.ruleset: int | None = None
         self.pressure = None if config.claims is None else Pressure(config.claims, config.index)
         self.bound: memory.Bound | None = None
         self.scoped = False
@@ -102,9 +114,9 @@ class Slot:
             self.scoped = True  # the first process of its pid namespace
         if config.cgroup:
             self.bound = memory.Bound(config.cgroup, disk=memory.lies_in_memory(self.work))
-        ruleset = signals = None
+        signals = None
         if config.abi:
-            ruleset = landlock.run_ruleset(
+            self.ruleset = landlock.run_ruleset(
                 config.abi,
                 write=self.own_folders,
                 read_exec=config.read_exec,
@@ -131,13 +143,6 @@ class Slot:
             landlock.restrict_self(config.abi, signals)
             os.close(signals)
             self.scoped = _is_refused(os.getppid())
-        self.confinement = Confinement(
-            abi=config.abi,
-            ruleset=ruleset,
-            own_uid=config.uid is not None,
-            namespaced=config.namespaced,
-            proxied=config.proxy_port is not None,
-        )
 
     def receive(self) -> None:
         """Read what the owner sent; requests queue, a cancel is noted, end of file ends the

@@ -57,7 +57,7 @@ class Watch:
         """
         slot = self._slot
         limits = self._limits
-        if slot.confinement is None and sys.platform != "linux":
+        if slot.config.abi is None and sys.platform != "linux":
             return None
         self._looks += 1
         resting = slot.session if self._session is None else None

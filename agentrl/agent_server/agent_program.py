@@ -9,15 +9,14 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from agentrl.agent_server.driver import ServedDriver
-from agentrl.agent_server.episode import ServedEpisode
 from agentrl.agent_server.server import PolicyServer
 from agentrl.errors import ConfigError, EnvError
 from agentrl.rollouts.turns import TurnGenerator
-from agentrl.types import Status, Turn
+from agentrl.types import Status
 
 _TAIL_BYTES = 4096
 _LEAVE_S = 2.0
@@ -65,7 +64,7 @@ class AgentProgramSpec:
         """
         name = self.command[0]
         in_folder = os.path.join(self.cwd or os.getcwd(), name) if os.sep in name else name
-        found = shutil.which(in_folder, path=self.variables("", "")["PATH"])
+        found = shutil.which(in_folder, path=_path())
         if found is None:
             raise ConfigError(
                 f"AgentProgramSpec.command={list(self.command)} must name a program that may be "
@@ -81,22 +80,20 @@ class AgentProgramSpec:
         - This interpreter's folder is first in PATH, so that ``python`` can import agentrl.
         """
         inherited = {name: value for name, value in os.environ.items() if name not in _NOT_OURS}
-        direct = [*filter(None, [os.environ.get("NO_PROXY", "")]), "127.0.0.1", "localhost"]
+        direct = ",".join(filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1", "localhost"]))
         return {
             # otherwise that SDK sends its traces to OpenAI, with a key that is invalid there
             "OPENAI_AGENTS_DISABLE_TRACING": "1",
             **inherited,
             **self.environment,
-            "PATH": os.pathsep.join(
-                [os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)]
-            ),
+            "PATH": _path(),
             "OPENAI_BASE_URL": f"{url}/v1",
             "OPENAI_API_BASE": f"{url}/v1",  # LiteLLM's and LangChain's name for it
             "OPENAI_API_KEY": key,
             "OPENAI_MODEL": self.model,
             "AGENTRL_EPISODE_URL": url,
-            "NO_PROXY": ",".join(direct),
-            "no_proxy": ",".join(direct),
+            "NO_PROXY": direct,
+            "no_proxy": direct,
         }
 
 
@@ -115,7 +112,7 @@ class ProgramDriver(ServedDriver):
         # Read standard output and standard error to their ends; cancelled by ``close``.
         self._outputs: list[asyncio.Task[bytes]] = []
 
-    async def _wait(self, episode: ServedEpisode) -> Status:
+    async def _wait(self) -> Status:
         """Waits for the exit or the end; an exit with 0 terminates the episode.
 
         Raises:
@@ -124,10 +121,10 @@ class ProgramDriver(ServedDriver):
         """
         process = await self._start()
         exited = asyncio.create_task(process.wait())
-        ended = asyncio.create_task(episode.until_end())
+        ended = asyncio.create_task(self.episode.until_end())
         try:
             await asyncio.wait({exited, ended}, return_when=asyncio.FIRST_COMPLETED)
-            return ended.result() if ended.done() else await self._by_exit(exited.result(), episode)
+            return ended.result() if ended.done() else await self._by_exit(exited.result())
         finally:
             for task in (exited, ended):
                 task.cancel()
@@ -186,7 +183,7 @@ class ProgramDriver(ServedDriver):
             stdin.close()
         return process
 
-    async def _by_exit(self, code: int, episode: ServedEpisode) -> Status:
+    async def _by_exit(self, code: int) -> Status:
         """The status after an exit.
 
         A conversation that was too long is a truncation. Any other failure is the program's fault.
@@ -194,10 +191,13 @@ class ProgramDriver(ServedDriver):
         builder = self.turns.builder
         if code == 0 and builder.turns:
             return Status("terminated")
-        if code != 0 and episode.context_status is not None:
-            return episode.context_status
-        if code != 0 and (why := _truncation_reason(builder.turns)):
-            return Status("truncated", why, await self._output_end())
+        if code and self.episode.context_status is not None:
+            return self.episode.context_status
+        if code and builder.turns:
+            last = builder.turns[-1]
+            if last.finish_reason == "length" or last.info.get("breaches"):
+                reason = "length" if last.finish_reason == "length" else "breach"
+                return Status("truncated", reason, await self._output_end())
         builder.fault = f"turn {len(builder.turns)}: exit status {code}"
         how = f"exited with status {code}" if code else "ended without asking the policy anything"
         raise EnvError(
@@ -217,13 +217,8 @@ class ProgramDriver(ServedDriver):
         return f"its output ends with: {out or '(nothing)'}"
 
 
-def _truncation_reason(turns: Sequence[Turn]) -> str:
-    """The reason why the policy's last turn ended the program; empty if it did not."""
-    if not turns:
-        return ""
-    if turns[-1].finish_reason == "length":
-        return "length"
-    return "breach" if turns[-1].info.get("breaches") else ""
+def _path() -> str:
+    return os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
 
 
 async def _tail(stream: asyncio.StreamReader) -> bytes:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
-import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -15,21 +13,17 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from agentrl.agent_server.api.api_error import ApiError, bad_request
 from agentrl.agent_server.api.chat_answer import ChatAnswer
-from agentrl.agent_server.api.chat_request import parse_request
 from agentrl.agent_server.api.response_answer import ResponseAnswer
-from agentrl.agent_server.api.response_request import parse_response_request
 from agentrl.agent_server.episode import ServedEpisode
 from agentrl.agent_server.registry import EpisodeRegistry
-from agentrl.agent_server.response_threads import ResponseThreads
 from agentrl.agent_server.stream_writer import StreamWriter
+from agentrl.llm import WireFault
 from agentrl.rollouts.turns import TurnResult
 
 _NO_EPISODE = ("none", "empty")
 """API keys of a request without an episode, since OpenAI's clients need some key."""
 
 Answer: TypeAlias = ChatAnswer | ResponseAnswer
-_ParseAnswer: TypeAlias = Callable[[Any, ResponseThreads], Answer]
-"""A request's JSON object and the known responses to the answer that is to be written."""
 
 
 def make_app(registry: EpisodeRegistry) -> FastAPI:
@@ -37,9 +31,11 @@ def make_app(registry: EpisodeRegistry) -> FastAPI:
     app = FastAPI(title="agentrl policy", openapi_url=None)
 
     @app.exception_handler(ApiError)
-    async def failed(_: Request, error: ApiError) -> Response:
+    @app.exception_handler(WireFault)
+    async def failed(_: Request, error: ApiError | WireFault) -> Response:
+        refusal = error if isinstance(error, ApiError) else bad_request(str(error))
         # OpenAI's clients would otherwise retry after a 5xx, although the episode is over
-        return JSONResponse(error.body(), error.status, {"x-should-retry": "false"})
+        return JSONResponse(refusal.body(), refusal.status, {"x-should-retry": "false"})
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
@@ -50,8 +46,8 @@ def make_app(registry: EpisodeRegistry) -> FastAPI:
         }
 
     _add_model_routes(app, registry)
-    _add_completion_routes(app, registry, "chat/completions", _chat_answer)
-    _add_completion_routes(app, registry, "responses", _response_answer)
+    _add_completion_routes(app, registry, "chat/completions", ChatAnswer)
+    _add_completion_routes(app, registry, "responses", ResponseAnswer)
     _add_episode_routes(app, registry)
     return app
 
@@ -72,15 +68,12 @@ def _add_model_routes(app: FastAPI, registry: EpisodeRegistry) -> None:
 
 
 def _add_completion_routes(
-    app: FastAPI, registry: EpisodeRegistry, path: str, parse: _ParseAnswer
+    app: FastAPI, registry: EpisodeRegistry, path: str, answer_type: type[Answer]
 ) -> None:
-    @app.post(f"/episodes/{{episode_id}}/v1/{path}")
-    async def complete(episode_id: str, request: Request) -> Response:
-        return await _complete(registry, _found(registry, episode_id), request, parse)
-
     @app.post(f"/v1/{path}")
-    async def complete_by_key(request: Request) -> Response:
-        return await _complete(registry, _by_key(registry, request), request, parse)
+    @app.post(f"/episodes/{{episode_id}}/v1/{path}")
+    async def complete(request: Request) -> Response:
+        return await _complete(registry, request, answer_type)
 
 
 def _add_episode_routes(app: FastAPI, registry: EpisodeRegistry) -> None:
@@ -110,15 +103,6 @@ def _add_episode_routes(app: FastAPI, registry: EpisodeRegistry) -> None:
         return await registry.outcome(episode_id)
 
 
-def _chat_answer(body: Any, _: ResponseThreads) -> Answer:
-    return ChatAnswer(parse_request(body), f"chatcmpl-{uuid.uuid4().hex}", int(time.time()))
-
-
-def _response_answer(body: Any, threads: ResponseThreads) -> Answer:
-    request = parse_response_request(body, threads.find)
-    return ResponseAnswer(request, uuid.uuid4().hex, int(time.time()))
-
-
 def _found(registry: EpisodeRegistry, episode_id: str, status: int = 404) -> ServedEpisode:
     if episode_id in registry.episodes:
         return registry.episodes[episode_id]
@@ -134,36 +118,41 @@ def _found(registry: EpisodeRegistry, episode_id: str, status: int = 404) -> Ser
     )
 
 
-def _by_key(registry: EpisodeRegistry, request: Request) -> ServedEpisode | None:
-    """The episode that a request's API key names; None for a request without an episode."""
+def _asked(registry: EpisodeRegistry, request: Request) -> ServedEpisode | None:
+    """The episode that a request's path or API key names; None for a request without an episode."""
+    if "episode_id" in request.path_params:
+        return _found(registry, request.path_params["episode_id"])
     key = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
     return None if key.lower() in ("", *_NO_EPISODE) else _found(registry, key, 401)
 
 
 async def _complete(
-    registry: EpisodeRegistry,
-    episode: ServedEpisode | None,
-    request: Request,
-    parse: _ParseAnswer,
+    registry: EpisodeRegistry, request: Request, answer_type: type[Answer]
 ) -> Response:
-    threads = ResponseThreads() if episode is None else episode.threads
-    answer = parse(await _json(request), threads)
+    episode = _asked(registry, request)
+    answer = answer_type(await _json(request), {} if episode is None else episode.threads)
     stream = StreamWriter(answer.chat, partial(_disconnected, request))
     complete = registry.complete_standalone if episode is None else episode.complete
 
     async def generate() -> TurnResult:
         turn = await complete(stream)
         if isinstance(answer, ResponseAnswer):
-            answer.record(threads, turn)
+            answer.record(turn)
         return turn
 
+    def done(generating: asyncio.Task[TurnResult]) -> None:
+        stream.news.set()
+        if not generating.cancelled():
+            # seen: a client that leaves between two events never asks for the result
+            generating.exception()
+
     generating = asyncio.create_task(generate())
-    generating.add_done_callback(_retrieve_exception)
+    generating.add_done_callback(done)
     try:
         if not answer.chat.stream:
             await asyncio.wait([generating])
             return JSONResponse(answer.body(generating.result(), stream))
-        await stream.wait(generating)
+        await stream.news.wait()
         if generating.done():
             generating.result()  # an error before the first token has its own HTTP status
     except asyncio.CancelledError:
@@ -175,15 +164,14 @@ async def _complete(
 async def _events(
     answer: Answer, generating: asyncio.Future[TurnResult], stream: StreamWriter
 ) -> AsyncIterator[str]:
-    """All events of a streamed answer, each as soon as it is known."""
+    """All events of a streamed answer, as soon as they are known."""
     try:
-        for event in answer.opening():
-            yield event
+        yield "".join(answer.opening())
         while not generating.done():
+            stream.news.clear()
             for delta in stream.deltas():
-                for event in answer.delta(delta, stream):
-                    yield event
-            await stream.wait(generating)
+                yield "".join(answer.delta(delta, stream))
+            await stream.news.wait()
         turn = generating.result()
     except ApiError as error:
         yield answer.failure(error)
@@ -191,18 +179,8 @@ async def _events(
     finally:
         generating.cancel()  # the client has left
     for delta in stream.final_deltas(turn):
-        for event in answer.delta(delta, stream):
-            yield event
-    for event in answer.closing(turn, stream):
-        yield event
-
-
-def _retrieve_exception(generating: asyncio.Task[TurnResult]) -> None:
-    """Marks a failure as seen: a client that leaves between two events never asks for the
-    result.
-    """
-    if not generating.cancelled():
-        generating.exception()
+        yield "".join(answer.delta(delta, stream))
+    yield "".join(answer.closing(turn, stream))
 
 
 async def _disconnected(request: Request) -> None:

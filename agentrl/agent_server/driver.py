@@ -21,7 +21,14 @@ class ServedDriver:
         server: the host's endpoint.
         idle_timeout_s: seconds without a request after which the episode ends.
         on_open: called with this driver after its episode has been opened.
+
+    Attributes:
+        env: None, because the environment is outside of agentrl.
+        episode: the episode, once it is opened.
     """
+
+    env: Env | None = None
+    episode: ServedEpisode
 
     def __init__(
         self,
@@ -41,12 +48,6 @@ class ServedDriver:
         self._server = server
         self._idle_timeout_s = idle_timeout_s
         self._on_open = on_open
-        self.episode: ServedEpisode | None = None
-
-    @property
-    def env(self) -> Env | None:
-        """None: the environment is outside of agentrl."""
-        return None
 
     async def prepare(self) -> None:
         """Opens the episode; ``url`` is that of its routes."""
@@ -62,9 +63,8 @@ class ServedDriver:
             EnvError: the agent ended the episode without a turn.
             RewardError: there is no reward, and no function that computes one.
         """
-        assert self.episode is not None, "prepare comes first"
         try:
-            status = await self._wait(self.episode)
+            status = await self._wait()
         finally:  # also after a deadline: the rubric must see every turn
             await self.episode.close()
         if status.kind == "terminated" and not self.episode.num_turns:
@@ -76,6 +76,6 @@ class ServedDriver:
         """Removes the episode from the endpoint."""
         self._server.drop(self.episode_id)
 
-    async def _wait(self, episode: ServedEpisode) -> Status:
+    async def _wait(self) -> Status:
         """Waits until the episode ends."""
-        return await episode.until_end()
+        return await self.episode.until_end()

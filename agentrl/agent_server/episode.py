@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,16 +13,14 @@ from agentrl.agent_server.api.answer_schema import schema_fault
 from agentrl.agent_server.api.api_error import ApiError, bad_request
 from agentrl.agent_server.api.chat_request import ChatRequest
 from agentrl.agent_server.api.constraints import AnswerConstraints, with_instruction
-from agentrl.agent_server.history import HistoryEntry, HistoryIndex
-from agentrl.agent_server.response_threads import ResponseThreads
+from agentrl.agent_server.history import HistoryEntry, HistoryIndex, note_turn
 from agentrl.agent_server.stream_writer import StreamWriter
-from agentrl.agent_server.turn_notes import note_results, note_turn
 from agentrl.errors import AgentRLError, DataError, RewardError, ServerError
 from agentrl.llm import CONTEXT_EXCEEDED
 from agentrl.rollouts.deadlines import LimitSpentError, within
 from agentrl.rollouts.turns import TurnGenerator, TurnRequest, TurnResult
 from agentrl.tools.parsers import PlainParser
-from agentrl.types import Message, SamplingParams, Status, ToolCall
+from agentrl.types import Message, SamplingParams, Status, ToolCall, ToolResult
 
 
 class ServedEpisode:
@@ -40,7 +39,8 @@ class ServedEpisode:
 
     Attributes:
         context_status: the status of a conversation that had no room for its last request.
-        threads: the conversations of the Responses API.
+        threads: the conversations of the Responses API up to each response, by its id, as the
+            client has them, without instructions.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class ServedEpisode:
         # Resolved once, with the episode's status or with the error that failed it.
         self._end: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
         self.context_status: Status | None = None
-        self.threads = ResponseThreads()
+        self.threads: dict[str, tuple[Message, ...]] = {}
 
     @property
     def num_turns(self) -> int:
@@ -83,21 +83,22 @@ class ServedEpisode:
         if request.logprobs and self._turns.context.renderer is None:
             raise bad_request("logprobs must be false here: the engine gives no token ids")
         entry, new = self._history.find(request.messages, request.tools)
-        new = _with_hidden_results(entry, new)
+        if entry is not None:
+            new = _with_hidden_results(entry.hidden_calls, new)
         turn_request = self._turn_request(entry, new, request)
         self._check_turns_left()
         self._has_first_sequence = True
         if entry is not None:
             entry.extended = True
-            note_results(self._turns.builder, entry, new)
+            entry.note_results(self._turns.builder, new)
         try:
             turn = await self._run(turn_request, stream)
         finally:
             self._last_active = time.monotonic()
         self.context_status = None
-        message, hidden = request.constraints.visible(
-            turn.action, self._as_text(turn, turn_request)
-        )
+        text = self._turns.opened_reasoning(turn_request) + turn.action.text
+        as_text = PlainParser().parse(text).message
+        message, hidden = request.constraints.visible(turn.action, as_text)
         self._history.add(
             HistoryEntry(
                 turn.sequence,
@@ -247,12 +248,10 @@ class ServedEpisode:
         """Generates until the turn is done, the episode ends, or the client leaves."""
         generating = asyncio.create_task(self._generate(turn_request, stream))
         self._generating.add(generating)
-        leaving = stream.disconnected and asyncio.create_task(stream.disconnected())
-        waited_for: set[asyncio.Future[Any]] = {generating, self._end}
-        if leaving is not None:
-            waited_for.add(leaving)
+        leaving = asyncio.create_task(stream.disconnected())
+        either: list[asyncio.Future[Any]] = [generating, self._end, leaving]
         try:
-            await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if generating.done() and not generating.cancelled():
                 return generating.result()
             self._check_open()
@@ -260,8 +259,7 @@ class ServedEpisode:
                 499, "client_closed_request", "the client went away before its answer was made"
             )
         finally:
-            if leaving is not None:
-                leaving.cancel()
+            leaving.cancel()
             if not generating.done():
                 generating.cancel()
                 await asyncio.wait([generating])
@@ -271,7 +269,16 @@ class ServedEpisode:
         timeout_s = self._turns.context.spec.limits.turn_timeout_s
         try:
             async with within(timeout_s, "turn_timeout"):
-                turn = await self._generate_streamed(turn_request, stream)
+                sampling = self._sampling(stream.request, turn_request)
+                stream.start(self._turns, turn_request, sampling.stop)
+                turn = await self._turns.generate(
+                    turn_request,
+                    sampling=sampling,
+                    for_client=True,
+                    on_tokens=stream.on_tokens if stream.request.stream else None,
+                )
+                if turn is not None:
+                    stream.check_completion(turn.completion)
         except LimitSpentError as spent:
             self._end_with(Status("truncated", str(spent)))
             raise ApiError(
@@ -288,26 +295,6 @@ class ServedEpisode:
             self._end_with(Status("cancelled", "aborted"))
             raise ApiError(503, "aborted", "the request was aborted by the engine's owner")
         return turn
-
-    async def _generate_streamed(
-        self, turn_request: TurnRequest, stream: StreamWriter
-    ) -> TurnResult | None:
-        sampling = self._sampling(stream.request, turn_request)
-        stream.start(self._turns, turn_request, sampling.stop)
-        turn = await self._turns.generate(
-            turn_request,
-            sampling=sampling,
-            for_client=True,
-            on_tokens=stream.on_tokens if stream.request.stream else None,
-        )
-        if turn is not None:
-            stream.check_completion(turn.completion)
-        return turn
-
-    def _as_text(self, turn: TurnResult, turn_request: TurnRequest) -> Message:
-        """The turn as a message whose calls are text."""
-        text = self._turns.opened_reasoning(turn_request) + turn.action.text
-        return PlainParser().parse(text).message
 
     def _ignored(self, request: ChatRequest) -> dict[str, Any]:
         """The client's options that had no effect on the sampled tokens."""
@@ -358,14 +345,10 @@ async def _violations(request: ChatRequest, turn: TurnResult) -> list[str]:
 
 
 def _with_hidden_results(
-    entry: HistoryEntry | None, new: tuple[Message, ...]
+    hidden: Sequence[ToolCall], new: tuple[Message, ...]
 ) -> tuple[Message, ...]:
     """The new messages, with results of the calls that the client did not get."""
-    hidden = entry.hidden_calls if entry is not None else ()
-    results = next((n for n, message in enumerate(new) if message["role"] != "tool"), len(new))
-    return (*new[:results], *map(_not_run, hidden), *new[results:])
-
-
-def _not_run(call: ToolCall) -> Message:
     content = "This call was not run, since it was not asked for."
-    return {"role": "tool", "content": content, "tool_call_id": call.id, "name": call.name}
+    not_run = [ToolResult(call.id, call.name, content).message() for call in hidden]
+    results = next((n for n, message in enumerate(new) if message["role"] != "tool"), len(new))
+    return (*new[:results], *not_run, *new[results:])

@@ -1,5 +1,6 @@
-"""History: finds the turn whose conversation a request's messages repeat and extend.
+"""History: the answered conversations of an episode, and the turns that they end with.
 
+- A request belongs to the turn whose conversation its messages repeat and extend.
 - The policy's messages are compared by content and never encoded again.
 - Call ids are not compared, because the server assigns them.
 - A client may leave out reasoning, which stays in the sequence.
@@ -9,12 +10,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from bisect import insort_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from agentrl.agent_server.api.constraints import AnswerConstraints
-from agentrl.rollouts.builder import SequenceState
-from agentrl.types import Message, ToolCall, ToolSpec
+from agentrl.rollouts.builder import SequenceState, TrajectoryBuilder
+from agentrl.rollouts.turns import TurnResult
+from agentrl.types import CallProblem, CallRecord, Message, ToolCall, ToolResult, ToolSpec, Turn
 
 
 @dataclass(slots=True, eq=False)
@@ -35,10 +39,23 @@ class HistoryEntry:
     sequence: SequenceState
     client_messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...]
-    constraints: AnswerConstraints = field(default_factory=AnswerConstraints)
-    hidden_calls: tuple[ToolCall, ...] = ()
+    constraints: AnswerConstraints
+    hidden_calls: tuple[ToolCall, ...]
     extended: bool = False
     answered_at: float = field(default_factory=time.monotonic)
+
+    def note_results(self, builder: TrajectoryBuilder, observed: Sequence[Message]) -> None:
+        """Stores the results that the agent brings, and the seconds since the turn's answer."""
+        seconds = time.monotonic() - self.answered_at
+        results = {m["tool_call_id"]: str(m["content"]) for m in observed if m["role"] == "tool"}
+        stored = _turn(builder, self.sequence)
+        calls = list(stored.calls)
+        for number, record in enumerate(calls):
+            call = record.call
+            if call is not None and record.result is None and call.id in results:
+                result = ToolResult(call.id, call.name, results[call.id], None, seconds)
+                calls[number] = replace(record, result=result)
+        builder.turns[stored.index] = replace(stored, calls=tuple(calls))
 
 
 class HistoryIndex:
@@ -50,13 +67,7 @@ class HistoryIndex:
 
     def add(self, entry: HistoryEntry) -> None:
         """Adds the conversation of an answered turn."""
-        length = len(entry.client_messages)
-        position = 0
-        while (
-            position < len(self._entries) and len(self._entries[position].client_messages) > length
-        ):
-            position += 1
-        self._entries.insert(position, entry)
+        insort_left(self._entries, entry, key=lambda other: -len(other.client_messages))
 
     def find(
         self, messages: Sequence[Message], tools: tuple[ToolSpec, ...]
@@ -77,6 +88,28 @@ class HistoryIndex:
             ):
                 return entry, new
         return None, tuple(messages)
+
+
+def note_turn(builder: TrajectoryBuilder, turn: TurnResult, notes: Mapping[str, Any]) -> None:
+    """Stores the calls of a turn, without results, and the notes that are not empty."""
+    stored = _turn(builder, turn.sequence)
+    written: list[ToolCall | CallProblem] = [*turn.action.tool_calls, *turn.action.problems]
+    written.sort(key=lambda entry: int(entry.id.rpartition("_")[2]))
+    builder.turns[stored.index] = replace(
+        stored,
+        calls=tuple(
+            CallRecord(entry, None, None)
+            if isinstance(entry, ToolCall)
+            else CallRecord(None, entry, None)
+            for entry in written
+        ),
+        info={**stored.info, **{name: value for name, value in notes.items() if value}},
+    )
+
+
+def _turn(builder: TrajectoryBuilder, sequence: SequenceState) -> Turn:
+    assert sequence.parent is not None, "the sequence ends with a turn"
+    return builder.turns[sequence.parent]
 
 
 def _same(ours: Message, theirs: Message) -> bool:

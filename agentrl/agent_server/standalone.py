@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from agentrl.agent_server.api.api_error import ApiError, bad_request
@@ -13,38 +12,13 @@ from agentrl.agent_server.driver import ServedDriver
 from agentrl.agent_server.episode import ServedEpisode
 from agentrl.agent_server.server import PolicyServer
 from agentrl.agent_server.stream_writer import StreamWriter
-from agentrl.llm import WireFault, from_wire
+from agentrl.llm import from_wire
 from agentrl.rollouts.builder import TrajectoryBuilder
 from agentrl.rollouts.context import EpisodeContext, PhaseSemaphores
 from agentrl.rollouts.episode import run_episode
 from agentrl.rollouts.rollout_spec import EpisodeKey
 from agentrl.rollouts.turns import TurnGenerator, TurnResult
 from agentrl.types import Task, Trajectory
-
-_LABEL = "served"
-
-
-@dataclass(frozen=True, slots=True)
-class _StandaloneDriverSpec:
-    """``DriverSpec`` of one episode.
-
-    Args:
-        server: the endpoint.
-        idle_timeout_s: see ``ServedDriver``.
-        opened: resolved with the driver once its episode is open.
-    """
-
-    server: PolicyServer
-    idle_timeout_s: float
-    opened: asyncio.Future[ServedDriver]
-
-    def driver(self, turns: TurnGenerator) -> ServedDriver:
-        return ServedDriver(
-            turns,
-            self.server,
-            idle_timeout_s=self.idle_timeout_s,
-            on_open=self.opened.set_result,
-        )
 
 
 class StandaloneServer(PolicyServer):
@@ -74,6 +48,8 @@ class StandaloneServer(PolicyServer):
         running = context.spec.permits.running
         self._permits = PhaseSemaphores(running, running, running)
         self._playing: dict[str, asyncio.Task[Trajectory]] = {}
+        # By the number of an episode; resolved with its driver once it is open.
+        self._opening: dict[int, asyncio.Future[ServedDriver]] = {}
         # Resolved with the first error of ``keep``.
         self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -89,10 +65,9 @@ class StandaloneServer(PolicyServer):
         """See ``EpisodeRegistry.open``: the body may hold a ``task``."""
         number = next(self._numbers)
         task = _task(body.get("task", {}), f"served-{number}")
-        opened: asyncio.Future[ServedDriver] = asyncio.get_running_loop().create_future()
-        playing = asyncio.create_task(self._play(task, number, opened))
-        either: list[asyncio.Future[Any]] = [opened, playing]
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        opened = self._opening[number] = asyncio.get_running_loop().create_future()
+        playing = asyncio.create_task(self._play(task, number))
+        await asyncio.wait([opened, playing], return_when=asyncio.FIRST_COMPLETED)
         if not opened.done():
             detail = playing.result().status.detail
             raise ApiError(503, "not_opened", f"the episode could not be opened: {detail}")
@@ -142,12 +117,16 @@ class StandaloneServer(PolicyServer):
         if error is not None and not self._failure.done():
             self._failure.set_exception(error)
 
-    async def _play(
-        self, task: Task, number: int, opened: asyncio.Future[ServedDriver]
-    ) -> Trajectory:
-        spec = _StandaloneDriverSpec(self, self._idle_timeout_s, opened)
-        key = EpisodeKey(number, 0, 0, "eval", _LABEL)
-        trajectory = await run_episode(self._context, task, key, env=spec, permits=self._permits)
+    def driver(self, turns: TurnGenerator) -> ServedDriver:
+        """See ``DriverSpec.driver``."""
+        opened = self._opening.pop(turns.builder.key.group_index)
+        return ServedDriver(
+            turns, self, idle_timeout_s=self._idle_timeout_s, on_open=opened.set_result
+        )
+
+    async def _play(self, task: Task, number: int) -> Trajectory:
+        key = EpisodeKey(number, 0, 0, "eval", "served")
+        trajectory = await run_episode(self._context, task, key, env=self, permits=self._permits)
         self._keep(trajectory)
         return trajectory
 
@@ -157,12 +136,9 @@ def _task(given: Any, default_id: str) -> Task:
         raise bad_request(f"task must be an object, got {type(given).__name__}")
     if unknown := sorted(given.keys() - {"id", "messages", "answer", "data_source", "info"}):
         raise bad_request(f"task has no {unknown[0]!r}; it has id, messages, answer, info")
-    try:
-        messages = tuple(
-            from_wire(m, f"task.messages[{n}]") for n, m in enumerate(given.get("messages", ()))
-        )
-    except WireFault as fault:
-        raise bad_request(str(fault)) from None
+    messages = tuple(
+        from_wire(m, f"task.messages[{n}]") for n, m in enumerate(given.get("messages", ()))
+    )
     info = given.get("info", {})
     if not isinstance(info, Mapping):
         raise bad_request(f"task.info must be an object, got {type(info).__name__}")

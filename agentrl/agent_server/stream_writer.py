@@ -33,25 +33,28 @@ class StreamWriter:
     Args:
         request: the request to answer. Without streaming, all deltas come at the end.
         disconnected: returns after the client has left; None for a client that stays.
+
+    Attributes:
+        news: set for each part of the turn that arrives, and by the caller at the turn's end;
+            cleared by the caller.
     """
 
     def __init__(
         self,
         request: ChatRequest,
-        disconnected: Callable[[], Coroutine[Any, Any, None]] | None = None,
+        disconnected: Callable[[], Coroutine[Any, Any, object]] | None = None,
     ) -> None:
         self.request = request
-        self.disconnected = disconnected
+        self.disconnected = disconnected or asyncio.Event().wait
+        self.news = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        # Set for each part of the turn that arrives, cleared by ``wait``.
-        self._news = asyncio.Event()
         self._renderer: Renderer | None = None
         self._text: PartialText | None = None
         self._message: PartialMessage | None = None
         self._number = 0
-        # Written by the engine's thread; read after its call has returned.
-        self._streamed: list[npt.NDArray[np.int32]] = []
-        self._unread: list[npt.NDArray[np.int32]] = []
+        # Appended to by the engine's thread; read by the event loop from ``_num_read`` on.
+        self._parts: list[tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]] = []
+        self._num_read = 0
         self._logprobs: list[dict[str, Any]] = []
         self._num_noted = 0
         self._sent = {"reasoning_content": "", "content": ""}
@@ -75,32 +78,24 @@ class StreamWriter:
 
     def on_tokens(self, ids: npt.NDArray[np.int32], logprobs: npt.NDArray[np.float32]) -> None:
         """See ``GenerateRequest.on_tokens``; called from any thread."""
-        self._streamed.append(ids)
+        self._parts.append((ids, logprobs))
         with contextlib.suppress(RuntimeError):  # the loop is closed, and no client is left
-            self._loop.call_soon_threadsafe(self._take, ids, logprobs)
-
-    async def wait(self, generating: asyncio.Future[TurnResult]) -> None:
-        """Waits until new tokens have arrived, or the turn is done or cancelled."""
-        news = asyncio.ensure_future(self._news.wait())
-        either: list[asyncio.Future[Any]] = [news, generating]
-        try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            news.cancel()
-        self._news.clear()
+            self._loop.call_soon_threadsafe(self.news.set)
 
     def deltas(self) -> Iterator[dict[str, Any]]:
         """The new deltas of the turn so far."""
-        unread = self._unread
-        self._unread = []
+        unread = self._parts[self._num_read :]
+        self._num_read += len(unread)
+        for ids, logprobs in unread:
+            self._note(ids, logprobs)
         if unread and self._text is not None and self._message is not None:
-            parsed = self._message.read(self._text.add(np.concatenate(unread)))
+            parsed = self._message.read(self._text.add(np.concatenate([ids for ids, _ in unread])))
             if parsed is not None:
                 yield from self._new_deltas(renumbered(parsed, self._number).message)
 
     def final_deltas(self, turn: TurnResult) -> Iterator[dict[str, Any]]:
         """The remaining deltas of the whole turn."""
-        yield from self._new_deltas(turn.action.message, whole=True)
+        return self._new_deltas(turn.action.message, whole=True)
 
     def logprobs(self, turn: TurnResult | None = None) -> list[dict[str, Any]]:
         """The logprobs of the tokens since the last call, in OpenAI's shape.
@@ -127,7 +122,7 @@ class StreamWriter:
         Raises:
             TokenMismatchError: the engine streamed other ids.
         """
-        streamed = np.concatenate([np.zeros(0, np.int32), *self._streamed])
+        streamed = np.concatenate([np.zeros(0, np.int32), *(ids for ids, _ in self._parts)])
         whole = concat_ids(completion.segments)
         if streamed.size > whole.size or not np.array_equal(streamed, whole[: streamed.size]):
             raise TokenMismatchError(
@@ -135,11 +130,6 @@ class StreamWriter:
                 f"{streamed.size} ids that the engine streamed are not the first of the "
                 f"{whole.size} ids of its completion"
             )
-
-    def _take(self, ids: npt.NDArray[np.int32], logprobs: npt.NDArray[np.float32]) -> None:
-        self._unread.append(ids)
-        self._note(ids, logprobs)
-        self._news.set()
 
     def _note(self, ids: npt.NDArray[np.int32], logprobs: npt.NDArray[np.float32]) -> None:
         self._num_noted += ids.size

@@ -4,19 +4,14 @@
 - Threads are daemons, so that an abandoned call never holds up the interpreter's exit.
 - The bound holds over all event loops of a process. (anyio's worker threads are no daemons, and
   its limiter belongs to one loop.)
-
-- A call past its deadline is abandoned and counted; its place goes to another call.
-- Threads are daemons, so that an abandoned call never holds up the interpreter's exit.
-- The bound holds over all event loops of a process. (anyio's worker threads are no daemons, and
-  its limiter belongs to one loop.)
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -32,17 +27,11 @@ class DeadlineError(TimeoutError):
 
 @dataclass(eq=False)
 class _Job:
-    """One call on its way through a thread; ``left`` means that nobody waits for it any more, and
-    ``started`` is None where nobody asks when it began.
-    """
+    """One call on its way through a thread; ``started`` is None where nobody asks when it began."""
 
     work: Callable[[], Any]
-    loop: asyncio.AbstractEventLoop
     started: asyncio.Future[None] | None
     done: asyncio.Future[tuple[Any, BaseException | None]]
-    running: bool = False
-    finished: bool = False
-    left: bool = False
 
 
 class BoundedThreads:
@@ -56,25 +45,22 @@ class BoundedThreads:
         max_threads: calls that run at once; further ones wait their turn, and a deadline starts
             with the turn.
         name: how the threads are called in a stack dump.
+
+    Attributes:
+        max_threads: calls that run at once.
+        num_abandoned: calls given up while they ran, since the process started.
     """
 
     def __init__(self, max_threads: int, name: str) -> None:
         self._name = name
-        # Calls in order, put under the lock and taken by any thread; None ends an idle thread.
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        # Guards the counts below and the states of jobs, over callers' loops and worker threads.
-        self._lock = threading.Lock()
-        self._max_threads = 0
-        self._num_threads = 0
-        self._num_idle = 0  # threads that no submitted call has been given
-        self._num_waiting = 0  # calls that no thread has been given
-        self._num_abandoned = 0
+        # Guards all that follows, over callers' loops and worker threads; idle threads wait on it.
+        self._changed = threading.Condition()
+        self._waiting: deque[_Job] = deque()  # in order, taken by any thread
+        self._running: set[_Job] = set()  # without those that were abandoned
+        self._num_threads = 0  # without those of abandoned calls
+        self._num_idle = 0
+        self.num_abandoned = 0
         self.resize(max_threads)
-
-    @property
-    def max_threads(self) -> int:
-        """Calls that run at once."""
-        return self._max_threads
 
     def resize(self, max_threads: int) -> None:
         """Another bound from now on: calls that wait may start at once, and those that run go on.
@@ -84,20 +70,10 @@ class BoundedThreads:
         """
         if max_threads < 1:
             raise ValueError(f"max_threads must be at least 1, got {max_threads}")
-        with self._lock:
-            self._max_threads = max_threads
-            while self._num_waiting and self._num_threads < max_threads:
-                self._num_waiting -= 1
-                self._start_thread()
-            while self._num_idle and self._num_threads > max_threads:
-                self._num_idle -= 1
-                self._num_threads -= 1
-                self._jobs.put(None)
-
-    @property
-    def num_abandoned(self) -> int:
-        """Calls given up while they ran, since the process started."""
-        return self._num_abandoned
+        with self._changed:
+            self.max_threads = max_threads
+            self._start_threads()
+            self._changed.notify_all()
 
     async def run(self, work: Callable[[], R], *, deadline_s: float | None = None) -> R:
         """Call ``work`` in a thread, with the caller's context variables.
@@ -114,8 +90,11 @@ class BoundedThreads:
         loop = asyncio.get_running_loop()
         context = contextvars.copy_context()
         started = None if deadline_s is None else loop.create_future()
-        job = _Job(lambda: context.run(work), loop, started, loop.create_future())
-        self._submit(job)
+        job = _Job(lambda: context.run(work), started, loop.create_future())
+        with self._changed:
+            self._waiting.append(job)
+            self._start_threads()
+            self._changed.notify()
         try:
             if started is not None:
                 await started
@@ -131,67 +110,48 @@ class BoundedThreads:
             raise error
         return value  # type: ignore[no-any-return]
 
-    def _submit(self, job: _Job) -> None:
-        with self._lock:
-            if self._num_idle:
-                self._num_idle -= 1
-            elif self._num_threads < self._max_threads:
-                self._start_thread()
-            else:
-                self._num_waiting += 1
-            self._jobs.put(job)
-
-    def _start_thread(self) -> None:
-        self._num_threads += 1
-        # A daemon: an abandoned call must not hold up the interpreter's exit.
-        threading.Thread(target=self._work, name=self._name, daemon=True).start()
+    def _start_threads(self) -> None:
+        """Starts threads for the calls that no idle one takes; under the lock."""
+        while self._num_idle < len(self._waiting) and self._num_threads < self.max_threads:
+            self._num_idle += 1
+            self._num_threads += 1
+            # A daemon: an abandoned call must not hold up the interpreter's exit.
+            threading.Thread(target=self._work, name=self._name, daemon=True).start()
 
     def _leave(self, job: _Job) -> None:
-        with self._lock:
-            job.left = True
-            if job.running and not job.finished:
-                self._num_abandoned += 1
+        """Nobody waits for the call any more: it never starts, or is abandoned."""
+        with self._changed:
+            if job in self._waiting:
+                self._waiting.remove(job)
+            elif job in self._running:
+                self._running.remove(job)
+                self.num_abandoned += 1
                 self._num_threads -= 1
-                if self._num_waiting and self._num_threads < self._max_threads:
-                    self._num_waiting -= 1
-                    self._start_thread()
-
-    def _give_thread_away(self) -> bool:
-        """A thread is done with its call: it goes to one that waits, or to the next to come; False
-        where there are too many, and it is to end. Under the lock.
-        """
-        if self._num_threads > self._max_threads:
-            self._num_threads -= 1
-            return False
-        if self._num_waiting:
-            self._num_waiting -= 1
-        else:
-            self._num_idle += 1
-        return True
+                self._start_threads()
 
     def _work(self) -> None:
         while True:
-            job = self._jobs.get()
-            if job is None:
-                return
-            with self._lock:
-                if job.left:
-                    if not self._give_thread_away():
-                        return
-                    continue
-                job.running = True
-            if job.started is not None:
-                _tell(job.loop, job.started, None)
-            outcome = _outcome(job.work)
-            with self._lock:
-                job.finished = True
-                if job.left:  # abandoned: its place was given away
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._too_many())
+                self._num_idle -= 1
+                if self._too_many():
+                    self._num_threads -= 1
                     return
-                goes_on = self._give_thread_away()
-            _tell(job.loop, job.done, outcome)
+                job = self._waiting.popleft()
+                self._running.add(job)
+            if job.started is not None:
+                _tell(job.started, None)
+            outcome = _outcome(job.work)
+            with self._changed:
+                if job not in self._running:  # abandoned: its place was given away
+                    return
+                self._running.remove(job)
+                self._num_idle += 1
+            _tell(job.done, outcome)
             del job, outcome  # an idle thread keeps nothing alive
-            if not goes_on:
-                return
+
+    def _too_many(self) -> bool:
+        return self._num_threads > self.max_threads
 
 
 def _outcome(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
@@ -201,7 +161,9 @@ def _outcome(work: Callable[[], Any]) -> tuple[Any, BaseException | None]:
         return None, error
 
 
-def _tell(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any], value: Any) -> None:
+def _tell(future: asyncio.Future[Any], value: Any) -> None:
+    loop = future.get_loop()
+
     def settle() -> None:
         if not future.done():
             future.set_result(value)

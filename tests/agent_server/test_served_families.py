@@ -121,10 +121,12 @@ class Agent:
         request = parse_request(asked)
         stream = StreamWriter(request)
         making = asyncio.create_task(self.episode.complete(stream))
+        making.add_done_callback(lambda _: stream.news.set())
         pieces: list[dict[str, Any]] = []
         while not making.done():
+            stream.news.clear()
             pieces += stream.deltas()
-            await stream.wait(making)
+            await stream.news.wait()
         if isinstance(making.exception(), ApiError):
             return False  # the template has no place for it
         made = making.result()

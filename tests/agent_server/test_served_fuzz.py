@@ -187,11 +187,11 @@ async def repeat_items(seed: int) -> Trajectory:
             else {"input": [*history, *new]}
         )
         asked = parse_response_request(
-            json.loads(json.dumps({**body, "instructions": "be brief"})), episode.threads.find
+            json.loads(json.dumps({**body, "instructions": "be brief"})), episode.threads
         )
         made = await episode.complete(StreamWriter(asked.chat))
         before = f"resp_{number}"
-        episode.threads.add(before, (*asked.thread, made.action.message))
+        episode.threads[before] = (*asked.thread, made.action.message)
         items = to_items(made.action.message, str(number))
         history += [
             *new,

@@ -118,7 +118,7 @@ async def test_the_endpoint_of_a_training_run_tells_an_ended_key_from_an_unknown
             return drivers[0]
 
     playing = asyncio.create_task(run_episode(parts, TASK, KEY, env=Attended()))
-    while not drivers or drivers[0].episode is None or not drivers[0].url:
+    while not drivers or not drivers[0].url:
         await asyncio.sleep(0.01)
     url, key = drivers[0].url.partition("/episodes")[0], drivers[0].episode_id
     statuses = []

@@ -6,32 +6,37 @@ The shapes are those of https://platform.openai.com/docs/api-reference/chat/stre
 from __future__ import annotations
 
 import json
+import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from agentrl.agent_server.api.api_error import ApiError
-from agentrl.agent_server.api.chat_request import ChatRequest
+from agentrl.agent_server.api.chat_request import parse_request
 from agentrl.agent_server.stream_writer import StreamWriter
 from agentrl.llm import to_wire
 from agentrl.rollouts.turns import TurnResult
 
 
-@dataclass(frozen=True, slots=True)
 class ChatAnswer:
     """Writes the answer to one chat completion.
 
     A turn that fails after its stream has started ends with an error event, without ``[DONE]``.
 
     Args:
+        body: the request's JSON object.
+
+    Attributes:
         chat: the request.
-        completion_id: unique among the answers.
-        created: seconds since the epoch.
+
+    Raises:
+        ApiError, WireFault: see ``parse_request``.
     """
 
-    chat: ChatRequest
-    completion_id: str
-    created: int
+    def __init__(self, body: Mapping[str, Any], _: object) -> None:
+        self.chat = parse_request(body)
+        self._id = f"chatcmpl-{uuid.uuid4().hex}"
+        self._created = int(time.time())
 
     def body(self, turn: TurnResult, stream: StreamWriter) -> dict[str, Any]:
         """The whole answer: the ``chat.completion`` object."""
@@ -77,9 +82,9 @@ class ChatAnswer:
 
     def _object(self, kind: str, **fields: Any) -> dict[str, Any]:
         return {
-            "id": self.completion_id,
+            "id": self._id,
             "object": kind,
-            "created": self.created,
+            "created": self._created,
             "model": self.chat.model,
             **fields,
         }

@@ -13,14 +13,14 @@ from agentrl.agent_server.api.api_error import bad_request
 from agentrl.agent_server.api.constraints import AnswerConstraints
 from agentrl.agent_server.api.options import (
     SAMPLING,
-    check_keys,
     constraints_of,
     flag,
+    given_keys,
     listed,
     number,
     whole_number,
 )
-from agentrl.llm import WireFault, from_wire, tool_from_wire
+from agentrl.llm import from_wire, tool_from_wire
 from agentrl.types import Message, ToolSpec
 
 _TAKEN = frozenset(
@@ -61,80 +61,62 @@ class ChatRequest:
     model: str = ""
 
 
-def parse_request(body: Any) -> ChatRequest:
+def parse_request(body: Mapping[str, Any]) -> ChatRequest:
     """Parses the JSON of a chat completion.
 
     Raises:
         ApiError: 400, with the key, the rule and the value found.
+        WireFault: a message or tool has none of OpenAI's forms.
     """
-    given = given_keys(body)
-    ignored = check_keys(given, _TAKEN)
-    try:
-        messages = tuple(
-            from_wire(m, f"messages[{n}]") for n, m in enumerate(listed(given, "messages"))
-        )
-        tools = tools_of(given, tool_from_wire)
-    except WireFault as fault:
-        raise bad_request(str(fault)) from None
+    given, ignored = given_keys(body, _TAKEN)
+    messages = tuple(
+        from_wire(m, f"messages[{n}]") for n, m in enumerate(listed(given, "messages"))
+    )
     if not messages or messages[-1]["role"] == "assistant":
         raise bad_request(
             "messages must end with one that the assistant is to answer, of role user, tool or "
             "system"
         )
-    stop = given.get("stop", ())
+    stop = given.get("stop", [])
+    stops = [stop] if isinstance(stop, str) else stop
+    if not isinstance(stops, list) or not all(isinstance(text, str) and text for text in stops):
+        raise bad_request(f"stop must be text or a list of texts, got {stop!r}")
     options = given.get("stream_options", {})
     limit = given.get("max_completion_tokens", given.get("max_tokens"))
     return request_of(
         given,
-        messages=messages,
-        tools=tools,
+        parse_tool=tool_from_wire,
         text_format=given.get("response_format"),
+        messages=messages,
         max_tokens=whole_number("max_tokens", limit),
-        stop=_texts("stop", (stop,) if isinstance(stop, str) else tuple(stop)),
+        stop=tuple(stops),
         ignored=ignored,
-        logprobs=flag("logprobs", given.get("logprobs", False)),
+        logprobs=flag(given, "logprobs"),
         stream_usage=isinstance(options, Mapping) and options.get("include_usage") is True,
     )
 
 
-def given_keys(body: Any) -> dict[str, Any]:
-    """A request's keys without its nulls, which mean the same as absent keys."""
-    if not isinstance(body, Mapping):
-        raise bad_request(f"the body must be a JSON object, got {type(body).__name__}")
-    return {name: value for name, value in body.items() if value is not None}
-
-
 def request_of(
-    given: Mapping[str, Any], *, tools: tuple[ToolSpec, ...], text_format: Any, **fields: Any
+    given: Mapping[str, Any],
+    *,
+    parse_tool: Callable[[Any, str], ToolSpec],
+    text_format: Any,
+    **fields: Any,
 ) -> ChatRequest:
     """The request, with the keys that both APIs share read from ``given``.
 
     Args:
         given: the request without its nulls.
-        tools: the tools on offer.
+        parse_tool: parses a tool on offer, in either API's form.
         text_format: the format of the answer's text, in either API's form.
         fields: the other fields of ``ChatRequest``.
     """
+    tools = tuple(parse_tool(tool, f"tools[{n}]") for n, tool in enumerate(listed(given, "tools")))
     return ChatRequest(
         tools=tools,
-        constraints=constraints_of(
-            given.get("tool_choice"), given.get("parallel_tool_calls"), text_format, tools
-        ),
+        constraints=constraints_of(given, text_format, tools),
         sampling={name: number(name, given[name]) for name in SAMPLING & given.keys()},
-        stream=flag("stream", given.get("stream", False)),
+        stream=flag(given, "stream"),
         model=str(given.get("model", "")),
         **fields,
     )
-
-
-def tools_of(
-    given: Mapping[str, Any], parse: Callable[[Any, str], ToolSpec]
-) -> tuple[ToolSpec, ...]:
-    """The tools on offer; ``parse`` reads one of them."""
-    return tuple(parse(tool, f"tools[{n}]") for n, tool in enumerate(listed(given, "tools")))
-
-
-def _texts(name: str, values: tuple[Any, ...]) -> tuple[str, ...]:
-    if not all(isinstance(value, str) and value for value in values):
-        raise bad_request(f"{name} must be text or a list of texts, got {values!r}")
-    return values

@@ -34,19 +34,23 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def check_keys(given: Mapping[str, Any], taken: frozenset[str]) -> dict[str, Any]:
+def given_keys(
+    body: Mapping[str, Any], taken: frozenset[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Refuses unsupported keys.
 
     Args:
-        given: the request without its nulls.
+        body: the request.
         taken: the keys that the caller parses.
 
     Returns:
-        The ignored keys that are noted in the turn, with their values.
+        The request without its nulls, which mean the same as absent keys; and the ignored keys that
+        are noted in the turn, with their values.
 
     Raises:
         ApiError: 400, with the key, the rule and the value found.
     """
+    given = {name: value for name, value in body.items() if value is not None}
     for name, value in given.items():
         if name in _ONLY:
             if value not in _ONLY[name]:
@@ -55,23 +59,23 @@ def check_keys(given: Mapping[str, Any], taken: frozenset[str]) -> dict[str, Any
                 )
         elif name not in taken | SAMPLING | _OF_NO_EFFECT | _NOTED:
             raise bad_request(f"{name} is not supported here, got {value!r}; leave it out")
-    return {name: value for name, value in given.items() if name in _NOTED}
+    return given, {name: given[name] for name in given if name in _NOTED}
 
 
 def constraints_of(
-    choice: Any, parallel: Any, text: Any, tools: Sequence[ToolSpec]
+    given: Mapping[str, Any], text: Any, tools: Sequence[ToolSpec]
 ) -> AnswerConstraints:
     """The client's constraints of the answer.
 
     Args:
-        choice: ``tool_choice``, in either API's form.
-        parallel: ``parallel_tool_calls``.
+        given: the request without its nulls.
         text: ``response_format``, or the ``format`` of Responses' ``text``.
         tools: the tools on offer.
 
     Raises:
         ApiError: a form that OpenAI does not define, or that no function tool can satisfy.
     """
+    choice = given.get("tool_choice", "auto")
     calls, allowed = _choice(choice)
     names = [tool.name for tool in tools]
     if unknown := [name for name in allowed if name not in names]:
@@ -86,27 +90,21 @@ def constraints_of(
     schema, description = _format(text)
     if not tools:
         return AnswerConstraints(schema=schema, description=description)
-    one_call = not flag("parallel_tool_calls", True if parallel is None else parallel)
+    one_call = not flag(given, "parallel_tool_calls", default=True)
     return AnswerConstraints(calls, allowed, one_call, schema, description)
 
 
 def _choice(value: Any) -> tuple[Literal["auto", "none", "required"], tuple[str, ...]]:
     """``calls`` and ``allowed`` of ``AnswerConstraints``."""
-    for word in ("auto", "none", "required"):
-        if value == word:
-            return word, ()
-    if value is None:
-        return "auto", ()
-    kind = value.get("type") if isinstance(value, Mapping) else None
-    if kind == "function":
-        return "required", (_name(value),)
-    if kind == "allowed_tools":
-        inner = value.get("allowed_tools", value)
-        tools = inner.get("tools") if isinstance(inner, Mapping) else None
-        if isinstance(tools, list) and tools and inner.get("mode") in ("auto", "required"):
-            return "auto" if inner["mode"] == "auto" else "required", tuple(
-                _name(tool) for tool in tools
-            )
+    match value:
+        case "auto" | "none" | "required":
+            return value, ()
+        case {"type": "function"}:
+            return "required", (_name(value),)
+        case {"type": "allowed_tools"}:
+            match value.get("allowed_tools", value):
+                case {"mode": "auto" | "required" as mode, "tools": [_, *_] as tools}:
+                    return mode, tuple(map(_name, tools))
     raise bad_request(
         f"tool_choice must be 'auto', 'none', 'required', a function by name, or allowed_tools "
         f"with a mode and their names, got {value!r}"
@@ -115,28 +113,25 @@ def _choice(value: Any) -> tuple[Literal["auto", "none", "required"], tuple[str,
 
 def _name(value: Any) -> str:
     """The name of a function, in either API's form."""
-    named = (
-        value.get("function", value)
-        if isinstance(value, Mapping) and value.get("type") == "function"
-        else None
-    )
-    name = named.get("name") if isinstance(named, Mapping) else None
-    if not isinstance(name, str):
-        raise bad_request(f"tool_choice must name a tool of type function, got {value!r}")
-    return name
+    match value:
+        case {"type": "function"}:
+            match value.get("function", value):
+                case {"name": str(name)}:
+                    return name
+    raise bad_request(f"tool_choice must name a tool of type function, got {value!r}")
 
 
 def _format(value: Any) -> tuple[str, str]:
     """The schema of the answer's text, and its description."""
-    kind = value.get("type") if isinstance(value, Mapping) else None
-    if value is None or kind == "text":
-        return "", ""
-    if kind == "json_object":
-        return '{"type": "object"}', ""
-    if isinstance(value, Mapping) and kind == "json_schema":
-        inner = value.get("json_schema", value)
-        if isinstance(inner, Mapping) and isinstance(inner.get("schema"), Mapping):
-            return schema_text(inner["schema"]), str(inner.get("description") or "")
+    match value:
+        case None | {"type": "text"}:
+            return "", ""
+        case {"type": "json_object"}:
+            return '{"type": "object"}', ""
+        case {"type": "json_schema"}:
+            match value.get("json_schema", value):
+                case {"schema": {} as schema, **others}:
+                    return schema_text(schema), str(others.get("description") or "")
     raise bad_request(
         f"the format of the answer must be text, json_object, or json_schema with a schema, got "
         f"{value!r}"
@@ -153,20 +148,21 @@ def listed(given: Mapping[str, Any], name: str) -> list[Any]:
 
 def whole_number(name: str, value: Any) -> int | None:
     """An integer of at least 1, or None."""
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+    if value is not None and (type(value) is not int or value < 1):
         raise bad_request(f"{name} must be a whole number of at least 1, got {value!r}")
     return value
 
 
 def number(name: str, value: Any) -> float:
     """A number that is no bool."""
-    if not isinstance(value, int | float) or isinstance(value, bool):
+    if type(value) not in (int, float):
         raise bad_request(f"{name} must be a number, got {value!r}")
-    return value
+    return value  # type: ignore[no-any-return]
 
 
-def flag(name: str, value: Any) -> bool:
+def flag(given: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
     """True or false."""
+    value = given.get(name, default)
     if not isinstance(value, bool):
         raise bad_request(f"{name} must be true or false, got {value!r}")
     return value

@@ -7,55 +7,65 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+import time
+import uuid
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
 from agentrl.agent_server.api.api_error import ApiError
-from agentrl.agent_server.api.response_request import ResponseRequest
-from agentrl.agent_server.response_threads import ResponseThreads
+from agentrl.agent_server.api.response_request import parse_response_request
 from agentrl.agent_server.stream_writer import StreamWriter
-from agentrl.llm import call_item, message_item, reasoning_item, text_part, to_items
+from agentrl.llm import call_item, message_item, reasoning_item, to_items
 from agentrl.rollouts.turns import TurnResult
+from agentrl.types import Message
 
-_Event = tuple[str, dict[str, Any]]
-"""The type of an event and its body."""
+_TEXTS = {
+    "reasoning": ("rs", reasoning_item, "response.reasoning_text"),
+    "message": ("msg", message_item, "response.output_text"),
+}
+"""An item of text by its type: the beginning of its id, what makes it, and its events' type."""
 
 
 class ResponseAnswer:
     """Writes the answer to one request.
 
     The last event is ``response.completed`` or ``response.incomplete``. A turn that fails after its
-    stream has started ends with an ``error`` event.
+    stream has started ends with an ``error`` event. A streamed message stays open to the end,
+    because its text may continue after a call.
 
     Args:
-        request: the request.
-        name: unique among the answers; the ids of the response and its items contain it.
-        created: seconds since the epoch.
+        body: the request's JSON object.
+        threads: the conversations up to earlier responses, by their ids; ``record`` adds to them.
+
+    Attributes:
+        chat: the same request as a chat completion.
+
+    Raises:
+        ApiError, WireFault: see ``parse_response_request``.
     """
 
-    def __init__(self, request: ResponseRequest, name: str, created: int) -> None:
-        self.chat = request.chat
-        self._request = request
-        self._name = name
-        self._created = created
-        self._items = _StreamedItems(name)
+    def __init__(
+        self, body: Mapping[str, Any], threads: MutableMapping[str, tuple[Message, ...]]
+    ) -> None:
+        self._request = parse_response_request(body, threads)
+        self.chat = self._request.chat
+        self._threads = threads
+        self._name = uuid.uuid4().hex  # the ids of the response and its items contain it
+        self._created = int(time.time())
         self._numbers = itertools.count()
+        # The streamed items so far, and the index of each whose text may go on, by its type.
+        self._items: list[dict[str, Any]] = []
+        self._open: dict[str, int] = {}
 
-    @property
-    def response_id(self) -> str:
-        """The id by which a later request continues from here."""
-        return f"resp_{self._name}"
-
-    def record(self, threads: ResponseThreads, turn: TurnResult) -> None:
-        """Adds the conversation that this response ends."""
-        threads.add(self.response_id, (*self._request.thread, turn.action.message))
+    def record(self, turn: TurnResult) -> None:
+        """Adds the conversation that this response ends, without instructions."""
+        self._threads[f"resp_{self._name}"] = (*self._request.thread, turn.action.message)
 
     def body(self, turn: TurnResult, stream: StreamWriter) -> dict[str, Any]:
         """The whole answer: the ``response`` object."""
         items = to_items(turn.action.message, self._name)
         for item in items:
-            if item["type"] == "message" and self.chat.logprobs:
+            if item["type"] == "message":
                 item["content"][0]["logprobs"] = stream.logprobs(turn)
         return self._response(turn, items)
 
@@ -66,13 +76,28 @@ class ResponseAnswer:
 
     def delta(self, delta: Mapping[str, Any], stream: StreamWriter) -> Iterator[str]:
         """The events of a delta in the shape of chat completions."""
-        return self._events(self._items.add(delta))
+        if text := delta.get("reasoning_content"):
+            yield from self._text("reasoning", text)
+        if text := delta.get("content"):
+            yield from self._text("message", text, logprobs=[])
+        for call in delta.get("tool_calls", ()):
+            yield from self._call(call_item(f"fc_{self._name}_{call['index']}", call))
 
     def closing(self, turn: TurnResult, stream: StreamWriter) -> Iterator[str]:
-        """The events after the last delta."""
-        logprobs = stream.logprobs(turn) if self.chat.logprobs else []
-        yield from self._events(self._items.close(logprobs))
-        response = self._response(turn, self._items.items)
+        """The events after the last delta; a response without items gets an empty message."""
+        if not self._items:
+            yield from self._text("message", "")
+        for kind, index in self._open.items():
+            item = self._items[index]
+            part = item["content"][0]
+            done = {**self._place(index), "content_index": 0}
+            said = {"text": part["text"]}
+            if kind == "message":
+                part["logprobs"] = said["logprobs"] = stream.logprobs(turn)
+            yield self._event(f"{_TEXTS[kind][2]}.done", **done, **said)
+            yield self._event("response.content_part.done", **done, part=part)
+            yield self._event("response.output_item.done", output_index=index, item=item)
+        response = self._response(turn, self._items)
         yield self._event(f"response.{response['status']}", response=response)
 
     def failure(self, error: ApiError) -> str:
@@ -81,9 +106,43 @@ class ResponseAnswer:
             "error", code=error.code, message=str(error), param=None, error=error.body()["error"]
         )
 
-    def _events(self, events: Iterable[_Event]) -> Iterator[str]:
-        for kind, body in events:
-            yield self._event(kind, **body)
+    def _text(self, kind: str, text: str, **more: Any) -> Iterator[str]:
+        name, make_item, event = _TEXTS[kind]
+        index = self._open.setdefault(kind, len(self._items))
+        if index == len(self._items):
+            yield self._added(make_item(f"{name}_{self._name}", ""), content=[])
+            empty = self._items[index]["content"][0]
+            yield self._event(
+                "response.content_part.added", **self._place(index), content_index=0, part=empty
+            )
+        self._items[index]["content"][0]["text"] += text
+        if text:
+            yield self._event(
+                f"{event}.delta", **self._place(index), content_index=0, delta=text, **more
+            )
+
+    def _call(self, item: dict[str, Any]) -> Iterator[str]:
+        index = len(self._items)
+        arguments = item["arguments"]
+        event = "response.function_call_arguments"
+        yield self._added(item, arguments="")
+        yield self._event(f"{event}.delta", **self._place(index), delta=arguments)
+        yield self._event(
+            f"{event}.done", **self._place(index), arguments=arguments, name=item["name"]
+        )
+        yield self._event("response.output_item.done", output_index=index, item=item)
+
+    def _added(self, item: dict[str, Any], **empty: Any) -> str:
+        """Adds an item, which is streamed from its beginning."""
+        self._items.append(item)
+        return self._event(
+            "response.output_item.added",
+            output_index=len(self._items) - 1,
+            item={**item, "status": "in_progress", **empty},
+        )
+
+    def _place(self, index: int) -> dict[str, Any]:
+        return {"item_id": self._items[index]["id"], "output_index": index}
 
     def _event(self, kind: str, **body: Any) -> str:
         data = {"type": kind, "sequence_number": next(self._numbers), **body}
@@ -99,7 +158,7 @@ class ResponseAnswer:
 
     def _head(self, status: str) -> dict[str, Any]:
         return {
-            "id": self.response_id,
+            "id": f"resp_{self._name}",
             "object": "response",
             "created_at": self._created,
             "status": status,
@@ -114,83 +173,6 @@ class ResponseAnswer:
             "usage": None,
             **self._request.echoed,
         }
-
-
-@dataclass(slots=True)
-class _StreamedItems:
-    """The items of a response while they are streamed.
-
-    The message stays open to the end, because its text may continue after a call.
-    """
-
-    name: str
-    items: list[dict[str, Any]] = field(default_factory=list)
-    _open: dict[str, int] = field(default_factory=dict)  # an item's type to its index
-
-    def add(self, delta: Mapping[str, Any]) -> Iterator[_Event]:
-        """The events of a delta in the shape of chat completions."""
-        if text := delta.get("reasoning_content"):
-            yield from self._reasoning(text)
-        if text := delta.get("content"):
-            yield from self._message(text)
-        for call in delta.get("tool_calls", ()):
-            yield from self._call(call_item(f"fc_{self.name}_{call['index']}", call))
-
-    def close(self, logprobs: list[dict[str, Any]]) -> Iterator[_Event]:
-        """The events that close the open items; a response without items gets an empty message."""
-        if not self.items:
-            yield from self._message("")
-        for kind, index in self._open.items():
-            item = self.items[index]
-            part = item["content"][0]
-            place = {"item_id": item["id"], "output_index": index, "content_index": 0}
-            done: dict[str, Any] = {**place, "text": part["text"]}
-            if kind == "message":
-                part["logprobs"] = done["logprobs"] = logprobs
-                yield "response.output_text.done", done
-            else:
-                yield "response.reasoning_text.done", done
-            yield "response.content_part.done", {**place, "part": part}
-            yield "response.output_item.done", {"output_index": index, "item": item}
-
-    def _reasoning(self, text: str) -> Iterator[_Event]:
-        item = reasoning_item(f"rs_{self.name}", "")
-        empty_part = {"type": "reasoning_text", "text": ""}
-        yield from self._text(item, empty_part, text, "response.reasoning_text.delta")
-
-    def _message(self, text: str) -> Iterator[_Event]:
-        item = message_item(f"msg_{self.name}", "")
-        event = "response.output_text.delta"
-        yield from self._text(item, text_part(""), text, event, logprobs=[])
-
-    def _text(
-        self, item: dict[str, Any], empty_part: dict[str, Any], text: str, event: str, **more: Any
-    ) -> Iterator[_Event]:
-        index = self._open.setdefault(item["type"], len(self.items))
-        place = {"item_id": item["id"], "output_index": index, "content_index": 0}
-        if index == len(self.items):
-            self.items.append(item)
-            yield _item_added(index, item, content=[])
-            yield "response.content_part.added", {**place, "part": empty_part}
-        self.items[index]["content"][0]["text"] += text
-        if text:
-            yield event, {**place, "delta": text, **more}
-
-    def _call(self, item: dict[str, Any]) -> Iterator[_Event]:
-        index = len(self.items)
-        arguments = item["arguments"]
-        self.items.append(item)
-        place = {"item_id": item["id"], "output_index": index}
-        event = "response.function_call_arguments"
-        yield _item_added(index, item, arguments="")
-        yield f"{event}.delta", {**place, "delta": arguments}
-        yield f"{event}.done", {**place, "arguments": arguments, "name": item["name"]}
-        yield "response.output_item.done", {"output_index": index, "item": item}
-
-
-def _item_added(index: int, item: Mapping[str, Any], **empty: Any) -> _Event:
-    added = {**item, "status": "in_progress", **empty}
-    return "response.output_item.added", {"output_index": index, "item": added}
 
 
 def _usage(turn: TurnResult) -> dict[str, Any]:

@@ -5,14 +5,14 @@ The shapes are those of https://platform.openai.com/docs/api-reference/responses
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.agent_server.api.api_error import bad_request
-from agentrl.agent_server.api.chat_request import ChatRequest, given_keys, request_of, tools_of
-from agentrl.agent_server.api.options import check_keys, listed, whole_number
-from agentrl.llm import WireFault, from_items, tool_from_item
+from agentrl.agent_server.api.api_error import ApiError, bad_request
+from agentrl.agent_server.api.chat_request import ChatRequest, request_of
+from agentrl.agent_server.api.options import given_keys, listed, whole_number
+from agentrl.llm import from_items, tool_from_item
 from agentrl.types import Message
 
 _TAKEN = frozenset(
@@ -43,64 +43,59 @@ class ResponseRequest:
 
 
 def parse_response_request(
-    body: Any, find_thread: Callable[[str], tuple[Message, ...]]
+    body: Mapping[str, Any], threads: Mapping[str, tuple[Message, ...]]
 ) -> ResponseRequest:
     """Parses the JSON of a request.
 
     Args:
-        body: the JSON value.
-        find_thread: returns the conversation up to a response, by its id; raises ApiError.
+        body: the JSON object.
+        threads: the conversations up to earlier responses, by their ids.
 
     Raises:
         ApiError: 400, with the key, the rule and the value found.
+        WireFault: an item or tool has none of OpenAI's forms.
     """
-    given = given_keys(body)
-    ignored = check_keys(given, _TAKEN)
-    text = _text_options(given)
-    thread = _thread(given, find_thread)
-    if text.get("verbosity") is not None:
-        ignored["verbosity"] = text["verbosity"]
-    include = listed(given, "include")
-    if unserved := [name for name in include if name != _LOGPROBS]:
-        ignored["include"] = unserved
-    try:
-        tools = tools_of(given, tool_from_item)
-    except WireFault as fault:
-        raise bad_request(str(fault)) from None
-    chat = request_of(
-        given,
-        messages=(*_instructions(given), *thread),
-        tools=tools,
-        text_format=text.get("format"),
-        max_tokens=whole_number("max_output_tokens", given.get("max_output_tokens")),
-        ignored=ignored,
-        logprobs=_LOGPROBS in include,
-    )
-    return ResponseRequest(
-        chat, thread, {name: value for name, value in given.items() if name in _ECHOED}
-    )
-
-
-def _text_options(given: Mapping[str, Any]) -> Mapping[str, Any]:
+    given, ignored = given_keys(body, _TAKEN)
     text = given.get("text", {})
     if not isinstance(text, Mapping):
         raise bad_request(f"text must be an object, got {text!r}")
     if unknown := text.keys() - {"format", "verbosity"}:
         raise bad_request(f"text.{min(unknown)} is not supported here; leave it out")
-    return text
+    if text.get("verbosity") is not None:
+        ignored["verbosity"] = text["verbosity"]
+    include = listed(given, "include")
+    if unserved := [name for name in include if name != _LOGPROBS]:
+        ignored["include"] = unserved
+    thread = _thread(given, threads)
+    chat = request_of(
+        given,
+        parse_tool=tool_from_item,
+        text_format=text.get("format"),
+        messages=(*_instructions(given), *thread),
+        max_tokens=whole_number("max_output_tokens", given.get("max_output_tokens")),
+        ignored=ignored,
+        logprobs=_LOGPROBS in include,
+    )
+    return ResponseRequest(chat, thread, {name: given[name] for name in given if name in _ECHOED})
 
 
 def _thread(
-    given: Mapping[str, Any], find_thread: Callable[[str], tuple[Message, ...]]
+    given: Mapping[str, Any], threads: Mapping[str, tuple[Message, ...]]
 ) -> tuple[Message, ...]:
     """The earlier conversation, if the request names one, and the request's input."""
-    earlier = given.get("previous_response_id")
+    earlier: tuple[Message, ...] = ()
+    if previous := given.get("previous_response_id"):
+        if str(previous) not in threads:
+            raise ApiError(
+                400,
+                "previous_response_not_found",
+                f"previous_response_id={str(previous)!r} names no response of this episode; "
+                "send the whole input",
+            )
+        earlier = threads[str(previous)]
     said = given.get("input", [])
     items = [{"role": "user", "content": said}] if isinstance(said, str) else listed(given, "input")
-    try:
-        thread = (*(find_thread(str(earlier)) if earlier else ()), *from_items(items, "input"))
-    except WireFault as fault:
-        raise bad_request(str(fault)) from None
+    thread = (*earlier, *from_items(items, "input"))
     if not thread or thread[-1]["role"] == "assistant":
         raise bad_request(
             "input must end with what the assistant is to answer, such as a message of the user"

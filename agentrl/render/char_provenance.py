@@ -75,7 +75,6 @@ class Provenance:
                 source = Source.CONTENT if inside or quoted else Source.TEMPLATE
                 if pieces and pieces[-1].source is source:
                     text = pieces.pop().text + text
-                    source = source
                 pieces.append(Piece(text, source))
         else:
             if not inside:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from agentrl.errors import DataError
+from agentrl.types import Segment
 
 
 @dataclass(frozen=True)
@@ -62,13 +64,14 @@ class ChatTemplate:
         return str(text)
 
 
-def check_same_ids(tokenizer: Any, where: str, ids: list[int], text: str) -> None:
-    """Checks that a renderer's ids are the tokenizer's own ids of the rendered text.
+def check_same_ids(tokenizer: Any, where: str, prompt: Segment, text: str) -> None:
+    """Checks that a renderer's prompt has the tokenizer's own ids of the rendered text.
 
     Raises:
         DataError: they differ, as for a tokenizer whose added tokens absorb the white space around
             them.
     """
+    ids = prompt.token_ids.tolist()
     theirs = tokenizer.encode(text, add_special_tokens=False)
     if ids != theirs:
         raise DataError(
@@ -76,3 +79,9 @@ def check_same_ids(tokenizer: Any, where: str, ids: list[int], text: str) -> Non
             f"{theirs[:40]} against {ids[:40]}; its added tokens may strip white space or be "
             "normalized, which is not supported: use the model's plain tokenizer"
         )
+
+
+def num_shared(one: str, other: str) -> int:
+    """The length of the common beginning of two texts."""
+    pairs = zip(one, other, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +17,14 @@ from agentrl.errors import DataError
 _CACHED_TEXTS = 4096
 _CACHED_CHARACTERS = 4096  # of the longest text in a cache
 
+T = TypeVar("T", bound=Hashable)
+R = TypeVar("R")
+
 _Parts = tuple[tuple[str, int | None], ...]  # text cut at its markers, each with its id
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _Run = tuple[tuple[str, bool], ...]  # adjacent ordinary text by author, and whether that is content
-# ids [n], whether each covers content [n]
-_Encoded = tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]
+Encoded: TypeAlias = tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]
+"""Ids ``[n]``, and whether each covers content ``[n]``."""
 
 
 class Source(Enum):
@@ -73,18 +76,17 @@ class PieceEncoder:
             for token_id in self._added_id_set
         }
         self._ordinary = _without_added_tokens(backend, self.added_ids)
-        self._of_template = _Splitter(self.added_ids)
-        self._of_assistant = _Splitter(
-            {
-                marker: self.added_ids[marker]
-                for marker in assistant_markers
-                if marker in self.added_ids
-            }
-        )
+        allowed = self.added_ids.keys() & set(assistant_markers)
+        self._parts_of = {
+            Source.TEMPLATE: _splitter(self.added_ids),
+            Source.ASSISTANT: _splitter({marker: self.added_ids[marker] for marker in allowed}),
+        }
         # the rollouts of a group share prompts, and a conversation is rendered again at each turn
-        self._cached_run = functools.lru_cache(_CACHED_TEXTS)(self._encode_run)
+        self._run = cached_if_short(
+            self._encode_run, size=lambda run: sum(len(part) for part, _ in run)
+        )
 
-    def encode(self, pieces: Iterable[Piece]) -> _Encoded:
+    def encode(self, pieces: Iterable[Piece]) -> Encoded:
         """Encodes pieces in order.
 
         Returns:
@@ -95,35 +97,30 @@ class PieceEncoder:
             DataError: a text holds half of a surrogate pair, or the tokenizer's merges build an
                 added token.
         """
-        encoded: list[_Encoded] = []
+        encoded: list[Encoded] = []
         run: list[tuple[str, bool]] = []
         for text, source in pieces:
             if source is Source.CONTENT:
                 if text:
                     run.append((text, True))
                 continue
-            splitter = self._of_template if source is Source.TEMPLATE else self._of_assistant
-            for part, added_id in splitter.parts(text):
+            for part, added_id in self._parts_of[source](text):
                 if added_id is None:
                     run.append((part, False))
                     continue
                 if run:
-                    encoded.append(self._run(run))
+                    encoded.append(self._run(tuple(run)))
                     run = []
                 encoded.append(self._added[added_id])
         if run:
-            encoded.append(self._run(run))
+            encoded.append(self._run(tuple(run)))
         if not encoded:
             return np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.bool_)
         return np.concatenate([ids for ids, _ in encoded]), np.concatenate(
             [content for _, content in encoded]
         )
 
-    def _run(self, run: list[tuple[str, bool]]) -> _Encoded:
-        short = sum(len(part) for part, _ in run) <= _CACHED_CHARACTERS
-        return (self._cached_run if short else self._encode_run)(tuple(run))
-
-    def _encode_run(self, run: _Run) -> _Encoded:
+    def _encode_run(self, run: _Run) -> Encoded:
         """Adjacent ordinary text encoded as one string."""
         text = "".join(part for part, _ in run)
         if half := _LONE_SURROGATE.search(text):
@@ -156,36 +153,31 @@ def _covering_content(encoding: Any, run: _Run) -> npt.NDArray[np.bool_]:
     return content & (starts < ends)
 
 
-class _Splitter:
+def _splitter(markers: Mapping[str, int]) -> Callable[[str], _Parts]:
     """Splits text at its leftmost longest markers, as the backend matches its added tokens.
 
     Args:
         markers: the markers with their ids.
     """
+    longest_first = sorted(markers, key=len, reverse=True)
+    never = "(?!)"
+    pattern = re.compile(f"({'|'.join(map(re.escape, longest_first)) or never})")
 
-    def __init__(self, markers: Mapping[str, int]) -> None:
-        longest_first = sorted(markers, key=len, reverse=True)
-        self._markers = markers
-        self._pattern = (
-            re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
-        )
-        self._cached = functools.lru_cache(_CACHED_TEXTS)(self._cut)
+    def parts(text: str) -> _Parts:
+        return tuple((part, markers.get(part)) for part in pattern.split(text) if part)
 
-    def parts(self, text: str) -> _Parts:
-        """The markers and the text between them, in order."""
-        return (self._cached if len(text) <= _CACHED_CHARACTERS else self._cut)(text)
+    return cached_if_short(parts)
 
-    def _cut(self, text: str) -> _Parts:
-        parts: list[tuple[str, int | None]] = []
-        position = 0
-        for match in self._pattern.finditer(text) if self._pattern else ():
-            if match.start() > position:
-                parts.append((text[position : match.start()], None))
-            parts.append((match.group(), self._markers[match.group()]))
-            position = match.end()
-        if position < len(text):
-            parts.append((text[position:], None))
-        return tuple(parts)
+
+def cached_if_short(
+    function: Callable[[T], R],
+    *,
+    size: Callable[[Any], int] = len,
+    longest: int = _CACHED_CHARACTERS,
+) -> Callable[[T], R]:
+    """``function`` with a cache of its last answers for arguments up to a size."""
+    cached = functools.lru_cache(_CACHED_TEXTS)(function)
+    return lambda value: (cached if size(value) <= longest else function)(value)
 
 
 def _without_added_tokens(backend: Any, added_ids: dict[str, int]) -> Any:

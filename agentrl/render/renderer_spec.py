@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agentrl.errors import ConfigError, DataError
 from agentrl.render.chat_template import ChatTemplate
-from agentrl.render.families.chatml import ChatMLRenderer, ChatMLStyle
+from agentrl.render.families.chatml import ChatMLStyle
 from agentrl.render.families.deepseek import DEEPSEEK
-from agentrl.render.families.detect_family import check_ids, detect_chatml
+from agentrl.render.families.detect_family import checked_chatml, detect_chatml
 from agentrl.render.families.family import Family
 from agentrl.render.families.generic import GENERIC
 from agentrl.render.families.glm import GLM
@@ -20,7 +19,7 @@ from agentrl.render.families.gptoss import GPTOSS
 from agentrl.render.families.llama import LLAMA
 from agentrl.render.families.template_check import checked_renderer
 from agentrl.render.renderer import Renderer
-from agentrl.render.vision import Vision, read_vision
+from agentrl.render.vision import read_vision
 
 _FAMILIES = (LLAMA, DEEPSEEK, GLM, GPTOSS, GENERIC)
 _NAMES = ("chatml", *(family.name for family in _FAMILIES))
@@ -68,37 +67,32 @@ class RendererSpec:
                     "RendererSpec.chat_template: chatml is rendered by RendererSpec.family: "
                     f"chatml, got {self.family!r}; set RendererSpec.family: auto"
                 )
-            return _chatml(tokenizer, ChatMLStyle(), self.model, vision)
-        template = _template_text(self, tokenizer)
+            return checked_chatml(tokenizer, ChatMLStyle(), self.model, vision)
+        thinking = self.enable_thinking
+        variables = {} if thinking is None else {"enable_thinking": thinking}
+        chat = ChatTemplate(tokenizer, _template_text(self, tokenizer), self.model, variables)
         if self.family in ("auto", "chatml"):
             try:
-                style = detect_chatml(
-                    tokenizer, template, self.enable_thinking, self.model, images=vision is not None
-                )
-                return _chatml(tokenizer, style, self.model, vision)
+                style = detect_chatml(chat, images=vision is not None)
+                return checked_chatml(tokenizer, style, self.model, vision)
             except ConfigError:
                 if self.family == "chatml":
                     raise
-        variables = (
-            {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
-        )
-        chat = ChatTemplate(tokenizer, template, self.model, variables)
-        return checked_renderer(chat, self._family_of(tokenizer, template), vision)
+        return checked_renderer(chat, self._family_of(chat), vision)
 
-    def _family_of(self, tokenizer: Any, template: str) -> Family:
+    def _family_of(self, chat: ChatTemplate) -> Family:
         """The requested family, or the first whose signs the tokenizer and the template have."""
-        added = tokenizer.get_added_vocab()
-        if self.family == "auto":
-            return next(
-                family for family in _FAMILIES if _missing_signs(family, added, template) == []
-            )
-        family = next(family for family in _FAMILIES if family.name == self.family)
-        if missing := _missing_signs(family, added, template):
-            raise ConfigError(
-                f"RendererSpec.family: {family.name} needs {', '.join(missing)} in the chat "
-                f"template and among the added tokens of {self.model}; set RendererSpec.family: "
-                "auto"
-            )
+        added = chat.tokenizer.get_added_vocab()
+        for family in _FAMILIES:
+            missing = [sign for sign in family.signs if sign not in added or sign not in chat.text]
+            if family.name == self.family and missing:
+                raise ConfigError(
+                    f"RendererSpec.family: {family.name} needs {', '.join(missing)} in the chat "
+                    f"template and among the added tokens of {self.model}; set "
+                    "RendererSpec.family: auto"
+                )
+            if family.name == self.family or (self.family == "auto" and not missing):
+                break
         return family
 
 
@@ -109,7 +103,10 @@ def load_tokenizer(model: str) -> Any:
         DataError: the folder or its tokenizer is missing or cannot be read.
     """
     folder = Path(model).expanduser()
-    remedy = "copy the tokenizer of the model that it was made from there (AutoTokenizer.save_pretrained writes it)"  # noqa: E501
+    remedy = (
+        "copy the tokenizer of the model that it was made from there "
+        "(AutoTokenizer.save_pretrained writes it)"
+    )
     if not folder.is_dir():
         raise DataError(
             f"RendererSpec.model: there is no folder {model}; name a folder in Hugging Face's "
@@ -134,16 +131,6 @@ def load_tokenizer(model: str) -> Any:
             f"{remedy}"
         )
     return tokenizer
-
-
-def _chatml(tokenizer: Any, style: ChatMLStyle, where: str, vision: Vision | None) -> Renderer:
-    renderer = ChatMLRenderer(tokenizer, style, vision)
-    check_ids(tokenizer, renderer, where)
-    return renderer
-
-
-def _missing_signs(family: Family, added: Mapping[str, int], template: str) -> list[str]:
-    return [sign for sign in family.signs if sign not in added or sign not in template]
 
 
 def _template_text(spec: RendererSpec, tokenizer: Any) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -12,14 +11,13 @@ import numpy.typing as npt
 
 from agentrl.errors import ConfigError, DataError
 from agentrl.render.char_provenance import Provenance, unmarked
-from agentrl.render.chat_template import ChatTemplate
+from agentrl.render.chat_template import ChatTemplate, num_shared
 from agentrl.render.encode import Piece, Source
 from agentrl.render.families.family import Family
 from agentrl.render.families.probe_messages import ANSWER, CALL, QUESTION, RESULT, THOUGHT, TOOL
 from agentrl.render.message_check import call_arguments, text_content
 from agentrl.render.tokenizer_renderer import TokenizerRenderer
-from agentrl.render.vision import Vision, shown_images
-from agentrl.render.vocabulary import context_segments
+from agentrl.render.vision import Vision
 from agentrl.types import Message, Segment, SegmentKind, ToolSpec, images_in
 
 _OPEN_THINKING = "<think>"
@@ -50,11 +48,13 @@ class TemplateRenderer(TokenizerRenderer):
         self, template: ChatTemplate, family: Family, vision: Vision | None = None
     ) -> None:
         super().__init__(template.tokenizer, (), vision)
+        self.family = family.name
         self._template = template
         self._family = family
         added = self._encoder.added_ids
         bodies = self._probe_bodies()
-        ends = self._find_ends(bodies[0])
+        tail = bodies[0].rpartition(str(ANSWER["content"]))[2]
+        ends = sorted((token for token in added if token in tail), key=tail.index)
         stops = [
             token
             for token in (*ends, *family.stops, template.tokenizer.eos_token)
@@ -78,26 +78,11 @@ class TemplateRenderer(TokenizerRenderer):
         self._provenance = Provenance(
             added, {_OPEN_THINKING, _CLOSE_THINKING, *inside} - set(stops)
         )
-        self._writes_tools = self._can_write_tools()
-
-    @property
-    def family(self) -> str:
-        """See ``Renderer.family``."""
-        return self._family.name
-
-    def prompt(
-        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
-    ) -> tuple[Segment, ...]:
-        """See ``Renderer.prompt``.
-
-        Raises:
-            DataError: the template refuses the conversation, cuts a message, or does not write an
-                image exactly once. Also if a content is neither text nor parts of text and images,
-                the model takes no images, or the template does not write the given tools.
-        """
-        pieces = self._provenance.pieces(self._marked(messages, tools, generation=True))
-        ids, _, media = self._encoded(pieces, messages)
-        return (Segment(SegmentKind.PROMPT, ids, media=media),)
+        try:
+            probe = template.render([dict(QUESTION)], [TOOL.openai()], generation=True)
+            self._writes_tools = TOOL.name in probe
+        except DataError:
+            self._writes_tools = False
 
     def extend(
         self,
@@ -133,7 +118,7 @@ class TemplateRenderer(TokenizerRenderer):
         # the sampled stop token is in the sequence already
         sampled = completion.size > 0 and int(completion[-1]) in self.stop_token_ids
         skip = int(sampled and ids.size > 0 and int(ids[0]) == int(completion[-1]))
-        return context_segments(*shown_images(self._vision, ids[skip:], content[skip:], messages))
+        return self._context((ids[skip:], content[skip:]), messages)
 
     def target(self, message: Message) -> Segment:
         """See ``Renderer.target``.
@@ -162,19 +147,12 @@ class TemplateRenderer(TokenizerRenderer):
         ids, _ = self._encoder.encode([*self._provenance.pieces(body), Piece(end, Source.TEMPLATE)])
         return Segment(SegmentKind.TARGET, ids)
 
-    def text(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[ToolSpec] = (),
-        *,
-        generation: bool = False,
-    ) -> str:
-        """The conversation as the template writes it with marked authors, after the marks are
-        removed.
-        """
-        return unmarked(
-            self._provenance.pieces(self._marked(messages, tools, generation=generation))
-        )
+    def prompt_text(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> str:
+        """The prompt as the template writes it with marked authors, after the marks are removed."""
+        return unmarked(self._prompt_pieces(messages, tools))
+
+    def _prompt_pieces(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[Piece]:
+        return self._provenance.pieces(self._marked(messages, tools, generation=True))
 
     def _marked(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, generation: bool
@@ -186,34 +164,31 @@ class TemplateRenderer(TokenizerRenderer):
                 "ToolEnv.describe_tools_in_prompt: "
                 f"false, or set RendererSpec.chat_template to one that does"
             )
-        marks = self._provenance
+        checked = [_checked(message) for message in messages]
         return self._template.render(
-            [
-                self._mark(message)
-                for message in self._family.adapt([_checked(message) for message in messages])
-            ],
-            [marks.outsider(tool.openai()) for tool in tools],
+            [self._mark(message) for message in self._family.adapt(checked)],
+            [self._provenance.outsider(tool.openai()) for tool in tools],
             generation=generation,
         )
 
     def _mark(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The message with its authors marked, and each image as a part without data."""
+        marks = self._provenance
         if message["role"] == "assistant":
-            marked: dict[str, Any] = self._provenance.assistant(message)
-            return marked
+            return dict(marks.assistant(message))
+        content: str | list[dict[str, Any]] = message["content"]
+        marked = (
+            marks.content(content)
+            if isinstance(content, str)
+            else [
+                {"type": "image"}
+                if "image" in part
+                else {"type": "text", "text": marks.content(part["text"])}
+                for part in content
+            ]
+        )
         # a tool's name is the model's text
-        named: dict[str, Any] = self._provenance.outsider(message)
-        return {**named, "content": self._content(message["content"])}
-
-    def _content(self, content: str | list[dict[str, Any]]) -> Any:
-        """Text with its author marked, and an image as a part without data."""
-        if isinstance(content, str):
-            return self._provenance.content(content)
-        return [
-            {"type": "image"}
-            if "image" in part
-            else {"type": "text", "text": self._provenance.content(part["text"])}
-            for part in content
-        ]
+        return {**marks.outsider(message), "content": marked}
 
     def _says(self, body: str, message: Message) -> bool:
         """Whether the template writes all of an assistant's message."""
@@ -224,16 +199,13 @@ class TemplateRenderer(TokenizerRenderer):
 
     def _probe_bodies(self) -> list[str]:
         """An assistant's turns as the template writes them: an answer, and if possible, reasoning
-        and
-        a call.
+        and a call.
         """
-        given = self._template.render([dict(QUESTION)], generation=True)
+        given = self._plain(QUESTION, generation=True)
         bodies: list[str] = []
         for message in (ANSWER, THOUGHT, CALL):
             try:
-                spoken = self._template.render(
-                    self._family.adapt([QUESTION, message]), generation=False
-                )
+                spoken = self._plain(QUESTION, message)
             except DataError:
                 if message is ANSWER:
                     raise
@@ -249,42 +221,28 @@ class TemplateRenderer(TokenizerRenderer):
 
     def _around_turns(self, bodies: Sequence[str]) -> str:
         """The template's text around an assistant's turn: other roles' turns, and how turns begin
-        and
-        end.
+        and end.
 
         A marker in it is structure. It is never allowed in an assistant's text; otherwise a policy
         that spells it would speak in another role.
         """
-        around = self._template.render([dict(QUESTION)], generation=True)
+        around = self._plain(QUESTION, generation=True)
         try:
-            called = self._template.render(self._family.adapt([QUESTION, CALL]), generation=False)
-            answered = self._template.render(
-                self._family.adapt([QUESTION, CALL, RESULT]), generation=True
-            )
-            same = takewhile(lambda pair: pair[0] == pair[1], zip(called, answered, strict=False))
-            around += answered[sum(1 for _ in same) :]
+            called = self._plain(QUESTION, CALL)
+            answered = self._plain(QUESTION, CALL, RESULT, generation=True)
+            around += answered[num_shared(called, answered) :]
         except DataError:  # the template takes no tool messages
             pass
         # the last marker of each turn ends it; after a call it may be another one
         if self._family.turn_end is None:
-            last = (max(self._encoder.added_ids, key=body.rfind) for body in bodies)
-            around += "".join(
-                token for token, body in zip(last, bodies, strict=True) if token in body
-            )
+            for body in bodies:
+                last = max(self._encoder.added_ids, key=body.rfind)
+                around += last if last in body else ""
         return around
 
-    def _find_ends(self, answer: str) -> list[str]:
-        """The added tokens that follow an answer."""
-        tail = answer.rpartition(str(ANSWER["content"]))[2]
-        return sorted((token for token in self._encoder.added_ids if token in tail), key=tail.index)
-
-    def _can_write_tools(self) -> bool:
-        try:
-            return TOOL.name in self._template.render(
-                [dict(QUESTION)], [TOOL.openai()], generation=True
-            )
-        except DataError:
-            return False
+    def _plain(self, *messages: Message, generation: bool = False) -> str:
+        """A test conversation as the template writes it."""
+        return self._template.render(self._family.adapt(messages), generation=generation)
 
 
 def _spoken_after(given: str, spoken: str) -> tuple[str | None, bool]:

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from agentrl.render.encode import Piece, PieceEncoder
-from agentrl.render.vision import Vision, shown_images
-from agentrl.render.vocabulary import Vocabulary
-from agentrl.types import MediaSpan, Message
+from agentrl.errors import DataError
+from agentrl.render.encode import Encoded, Piece, PieceEncoder, cached_if_short
+from agentrl.render.vision import KNOWN_MODELS, Vision
+from agentrl.types import (
+    MediaSpan,
+    Message,
+    Segment,
+    SegmentKind,
+    ToolSpec,
+    frozen_ints,
+    images_in,
+)
+
+_CACHED_IDS = 16  # such as the end of a prompt, which is the same for every turn
 
 
-class TokenizerRenderer:
+class TokenizerRenderer(ABC):
     """The base of every ``Renderer``.
 
     Args:
@@ -23,7 +36,8 @@ class TokenizerRenderer:
         vision: the model's image format; None for a model of text alone.
 
     Attributes:
-        stop_token_ids: see ``Renderer.stop_token_ids``; the subclass sets it.
+        vocab_size, stop_token_ids, image_token_ids: see ``Renderer``; the subclass sets the stop
+            tokens.
 
     Raises:
         DataError: the tokenizer is of an unsupported kind.
@@ -34,31 +48,101 @@ class TokenizerRenderer:
     def __init__(
         self, tokenizer: Any, assistant_markers: Iterable[str], vision: Vision | None
     ) -> None:
-        backend = tokenizer.backend_tokenizer
-        self._encoder = PieceEncoder(backend, assistant_markers)
-        self._vocabulary = Vocabulary(backend)
+        self._backend = tokenizer.backend_tokenizer
+        self._encoder = PieceEncoder(self._backend, assistant_markers)
         self._vision = vision
+        self.image_token_ids: frozenset[int] = vision.reserved_ids if vision else frozenset()
+        self._known_ids: frozenset[int] = frozenset(
+            self._backend.get_vocab(with_added_tokens=True).values()
+        )
+        self.vocab_size = max(self._known_ids) + 1
+        # the rollouts of a group often contain the same texts
+        self._ids_of = cached_if_short(self._tokenize)
+        self._text_of = cached_if_short(self._decode, longest=_CACHED_IDS)
 
-    @property
-    def vocab_size(self) -> int:
-        """See ``Renderer.vocab_size``."""
-        return self._vocabulary.size
+    def prompt(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
+    ) -> tuple[Segment, ...]:
+        """See ``Renderer.prompt``.
 
-    @property
-    def image_token_ids(self) -> frozenset[int]:
-        """See ``Renderer.image_token_ids``."""
-        return self._vision.reserved_ids if self._vision else frozenset()
+        Raises:
+            DataError: the template refuses the conversation, cuts a message, does not write an
+                image exactly once, or does not write the given tools. Also if a content is neither
+                text nor parts of text and images, the model takes no images, or a tool call's
+                arguments are not a mapping.
+        """
+        encoded = self._encoder.encode(self._prompt_pieces(messages, tools))
+        ids, _, media = self._with_images(encoded, messages)
+        return (Segment(SegmentKind.PROMPT, ids, media=media),)
 
     def decode(self, token_ids: npt.NDArray[np.int32]) -> str:
         """See ``Renderer.decode``."""
-        return self._vocabulary.decode(token_ids, self.stop_token_ids)
+        ids = token_ids.tolist()
+        if ids and ids[-1] in self.stop_token_ids:
+            ids.pop()
+        return self._text_of(tuple(ids))
 
     def tokenize(self, text: str) -> npt.NDArray[np.int32]:
         """See ``Renderer.tokenize``."""
-        return self._vocabulary.tokenize(text)
+        return self._ids_of(text)
 
-    def _encoded(
-        self, pieces: Iterable[Piece], messages: Sequence[Message]
+    @abstractmethod
+    def _prompt_pieces(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec]
+    ) -> Iterable[Piece]:
+        """The conversation up to where the assistant's turn begins."""
+
+    def _context(self, encoded: Encoded, messages: Sequence[Message]) -> tuple[Segment, ...]:
+        """Consecutive tokens of one kind: OBSERVATION if they cover content, else TEMPLATE.
+
+        Args:
+            encoded: from ``PieceEncoder.encode``; its ids may be empty.
+            messages: those whose images are in it.
+        """
+        ids, content, media = self._with_images(encoded, messages)
+        if not ids.size:
+            return ()
+        ids = frozen_ints(ids)
+        bounds = [0, *(np.flatnonzero(content[1:] != content[:-1]) + 1).tolist(), ids.size]
+        return tuple(
+            Segment(
+                SegmentKind.OBSERVATION if content[start] else SegmentKind.TEMPLATE,
+                ids[start:end],
+                media=tuple(
+                    replace(span, start=span.start - start)
+                    for span in media
+                    if start <= span.start < end
+                ),
+            )
+            for start, end in pairwise(bounds)
+        )
+
+    def _with_images(
+        self, encoded: Encoded, messages: Sequence[Message]
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_], tuple[MediaSpan, ...]]:
-        """Ids, whether each is content, and the spans of the images of ``messages``."""
-        return shown_images(self._vision, *self._encoder.encode(pieces), messages)
+        """``Vision.expand`` with the images of ``messages``.
+
+        Raises:
+            DataError: there are images, and the model takes none.
+        """
+        images = tuple(images_in(messages))
+        if self._vision is not None:
+            return self._vision.expand(*encoded, images)
+        if images:
+            raise DataError(
+                f"the conversation has {len(images)} images, and the model takes text alone; use a "
+                f"model of {', '.join(KNOWN_MODELS)}, or leave the images out"
+            )
+        return *encoded, ()
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        """Text of known ids, with U+FFFD for each other one."""
+        runs = ((known, list(run)) for known, run in groupby(ids, self._known_ids.__contains__))
+        return "".join(
+            self._backend.decode(run, skip_special_tokens=False) if known else "\ufffd" * len(run)
+            for known, run in runs
+        )
+
+    def _tokenize(self, text: str) -> npt.NDArray[np.int32]:
+        ids = self._backend.encode(text, add_special_tokens=False).ids
+        return frozen_ints(np.asarray(ids, dtype=np.int32))

@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from agentrl.errors import DataError
-from agentrl.types import Image, MediaSpan, Message, images_in
+from agentrl.types import Image, MediaSpan
 
 IMAGE_TEXT = "<|vision_start|><|image_pad|><|vision_end|>"
 """The text for one image in the templates of Qwen's vision models."""
 
-_KNOWN = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
+KNOWN_MODELS = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 _PLACEHOLDER = "<|image_pad|>"
 
 
@@ -86,28 +86,6 @@ class Vision:
         return np.repeat(ids, repeats), np.repeat(content, repeats), spans
 
 
-def shown_images(
-    vision: Vision | None,
-    ids: npt.NDArray[np.int32],
-    content: npt.NDArray[np.bool_],
-    messages: Sequence[Message],
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_], tuple[MediaSpan, ...]]:
-    """``Vision.expand`` with the images of ``messages``.
-
-    Raises:
-        DataError: there are images, and the model takes none.
-    """
-    images = tuple(images_in(messages))
-    if vision is not None:
-        return vision.expand(ids, content, images)
-    if images:
-        raise DataError(
-            f"the conversation has {len(images)} images, and the model takes text alone; use a "
-            f"model of {', '.join(_KNOWN)}, or leave the images out"
-        )
-    return ids, content, ()
-
-
 def read_vision(folder: Path, tokenizer: Any) -> Vision | None:
     """The image format of the model in ``folder``; None for a model of text alone or of an unknown
     type.
@@ -116,7 +94,7 @@ def read_vision(folder: Path, tokenizer: Any) -> Vision | None:
         DataError: the model takes images, and a file or a marker for them is missing.
     """
     config = _config(folder)
-    if config.get("model_type") not in _KNOWN:
+    if config.get("model_type") not in KNOWN_MODELS:
         return None
     added: Mapping[str, int] = tokenizer.get_added_vocab()
     placeholder = config.get("image_token_id")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,6 @@ from agentrl.render.encode import Piece, Source
 from agentrl.render.message_check import call_arguments, text_content
 from agentrl.render.tokenizer_renderer import TokenizerRenderer
 from agentrl.render.vision import IMAGE_TEXT, Vision
-from agentrl.render.vocabulary import context_segments
 from agentrl.types import Image, Message, Segment, SegmentKind, ToolSpec
 
 TURN_START = "<|im_start|>"
@@ -37,6 +36,12 @@ RESPONSE_TAIL = "\n</tool_response>"
 RESPONSES_HEAD = f"{TURN_START}user{RESPONSE_HEAD}"
 RESPONSES_TAIL = f"{RESPONSE_TAIL}{TURN_END}\n"
 
+_TEMPLATE = Source.TEMPLATE
+_ASSISTANT = Source.ASSISTANT
+_CONTENT = Source.CONTENT
+
+_json = json.JSONEncoder(ensure_ascii=False).encode
+
 
 @dataclass(frozen=True, slots=True)
 class ChatMLStyle:
@@ -54,6 +59,11 @@ class ChatMLStyle:
     default_system: str | None = None
     thinking: bool = False
     generation_prefix: str = ""
+
+    @property
+    def generation(self) -> Piece:
+        """The beginning of the assistant's next turn."""
+        return Piece(f"{TURN_START}assistant\n{self.generation_prefix}", _TEMPLATE)
 
 
 class ChatMLRenderer(TokenizerRenderer):
@@ -85,19 +95,6 @@ class ChatMLRenderer(TokenizerRenderer):
         # base models end with <|endoftext|>
         self.stop_token_ids = tuple(added[end] for end in (TURN_END, DOCUMENT_END) if end in added)
 
-    def prompt(
-        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
-    ) -> tuple[Segment, ...]:
-        """See ``Renderer.prompt``.
-
-        Raises:
-            DataError: a message's content is neither text nor parts of text and images, the model
-                takes no images, or a tool call's arguments are not a mapping.
-        """
-        pieces = [*chatml_pieces(messages, tools, self.style), *_generation(self.style)]
-        ids, _, media = self._encoded(pieces, messages)
-        return (Segment(SegmentKind.PROMPT, ids, media=media),)
-
     def extend(
         self,
         completion: npt.NDArray[np.int32],
@@ -112,14 +109,10 @@ class ChatMLRenderer(TokenizerRenderer):
         """
         if self.style.thinking and self._rewrites(completion, messages):
             return None
-        pieces = [
-            Piece("\n", Source.TEMPLATE),
-            *_turns(messages, self.style),
-            *_generation(self.style),
-        ]
-        if completion.size == 0 or int(completion[-1]) != self._turn_end_id:
-            pieces.insert(0, Piece(TURN_END, Source.TEMPLATE))
-        return context_segments(*self._encoded(pieces, messages))
+        ended = completion.size > 0 and int(completion[-1]) == self._turn_end_id
+        end = Piece("\n" if ended else f"{TURN_END}\n", _TEMPLATE)
+        pieces = [end, *_turns(messages, self.style), self.style.generation]
+        return self._context(self._encoder.encode(pieces), messages)
 
     def target(self, message: Message) -> Segment:
         """See ``Renderer.target``; text that the generation prompt holds already is left out.
@@ -128,10 +121,16 @@ class ChatMLRenderer(TokenizerRenderer):
             DataError: the turn cannot follow the generation prompt, such as reasoning while
                 thinking is off.
         """
-        body = list(_assistant_body(message, style=self.style, think=self.style.thinking))
+        thinking = self.style.thinking
+        body = list(_assistant_body(message, thinking=thinking, think=thinking))
         body = _after_prefix(self.style.generation_prefix, body)
-        ids, _ = self._encoder.encode([*body, Piece(TURN_END, Source.TEMPLATE)])
+        ids, _ = self._encoder.encode([*body, Piece(TURN_END, _TEMPLATE)])
         return Segment(SegmentKind.TARGET, ids)
+
+    def _prompt_pieces(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec]
+    ) -> Iterable[Piece]:
+        return (*chatml_pieces(messages, tools, self.style), self.style.generation)
 
     def _rewrites(self, completion: npt.NDArray[np.int32], messages: Sequence[Message]) -> bool:
         if any(message["role"] != "tool" for message in messages):
@@ -144,23 +143,23 @@ def chatml_pieces(
     messages: Sequence[Message], tools: Sequence[ToolSpec], style: ChatMLStyle
 ) -> Iterator[Piece]:
     """The conversation as the template renders it, without the generation prompt."""
-    has_system = bool(messages) and messages[0]["role"] == "system"
     system: list[Piece] = []
-    if has_system:
+    if messages and messages[0]["role"] == "system":
         system = [*_content(messages[0])]
+        messages = messages[1:]
     elif style.default_system is not None:
-        system = [Piece(style.default_system, Source.CONTENT)]
+        system = [Piece(style.default_system, _CONTENT)]
     if system or tools:
-        yield Piece(f"{TURN_START}system\n", Source.TEMPLATE)
+        yield Piece(f"{TURN_START}system\n", _TEMPLATE)
         yield from system
         if tools:
-            yield Piece(f"{chr(10) * 2 if system else ''}{TOOLS_HEAD}", Source.TEMPLATE)
+            yield Piece(f"\n\n{TOOLS_HEAD}" if system else TOOLS_HEAD, _TEMPLATE)
             for tool in tools:
-                yield Piece("\n", Source.TEMPLATE)
-                yield Piece(json.dumps(tool.openai(), ensure_ascii=False), Source.CONTENT)
-            yield Piece(TOOLS_TAIL, Source.TEMPLATE)
-        yield Piece(f"{TURN_END}\n", Source.TEMPLATE)
-    yield from _turns(messages[1:] if has_system else messages, style)
+                yield Piece("\n", _TEMPLATE)
+                yield Piece(_json(tool.openai()), _CONTENT)
+            yield Piece(TOOLS_TAIL, _TEMPLATE)
+        yield Piece(f"{TURN_END}\n", _TEMPLATE)
+    yield from _turns(messages, style)
 
 
 def _turns(messages: Sequence[Message], style: ChatMLStyle) -> Iterator[Piece]:
@@ -169,27 +168,25 @@ def _turns(messages: Sequence[Message], style: ChatMLStyle) -> Iterator[Piece]:
         role = message["role"]
         if role == "tool":
             first = index == 0 or messages[index - 1]["role"] != "tool"
-            yield Piece(RESPONSES_HEAD if first else RESPONSE_HEAD, Source.TEMPLATE)
+            yield Piece(RESPONSES_HEAD if first else RESPONSE_HEAD, _TEMPLATE)
             yield from _content(message)
             last = index + 1 == len(messages) or messages[index + 1]["role"] != "tool"
-            yield Piece(RESPONSES_TAIL if last else RESPONSE_TAIL, Source.TEMPLATE)
+            yield Piece(RESPONSES_TAIL if last else RESPONSE_TAIL, _TEMPLATE)
             continue
-        yield Piece(f"{TURN_START}{role}\n", Source.TEMPLATE)
+        yield Piece(f"{TURN_START}{role}\n", _TEMPLATE)
         if role == "assistant":
-            reasoning = style.thinking and bool(_thinking_of(message)[0])
-            think = (
-                style.thinking and index > last_query and (reasoning or index == len(messages) - 1)
+            think = index > last_query and (
+                index == len(messages) - 1 or bool(_thinking_of(message)[0])
             )
-            yield from _assistant_body(message, style=style, think=think)
+            yield from _assistant_body(message, thinking=style.thinking, think=think)
         else:
             yield from _content(message)
-        yield Piece(f"{TURN_END}\n", Source.TEMPLATE)
+        yield Piece(f"{TURN_END}\n", _TEMPLATE)
 
 
 def _last_query(messages: Sequence[Message]) -> int:
     """The index of the last user turn that is no tool response; that of the last message if there
-    is
-    none.
+    is none.
     """
     for index in range(len(messages) - 1, -1, -1):
         if messages[index]["role"] == "user":
@@ -199,23 +196,25 @@ def _last_query(messages: Sequence[Message]) -> int:
     return len(messages) - 1
 
 
-def _assistant_body(message: Message, *, style: ChatMLStyle, think: bool) -> Iterator[Piece]:
+def _assistant_body(message: Message, *, thinking: bool, think: bool) -> Iterator[Piece]:
+    """An assistant's turn without its end; ``think`` writes the reasoning block of a style with
+    ``thinking``.
+    """
     content = text_content(message)
-    if style.thinking:
+    if thinking:
         reasoning, content = _thinking_of(message)
         if think:
-            yield Piece("<think>\n", Source.TEMPLATE)
-            yield Piece(reasoning.strip("\n"), Source.ASSISTANT)
-            yield Piece("\n</think>\n\n", Source.TEMPLATE)
+            yield Piece("<think>\n", _TEMPLATE)
+            yield Piece(reasoning.strip("\n"), _ASSISTANT)
+            yield Piece("\n</think>\n\n", _TEMPLATE)
             content = content.lstrip("\n")
-    yield Piece(content, Source.ASSISTANT)
+    yield Piece(content, _ASSISTANT)
     for index, call in enumerate(message.get("tool_calls") or ()):
         function = call.get("function", call)
-        arguments = call_arguments(function)
-        written = f'{{"name": "{function["name"]}", "arguments": {json.dumps(arguments, ensure_ascii=False)}}}'  # noqa: E501
-        yield Piece("\n<tool_call>\n" if content or index else "<tool_call>\n", Source.TEMPLATE)
-        yield Piece(written, Source.ASSISTANT)
-        yield Piece("\n</tool_call>", Source.TEMPLATE)
+        arguments = _json(call_arguments(function))
+        yield Piece("\n<tool_call>\n" if content or index else "<tool_call>\n", _TEMPLATE)
+        yield Piece(f'{{"name": "{function["name"]}", "arguments": {arguments}}}', _ASSISTANT)
+        yield Piece("\n</tool_call>", _TEMPLATE)
 
 
 def _thinking_of(message: Message) -> tuple[str, str]:
@@ -230,10 +229,6 @@ def _split_thinking(text: str) -> tuple[str, str]:
         return "", text
     reasoning = text.split("</think>")[0].rstrip("\n").split("<think>")[-1].lstrip("\n")
     return reasoning, text.split("</think>")[-1].lstrip("\n")
-
-
-def _generation(style: ChatMLStyle) -> Iterator[Piece]:
-    yield Piece(f"{TURN_START}assistant\n{style.generation_prefix}", Source.TEMPLATE)
 
 
 def _after_prefix(prefix: str, body: Sequence[Piece]) -> list[Piece]:
@@ -261,13 +256,11 @@ def _after_prefix(prefix: str, body: Sequence[Piece]) -> list[Piece]:
 def _content(message: Message) -> Iterator[Piece]:
     """The text of any role but the assistant, with the images in it."""
     if not isinstance(content := message.get("content"), list):
-        yield Piece(text_content(message), Source.CONTENT)
+        yield Piece(text_content(message), _CONTENT)
         return
     for part in content:
         if isinstance(part.get("image"), Image):
-            yield Piece(IMAGE_TEXT, Source.TEMPLATE)
+            yield Piece(IMAGE_TEXT, _TEMPLATE)
         else:
-            yield Piece(
-                text_content({"role": message["role"], "content": part.get("text", part)}),
-                Source.CONTENT,
-            )
+            text = text_content({"role": message["role"], "content": part.get("text", part)})
+            yield Piece(text, _CONTENT)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from agentrl.errors import ConfigError, DataError
-from agentrl.render.chat_template import ChatTemplate, check_same_ids
+from agentrl.render.char_provenance import unmarked
+from agentrl.render.chat_template import ChatTemplate, check_same_ids, num_shared
 from agentrl.render.families.chatml import ChatMLRenderer, ChatMLStyle, chatml_pieces
 from agentrl.render.families.probe_messages import TOOL
+from agentrl.render.vision import Vision
 from agentrl.types import Image, Message, ToolCall, ToolSpec
 
 _FIRST_TURN = re.compile(
@@ -17,158 +19,138 @@ _FIRST_TURN = re.compile(
     r"<\|im_start\|>user\nHello<\|im_end\|>\n<\|im_start\|>assistant\n(?P<prefix>.*)",
     re.DOTALL,
 )
+_Conversation: TypeAlias = tuple[Sequence[Message], Sequence[ToolSpec]]
 
 
-def _said(role: Any, content: str) -> Message:
+def _said(role: Any, content: Any) -> Message:
     return {"role": role, "content": content}
 
 
-def _called(content: str, reasoning: str | None, *words: str) -> Message:
+def _called(content: str, *words: str, **reasoning: str) -> Any:
     calls = [
         ToolCall(f"call_{index}", "lookup", {"word": word}).openai()
         for index, word in enumerate(words)
     ]
-    message: Message = {"role": "assistant", "content": content, "tool_calls": calls}
-    if reasoning is not None:
-        message["reasoning_content"] = reasoning
-    return message
+    return {"role": "assistant", "content": content, "tool_calls": calls, **reasoning}
 
 
 # Every role, with and without tools and system; several calls and responses; kept and dropped
 # reasoning.
-_PROBES: tuple[tuple[tuple[Message, ...], tuple[ToolSpec, ...]], ...] = (
-    ((_said("user", "Hello"),), ()),
+_FIRST: _Conversation = ([_said("user", "Hello")], ())
+_PROBES: tuple[_Conversation, ...] = (
+    _FIRST,
     (
-        (
+        [
             _said("system", "Be brief."),
             _said("user", "Hello"),
             _said("assistant", "Hi"),
             _said("user", "Bye"),
-        ),
+        ],
         (),
     ),
-    ((_said("user", "Hello"),), (TOOL,)),
+    ([_said("user", "Hello")], [TOOL]),
     (
-        (
+        [
             _said("system", "Be brief."),
             _said("user", "Two words?"),
-            _called("", None, "naïve", "b"),
+            _called("", "naïve", "b"),
             _said("tool", "1\n"),
             _said("tool", "\n2"),
-            _called("One more.", "I need\nanother.", "c"),
+            _called("One more.", "c", reasoning_content="I need\nanother."),
             _said("tool", "3"),
-        ),
-        (TOOL,),
+        ],
+        [TOOL],
     ),
     (
-        (
+        [
             _said("user", "A word?"),
-            _called("", "I look it up.", "a"),
+            _called("", "a", reasoning_content="I look it up."),
             _said("tool", "1"),
             _said("assistant", "<think>\nDone.\n</think>\n\nIt is 1."),
             _said("user", "Thanks"),
-        ),
-        (TOOL,),
+        ],
+        [TOOL],
     ),
 )
-
-
 _PICTURE = {"type": "image", "image": Image("0" * 64, "image/png", 28, 28, 0)}
-_IMAGE_PROBES: tuple[tuple[tuple[Message, ...], tuple[ToolSpec, ...]], ...] = (
-    (
-        (
-            {
-                "role": "user",
-                "content": [_PICTURE, {"type": "text", "text": "Which word?"}, _PICTURE],
-            },
-            _called("", None, "a"),
-            {"role": "tool", "content": [{"type": "text", "text": "This one:"}, _PICTURE]},
-        ),
-        (TOOL,),
-    ),
+_PICTURES: _Conversation = (
+    [
+        _said("user", [_PICTURE, {"type": "text", "text": "Which word?"}, _PICTURE]),
+        _called("", "a"),
+        _said("tool", [{"type": "text", "text": "This one:"}, _PICTURE]),
+    ],
+    [TOOL],
 )
 
 
-def detect_chatml(
-    tokenizer: Any, template: str, enable_thinking: bool | None, where: str, *, images: bool = False
-) -> ChatMLStyle:
+def detect_chatml(template: ChatTemplate, *, images: bool = False) -> ChatMLStyle:
     """The style that renders as ``template`` does.
 
     Args:
-        tokenizer: its ``apply_chat_template`` renders.
-        template: the Jinja text.
-        enable_thinking: the template's own switch of that name, if not None.
-        where: the owner of the template, for messages.
+        template: the model's.
         images: whether it must also write images as the family does.
 
     Raises:
         ConfigError: the template is not of the family; names the first difference.
     """
-    variables = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
-    chat = ChatTemplate(tokenizer, template, where, variables)
 
-    def rendered(messages: Sequence[Message], tools: Sequence[ToolSpec], generation: bool) -> str:
+    def rendered(conversation: _Conversation, *, generation: bool = False) -> str:
+        messages, tools = conversation
         try:
-            return chat.render(messages, [tool.openai() for tool in tools], generation=generation)
+            described = [tool.openai() for tool in tools]
+            return template.render(messages, described, generation=generation)
         except DataError as error:  # a fault of the template, or one that it raises on purpose
             raise ConfigError(
                 f"{error}; fix it, or set RendererSpec.chat_template: chatml to train with the "
                 "plain ChatML format instead"
             ) from error
 
-    opening = rendered(*_PROBES[0], True)
+    opening = rendered(_FIRST, generation=True)
     match = _FIRST_TURN.fullmatch(opening)
     if match is None:
         raise ConfigError(
-            f"the chat template of {where} is not of the ChatML family (<|im_start|>role ... "
-            f"<|im_end|>): a user's Hello renders as {opening[:200]!r}; choose a model of that "
+            f"the chat template of {template.where} is not of the ChatML family (<|im_start|>role "
+            f"... <|im_end|>): a user's Hello renders as {opening[:200]!r}; choose a model of that "
             f"family, or set RendererSpec.chat_template: chatml"
         )
     differences = []
     for thinking in (False, True):
         style = ChatMLStyle(match["system"], thinking, match["prefix"])
-        difference = next(
-            (
-                _difference(theirs, ours)
-                for messages, tools in (*_PROBES, *(_IMAGE_PROBES if images else ()))
-                if (theirs := rendered(messages, tools, False))
-                != (ours := _text_of(messages, tools, style))
-            ),
-            None,
-        )
-        if difference is None:
+        for conversation in (*_PROBES, _PICTURES) if images else _PROBES:
+            theirs = rendered(conversation)
+            ours = _text_of(conversation, style)
+            if theirs != ours:
+                agreed = num_shared(theirs, ours)
+                until = agreed + 60
+                differences.append((agreed, theirs[agreed:until], ours[agreed:until]))
+                break
+        else:
             return style
-        differences.append(difference)
-    agreed, theirs, ours = max(differences)
+    agreed, their_text, our_text = max(differences)
     raise ConfigError(
-        f"the chat template of {where} is not one that agentrl can render: after {agreed} "
-        f"characters of a test conversation it writes {theirs!r} where the nearest known style "
-        f"writes {ours!r}; set RendererSpec.chat_template: chatml to train with the plain ChatML "
-        "format instead"
+        f"the chat template of {template.where} is not one that agentrl can render: after {agreed} "
+        f"characters of a test conversation it writes {their_text!r} where the nearest known style "
+        f"writes {our_text!r}; set RendererSpec.chat_template: chatml to train with the plain "
+        "ChatML format instead"
     )
 
 
-def check_ids(tokenizer: Any, renderer: ChatMLRenderer, where: str) -> None:
-    """Checks on the test conversations that renderer and tokenizer give the same ids.
+def checked_chatml(
+    tokenizer: Any, style: ChatMLStyle, where: str, vision: Vision | None
+) -> ChatMLRenderer:
+    """The renderer of a style, checked on the test conversations against the tokenizer's ids.
 
     Raises:
         DataError: they differ, as for a tokenizer whose added tokens absorb the white space around
-            them.
+            them, or the tokenizer cannot be used.
     """
-    for messages, tools in _PROBES:
-        (segment,) = renderer.prompt(messages, tools)
-        text = (
-            _text_of(messages, tools, renderer.style)
-            + f"<|im_start|>assistant\n{renderer.style.generation_prefix}"
-        )
-        check_same_ids(tokenizer, where, segment.token_ids.tolist(), text)
+    renderer = ChatMLRenderer(tokenizer, style, vision)
+    for conversation in _PROBES:
+        (prompt,) = renderer.prompt(*conversation)
+        text = _text_of(conversation, style) + style.generation.text
+        check_same_ids(tokenizer, where, prompt, text)
+    return renderer
 
 
-def _text_of(messages: Sequence[Message], tools: Sequence[ToolSpec], style: ChatMLStyle) -> str:
-    return "".join(piece.text for piece in chatml_pieces(messages, tools, style))
-
-
-def _difference(theirs: str, ours: str) -> tuple[int, str, str]:
-    pairs = enumerate(zip(theirs, ours, strict=False))
-    agreed = next((index for index, (a, b) in pairs if a != b), min(len(theirs), len(ours)))
-    return agreed, theirs[agreed : agreed + 60], ours[agreed : agreed + 60]
+def _text_of(conversation: _Conversation, style: ChatMLStyle) -> str:
+    return unmarked(chatml_pieces(*conversation, style))

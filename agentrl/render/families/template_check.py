@@ -29,17 +29,24 @@ def checked_renderer(
         template.render(family.adapt([QUESTION, ANSWER, QUESTION]), generation=True)
     except DataError as error:
         raise ConfigError(f"{error}; fix it, or set RendererSpec.chat_template: chatml") from error
-    forged = template.tokenizer.convert_ids_to_tokens(renderer.stop_token_ids[0])
-    for messages, tools in _conversations("naïve  text\n"):
-        theirs = _plain(template, family, messages, tools)
-        if theirs is not None:
-            _same_text(template, renderer.text(messages, tools, generation=True), theirs)
-            ids = renderer.prompt(messages, tools)[0].token_ids.tolist()
-            check_same_ids(template.tokenizer, template.where, ids, theirs)
-    for messages, tools in _conversations(f"an {forged} in {{braces}}"):
-        theirs = _plain(template, family, messages, tools)
-        if theirs is not None:
-            _same_text(template, renderer.text(messages, tools, generation=True), theirs)
+    stop = template.tokenizer.convert_ids_to_tokens(renderer.stop_token_ids[0])
+    forged = f"an {stop} in {{braces}}"
+    for content in ("naïve  text\n", forged):
+        for messages, tools in _conversations(content):
+            theirs = _plain(template, family, messages, tools)
+            if theirs is None:
+                continue
+            ours = renderer.prompt_text(messages, tools)
+            if ours != theirs:
+                raise ConfigError(
+                    f"the chat template of {template.where} changes what is said in a message, so "
+                    f"that its text cannot be distinguished from the template's own: it writes "
+                    f"{theirs[-200:]!r}, and {ours[-200:]!r} where authors are marked; set "
+                    f"RendererSpec.chat_template to one that writes messages as they are"
+                )
+            if content is not forged:
+                (prompt,) = renderer.prompt(messages, tools)
+                check_same_ids(template.tokenizer, template.where, prompt, theirs)
     return renderer
 
 
@@ -72,13 +79,3 @@ def _plain(
     except DataError:
         return None
     return None if any(tool.description not in text for tool in tools) else text
-
-
-def _same_text(template: ChatTemplate, ours: str, theirs: str) -> None:
-    if ours != theirs:
-        raise ConfigError(
-            f"the chat template of {template.where} changes what is said in a message, so that "
-            f"its text cannot be distinguished from the template's own: it writes "
-            f"{theirs[-200:]!r}, and {ours[-200:]!r} where authors are marked; set "
-            f"RendererSpec.chat_template to one that writes messages as they are"
-        )

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agentrl.cli.terminal import say
+
 if TYPE_CHECKING:
     from agentrl.config import StageConfig
+    from agentrl.run.data.datasets import DataSet
     from agentrl.types import Task
 
 
@@ -39,7 +43,8 @@ def check_command(config: Path, /, *overrides: str) -> None:
             else f"{stage.train.epochs or 1} epochs"
         )
         print(
-            f"stage {stage.name}: {stage.algorithm.name}, {how_long}, starts from {stage.starts_from}"  # noqa: E501
+            f"stage {stage.name}: {stage.algorithm.name}, {how_long}, starts from "
+            f"{stage.starts_from}"
         )
         if SegmentKind.POLICY in algorithm.trains:
             _check_rollouts(stage)
@@ -48,18 +53,11 @@ def check_command(config: Path, /, *overrides: str) -> None:
 
 
 def _check_demonstrations(stage: StageConfig) -> None:
-    from agentrl.run.data.datasets import finite_rows
+    from agentrl.run.data.datasets import DataSet
     from agentrl.training.data.demonstrations import read_demonstration
     from agentrl.training.data.preferences import check_pair
 
-    rows = finite_rows(
-        str(stage.data.train),
-        stage.data.args,
-        base_dir=Path(stage.run.base_dir or "."),
-        seed=stage.run.seed,
-        setting="data.train",
-        limit=_NUM_ROWS,
-    )
+    rows = replace(DataSet.of_training(stage), limit=_NUM_ROWS).rows()
     pairs = stage.make_algorithm().learns_from == "preferences"
     for number, row in enumerate(rows):
         check_pair(row, number) if pairs else read_demonstration(row, number)
@@ -69,25 +67,20 @@ def _check_demonstrations(stage: StageConfig) -> None:
 
 def _check_rollouts(stage: StageConfig) -> None:
     from agentrl.agent_server import AgentProgramSpec
-    from agentrl.cli.terminal import say
     from agentrl.envs import check_env
     from agentrl.errors import ConfigError, EnvError
     from agentrl.run.build import LiveObjects, player_spec, rubric_spec
+    from agentrl.run.data.datasets import DataSet
 
-    base_dir = Path(stage.run.base_dir or ".")
-    first = _tasks(stage, str(stage.data.train), stage.data.args, "data.train", None)[0]
+    first = _first_task(DataSet.of_training(stage))
     sets = {"data.train": (first, True)}
     for name, item in stage.eval.sets.items():
-        setting = f"eval.sets.{name}"
-        sets[setting] = (
-            _tasks(stage, item.data, item.args, setting, item.num_tasks)[0],
-            item.tools,
-        )
-    weights = rubric_spec(stage, LiveObjects(), base_dir).build().weights
-    say(
-        f"  reward: {', '.join(f'{weight:g} x {name}' for name, weight in weights.items()) or 'step rewards alone'}"  # noqa: E501
-    )
-    env = player_spec(stage, LiveObjects(), base_dir)
+        data = replace(DataSet.held_out(stage, name), setting=f"eval.sets.{name}")
+        sets[data.setting] = (_first_task(data), item.tools)
+    weights = rubric_spec(stage, LiveObjects()).build().weights
+    parts = ", ".join(f"{weight:g} x {name}" for name, weight in weights.items())
+    say(f"  reward: {parts or 'step rewards alone'}")
+    env = player_spec(stage, LiveObjects())
     if isinstance(env, AgentProgramSpec):
         say(f"  program: {env.check()}, started once an episode")
     else:
@@ -102,8 +95,7 @@ def _check_rollouts(stage: StageConfig) -> None:
 
 
 def _check_rewards(stage: StageConfig, sets: Mapping[str, tuple[Task, bool]]) -> None:
-    """Plays and scores an episode a set; equal rewards are told, since nothing is learned from them."""  # noqa: E501
-    from agentrl.cli.terminal import say
+    """Plays and scores episodes of each set."""
     from agentrl.run.rehearsal import rehearse
 
     bools: set[str] = set()
@@ -114,22 +106,15 @@ def _check_rewards(stage: StageConfig, sets: Mapping[str, tuple[Task, bool]]) ->
             ", ".join(f"{name} {value:g}" for name, value in episode.rewards.items()) or "no part"
         )
         say(
-            f"  {setting}: {played.said!r:.40} is scored {episode.reward:g} ({parts}), {episode.status}"  # noqa: E501
+            f"  {setting}: {played.said!r:.40} is scored {episode.reward:g} ({parts}), "
+            f"{episode.status}"
         )
         bools |= set(played.bools)
     for name in sorted(bools):
         say(f"  reward: {name} gives a bool, which counts as 1.0 or 0.0; return a float to say so")
 
 
-def _tasks(
-    stage: StageConfig, data: str, args: dict[str, object], setting: str, limit: int | None
-) -> list[Task]:
-    from agentrl.cli.terminal import say
-    from agentrl.run.data.datasets import load_tasks
-
-    base_dir = Path(stage.run.base_dir or ".")
-    tasks = load_tasks(
-        data, args, base_dir=base_dir, seed=stage.run.seed, setting=setting, limit=limit
-    )
-    say(f"  {setting}: {len(tasks)} tasks, the first is {tasks[0].id!r}")
-    return tasks
+def _first_task(data: DataSet) -> Task:
+    tasks = data.tasks()
+    say(f"  {data.setting}: {len(tasks)} tasks, the first is {tasks[0].id!r}")
+    return tasks[0]

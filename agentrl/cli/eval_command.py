@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from agentrl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from agentrl.controller.evaluator import EvalResult
+    from agentrl.controller.evaluator import Evaluation
     from agentrl.run.eval_file import EvaluatedTask
 
 
@@ -97,7 +97,7 @@ def _evaluate(
         return _by_source(trainer.evaluate_sets(only, samples=samples, greedy=False))
 
 
-def _by_source(results: Sequence[EvalResult]) -> list[EvaluatedTask]:
+def _by_source(results: Sequence[Evaluation]) -> list[EvaluatedTask]:
     """The tasks of every set; a set's name is their data source where they name none.
 
     The same source in several sets (with the tools and without them, say) is told apart as ``set/source``.

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
-from agentrl.algorithms import AlgorithmSettings, AlgorithmSpec, make_algorithm
+from agentrl.algorithms import AlgorithmSettings, AlgorithmSpec
 from agentrl.config.schema import StageConfig
 from agentrl.errors import ConfigError
 from agentrl.types.section import Fault
 
 
-def algorithm_faults(stage: StageConfig, base_dir: Path) -> Iterator[Fault]:
+def algorithm_faults(stage: StageConfig) -> Iterator[Fault]:
     """Settings of a stage that do not fit its algorithm.
 
     A user's own algorithm (``file.py:function``) is made, which imports its file; a built-in one is
     not.
     """
-    name = stage.algorithm.name
     checked = stage.algorithm.checked
     if checked is not None:
         yield from _group_size_fault(stage, checked.group_size_min)
         yield from _built_in_faults(stage, checked)
         return
     try:
-        spec = make_algorithm(name, stage.algorithm.settings, base_dir=base_dir)
+        spec = stage.make_algorithm()
     except ConfigError as error:
         setting = error.fields[0].partition(".")[2] if error.fields else "name"
         yield Fault((("algorithm", setting),), str(error))

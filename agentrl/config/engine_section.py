@@ -5,7 +5,6 @@ its traits.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from pydantic import ValidationError
 
@@ -18,20 +17,20 @@ from agentrl.errors import ConfigError, did_you_mean
 from agentrl.types.section import Fault, meant, section_faults
 
 
-def stage_engine(stage: StageConfig, base_dir: Path) -> EngineSpec:
+def stage_engine(stage: StageConfig) -> EngineSpec:
     """The specification of the stage's engine, with the settings of its section.
 
     Raises:
         ConfigError: there is no such engine, or its section has a fault.
     """
-    kind = find_engine(stage.rollout.engine, base_dir)
+    kind = find_engine(stage.rollout.engine, stage.base_dir)
     own = getattr(stage.rollout, kind.section, {})
     if isinstance(own, kind):
         return own
     return kind(**own)
 
 
-def engine_section_faults(stage: StageConfig, base_dir: Path) -> Iterator[Fault]:
+def engine_section_faults(stage: StageConfig) -> Iterator[Fault]:
     """Faults of ``rollout.engine`` and of a plug-in's section; keys of ``rollout`` that nobody
     knows.
 
@@ -41,7 +40,7 @@ def engine_section_faults(stage: StageConfig, base_dir: Path) -> Iterator[Fault]
     extras = rollout.__pydantic_extra__ or {}
     section = ""
     try:
-        kind = find_engine(rollout.engine, base_dir)
+        kind = find_engine(rollout.engine, stage.base_dir)
         section = kind.section
         if section not in RolloutConfig.model_fields:
             kind.model_validate(extras.get(section, {}))
@@ -55,13 +54,11 @@ def engine_section_faults(stage: StageConfig, base_dir: Path) -> Iterator[Fault]
         yield with_new_name(Fault((("rollout", name),), f"unknown key {{key}}{near}", extras[name]))
 
 
-def engine_faults(stage: StageConfig, base_dir: Path, *, trains: bool) -> Iterator[Fault]:
+def engine_faults(stage: StageConfig, *, trains: bool) -> Iterator[Fault]:
     """Settings that the engine cannot serve, by its traits."""
-    if not list(engine_section_faults(stage, base_dir)):
-        yield from _trait_faults(stage, stage_engine(stage, base_dir), trains=trains)
-
-
-def _trait_faults(stage: StageConfig, spec: EngineSpec, *, trains: bool) -> Iterator[Fault]:
+    if list(engine_section_faults(stage)):
+        return
+    spec = stage_engine(stage)
     rollout = stage.rollout
     traits = spec.traits()
     engine = ("rollout", "engine")

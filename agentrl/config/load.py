@@ -136,18 +136,19 @@ def _problems(document: Document, folder: Path, trains: bool) -> list[Problem]:
         stage, faults = _validate(StageConfig, tree)
         number = index if document.tree.get("stages") else None
         if stage is not None:
-            faults += engine_section_faults(stage, base_dir)
+            stage = stage.replace(run=stage.run.replace(base_dir=str(base_dir)))
+            faults += engine_section_faults(stage)
             broken = [key for fault in faults for key in fault.keys]
             crossing = [
                 *stage_faults(stage, trains=trains),
-                *algorithm_faults(stage, base_dir),
-                *engine_faults(stage, base_dir, trains=trains),
+                *algorithm_faults(stage),
+                *engine_faults(stage, trains=trains),
             ]
             faults += [fault for fault in crossing if not _touches(fault, broken)]
         problems += [_located(document, fault, number) for fault in faults]
         sound += [] if faults else [stage]
     if not problems:
-        numbered = lineage_faults(sound, base_dir)
+        numbered = lineage_faults(sound)
         problems += [
             _located(document, fault, index if document.tree.get("stages") else None)
             for index, fault in numbered

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
-from agentrl.algorithms import LearnsFrom, make_algorithm
+from agentrl.algorithms import LearnsFrom
 from agentrl.config.schema import RunConfig, StageConfig
 from agentrl.errors import ConfigError
 from agentrl.metrics import REWARD_MODEL_PART
@@ -272,16 +271,15 @@ def _divisors(number: int) -> str:
     return ", ".join(str(divisor) for divisor in range(1, number + 1) if number % divisor == 0)
 
 
-def lineage_faults(stages: Sequence[StageConfig], base_dir: Path) -> Iterator[tuple[int, Fault]]:
+def lineage_faults(stages: Sequence[StageConfig]) -> Iterator[tuple[int, Fault]]:
     """What is wrong between whole stages, each with the position of the stage to fix.
 
     Args:
         stages: all of a run, also those skipped because ``model.path`` is given.
-        base_dir: where a user's own algorithms start.
     """
     kinds: dict[str, LearnsFrom] = {}
     for position, stage in enumerate(stages):
-        own = _learns_from(stage, base_dir)
+        own = _learns_from(stage)
         if own != "preferences" and kinds.get(stage.starts_from) == "preferences":
             policies = ", ".join(
                 name for name, kind in {"model": own, **kinds}.items() if kind != "preferences"
@@ -326,10 +324,6 @@ def _is_skipped(stage: StageConfig) -> bool:
     return stage.when == "built" and stage.model.path is not None
 
 
-def _learns_from(stage: StageConfig, base_dir: Path) -> LearnsFrom:
+def _learns_from(stage: StageConfig) -> LearnsFrom:
     """Known without torch for a built-in algorithm; a user's own is made."""
-    name = stage.algorithm.name
-    checked = stage.algorithm.checked
-    if checked is not None:
-        return checked.learns_from
-    return make_algorithm(name, stage.algorithm.settings, base_dir=base_dir).learns_from
+    return (stage.algorithm.checked or stage.make_algorithm()).learns_from

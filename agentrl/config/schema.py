@@ -55,6 +55,11 @@ class _RunSections(Section):
     model: ModelConfig = Field(default_factory=ModelConfig)
     metrics: MetricsConfig = Field(default_factory=MetricsConfig)
 
+    @property
+    def base_dir(self) -> Path:
+        """Where references start."""
+        return Path(self.run.base_dir or ".").resolve()
+
 
 class StageConfig(_StageSections, _RunSections):
     """One stage, whole: the run's sections, with the stage's own settings merged over them."""
@@ -102,8 +107,8 @@ class StageConfig(_StageSections, _RunSections):
         """The stage's algorithm, which imports torch; ``train.updates_per_batch`` decides its
         passes over a batch.
         """
-        base_dir = None if self.run.base_dir is None else Path(self.run.base_dir)
-        spec = make_algorithm(self.algorithm.name, self.algorithm.settings, base_dir=base_dir)
+        own = self.algorithm
+        spec = make_algorithm(own.name, own.settings, base_dir=self.base_dir)
         return replace(spec, num_epochs=self.train.updates_per_batch)
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -49,46 +49,24 @@ class EvalPlan:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class EvalResult:
+class Evaluation:
     """One evaluation of one set.
 
     Args:
         name: the set's.
         when: ``before``, ``step=000010`` or ``after``.
-        sampled, greedy: accuracy over the episodes that finished; None where none did or none was
-            asked for.
-        num_tasks: tasks asked.
-        excluded: episodes that infrastructure failed; they count in neither accuracy.
-        trajectories: every episode.
+        num_tasks: tasks or pairs asked.
+        numbers: what came of it, by name, as in ``summary.json``. Of episodes: ``sampled`` and
+            ``greedy``, accuracies over those that finished, None where none did or none was asked
+            for; ``excluded`` where infrastructure failed some, which count in neither accuracy.
+        trajectories: every episode that was played for it.
     """
 
     name: str
     when: str
-    sampled: float | None
-    greedy: float | None
     num_tasks: int
-    excluded: int
-    trajectories: tuple[Trajectory, ...]
-
-    def record(self) -> dict[str, float | int | None]:
-        """The entry of ``summary.json``."""
-        record: dict[str, float | int | None] = {"sampled": self.sampled, "greedy": self.greedy}
-        return {**record, "excluded": self.excluded} if self.excluded else record
-
-
-class Evaluation(Protocol):
-    """What came of one set: numbers by name, in the order in which they are told."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def when(self) -> str: ...
-
-    @property
-    def num_tasks(self) -> int: ...
-
-    def record(self) -> dict[str, float | int | None]: ...
+    numbers: Mapping[str, float | int | None]
+    trajectories: Sequence[Trajectory] = ()
 
 
 class Evaluator(Protocol):
@@ -118,13 +96,13 @@ class RolloutEvaluator:
         self._roll_out_groups = roll_out
         self._prefix = prefix
 
-    def evaluate(self, when: str, *, done: Collection[str] = ()) -> Iterator[EvalResult]:
+    def evaluate(self, when: str, *, done: Collection[str] = ()) -> Iterator[Evaluation]:
         """Rolls out every set with the weights served now, one after another."""
         for item in self.plan.sets:
             if item.name not in done and (when == "before" or not item.baseline_only):
                 yield self._evaluate(item, when)
 
-    def _evaluate(self, item: EvalSet, when: str) -> EvalResult:
+    def _evaluate(self, item: EvalSet, when: str) -> Evaluation:
         sampling = self.plan.sampling
         if item.temperature is not None:
             sampling = replace(sampling, temperature=item.temperature)
@@ -133,16 +111,14 @@ class RolloutEvaluator:
         if self.plan.greedy:
             chosen = replace(sampling, temperature=0.0, top_p=1.0, top_k=0, min_p=0.0)
             greedy = self._roll_out(item, f"{when}/greedy", 1, chosen)
-        trajectories = (*sampled, *greedy)
-        return EvalResult(
-            name=item.name,
-            when=when,
-            sampled=_accuracy(sampled),
-            greedy=_accuracy(greedy),
-            num_tasks=len(item.tasks),
-            excluded=sum(not trajectory.status.finished for trajectory in trajectories),
-            trajectories=trajectories,
-        )
+        trajectories = [*sampled, *greedy]
+        numbers: dict[str, float | int | None] = {
+            "sampled": _accuracy(sampled),
+            "greedy": _accuracy(greedy),
+        }
+        if excluded := sum(not trajectory.status.finished for trajectory in trajectories):
+            numbers["excluded"] = excluded
+        return Evaluation(item.name, when, len(item.tasks), numbers, trajectories)
 
     def _roll_out(
         self, item: EvalSet, kind: str, samples: int, sampling: SamplingParams
@@ -152,11 +128,8 @@ class RolloutEvaluator:
             GroupRequest(group_index, task, samples, "eval", label, sampling, env=item.env)
             for group_index, task in enumerate(item.tasks)
         ]
-        return _trajectories(self._roll_out_groups(requests))
-
-
-def _trajectories(outcomes: Sequence[GroupOutcome]) -> list[Trajectory]:
-    return [trajectory for outcome in outcomes for trajectory in outcome.group.trajectories]
+        outcomes = self._roll_out_groups(requests)
+        return [trajectory for outcome in outcomes for trajectory in outcome.group.trajectories]
 
 
 def _accuracy(trajectories: Sequence[Trajectory]) -> float | None:

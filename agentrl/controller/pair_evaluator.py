@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from agentrl.controller.evaluator import Evaluation
 from agentrl.controller.scoring import SequenceScores
 from agentrl.types import TrajectoryGroup
 
@@ -18,29 +19,6 @@ class PairSet:
 
     name: str
     pairs: tuple[TrajectoryGroup, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PairResult:
-    """One evaluation of one set.
-
-    Args:
-        name: the set's.
-        when: ``before``, ``step=000010`` or ``after``.
-        num_tasks: pairs asked.
-        accuracy: share of pairs whose better trajectory has the higher score; a tie counts half.
-        margin: mean difference of the two scores.
-    """
-
-    name: str
-    when: str
-    num_tasks: int
-    accuracy: float
-    margin: float
-
-    def record(self) -> dict[str, float | int | None]:
-        """The entry of ``summary.json``."""
-        return {"accuracy": self.accuracy, "margin": self.margin}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,15 +33,15 @@ class PairEvaluator:
     sets: Sequence[PairSet]
     scores: SequenceScores
 
-    def evaluate(self, when: str, *, done: Collection[str] = ()) -> Iterator[PairResult]:
-        """Scores every set with the weights as they are, one after another."""
+    def evaluate(self, when: str, *, done: Collection[str] = ()) -> Iterator[Evaluation]:
+        """Scores every set with the weights as they are, one after another.
+
+        Its numbers: ``accuracy``, the share of pairs whose better trajectory has the higher score,
+        a tie counts half; ``margin``, the mean difference of the two scores.
+        """
         for item in (item for item in self.sets if item.name not in done):
             chosen, rejected = self.scores.of(item.pairs).astype(np.float64).reshape(-1, 2).T
             right = (chosen > rejected) + 0.5 * (chosen == rejected)
-            yield PairResult(
-                item.name,
-                when,
-                len(item.pairs),
-                float(right.mean()),
-                float((chosen - rejected).mean()),
-            )
+            margin = float((chosen - rejected).mean())
+            numbers = {"accuracy": float(right.mean()), "margin": margin}
+            yield Evaluation(item.name, when, len(item.pairs), numbers)

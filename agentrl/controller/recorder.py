@@ -87,7 +87,7 @@ class Recorder:
         for trajectory in (*outcome.retried, *outcome.group.trajectories):
             self._writer.write(trajectory, self._step + (outcome.request.purpose == "train"))
             if trajectory.status.kind == "failed":
-                self._failed(trajectory)
+                self._events.trajectory_failed(trajectory, stage=self._stage)
         if outcome.request.purpose == "train":
             with self._lock:
                 self._outcomes.append(outcome)
@@ -182,19 +182,20 @@ class Recorder:
 
     def record_evaluation(self, result: Evaluation, state: TrainState) -> None:
         """An evaluation's numbers, for the summary and the step's row of metrics."""
-        record = result.record()
         own = self._results.setdefault(result.name, {})
-        own[result.when] = record
+        own[result.when] = dict(result.numbers)
         own["num_tasks"] = result.num_tasks
         told = ", ".join(
-            f"{name} {value:.3f}" for name, value in record.items() if isinstance(value, float)
+            f"{name} {value:.3f}"
+            for name, value in result.numbers.items()
+            if isinstance(value, float)
         )
         self._view.message(
             f"held-out {result.name} {result.when}: {told} ({result.num_tasks} tasks)"
         )
         numbers = {
             f"eval/{result.name}/{kind}": float(value)
-            for kind, value in record.items()
+            for kind, value in result.numbers.items()
             if value is not None
         }
         if (
@@ -236,16 +237,6 @@ class Recorder:
     def sync(self) -> None:
         """Returns when everything given so far is durable."""
         self._writer.flush()
-
-    def _failed(self, trajectory: Trajectory) -> None:
-        self._events.log(
-            f"trajectory_{trajectory.status.kind}",
-            trajectory.status.detail or str(trajectory.status),
-            boundary=trajectory.status.reason,
-            level="warning",
-            trajectory=trajectory.id,
-            stage=self._stage,
-        )
 
     def _alert(self, played: Sequence[TrajectoryGroup], step: int) -> None:
         """Episodes that failed, or that an environment's fault cut short: how many at which

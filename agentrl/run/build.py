@@ -16,7 +16,7 @@ from agentrl.envs import EnvSpec, EpisodeView, RewardFn, Rubric, ToolEnv
 from agentrl.errors import ConfigError, DataError
 from agentrl.render import RendererSpec
 from agentrl.rollouts import EpisodeLimits, RolloutSpec, RubricFactory, StagePermits
-from agentrl.run.data.datasets import load_tasks
+from agentrl.run.data.datasets import DataSet
 from agentrl.run.model_folder import given_model
 from agentrl.tools import Tool, ToolFactory, ToolReference, close_tools, resolve_tools
 from agentrl.training import RewardModelSpec
@@ -86,19 +86,17 @@ def _bound(part: _RewardRef, base_dir: str | None) -> RewardFn:
     return reward
 
 
-def rubric_spec(stage: StageConfig, live: LiveObjects, base_dir: Path) -> RubricFactory:
+def rubric_spec(stage: StageConfig, live: LiveObjects) -> RubricFactory:
     """The stage's rubric: the configuration's functions, or what was given from Python."""
     if isinstance(live.reward, Rubric):
         return live.reward
     if live.reward is not None:
         return Rubric([live.reward] if callable(live.reward) else list(live.reward))
     parts = tuple(_RewardRef(f.function, f.name, f.weight, f.args) for f in stage.reward.functions)
-    return RubricSpec(parts=parts, base_dir=str(base_dir))
+    return RubricSpec(parts, str(stage.base_dir))
 
 
-def env_spec(
-    stage: StageConfig, live: LiveObjects, base_dir: Path, *, with_tools: bool = True
-) -> EnvSpec:
+def env_spec(stage: StageConfig, live: LiveObjects, *, with_tools: bool = True) -> EnvSpec:
     """The stage's environment; without its tools for an examination of what they are worth.
 
     An environment of one's own is given what ``ToolEnv`` is, as far as its factory has parameters
@@ -110,6 +108,7 @@ def env_spec(
     if isinstance(live.env, EnvSpec):
         return live.env
     entry = live.env or stage.env.entry_point or ToolEnv
+    base_dir = str(stage.base_dir)
     factory = load_object(entry, base_dir) if isinstance(entry, str) else entry
     taken = inspect.signature(factory).parameters if callable(factory) else {}
     tools = (
@@ -132,7 +131,7 @@ def env_spec(
             "has no parameter "
             f"{lacking[0]!r}; give it one, as agentrl.envs.ToolEnv has, or leave the setting out"
         )
-    places = {"tool_deadline_s": stage.rollout.tool_timeout_s, "base_dir": str(base_dir)}
+    places = {"tool_deadline_s": stage.rollout.tool_timeout_s, "base_dir": base_dir}
     asked |= {name: value for name, value in places.items() if name in taken}
     needs_sandbox = (
         "sandbox" in taken
@@ -142,21 +141,19 @@ def env_spec(
     return EnvSpec(
         entry,
         kwargs=asked | dict(stage.env.args),
-        base_dir=str(base_dir),
+        base_dir=base_dir,
         sandbox=stage.sandbox if needs_sandbox else None,
     )
 
 
-def player_spec(
-    stage: StageConfig, live: LiveObjects, base_dir: Path
-) -> EnvSpec | AgentProgramSpec:
+def player_spec(stage: StageConfig, live: LiveObjects) -> EnvSpec | AgentProgramSpec:
     """Who plays the stage's episodes: its environment, or an agent's own program."""
     if stage.env.agent_command and live.env is None:
-        return AgentProgramSpec(stage.env.agent_command, cwd=str(base_dir))
-    return env_spec(stage, live, base_dir)
+        return AgentProgramSpec(stage.env.agent_command, cwd=str(stage.base_dir))
+    return env_spec(stage, live)
 
 
-def _needs_sandbox(tools: Sequence[Any], base_dir: Path) -> bool:
+def _needs_sandbox(tools: Sequence[Any], base_dir: str) -> bool:
     """Whether one of the tools runs code; a factory's tools are made once to see it, and closed."""
     needed = False
     for entry in resolve_tools(tools, base_dir):
@@ -167,9 +164,7 @@ def _needs_sandbox(tools: Sequence[Any], base_dir: Path) -> bool:
     return needed
 
 
-def rollout_spec(
-    stage: StageConfig, live: LiveObjects, *, base_dir: Path, model: Path | None
-) -> RolloutSpec:
+def rollout_spec(stage: StageConfig, live: LiveObjects, model: Path | None) -> RolloutSpec:
     """What the stage's episodes share; without a model they are played by messages alone, on a
     server.
     """
@@ -180,10 +175,10 @@ def rollout_spec(
         math.ceil(group_indices) * (rollout.group_size + rollout.oversample_per_group),
     )
     return RolloutSpec(
-        env=_settled(player_spec(stage, live, base_dir)),
-        renderer=None if model is None else renderer_spec(stage, base_dir, model),
+        env=_settled(player_spec(stage, live)),
+        renderer=None if model is None else renderer_spec(stage, model),
         parser=stage.model.tool_parser,
-        rubric=rubric_spec(stage, live, base_dir),
+        rubric=rubric_spec(stage, live),
         limits=EpisodeLimits(
             max_turns=rollout.max_turns,
             max_turn_tokens=rollout.max_turn_tokens,
@@ -229,26 +224,23 @@ def _settled(driver: EnvSpec | AgentProgramSpec) -> EnvSpec | AgentProgramSpec:
     return replace(driver, sandbox=driver.sandbox.resolved())
 
 
-def renderer_spec(stage: StageConfig, base_dir: Path, model: Path) -> RendererSpec:
+def renderer_spec(stage: StageConfig, model: Path) -> RendererSpec:
     """The renderer of the stage's model; a template file's path starts at the configuration's
     folder.
     """
     own = stage.model
     template = own.chat_template
-    if template is not None and "{%" not in template and (base_dir / template).is_file():
-        template = str(base_dir / template)
+    if template is not None and "{%" not in template and (stage.base_dir / template).is_file():
+        template = str(stage.base_dir / template)
     return RendererSpec(str(model), own.renderer, template, own.enable_thinking)
 
 
-def reward_model_folder(
-    stage: StageConfig, trained: Mapping[str, Path], base_dir: Path
-) -> Path | None:
+def reward_model_folder(stage: StageConfig, trained: Mapping[str, Path]) -> Path | None:
     """The folder of the reward model that scores the stage's episodes; None without one.
 
     Args:
         stage: whole.
         trained: folders of the run's stages by name.
-        base_dir: where ``reward.model.path`` starts.
 
     Raises:
         ConfigError: the stage that should have trained it is not of this run.
@@ -264,7 +256,7 @@ def reward_model_folder(
         return trained[own.stage]
     if own.path is None:
         return None
-    return given_model(own.path, base_dir, key="reward.model.path")
+    return given_model(own.path, stage.base_dir, key="reward.model.path")
 
 
 def scorer_spec(stage: StageConfig, *, policy: Path, reward_model: Path) -> RewardModelSpec:
@@ -291,7 +283,7 @@ def scorer_spec(stage: StageConfig, *, policy: Path, reward_model: Path) -> Rewa
 
 
 def eval_plan(
-    stage: StageConfig, live: LiveObjects, base_dir: Path, *, only: Collection[str] | None = None
+    stage: StageConfig, live: LiveObjects, *, only: Collection[str] | None = None
 ) -> EvalPlan:
     """How the stage's policy is evaluated: on every set, or on those named by ``only``."""
     own = stage.eval
@@ -299,18 +291,9 @@ def eval_plan(
     for name, item in own.sets.items():
         if only is not None and name not in only:
             continue
-        tasks = load_tasks(
-            item.data,
-            item.args,
-            base_dir=base_dir,
-            seed=stage.run.seed,
-            setting=f"eval.sets.{name}.data",
-            limit=item.num_tasks,
-        )
-        env = None if item.tools else env_spec(stage, live, base_dir, with_tools=False)
-        sets.append(
-            EvalSet(name, tuple(tasks), item.temperature, env, baseline_only=item.baseline_only)
-        )
+        tasks = tuple(DataSet.held_out(stage, name).tasks())
+        env = None if item.tools else env_spec(stage, live, with_tools=False)
+        sets.append(EvalSet(name, tasks, item.temperature, env, item.baseline_only))
     sampling = SamplingParams(
         max_new_tokens=stage.rollout.max_turn_tokens,
         temperature=own.temperature,

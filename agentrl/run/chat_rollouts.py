@@ -3,8 +3,6 @@ folder."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from agentrl.config import StageConfig
 from agentrl.config.engine_section import stage_engine
 from agentrl.controller.cluster.episode_host import EpisodeHost
@@ -13,20 +11,19 @@ from agentrl.engines import EnginePlace, EnginePlan
 from agentrl.run.build import LiveObjects, rollout_spec
 
 
-def chat_rollouts(stage: StageConfig, live: LiveObjects, base_dir: Path) -> EpisodeHost:
+def chat_rollouts(stage: StageConfig, live: LiveObjects) -> EpisodeHost:
     """A pool that plays a stage's groups on its server.
 
     Args:
         stage: whole, with ``rollout.engine: openai``.
         live: what was given from Python.
-        base_dir: where references start.
 
     Raises:
         ConfigError: ``rollout.openai`` describes no server.
     """
     place = EnginePlace(model="", max_running=stage.rollout.max_running)
-    engine = EnginePlan(stage_engine(stage, base_dir), place)
-    rollout = rollout_spec(stage, live, base_dir=base_dir, model=None)
+    engine = EnginePlan(stage_engine(stage), place)
+    rollout = rollout_spec(stage, live, None)
     pool = EpisodeHost()
     pool.setup(RolloutWorkerSpec(engine, rollout))
     return pool

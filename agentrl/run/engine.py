@@ -23,8 +23,7 @@ _LONGEST_WAIT_S = 60.0
 
 def plays_by_messages(stage: StageConfig) -> bool:
     """Whether the stage's engine takes and gives messages alone: neither weights nor token ids."""
-    base_dir = Path(stage.run.base_dir or ".")
-    return not stage_engine(stage, base_dir).traits().returns_ids
+    return not stage_engine(stage).traits().returns_ids
 
 
 def engine_plan(stage: StageConfig, model: Path) -> EnginePlan:
@@ -38,9 +37,8 @@ def engine_plan(stage: StageConfig, model: Path) -> EnginePlan:
         ConfigError: the engine cannot serve this model, or a setting cannot be used here.
         MachineError: the machine lacks what the engine needs.
     """
-    base_dir = Path(stage.run.base_dir or ".")
     rollout = stage.rollout
-    spec = stage_engine(stage, base_dir)
+    spec = stage_engine(stage)
     traits = spec.traits()
     if not traits.returns_ids:
         raise ConfigError(
@@ -62,7 +60,7 @@ def engine_plan(stage: StageConfig, model: Path) -> EnginePlan:
         kv_tokens=rollout.kv_tokens,
         deterministic=stage.run.deterministic,
         num_threads=stage.train.threads_per_rank,
-        decode=functools.partial(_decoded, renderer_spec(stage, base_dir, model)),
+        decode=functools.partial(_decoded, renderer_spec(stage, model)),
         stop_strings=bool(rollout.stop),
         unavailable_s=min(_LONGEST_WAIT_S, rollout.turn_timeout_s / 2),
         server_python=str(default_python()),

@@ -16,8 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from agentrl.envs import EpisodeView, Rubric, stated_answer
 from agentrl.errors import DataError, StoreError
 from agentrl.metrics import correctness
@@ -26,14 +24,7 @@ from agentrl.store import TokenArrays, decode_trajectory, encode_trajectory, rep
 from agentrl.store.json_text import from_json, to_json
 from agentrl.types import Message, Status, Task, Trajectory, Turn
 
-_NO_TOKENS = TokenArrays(
-    token_ids=np.zeros(0, np.int32),
-    logprobs=np.zeros(0, np.float32),
-    policy_versions=np.zeros(0, np.int32),
-    turn_index=np.zeros(0, np.int32),
-    kinds=np.zeros(0, np.int8),
-    side=b"",
-)
+_NO_TOKENS = TokenArrays.unpack(b"", 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,17 +42,15 @@ def evaluated_tasks(trajectories: Iterable[Trajectory]) -> list[EvaluatedTask]:
     for trajectory in trajectories:
         groups.setdefault((trajectory.task.data_source, trajectory.task.id), []).append(trajectory)
     return [
-        EvaluatedTask(own[0].task, tuple(own), tuple(_score(t) for t in own))
+        EvaluatedTask(
+            own[0].task,
+            tuple(own),
+            tuple(
+                correctness(t) if t.status.finished and t.reward is not None else None for t in own
+            ),
+        )
         for own in groups.values()
     ]
-
-
-def _score(trajectory: Trajectory) -> float | None:
-    return (
-        correctness(trajectory)
-        if trajectory.status.finished and trajectory.reward is not None
-        else None
-    )
 
 
 def task_scores(evaluated: Iterable[EvaluatedTask]) -> list[TaskScores]:
@@ -70,21 +59,17 @@ def task_scores(evaluated: Iterable[EvaluatedTask]) -> list[TaskScores]:
     """
     scored = []
     for entry in evaluated:
-        kept = [
-            (s, t) for s, t in zip(entry.scores, entry.trajectories, strict=True) if s is not None
-        ]
-        answers = tuple(_answer(_view(trajectory).final_text) for _, trajectory in kept)
-        scored.append(
-            TaskScores(
-                entry.task.id, entry.task.data_source, tuple(score for score, _ in kept), answers
-            )
-        )
+        scores = []
+        answers = []
+        for score, trajectory in zip(entry.scores, entry.trajectories, strict=True):
+            if score is not None:
+                scores.append(score)
+                # a vote counts the answer that the text states, without case and spaces around
+                text = stated_answer(_view(trajectory).final_text)
+                answers.append(text.strip().casefold() or None)
+        task = entry.task
+        scored.append(TaskScores(task.id, task.data_source, tuple(scores), tuple(answers)))
     return scored
-
-
-def _answer(text: str) -> str | None:
-    """What a vote counts: the answer that the text states, without case and spaces around."""
-    return stated_answer(text).strip().casefold() or None
 
 
 def rescored(evaluated: Sequence[EvaluatedTask], rubric: Rubric) -> list[EvaluatedTask]:
@@ -99,12 +84,10 @@ def rescored(evaluated: Sequence[EvaluatedTask], rubric: Rubric) -> list[Evaluat
             return None
         return rubric.total(await rubric.score(_view(trajectory)), step_weight=0.0)
 
-    async def score_all() -> list[EvaluatedTask]:
+    with asyncio.Runner() as loop:
         return [
-            replace(e, scores=tuple([await score(t) for t in e.trajectories])) for e in evaluated
+            replace(e, scores=tuple(loop.run(score(t)) for t in e.trajectories)) for e in evaluated
         ]
-
-    return asyncio.run(score_all())
 
 
 def _view(trajectory: Trajectory) -> EpisodeView:
@@ -158,9 +141,8 @@ def _schema() -> Any:
 
 def _row(entry: EvaluatedTask, index: int) -> dict[str, Any]:
     task = entry.task
-    opening = entry.task.messages
-    if entry.trajectories and entry.trajectories[0].turns:
-        opening = entry.trajectories[0].turns[0].observed or opening
+    first = next((turn for episode in entry.trajectories[:1] for turn in episode.turns), None)
+    opening = (first and first.observed) or task.messages
     return {
         "data_source": task.data_source,
         "prompt": [
@@ -176,7 +158,7 @@ def _row(entry: EvaluatedTask, index: int) -> dict[str, Any]:
         },
         "responses": [_view(trajectory).final_text for trajectory in entry.trajectories],
         "scores": list(entry.scores),
-        "trajectories": [_encode(trajectory) for trajectory in entry.trajectories],
+        "trajectories": [_without_tokens(trajectory) for trajectory in entry.trajectories],
     }
 
 
@@ -184,7 +166,7 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else to_json(value)
 
 
-def _encode(trajectory: Trajectory) -> str:
+def _without_tokens(trajectory: Trajectory) -> str:
     turns = tuple(replace(turn, context=(), completion=()) for turn in trajectory.turns)
     row, _ = encode_trajectory(replace(trajectory, turns=turns), step=0, recorded_at=0.0)
     return to_json(row)
@@ -224,14 +206,10 @@ def _read_row(row: Mapping[str, Any], index: int, path: Path) -> EvaluatedTask:
             data_source=row["data_source"],
             info=from_json(extra["info"]) if "info" in extra else extra,
         )
-        if row.get("trajectories"):
-            trajectories = tuple(
-                decode_trajectory(from_json(text), _NO_TOKENS) for text in row["trajectories"]
-            )
-        else:
-            trajectories = tuple(
-                _one_turn(task, text, number) for number, text in enumerate(responses)
-            )
+        episodes = row.get("trajectories") or ()
+        trajectories = tuple(
+            decode_trajectory(from_json(text), _NO_TOKENS) for text in episodes
+        ) or tuple(_one_turn(task, text, number) for number, text in enumerate(responses))
         scores = row.get("scores") or [None] * len(trajectories)
         return EvaluatedTask(task, trajectories, tuple(scores))
     except KeyError as error:

@@ -13,14 +13,13 @@ from pathlib import Path
 
 from agentrl.agent_server import StandaloneServer
 from agentrl.config import load_config
-from agentrl.config.dump import to_yaml
 from agentrl.rollouts import EpisodeContext
 from agentrl.run.build import LiveObjects, rollout_spec
 from agentrl.run.engine import engine_plan
-from agentrl.run.lifetime.record import run_record
+from agentrl.run.lifetime.record import new_run
 from agentrl.run.model_folder import given_model
 from agentrl.run.policy_source import played_stage, policy_folder, stage_alone
-from agentrl.store import RunDirectory, TrajectoryWriter, write_text
+from agentrl.store import RunDirectory, TrajectoryWriter
 from agentrl.tools.parsers import parser_for
 from agentrl.types import Trajectory
 
@@ -56,17 +55,13 @@ def serve_policy(
         RunDirectory.check_new(out)
     stage = played_stage(load_config(config, overrides, trains=False))
     folder = given_model(str(policy_folder(model)), Path())
-    spec = rollout_spec(
-        stage, LiveObjects(), base_dir=Path(stage.run.base_dir or "."), model=folder
-    )
+    spec = rollout_spec(stage, LiveObjects(), folder)
     renderer = None if spec.renderer is None else spec.renderer.build()
     rubric = spec.rubric.build()
     with ExitStack() as stack:
         keep = _forget
         if out is not None:
-            record = run_record(seed=stage.run.seed, data={}, parent=str(folder), sandbox={})
-            directory = RunDirectory.create(out, record)
-            write_text(directory.config_path, to_yaml(stage_alone(stage, folder)))
+            directory = new_run(out, stage_alone(stage, folder), str(folder))
             writer = stack.enter_context(TrajectoryWriter(directory))
             stack.callback(writer.seal, 0)
 

@@ -44,7 +44,7 @@ def named_policy(
                 f"name the policy: {command} RUN|MODEL {named}; or set model.path, or set "
                 "rollout.engine=openai"
             )
-        return stage_alone(stage, given_model(stage.model.path, Path(stage.run.base_dir or ".")))
+        return stage_alone(stage, given_model(stage.model.path, stage.base_dir))
     is_run = (named / "run.json").is_file()
     if config is None and not is_run:
         raise ConfigError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from agentrl.config import StageConfig
 from agentrl.envs import EnvSpec
@@ -102,12 +101,11 @@ def rehearse(
         ConfigError: an episode failed, such as by a reward function that raised or gave no finite
             number.
     """
-    base_dir = Path(stage.run.base_dir or ".")
     live = LiveObjects()
-    spec = rollout_spec(stage, live, base_dir=base_dir, model=None)
+    spec = rollout_spec(stage, live, None)
     limits = replace(spec.limits, max_turns=min(spec.limits.max_turns, _MAX_TURNS))
     for setting, (task, with_tools) in sets.items():
-        env = None if with_tools else env_spec(stage, live, base_dir, with_tools=False)
+        env = None if with_tools else env_spec(stage, live, with_tools=False)
         for said in _answers(task):
             yield (
                 setting,

@@ -4,25 +4,22 @@ built.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from agentrl.agent_server import AgentProgramSpec
 from agentrl.config import RunConfig, StageConfig
-from agentrl.config.dump import to_yaml
 from agentrl.controller.checkpoints import Checkpoints, Manifest
 from agentrl.controller.ledger import Ledger
-from agentrl.errors import AgentRLError, DataError
+from agentrl.errors import DataError
 from agentrl.run.build import LiveObjects, player_spec
-from agentrl.run.data.datasets import load_tasks, rows_hash
+from agentrl.run.data.datasets import DataSet, call_named, rows_hash
 from agentrl.run.engine import engine_plan
-from agentrl.run.lifetime.record import run_record
+from agentrl.run.lifetime.record import new_run
 from agentrl.run.model_folder import given_model, pinned, with_commit
-from agentrl.store import RunDirectory, keep_lines, write_text
+from agentrl.store import RunDirectory, keep_lines
 from agentrl.store.atomic import replacing_folder
-from agentrl.types import load_object
 
 
 def make_directory(
@@ -30,7 +27,6 @@ def make_directory(
     stages: Sequence[StageConfig],
     rollouts: Sequence[StageConfig],
     live: LiveObjects,
-    base_dir: Path,
 ) -> RunDirectory:
     """Probes what the rollouts need, then makes the run directory with its record.
 
@@ -39,7 +35,6 @@ def make_directory(
         stages: those that run, with the steps asked for.
         rollouts: those of them that play episodes.
         live: what was given from Python.
-        base_dir: where references start.
 
     Raises:
         MachineError: the sandbox that is required is not to be had here.
@@ -51,12 +46,12 @@ def make_directory(
     RunDirectory.check_new(config.run.dir)
     parent = config.model.path
     if parent is not None:
-        parent = with_commit(parent, given_model(parent, base_dir))
+        parent = with_commit(parent, given_model(parent, config.base_dir))
     sandbox: Mapping[str, Any] = {}
     for stage in rollouts:
         # an engine that is not to be had is refused before anything is made
         engine_plan(stage, Path(config.run.dir))
-        driver = player_spec(stage, live, base_dir)
+        driver = player_spec(stage, live)
         if isinstance(driver, AgentProgramSpec):
             driver.check()
         elif driver.sandbox is not None:
@@ -67,12 +62,14 @@ def make_directory(
                 "guarantees": dict(report.guarantees),
                 "notes": report.notes,
             }
-    record = run_record(
-        seed=config.run.seed, data=data_hashes(rollouts, base_dir), parent=parent, sandbox=sandbox
+    return new_run(
+        config.run.dir,
+        config,
+        parent,
+        data=data_hashes(rollouts),
+        sandbox=sandbox,
+        stages=whole_stages(config, stages),
     )
-    directory = RunDirectory.create(config.run.dir, record)
-    write_text(directory.config_path, to_yaml(config, stages=whole_stages(config, stages)))
-    return directory
 
 
 def whole_stages(config: RunConfig, stages: Sequence[StageConfig]) -> list[StageConfig]:
@@ -82,38 +79,26 @@ def whole_stages(config: RunConfig, stages: Sequence[StageConfig]) -> list[Stage
     return [s.replace(train=train[s.name]) if s.name in train else s for s in whole]
 
 
-def start_model(config: RunConfig, directory: RunDirectory, base_dir: Path) -> Path:
+def start_model(config: RunConfig, directory: RunDirectory) -> Path:
     """The folder of the model that the run starts from; one that ``model.build`` makes is made
     once.
 
     Raises:
         DataError: the function raised, or made no model; the model named does not exist.
     """
-    if config.model.path is not None:
-        return given_model(
-            pinned(config.model.path, directory.read_record().get("parent")), base_dir
-        )
+    own = config.model
+    if own.path is not None:
+        parent = directory.read_record().get("parent")
+        return given_model(pinned(own.path, parent), config.base_dir)
     folder = directory.models_folder / "start"
     if folder.is_dir():
         return folder
-    reference = config.model.build
-    assert reference is not None, "the configuration's rules ask for model.path or model.build"
-    function = load_object(reference, base_dir)
-    keywords = dict(config.model.build_args)
+    assert own.build is not None, "the configuration's rules ask for model.path or model.build"
     with replacing_folder(folder) as part:
-        try:
-            if "seed" in inspect.signature(function).parameters:
-                keywords.setdefault("seed", config.run.seed)
-            function(part, **keywords)
-        except AgentRLError:
-            raise
-        except Exception as error:  # boundary: the user's own code
-            raise DataError(
-                f"model.build='{reference}' raised {type(error).__name__}: {error}"
-            ) from error
+        call_named("model.build", own.build, config.base_dir, config.run.seed, own.build_args, part)
         if not (part / "config.json").is_file():
             raise DataError(
-                f"model.build='{reference}' wrote no config.json into the folder that it was given"
+                f"model.build='{own.build}' wrote no config.json into the folder that it was given"
             )
     return folder
 
@@ -142,29 +127,11 @@ def roll_back(directory: RunDirectory, stages: Sequence[StageConfig], ledger: Le
         )
 
 
-def data_hashes(rollouts: Sequence[StageConfig], base_dir: Path) -> dict[str, str]:
+def data_hashes(rollouts: Sequence[StageConfig]) -> dict[str, str]:
     """SHA-256 of each stage's tasks and of each held-out set."""
-    hashes = {}
+    sets = {}
     for stage in rollouts:
-        seed = stage.run.seed
-        if stage.data.train is not None:
-            tasks = load_tasks(
-                stage.data.train,
-                stage.data.args,
-                base_dir=base_dir,
-                seed=seed,
-                setting="data.train",
-            )
-            hashes[f"{stage.name}/train"] = rows_hash(tasks)
-        for name, item in stage.eval.sets.items():
-            setting = f"eval.sets.{name}.data"
-            tasks = load_tasks(
-                item.data,
-                item.args,
-                base_dir=base_dir,
-                seed=seed,
-                setting=setting,
-                limit=item.num_tasks,
-            )
-            hashes[f"{stage.name}/eval/{name}"] = rows_hash(tasks)
-    return hashes
+        sets[f"{stage.name}/train"] = DataSet.of_training(stage)
+        for name in stage.eval.sets:
+            sets[f"{stage.name}/eval/{name}"] = DataSet.held_out(stage, name)
+    return {name: rows_hash(data.tasks()) for name, data in sets.items()}

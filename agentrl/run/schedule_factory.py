@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -26,9 +24,8 @@ from agentrl.controller.schedule import DemonstrationSchedule
 from agentrl.controller.scoring import RewardScorer, SequenceScores
 from agentrl.controller.stop_request import StopRequest
 from agentrl.errors import DataError
-from agentrl.render import Renderer
 from agentrl.run.build import renderer_spec
-from agentrl.run.data.datasets import endless_rows, finite_rows
+from agentrl.run.data.datasets import DataSet
 from agentrl.run.lifetime.session import RunProcesses
 from agentrl.training.data.demonstrations import demonstration_group
 from agentrl.training.data.preferences import preference_group
@@ -39,7 +36,6 @@ def conversations(
     stage: StageConfig,
     algorithm: AlgorithmSpec,
     *,
-    base_dir: Path,
     model: Path,
     ledger: Ledger,
     start: int,
@@ -49,53 +45,33 @@ def conversations(
     Args:
         stage: whole.
         algorithm: of the stage.
-        base_dir: where references start.
         model: the folder whose tokenizer renders them.
         ledger: the run's.
         start: rows used before.
     """
-    assert stage.data.train is not None, "the configuration's rules ask for data.train"
-    rows = endless_rows(
-        stage.data.train,
-        stage.data.args,
-        base_dir=base_dir,
-        seed=stage.run.seed,
-        setting="data.train",
-        skip=start,
-    )
-    to_group = _to_group(stage, algorithm, renderer_spec(stage, base_dir, model).build())
-    return DemonstrationSchedule(
-        rows, to_group, batch_groups=stage.train.batch_prompts, ledger=ledger, start=start
-    )
-
-
-def _to_group(
-    stage: StageConfig, algorithm: AlgorithmSpec, renderer: Renderer
-) -> Callable[[Any, int], TrajectoryGroup]:
     make = preference_group if algorithm.learns_from == "preferences" else demonstration_group
-    return lambda row, group_index: make(
-        row, group_index, renderer, max_tokens=stage.context_tokens
+    return DemonstrationSchedule(
+        DataSet.of_training(stage).endless_rows(start),
+        partial(
+            make, renderer=renderer_spec(stage, model).build(), max_tokens=stage.context_tokens
+        ),
+        batch_groups=stage.train.batch_prompts,
+        ledger=ledger,
+        start=start,
     )
 
 
-def held_out_pairs(stage: StageConfig, *, base_dir: Path, model: Path) -> list[PairSet]:
+def held_out_pairs(stage: StageConfig, model: Path) -> list[PairSet]:
     """The sets of ``eval.sets`` as preference pairs.
 
     Raises:
         DataError: a set cannot be read, is empty, or a row is no pair; the set is named.
     """
-    renderer = renderer_spec(stage, base_dir, model).build()
+    renderer = renderer_spec(stage, model).build()
     sets = []
-    for name, item in stage.eval.sets.items():
-        setting = f"eval.sets.{name}.data"
-        rows = finite_rows(
-            item.data,
-            item.args,
-            base_dir=base_dir,
-            seed=stage.run.seed,
-            setting=setting,
-            limit=item.num_tasks,
-        )
+    for name in stage.eval.sets:
+        data = DataSet.held_out(stage, name)
+        rows = data.rows()
         try:
             pairs = [
                 preference_group(row, n, renderer, max_tokens=stage.context_tokens)
@@ -103,8 +79,8 @@ def held_out_pairs(stage: StageConfig, *, base_dir: Path, model: Path) -> list[P
             ]
         except DataError as error:
             raise DataError(
-                f"{setting}='{item.data}' of stage {stage.name!r}, which trains a reward model, "
-                f"must hold preference pairs: {error}"
+                f"{data.setting}='{data.reference}' of stage {stage.name!r}, which trains a reward "
+                f"model, must hold preference pairs: {error}"
             ) from error
         sets.append(PairSet(name, tuple(pairs)))
     return sets

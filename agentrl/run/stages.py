@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ from agentrl.run.build import (
     rollout_spec,
     scorer_spec,
 )
-from agentrl.run.data.datasets import load_tasks
+from agentrl.run.data.datasets import DataSet
 from agentrl.run.data.prompt_limit import fitting_tasks
 from agentrl.run.engine import engine_plan
 from agentrl.run.lifetime.session import RunProcesses, close_after
@@ -71,7 +71,6 @@ class RunContext:
     """What all stages of a run share."""
 
     directory: RunDirectory
-    base_dir: Path
     processes: RunProcesses
     live: LiveObjects
     ledger: Ledger
@@ -182,15 +181,13 @@ def role_specs(recipe: StageRecipe, *, training: bool = True) -> dict[str, RoleS
     return {name: spec for name, spec in made.items() if spec is not None}
 
 
-def rollout_worker_spec(
-    recipe: StageRecipe, live: LiveObjects, base_dir: Path
-) -> RolloutWorkerSpec | None:
+def rollout_worker_spec(recipe: StageRecipe, live: LiveObjects) -> RolloutWorkerSpec | None:
     """What hosts the stage's episodes; None for a stage without rollouts."""
     if recipe.algorithm.learns_from != "rollouts":
         return None
     return RolloutWorkerSpec(
         engine_plan(recipe.stage, recipe.model),
-        rollout_spec(recipe.stage, live, base_dir=base_dir, model=recipe.model),
+        rollout_spec(recipe.stage, live, recipe.model),
     )
 
 
@@ -227,10 +224,9 @@ def run_stage(
         f"{stage.name} ({algorithm.name})", num_steps, columns=columns, done=done, sparse=not plays
     )
     _tell_renderer(parts, stage, model)
-    base_dir = parts.base_dir
     recipe = StageRecipe(stage, algorithm, model, reward_model, num_steps)
     with parts.timer.phase("setup"):
-        parts.processes.setup(role_specs(recipe), rollout_worker_spec(recipe, parts.live, base_dir))
+        parts.processes.setup(role_specs(recipe), rollout_worker_spec(recipe, parts.live))
     learners = [
         RoleHandle(parts.processes.roles, name) for name in _LEARNERS[algorithm.learns_from]
     ]
@@ -255,9 +251,7 @@ def run_stage(
         )
     else:
         start = snapshot.next_draw
-        schedule = conversations(
-            stage, algorithm, base_dir=base_dir, model=model, ledger=parts.ledger, start=start
-        )
+        schedule = conversations(stage, algorithm, model=model, ledger=parts.ledger, start=start)
     run = StageRun(
         _settings(stage, num_steps),
         algorithm=algorithm,
@@ -308,7 +302,7 @@ def _tell_renderer(parts: RunContext, stage: StageConfig, model: Path) -> None:
     Raises:
         AgentRLError: the model's chat template cannot be rendered, or no parser reads its calls.
     """
-    renderer = renderer_spec(stage, parts.base_dir, model).build()
+    renderer = renderer_spec(stage, model).build()
     parser = type(parser_for(renderer, stage.model.tool_parser)).__name__
     parts.events.log(
         "renderer",
@@ -326,31 +320,22 @@ def _evaluator(
 ) -> Evaluator | None:
     """Evaluates the stage's model on held-out data; None for a stage that only imitates."""
     if algorithm.learns_from == "rollouts":
-        return RolloutEvaluator(eval_plan(stage, parts.live, parts.base_dir), schedule.evaluate)
+        return RolloutEvaluator(eval_plan(stage, parts.live), schedule.evaluate)
     if algorithm.learns_from == "demonstrations":
         return None
-    sets = held_out_pairs(stage, base_dir=parts.base_dir, model=model)
+    sets = held_out_pairs(stage, model)
     return PairEvaluator(sets, sequence_scores(parts.processes.roles, stage))
 
 
 def _tasks(parts: RunContext, stage: StageConfig, model: Path) -> list[Task]:
     """The tasks to draw; those that are left out for the length of their prompts are told."""
-    assert stage.data.train is not None, "the configuration's rules ask for data.train"
-    tasks = load_tasks(
-        stage.data.train,
-        stage.data.args,
-        base_dir=parts.base_dir,
-        seed=stage.run.seed,
-        setting="data.train",
-    )
-    fitting, left_out = fitting_tasks(
-        stage, parts.live, tasks, base_dir=parts.base_dir, model=model, run=parts.directory
-    )
-    if left_out is not None:
+    tasks = DataSet.of_training(stage).tasks()
+    fitting, left_out = fitting_tasks(stage, parts.live, tasks, model=model, run=parts.directory)
+    if left_out.ids:
         parts.display.message(str(left_out))
         told = f"stage {stage.name}: {left_out}"
         parts.events.log(
-            "tasks_left_out", told, boundary="data", level="warning", **left_out.record()
+            "tasks_left_out", told, boundary="data", level="warning", **asdict(left_out)
         )
     return fitting
 

@@ -23,7 +23,7 @@ from agentrl.controller.cluster.rollout_pool import (
     stream_groups,
     unscored,
 )
-from agentrl.controller.evaluator import EvalResult, RolloutEvaluator
+from agentrl.controller.evaluator import Evaluation, RolloutEvaluator
 from agentrl.controller.ledger import Ledger
 from agentrl.controller.stop_request import StopRequest
 from agentrl.envs import EnvSpec, RewardFn, Rubric
@@ -124,7 +124,6 @@ class Trainer:
         self.config = config
         self._live = LiveObjects(tools, env, reward)
         self._console = console or Console(quiet=True)
-        self._base_dir = Path(config.run.base_dir or ".").resolve()
         self._session: RunProcesses | None = None
         self._log_folder: Path | None = None
         self._chat: EpisodeHost | None = None
@@ -185,13 +184,13 @@ class Trainer:
         "num_tasks"}}``."""
         results = self.evaluate_sets(name)
         return {
-            result.name: {**result.record(), "num_tasks": result.num_tasks} for result in results
+            result.name: {**result.numbers, "num_tasks": result.num_tasks} for result in results
         }
 
     @naming_keys()
     def evaluate_sets(
         self, name: str | None = None, *, samples: int | None = None, greedy: bool | None = None
-    ) -> list[EvalResult]:
+    ) -> list[Evaluation]:
         """Evaluates the policy and keeps every episode; each set is played with its own settings,
         as in training.
 
@@ -217,7 +216,7 @@ class Trainer:
                 "eval.sets names no set of tasks to evaluate; add one: "
                 "eval.sets.NAME=file.py:function"
             )
-        plan = eval_plan(stage, self._live, self._base_dir, only=chosen)
+        plan = eval_plan(stage, self._live, only=chosen)
         plan = replace(
             plan,
             sets=tuple(replace(item, baseline_only=False) for item in plan.sets),
@@ -296,7 +295,7 @@ class Trainer:
         started = time.monotonic()
         display.status("making ready the model and its workers")
         with timer.phase("setup"):
-            models = {"model": start_model(self.config, directory, self._base_dir)}
+            models = {"model": start_model(self.config, directory)}
             processes = self._processes()
             take_signals()
         results: dict[str, Any] = {}
@@ -312,7 +311,6 @@ class Trainer:
             stack.callback(sink.close)
             parts = RunContext(
                 directory,
-                self._base_dir,
                 processes,
                 self._live,
                 ledger,
@@ -358,12 +356,8 @@ class Trainer:
         """The run directory, new or gone on with, and what changed in the settings of a resumed
         run."""
         if not resume:
-            return make_directory(
-                self.config, stages, self._rollouts(stages), self._live, self._base_dir
-            ), []
-        directory, changes = resume_directory(
-            self.config, stages, self._rollouts(stages), self._base_dir
-        )
+            return make_directory(self.config, stages, self._rollouts(stages), self._live), []
+        directory, changes = resume_directory(self.config, stages, self._rollouts(stages))
         return directory, changes.told()
 
     def _stages(self, steps: int | None) -> list[StageConfig]:
@@ -377,7 +371,7 @@ class Trainer:
         return [stage for stage in stages if _plays(stage)]
 
     def _reward_model(self, stage: StageConfig, models: Mapping[str, Path]) -> Path | None:
-        return reward_model_folder(stage, models, self._base_dir) if _plays(stage) else None
+        return reward_model_folder(stage, models) if _plays(stage) else None
 
     def _processes(self) -> RunProcesses:
         if self._session is None:
@@ -404,7 +398,7 @@ class Trainer:
         """
         if plays_by_messages(stage):
             if self._chat is None:
-                self._chat = chat_rollouts(stage, self._live, self._base_dir)
+                self._chat = chat_rollouts(stage, self._live)
             return self._chat, unscored
         processes = self._processes()
         if not self._hosting:
@@ -413,7 +407,7 @@ class Trainer:
             recipe = StageRecipe(stage, stage.make_algorithm(), model, reward_model, num_steps=1)
             processes.setup(
                 role_specs(recipe, training=False),
-                rollout_worker_spec(recipe, self._live, self._base_dir),
+                rollout_worker_spec(recipe, self._live),
             )
             self._hosting = True
         return processes.rollouts, score_of(processes.roles, stage)
@@ -433,7 +427,7 @@ class Trainer:
                 "model.path is not set and nothing was trained yet; call train() first, or set "
                 "model.path"
             )
-        return given_model(self.config.model.path, self._base_dir)
+        return given_model(self.config.model.path, self.config.base_dir)
 
 
 def _record_failure(events: EventLog, error: BaseException) -> None:

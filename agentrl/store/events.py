@@ -9,6 +9,7 @@ from agentrl.errors import AgentRLError
 from agentrl.store.jsonl import JsonlWriter
 from agentrl.store.masking import SecretMask
 from agentrl.store.run_directory import RunDirectory
+from agentrl.types import Trajectory
 
 EventLevel = Literal["info", "warning", "error"]
 
@@ -66,6 +67,22 @@ class EventLog:
             boundary=boundary,
             level="error",
             error=type(error).__name__,
+            **fields,
+        )
+
+    def trajectory_failed(self, trajectory: Trajectory, **fields: Any) -> None:
+        """Write why an episode failed, under the boundary at which it did.
+
+        Raises:
+            StoreError: the line cannot be written.
+        """
+        status = trajectory.status
+        self.log(
+            "trajectory_failed",
+            status.detail or str(status),
+            boundary=status.reason,
+            level="warning",
+            trajectory=trajectory.id,
             **fields,
         )
 

@@ -50,9 +50,9 @@ def examine(model: Path, example: str, seed: int) -> dict[str, list[bool]]:
     ]
     with Trainer(load_config(EXAMPLES / example / "config.yaml", settings)) as trainer:
         (result,) = trainer.evaluate_sets("fresh", samples=1, greedy=True)
-    if result.excluded:
+    if excluded := result.numbers.get("excluded"):
         raise RuntimeError(
-            f"{result.excluded} episodes of {model} on the fresh problems failed; examine it again"
+            f"{excluded} episodes of {model} on the fresh problems failed; examine it again"
         )
     return {
         kind: [correctness(t) > 0.5 for t in result.trajectories if t.label.endswith(f"/{kind}")]

@@ -159,7 +159,7 @@ async def test_in_training_too_an_error_names_the_users_line(tmp_path: Path) -> 
     text = "model: {path: m}\ndata: task.py:tasks\nreward: {functions: [task.py:raises]}\n"
     (tmp_path / "config.yaml").write_text(text)
     (stage,) = load_config(tmp_path / "config.yaml").resolved_stages()
-    rubric = rubric_spec(stage, LiveObjects(), tmp_path).build()
+    rubric = rubric_spec(stage, LiveObjects()).build()
     view = EpisodeView(
         Task("t"), ({"role": "assistant", "content": "?"},), (), Status("terminated")
     )

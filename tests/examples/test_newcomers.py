@@ -75,7 +75,7 @@ def test_a_wall_and_a_word_that_is_none_cost_a_move() -> None:
 
 async def test_each_episode_has_a_till_of_its_own() -> None:
     rl = load_config(EXAMPLES / "till" / "config.yaml").resolved_stages()[-1]
-    spec = env_spec(rl, LiveObjects(), EXAMPLES / "till")
+    spec = env_spec(rl, LiveObjects())
     task = next(load("till", "tasks")(0))
 
     async def ring(env: Any, price: int) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agentrl.errors import ConfigError, DataError
-from agentrl.run.data.datasets import endless_rows, load_tasks, rows_hash
+from agentrl.run.data.datasets import DataSet, rows_hash
 from agentrl.types import Task
 
 ROWS = [
@@ -32,11 +32,7 @@ Load = Callable[..., list[Task]]
 @pytest.fixture
 def load(tmp_path: Path) -> Load:
     def loaded(reference: str, args: dict[str, Any] | None = None, **more: Any) -> list[Task]:
-        return load_tasks(
-            reference,
-            args or {},
-            **{"base_dir": tmp_path, "seed": 5, "setting": "data.train"} | more,
-        )
+        return DataSet(reference, args or {}, **{"base_dir": tmp_path, "seed": 5} | more).tasks()
 
     return loaded
 
@@ -206,8 +202,7 @@ def test_text_that_is_not_utf8_is_named(load: Load, tmp_path: Path) -> None:
 
 
 def rows(tmp_path: Path, skip: int) -> list[Any]:
-    found = endless_rows("d.jsonl", {}, base_dir=tmp_path, seed=0, setting="data.train", skip=skip)
-    return list(itertools.islice(found, 5))
+    return list(itertools.islice(DataSet("d.jsonl", base_dir=tmp_path).endless_rows(skip), 5))
 
 
 def test_rows_begin_again_and_go_on_from_where_they_were(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image as Pictures
 
 from agentrl.errors import DataError
-from agentrl.run.data.datasets import load_tasks, rows_hash
+from agentrl.run.data.datasets import DataSet, rows_hash
 from agentrl.types import Image, Task, images_in, with_images
 from tests.tiny_vision import picture
 
@@ -22,7 +22,7 @@ def user(*parts: Any) -> list[dict[str, Any]]:
 
 
 def load(folder: Path, reference: str = "rows.jsonl") -> list[Task]:
-    return load_tasks(reference, {}, base_dir=folder, seed=0, setting="data.train")
+    return DataSet(reference, base_dir=folder).tasks()
 
 
 def written(folder: Path, *rows: dict[str, Any]) -> list[Task]:

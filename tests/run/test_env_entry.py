@@ -41,7 +41,7 @@ def spec(write: Write, tmp_path: Path) -> Callable[..., EnvSpec]:
 
     def make(text: str, *, with_tools: bool = True) -> EnvSpec:
         (stage,) = load_config(write(text)).resolved_stages()
-        return env_spec(stage, LiveObjects(), tmp_path, with_tools=with_tools)
+        return env_spec(stage, LiveObjects(), with_tools=with_tools)
 
     return make
 

@@ -65,9 +65,7 @@ def left_out(folder: Path, model: Path, *overrides: str) -> LeftOut:
         Task("short", ({"role": "user", "content": SHORT},)),
         Task("long", ({"role": "user", "content": LONG},)),
     ]
-    return left_out_tasks(
-        stage, LiveObjects(), [*tasks, Task("none")], base_dir=folder, model=model
-    )
+    return left_out_tasks(stage, LiveObjects(), [*tasks, Task("none")], model)
 
 
 def test_a_prompt_of_the_limit_stays_and_one_more_token_is_left_out(

@@ -19,7 +19,7 @@ async def test_an_engine_of_a_configuration_ends_at_a_stop_string(tmp_path: Path
     build_model(tmp_path / "model", 0)
     (tmp_path / "config.yaml").write_text(CONFIG, encoding="utf-8")
     stage = load_config(tmp_path / "config.yaml").resolved_stages()[-1]
-    renderer = renderer_spec(stage, tmp_path, tmp_path / "model").build()
+    renderer = renderer_spec(stage, tmp_path / "model").build()
     engine = pickle.loads(pickle.dumps(engine_plan(stage, tmp_path / "model"))).build()
     try:
         prompt = np.arange(5, 12, dtype=np.int32)

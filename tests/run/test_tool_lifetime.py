@@ -96,7 +96,7 @@ def make(write: Write, tmp_path: Path) -> Callable[..., ToolEnv]:
 
     def build(tools: str, **more: Any) -> ToolEnv:
         (stage,) = load_config(write(f"env: {{tools: [{tools}]}}")).resolved_stages()
-        env: Env = env_spec(stage, LiveObjects(), tmp_path).build(TASK, **more)
+        env: Env = env_spec(stage, LiveObjects()).build(TASK, **more)
         assert isinstance(env, ToolEnv)
         return env
 

@@ -69,5 +69,5 @@ def _given(run: RunDirectory) -> list[Path]:
     if config.model.path is None:
         return []
     setting = pinned(config.model.path, run.read_record().get("parent"))
-    folder = cached_model(setting, Path(config.run.base_dir or "."))
+    folder = cached_model(setting, config.base_dir)
     return [] if folder is None else [folder / "tokenizer.json"]

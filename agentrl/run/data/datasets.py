@@ -7,25 +7,20 @@ import inspect
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agentrl.config import StageConfig
 from agentrl.errors import AgentRLError, DataError
 from agentrl.llm.wire import stored_message
 from agentrl.run.data.images import place_images
 from agentrl.types import Task, load_object
 
 
-def load_tasks(
-    reference: str,
-    args: Mapping[str, Any],
-    *,
-    base_dir: Path,
-    seed: int,
-    setting: str,
-    limit: int | None = None,
-) -> list[Task]:
-    """The tasks of a data set.
+@dataclass(frozen=True, slots=True)
+class DataSet:
+    """A data set as a configuration names it.
 
     Args:
         reference: ``file.py:function``, ``module:function``, a ``.jsonl`` or ``.parquet`` file, or
@@ -35,64 +30,116 @@ def load_tasks(
         base_dir: where relative references start.
         seed: ``run.seed``.
         setting: the setting that holds the reference, for errors.
-        limit: only the first so many tasks.
-
-    Raises:
-        DataError: the data set cannot be read, is empty, or a row is no task; the row is named.
-    """
-    rows = finite_rows(reference, args, base_dir=base_dir, seed=seed, setting=setting, limit=limit)
-    folder = (base_dir / reference).parent if ":" not in reference else base_dir
-    return [_task(row, index, reference, folder) for index, row in enumerate(rows)]
-
-
-def finite_rows(
-    reference: str,
-    args: Mapping[str, Any],
-    *,
-    base_dir: Path,
-    seed: int,
-    setting: str,
-    limit: int | None,
-) -> list[Any]:
-    """The rows of a data set, or its first ``limit``.
-
-    Raises:
-        DataError: the data set cannot be read or is empty.
-    """
-    rows = list(
-        itertools.islice(
-            _rows(reference, args, base_dir=base_dir, seed=seed, setting=setting), limit
-        )
-    )
-    if not rows:
-        raise DataError(
-            f"{setting}='{reference}' holds no row; point it at a data set with at least one"
-        )
-    return rows
-
-
-def endless_rows(
-    reference: str, args: Mapping[str, Any], *, base_dir: Path, seed: int, setting: str, skip: int
-) -> Iterator[Any]:
-    """Rows for ever, from row ``skip`` on: a finite data set is begun again.
-
-    Raises:
-        DataError: the data set cannot be read or is empty.
+        limit: only the first so many rows.
     """
 
-    def repeated() -> Iterator[Any]:
-        while True:
-            count = 0
-            for row in _rows(reference, args, base_dir=base_dir, seed=seed, setting=setting):
-                count += 1
-                yield row
-            if not count:
+    reference: str
+    args: Mapping[str, Any] = field(default_factory=dict)
+    base_dir: Path = Path()
+    seed: int = 0
+    setting: str = "data.train"
+    limit: int | None = None
+
+    @classmethod
+    def of_training(cls, stage: StageConfig) -> DataSet:
+        """``data.train`` of a stage."""
+        own = stage.data
+        assert own.train is not None, "the configuration's rules ask for data.train"
+        return cls(own.train, own.args, stage.base_dir, stage.run.seed)
+
+    @classmethod
+    def held_out(cls, stage: StageConfig, name: str) -> DataSet:
+        """One of a stage's ``eval.sets``."""
+        own = stage.eval.sets[name]
+        setting = f"eval.sets.{name}.data"
+        return cls(own.data, own.args, stage.base_dir, stage.run.seed, setting, own.num_tasks)
+
+    def tasks(self) -> list[Task]:
+        """Its rows as tasks.
+
+        Raises:
+            DataError: it cannot be read, is empty, or a row is no task; the row is named.
+        """
+        folder = self.base_dir
+        if ":" not in self.reference:
+            folder = (folder / self.reference).parent
+        return [
+            _task(row, index, f"row {index} of {self.reference}", folder)
+            for index, row in enumerate(self.rows())
+        ]
+
+    def rows(self) -> list[Any]:
+        """Its rows, or the first ``limit``.
+
+        Raises:
+            DataError: it cannot be read or is empty.
+        """
+        return list(itertools.islice(self._some_rows(), self.limit))
+
+    def endless_rows(self, skip: int) -> Iterator[Any]:
+        """Rows for ever, from row ``skip`` on: a finite data set is begun again.
+
+        Raises:
+            DataError: it cannot be read or is empty.
+        """
+        passes = (self._some_rows() for _ in itertools.count())
+        return itertools.islice(itertools.chain.from_iterable(passes), skip, None)
+
+    def _some_rows(self) -> Iterator[Any]:
+        """Every row, at least one; what reading them raises is a fault of the data."""
+        path = self.base_dir / self.reference
+        fault = f"{self.setting}='{path}' cannot be read:"
+        rows: Iterable[Any]
+        if self.reference.endswith(".jsonl"):
+            rows = _jsonl(path, self.setting)
+        elif self.reference.endswith(".parquet"):
+            rows = _parquet(path, self.setting)
+        elif ":" not in self.reference:
+            rows = _folder(path, self.setting)
+        else:
+            fault = f"{self.setting}='{self.reference}' raised"
+            rows = call_named(self.setting, self.reference, self.base_dir, self.seed, self.args)
+            if not isinstance(rows, Iterable):
                 raise DataError(
-                    f"{setting}='{reference}' holds no row; point it at a data set with at least "
-                    "one"
+                    f"{self.setting}='{self.reference}' must return an iterable of rows, got "
+                    f"{type(rows).__name__}"
                 )
+        is_empty = True
+        try:
+            for row in rows:
+                is_empty = False
+                yield row
+        except AgentRLError:
+            raise
+        except Exception as error:  # boundary: the user's own code or file
+            raise DataError(f"{fault} {type(error).__name__}: {error}") from error
+        if is_empty:
+            raise DataError(
+                f"{self.setting}='{self.reference}' holds no row; point it at a data set with at "
+                "least one"
+            )
 
-    return itertools.islice(repeated(), skip, None)
+
+def call_named(
+    setting: str, reference: str, base_dir: Path, seed: int, keywords: Mapping[str, Any], *args: Any
+) -> Any:
+    """What the user's function that a setting names returns; one that takes ``seed`` gets
+    ``seed``, unless it is among the keywords.
+
+    Raises:
+        DataError: it raised.
+    """
+    function = load_object(reference, base_dir)
+    try:
+        if "seed" in inspect.signature(function).parameters:
+            keywords = {"seed": seed, **keywords}
+        return function(*args, **keywords)
+    except AgentRLError:
+        raise
+    except Exception as error:  # boundary: the user's own code
+        raise DataError(
+            f"{setting}='{reference}' raised {type(error).__name__}: {error}"
+        ) from error
 
 
 def rows_hash(tasks: Sequence[Task]) -> str:
@@ -102,45 +149,6 @@ def rows_hash(tasks: Sequence[Task]) -> str:
         row = [task.id, task.messages, task.answer, task.data_source, dict(task.info)]
         digest.update(json.dumps(row, sort_keys=True, default=str).encode())
     return digest.hexdigest()
-
-
-def _rows(
-    reference: str, args: Mapping[str, Any], *, base_dir: Path, seed: int, setting: str
-) -> Iterable[Any]:
-    path = base_dir / reference
-    if reference.endswith(".jsonl"):
-        return _jsonl(path, setting)
-    if reference.endswith(".parquet"):
-        return _read(_parquet(path, setting), f"{setting}='{path}' cannot be read:")
-    if ":" not in reference:
-        return _read(_folder(path, setting), f"{setting}='{path}' cannot be read:")
-    function = load_object(reference, base_dir=base_dir)
-    keywords = dict(args)
-    try:
-        if "seed" in inspect.signature(function).parameters:
-            keywords.setdefault("seed", seed)
-        rows = function(**keywords)
-    except AgentRLError:
-        raise
-    except Exception as error:  # boundary: the user's own code
-        raise DataError(
-            f"{setting}='{reference}' raised {type(error).__name__}: {error}"
-        ) from error
-    if not isinstance(rows, Iterable):
-        raise DataError(
-            f"{setting}='{reference}' must return an iterable of rows, got {type(rows).__name__}"
-        )
-    return _read(rows, f"{setting}='{reference}' raised")
-
-
-def _read(rows: Iterable[Any], fault: str) -> Iterator[Any]:
-    """The rows; what reading them raises is a fault of the data."""
-    try:
-        yield from rows
-    except AgentRLError:
-        raise
-    except Exception as error:  # boundary: the user's own code or file
-        raise DataError(f"{fault} {type(error).__name__}: {error}") from error
 
 
 def _jsonl(path: Path, setting: str) -> Iterator[Any]:
@@ -188,7 +196,7 @@ def _need(path: Path, setting: str) -> None:
         )
 
 
-def _task(row: Any, index: int, reference: str, folder: Path) -> Task:
+def _task(row: Any, index: int, where: str, folder: Path) -> Task:
     """A row as a task: a Task itself, our own columns, or verl's (data_source, prompt,
     reward_model, extra_info).
 
@@ -197,22 +205,17 @@ def _task(row: Any, index: int, reference: str, folder: Path) -> Task:
     if isinstance(row, Task):
         return row
     if not isinstance(row, Mapping):
-        raise DataError(
-            f"row {index} of {reference} must be a Task or a mapping, got {type(row).__name__}"
-        )
+        raise DataError(f"{where} must be a Task or a mapping, got {type(row).__name__}")
     messages = row.get("messages", row.get("prompt", row.get("question")))
     if isinstance(messages, str):
         messages = [{"role": "user", "content": messages}]
     if messages is None:
-        raise DataError(
-            f"row {index} of {reference} has no 'messages', 'prompt' or 'question'; it has "
-            f"{sorted(row)}"
-        )
+        raise DataError(f"{where} has no 'messages', 'prompt' or 'question'; it has {sorted(row)}")
     if not isinstance(messages, Sequence) or not all(
         isinstance(m, Mapping) and "role" in m for m in messages
     ):
         raise DataError(
-            f"row {index} of {reference}: 'messages' must be text or a list of messages with a "
+            f"{where}: 'messages' must be text or a list of messages with a "
             f"role, got {messages!r:.200}"
         )
     reward_model = row.get("reward_model") or {}
@@ -222,9 +225,9 @@ def _task(row: Any, index: int, reference: str, folder: Path) -> Task:
     return Task(
         id=str(row.get("id", index)),
         messages=tuple(
-            stored_message(message, f"row {index} of {reference}: messages[{number}]")
+            stored_message(message, f"{where}: messages[{number}]")
             for number, message in enumerate(
-                place_images(messages, row.get("images"), folder, f"row {index} of {reference}")
+                place_images(messages, row.get("images"), folder, where)
             )
         ),
         answer=row.get("answer", reward_model.get("ground_truth")),

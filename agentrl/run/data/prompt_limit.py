@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ class LeftOut:
         longest: tokens of the longest prompt.
     """
 
-    ids: tuple[str, ...]
+    ids: Sequence[str]
     num_tasks: int
     limit: int
     longest: int
@@ -49,14 +49,17 @@ class LeftOut:
             f"{named}"
         )
 
-    def record(self) -> dict[str, Any]:
-        """As JSON."""
-        return {
-            "ids": list(self.ids),
-            "num_tasks": self.num_tasks,
-            "limit": self.limit,
-            "longest": self.longest,
-        }
+    def others(self, tasks: Sequence[Task]) -> dict[int, Task]:
+        """Those of ``tasks`` that are drawn, by position.
+
+        Raises:
+            DataError: no task is left.
+        """
+        ids = set(self.ids)
+        fitting = {index: task for index, task in enumerate(tasks) if task.id not in ids}
+        if ids and not fitting:
+            raise DataError(f"{self}; no task is left: raise data.max_prompt_tokens")
+        return fitting
 
 
 def fitting_tasks(
@@ -64,10 +67,9 @@ def fitting_tasks(
     live: LiveObjects,
     tasks: Sequence[Task],
     *,
-    base_dir: Path,
     model: Path,
     run: RunDirectory,
-) -> tuple[list[Task], LeftOut | None]:
+) -> tuple[list[Task], LeftOut]:
     """The tasks that the stage draws, and what it leaves out, decided when it began.
 
     Raises:
@@ -77,30 +79,23 @@ def fitting_tasks(
         from_json(run.left_out_path.read_bytes()) if run.left_out_path.is_file() else {}
     )
     if stage.name in kept:
-        own = kept[stage.name]
-        found = LeftOut(tuple(own["ids"]), own["num_tasks"], own["limit"], own["longest"])
+        found = LeftOut(**kept[stage.name])
     else:
-        found = left_out_tasks(stage, live, tasks, base_dir=base_dir, model=model)
-        write_json(run.left_out_path, {**kept, stage.name: found.record()})
-    if not found.ids:
-        return list(tasks), None
-    ids = set(found.ids)
-    fitting = [task for task in tasks if task.id not in ids]
-    if not fitting:
-        raise DataError(f"{found}; no task is left: raise data.max_prompt_tokens")
-    return fitting, found
+        found = left_out_tasks(stage, live, tasks, model)
+        write_json(run.left_out_path, {**kept, stage.name: asdict(found)})
+    return list(found.others(tasks).values()), found
 
 
 def left_out_tasks(
-    stage: StageConfig, live: LiveObjects, tasks: Sequence[Task], *, base_dir: Path, model: Path
+    stage: StageConfig, live: LiveObjects, tasks: Sequence[Task], model: Path
 ) -> LeftOut:
     """The tasks whose prompts are too long, as far as they can be told without playing."""
-    driver = player_spec(stage, live, base_dir)
+    driver = player_spec(stage, live)
     limit = stage.data.max_prompt_tokens
     lengths: Mapping[str, int] = {}
     if isinstance(driver, EnvSpec) and _is_tool_env(driver):
         lengths = asyncio.run(
-            long_prompts(driver, tasks, renderer_spec(stage, base_dir, model).build(), limit)
+            long_prompts(driver, tasks, renderer_spec(stage, model).build(), limit)
         )
     return LeftOut(tuple(lengths), len(tasks), limit, max(lengths.values(), default=0))
 

@@ -8,39 +8,58 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import agentrl
+from agentrl.config import RunConfig, StageConfig, to_yaml
+from agentrl.store import RunDirectory, write_text
 
 _PACKAGES = ("agentrl", "torch", "transformers", "ray", "numpy", "tokenizers")
 
 
-def run_record(
-    *, seed: int, data: Mapping[str, str], parent: str | None, sandbox: Mapping[str, Any]
-) -> dict[str, Any]:
-    """What ran.
+def new_run(
+    root: Path | str,
+    config: RunConfig,
+    parent: str | None,
+    *,
+    data: Mapping[str, str] | None = None,
+    sandbox: Mapping[str, Any] | None = None,
+    stages: Sequence[StageConfig] | None = None,
+    **more: Any,
+) -> RunDirectory:
+    """Makes a run directory with its record and its configuration.
 
     Args:
-        seed: ``run.seed``.
-        data: SHA-256 of each data set, by name.
+        root: the folder.
+        config: what runs.
         parent: the run or model folder that it starts from.
+        data: SHA-256 of each data set, by name.
         sandbox: the backend and what it guarantees on this machine.
+        stages: of ``config`` as they run, where they differ from those written in it.
+        more: what else the record says.
+
+    Raises:
+        ConfigError: the folder holds files, or cannot be made.
     """
-    return {
+    record = {
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "command": command_line(),
         "git": git_state(),
         "versions": {name: found for name in _PACKAGES if (found := _version(name))},
         "python": platform.python_version(),
         "host": {"name": platform.node(), "system": platform.platform(), "cpus": os.cpu_count()},
-        "seed": seed,
-        "data": dict(data),
+        "seed": config.run.seed,
+        "data": data or {},
         "parent": parent,
-        "sandbox": dict(sandbox),
+        "sandbox": sandbox or {},
+        **more,
     }
+    directory = RunDirectory.create(root, record)
+    write_text(directory.config_path, to_yaml(config, stages=stages))
+    return directory
 
 
 def command_line() -> list[str]:

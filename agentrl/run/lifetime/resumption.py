@@ -7,7 +7,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from agentrl.config import RunConfig, StageConfig, load_config, to_yaml
@@ -61,7 +60,6 @@ def resume_directory(
     config: RunConfig,
     stages: Sequence[StageConfig],
     rollouts: Sequence[StageConfig],
-    base_dir: Path,
 ) -> tuple[RunDirectory, Changes]:
     """Opens the run that is to go on, with the settings that it goes on with.
 
@@ -73,7 +71,6 @@ def resume_directory(
         config: the whole configuration as asked for now.
         stages: those that run, with the steps asked for.
         rollouts: those of them that play episodes.
-        base_dir: where references start.
 
     Raises:
         StoreError: there is no run in ``run.dir``.
@@ -87,7 +84,7 @@ def resume_directory(
     new = whole_stages(config, stages)
     finished -= {stage.name for stage in new if _asks_for_more(stage, directory)}
     problems = list(_fixed(before, config, old, new, begun, finished)) or list(
-        _data(directory, rollouts, base_dir, begun)
+        _data(directory, rollouts, begun)
     )
     if problems:
         listed = "\n".join(f"  {problem}" for problem in problems)
@@ -162,13 +159,12 @@ def _fixed(
 
 
 def _data(
-    directory: RunDirectory, rollouts: Sequence[StageConfig], base_dir: Path, begun: set[str]
+    directory: RunDirectory, rollouts: Sequence[StageConfig], begun: set[str]
 ) -> Iterator[str]:
     """Training data that is not what it was: a draw would be another task than its number says."""
     kept = directory.read_record().get("data", {})
-    for name, found in data_hashes(
-        [stage for stage in rollouts if stage.name in begun], base_dir
-    ).items():
+    own = [stage for stage in rollouts if stage.name in begun]
+    for name, found in data_hashes(own).items():
         if name.endswith("/train") and kept.get(name, found) != found:
             yield (
                 f"stages.{name.removesuffix('/train')}.data.train must give the same tasks as when "

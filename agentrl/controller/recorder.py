@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -35,6 +35,7 @@ class StepView(Protocol):
     def alert(self, text: str) -> None: ...
 
 
+@dataclass(eq=False)
 class Recorder:
     """Of one stage. The rollout service's thread calls ``record_outcome`` and ``record_failures``
     too, the loop's thread everything.
@@ -47,31 +48,20 @@ class Recorder:
         view: what a person sees now.
         timer: seconds by phase, of the whole run.
         step: steps done before, for a resumed stage.
-        results: evaluations made before, as in ``summary.json``.
+        results: evaluations so far, as in ``summary.json``.
     """
 
-    def __init__(
-        self,
-        stage: str,
-        *,
-        writer: TrajectoryWriter,
-        events: EventLog,
-        sink: Sink,
-        view: StepView,
-        timer: PhaseTimer,
-        step: int = 0,
-        results: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.timer = timer
-        self._stage = stage
-        self._writer = writer
-        self._events = events
-        self._sink = sink
-        self._view = view
-        self._step = step
-        self._results: dict[str, dict[str, Any]] = {
-            name: dict(own) for name, own in (results or {}).items()
-        }
+    stage: str
+    _: KW_ONLY
+    writer: TrajectoryWriter
+    events: EventLog
+    sink: Sink
+    view: StepView
+    timer: PhaseTimer
+    step: int = 0
+    results: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
         # guards the outcomes and failure counts: the service's thread adds to them, the loop's
         # thread takes them
         self._lock = threading.Lock()
@@ -80,14 +70,14 @@ class Recorder:
         self._evaluated: dict[str, float] = {}
         self._failure_counts: Counter[str] = Counter()
         self._step_start = time.monotonic()
-        self._store_wait_s = writer.counts.wait_s
+        self._store_wait_s = self.writer.counts.wait_s
 
     def record_outcome(self, outcome: GroupOutcome) -> None:
         """Stores a group's trajectories; those of training count in the step's metrics."""
         for trajectory in (*outcome.retried, *outcome.group.trajectories):
-            self._writer.write(trajectory, self._step + (outcome.request.purpose == "train"))
+            self.writer.write(trajectory, self.step + (outcome.request.purpose == "train"))
             if trajectory.status.kind == "failed":
-                self._events.trajectory_failed(trajectory, stage=self._stage)
+                self.events.trajectory_failed(trajectory, stage=self.stage)
         if outcome.request.purpose == "train":
             with self._lock:
                 self._outcomes.append(outcome)
@@ -95,18 +85,15 @@ class Recorder:
     def uncounted(self) -> tuple[int, ...]:
         """Draws in training that came to their end and are in no step's metrics yet."""
         with self._lock:
-            return tuple(
-                sorted({outcome.request.group_index for outcome in (*self._taken, *self._outcomes)})
-            )
+            return tuple(sorted({o.request.group_index for o in (*self._taken, *self._outcomes)}))
 
     def recall(self, groups: Sequence[TrajectoryGroup]) -> None:
         """Groups of a checkpoint that were stored and not counted: they count in the step that
         comes next."""
-        requests = [
-            GroupRequest(group.group_index, group.task, len(group.trajectories)) for group in groups
-        ]
         with self._lock:
-            self._outcomes += map(GroupOutcome, requests, groups)
+            for group in groups:
+                request = GroupRequest(group.group_index, group.task, len(group.trajectories))
+                self._outcomes.append(GroupOutcome(request, group))
 
     def take_episodes(self) -> list[Trajectory]:
         """A batch was taken: the outcomes so far are its step's, later ones the next one's.
@@ -141,21 +128,27 @@ class Recorder:
         """
         outcomes = self._taken
         self._taken = []
-        self._step = state.step
-        seconds = time.monotonic() - self._step_start
-        self._step_start = time.monotonic()
+        self.step = state.step
+        now = time.monotonic()
+        seconds = now - self._step_start
+        self._step_start = now
         played = sorted(
             (outcome.group for outcome in outcomes), key=lambda group: group.group_index
         )
         values = (rollout_metrics(played) if played else {}) | _sandboxes(outcomes)
         values |= _numbers(stats)
-        wait_s = self._writer.counts.wait_s
+        wait_s = self.writer.counts.wait_s
         self.timer.add("wait_store", wait_s - self._store_wait_s)
         self._store_wait_s = wait_s
         phases = self.timer.take_step()
-        values |= phases | self._speed(
-            played, batch, seconds - phases.get("time/eval_s", 0.0), phases
-        )
+        values |= phases
+        if batch is not None:
+            learning_s = seconds - phases.get("time/eval_s", 0.0)
+            values["perf/tokens_per_s"] = tokens_per_s(batch.num_tokens, learning_s)
+            if played:
+                sampled = sum(t.num_policy_tokens for group in played for t in group.trajectories)
+                rollout_s = phases.get("time/rollout_s", 0.0)
+                values["perf/rollout_tokens_per_s"] = tokens_per_s(sampled, rollout_s)
         values |= self._evaluated
         self._evaluated = {}
         values |= {"policy_version": float(state.policy_version), "time/step_s": seconds}
@@ -170,19 +163,19 @@ class Recorder:
             if played:
                 self._annotate(batch, groups, state)
         self._alert(played, state.step)
-        self._sink.log(state.step, values, self._stage)
-        self._view.step(state.step, values, "" if has_signal else no_signal(played))
-        self._view.status("")
+        self.sink.log(state.step, values, self.stage)
+        self.view.step(state.step, values, "" if has_signal else no_signal(played))
+        self.view.status("")
         if played:
-            self._writer.seal(state.step)
+            self.writer.seal(state.step)
 
     def evaluating(self, when: str) -> None:
         """An evaluation starts; until a step ends, the display says so."""
-        self._view.status(f"evaluating ({when})")
+        self.view.status(f"evaluating ({when})")
 
     def record_evaluation(self, result: Evaluation, state: TrainState) -> None:
         """An evaluation's numbers, for the summary and the step's row of metrics."""
-        own = self._results.setdefault(result.name, {})
+        own = self.results.setdefault(result.name, {})
         own[result.when] = dict(result.numbers)
         own["num_tasks"] = result.num_tasks
         told = ", ".join(
@@ -190,7 +183,7 @@ class Recorder:
             for name, value in result.numbers.items()
             if isinstance(value, float)
         )
-        self._view.message(
+        self.view.message(
             f"held-out {result.name} {result.when}: {told} ({result.num_tasks} tasks)"
         )
         numbers = {
@@ -198,24 +191,19 @@ class Recorder:
             for kind, value in result.numbers.items()
             if value is not None
         }
-        if (
-            state.step == self._step
-        ):  # no step of its own: the row of the weights that the stage starts from
-            self._sink.log(state.step, numbers, self._stage)
+        # no step of its own: the row of the weights that the stage starts from
+        if state.step == self.step:
+            self.sink.log(state.step, numbers, self.stage)
         else:
             self._evaluated |= numbers
-
-    def results(self) -> dict[str, dict[str, Any]]:
-        """Evaluations so far, as in ``summary.json``."""
-        return {name: dict(own) for name, own in self._results.items()}
 
     def record_failures(self, incidents: Sequence[Incident]) -> None:
         """Shows what the run survived, as soon as it is known; each is an event, and counts in the
         next row of metrics."""
         for incident in incidents:
-            self._view.alert(str(incident))
-            self._events.log(
-                incident.event, str(incident), boundary="engine", level="warning", stage=self._stage
+            self.view.alert(str(incident))
+            self.events.log(
+                incident.event, str(incident), boundary="engine", level="warning", stage=self.stage
             )
             with self._lock:
                 self._failure_counts.update(incident.counts)
@@ -225,18 +213,18 @@ class Recorder:
         reasons = Counter(one.why for group in groups for one in group.lost)
         told = "; ".join(f"{number} × {why}" for why, number in reasons.most_common(3))
         if reasons:
-            self._events.log(
+            self.events.log(
                 "unsaved_episodes",
                 f"the checkpoint holds {sum(len(group.resumable) for group in groups)} episodes in "
                 f"flight as they stand; {reasons.total()} would start again after a resume: {told}",
                 boundary="env",
                 level="info",
-                stage=self._stage,
+                stage=self.stage,
             )
 
     def sync(self) -> None:
         """Returns when everything given so far is durable."""
-        self._writer.flush()
+        self.writer.flush()
 
     def _alert(self, played: Sequence[TrajectoryGroup], step: int) -> None:
         """Episodes that failed, or that an environment's fault cut short: how many at which
@@ -244,70 +232,49 @@ class Recorder:
         episodes = [trajectory for group in played for trajectory in group.trajectories]
         for cause in failure_causes(episodes):
             text = f"step {step}: of {len(episodes)} episodes {cause}"
-            self._view.alert(text)
+            self.view.alert(text)
             numbers = {"step": step, "episodes": len(cause.episodes), "of": len(episodes)}
-            self._events.log(
+            self.events.log(
                 "episodes_failed", text, boundary=cause.boundary, level="warning", **numbers
             )
-
-    def _speed(
-        self,
-        groups: Sequence[TrajectoryGroup],
-        batch: Batch | None,
-        seconds: float,
-        phases: Mapping[str, float],
-    ) -> dict[str, float]:
-        if batch is None:
-            return {}
-        speed = {"perf/tokens_per_s": tokens_per_s(batch.num_tokens, seconds)}
-        if groups:
-            sampled = sum(t.num_policy_tokens for group in groups for t in group.trajectories)
-            speed["perf/rollout_tokens_per_s"] = tokens_per_s(
-                sampled, phases.get("time/rollout_s", 0.0)
-            )
-        return speed
 
     def _annotate(self, batch: Batch, groups: Sequence[TrajectoryGroup], state: TrainState) -> None:
         """What the step learned of each trained trajectory."""
         ids = {
             (t.group_index, t.rollout_index): t.id for group in groups for t in group.trajectories
         }
-        owners = batch.trajectory[np.repeat(np.arange(batch.num_samples), batch.lengths)]
+        owners = np.repeat(batch.trajectory, batch.lengths)
         chosen = (batch.kind == SegmentKind.POLICY) & (batch.loss_mask != 0)
-        for row in range(batch.num_trajectories):
+        columns = {"old_logprobs": batch.old_logprobs, "advantages": batch.advantages}
+        keys = zip(batch.group_index.tolist(), batch.rollout_index.tolist(), strict=True)
+        for row, key in enumerate(keys):
             own = chosen & (owners == row)
-            columns = {"old_logprobs": batch.old_logprobs, "advantages": batch.advantages}
             arrays = {name: column[own] for name, column in columns.items() if column is not None}
             values = {
                 "trained_step": state.step,
-                "stage": self._stage,
+                "stage": self.stage,
                 "credit": float(batch.credit[row]),
             }
-            key = (int(batch.group_index[row]), int(batch.rollout_index[row]))
-            self._writer.annotate(Annotation(ids[key], values, arrays))
+            self.writer.annotate(Annotation(ids[key], values, arrays))
 
 
 def _staleness(batch: Batch, state: TrainState) -> dict[str, float]:
-    """Versions that the trained tokens lay behind the weights they were trained into."""
+    """Versions that the trained tokens lay behind the weights they were trained into, and the share
+    of trajectories whose tokens are of more than one policy version."""
     versions = batch.policy_versions[(batch.loss_mask != 0) & (batch.policy_versions >= 0)]
     if not versions.size:
         return {}
     # the update's own version is the one before its publish
     behind = state.policy_version - 1 - versions
+    owners = np.repeat(batch.trajectory, batch.lengths)
+    sampled = batch.policy_versions >= 0
+    pairs = np.unique(np.stack([owners[sampled], batch.policy_versions[sampled]]), axis=1)
+    mixed = np.count_nonzero(np.bincount(pairs[0], minlength=batch.num_trajectories) > 1)
     return {
         "async/staleness/mean": float(behind.mean()),
         "async/staleness/max": float(behind.max()),
-        "async/mixed_frac": _mixed_frac(batch),
+        "async/mixed_frac": float(mixed / batch.num_trajectories),
     }
-
-
-def _mixed_frac(batch: Batch) -> float:
-    """The share of trajectories whose tokens are of more than one policy version."""
-    owners = batch.trajectory[np.repeat(np.arange(batch.num_samples), batch.lengths)]
-    sampled = batch.policy_versions >= 0
-    pairs = np.unique(np.stack([owners[sampled], batch.policy_versions[sampled]]), axis=1)
-    versions = np.bincount(pairs[0], minlength=batch.num_trajectories)
-    return float(np.count_nonzero(versions > 1) / batch.num_trajectories)
 
 
 def _sandboxes(outcomes: Sequence[GroupOutcome]) -> dict[str, float]:

@@ -12,19 +12,19 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 from agentrl.algorithms import FilterResult
 from agentrl.controller.admission import Admission, RolloutState
 from agentrl.controller.cluster.rollout_pool import Incident, RolloutPool, Score, unscored
 from agentrl.controller.ledger import Ledger, LedgerState
 from agentrl.controller.prompt_sampler import PromptSampler
-from agentrl.controller.schedule import OffPolicyConfig
+from agentrl.controller.schedule import Schedule
 from agentrl.controller.state import TrainState
 from agentrl.controller.stop_request import StopRequest
 from agentrl.engines import PauseMode
 from agentrl.errors import AgentRLError, EngineError, WeightMismatchError
-from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState
+from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.types import TrajectoryGroup
 
 logger = logging.getLogger(__name__)
@@ -40,9 +40,9 @@ KeepGroup = Callable[[TrajectoryGroup], FilterResult]
 OnOutcome = Callable[[GroupOutcome], None]
 
 
-class RolloutService:
-    """``Schedule`` that keeps the pool busy within the admission's bounds, and buffers what may be
-    trained.
+@dataclass(eq=False)
+class RolloutService(Schedule):
+    """Keeps the pool busy within the admission's bounds, and buffers what may be trained.
 
     Args:
         pool: where episodes run.
@@ -50,51 +50,41 @@ class RolloutService:
         ledger: where every trajectory is.
         admission: bounds.
         restored: the groups to go on from, and those that wait already.
-        publish: gives the engines the learner's weights as a version, paused in a mode meanwhile.
+        send_weights: gives the engines the learner's weights as a version, paused in a mode
+            meanwhile.
         keep_group: whether a finished group may be trained on.
         on_outcome: called with every outcome as it comes in (store, metrics), evaluation's
             included.
         wait_s: deadline of one wait for a batch or an evaluation.
-        pause_mode: what becomes of requests in flight at a publish.
+        pause_mode: what becomes of requests in flight at a publish: ``drain`` lets them end first,
+            ``retract`` and ``in_place`` interrupt them, and they go on under the new version.
         stop: ends the waits for a batch and for an evaluation.
         on_poll: called by the thread after each look for outcomes.
         score: gives outcomes their scores by a reward model.
     """
 
-    def __init__(
-        self,
-        pool: RolloutPool,
-        sampler: PromptSampler,
-        ledger: Ledger,
-        admission: Admission,
-        restored: RolloutState,
-        *,
-        publish: Callable[[int, PauseMode], object],
-        keep_group: KeepGroup,
-        on_outcome: OnOutcome,
-        wait_s: float,
-        pause_mode: PauseMode = "retract",
-        stop: StopRequest | None = None,
-        on_poll: Callable[[], None] = lambda: None,
-        score: Score = unscored,
-    ) -> None:
-        self.off_policy = OffPolicyConfig(admission.max_staleness, pause_mode, admission.on_stale)
-        self._pool = pool
-        self._sampler = sampler
-        self._ledger = ledger
-        self._admission = admission
-        self._publish = publish
-        self._keep_group = keep_group
-        self._on_outcome = on_outcome
-        self._wait_s = wait_s
-        self._stop = stop or StopRequest()
-        self._on_poll = on_poll
-        self._score = score
-        self._next_draw = restored.next_draw
-        self._again = list(restored.outstanding)
-        self._saved = {group.group_index: group for group in restored.running}
-        self._restored = restored.groups
-        self._issued = restored.spent
+    pool: RolloutPool
+    sampler: PromptSampler
+    ledger: Ledger
+    admission: Admission
+    restored: RolloutState
+    _: KW_ONLY
+    send_weights: Callable[[int, PauseMode], object]
+    keep_group: KeepGroup
+    on_outcome: OnOutcome
+    wait_s: float
+    pause_mode: PauseMode = "retract"
+    stop: StopRequest = field(default_factory=StopRequest)
+    on_poll: Callable[[], None] = lambda: None
+    score: Score = unscored
+
+    def __post_init__(self) -> None:
+        self.max_staleness = self.admission.max_staleness
+        self.on_stale = self.admission.on_stale
+        self._next_draw = self.restored.next_draw
+        self._again = list(self.restored.outstanding)
+        self._saved = {group.group_index: group for group in self.restored.running}
+        self._issued = self.restored.spent
         # the version served when a group was issued: none of its tokens is older
         self._running: dict[int, int] = {}
         self._cancelling: dict[int, str] = {}  # running groups, and why
@@ -118,10 +108,15 @@ class RolloutService:
 
     def start(self, state: TrainState) -> None:
         """The engines serve the weights of ``state``, then groups are issued."""
-        self._publish(state.policy_version, "retract")
+        self.send_weights(state.policy_version, "retract")
         self._step = state.step
         self._version = state.policy_version
-        self._take_over(self._restored)
+        for group in self.restored.groups:  # those that wait come into this attempt's ledger
+            self.ledger.issue(group.group_index, len(group.trajectories), resumed=True)
+            self._enter_ends(group)
+            self._move(group, "buffered")
+            self._buffer_or_drop(group)
+            self._issued += 1
         self._thread.start()
 
     def next_groups(self, step: int) -> list[TrajectoryGroup]:
@@ -137,26 +132,26 @@ class RolloutService:
         with self._changed:
             self._waiting = True
             try:
-                self._wait(self._ready, self._wait_s, "finished groups")
+                self._wait(self._ready, self.wait_s, "finished groups")
             finally:
                 self._waiting = False
-            size = self._admission.batch_groups
-            if self._admission.in_draw_order:
+            size = self.admission.batch_groups
+            if self.admission.in_draw_order:
                 self._buffer.sort(key=lambda group: group.group_index)
             taken = self._buffer[:size]
             self._buffer = self._buffer[size:]
             self._in_training = size  # a short batch makes no room before it is published
             self._step = step
-            if self._admission.runs_for_nothing(step):
+            if self.admission.runs_for_nothing(step):
                 self._cancel(self._running, "surplus")
             self._issued = len(self._buffer) + len(self._running.keys() - self._cancelling.keys())
             for group in taken:
-                self._ledger.move(group.group_index, _finished(group), "taken", step=step)
+                self._move(group, "taken", step=step)
             return taken
 
     def mark_trained(self, groups: Sequence[TrajectoryGroup], step: int) -> None:
         """The given groups were trained in ``step``; durable when this returns."""
-        self._ledger.trained({group.group_index: _finished(group) for group in groups}, step)
+        self.ledger.trained({group.group_index: _finished(group) for group in groups}, step)
 
     def publish(self, state: TrainState, *, changed: bool) -> TrainState:
         """Version + 1 everywhere where the learner changed; the batch in training makes room for
@@ -165,7 +160,7 @@ class RolloutService:
             state = state.published()
             self.before_publish(state.policy_version)
             try:
-                self._publish(state.policy_version, self.off_policy.pause_mode)
+                self.send_weights(state.policy_version, self.pause_mode)
             except WeightMismatchError:  # the step is kept: its groups are not played again
                 self.make_room(state.policy_version)
                 raise
@@ -176,16 +171,9 @@ class RolloutService:
         """``version`` is served next: what runs and could not be trained by it any more is
         cancelled."""
         with self._changed:
-            if self._admission.on_stale == "drop":
-                oldest = version - self._admission.max_staleness
-                self._cancel(
-                    [
-                        group_index
-                        for group_index, issued in self._running.items()
-                        if issued < oldest
-                    ],
-                    "stale",
-                )
+            if self.on_stale == "drop":
+                oldest = version - self.max_staleness
+                self._cancel([g for g, issued in self._running.items() if issued < oldest], "stale")
 
     def make_room(self, version: int) -> None:
         """The batch in training is published, and ``version`` is served: its place is free."""
@@ -207,7 +195,7 @@ class RolloutService:
 
     def take_failures(self) -> Sequence[Incident]:
         """Workers and servers that died since the last call, and that the run survived."""
-        return self._pool.take_failures()
+        return self.pool.take_failures()
 
     def evaluate(self, requests: Sequence[GroupRequest]) -> list[GroupOutcome]:
         """Rolls out groups that are not trained; no new training episodes are issued meanwhile."""
@@ -215,10 +203,10 @@ class RolloutService:
         with self._changed:
             outcomes: list[GroupOutcome] = []
             self._evaluating[label] = outcomes
-            self._pool.submit(requests)
+            self.pool.submit(requests)
             try:
                 self._wait(
-                    lambda: len(outcomes) == len(requests), self._wait_s, f"evaluation {label}"
+                    lambda: len(outcomes) == len(requests), self.wait_s, f"evaluation {label}"
                 )
             finally:
                 del self._evaluating[label]
@@ -261,13 +249,13 @@ class RolloutService:
         if self._error is None:
             self._cancel_running()
         for group in self._buffer:
-            self._ledger.move(group.group_index, _finished(group), "dropped", reason="closed")
+            self._move(group, "dropped", reason="closed")
         self._buffer.clear()
 
     def _cancel_running(self) -> None:
         """Ends what runs and waits until it came back, so that nothing of it meets whoever uses the
         pool next."""
-        self._cancel_groups(self._running.keys() - self._cancelling.keys())
+        self._cancel(self._running, "cancelled")
         end = time.monotonic() + _CLOSE_S
         while self._running:
             self._collect(_POLL_S)
@@ -294,7 +282,7 @@ class RolloutService:
             if ready():
                 return
             if stoppable:
-                self._stop.check()
+                self.stop.check()
             state = f"{len(self._running)} groups are running, {len(self._buffer)} are buffered"
             if time.monotonic() >= slow:
                 fields = {"event": "slow_wait", "what": what, "running": len(self._running)}
@@ -309,15 +297,15 @@ class RolloutService:
                 )
 
     def _ready(self) -> bool:
-        size = self._admission.batch_groups
+        size = self.admission.batch_groups
         if len(self._buffer) < size:
             return not self._running and not self._may_issue()
-        if not self._admission.in_draw_order or not self._running:
+        if not self.admission.in_draw_order or not self._running:
             return True
         return sorted(group.group_index for group in self._buffer)[size - 1] < min(self._running)
 
     def _may_issue(self) -> bool:
-        return self._admission.has_room(
+        return self.admission.has_room(
             step=self._step,
             in_training=self._in_training,
             to_come=len(self._buffer) + len(self._running),
@@ -335,13 +323,13 @@ class RolloutService:
                     requests = self._admit()
                     idle = not self._running and not self._evaluating
                     if requests:
-                        self._pool.submit(requests)
+                        self.pool.submit(requests)
                     elif idle:
                         if not self._asked_for_snapshot:
                             self._changed.wait(_POLL_S)
                         continue
                 self._collect(_POLL_S)
-                self._on_poll()
+                self.on_poll()
         except BaseException as error:  # noqa: BLE001 - boundary: handed to the loop, which raises it
             with self._changed:
                 self._error = error
@@ -350,17 +338,13 @@ class RolloutService:
     def _take_snapshot(self) -> None:
         """Taken by the thread that collects, so that a group is either in flight or in the
         buffer."""
-        saved = self._pool.in_flight()
+        saved = self.pool.in_flight()
         self._collect(0.0)
         with self._changed:
-            self._ledger.sync()
+            self.ledger.sync()
             going_on = self._running.keys() - self._cancelling.keys()
-            waiting = [
-                self._saved[group_index]
-                for group_index in self._again
-                if group_index in self._saved
-            ]
-            running = [
+            states = [self._saved[draw] for draw in self._again if draw in self._saved]
+            states += [
                 group.at_version(self._running[group.group_index])
                 for group in saved
                 if group.group_index in going_on
@@ -369,9 +353,9 @@ class RolloutService:
                 next_draw=self._next_draw,
                 outstanding=tuple(sorted({*going_on, *self._again})),
                 spent=max(0, self._issued - len(going_on) - len(self._buffer)),
-                ledger_offset=self._ledger.offset,
+                ledger_offset=self.ledger.offset,
                 groups=tuple(self._buffer),
-                running=tuple(sorted([*waiting, *running], key=lambda group: group.group_index)),
+                running=tuple(sorted(states, key=lambda group: group.group_index)),
             )
             self._asked_for_snapshot = False
             self._changed.notify_all()
@@ -380,47 +364,44 @@ class RolloutService:
         requests = []
         while (
             not self._evaluating
-            and (self._waiting or not self._admission.in_draw_order)
+            and (self._waiting or not self.admission.in_draw_order)
             and self._may_issue()
         ):
             again = bool(self._again)
             group_index = self._again.pop(0) if again else self._next_draw
             self._next_draw = max(self._next_draw, group_index + 1)
-            bounds = self._admission
             saved = self._saved.pop(group_index, None)
             request = GroupRequest(
                 group_index,
-                self._sampler.task(group_index),
-                bounds.group_size,
-                oversample=bounds.oversample_per_group,
+                self.sampler.task(group_index),
+                self.admission.group_size,
+                oversample=self.admission.oversample_per_group,
             )
             if saved is not None and len(saved.rollouts) != request.num_rollouts:
                 saved = None  # a resumed run may have other numbers of rollouts
             if again:
-                self._counts += _resumed(saved, request.num_rollouts)
-            detail = {} if saved is None else {"resumed": True}
-            self._ledger.issue(group_index, request.num_rollouts, **detail)
-            self._running[group_index] = self._version if saved is None else saved.version
-            request = replace(request, saved=saved)
+                resumed = len(saved.resumable) if saved else 0
+                restarted = len(saved.lost) if saved else request.num_rollouts
+                self._counts += Counter(
+                    {"count/resumed_episodes": resumed, "count/restarted_episodes": restarted}
+                )
+            detail = {"resumed": True} if saved else {}
+            self.ledger.issue(group_index, request.num_rollouts, **detail)
+            self._running[group_index] = saved.version if saved else self._version
             self._issued += 1
-            requests.append(request)
+            requests.append(replace(request, saved=saved))
         return requests
 
     def _collect(self, timeout_s: float) -> None:
-        outcomes: Sequence[GroupOutcome] = self._pool.collect(timeout_s)
-        for outcome in self._score(outcomes) if outcomes else ():
-            self._accept(outcome)
-
-    def _accept(self, outcome: GroupOutcome) -> None:
-        reason = (
-            "" if outcome.request.label else self._cancelling.get(outcome.request.group_index, "")
-        )
-        if reason:
-            outcome = replace(outcome, group=_with_reason(outcome.group, reason))
-        self._on_outcome(outcome)
-        with self._changed:
-            self._enter(outcome)
-            self._changed.notify_all()
+        outcomes = self.pool.collect(timeout_s)
+        for outcome in self.score(outcomes) if outcomes else ():
+            reason = self._cancelling.get(outcome.request.group_index)
+            if reason and not outcome.request.label:
+                outcome = replace(outcome, group=_with_reason(outcome.group, reason))
+            self.on_outcome(outcome)
+            with self._changed:
+                self._enter(outcome)
+                self._changed.notify_all()
 
     def _enter(self, outcome: GroupOutcome) -> None:
         request = outcome.request
@@ -431,69 +412,47 @@ class RolloutService:
             return
         self._running.pop(request.group_index, None)
         self._cancelling.pop(request.group_index, None)
-        finished = _finished(group)
         self._enter_ends(group)
-        if not finished:
+        if not group.finished:
             return
-        decision = self._keep_group(group)
+        decision = self.keep_group(group)
         if decision.keep:
-            self._ledger.move(group.group_index, finished, "buffered")
+            self._move(group, "buffered")
             self._buffer_or_drop(group)
         else:
-            self._ledger.move(group.group_index, finished, "dropped", reason=decision.reason)
+            self._move(group, "dropped", reason=decision.reason)
 
     def _buffer_or_drop(self, group: TrajectoryGroup) -> None:
         """Keeps a group for a batch, unless it is too old for any that is still to come."""
         versions = [
             version for trajectory in group.finished for version in trajectory.policy_versions
         ]
-        if self._admission.too_old(versions, self._version):
-            self._ledger.move(group.group_index, _finished(group), "dropped", reason="stale")
+        if self.admission.too_old(versions, self._version):
+            self._move(group, "dropped", reason="stale")
             self._counts["async/dropped"] += 1
         else:
             self._buffer.append(group)
 
     def _cancel(self, group_indices: Iterable[int], reason: str) -> None:
-        new = sorted(
-            group_index for group_index in group_indices if group_index not in self._cancelling
-        )
+        new = sorted(set(group_indices) - self._cancelling.keys())
         if new:
             self._cancelling |= dict.fromkeys(new, reason)
-            self._cancel_groups(new)
-
-    def _cancel_groups(self, group_indices: Iterable[int]) -> None:
-        self._pool.cancel([("", group_index) for group_index in sorted(group_indices)])
-
-    def _take_over(self, groups: Sequence[TrajectoryGroup]) -> None:
-        """Groups of a checkpoint that wait to be trained come into this attempt's ledger."""
-        for group in groups:
-            self._ledger.issue(group.group_index, len(group.trajectories), resumed=True)
-            self._enter_ends(group)
-            self._ledger.move(group.group_index, _finished(group), "buffered")
-            self._buffer_or_drop(group)
-            self._issued += 1
+            self.pool.cancel([("", group_index) for group_index in new])
 
     def _enter_ends(self, group: TrajectoryGroup) -> None:
         finished = _finished(group)
         for trajectory in group.trajectories:
+            status = trajectory.status
             if trajectory.rollout_index not in finished:
-                ended: LedgerState = (
-                    "cancelled" if trajectory.status.kind == "cancelled" else "failed"
+                ended: LedgerState = "cancelled" if status.kind == "cancelled" else "failed"
+                self.ledger.move(
+                    group.group_index, [trajectory.rollout_index], ended, reason=status.reason
                 )
-                self._ledger.move(
-                    group.group_index,
-                    [trajectory.rollout_index],
-                    ended,
-                    reason=trajectory.status.reason,
-                )
-        self._ledger.move(group.group_index, finished, "finished")
+        self._move(group, "finished")
 
-
-def _resumed(saved: GroupState | None, num_rollouts: int) -> Counter[str]:
-    """What becomes of the episodes of a draw that ran when a checkpoint was made."""
-    resumed = 0 if saved is None else len(saved.resumable)
-    restarted = num_rollouts if saved is None else len(saved.lost)
-    return Counter({"count/resumed_episodes": resumed, "count/restarted_episodes": restarted})
+    def _move(self, group: TrajectoryGroup, to: LedgerState, **detail: object) -> None:
+        """Moves the finished rollouts of a group."""
+        self.ledger.move(group.group_index, _finished(group), to, **detail)
 
 
 def _with_reason(group: TrajectoryGroup, reason: str) -> TrajectoryGroup:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,7 @@ from agentrl.training.data.partition import partition
 from agentrl.types import Batch, Status, Trajectory, TrajectoryGroup
 
 
+@dataclass(frozen=True, eq=False)
 class SequenceScores:
     """Scores of trajectories by a reward model, each read at the end of its last sequence.
 
@@ -26,38 +28,30 @@ class SequenceScores:
         micro_batch_tokens: tokens of one forward of a rank.
     """
 
-    def __init__(self, model: RoleHandle, micro_batch_tokens: int) -> None:
-        self._model = model
-        self._micro_batch_tokens = micro_batch_tokens
-        self._facts: ModelInfo | None = None
+    model: RoleHandle
+    micro_batch_tokens: int
+
+    @cached_property
+    def _facts(self) -> ModelInfo:
+        found: ModelInfo = self.model.call(RewardModel.facts)
+        return found
 
     @property
     def max_tokens(self) -> int:
         """The longest sequence that can be scored."""
-        longest = self._model_facts.max_tokens
-        return (
-            self._micro_batch_tokens if longest is None else min(longest, self._micro_batch_tokens)
-        )
+        return min(self._facts.max_tokens or self.micro_batch_tokens, self.micro_batch_tokens)
 
     def of(self, groups: Sequence[TrajectoryGroup]) -> npt.NDArray[np.float32]:
         """``[J]`` scores of the finished trajectories of ``groups``, in order; they may be not
         finite."""
         batch = _last_sequences(groups)
-        layout = Layout(
-            self._model.group.mesh.dp, self._micro_batch_tokens, self._model_facts.length_scale
-        )
+        layout = Layout(self.model.group.mesh.dp, self.micro_batch_tokens, self._facts.length_scale)
         (plan,) = partition(batch.lengths, batch.group[batch.trajectory], seed=0, layout=layout)
         parts = shards(batch, plan)
         scores = np.full(batch.num_samples, np.nan, dtype=np.float32)
-        for part, found in zip(parts, self._model.call(RewardModel.scores, parts), strict=True):
+        for part, found in zip(parts, self.model.call(RewardModel.scores, parts), strict=True):
             scores[part.samples] = found
         return scores
-
-    @property
-    def _model_facts(self) -> ModelInfo:
-        if self._facts is None:
-            self._facts = self._model.call(RewardModel.facts)
-        return self._facts
 
 
 def _last_sequences(groups: Sequence[TrajectoryGroup]) -> Batch:
@@ -113,36 +107,15 @@ class RewardScorer:
             ) from error
 
     def _together(self, outcomes: Sequence[GroupOutcome]) -> list[GroupOutcome]:
-        readable = [self._without_unreadable(outcome.group) for outcome in outcomes]
-        scores = iter(
-            self.scores.of(readable).tolist() if any(group.finished for group in readable) else ()
-        )
+        groups = [outcome.group.with_finished(self._readable) for outcome in outcomes]
+        scores = iter(self.scores.of(groups).tolist() if any(g.finished for g in groups) else ())
         return [
-            replace(
-                outcome,
-                group=replace(
-                    group,
-                    trajectories=tuple(
-                        self._with_score(t, next(scores))
-                        if t.status.finished and t.reward is not None
-                        else t
-                        for t in group.trajectories
-                    ),
-                ),
-            )
-            for outcome, group in zip(outcomes, readable, strict=True)
+            replace(outcome, group=group.with_finished(lambda t: self._with_score(t, next(scores))))
+            for outcome, group in zip(outcomes, groups, strict=True)
         ]
-
-    def _without_unreadable(self, group: TrajectoryGroup) -> TrajectoryGroup:
-        return replace(
-            group,
-            trajectories=tuple(self._readable(trajectory) for trajectory in group.trajectories),
-        )
 
     def _readable(self, trajectory: Trajectory) -> Trajectory:
         """The trajectory, or its failure where the reward model cannot read it."""
-        if not trajectory.status.finished or trajectory.reward is None:
-            return trajectory
         samples = trajectory.samples()
         if not samples:
             return _failed(trajectory, "has no tokens to score; use an engine that returns ids")

@@ -7,15 +7,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from agentrl.algorithms import AlgorithmSpec, Rewards
-from agentrl.controller.admission import RolloutState
-from agentrl.controller.batch_plan import MiniBatch, PlannedBatch
+from agentrl.controller.batch_plan import PlannedBatch
 from agentrl.controller.checkpoints import Checkpoints, Manifest
 from agentrl.controller.cluster.role_handle import RoleHandle
 from agentrl.controller.evaluator import Evaluator
@@ -31,11 +30,10 @@ from agentrl.errors import (
     TrainingError,
     WeightMismatchError,
 )
-from agentrl.metrics import PhaseTimer
 from agentrl.rollouts import make_batch, turns_of
 from agentrl.store.atomic import replacing_folder
-from agentrl.training import Actor, LearningRole, ModelInfo, Reference
-from agentrl.types import SegmentKind, Stats, TrajectoryGroup, seed_for
+from agentrl.training import Actor, Layout, LearningRole, ModelInfo, Reference
+from agentrl.types import BatchShard, SegmentKind, Stats, Trajectory, TrajectoryGroup, seed_for
 
 _PASSES: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     ("old_logprobs", "actor", Actor.logprobs),  # the policy's own, before the first update
@@ -85,6 +83,7 @@ class StageSettings:
     eval_before: bool = False
 
 
+@dataclass(eq=False)
 class StageRun:
     """What the loop of ``controller.loop.train`` works with.
 
@@ -102,54 +101,34 @@ class StageRun:
         stop: asks the stage to end with a checkpoint.
     """
 
-    def __init__(
-        self,
-        settings: StageSettings,
-        *,
-        algorithm: AlgorithmSpec,
-        schedule: Schedule,
-        learners: Sequence[RoleHandle],
-        checkpoints: Checkpoints,
-        evaluator: Evaluator | None,
-        recorder: Recorder,
-        model_folder: Path,
-        restored: tuple[Path, Manifest] | None = None,
-        stop: StopRequest | None = None,
-    ) -> None:
-        _check_names(settings.name, learners)
-        self.settings = settings
-        self.algorithm = algorithm
-        self.schedule = schedule
-        self.learners = tuple(learners)
-        self._checkpoints = checkpoints
-        self._evaluator = evaluator
-        self._recorder = recorder
-        self._model_folder = model_folder
-        self._restored = restored
-        self._stop = stop or StopRequest()
-        self._interrupted = restored[1].evaluating if restored else ""
+    settings: StageSettings
+    _: KW_ONLY
+    algorithm: AlgorithmSpec
+    schedule: Schedule
+    learners: Sequence[RoleHandle]
+    checkpoints: Checkpoints
+    evaluator: Evaluator | None
+    recorder: Recorder
+    model_folder: Path
+    restored: tuple[Path, Manifest] | None = None
+    stop: StopRequest = field(default_factory=StopRequest)
+
+    def __post_init__(self) -> None:
+        _check_names(self.settings.name, self.learners)
+        self.num_steps = self.settings.num_steps
+        self.timer = self.recorder.timer
+        self._first = self.learners[0]
+        self._interrupted = self.restored[1].evaluating if self.restored else ""
         """The evaluation that started and did not end."""
         # a role that is not built is named here
         facts: list[ModelInfo] = [learner.call(LearningRole.facts) for learner in self.learners]
         self._length_scale = facts[0].length_scale
 
-    @property
-    def timer(self) -> PhaseTimer:
-        return self._recorder.timer
-
-    @property
-    def _first(self) -> RoleHandle:
-        return self.learners[0]
-
-    @property
-    def num_steps(self) -> int:
-        return self.settings.num_steps
-
     def restore(self) -> TrainState:
         """The state of the checkpoint to go on from, its tensors loaded; step 0 without one."""
-        if self._restored is None:
+        if self.restored is None:
             return TrainState(algorithm=self.algorithm.initial_state)
-        folder, manifest = self._restored
+        folder, manifest = self.restored
         for learner in self.learners:
             learner.call(LearningRole.load, folder / learner.name)
         return TrainState(
@@ -167,9 +146,9 @@ class StageRun:
         """
         again: set[int] = set()
         try:
-            self._stop.check()
+            self.stop.check()
             groups = self.schedule.next_groups(state.step + 1)
-            episodes = self._recorder.take_episodes()
+            episodes = self.recorder.take_episodes()
             again = {trajectory.group_index for trajectory in episodes} | {
                 group.group_index for group in groups
             }
@@ -185,7 +164,7 @@ class StageRun:
             return None
         if self.settings.shuffle_rewards:
             groups = _shuffled(groups, seed_for(self.settings.seed, "shuffle_rewards", state.step))
-        if self.schedule.off_policy.on_stale == "drop":
+        if self.schedule.on_stale == "drop":
             self._assert_fresh(groups, state)
         rewards = _rewards_of(groups, seed_for(self.settings.seed, "credit", state.step))
         credit = self.algorithm.credit(rewards, state.algorithm)
@@ -197,17 +176,14 @@ class StageRun:
             credit=credit.trajectory.astype(np.float32),
             turn_credit=credit.turn.astype(np.float32),
             trained=trained,
-            oldest_version=state.policy_version - self.schedule.off_policy.max_staleness,
+            oldest_version=state.policy_version - self.schedule.max_staleness,
         )
         return PlannedBatch.plan(
             batch,
-            num_ranks=self._first.group.mesh.dp,
+            self.algorithm,
+            Layout(self._first.group.mesh.dp, self.settings.micro_batch_tokens, self._length_scale),
             mini_batch_groups=self.settings.mini_batch_groups,
-            micro_batch_tokens=self.settings.micro_batch_tokens,
-            logprob_micro_batch_tokens=self.settings.logprob_micro_batch_tokens,
-            length_scale=self._length_scale,
-            reduction=self.algorithm.reduction,
-            whole_groups=self.algorithm.pair_loss is not None,
+            forward_tokens=self.settings.logprob_micro_batch_tokens,
             seed=seed_for(self.settings.seed, "shuffle", state.step),
         )
 
@@ -219,19 +195,19 @@ class StageRun:
                 batch = batch.join(handle.columns(method, batch))
         return batch
 
-    def update(self, mini_batch: MiniBatch) -> Stats:
+    def update(self, mini_batch: Sequence[BatchShard]) -> Stats:
         """One optimizer step of every learner; metrics of those after the first are prefixed by
         their names."""
         stats = Stats()
         for learner in self.learners:
-            own: Stats = learner.call(LearningRole.update, mini_batch.shards)
+            own: Stats = learner.call(LearningRole.update, mini_batch)
             prefix = "" if learner is self._first else f"{learner.name}/"
             stats += Stats({prefix + name: stat for name, stat in own.items()})
         return stats
 
     def _assert_fresh(self, groups: Sequence[TrajectoryGroup], state: TrainState) -> None:
         """No trained token is staler than the schedule allows."""
-        oldest = state.policy_version - self.schedule.off_policy.max_staleness
+        oldest = state.policy_version - self.schedule.max_staleness
         for trajectory in (t for group in groups for t in group.finished if t.policy_versions):
             if min(trajectory.policy_versions) < oldest:
                 raise TrainingError(
@@ -242,11 +218,11 @@ class StageRun:
 
     def counts(self, batch: PlannedBatch | None) -> dict[str, float]:
         """What a step adds to the running totals."""
-        signal = {} if self._has_signal(batch) else {WITHOUT_SIGNAL: 1.0}
+        counts = {} if self._has_signal(batch) else {WITHOUT_SIGNAL: 1.0}
         if batch is None:
-            return {"skipped_steps": 1.0, **signal}
+            return {"skipped_steps": 1.0, **counts}
         return {
-            **signal,
+            **counts,
             "trajectories": float(batch.batch.num_trajectories),
             "tokens": float(batch.batch.num_tokens),
             "trained_tokens": float(np.count_nonzero(batch.batch.loss_mask)),
@@ -260,16 +236,16 @@ class StageRun:
         stats: Stats,
     ) -> None:
         """Annotations, metrics and the display's line of a step."""
-        self._recorder.record_failures(self.schedule.take_failures())
+        self.recorder.record_failures(self.schedule.take_failures())
         counts = dict(self.schedule.take_counts())
-        if batch is not None and self.schedule.off_policy.on_stale == "mask_tokens":
+        if batch is not None and self.schedule.on_stale == "mask_tokens":
             versions = batch.batch.policy_versions  # those that the published weights were made of
-            oldest = state.policy_version - 1 - self.schedule.off_policy.max_staleness
+            oldest = state.policy_version - 1 - self.schedule.max_staleness
             counts["async/masked_tokens"] = int(
                 np.count_nonzero((versions >= 0) & (versions < oldest))
             )
         packed = batch.batch if batch else None
-        self._recorder.record_step(
+        self.recorder.record_step(
             state, groups, packed, stats, counts, has_signal=self._has_signal(batch)
         )
 
@@ -283,21 +259,17 @@ class StageRun:
     def evaluate_at_start(self, state: TrainState) -> None:
         """Evaluates the weights that the stage starts from, or makes up for an evaluation that was
         interrupted."""
-        if self._evaluator is not None and self._interrupted:
-            when = self._interrupted
-            done = [name for name, own in self._recorder.results().items() if when in own]
+        if when := self._interrupted:
+            done = [name for name, own in self.recorder.results.items() if when in own]
             self._evaluate(when, state, done)
-        elif self._evaluator is not None and self.settings.eval_before and self._restored is None:
+        elif self.settings.eval_before and self.restored is None:
             self._evaluate("before", state)
 
     def evaluate_if_due(self, state: TrainState) -> None:
         """Evaluates the model every so many steps, and after the last."""
-        if self._evaluator is None:
-            return
-        every = self.settings.eval_every
         if state.step == self.num_steps:
             self._evaluate("after", state)
-        elif every is not None and state.step % every == 0:
+        elif _is_due(state, self.settings.eval_every):
             self._evaluate(f"step={state.step:06d}", state)
 
     def publish(self, state: TrainState, *, changed: bool) -> TrainState:
@@ -320,14 +292,10 @@ class StageRun:
         Raises:
             RunInterruptedError: it was.
         """
-        every = self.settings.checkpoint_every
-        if (
-            state.step == self.num_steps
-            or (every is not None and state.step % every == 0)
-            or self._stop.by
-        ):
+        last = state.step == self.num_steps
+        if last or self.stop.by or _is_due(state, self.settings.checkpoint_every):
             self._checkpoint(state)
-        self._stop.check()
+        self.stop.check()
 
     def _checkpoint(self, state: TrainState, again: Collection[int] = ()) -> None:
         """Keeps a checkpoint of a state whose weights the learner has; draws of ``again`` are
@@ -335,15 +303,26 @@ class StageRun:
         with self.timer.phase("checkpoint"):
             start = time.monotonic()
             snapshot = self.schedule.snapshot(again)
-            folder = self._checkpoints.begin(state.step)
+            folder = self.checkpoints.begin(state.step)
             try:
                 for learner in self.learners:
                     learner.call(LearningRole.save, folder / learner.name)
-                self._recorder.sync()
-                self._recorder.record_unsaved(snapshot.running)
-                self._checkpoints.commit(folder, self._manifest(state, snapshot))
+                self.recorder.sync()
+                self.recorder.record_unsaved(snapshot.running)
+                manifest = Manifest(
+                    stage=self.settings.name,
+                    step=state.step,
+                    policy_version=state.policy_version,
+                    rollouts=snapshot,
+                    algorithm=dict(state.algorithm),
+                    progress=dict(state.totals),
+                    results=self.recorder.results,
+                    evaluating=self._interrupted,
+                    uncounted=self.recorder.uncounted(),
+                )
+                self.checkpoints.commit(folder, manifest)
             except BaseException:
-                self._checkpoints.abandon(folder)
+                self.checkpoints.abandon(folder)
                 raise
             seconds = time.monotonic() - start
             fields = {"stage": self.settings.name, "step": state.step, "seconds": seconds}
@@ -354,19 +333,6 @@ class StageRun:
                 extra={"event": "checkpoint_written", "path": str(folder), **fields},
             )
 
-    def _manifest(self, state: TrainState, snapshot: RolloutState) -> Manifest:
-        return Manifest(
-            stage=self.settings.name,
-            step=state.step,
-            policy_version=state.policy_version,
-            rollouts=snapshot,
-            algorithm=dict(state.algorithm),
-            progress=dict(state.totals),
-            results=self._recorder.results(),
-            evaluating=self._interrupted,
-            uncounted=self._recorder.uncounted(),
-        )
-
     def finish(self, state: TrainState) -> TrainState:
         """Exports the model as an ordinary Hugging Face folder that exists whole or not at all; the
         models of further learners lie in folders of their names within.
@@ -374,8 +340,8 @@ class StageRun:
         Raises:
             RunInterruptedError: the run was asked to end.
         """
-        self._stop.check()
-        with self.timer.phase("checkpoint"), replacing_folder(self._model_folder) as part:
+        self.stop.check()
+        with self.timer.phase("checkpoint"), replacing_folder(self.model_folder) as part:
             for learner in self.learners:
                 folder = part if learner is self._first else part / learner.name
                 learner.call(LearningRole.export, folder)
@@ -384,13 +350,18 @@ class StageRun:
     def _evaluate(self, when: str, state: TrainState, done: Collection[str] = ()) -> None:
         """Evaluates the model; where the run is asked to end meanwhile, a resume makes up for the
         rest."""
-        assert self._evaluator is not None
-        self._recorder.evaluating(when)
+        if self.evaluator is None:
+            return
+        self.recorder.evaluating(when)
         self._interrupted = when
         with self.timer.phase("eval"), suppress(RunInterruptedError):
-            for result in self._evaluator.evaluate(when, done=done):
-                self._recorder.record_evaluation(result, state)
+            for result in self.evaluator.evaluate(when, done=done):
+                self.recorder.record_evaluation(result, state)
             self._interrupted = ""
+
+
+def _is_due(state: TrainState, every: int | None) -> bool:
+    return every is not None and state.step % every == 0
 
 
 def _check_names(stage: str, learners: Sequence[RoleHandle]) -> None:
@@ -424,15 +395,8 @@ def _shuffled(groups: Sequence[TrajectoryGroup], seed: int) -> list[TrajectoryGr
     """The same groups with the rewards of finished trajectories in other places."""
     rewards = [trajectory.reward for group in groups for trajectory in group.finished]
     order = iter(np.random.Generator(np.random.Philox(seed)).permutation(len(rewards)))
-    return [
-        replace(
-            group,
-            trajectories=tuple(
-                replace(t, reward=rewards[next(order)])
-                if t.status.finished and t.reward is not None
-                else t
-                for t in group.trajectories
-            ),
-        )
-        for group in groups
-    ]
+
+    def moved(trajectory: Trajectory) -> Trajectory:
+        return replace(trajectory, reward=rewards[next(order)])
+
+    return [group.with_finished(moved) for group in groups]

@@ -57,7 +57,7 @@ def conversations(
         ),
         batch_groups=stage.train.batch_prompts,
         ledger=ledger,
-        start=start,
+        next_draw=start,
     )
 
 
@@ -157,7 +157,7 @@ def rollouts(
         ledger,
         admission,
         snapshot,
-        publish=partial(publish_weights, processes.sync, policy, pool),
+        send_weights=partial(publish_weights, processes.sync, policy, pool),
         keep_group=keep_group,
         on_outcome=recorder.record_outcome,
         wait_s=wait_s,

@@ -273,7 +273,7 @@ def run_stage(
     next_draw = schedule.snapshot().next_draw if plays else first_draw
     schedule.close()
     return StageOutcome(
-        next_draw, recorder.results(), num_steps, int(state.totals.get(WITHOUT_SIGNAL, 0))
+        next_draw, recorder.results, num_steps, int(state.totals.get(WITHOUT_SIGNAL, 0))
     )
 
 
@@ -287,7 +287,7 @@ def _recorder(parts: RunContext, stage: StageConfig, manifest: Manifest | None) 
         view=parts.display,
         timer=parts.timer,
         step=manifest.step if manifest else 0,
-        results=manifest.results if manifest else None,
+        results=dict(manifest.results) if manifest else {},
     )
     if manifest is not None:
         recorder.recall(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -221,6 +221,12 @@ class TrajectoryGroup:
     group_index: int
     task: Task
     trajectories: tuple[Trajectory, ...]
+
+    def with_finished(self, change: Callable[[Trajectory], Trajectory]) -> TrajectoryGroup:
+        """The group with each finished rollout changed."""
+        finished = self.finished
+        changed = tuple(change(t) if t in finished else t for t in self.trajectories)
+        return replace(self, trajectories=changed)
 
     @property
     def finished(self) -> tuple[Trajectory, ...]:

@@ -128,7 +128,7 @@ class World:
             self.ledger,
             admission,
             settings.pop("restored", RolloutState(0, (), 0, 0)),
-            publish=self._publish,
+            send_weights=self._publish,
             keep_group=settings.pop("keep", lambda group: FilterResult(True)),
             on_outcome=settings.pop("on_outcome", self.taken_in.append),
             **{"wait_s": DEADLINE_S} | settings,

@@ -19,7 +19,6 @@ from agentrl.controller.cluster.worker import RoleSpec
 from agentrl.controller.failures import FailureBound
 from agentrl.controller.loop import train
 from agentrl.controller.recorder import Recorder
-from agentrl.controller.schedule import OffPolicyConfig
 from agentrl.controller.stage import StageRun, StageSettings
 from agentrl.controller.state import TrainState
 from agentrl.metrics import JsonlSink, PhaseTimer
@@ -37,7 +36,8 @@ class Replay:
     are stale.
     """
 
-    off_policy = OffPolicyConfig(max_staleness=99)
+    max_staleness = 99
+    on_stale = "drop"
 
     def __init__(self, batches: Sequence[list[TrajectoryGroup]]) -> None:
         self._batches = batches

@@ -341,7 +341,7 @@ def test_an_outcome_of_an_evaluation_that_was_given_up_is_passed_over(world: Mak
     with pytest.raises(EngineError, match="waited 0 s for evaluation e"):
         w.service.evaluate([GroupRequest(0, TASKS[0], 1, "eval", "e")])
     w.pool.finish(0, label="e")
-    w.service._wait_s = DEADLINE_S
+    w.service.wait_s = DEADLINE_S
     batch = w.next_groups()
     w.pool.finish(0)
     assert batch.group_indices() == [0]

@@ -10,7 +10,6 @@ import pytest
 
 from agentrl.algorithms import GroupSummary, make_algorithm
 from agentrl.controller.cluster.role_group import LocalRoleGroup
-from agentrl.controller.schedule import OffPolicyConfig
 from agentrl.errors import TrainingError
 from agentrl.metrics import rollout_metrics
 from agentrl.types import Status, TrajectoryGroup
@@ -71,7 +70,7 @@ def test_a_batch_staler_than_the_schedule_allows_is_refused(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # version 0's tokens may be trained while it is published, alone
-    monkeypatch.setattr(Replay, "off_policy", OffPolicyConfig())
+    monkeypatch.setattr(Replay, "max_staleness", 0)
     group = LocalRoleGroup(threads=1)
     try:
         with pytest.raises(

@@ -28,10 +28,10 @@ from agentrl.training import (
     RewardModel,
     RewardModelSpec,
     join,
-    partition_groups,
     sample_weights,
     shards,
 )
+from agentrl.training.data.partition import partition
 from agentrl.training.models.packed_model import DType, ModelSpec
 from agentrl.training.models.policy_model import load_policy
 from agentrl.training.models.score_model import load_score_model
@@ -57,7 +57,9 @@ def pairs(lengths: Sequence[int] = LENGTHS, *, margin: float = 0.0) -> Batch:
 
 def shard_of(batch: Batch, micro_batch_tokens: int = 64) -> BatchShard:
     groups = batch.group[batch.trajectory]
-    (plan,) = partition_groups(batch.lengths, groups, seed=0, layout=layout(1, micro_batch_tokens))
+    (plan,) = partition(
+        batch.lengths, groups, seed=0, layout=layout(1, micro_batch_tokens), whole_groups=True
+    )
     weights = sample_weights(batch, plan, make_algorithm("reward_model").reduction)
     return shards(batch, plan, weights)[0]
 
@@ -247,7 +249,7 @@ def test_a_policys_algorithm_trains_no_reward_model(model_path: str) -> None:
 
 def test_a_group_that_is_no_pair_is_refused(model_path: str) -> None:
     batch = make_batch((9, 8, 7), rollouts=3)
-    (plan,) = partition_groups(batch.lengths, batch.group, seed=0, layout=layout(1, 64))
+    (plan,) = partition(batch.lengths, batch.group, seed=0, layout=layout(1, 64), whole_groups=True)
     shard = shards(batch, plan, np.ones(3))[0]
     with pytest.raises(DataError, match="learns from pairs"):
         learner(model_path).update(shard)
@@ -266,7 +268,9 @@ def test_a_pair_lies_in_one_micro_batch() -> None:
     batch = pairs()
     groups = batch.group[batch.trajectory]
     for ranks in (1, 2, 3):
-        (plan,) = partition_groups(batch.lengths, groups, seed=0, layout=layout(ranks, 40))
+        (plan,) = partition(
+            batch.lengths, groups, seed=0, layout=layout(ranks, 40), whole_groups=True
+        )
         rows = np.concatenate([part.samples for part in plan.coordinates])
         assert sorted(rows.tolist()) == list(range(len(LENGTHS)))
         for part in plan.coordinates:
@@ -281,4 +285,4 @@ def test_a_pair_longer_than_a_micro_batch_is_refused() -> None:
         ConfigError,
         match=r"StageSettings\.micro_batch_tokens must be at least the longest pair .*, got 34",
     ):
-        partition_groups(batch.lengths, batch.group, seed=0, layout=layout(1, 34))
+        partition(batch.lengths, batch.group, seed=0, layout=layout(1, 34), whole_groups=True)

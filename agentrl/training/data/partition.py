@@ -22,6 +22,7 @@ from agentrl.types.batch import token_rows
 I64 = npt.NDArray[np.int64]
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
+_NONE: I64 = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,7 @@ def partition(
     seed: int,
     layout: Layout,
     mini_batch_groups: int | None = None,
+    whole_groups: bool = False,
 ) -> tuple[Plan, ...]:
     """The mini-batches of a step, one plan each, in the order of their optimizer steps.
 
@@ -92,9 +94,10 @@ def partition(
         seed: of the order of groups; unused for a single mini-batch.
         layout: the ranks and the size of a micro-batch.
         mini_batch_groups: groups of one optimizer step; None for all.
+        whole_groups: all samples of a group are in one micro-batch, for losses that compare them.
 
     Raises:
-        ConfigError: a sample is longer than a micro-batch.
+        ConfigError: a sample, or a whole group, is longer than a micro-batch.
         ValueError: there is no sample, shapes differ, or ``mini_batch_groups`` is below 1.
     """
     sizes = np.asarray(lengths, dtype=np.int64)
@@ -105,7 +108,12 @@ def partition(
         )
     if mini_batch_groups is not None and mini_batch_groups < 1:
         raise ValueError(f"mini_batch_groups must be at least 1, got {mini_batch_groups}")
-    _check_fits(sizes, layout)
+    if whole_groups:
+        owners = np.unique(owners, return_inverse=True)[1]
+        members = [np.flatnonzero(owners == group) for group in range(owners.max() + 1)]
+        sizes = np.bincount(owners, weights=sizes).astype(np.int64)
+        owners = np.arange(sizes.size)
+    _check_fits(sizes, layout, whole_groups)
     order = np.unique(owners)
     step = order.size if mini_batch_groups is None else mini_batch_groups
     if step < order.size:
@@ -113,56 +121,25 @@ def partition(
     plans = []
     for start in range(0, order.size, step):
         rows = np.flatnonzero(np.isin(owners, order[start : start + step]))
-        plans.append(_plan(_balance(rows, sizes, layout), sizes, layout))
+        plan = _plan(_balance(rows, sizes, layout), sizes, layout)
+        plans.append(_with_members(plan, members) if whole_groups else plan)
     return tuple(plans)
 
 
-def partition_groups(
-    lengths: npt.NDArray[np.integer],
-    groups: npt.NDArray[np.integer],
-    *,
-    seed: int,
-    layout: Layout,
-    mini_batch_groups: int | None = None,
-) -> tuple[Plan, ...]:
-    """As ``partition``, with all samples of a group in one micro-batch, for losses that compare
-    them.
-
-    Raises:
-        ConfigError: a group is longer than a micro-batch.
-        ValueError: as ``partition``.
-    """
-    units, owner = np.unique(np.asarray(groups), return_inverse=True)
-    totals = np.bincount(owner, weights=np.asarray(lengths)).astype(np.int64)
-    if int(totals.max(initial=0)) > layout.micro_batch_tokens:
-        raise ConfigError(
-            "StageSettings.micro_batch_tokens must be at least the longest pair (the two are "
-            f"compared in one micro-batch), got {layout.micro_batch_tokens} for a pair of "
-            f"{int(totals.max())} tokens; raise it, or leave long pairs out of the data"
+def _with_members(plan: Plan, members: Sequence[I64]) -> Plan:
+    """Replaces a plan's groups by their samples."""
+    parts = []
+    for part in plan.coordinates:
+        groups = [members[unit] for unit in part.samples]
+        places = np.split(
+            np.arange(sum(map(len, groups))), np.cumsum([group.size for group in groups])
         )
-    members = [np.flatnonzero(owner == unit) for unit in range(units.size)]
-    plans = partition(
-        totals, np.arange(units.size), seed=seed, layout=layout, mini_batch_groups=mini_batch_groups
-    )
-    return tuple(
-        Plan(tuple(_with_members(part, members) for part in plan.coordinates)) for plan in plans
-    )
-
-
-def _with_members(part: ShardPlan, members: Sequence[I64]) -> ShardPlan:
-    """Replaces a part's groups by their samples."""
-    sizes = [members[unit].size for unit in part.samples]
-    starts = np.cumsum([0, *sizes])
-    samples = (
-        np.concatenate([members[unit] for unit in part.samples])
-        if sizes
-        else np.zeros(0, dtype=np.int64)
-    )
-    micro_batches = tuple(
-        tuple(row for unit in micro for row in range(int(starts[unit]), int(starts[unit + 1])))
-        for micro in part.micro_batches
-    )
-    return ShardPlan(samples, micro_batches)
+        micro_batches = tuple(
+            tuple(int(row) for unit in micro for row in places[unit])
+            for micro in part.micro_batches
+        )
+        parts.append(ShardPlan(np.concatenate([_NONE, *groups]), micro_batches))
+    return Plan(tuple(parts))
 
 
 def repack(plan: Plan, lengths: npt.NDArray[np.integer], layout: Layout) -> Plan:
@@ -256,15 +233,22 @@ def merge_columns(
     return columns
 
 
-def _check_fits(sizes: I64, layout: Layout) -> None:
+def _check_fits(sizes: I64, layout: Layout, whole_groups: bool = False) -> None:
     longest = int(sizes.max(initial=0))
-    if longest > layout.micro_batch_tokens:
-        raise ConfigError(
-            "StageSettings.micro_batch_tokens must be at least the longest sample (a sample is "
-            f"never split), got {layout.micro_batch_tokens} for a sample of {longest} tokens; "
-            "raise it (and StageSettings.logprob_micro_batch_tokens), or lower "
-            "EpisodeLimits.max_prompt_tokens or EpisodeLimits.max_response_tokens"
-        )
+    if longest <= layout.micro_batch_tokens:
+        return
+    unit = "sample (a sample is never split)"
+    remedy = (
+        "raise it (and StageSettings.logprob_micro_batch_tokens), or lower "
+        "EpisodeLimits.max_prompt_tokens or EpisodeLimits.max_response_tokens"
+    )
+    if whole_groups:
+        unit = "pair (the two are compared in one micro-batch)"
+        remedy = "raise it, or leave long pairs out of the data"
+    raise ConfigError(
+        f"StageSettings.micro_batch_tokens must be at least the longest {unit}, got "
+        f"{layout.micro_batch_tokens} for one of {longest} tokens; {remedy}"
+    )
 
 
 def _balance(rows: I64, sizes: I64, layout: Layout) -> list[I64]:

@@ -78,9 +78,7 @@ class Evaluator(Protocol):
         ...
 
 
-RollOut = Callable[[Sequence[GroupRequest]], list[GroupOutcome]]
-
-
+@dataclass(frozen=True, slots=True, eq=False)
 class RolloutEvaluator:
     """Evaluates every set of a plan.
 
@@ -91,10 +89,9 @@ class RolloutEvaluator:
             same sets.
     """
 
-    def __init__(self, plan: EvalPlan, roll_out: RollOut, *, prefix: str = "") -> None:
-        self.plan = plan
-        self._roll_out_groups = roll_out
-        self._prefix = prefix
+    plan: EvalPlan
+    roll_out: Callable[[Sequence[GroupRequest]], list[GroupOutcome]]
+    prefix: str = ""
 
     def evaluate(self, when: str, *, done: Collection[str] = ()) -> Iterator[Evaluation]:
         """Rolls out every set with the weights served now, one after another."""
@@ -123,13 +120,12 @@ class RolloutEvaluator:
     def _roll_out(
         self, item: EvalSet, kind: str, samples: int, sampling: SamplingParams
     ) -> list[Trajectory]:
-        label = f"{self._prefix}{item.name}/{kind}"
+        label = f"{self.prefix}{item.name}/{kind}"
         requests = [
             GroupRequest(group_index, task, samples, "eval", label, sampling, env=item.env)
             for group_index, task in enumerate(item.tasks)
         ]
-        outcomes = self._roll_out_groups(requests)
-        return [trajectory for outcome in outcomes for trajectory in outcome.group.trajectories]
+        return [t for outcome in self.roll_out(requests) for t in outcome.group.trajectories]
 
 
 def _accuracy(trajectories: Sequence[Trajectory]) -> float | None:

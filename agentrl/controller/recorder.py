@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -15,24 +15,12 @@ from agentrl.controller.cluster.rollout_pool import Incident
 from agentrl.controller.evaluator import Evaluation
 from agentrl.controller.failures import failure_causes
 from agentrl.controller.state import TrainState
-from agentrl.metrics import PhaseTimer, Sink, no_signal, rollout_metrics, tokens_per_s
+from agentrl.metrics import PhaseTimer, Sink, StepDisplay, no_signal, rollout_metrics, tokens_per_s
 from agentrl.rollouts import GroupOutcome, GroupRequest, GroupState
 from agentrl.store import Annotation, EventLog, TrajectoryWriter
 from agentrl.types import Batch, SegmentKind, Stats, Trajectory, TrajectoryGroup
 
 _WITH_MAX = frozenset({"mismatch/logp_abs"})
-
-
-class StepView(Protocol):
-    """What shows steps to a person, such as ``agentrl.metrics.StepDisplay``."""
-
-    def step(self, step: int, values: Mapping[str, float], note: str = "") -> None: ...
-
-    def status(self, text: str) -> None: ...
-
-    def message(self, text: str) -> None: ...
-
-    def alert(self, text: str) -> None: ...
 
 
 @dataclass(eq=False)
@@ -56,7 +44,7 @@ class Recorder:
     writer: TrajectoryWriter
     events: EventLog
     sink: Sink
-    view: StepView
+    view: StepDisplay
     timer: PhaseTimer
     step: int = 0
     results: dict[str, dict[str, Any]] = field(default_factory=dict)

@@ -36,10 +36,6 @@ _SLOW_S = 60.0
 """A wait that takes longer is logged, once."""
 
 
-KeepGroup = Callable[[TrajectoryGroup], FilterResult]
-OnOutcome = Callable[[GroupOutcome], None]
-
-
 @dataclass(eq=False)
 class RolloutService(Schedule):
     """Keeps the pool busy within the admission's bounds, and buffers what may be trained.
@@ -70,8 +66,8 @@ class RolloutService(Schedule):
     restored: RolloutState
     _: KW_ONLY
     send_weights: Callable[[int, PauseMode], object]
-    keep_group: KeepGroup
-    on_outcome: OnOutcome
+    keep_group: Callable[[TrajectoryGroup], FilterResult]
+    on_outcome: Callable[[GroupOutcome], None]
     wait_s: float
     pause_mode: PauseMode = "retract"
     stop: StopRequest = field(default_factory=StopRequest)

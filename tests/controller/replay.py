@@ -71,7 +71,7 @@ class Replay:
 
 
 class Silent:
-    """``StepView`` of a test."""
+    """``StepDisplay`` of a test."""
 
     def step(self, step: int, values: Any, note: str = "") -> None: ...
 

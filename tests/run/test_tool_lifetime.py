@@ -182,8 +182,7 @@ def test_a_rollout_worker_closes_what_was_shared_at_its_end_and_not_between_stag
         async def close(self) -> None:
             self.closed += 1
 
-    kept, worker = Kept(), _RolloutWorker()
-    worker.start("episodes-0", None, 1)
+    kept, worker = Kept(), _RolloutWorker(0, None)
     share(kept)
     worker.setup_rollouts(None)
     assert kept.closed == 0

@@ -13,8 +13,9 @@ import ray
 from agentrl.controller.cluster.mesh import MeshShape
 from agentrl.controller.cluster.ray_rollout_pool import RayRolloutPool
 from agentrl.controller.cluster.ray_runtime import ActorCalls, rank_actor, shared, thread_env
+from agentrl.controller.cluster.role_group import RoleGroup
 from agentrl.controller.cluster.role_handle import RoleHandle
-from agentrl.controller.cluster.rollout_pool import ProcessInfo, RolloutPool
+from agentrl.controller.cluster.rollout_pool import RolloutPool
 from agentrl.controller.cluster.worker import RoleSpec
 from agentrl.engines import PauseMode
 from agentrl.errors import TrainingError
@@ -31,7 +32,7 @@ again. That is a tenth of a small model's update on a CPU. A variable that the e
 sets is kept."""
 
 
-class RayRoleGroup:
+class RayRoleGroup(RoleGroup):
     """``RoleGroup`` over Ray; its ranks also serve a rollout pool.
 
     Args:
@@ -51,7 +52,7 @@ class RayRoleGroup:
         call_timeout_s: float = 1800.0,
         log_folder: Path | None = None,
     ) -> None:
-        self.mesh = MeshShape(dp=num_ranks)
+        super().__init__(MeshShape(dp=num_ranks))
         self._calls = ActorCalls(
             call_timeout_s, lambda rank: f"the worker of rank {rank}", self._failure
         )
@@ -69,45 +70,16 @@ class RayRoleGroup:
             num_gpus=1 if device.startswith("cuda") else 0,
             runtime_env={"env_vars": env_vars},
         )
-        self._ranks = [actor.remote() for _ in range(num_ranks)]
+        self._ranks = [actor.remote(rank, log_folder) for rank in range(num_ranks)]
         host, port = self._calls.get(self._ranks[0].free_address.remote(), "starting rank 0", 0)
         places = [DistSpec(rank, num_ranks, host, port, device) for rank in range(num_ranks)]
-        refs = [
-            actor.start.remote(
-                f"episodes-{place.rank}",
-                place,
-                threads,
-                None if log_folder is None else log_folder / f"rank-{place.rank}.jsonl",
-            )
-            for actor, place in zip(self._ranks, places, strict=True)
-        ]
-        self._calls.gather(refs, "starting the workers")
+        self.call_ranks("starting the workers", "join", [(place, threads) for place in places])
         self._hosts = [process.host for process in self.describe()]
         self.rollouts = RayRolloutPool(self._ranks, self._calls)
         """The rollout pool that the ranks serve; a rank that dies ends the run."""
 
     def setup(self, roles: Mapping[str, RoleSpec]) -> None:
-        table = shared(dict(roles))
-        with self._ordering:
-            refs = [rank.setup.remote(table) for rank in self._ranks]
-        self._calls.gather(refs, "setting up the stage")
-
-    def call(
-        self,
-        target: str,
-        method: str,
-        *,
-        shards: Sequence[Any] | None = None,
-        args: tuple[Any, ...] = (),
-    ) -> list[Any]:
-        by_rank = self.mesh.arguments(shards, args)
-        with self._ordering:
-            refs = [
-                rank.call.remote(target, method, *own)
-                for rank, own in zip(self._ranks, by_rank, strict=True)
-            ]
-        answers = self._calls.gather(refs, f"{target}.{method}")
-        return self.mesh.answers(answers, sharded=shards is not None)
+        self.on_all("setting up the stage", "setup", shared(dict(roles)))
 
     def call_stored(self, target: str, method: str, args: tuple[Any, ...]) -> Any:
         """Calls a method on every rank; rank 0's answer stays in Ray's object store, and its
@@ -120,19 +92,21 @@ class RayRoleGroup:
         self._calls.gather([done for done, _ in refs], f"{target}.{method}")
         return refs[0][1]
 
-    def describe(self) -> list[ProcessInfo]:
-        refs = [rank.describe.remote() for rank in self._ranks]
-        found: list[ProcessInfo] = self._calls.gather(refs, "describing the workers")
-        return found
-
     def close(self) -> None:
         try:
             if self._calls.error is None:
-                refs = [rank.close.remote() for rank in self._ranks]
-                self._calls.gather(refs, "closing the workers")
+                self.on_all("closing the workers", "close")
         finally:
             for rank in self._ranks:
                 ray.kill(rank)
+
+    def call_ranks(self, what: str, method: str, by_rank: Sequence[tuple[Any, ...]]) -> list[Any]:
+        with self._ordering:
+            refs = [
+                getattr(rank, method).remote(*own)
+                for rank, own in zip(self._ranks, by_rank, strict=True)
+            ]
+        return self._calls.gather(refs, what)
 
     def _failure(self, message: str, rank: int, traceback_text: str) -> TrainingError:
         host = self._hosts[rank] if self._hosts else None

@@ -97,11 +97,7 @@ def rollout_workers(
     )
 
     def start(number: int) -> Any:
-        log = None if log_folder is None else log_folder / f"rollout-{number}.jsonl"
-        started = actor.remote()
-        # the first of its calls
-        started.start.remote(f"episodes-{number}", None, threads, log)
-        return started
+        return actor.remote(number, log_folder)
 
     return RayRolloutPool(
         [start(number) for number in range(num_workers)],
@@ -159,6 +155,7 @@ class RayRolloutPool:
             AgentRLError: a worker could not, or died of it.
         """
         self._calls.assert_sound()
+        what = "setting up the episodes"
         with self._lock:
             self._spec = shared(spec)
             self._layout = None
@@ -171,20 +168,30 @@ class RayRolloutPool:
                 place.starting = []
                 place.poll = None
                 place.groups.clear()
-        what = "setting up the episodes"
-        asked = [(place, place.actor, self._set_up(place.actor)) for place in self._places]
+        asked = [
+            (place, place.actor, place.actor.setup_rollouts.remote(self._spec))
+            for place in self._places
+        ]
         for place, actor, ref in asked:
             with self._losing(place, actor):
                 self._layout = self._calls.ask(ref, what, place.number)
-                self._log_joined(place)
         for place in self._places:
             if place.starting:
                 self._layout = self._calls.get(place.starting.pop(0), what, place.number)
-                self._log_joined(place)
+            self._log_joined(place)
 
     def submit(self, requests: Sequence[GroupRequest]) -> None:
+        """Each goes to a worker that plays; they wait where there is none."""
         with self._lock:
-            self._hand_out(requests)
+            left = list(requests)
+            while left and (playing := self._playing()):
+                place = self._place_of(left[0].group_index, playing)
+                own = [r for r in left if self._place_of(r.group_index, playing) is place]
+                left = [r for r in left if self._place_of(r.group_index, playing) is not place]
+                place.groups |= {group_key(request): request for request in own}
+                with self._losing(place, place.actor):
+                    self._ask(place, "submitting groups", "submit", own)
+            self._waiting += left
 
     def collect(self, timeout_s: float) -> list[GroupOutcome]:
         with self._lock:
@@ -192,7 +199,12 @@ class RayRolloutPool:
         ready = ray.wait(watched, num_returns=1, timeout=timeout_s)[0] if watched else []
         with self._lock:
             self._take(set(ready))
-            self._lose_silent()
+            for place in self._playing():
+                late = place.poll is not None and time.monotonic() > place.due
+                if late and not ray.wait([place.poll], timeout=0)[0]:
+                    # it hangs, or its machine cannot be reached
+                    with self._losing(place, place.actor):
+                        raise self._calls.silent("collecting groups", place.number, self._answer_s)
             outcomes = self._arrived
             self._arrived = []
             return outcomes
@@ -201,12 +213,9 @@ class RayRolloutPool:
         chosen = set(keys)
         with self._lock:
             self._cancelled |= chosen & {key for place in self._places for key in place.groups}
-            self._arrived += [
-                cancelled_outcome(request)
-                for request in self._waiting
-                if group_key(request) in chosen
-            ]
-            self._waiting = [r for r in self._waiting if group_key(r) not in chosen]
+            waiting = self._waiting
+            self._arrived += [cancelled_outcome(r) for r in waiting if group_key(r) in chosen]
+            self._waiting = [r for r in waiting if group_key(r) not in chosen]
             for place in self._playing():
                 with self._losing(place, place.actor):
                     self._ask(place, "cancelling groups", "cancel", list(keys))
@@ -214,7 +223,7 @@ class RayRolloutPool:
     def in_flight(self) -> list[GroupState]:
         with self._lock:
             # an outcome on its way here would be neither in a worker nor collected
-            self._take({place.poll for place in self._places if place.poll is not None})
+            self._take({place.poll for place in self._places} - {None})
             saved = [request.saved for request in self._waiting if request.saved is not None]
             for place in self._playing():
                 with self._losing(place, place.actor):
@@ -242,7 +251,7 @@ class RayRolloutPool:
             self._num_deaths = 0
             asked = []
             for place in self._places:
-                ref = place.actor.call.remote("rollouts", "update", *self._weights)
+                ref = self._update(place)
                 if place.starting:
                     place.starting.append(ref)
                 else:
@@ -272,9 +281,6 @@ class RayRolloutPool:
             for place in self._places:
                 ray.kill(place.actor)
 
-    def _set_up(self, actor: Any) -> Any:
-        return actor.setup_rollouts.remote(self._spec)
-
     def _ask(self, place: _Place, what: str, method: str, *args: Any) -> Any:
         """A call of an episode host that costs it no work, beside what it trains or updates."""
         ref = place.actor.episodes.remote(method, *args)
@@ -294,56 +300,27 @@ class RayRolloutPool:
     def _take(self, ready: set[Any]) -> None:
         """Takes outcomes in; a worker whose start is done begins to play."""
         for place in self._places:
-            if place.starting and place.starting[0] in ready:
-                self._finish_start(place)
-            elif place.poll is not None and place.poll in ready:
-                with self._losing(place, place.actor):
+            with self._losing(place, place.actor):
+                if place.starting and place.starting[0] in ready:
+                    self._calls.ask(place.starting[0], "starting again", place.number)
+                    del place.starting[0]
+                    if not place.starting:
+                        self._log_joined(place)
+                        waiting = self._waiting
+                        self._waiting = []
+                        self.submit(waiting)
+                elif place.poll in ready:
                     collected: Collected = self._calls.ask(
                         place.poll, "collecting groups", place.number
                     )
                     outcomes, failures = collected
                     self._failures += failures
                     place.poll = None
-                    self._accept(place, outcomes)
-
-    def _lose_silent(self) -> None:
-        """Replaces workers whose poll does not come back: they hang, or their machine cannot be
-        reached."""
-        for place in self._playing():
-            if place.poll is None or time.monotonic() <= place.due:
-                continue
-            if not ray.wait([place.poll], timeout=0)[0]:
-                with self._losing(place, place.actor):
-                    raise self._calls.silent("collecting groups", place.number, self._answer_s)
-
-    def _accept(self, place: _Place, outcomes: Sequence[GroupOutcome]) -> None:
-        for outcome in outcomes:
-            key = group_key(outcome.request)
-            if place.groups.pop(key, None) is not None:
-                self._cancelled.discard(key)
-                self._arrived.append(outcome)
-
-    def _finish_start(self, place: _Place) -> None:
-        with self._losing(place, place.actor):
-            self._calls.ask(place.starting[0], "starting again", place.number)
-            del place.starting[0]
-        if not place.starting:
-            self._log_joined(place)
-            waiting = self._waiting
-            self._waiting = []
-            self._hand_out(waiting)
-
-    def _hand_out(self, requests: Sequence[GroupRequest]) -> None:
-        """Each to a worker that plays; they wait where there is none."""
-        left = list(requests)
-        while left and (playing := self._playing()):
-            place = self._place_of(left[0].group_index, playing)
-            own = [r for r in left if self._place_of(r.group_index, playing) is place]
-            left = [r for r in left if self._place_of(r.group_index, playing) is not place]
-            place.groups |= {group_key(request): request for request in own}
-            with self._losing(place, place.actor):
-                self._ask(place, "submitting groups", "submit", own)
-        self._waiting += left
+                    for outcome in outcomes:
+                        key = group_key(outcome.request)
+                        if place.groups.pop(key, None) is not None:
+                            self._cancelled.discard(key)
+                            self._arrived.append(outcome)
 
     def _place_of(self, group_index: int, playing: Sequence[_Place]) -> _Place:
         own = self._places[group_index % len(self._places)]
@@ -385,31 +362,31 @@ class RayRolloutPool:
                     retryable=False,
                 )
                 raise self._calls.error
-            self._replace(place, self._start)
-            self._play_again(groups)
+            place.actor = self._start(place.number)
+            place.poll = None
+            place.starting = [place.actor.setup_rollouts.remote(self._spec)]
+            if self._weights is not None:
+                place.starting.append(self._update(place))
+            fields = {
+                "event": "worker_replaced",
+                "worker": place.number,
+                "deaths": self._num_deaths,
+            }
+            logger.warning("rollout worker %d is started again", place.number, extra=fields)
+            again = []
+            for request in groups:
+                key = group_key(request)
+                if key in self._cancelled:
+                    self._cancelled.remove(key)
+                    self._arrived.append(cancelled_outcome(request))
+                else:
+                    again.append(replace(request, first_attempt=request.first_attempt + 1))
+            self.submit(again)
 
-    def _replace(self, place: _Place, start: Callable[[int], Any]) -> None:
-        place.actor = start(place.number)
-        place.poll = None
-        place.starting = [self._set_up(place.actor)]
-        if self._weights is not None:
-            place.starting.append(place.actor.call.remote("rollouts", "update", *self._weights))
-        fields = {"event": "worker_replaced", "worker": place.number, "deaths": self._num_deaths}
-        logger.warning("rollout worker %d is started again", place.number, extra=fields)
-
-    def _play_again(self, groups: Sequence[GroupRequest]) -> None:
-        """Hands out what a dead worker played, as the next attempt; cancelled groups end."""
-        given_up = {group_key(request) for request in groups} & self._cancelled
-        self._cancelled -= given_up
-        self._arrived += [
-            cancelled_outcome(request) for request in groups if group_key(request) in given_up
-        ]
-        again = [
-            replace(request, first_attempt=request.first_attempt + 1)
-            for request in groups
-            if group_key(request) not in given_up
-        ]
-        self._hand_out(again)
+    def _update(self, place: _Place) -> Any:
+        """A reference to the worker's report on the weights published last."""
+        assert self._weights is not None
+        return place.actor.call.remote("rollouts", "update", *self._weights)
 
     def _log_joined(self, place: _Place) -> None:
         fields = {"event": "worker_joined", "worker": place.number}
@@ -417,6 +394,4 @@ class RayRolloutPool:
 
 
 def _engine_failure(message: str, number: int, traceback_text: str) -> AgentRLError:
-    return EngineError(
-        "\n".join(part for part in (message, traceback_text) if part), retryable=False
-    )
+    return EngineError("\n".join(filter(None, (message, traceback_text))), retryable=False)

@@ -7,23 +7,22 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import ray
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayActorError, RayTaskError
 
 from agentrl.controller.cluster.rollout_pool import Incident, ProcessInfo, RolloutWorkerSpec
-from agentrl.controller.cluster.worker import RoleSpec, Worker
+from agentrl.controller.cluster.worker import Worker
 from agentrl.engines import EngineLayout
 from agentrl.errors import AgentRLError, TrainingError, WeightMismatchError
 from agentrl.rollouts import GroupOutcome
 from agentrl.store import logging_to
 from agentrl.tools import close_shared_tools
-from agentrl.training import DistSpec
 from agentrl.types import file_modules
 
 logger = logging.getLogger(__name__)
@@ -71,16 +70,24 @@ def thread_env(threads: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
 
-class _RayWorker:
+class _RayWorker(Worker):
     """A Worker behind Ray.
 
     Ray runs calls of the default group one at a time, in the order of the driver's calls: setup,
     training, updates. Calls in the group ``episodes`` run beside them, in threads of their own.
+
+    Args:
+        number: its place in its group.
+        log_folder: where its records are kept as long as it lives; None keeps none.
     """
 
-    def __init__(self) -> None:
-        self._worker: Worker | None = None
+    log_name: ClassVar[str]
+
+    def __init__(self, number: int, log_folder: Path | None) -> None:
         self._open = ExitStack()  # of what lives as long as the actor
+        if log_folder is not None:
+            self._open.enter_context(logging_to(log_folder / f"{self.log_name}-{number}.jsonl"))
+        super().__init__(f"episodes-{number}")
 
     def free_address(self) -> tuple[str, int]:
         """This host as the others reach it, and a port that is free there now."""
@@ -89,67 +96,50 @@ class _RayWorker:
             probe.bind((host, 0))
             return host, int(probe.getsockname()[1])
 
-    def start(
-        self, name: str, place: DistSpec | None, threads: int, log: Path | None = None
-    ) -> None:
-        """Makes the worker; ``log`` is where its records are kept as long as it lives."""
-        if log is not None:
-            self._open.enter_context(logging_to(log))
-        self._worker = Worker(name, place, threads)
-
-    @property
-    def _hosted(self) -> Worker:
-        assert self._worker is not None, "start() comes first"
-        return self._worker
-
     def describe(self) -> ProcessInfo:
-        return replace(self._hosted.describe(), node=ray.get_runtime_context().get_node_id())
-
-    def setup(self, roles: Mapping[str, RoleSpec]) -> None:
-        self._hosted.setup(roles)
+        return replace(super().describe(), node=ray.get_runtime_context().get_node_id())
 
     def setup_rollouts(self, spec: RolloutWorkerSpec | None) -> EngineLayout | None:
-        host = self._hosted.rollouts
-        host.setup(spec)
-        return host.layout()
-
-    def call(self, target: str, method: str, *args: Any) -> Any:
-        return self._hosted.call(target, method, *args)
+        self.rollouts.setup(spec)
+        return self.rollouts.layout()
 
     def call_stored(self, target: str, method: str, *args: Any) -> tuple[None, Any]:
         """Two objects, so that the driver can wait for the first and leave the answer where it
         is."""
-        return None, self._hosted.call(target, method, *args)
+        return None, self.call(target, method, *args)
 
     @ray.method(concurrency_group="episodes")
     def episodes(self, method: str, *args: Any) -> Any:
         """A call of the episode host, beside training."""
-        return getattr(self._hosted.rollouts, method)(*args)
+        return getattr(self.rollouts, method)(*args)
 
     @ray.method(concurrency_group="episodes")
     def poll(self, timeout_s: float) -> Collected:
         """The next outcomes, and failures that the engine survived."""
-        host = self._hosted.rollouts
-        return host.collect(timeout_s), host.take_failures()
+        return self.rollouts.collect(timeout_s), self.rollouts.take_failures()
 
     def close(self) -> None:
-        self._hosted.close()
+        super().close()
         close_shared_tools()  # the process is killed next, and runs nothing at its exit
 
 
 class _Rank(_RayWorker):
     """A rank; Ray names its process after this class."""
 
+    log_name = "rank"
+
 
 class _RolloutWorker(_RayWorker):
     """A worker that only hosts episodes; Ray names its process after this class."""
 
+    log_name = "rollout"
+
 
 _options: dict[str, Any] = {"max_restarts": 0, "concurrency_groups": {"episodes": 4}}
 rank_actor: Any = ray.remote(**_options)(_Rank)
-"""Ray's class of a rank's actor; ``start`` is its first call."""
+"""Ray's class of a rank's actor."""
 rollout_actor: Any = ray.remote(**_options)(_RolloutWorker)
-"""Ray's class of a rollout worker's actor; ``start`` is its first call."""
+"""Ray's class of a rollout worker's actor."""
 
 
 def shared(value: object) -> Any:
@@ -163,6 +153,7 @@ class ActorLostError(Exception):
     """An actor died, or does not answer; says which, and during what."""
 
 
+@dataclass(eq=False)
 class ActorCalls:
     """Waits for actors of one group; the first failure poisons it, and every later call raises.
 
@@ -173,16 +164,10 @@ class ActorCalls:
             one.
     """
 
-    def __init__(
-        self,
-        timeout_s: float,
-        name: Callable[[int], str],
-        failure: Callable[[str, int, str], AgentRLError],
-    ) -> None:
-        self.error: BaseException | None = None
-        self.timeout_s = timeout_s
-        self._name = name
-        self._failure = failure
+    timeout_s: float
+    name: Callable[[int], str]
+    failure: Callable[[str, int, str], AgentRLError]
+    error: BaseException | None = field(default=None, init=False)
 
     def gather(self, refs: Sequence[Any], what: str) -> list[Any]:
         """All answers in order; the first failure is raised as soon as it is known."""
@@ -199,7 +184,7 @@ class ActorCalls:
             waited_s = time.monotonic() - start
             if ready or waited_s < _SLOW_S:
                 continue
-            late = ", ".join(self._name(places[ref]) for ref in waiting)
+            late = ", ".join(self.name(places[ref]) for ref in waiting)
             if not told:
                 fields = {"event": "slow_call", "call": what, "waiting_for": late}
                 logger.warning(
@@ -235,7 +220,7 @@ class ActorCalls:
 
     def fail(self, lost: ActorLostError, place: int) -> AgentRLError:
         """The error of a lost actor that nothing stands in for; the group is poisoned by it."""
-        error = self._failure(str(lost), place, "")
+        error = self.failure(str(lost), place, "")
         self.error = error
         return error
 
@@ -256,14 +241,14 @@ class ActorCalls:
             self.error = (
                 error.cause
                 if isinstance(error.cause, AgentRLError)
-                else self._failure(f"{what} failed: {error.cause!r}", place, str(error))
+                else self.failure(f"{what} failed: {error.cause!r}", place, str(error))
             )
             raise self.error from None
         except (RayActorError, ObjectLostError) as error:
-            raise ActorLostError(f"{what}: {self._name(place)} died: {error}") from None
+            raise ActorLostError(f"{what}: {self.name(place)} died: {error}") from None
         except GetTimeoutError:
             raise self.silent(what, place, patience_s) from None
 
     def silent(self, what: str, place: int, seconds: float) -> ActorLostError:
         """An actor that lives, as far as Ray knows, and does not answer."""
-        return ActorLostError(f"{what}: {self._name(place)} did not answer within {seconds:.0f} s")
+        return ActorLostError(f"{what}: {self.name(place)} did not answer within {seconds:.0f} s")

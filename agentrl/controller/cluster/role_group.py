@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from agentrl.controller.cluster.episode_host import EpisodeHost
 from agentrl.controller.cluster.mesh import MeshShape
 from agentrl.controller.cluster.rollout_pool import ProcessInfo
 from agentrl.controller.cluster.worker import RoleSpec, Worker
@@ -15,20 +13,21 @@ from agentrl.errors import TrainingError, WeightMismatchError
 from agentrl.training import DistSpec
 
 
-class RoleGroup(Protocol):
+class RoleGroup:
     """Collective calls run first in, first out.
 
     The first rank's exception is raised at once. It poisons the group: every later call raises.
+
+    Args:
+        mesh: how the ranks are arranged.
     """
 
-    @property
-    def mesh(self) -> MeshShape:
-        """How the ranks are arranged."""
-        ...
+    def __init__(self, mesh: MeshShape) -> None:
+        self.mesh = mesh
 
     def setup(self, roles: Mapping[str, RoleSpec]) -> None:
         """Builds a stage's roles on every rank; what an earlier stage left is ended first."""
-        ...
+        self.on_all("setting up the stage", "setup", dict(roles))
 
     def call(
         self,
@@ -50,18 +49,28 @@ class RoleGroup(Protocol):
         Returns:
             With shards one answer for each data coordinate, otherwise one for each rank.
         """
-        ...
+        by_rank = [(target, method, *own) for own in self.mesh.arguments(shards, args)]
+        answers = self.call_ranks(f"{target}.{method}", "call", by_rank)
+        return self.mesh.answers(answers, sharded=shards is not None)
 
     def describe(self) -> list[ProcessInfo]:
         """Where each rank runs."""
-        ...
+        return self.on_all("describing the workers", "describe")
+
+    def on_all(self, what: str, method: str, *args: Any) -> list[Any]:
+        """Calls a method of every rank's worker with the same arguments."""
+        return self.call_ranks(what, method, [args] * self.mesh.size)
+
+    def call_ranks(self, what: str, method: str, by_rank: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Calls a method of every rank's worker; ``what`` is done, for messages."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Ends every rank and what it started."""
-        ...
+        raise NotImplementedError
 
 
-class LocalRoleGroup:
+class LocalRoleGroup(RoleGroup):
     """One rank in the driver's own process: no Ray, breakpoints work, the same addressing.
 
     Args:
@@ -70,53 +79,28 @@ class LocalRoleGroup:
     """
 
     def __init__(self, *, threads: int, device: str = "cpu") -> None:
-        self._worker = Worker("episodes-0", DistSpec(device=device), threads)
+        super().__init__(MeshShape())
+        self._worker = Worker("episodes-0")
+        self._worker.join(DistSpec(device=device), threads)
+        self.rollouts = self._worker.rollouts
+        """The rollout pool that the rank serves."""
         self._error: BaseException | None = None
         # one collective call at a time: the loop's thread trains, the service's thread may score
         self._calling = threading.Lock()
 
-    @property
-    def mesh(self) -> MeshShape:
-        return MeshShape()
-
-    @property
-    def rollouts(self) -> EpisodeHost:
-        """The rollout pool that the rank serves."""
-        return self._worker.rollouts
-
-    def setup(self, roles: Mapping[str, RoleSpec]) -> None:
-        with self._poisoning():
-            self._worker.setup(roles)
-
-    def call(
-        self,
-        target: str,
-        method: str,
-        *,
-        shards: Sequence[Any] | None = None,
-        args: tuple[Any, ...] = (),
-    ) -> list[Any]:
-        (own,) = self.mesh.arguments(shards, args)
-        with self._poisoning():
-            return [self._worker.call(target, method, *own)]
-
-    def describe(self) -> list[ProcessInfo]:
-        return [self._worker.describe()]
-
-    def close(self) -> None:
-        self._worker.close()
-
-    @contextmanager
-    def _poisoning(self) -> Iterator[None]:
+    def call_ranks(self, what: str, method: str, by_rank: Sequence[tuple[Any, ...]]) -> list[Any]:
         with self._calling:
             if self._error is not None:
                 raise TrainingError(
                     f"the group is poisoned by an earlier error: {self._error}", rank=0
                 )
             try:
-                yield
+                return [getattr(self._worker, method)(*own) for own in by_rank]
             except WeightMismatchError:  # after the last collective: the ranks are sound
                 raise
             except BaseException as error:
                 self._error = error
                 raise
+
+    def close(self) -> None:
+        self._worker.close()

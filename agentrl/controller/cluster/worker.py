@@ -38,18 +38,18 @@ class Worker:
 
     Args:
         name: of the episodes' thread.
-        place: the rank among the others; None for a worker that only hosts episodes.
-        threads: torch and OpenMP threads of this process.
     """
 
-    def __init__(self, name: str, place: DistSpec | None, threads: int) -> None:
-        self._place = place
+    def __init__(self, name: str) -> None:
+        self._place: DistSpec | None = None
         self._roles: dict[str, object] = {}
         self.rollouts = EpisodeHost(name)
-        self._weights = _RankWeights(self._roles, self.rollouts)
-        if place is not None:
-            torch.set_num_threads(threads)
-            join(place)
+
+    def join(self, place: DistSpec, threads: int) -> None:
+        """Becomes a rank, with so many torch threads; a worker that is none only hosts episodes."""
+        torch.set_num_threads(threads)
+        self._place = place
+        join(place)
 
     def describe(self) -> ProcessInfo:
         """Where this process runs."""
@@ -71,16 +71,42 @@ class Worker:
             ConfigError: this stage has not built the role.
             TrainingError: a role's method raised; it names rank and host, and has the traceback.
         """
-        if target == "rollouts":
-            return getattr(self.rollouts, method)(*args)
-        if target == "weights":
-            return getattr(self._weights, method)(*args)
+        hosted = {"rollouts": self.rollouts, "weights": self}
+        if target in hosted:
+            return getattr(hosted[target], method)(*args)
         if target not in self._roles:
             raise ConfigError(
                 f"role {target!r} is not built in this stage, which has "
                 f"{', '.join(self._roles) or 'none'}; add its RoleSpec to the stage's roles"
             )
-        return self._call_role(target, method, args)
+        assert self._place is not None
+        rank = self._place.rank
+        try:
+            return getattr(self._roles[target], method)(*args)
+        except TrainingError as error:
+            error.rank = rank if error.rank is None else error.rank
+            error.host = error.host or socket.gethostname()
+            raise
+        except AgentRLError:
+            raise
+        except Exception as error:  # boundary: named with the rank, for the driver
+            raise TrainingError(
+                f"rank {rank}: {target}.{method} raised {type(error).__name__}: {error}",
+                rank=rank,
+                host=socket.gethostname(),
+                traceback_text=traceback.format_exc(),
+            ) from error
+
+    def publish(self, role: str, version: int, mode: PauseMode) -> WeightsReport | None:
+        """Gives the engine of this rank, paused by ``mode``, the role's weights; None without an
+        engine here. Collective, since weights are sharded."""
+        with self.rollouts.clock_paused():
+            return publish_in_process(self._policy(role), self.rollouts.engine, version, mode)
+
+    def export(self, role: str, dtype: ServedDtype) -> TrainerWeights | None:
+        """The role's weights for engines elsewhere, by rank 0. Collective, since weights are
+        sharded."""
+        return export_weights(self._policy(role), dtype, keep=dist.get_rank() == 0)
 
     def close(self) -> None:
         """Ends everything that this worker started."""
@@ -88,47 +114,9 @@ class Worker:
         if self._place is not None:
             leave()
 
-    def _call_role(self, target: str, method: str, args: tuple[Any, ...]) -> Any:
-        assert self._place is not None
-        try:
-            return getattr(self._roles[target], method)(*args)
-        except TrainingError as error:
-            error.rank = self._place.rank if error.rank is None else error.rank
-            error.host = error.host or socket.gethostname()
-            raise
-        except AgentRLError:
-            raise
-        except Exception as error:  # boundary: named with the rank, for the driver
-            raise TrainingError(
-                f"rank {self._place.rank}: {target}.{method} raised {type(error).__name__}: "
-                f"{error}",
-                rank=self._place.rank,
-                host=socket.gethostname(),
-                traceback_text=traceback.format_exc(),
-            ) from error
-
     def _end_stage(self) -> None:
         self.rollouts.close()
         self._roles.clear()
-
-
-class _RankWeights:
-    """Weights of a rank's roles on their way to engines; every method is collective, since weights
-    are sharded."""
-
-    def __init__(self, roles: Mapping[str, object], rollouts: EpisodeHost) -> None:
-        self._roles = roles
-        self._rollouts = rollouts
-
-    def publish(self, role: str, version: int, mode: PauseMode) -> WeightsReport | None:
-        """Gives the engine of this rank, paused by ``mode``, the role's weights; None without an
-        engine here."""
-        with self._rollouts.clock_paused():
-            return publish_in_process(self._policy(role), self._rollouts.engine, version, mode)
-
-    def export(self, role: str, dtype: ServedDtype) -> TrainerWeights | None:
-        """The role's weights for engines elsewhere, by rank 0."""
-        return export_weights(self._policy(role), dtype, keep=dist.get_rank() == 0)
 
     def _policy(self, role: str) -> Actor:
         found = self._roles.get(role)

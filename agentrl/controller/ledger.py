@@ -37,7 +37,6 @@ _NEXT: Mapping[str, frozenset[str]] = {
     "buffered": frozenset({"taken", "dropped"}),
     "taken": frozenset({"trained", "dropped"}),
 }
-_OPEN = frozenset({"running", "finished", "buffered", "taken"})
 
 
 class Ledger:
@@ -52,10 +51,10 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._states: dict[tuple[int, int, int], str] = {}
         self._history: dict[tuple[int, int, int], list[tuple[int, str]]] = {}
         self._trained: set[tuple[int, int]] = set()
-        self._rows = 0
+        self.offset = 0
+        """Rows written so far; a checkpoint remembers it."""
         # guards the states and the file: the service's thread moves groups, the loop's thread
         # trains and restores them
         self._lock = threading.RLock()
@@ -63,11 +62,6 @@ class Ledger:
         if path.exists():
             self._read()
         self._file: IO[bytes] = path.open("ab")
-
-    @property
-    def offset(self) -> int:
-        """Rows written so far; a checkpoint remembers it."""
-        return self._rows
 
     def issue(self, group_index: int, num_rollouts: int, **detail: object) -> None:
         """A draw is given to a runner.
@@ -96,15 +90,7 @@ class Ledger:
         chosen = list(rollout_indices)
         if chosen:
             with self._lock:
-                self._append(
-                    {
-                        "attempt": self.attempt,
-                        "draw": group_index,
-                        "siblings": chosen,
-                        "to": to,
-                        **detail,
-                    }
-                )
+                self._append(self.attempt, group_index, chosen, to, **detail)
 
     def trained(self, group_indices: Mapping[int, Sequence[int]], step: int) -> None:
         """The given siblings of each draw were trained in ``step``; durable when this returns."""
@@ -121,7 +107,7 @@ class Ledger:
     def counts(self) -> Counter[str]:
         """Trajectories in each state, over all attempts."""
         with self._lock:
-            return Counter(self._states.values())
+            return Counter(history[-1][1] for history in self._history.values())
 
     def restore(self, offset: int) -> None:
         """Starts the next attempt at a checkpoint's offset.
@@ -131,16 +117,9 @@ class Ledger:
         """
         for key, history in self._history.items():
             state = next((state for row, state in reversed(history) if row < offset), "")
-            if (not state or state in _OPEN) and self._states[key] != "rolled_back":
+            if state in _NEXT and history[-1][1] != "rolled_back":
                 attempt, group_index, rollout_index = key
-                self._append(
-                    {
-                        "attempt": attempt,
-                        "draw": group_index,
-                        "siblings": [rollout_index],
-                        "to": "rolled_back",
-                    }
-                )
+                self._append(attempt, group_index, [rollout_index], "rolled_back")
         self.attempt += 1
         self.sync()
 
@@ -149,8 +128,16 @@ class Ledger:
         self.sync()
         self._file.close()
 
-    def _append(self, row: dict[str, object]) -> None:
-        row = {"n": self._rows, **row}
+    def _append(
+        self,
+        attempt: int,
+        group_index: int,
+        rollout_indices: list[int],
+        to: LedgerState,
+        **detail: object,
+    ) -> None:
+        places = {"attempt": attempt, "draw": group_index, "siblings": rollout_indices}
+        row = {"n": self.offset, **places, "to": to, **detail}
         self._apply(row)
         self._file.write(json.dumps(row, separators=(",", ":")).encode() + b"\n")
 
@@ -158,23 +145,22 @@ class Ledger:
         to = row["to"]
         rollout_indices = row["siblings"]
         if to not in get_args(LedgerState) or not isinstance(rollout_indices, list):
-            raise StoreError(f"{self._path}: row {self._rows} is no ledger row: {row!r:.200}")
+            raise StoreError(f"{self._path}: row {self.offset} is no ledger row: {row!r:.200}")
         for rollout_index in rollout_indices:
             key = (int(str(row["attempt"])), int(str(row["draw"])), int(rollout_index))
-            state = self._states.get(key, "")
+            state = self._history[key][-1][1] if key in self._history else ""
             if to != "rolled_back" and to not in _NEXT.get(state, frozenset()):
                 raise StoreError(
                     f"{self._path}: trajectory {key[1]}-{key[2]} of attempt {key[0]} cannot go "
-                    f"from {state or 'nothing'} to {to} (row {self._rows})"
+                    f"from {state or 'nothing'} to {to} (row {self.offset})"
                 )
-            self._states[key] = str(to)
             if to == "trained":
                 self._trained.add(key[1:])
             elif state == "trained":
                 self._trained.discard(key[1:])
-            self._history.setdefault(key, []).append((self._rows, str(to)))
+            self._history.setdefault(key, []).append((self.offset, str(to)))
         self.attempt = max(self.attempt, int(str(row["attempt"])))
-        self._rows += 1
+        self.offset += 1
 
     def _read(self) -> None:
         data = self._path.read_bytes()
@@ -183,7 +169,7 @@ class Ledger:
             try:
                 row = json.loads(line)
             except json.JSONDecodeError as error:
-                raise StoreError(f"{self._path}: row {self._rows} is not JSON: {error}") from error
+                raise StoreError(f"{self._path}: row {self.offset} is not JSON: {error}") from error
             self._apply(row)
         if whole < len(data):
             with self._path.open("r+b") as file:

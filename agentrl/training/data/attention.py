@@ -115,23 +115,19 @@ def segment_attention(
             k = torch.cat([earlier_k, k], dim=2)
             v = torch.cat([earlier_v, v], dim=2)
         seen.append((k, v))
-        outputs.append(_attend(q, k, v, masks.get(query, span, sliding_window), scaling))
+        mask = masks.get(query, span, sliding_window)
+        outputs.append(
+            scaled_dot_product_attention(
+                q,
+                k,
+                v,
+                attn_mask=mask,
+                is_causal=mask is None,
+                scale=scaling,
+                enable_gqa=q.shape[1] != k.shape[1],
+            )
+        )
     return torch.cat(outputs, dim=2).transpose(1, 2), None
-
-
-def _attend(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None
-) -> Tensor:
-    """Attention under ``mask``; causal without one."""
-    return scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=mask,
-        is_causal=mask is None,
-        scale=scaling,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
 
 
 def attention_arguments(

@@ -42,17 +42,24 @@ def demonstration_group(
     task = Task(
         id=f"demonstration-{group_index}", messages=messages[:1], data_source="demonstrations"
     )
-    trajectory = Trajectory(
-        task=task,
-        group_index=group_index,
-        rollout_index=0,
+    trajectory = given_trajectory(task, group_index, turns)
+    return TrajectoryGroup(group_index, task, (trajectory,))
+
+
+def given_trajectory(
+    task: Task, group_index: int, turns: Sequence[Turn], rollout_index: int = 0, reward: float = 0.0
+) -> Trajectory:
+    """A finished trajectory of turns that nobody played."""
+    return Trajectory(
+        task,
+        group_index,
+        rollout_index,
         attempt=0,
         purpose="train",
         turns=tuple(turns),
         status=Status("terminated"),
-        reward=0.0,
+        reward=reward,
     )
-    return TrajectoryGroup(group_index, task, (trajectory,))
 
 
 def assistant_turns(
@@ -114,16 +121,13 @@ def tool_specs(tools: Any, where: str) -> tuple[ToolSpec, ...]:
 
 def _within(turns: Sequence[Turn], max_tokens: int) -> list[Turn]:
     """The turns before the first one whose sequence is longer than ``max_tokens``."""
-    kept: list[Turn] = []
     length = 0
-    for turn in turns:
-        length = (0 if turn.parent is None else length) + sum(
-            len(segment) for segment in turn.segments
-        )
+    for number, turn in enumerate(turns):
+        own = sum(map(len, turn.segments))
+        length = own if turn.parent is None else length + own
         if length > max_tokens:
-            break
-        kept.append(turn)
-    return kept
+            return list(turns[:number])
+    return list(turns)
 
 
 def read_demonstration(

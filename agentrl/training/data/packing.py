@@ -64,11 +64,9 @@ class Packed:
 
     def column(self, values: npt.NDArray[np.float32] | None) -> Tensor | None:
         """``[N]`` trained entries of a ``[T_local]`` column of the shard, on the row's device."""
-        return (
-            None
-            if values is None
-            else torch.from_numpy(values[self.source]).to(self.targets.device)
-        )
+        if values is None:
+            return None
+        return torch.from_numpy(values[self.source]).to(self.targets.device)
 
 
 def micro_batches(
@@ -89,119 +87,77 @@ def micro_batches(
         yield _pack(shard.batch, np.asarray(rows, dtype=np.int64), device, share_prefixes)
 
 
-class _Row:
-    """A row to which groups of samples are added.
-
-    Attributes:
-        spans: the spans so far.
-        sources: for each of them, the entries of the columns that its tokens are copied from.
-        samples: the row's samples, in its order.
-        places: for each of them, the position in the row of each of its tokens.
-    """
-
-    def __init__(self, batch: Batch) -> None:
-        self._batch = batch
-        self._length = 0
-        self.spans: list[Span] = []
-        self.sources: list[I64] = []
-        self.samples: list[int] = []
-        self.places: list[I64] = []
-
-    def add(self, members: I64) -> None:
-        """Adds samples, with their common prefixes once."""
-        batch = self._batch
-        already = len(self.spans)
-        starts = batch.cu_seqlens.astype(np.int64)
-        spans, paths = shared_spans(
-            [batch.token_ids[starts[row] : starts[row + 1]] for row in members]
-        )
-        places: list[I64] = []
-        for span in spans:
-            parent = ROOT if span.parent == ROOT else span.parent + already
-            self.spans.append(span._replace(parent=parent))
-            places.append(np.arange(self._length, self._length + span.size, dtype=np.int64))
-            self._length += span.size
-        sources: list[I64] = [_NOTHING] * len(spans)
-        for row, path in zip(members, paths, strict=True):
-            for index in path:
-                sources[index] = (
-                    np.arange(spans[index].size, dtype=np.int64) + starts[row] + spans[index].first
-                )
-            self.samples.append(int(row))
-            self.places.append(np.concatenate([places[index] for index in path]))
-        self.sources += sources
-
-
 def _pack(batch: Batch, rows: I64, device: torch.device, share_prefixes: bool) -> Packed:
     def on_device(array: npt.NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(device)
 
-    row = _Row(batch)
+    starts = batch.cu_seqlens.astype(np.int64)
+    spans: list[Span] = []
+    samples: list[int] = []
+    paths: list[list[int]] = []  # of each sample through the spans
     groups = batch.group[batch.trajectory[rows]] if share_prefixes else np.arange(rows.size)
     for group in dict.fromkeys(groups.tolist()):
-        row.add(rows[groups == group])
-    if row.samples:
-        token_ids = batch.token_ids[np.concatenate(row.sources)].astype(np.int64)
-        positions = np.concatenate(
-            [np.arange(span.first, span.first + span.size) for span in row.spans]
+        members = rows[groups == group]
+        own, through = shared_spans(
+            [batch.token_ids[starts[row] : starts[row + 1]] for row in members]
         )
-        spans = tuple(row.spans)
-    else:  # a filler; the shard itself may be empty
-        token_ids = np.zeros(1, np.int64)
-        positions = np.zeros(1, np.int64)
-        spans = (Span(ROOT, 0, 1),)
-    source, sample, before = _trained(batch, row)
+        paths += [[len(spans) + index for index in path] for path in through]
+        samples += members.tolist()
+        already = len(spans)
+        spans += [s if s.parent == ROOT else s._replace(parent=s.parent + already) for s in own]
+    if not spans:  # a filler; the shard itself may be empty
+        spans = [Span(ROOT, 0, 1)]
+    span_ends = np.cumsum([span.size for span in spans])
+    token_ids = np.zeros(span_ends[-1], dtype=np.int64)
+    positions = np.zeros_like(token_ids)
+    ends = np.zeros(len(samples), dtype=np.int64)
+    # for each trained token of each sample: its entry in the columns, its sample, and the position
+    # before it
+    parts: list[tuple[I64, I64, I64]] = [(_NOTHING, _NOTHING, _NOTHING)]
+    for number, (row, path) in enumerate(zip(samples, paths, strict=True)):
+        places = np.concatenate(
+            [np.arange(span_ends[index] - spans[index].size, span_ends[index]) for index in path]
+        )
+        start = starts[row]
+        token_ids[places] = batch.token_ids[start : start + places.size]
+        positions[places] = np.arange(places.size)
+        ends[number] = places[-1]
+        trained = np.flatnonzero(batch.loss_mask[start : start + places.size])
+        parts.append((start + trained, np.full_like(trained, row), places[trained - 1]))
+    source, sample, before = map(np.concatenate, zip(*parts, strict=True))
     temperature = batch.temperature[sample]
     # a row of logits serves every token that it foretells at one temperature
     asked = (before << 32) | temperature.astype(np.float32).view(np.uint32).astype(np.int64)
     _, first, logit_of = np.unique(asked, return_index=True, return_inverse=True)
     order = np.argsort(logit_of, kind="stable")
     source = source[order]
-    sample = sample[order]
     return Packed(
         token_ids=on_device(token_ids),
         positions=on_device(positions),
-        spans=spans,
+        spans=tuple(spans),
         logit_rows=on_device(before[first]),
         temperature=on_device(temperature[first]),
         logit_of=on_device(logit_of[order]),
         targets=on_device(batch.token_ids[source].astype(np.int64)),
         weight=on_device(batch.loss_mask[source]),
-        sample=on_device(sample),
+        sample=on_device(sample[order]),
         sampled=on_device(batch.kind[source] == SegmentKind.POLICY),
         source=source,
-        rows=np.asarray(row.samples, dtype=np.int64),
-        ends=on_device(np.asarray([places[-1] for places in row.places], dtype=np.int64)),
+        rows=np.asarray(samples, dtype=np.int64),
+        ends=on_device(ends),
     )
 
 
-def _trained(batch: Batch, row: _Row) -> tuple[I64, I64, I64]:
-    """For each trained token of each sample: its entry in the columns, its sample, and the position
-    before it.
-    """
-    sources = [_NOTHING]
-    samples = [_NOTHING]
-    before = [_NOTHING]
-    for sample, places in zip(row.samples, row.places, strict=True):
-        start = int(batch.cu_seqlens[sample])
-        trained = np.flatnonzero(batch.loss_mask[start : start + places.size])
-        sources.append(start + trained)
-        samples.append(np.full_like(trained, sample))
-        before.append(places[trained - 1])
-    return np.concatenate(sources), np.concatenate(samples), np.concatenate(before)
-
-
 def _check(batch: Batch) -> None:
-    firsts = batch.cu_seqlens[:-1]
-    if firsts.size and bool(batch.loss_mask[firsts].any()):
-        row = int(np.flatnonzero(batch.loss_mask[firsts])[0])
+    marked = np.flatnonzero(batch.loss_mask[batch.cu_seqlens[:-1]])
+    if marked.size:
         raise DataError(
             f"a sample's first token has nothing before it and can't be trained, but loss_mask "
-            f"marks that of sample {row} of its shard; a sample starts with its PROMPT"
+            f"marks that of sample {marked[0]} of its shard; a sample starts with its PROMPT"
         )
-    if not bool((batch.temperature > 0).all()) or not bool(np.isfinite(batch.temperature).all()):
-        bad = batch.temperature[~((batch.temperature > 0) & np.isfinite(batch.temperature))][0]
+    bad = batch.temperature[~((batch.temperature > 0) & np.isfinite(batch.temperature))]
+    if bad.size:
         raise DataError(
             f"batch.temperature must be above 0 and finite (logprobs are those of logits / "
-            f"temperature), got {bad}; a greedy sample is recorded at temperature 1"
+            f"temperature), got {bad[0]}; a greedy sample is recorded at temperature 1"
         )

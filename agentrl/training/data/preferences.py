@@ -11,6 +11,7 @@ from agentrl.errors import DataError
 from agentrl.render import Renderer
 from agentrl.training.data.demonstrations import (
     assistant_turns,
+    given_trajectory,
     is_conversation,
     stored_messages,
     tool_specs,
@@ -19,7 +20,6 @@ from agentrl.types import (
     Message,
     Segment,
     SegmentKind,
-    Status,
     Task,
     Trajectory,
     TrajectoryGroup,
@@ -54,7 +54,13 @@ def preference_group(
         task = row["chosen"].task
         both = [_given_turns(row[side], group_index, side) for side in ("chosen", "rejected")]
     else:
-        task, both = _rendered(row, group_index, renderer)
+        tools = tool_specs(row.get("tools") or (), f"preference pair {group_index}")
+        prompt, *sides = _conversations(row, group_index)
+        task = Task(id=f"pair-{group_index}", messages=prompt, data_source="preferences")
+        both = [
+            _last_sequence(assistant_turns(messages, tools, renderer, start=len(prompt)))
+            for messages in sides
+        ]
     for side, turns in zip(("chosen", "rejected"), both, strict=True):
         length = sum(len(segment) for turn in turns for segment in turn.segments)
         if length > max_tokens:
@@ -68,24 +74,11 @@ def preference_group(
             f"preference pair {group_index}: 'chosen' and 'rejected' are the same tokens; leave "
             f"the row out"
         )
-    rewards = (float(margin), 0.0)
-    return TrajectoryGroup(
-        group_index,
-        task,
-        tuple(
-            Trajectory(
-                task,
-                group_index,
-                rollout_index,
-                0,
-                "train",
-                turns,
-                Status("terminated"),
-                reward=rewards[rollout_index],
-            )
-            for rollout_index, turns in enumerate(both)
-        ),
+    trajectories = (
+        given_trajectory(task, group_index, turns, rollout_index, reward)
+        for rollout_index, (turns, reward) in enumerate(zip(both, (margin, 0.0), strict=True))
     )
+    return TrajectoryGroup(group_index, task, tuple(trajectories))
 
 
 def check_pair(row: Any, group_index: int) -> float:
@@ -143,18 +136,6 @@ def _conversations(
     return prompt, chosen, rejected
 
 
-def _rendered(
-    row: Mapping[str, Any], group_index: int, renderer: Renderer
-) -> tuple[Task, list[tuple[Turn, ...]]]:
-    tools = tool_specs(row.get("tools") or (), f"preference pair {group_index}")
-    prompt, *sides = _conversations(row, group_index)
-    both = [
-        _last_sequence(assistant_turns(messages, tools, renderer, start=len(prompt)))
-        for messages in sides
-    ]
-    return Task(id=f"pair-{group_index}", messages=prompt, data_source="preferences"), both
-
-
 def _messages(value: Any, group_index: int, side: str, role: str) -> Conversation:
     """A text as one message of ``role``, or a list of messages unchanged."""
     if isinstance(value, str) and value:
@@ -186,8 +167,8 @@ def _given_turns(trajectory: Trajectory, group_index: int, side: str) -> tuple[T
             turn,
             index=index,
             parent=index - 1 if index else None,
-            context=tuple(_as_target(segment) for segment in turn.context),
-            completion=tuple(_as_target(segment) for segment in turn.completion),
+            context=tuple(map(_as_target, turn.context)),
+            completion=tuple(map(_as_target, turn.completion)),
             sampling=None,
         )
         for index, turn in enumerate(turns)
@@ -195,11 +176,8 @@ def _given_turns(trajectory: Trajectory, group_index: int, side: str) -> tuple[T
 
 
 def _as_target(segment: Segment) -> Segment:
-    return (
-        Segment(SegmentKind.TARGET, segment.token_ids)
-        if segment.kind is SegmentKind.POLICY
-        else segment
-    )
+    sampled = segment.kind is SegmentKind.POLICY
+    return Segment(SegmentKind.TARGET, segment.token_ids) if sampled else segment
 
 
 def _last_sequence(turns: Sequence[Turn]) -> tuple[Turn, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +60,9 @@ def save_checkpoint(
         listed: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(listed, own)
         if dist.get_rank() == 0:
-            _write_listing(
-                folder, {name: entry for part in listed for name, entry in part.items()}, purpose
-            )
+            files = {name: entry for part in listed for name, entry in part.items()}
+            listing = {"purpose": purpose, "files": files}
+            write_text(folder / _LISTING, json.dumps(listing, indent=1, sort_keys=True))
         dist.barrier()
     except (
         OSError,
@@ -91,16 +91,10 @@ def load_checkpoint(
     _check_whole(folder)
     reader = FileSystemReader(folder)
     stored = reader.read_metadata().state_dict_metadata
-    state: dict[str, Any] = {"step": torch.tensor(0)} | {
-        f"model.{name}": parameter.detach() for name, parameter in sharded_parameters(model).items()
-    }
-    for owner, optimizer in enumerate(optimizers):
-        for name, parameter in _owned(model, optimizer):
-            for key in stored:
-                prefix = f"optimizer.{owner}.{name}/"
-                if key.startswith(prefix):
-                    value = _template(stored[key], parameter)
-                    state[key] = optimizer.state[parameter][key.removeprefix(prefix)] = value
+    state = _state(model, ()) | {"step": torch.tensor(0)}
+    for prefix, parameter, values in _owned(model, optimizers):
+        for key in (key for key in stored if key.startswith(prefix)):
+            state[key] = values[key.removeprefix(prefix)] = _template(stored[key], parameter)
     if set(state) != set(stored):
         odd = sorted(set(state) ^ set(stored))[0]
         raise StoreError(
@@ -117,24 +111,23 @@ def load_checkpoint(
     return int(state["step"])
 
 
-def _owned(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[str, nn.Parameter]]:
-    """The optimizer's parameters by their names in the model."""
-    mine = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    return [
-        (name, parameter)
-        for name, parameter in sharded_parameters(model).items()
-        if id(parameter) in mine
-    ]
+def _owned(
+    model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
+) -> Iterator[tuple[str, nn.Parameter, dict[str, Any]]]:
+    """Each parameter of each optimizer, with the prefix of its state's keys and the state."""
+    for owner, optimizer in enumerate(optimizers):
+        mine = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        for name, parameter in sharded_parameters(model).items():
+            if id(parameter) in mine:
+                yield f"optimizer.{owner}.{name}/", parameter, optimizer.state[parameter]
 
 
 def _state(model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
     state: dict[str, Tensor] = {
         f"model.{name}": parameter.detach() for name, parameter in sharded_parameters(model).items()
     }
-    for owner, optimizer in enumerate(optimizers):
-        for name, parameter in _owned(model, optimizer):
-            for key, value in optimizer.state.get(parameter, {}).items():
-                state[f"optimizer.{owner}.{name}/{key}"] = value
+    for prefix, _, values in _owned(model, optimizers):
+        state |= {prefix + key: value for key, value in values.items()}
     return state
 
 
@@ -157,11 +150,6 @@ def _hashes(folder: Path, pattern: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _write_listing(folder: Path, files: dict[str, dict[str, Any]], purpose: str) -> None:
-    listing = {"purpose": purpose, "files": files}
-    write_text(folder / _LISTING, json.dumps(listing, indent=1, sort_keys=True))
-
-
 def _check_whole(folder: Path) -> None:
     listing = folder / _LISTING
     remedy = "it is corrupt; resume from an older checkpoint"
@@ -177,9 +165,10 @@ def _check_whole(folder: Path) -> None:
         path = folder / name
         if not path.is_file():
             raise StoreError(f"{path} is missing; {remedy}")
-        if path.stat().st_size != entry["bytes"]:
+        found = _hashes(folder, name)[name]
+        if found["bytes"] != entry["bytes"]:
             raise StoreError(
-                f"{path} has {path.stat().st_size} bytes instead of {entry['bytes']}; {remedy}"
+                f"{path} has {found['bytes']} bytes instead of {entry['bytes']}; {remedy}"
             )
-        if _hashes(folder, name)[name]["sha256"] != entry["sha256"]:
+        if found["sha256"] != entry["sha256"]:
             raise StoreError(f"{path} holds other bytes than were written; {remedy}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable
 
 import torch
@@ -24,11 +25,9 @@ def clip_gradients(parameters: Iterable[nn.Parameter], limit: float | None) -> f
         The norm before clipping; if it is not finite, nothing was scaled.
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    by_mesh: dict[object, list[Tensor]] = {}
+    by_mesh: defaultdict[object, list[Tensor]] = defaultdict(list)
     for gradient in gradients:
-        by_mesh.setdefault(
-            gradient.device_mesh if isinstance(gradient, DTensor) else None, []
-        ).append(gradient)
+        by_mesh[getattr(gradient, "device_mesh", None)].append(gradient)
     squares = 0.0
     for own in by_mesh.values():
         norm = torch.nn.utils.get_total_norm(own)

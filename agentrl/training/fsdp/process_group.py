@@ -61,18 +61,15 @@ def join(spec: DistSpec) -> None:
     timeout = timedelta(seconds=spec.timeout_s)
     backend = "cpu:gloo,cuda:nccl" if spec.device_type == "cuda" else "gloo"
     try:
-        if spec.world_size == 1:
-            dist.init_process_group(
-                backend, store=HashStore(), rank=0, world_size=1, timeout=timeout
-            )
-        else:
-            dist.init_process_group(
-                backend,
-                init_method=f"tcp://{spec.master_addr}:{spec.port}",
-                rank=spec.rank,
-                world_size=spec.world_size,
-                timeout=timeout,
-            )
+        alone = spec.world_size == 1
+        dist.init_process_group(
+            backend,
+            init_method=None if alone else f"tcp://{spec.master_addr}:{spec.port}",
+            store=HashStore() if alone else None,
+            rank=spec.rank,
+            world_size=spec.world_size,
+            timeout=timeout,
+        )
     except dist.DistError as error:
         raise TrainingError(
             f"rank {spec.rank} of {spec.world_size} could not join at "

@@ -29,10 +29,15 @@ def full_weights(model: PackedModel, dtype: torch.dtype) -> Iterator[tuple[str, 
     Raises:
         TrainingError: weights are gathered.
     """
+    for name, tensor in _shards(model, dtype):
+        yield name, tensor.full_tensor()
+
+
+def _shards(model: PackedModel, dtype: torch.dtype) -> Iterator[tuple[str, DTensor]]:
     for name, parameter in sharded_parameters(model).items():
         tensor = parameter.detach().to(dtype)
         assert isinstance(tensor, DTensor)
-        yield name.removeprefix(PREFIX), tensor.full_tensor()
+        yield name.removeprefix(PREFIX), tensor
 
 
 @torch.no_grad()
@@ -44,15 +49,12 @@ def checksums(model: PackedModel, dtype: torch.dtype) -> dict[str, int]:
         TrainingError: weights are gathered already.
     """
     sums = {}
-    for name, parameter in sharded_parameters(model).items():
-        tensor = parameter.detach().to(dtype)
-        assert isinstance(tensor, DTensor)
+    for name, tensor in _shards(model, dtype):
         _, offset = compute_local_shape_and_global_offset(
             tensor.shape, tensor.device_mesh, tensor.placements
         )
         row = tensor[0].numel() if tensor.ndim else 1
-        own = tensor_checksum(tensor.to_local(), start=offset[0] * row if offset else 0)
-        sums[name.removeprefix(PREFIX)] = own
+        sums[name] = tensor_checksum(tensor.to_local(), start=offset[0] * row if offset else 0)
     total = torch.stack([*sums.values()])
     dist.all_reduce(total)
     return {name: value % 2**64 for name, value in zip(sums, total.tolist(), strict=True)}

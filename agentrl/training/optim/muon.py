@@ -93,12 +93,11 @@ class Muon(torch.optim.Optimizer):
         ahead = gradient.lerp(momentum, group["momentum"])
         scale = math.sqrt(max(1.0, parameter.shape[0] / parameter.shape[1]))
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        parameter.add_(_orthogonalize_whole(ahead), alpha=-group["lr"] * scale)
-
-
-def _orthogonalize_whole(update: Tensor) -> Tensor:
-    if not isinstance(update, DTensor):
-        return orthogonalize(update)
-    whole = orthogonalize(update.full_tensor())
-    # every rank made the same matrix and keeps its own part of it: nothing is sent
-    return distribute_tensor(whole, update.device_mesh, update.placements, src_data_rank=None)
+        whole = ahead.full_tensor() if isinstance(ahead, DTensor) else ahead
+        change = orthogonalize(whole)
+        if isinstance(ahead, DTensor):
+            # every rank made the same matrix and keeps its own part of it: nothing is sent
+            change = distribute_tensor(
+                change, ahead.device_mesh, ahead.placements, src_data_rank=None
+            )
+        parameter.add_(change, alpha=-group["lr"] * scale)

@@ -46,9 +46,11 @@ def build_optimizers(
         model: its parameters may be sharded.
         head: the output layer, whose matrix is never Muon's.
     """
-    named = dict(model.named_parameters())
     hidden = _hidden_matrices(model, head) if spec.name == "muon" else set()
-    rest = [parameter for name, parameter in named.items() if name not in hidden]
+    matrices: list[Tensor] = []
+    rest: list[Tensor] = []
+    for name, parameter in model.named_parameters():
+        (matrices if name in hidden else rest).append(parameter)
     optimizers: list[torch.optim.Optimizer] = [
         torch.optim.AdamW(
             [{"params": rest, "base_lr": spec.lr}],
@@ -60,7 +62,6 @@ def build_optimizers(
         )
     ]
     if hidden:
-        matrices: list[Tensor] = [parameter for name, parameter in named.items() if name in hidden]
         optimizers.append(
             Muon(
                 [{"params": matrices, "base_lr": spec.muon_lr}],

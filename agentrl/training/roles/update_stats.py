@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import defaultdict
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -10,42 +11,27 @@ from torch import Tensor
 from agentrl.algorithms import PolicyInputs
 from agentrl.types import Stat
 
-
-@dataclass(slots=True)
-class _Entry:
-    total: Tensor
-    count: int
-    extremes: tuple[Tensor, Tensor] | None = None
+_Part: TypeAlias = tuple[Tensor, int, tuple[Tensor, ...]]
+"""A sum, a count, and the extremes of what was summed."""
 
 
-@dataclass(slots=True)
 class StatSum:
     """Sums and counts by metric name, kept on the device so that no micro-batch waits for it."""
 
-    _entries: dict[str, _Entry] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._parts: defaultdict[str, list[_Part]] = defaultdict(list)
 
-    def add(
-        self, name: str, total: Tensor, count: int, extremes: tuple[Tensor, Tensor] | None = None
-    ) -> None:
-        """Add a detached sum over ``count`` observations, and their least and greatest where
-        known."""
-        entry = self._entries.get(name)
-        if entry is None:
-            self._entries[name] = _Entry(total.double(), count, extremes)
-            return
-        entry.total = entry.total + total
-        entry.count += count
-        if entry.extremes is not None and extremes is not None:
-            entry.extremes = (
-                torch.minimum(entry.extremes[0], extremes[0]),
-                torch.maximum(entry.extremes[1], extremes[1]),
-            )
+    def add(self, name: str, total: Tensor, count: int, values: Tensor | None = None) -> None:
+        """Add a detached sum over ``count`` observations, and the observations themselves where
+        their extremes matter."""
+        extremes = () if values is None else (values.min(), values.max())
+        self._parts[name].append((total.double(), count, extremes))
 
     def add_values(self, name: str, values: Tensor) -> None:
         """Add observations, of which there may be none."""
         if values.numel():
             flat = values.detach()
-            self.add(name, flat.sum(dtype=torch.float64), flat.numel(), (flat.min(), flat.max()))
+            self.add(name, flat.sum(dtype=torch.float64), flat.numel(), flat)
 
     def add_mismatch(self, inputs: PolicyInputs) -> None:
         """How far the trainer's logprobs are from the sampler's, on sampled tokens.
@@ -61,12 +47,13 @@ class StatSum:
     def result(self) -> dict[str, Stat]:
         """Plain numbers."""
         result = {}
-        for name, entry in self._entries.items():
-            low, high = entry.extremes or (None, None)
+        for name, parts in self._parts.items():
+            totals = [total for total, _, _ in parts]
+            extremes = [extreme for _, _, both in parts for extreme in both]
             result[name] = Stat(
-                sum=float(entry.total),
-                count=float(entry.count),
-                min=float("inf") if low is None else float(low),
-                max=float("-inf") if high is None else float(high),
+                sum=float(sum(totals[1:], totals[0])),
+                count=float(sum(count for _, count, _ in parts)),
+                min=float(torch.stack(extremes).min()) if extremes else float("inf"),
+                max=float(torch.stack(extremes).max()) if extremes else float("-inf"),
             )
         return result

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from agentrl.controller.cluster.rollout_pool import Incident, WorkerFailure
+from agentrl.controller.cluster.rollout_pool import Incident, worker_lost
 from agentrl.controller.recorder import Recorder
 from agentrl.controller.state import TrainState
 from agentrl.engines import EngineNotice
@@ -58,7 +58,7 @@ def test_an_incident_is_shown_an_event_and_a_metric_of_the_step(tmp_path: Path) 
         recorder = Recorder(
             "rl", writer=writer, events=events, sink=rows, view=view, timer=PhaseTimer()
         )
-        incidents: list[Incident] = [LOST, BACK, WorkerFailure("rollout worker 1 died", 3), LOST]
+        incidents: list[Incident] = [LOST, BACK, worker_lost("rollout worker 1 died", 3), LOST]
         recorder.record_failures(incidents)
         assert view.alerts == [str(incident) for incident in incidents]  # before any step has ended
         recorder.record_step(TrainState(step=1), [], None, Stats(), {})

@@ -139,13 +139,19 @@ def test_episodes_in_flight_go_on_after_a_kill_with_their_tokens(
     assert mixed
 
 
+def both_workers_play(run_dir: Path) -> bool:
+    """Whether each of two workers had a group in flight at the newest checkpoint."""
+    step, running = newest(run_dir)
+    return step >= 2 and {group.group_index % 2 for group in running} == {0, 1}
+
+
 def test_a_rollout_worker_that_is_killed_in_a_step_costs_no_episode(
     config: Path, tmp_path: Path
 ) -> None:
     run_dir = tmp_path / "run"
     ray = ("controller.mode=ray", "rollout.num_workers=2")
     driver = start(config, run_dir, overrides=(*OVERRIDES, *ray))
-    while driver.is_alive() and newest(run_dir)[0] < 2:
+    while driver.is_alive() and not both_workers_play(run_dir):
         driver.join(0.02)
     workers = [pid for pid in descendants(driver.pid) if "_RolloutWorker" in name_of(pid)]
     assert len(workers) == 2

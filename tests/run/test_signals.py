@@ -93,6 +93,12 @@ def start(config: Path, tmp_path: Path) -> Iterator[Start]:
         driver.close()
 
 
+def learned(driver: Driver) -> list[dict[str, Any]]:
+    """The rows of metrics without the episodes that were in flight at the signal and began again."""
+    rows = metrics(driver.run_dir)
+    return [{k: v for k, v in row.items() if k != "count/restarted_episodes"} for row in rows]
+
+
 @pytest.mark.parametrize("sign", [signal.SIGTERM, signal.SIGUSR1], ids=lambda sign: sign.name)
 def test_an_interrupted_run_goes_on_as_if_it_had_not_been(
     start: Start, sign: signal.Signals
@@ -117,7 +123,7 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(
     assert words[-1] == "--resume"
     resumed = start(*words[2:])
     assert resumed.finish() == 0, resumed.text
-    assert metrics(resumed.run_dir) == metrics(whole.run_dir)
+    assert learned(resumed) == learned(whole)
     assert set(states(resumed.run_dir)) <= {"trained", "rolled_back", "cancelled"}
     record = resumed.record()
     assert "interrupted" not in record

@@ -6,13 +6,17 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import KW_ONLY, asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from agentrl.controller.admission import RolloutState
-from agentrl.controller.checkpoints.running_groups import read_running, write_running
-from agentrl.controller.checkpoints.waiting_groups import read_groups, write_groups
+from agentrl.controller.checkpoints.saved_groups import (
+    read_groups,
+    read_running,
+    write_groups,
+    write_running,
+)
 from agentrl.errors import DataError, StoreError
 from agentrl.store import write_json
 
@@ -49,6 +53,7 @@ class Manifest:
     files: Mapping[str, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
 class Checkpoints:
     """The checkpoints of one stage, in ``<folder>/step=000100/``; a later one of the same step,
     with more of its rollouts done, lies in ``step=000100.001/`` and supersedes it.
@@ -58,9 +63,9 @@ class Checkpoints:
         keep_last: how many are kept; older ones are deleted once a newer one exists. 0 keeps all.
     """
 
-    def __init__(self, folder: Path, *, keep_last: int) -> None:
-        self._folder = folder
-        self._keep_last = keep_last
+    folder: Path
+    _: KW_ONLY
+    keep_last: int
 
     def begin(self, step: int) -> Path:
         """An empty folder for the tensors of ``step``; what an interrupted attempt left there is
@@ -71,7 +76,7 @@ class Checkpoints:
         first = f"step={step:06d}"
         standing = [path.name for path in self._complete() if path.name.partition(".")[0] == first]
         last = max((int(name.partition(".")[2] or 0) for name in standing), default=-1)
-        folder = self._folder / (first if last < 0 else f"{first}.{last + 1:03d}")
+        folder = self.folder / (first if last < 0 else f"{first}.{last + 1:03d}")
         if folder.exists():
             shutil.rmtree(folder)
         folder.mkdir(parents=True)
@@ -100,11 +105,11 @@ class Checkpoints:
         )
         del record["rollouts"]["groups"], record["rollouts"]["running"]  # their files hold them
         write_json(folder / "manifest.json", record)
-        if self._keep_last:
+        if self.keep_last:
             # of each step
             newest = {path.name.partition(".")[0]: path for path in self._complete()}
-            kept = list(newest.values())[-self._keep_last :]
-            for old in set(self._folder.glob("step=*")) - set(kept):
+            kept = list(newest.values())[-self.keep_last :]
+            for old in set(self.folder.glob("step=*")) - set(kept):
                 (old / "manifest.json").unlink(missing_ok=True)
                 shutil.rmtree(old)
 
@@ -126,34 +131,26 @@ class Checkpoints:
             raw["uncounted"] = tuple(raw.get("uncounted", ()))
             manifest = Manifest(**raw, rollouts=RolloutState(**rollouts))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise DataError(
-                self._refusal(folder, f"manifest.json cannot be read ({error})")
-            ) from error
+            raise self._corrupt(folder, f"manifest.json cannot be read ({error})") from error
         for name, size in manifest.files.items():
             path = folder / name
-            if not path.is_file() or path.stat().st_size != size:
-                found = f"{path.stat().st_size} bytes" if path.is_file() else "nothing"
-                raise DataError(
-                    self._refusal(folder, f"{name} should have {size} bytes, found {found}")
-                )
-        if _GROUPS in manifest.files:
-            manifest = replace(
-                manifest, rollouts=replace(manifest.rollouts, groups=read_groups(folder / _GROUPS))
-            )
-        if _RUNNING in manifest.files:
-            try:
-                running = read_running(folder / _RUNNING)
-            except StoreError as error:
-                what = f"checkpoint {folder} cannot be resumed: {error}"
-                raise DataError(f"{what}; {self._remedy(folder)}") from error
-            manifest = replace(manifest, rollouts=replace(manifest.rollouts, running=running))
-        return folder, manifest
+            found = f"{path.stat().st_size} bytes" if path.is_file() else "nothing"
+            if found != f"{size} bytes":
+                raise self._corrupt(folder, f"{name} should have {size} bytes, found {found}")
+        groups = read_groups(folder / _GROUPS) if _GROUPS in manifest.files else ()
+        try:
+            running = read_running(folder / _RUNNING) if _RUNNING in manifest.files else ()
+        except StoreError as error:
+            what = f"checkpoint {folder} cannot be resumed: {error}"
+            raise DataError(f"{what}; {self._remedy(folder)}") from error
+        rollouts = replace(manifest.rollouts, groups=groups, running=running)
+        return folder, replace(manifest, rollouts=rollouts)
 
     def _complete(self) -> list[Path]:
-        return sorted(path.parent for path in self._folder.glob("step=*/manifest.json"))
+        return sorted(path.parent for path in self.folder.glob("step=*/manifest.json"))
 
-    def _refusal(self, folder: Path, what: str) -> str:
-        return f"checkpoint {folder} is corrupt: {what}; {self._remedy(folder)}"
+    def _corrupt(self, folder: Path, what: str) -> DataError:
+        return DataError(f"checkpoint {folder} is corrupt: {what}; {self._remedy(folder)}")
 
     def _remedy(self, folder: Path) -> str:
         others = [path.name for path in self._complete() if path != folder]

@@ -39,7 +39,6 @@ class RayRoleGroup(RoleGroup):
         num_ranks: processes, one a device; all of them data coordinates.
         threads: torch and OpenMP threads a rank.
         device: ``cpu`` or ``cuda``.
-        call_timeout_s: deadline of one collective call.
         log_folder: where each rank keeps its log; None keeps none.
     """
 
@@ -49,13 +48,10 @@ class RayRoleGroup(RoleGroup):
         *,
         threads: int,
         device: str = "cpu",
-        call_timeout_s: float = 1800.0,
         log_folder: Path | None = None,
     ) -> None:
         super().__init__(MeshShape(dp=num_ranks))
-        self._calls = ActorCalls(
-            call_timeout_s, lambda rank: f"the worker of rank {rank}", self._failure
-        )
+        self._calls = ActorCalls(lambda rank: f"the worker of rank {rank}", self._failure)
         # the loop's thread and the service's both call; every rank must see one order, or
         # collectives would cross
         self._ordering = threading.Lock()

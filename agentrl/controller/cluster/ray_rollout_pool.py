@@ -36,8 +36,8 @@ from agentrl.controller.cluster.rollout_pool import (
     ProcessInfo,
     RolloutWorkerSpec,
     WeightSource,
-    WorkerFailure,
     group_key,
+    worker_lost,
 )
 from agentrl.engines import EngineLayout, PauseMode
 from agentrl.errors import AgentRLError, EngineError
@@ -74,7 +74,6 @@ def rollout_workers(
     resources: Mapping[str, float] | None = None,
     max_restarts: int = 3,
     answer_s: float = 120.0,
-    call_timeout_s: float = 1800.0,
     log_folder: Path | None = None,
 ) -> RayRolloutPool:
     """A pool of workers apart from any rank, on any machine of the cluster.
@@ -86,7 +85,6 @@ def rollout_workers(
         max_restarts: workers that may die between two updates; the next death ends the run.
         answer_s: seconds in which a worker answers a call that costs it no work; a silent one is
             replaced too.
-        call_timeout_s: deadline of one call.
         log_folder: where each worker keeps its log; None keeps none.
     """
     actor = rollout_actor.options(
@@ -101,7 +99,7 @@ def rollout_workers(
 
     return RayRolloutPool(
         [start(number) for number in range(num_workers)],
-        ActorCalls(call_timeout_s, lambda number: f"rollout worker {number}", _engine_failure),
+        ActorCalls(lambda number: f"rollout worker {number}", _engine_failure),
         start=start,
         max_restarts=max_restarts,
         answer_s=answer_s,
@@ -348,7 +346,7 @@ class RayRolloutPool:
                 return
             groups = list(place.groups.values())
             place.groups = {}
-            failure = WorkerFailure(str(lost), len(groups))
+            failure = worker_lost(str(lost), len(groups))
             self._failures.append(failure)
             self._num_deaths += 1
             fields = {"event": failure.event, "worker": place.number, "groups": len(groups)}

@@ -47,16 +47,13 @@ def start_ray(num_actors: int, address: str | None = None) -> bool:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Ray's 15 lets the sandboxes' processes starve the trainer
     os.environ.setdefault("RAY_worker_niceness", "0")
-    if address is not None:
-        ray.init(address=address, logging_level=logging.ERROR)
-    else:
-        ray.init(
-            address="local",  # also where somebody's cluster runs on this machine
-            num_cpus=num_actors + 1,
-            include_dashboard=False,
-            logging_level=logging.ERROR,
-            log_to_driver=True,
-        )
+    ray.init(
+        address=address or "local",  # also where somebody's cluster runs on this machine
+        num_cpus=None if address else num_actors + 1,
+        include_dashboard=None if address else False,
+        logging_level=logging.ERROR,
+        log_to_driver=True,
+    )
     return True
 
 
@@ -158,15 +155,15 @@ class ActorCalls:
     """Waits for actors of one group; the first failure poisons it, and every later call raises.
 
     Args:
-        timeout_s: deadline of one call.
         name: what an actor is called, by its place.
         failure: an error about an actor, from a message, its place, and a traceback where there is
             one.
+        timeout_s: deadline of one call.
     """
 
-    timeout_s: float
     name: Callable[[int], str]
     failure: Callable[[str, int, str], AgentRLError]
+    timeout_s: float = 1800.0
     error: BaseException | None = field(default=None, init=False)
 
     def gather(self, refs: Sequence[Any], what: str) -> list[Any]:

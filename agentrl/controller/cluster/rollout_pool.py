@@ -6,7 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from agentrl.engines import EngineLayout, EngineNotice, EnginePlan, PauseMode
 from agentrl.errors import EngineError
@@ -30,31 +30,22 @@ def unscored(outcomes: Sequence[GroupOutcome]) -> Sequence[GroupOutcome]:
     return outcomes
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerFailure:
-    """A host of episodes that died.
+Incident: TypeAlias = EngineNotice
+"""What the run goes on after, and a person should know."""
+
+
+def worker_lost(why: str, num_groups: int) -> Incident:
+    """A host of episodes died.
 
     Args:
         why: which, and how it was noticed.
         num_groups: that it played, and that are played again.
     """
-
-    why: str
-    num_groups: int
-    event: ClassVar[str] = "worker_lost"
-
-    @property
-    def counts(self) -> dict[str, float]:
-        """By the metric's name."""
-        return {"count/lost_workers": 1.0, "count/replayed_groups": float(self.num_groups)}
-
-    def __str__(self) -> str:
-        return f"{self.why}; its {self.num_groups} groups are played again"
-
-
-Incident: TypeAlias = WorkerFailure | EngineNotice
-"""What the run goes on after, and a person should know: each has ``event``, ``counts`` and a
-text."""
+    return EngineNotice(
+        "worker_lost",
+        f"{why}; its {num_groups} groups are played again",
+        {"count/lost_workers": 1.0, "count/replayed_groups": float(num_groups)},
+    )
 
 
 @dataclass(frozen=True, slots=True)

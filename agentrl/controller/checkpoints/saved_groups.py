@@ -1,15 +1,41 @@
-"""Running groups: a checkpoint's own copy of the groups in flight, pickled as the states of their
-environments are."""
+"""Saved groups: a checkpoint's own copy of the groups that wait to be trained, as a shard of
+trajectories, and of those that run, pickled as the states of their environments are."""
 
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 
 from agentrl.errors import StoreError
 from agentrl.rollouts import GroupState
-from agentrl.store import write_bytes
+from agentrl.store import decode_trajectory, encode_trajectory, read_shard, write_bytes, write_shard
+from agentrl.types import TrajectoryGroup
+
+
+def write_groups(path: Path, groups: Sequence[TrajectoryGroup]) -> None:
+    """Writes every sibling of every group, durably.
+
+    Raises:
+        StoreError: the file cannot be written.
+    """
+    now = time.time()
+    trajectories = (trajectory for group in groups for trajectory in group.trajectories)
+    write_shard(path, (encode_trajectory(t, step=0, recorded_at=now) for t in trajectories))
+
+
+def read_groups(path: Path) -> tuple[TrajectoryGroup, ...]:
+    """The groups that ``write_groups`` wrote, in their order.
+
+    Raises:
+        StoreError: the file cannot be read.
+    """
+    trajectories = (decode_trajectory(row, arrays) for row, arrays in read_shard(path))
+    groups = groupby(trajectories, key=lambda trajectory: trajectory.group_index)
+    rollouts = ((index, tuple(own)) for index, own in groups)
+    return tuple(TrajectoryGroup(index, own[0].task, own) for index, own in rollouts)
 
 
 def write_running(path: Path, groups: Sequence[GroupState]) -> None:

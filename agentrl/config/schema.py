@@ -90,6 +90,11 @@ class StageConfig(_StageSections, _RunSections):
         return self.rollout.num_workers or self.train.world_size
 
     @property
+    def hosts_setting(self) -> str:
+        """What says how many those are."""
+        return "rollout.num_workers" if self.rollout.num_workers else "train.world_size"
+
+    @property
     def sandboxes_a_host(self) -> int:
         """Sandboxes at one time in each process that plays episodes; together they keep to
         ``sandbox.max_running``.

@@ -296,7 +296,7 @@ def lineage_faults(stages: Sequence[StageConfig]) -> Iterator[tuple[int, Fault]]
     """
     kinds: dict[str, LearnsFrom] = {}
     for position, stage in enumerate(stages):
-        own = _learns_from(stage)
+        own = stage.learns_from
         if own != "preferences" and kinds.get(stage.starts_from) == "preferences":
             policies = ", ".join(
                 name for name, kind in {"model": own, **kinds}.items() if kind != "preferences"
@@ -340,8 +340,3 @@ def lineage_faults(stages: Sequence[StageConfig]) -> Iterator[tuple[int, Fault]]
 
 def _is_skipped(stage: StageConfig) -> bool:
     return stage.when == "built" and stage.model.path is not None
-
-
-def _learns_from(stage: StageConfig) -> LearnsFrom:
-    """Known without torch for a built-in algorithm; a user's own is made."""
-    return (stage.algorithm.checked or stage.make_algorithm()).learns_from

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from agentrl.algorithms import AlgorithmSpec, make_algorithm
+from agentrl.algorithms import AlgorithmSpec, LearnsFrom, make_algorithm
 from agentrl.config.sections import (
     CheckpointConfig,
     ControllerConfig,
@@ -115,6 +115,16 @@ class StageConfig(_StageSections, _RunSections):
         own = self.algorithm
         spec = make_algorithm(own.name, own.settings, base_dir=self.base_dir)
         return replace(spec, num_epochs=self.train.updates_per_batch)
+
+    @property
+    def learns_from(self) -> LearnsFrom:
+        """What it trains on; known without torch for a built-in algorithm, a user's own is made."""
+        return (self.algorithm.checked or self.make_algorithm()).learns_from
+
+    @property
+    def plays(self) -> bool:
+        """Whether its policy plays episodes."""
+        return self.learns_from == "rollouts"
 
     @property
     def updates_are_on_policy(self) -> bool:

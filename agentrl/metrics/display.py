@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from rich.console import Console
 from rich.live import Live
@@ -16,6 +15,8 @@ from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+from agentrl.errors import Closing
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class ResultRow:
 _SPARSE_LINES = 20
 
 
-class StepDisplay:
+class StepDisplay(Closing):
     """Shows a run on a console: with a live line at the bottom of a terminal, otherwise in plain
     lines.
 
@@ -113,17 +114,6 @@ class StepDisplay:
                 console=console, get_renderable=self._line, refresh_per_second=4, transient=True
             )
             self._live.start()
-
-    def __enter__(self) -> StepDisplay:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Restores the terminal; a second call does nothing."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from agentrl.agent_server import AgentProgramSpec
+from agentrl.algorithms import AlgorithmSpec
 from agentrl.config import StageConfig
 from agentrl.controller.evaluator import EvalPlan, EvalSet
 from agentrl.envs import EnvSpec, EpisodeView, RewardFn, Rubric, ToolEnv
@@ -36,6 +37,32 @@ class LiveObjects:
     tools: Sequence[Tool | ToolFactory] | None = None
     env: EnvSpec | Callable[..., Any] | None = None
     reward: Rubric | RewardFn | Sequence[RewardFn] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StageRecipe:
+    """What a stage's roles and rollouts are built from.
+
+    Args:
+        stage: whole.
+        algorithm: of the stage.
+        model: the weights that it starts from.
+        reward_model: what scores its episodes, where ``reward.model`` asks for it.
+        num_steps: batches to train.
+    """
+
+    stage: StageConfig
+    algorithm: AlgorithmSpec
+    model: Path
+    reward_model: Path | None
+    num_steps: int
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Of the whole stage."""
+        train = self.stage.train
+        updates = self.num_steps * train.updates_per_batch
+        return updates * math.ceil(train.batch_prompts / train.mini_batch_prompts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +274,8 @@ def reward_model_folder(stage: StageConfig, trained: Mapping[str, Path]) -> Path
         DataError: the folder, or the hub's model, does not exist.
     """
     own = stage.reward.model
+    if not stage.plays:
+        return None
     if own.stage is not None:
         if own.stage not in trained:
             raise ConfigError(
@@ -259,7 +288,7 @@ def reward_model_folder(stage: StageConfig, trained: Mapping[str, Path]) -> Path
     return given_model(own.path, stage.base_dir, key="reward.model.path")
 
 
-def scorer_spec(stage: StageConfig, *, policy: Path, reward_model: Path) -> RewardModelSpec:
+def scorer_spec(recipe: StageRecipe) -> RewardModelSpec:
     """The reward model that scores the stage's episodes.
 
     Raises:
@@ -268,17 +297,18 @@ def scorer_spec(stage: StageConfig, *, policy: Path, reward_model: Path) -> Rewa
     from transformers import AutoTokenizer
 
     own, other = (
-        AutoTokenizer.from_pretrained(f, local_files_only=True).get_vocab()
-        for f in (policy, reward_model)
+        AutoTokenizer.from_pretrained(folder, local_files_only=True).get_vocab()
+        for folder in (recipe.model, recipe.reward_model)
     )
     if own != other:
         raise DataError(
-            f"the reward model in {reward_model} must have the policy's tokenizer, since it reads "
-            f"the policy's own tokens, but {len(set(own.items()) ^ set(other.items()))} entries "
-            "differ; train it from the same model"
+            f"the reward model in {recipe.reward_model} must have the policy's tokenizer, since it "
+            f"reads the policy's own tokens, but {len(set(own.items()) ^ set(other.items()))} "
+            "entries differ; train it from the same model"
         )
+    stage = recipe.stage
     return RewardModelSpec(
-        str(reward_model), dtype=stage.model.dtype, deterministic=stage.run.deterministic
+        str(recipe.reward_model), dtype=stage.model.dtype, deterministic=stage.run.deterministic
     )
 
 

@@ -16,12 +16,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from types import TracebackType
 from typing import Literal
 
 import zstandard
 
-from agentrl.errors import StoreError
+from agentrl.errors import Closing, StoreError
 from agentrl.store.lock import hold_name
 from agentrl.store.masking import SecretMask
 from agentrl.store.run_directory import RunDirectory
@@ -68,7 +67,7 @@ class _Entry:
     counted: Literal["written", "annotations", ""] = ""
 
 
-class TrajectoryWriter:
+class TrajectoryWriter(Closing):
     """Stores trajectories while the run goes on.
 
     A failure behind the queue is raised by the next call and by every later one. What was sealed
@@ -86,6 +85,8 @@ class TrajectoryWriter:
         StoreError: another process writes under this name, or what an earlier one left cannot be
             sealed.
     """
+
+    closing = "the store"
 
     def __init__(
         self,
@@ -198,22 +199,6 @@ class TrajectoryWriter:
         finally:
             self._thread.join(self._timeout_s)
             os.close(self._lock_file)
-
-    def __enter__(self) -> TrajectoryWriter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        try:
-            self.close()
-        except StoreError as failure:
-            if error is None:
-                raise
-            error.add_note(f"and the store failed: {failure}")
 
     # what callers do under the lock
 

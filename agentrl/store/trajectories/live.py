@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,21 +16,7 @@ import zstandard
 from agentrl.errors import StoreError
 from agentrl.store.json_text import to_json
 from agentrl.store.jsonl import cut_torn_line, read_jsonl, write_all
-
-
-@dataclass(frozen=True, slots=True)
-class FramedRecord:
-    """A record as it is written: one JSON object as text, and the zstd frame of its arrays."""
-
-    text: str
-    frame: bytes
-
-    @classmethod
-    def of(
-        cls, record: Mapping[str, Any], arrays: bytes, compressor: zstandard.ZstdCompressor
-    ) -> FramedRecord:
-        """The record of a JSON object and bytes; ``record`` has no key ``frame``."""
-        return cls(to_json(record), compressor.compress(arrays))
+from agentrl.store.write_error import os_refusals
 
 
 class FramedWriter:
@@ -43,25 +28,31 @@ class FramedWriter:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
+        self._compressor = zstandard.ZstdCompressor()
+        with os_refusals(f"{path} cannot be opened"):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._lines = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
             self._frames = os.open(frames_path(path), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
             cut_torn_line(self._lines)
             # a frame whose line was partial stays as a gap that no line names
             self._end = os.fstat(self._frames).st_size
-        except OSError as error:
-            raise StoreError(f"{path} cannot be opened: {error.strerror or error}") from error
 
-    def append(self, record: FramedRecord) -> None:
-        """Write one record; it survives the death of the process as soon as this returns.
+    def append(self, record: Mapping[str, Any], arrays: bytes) -> None:
+        """Write one record and its arrays; they survive the death of the process as soon as this
+        returns.
+
+        Args:
+            record: a JSON object without the key ``frame``.
+            arrays: their bytes.
 
         Raises:
             OSError: it cannot be written; the files may then end in a partial record.
         """
-        write_all(self._frames, record.frame)
-        line = f'{record.text[:-1]},"frame":[{self._end},{len(record.frame)}]}}\n'
-        self._end += len(record.frame)
+        text = to_json(record)
+        frame = self._compressor.compress(arrays)
+        write_all(self._frames, frame)
+        line = f'{text[:-1]},"frame":[{self._end},{len(frame)}]}}\n'
+        self._end += len(frame)
         write_all(self._lines, line.encode())
 
     def sync(self) -> None:

@@ -18,15 +18,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-import zstandard
-
 from agentrl.errors import Closing, StoreError
 from agentrl.store.lock import hold_name
 from agentrl.store.masking import SecretMask
 from agentrl.store.run_directory import RunDirectory
 from agentrl.store.trajectories.annotations import Annotation, encode_annotation
 from agentrl.store.trajectories.codec import encode_trajectory
-from agentrl.store.trajectories.live import FramedRecord, FramedWriter
+from agentrl.store.trajectories.live import FramedWriter
 from agentrl.store.trajectories.sealing import StepFiles
 from agentrl.store.write_error import write_failure
 from agentrl.types import Trajectory
@@ -105,7 +103,6 @@ class TrajectoryWriter(Closing):
         self._lock_file = hold_name(run.live_folder / f"{writer}.lock")
         self._files = StepFiles(run, writer)
         self._annotations: FramedWriter | None = None
-        self._compressor = zstandard.ZstdCompressor()
         # Appended to by callers, taken by the thread, both under _changed; bounded by queue_size.
         self._queue: deque[_Entry] = deque()
         self._in_memory = 0
@@ -291,14 +288,12 @@ class TrajectoryWriter(Closing):
         row, arrays = encode_trajectory(trajectory, step=step, recorded_at=recorded_at)
         for column in _MASKED_COLUMNS:
             row[column] = self._mask(row[column])
-        self._files.append(step, FramedRecord.of(row, arrays.pack(), self._compressor))
+        self._files.append(step, row, arrays)
 
     def _note(self, annotation: Annotation, recorded_at: float) -> None:
         if self._annotations is None:
             self._annotations = FramedWriter(self._run.annotations_path(self._writer))
-        self._annotations.append(
-            encode_annotation(annotation, recorded_at=recorded_at, compressor=self._compressor)
-        )
+        self._annotations.append(*encode_annotation(annotation, recorded_at))
 
     def _sync(self) -> None:
         self._files.sync()

@@ -35,7 +35,6 @@ from agentrl.metrics import (
     Sinks,
     StepDisplay,
     TensorBoardSink,
-    result_rows,
 )
 from agentrl.rollouts import GroupOutcome, GroupRequest
 from agentrl.run.build import LiveObjects, StageRecipe, eval_plan, reward_model_folder
@@ -344,7 +343,7 @@ class Trainer(Closing):
                 f"{without_signal} of {played} steps had no signal: the rewards of each group were "
                 "equal, so that nothing could be learned"
             )
-        display.finish(result_rows(results), summary.seconds, hints)
+        display.finish(results, summary.seconds, hints)
         return summary
 
     def _processes(self) -> RunProcesses:
